@@ -1,0 +1,52 @@
+"""To the shape of Lightning's "in 15 minutes" autoencoder (Apache-2.0), on the real Trainer."""
+
+import argparse
+
+import lightning
+import torch
+from torch import nn, utils
+from torchvision.datasets import MNIST
+from torchvision.transforms import ToTensor
+
+
+class LitAutoEncoder(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(28 * 28, 64), nn.ReLU(), nn.Linear(64, 3))
+        self.decoder = nn.Sequential(nn.Linear(3, 64), nn.ReLU(), nn.Linear(64, 28 * 28))
+
+    def training_step(self, batch, batch_idx):
+        x, _ = batch
+        x = x.view(x.size(0), -1)
+        x_hat = self.decoder(self.encoder(x))
+        loss = nn.functional.mse_loss(x_hat, x)
+        self.log("train_loss", loss)
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=1e-3)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batches", type=int, default=1000)
+    parser.add_argument("--workers", type=int, default=0)
+    args = parser.parse_args()
+    lightning.seed_everything(0)
+    dataset = MNIST("data", transform=ToTensor())
+    train_loader = utils.data.DataLoader(dataset, num_workers=args.workers)  # batches of one
+    autoencoder = LitAutoEncoder()
+    trainer = lightning.Trainer(
+        limit_train_batches=args.batches,
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+    )
+    trainer.fit(model=autoencoder, train_dataloaders=train_loader)
+    torch.save(autoencoder.state_dict(), "model.pt")
+
+
+if __name__ == "__main__":
+    main()

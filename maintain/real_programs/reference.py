@@ -1,0 +1,111 @@
+"""To the shape of torchvision's references/classification/train.py (BSD-3-Clause): JPEG folders.
+
+Its MetricLogger wraps the loader in a generator; the mixup runs in the collate function.
+"""
+
+import argparse
+import time
+from collections import deque
+
+import torch
+import torchvision
+from torch import nn
+from torch.utils.data.dataloader import default_collate
+from torchvision.transforms import v2
+
+
+class MetricLogger:
+    def __init__(self):
+        self.meters = {}
+
+    def update(self, **values):
+        for name, value in values.items():
+            self.meters.setdefault(name, deque(maxlen=20)).append(float(value))
+
+    def log_every(self, iterable, print_freq, header):
+        iter_time = deque(maxlen=20)
+        end = time.time()
+        for i, obj in enumerate(iterable):
+            yield obj
+            iter_time.append(time.time() - end)
+            if i % print_freq == 0:
+                shown = {name: sum(each) / len(each) for name, each in self.meters.items()}
+                print(header, i, shown, f"time {sum(iter_time) / len(iter_time):.4f}")
+            end = time.time()
+
+
+def train_one_epoch(model, criterion, optimizer, data_loader, device, epoch, args):
+    model.train()
+    metric_logger = MetricLogger()
+    header = f"Epoch: [{epoch}]"
+    for image, target in metric_logger.log_every(data_loader, args.print_freq, header):
+        start_time = time.time()
+        image, target = image.to(device), target.to(device)
+        output = model(image)
+        loss = criterion(output, target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        acc1 = (output.argmax(1) == target.argmax(1)).float().mean()
+        metric_logger.update(loss=loss.item(), acc1=acc1.item())
+        metric_logger.update(img_s=image.shape[0] / (time.time() - start_time))
+
+
+def evaluate(model, criterion, data_loader, device):
+    model.eval()
+    metric_logger = MetricLogger()
+    with torch.inference_mode():
+        for image, target in metric_logger.log_every(data_loader, 100, "Test:"):
+            output = model(image.to(device))
+            loss = criterion(output, target.to(device))
+            metric_logger.update(loss=loss.item())
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data-path", default="data/images")
+    parser.add_argument("--model", default="mobilenet_v3_small")
+    parser.add_argument("-b", "--batch-size", default=32, type=int)
+    parser.add_argument("--epochs", default=90, type=int)
+    parser.add_argument("-j", "--workers", default=16, type=int)
+    parser.add_argument("--print-freq", default=10, type=int)
+    parser.add_argument("--crop", default=224, type=int)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    device = torch.device("cpu")
+    stored = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
+    stored.append(v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    augmented = [v2.RandomResizedCrop(args.crop, antialias=True), v2.RandomHorizontalFlip()]
+    centred = [v2.Resize(args.crop + 32), v2.CenterCrop(args.crop)]
+    dataset = torchvision.datasets.ImageFolder(
+        args.data_path, v2.Compose([*augmented, v2.TrivialAugmentWide(), *stored])
+    )
+    dataset_test = torchvision.datasets.ImageFolder(args.data_path, v2.Compose([*centred, *stored]))
+    dataset_test = torch.utils.data.Subset(dataset_test, range(0, len(dataset_test), 8))
+    num_classes = len(dataset.classes)
+    mixup = v2.MixUp(alpha=0.2, num_classes=num_classes)
+    data_loader = torch.utils.data.DataLoader(
+        dataset,
+        batch_size=args.batch_size,
+        sampler=torch.utils.data.RandomSampler(dataset),
+        num_workers=args.workers,
+        pin_memory=True,
+        collate_fn=lambda batch: mixup(*default_collate(batch)),
+    )
+    data_loader_test = torch.utils.data.DataLoader(
+        dataset_test, batch_size=args.batch_size, num_workers=args.workers, pin_memory=True
+    )
+    model = torchvision.models.get_model(args.model, weights=None, num_classes=num_classes)
+    criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
+    lr_scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=30, gamma=0.1)
+    for epoch in range(args.epochs):
+        train_one_epoch(model, criterion, optimizer, data_loader, device, epoch, args)
+        lr_scheduler.step()
+        evaluate(model, criterion, data_loader_test, device)
+        torch.save({"model": model.state_dict(), "epoch": epoch}, "checkpoint.pth")
+    torch.save(model.state_dict(), "model.pt")
+
+
+if __name__ == "__main__":
+    main()
