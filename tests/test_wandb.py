@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 
 import psutil
 import pytest
@@ -17,7 +18,7 @@ from planted import wait_until
 import labkit as lk
 from labkit.view import wandb_log
 
-pytest.importorskip("wandb")
+pytestmark = pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
 
 KEY = "0123456789abcdef0123456789abcdef01234567"  # of the right form, and nobody's
 
