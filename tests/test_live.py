@@ -21,7 +21,8 @@ from labkit.results.run import Run
 from labkit.spec import Pipeline
 from labkit.view import display
 from labkit.view.display import FIGURE_TEXT, StaticFigure, in_notebook
-from labkit.view.live import ROW, Follower, LiveView, RunDisplay
+from labkit.view.follower import ROW, Follower
+from labkit.view.live import LiveView, RunDisplay
 from labkit.view.watch_live import marked_cells
 
 MS = 1_000_000

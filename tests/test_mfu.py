@@ -20,7 +20,7 @@ from labkit.bench.text import Text
 from labkit.diagnosis.efficiency import Peaks
 from labkit.process.events import EventLog
 from labkit.results.record import Tail
-from labkit.view.live import Follower
+from labkit.view.follower import Follower
 from labkit.view.run_header import message
 from labkit.view.wandb_log import summary
 

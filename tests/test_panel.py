@@ -33,7 +33,7 @@ def played(speed=0.5):
     """Return a panel of a pipeline whose runs are played from a record, `speed` times as fast."""
     shown = lk.panel(QUICK, ["num_workers", "prefetch_factor"])
     record = lk.recorded("workers-6")
-    shown.kind.start = lambda asked: play(record.path, speed)
+    shown.launch = lambda asked: play(record.path, speed)
     return shown
 
 
@@ -99,7 +99,7 @@ def test_a_panel_of_ranks_asks_for_what_its_controls_say():
 
 def test_a_panel_of_a_record_plays_it():
     assert "recorded run" in lk.panel("workers-0").controls
-    assert lk.panel(["workers-0", "workers-6"]).kind.button == "Play"
+    assert lk.panel(["workers-0", "workers-6"]).button == "Play"
 
 
 # -- what a slider would bring, and the list of runs ---------------------------------------------
@@ -109,7 +109,7 @@ def with_runs(*names):
     """Return a panel of the default pipeline in which these recorded runs have ended."""
     shown = lk.panel(Pipeline(), ["num_workers", "prefetch_factor", "io_ms", "batch_size"])
     for run in map(load_recorded, names):
-        shown.kind.start = lambda asked, run=run: run
+        shown.launch = lambda asked, run=run: run
         shown.controls["num_workers"].value = run.asked.num_workers
         shown._show(*shown._begin())
     return shown
@@ -140,13 +140,15 @@ def test_a_moved_slider_says_what_to_expect_and_a_run_how_right_that_was():
     assert "Move a slider" in shown.ghost.said and not shown.ghost.bars
     shown.controls["num_workers"].value = 6
     found = lk.predict(shown.run, num_workers=6)
-    bars = shown.ghost.bars
-    assert bars["predicted"] == (found.throughput, found.utilization) and "came" not in bars
-    assert (bars["low"][0], bars["high"][0]) == found.throughput_range
-    shown.kind.start = lambda asked: load_recorded("workers-6")
+    rate, busy = shown.ghost.bars
+    assert rate.marks["predicted"] == found.throughput and "came" not in rate.marks
+    assert busy.marks["predicted"] == found.utilization
+    assert (rate.low, rate.high) == found.throughput_range
+    shown.launch = lambda asked: load_recorded("workers-6")
     came, _ = shown._begin()
     shown._show(came, shown.runs[0])
-    assert shown.ghost.bars["came"] == (came.throughput, came.utilization)
+    rate, busy = shown.ghost.bars
+    assert (rate.marks["came"], busy.marks["came"]) == (came.throughput, came.utilization)
     shown.controls["batch_size"].value = 256
     assert "No prediction: the effect of batch_size was not measured" in shown.ghost.said
     shown.controls["num_workers"].value = 0
@@ -164,7 +166,7 @@ def test_the_list_keeps_the_last_runs_pins_renames_and_saves_them(tmp_path, monk
     oldest = listed[-1]["key"]
     history.handle(do="rename", key=oldest, value=" the best / so far ")
     history.handle(do="pin", key=oldest)
-    assert history.pinned is shown.runs[2] and history.name(history.pinned).startswith("the best")
+    assert history.pinned is shown.runs[2] and history.pinned_name == "the best / so far"
     assert "Against the pinned run (the best / so far)" in shown.comparison.value
     shown._show(*shown._begin())
     assert history.rows[-1]["pinned"] and len(history.rows) == 9  # it stays
@@ -178,7 +180,7 @@ def test_the_list_keeps_the_last_runs_pins_renames_and_saves_them(tmp_path, monk
 def test_a_cell_takes_a_panels_run_or_measures_it_there():
     shown = with_runs("workers-0")
     assert shown.run_of(num_workers=0) is shown.runs[0]
-    shown.kind.start = lambda asked: load_recorded("workers-6")
+    shown.launch = lambda asked: load_recorded("workers-6")
     assert shown.run_of(num_workers=6).pipeline.num_workers == 6 and len(shown.runs) == 2
     assert shown.controls["num_workers"].value == 6 and not shown.run_button.disabled
     assert "(num_workers 0 → 6): CPU busy 14% → 74%. 4.95x faster" in shown.comparison.value
@@ -189,7 +191,7 @@ def test_a_cell_takes_a_panels_run_or_measures_it_there():
 def test_what_a_panel_shows_can_be_copied_as_code():
     shown = with_runs("workers-0")
     names = SimpleNamespace(run=lambda p: p, Pipeline=Pipeline)
-    assert shown.history.texts["PyTorch"]() == lk.script(shown.run)
+    assert shown.history.texts["PyTorch"]() == str(lk.script(shown.run))
     shown.controls["num_workers"].value = 4
     text = shown.history.texts["labkit"]()
     assert eval(text, {"lk": names}) == Pipeline(num_workers=4)
@@ -220,7 +222,7 @@ def test_knobs_that_do_not_go_together_are_explained_and_start_nothing():
 def test_outside_a_notebook_run_says_what_to_do_instead(what):
     shown = lk.panel(what)
     shown.run_button.click()
-    assert f"use {shown.kind.terminal}" in shown.verdict.value
+    assert f"use {shown.terminal}" in shown.verdict.value
     assert not shown.run_button.disabled
 
 

@@ -12,7 +12,8 @@ import labkit as lk
 from labkit.course import recordings as recording
 from labkit.course.recordings import Wanted, wanted
 from labkit.results.library import NAME, play
-from labkit.view.live import Follower, LiveView
+from labkit.view.follower import Follower
+from labkit.view.live import LiveView
 
 pytestmark = pytest.mark.slow  # all read one run that is made here
 

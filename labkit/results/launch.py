@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
 import labkit
 from labkit.process import folders, launcher
 from labkit.process.events import VERSION
 from labkit.results.failures import with_remedy
 from labkit.results.library import Loaded, kind_of
-from labkit.spec import Distributed
+from labkit.results.measurements import Measurements
+from labkit.results.ranks import Ranks
+from labkit.results.run import Run
+from labkit.spec import Distributed, Grid
 
 
 class Source(Protocol):
@@ -34,6 +37,30 @@ class Launched(Protocol):
         ...
 
 
+@overload
+def launch(
+    spec: Distributed,
+    *,
+    fault: str | None = None,
+    after: list[str] | None = None,
+    source: Source | None = None,
+) -> Ranks: ...
+@overload
+def launch(
+    spec: Grid,
+    *,
+    fault: str | None = None,
+    after: list[str] | None = None,
+    source: Source | None = None,
+) -> Measurements: ...
+@overload
+def launch(
+    spec: Launched,
+    *,
+    fault: str | None = None,
+    after: list[str] | None = None,
+    source: Source | None = None,
+) -> Run: ...
 def launch(
     spec: Launched,
     *,

@@ -9,15 +9,23 @@ from __future__ import annotations
 import html
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labkit.process.interrupts import in_notebook
+from labkit.results.event_log import EventLogResult
+from labkit.results.ranks import Ranks
 from labkit.results.result import printable
+from labkit.results.run import Run
+from labkit.results.sweep import Sweep
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PERIOD_S = 0.2  # between two looks of a person's eye
 FIGURE_TEXT = "<labkit figure>"  # the same for every figure: nbval compares texts
 FIGURE_PX = {False: 660, True: 720}  # height of a run's figure, at 900 wide; with one before it
-RANKS_PX, SWEEP_PX = 460, 500  # heights of their figures, as a rule
+RANKS_PX = 460  # heights of their figures, as a rule
+SWEEP_PX = 500
 LEAST_IPYWIDGETS = 8
 SHARPNESS = 1.5  # pixels of a stored figure per CSS pixel: sharp enough, and small in the notebook
 
@@ -26,9 +34,10 @@ def why_no_widgets() -> str | None:
     """Let Colab show widgets from packages; say why ours do not show here, None where they may."""
     import ipywidgets
 
-    version, least = ipywidgets.__version__, LEAST_IPYWIDGETS
-    if int(version.partition(".")[0]) < least:
-        return f"ipywidgets {version} is loaded, labkit needs {least}: restart the session"
+    version = ipywidgets.__version__
+    if int(version.partition(".")[0]) < LEAST_IPYWIDGETS:
+        needed = f"labkit needs {LEAST_IPYWIDGETS}: restart the session"
+        return f"ipywidgets {version} is loaded, {needed}"
     if "google.colab" in sys.modules:
         try:
             sys.modules["google.colab"].output.enable_custom_widget_manager()
@@ -43,17 +52,20 @@ class Display:
     `first` is shown in the line's place in a notebook, such as a widget that draws itself.
     """
 
-    def __init__(self, first: Any = None):
-        self.text, self.shown_at, self.handle = "", 0.0, None
+    def __init__(self, first: object = None):
+        self.text = ""
+        self.shown_at = 0.0
+        self.handle: Any = None  # of IPython, in a notebook
         self.live = False  # whether `first` is shown
-        if in_notebook():
-            from IPython.display import HTML, display
+        if not in_notebook():
+            return
+        from IPython.display import HTML, display
 
-            self.live = first is not None
-            if self.live and (why := why_no_widgets()):
-                self.live, first = False, None
-                display(HTML(f"No live view, a picture at the end: {html.escape(why)}."))
-            self.handle = display(HTML("") if first is None else first, display_id=True)
+        why = None if first is None else why_no_widgets()
+        if why:
+            display(HTML(f"No live view, a picture at the end: {html.escape(why)}."))
+        self.live = first is not None and not why
+        self.handle = display(first if self.live else HTML(""), display_id=True)
 
     @property
     def due(self) -> bool:
@@ -61,71 +73,81 @@ class Display:
         seen = self.handle is not None or sys.stderr.isatty()
         return seen and time.monotonic() - self.shown_at >= PERIOD_S
 
-    def line(self, text: str, rich: Any = None) -> None:
+    def line(self, text: str, rich: object = None) -> None:
         """Say how far it is, a few times a second; `rich` is shown in its place in a notebook."""
         if self.due and (text != self.text or rich is not None):
             self._show(text, rich, "")
-            self.text, self.shown_at = text, time.monotonic()
+            self.text = text
+            self.shown_at = time.monotonic()
 
-    def final(self, text: str = "", rich: Any = None) -> None:
+    def final(self, text: str = "", rich: object = None) -> None:
         """Leave `text`, or `rich` in its place in a notebook."""
         if self.handle is not None or text or sys.stderr.isatty():
             self._show(text, rich, "\n")
-        self.text, self.shown_at = "", 0.0
+        self.text = ""
+        self.shown_at = 0.0
 
-    def _show(self, text: str, rich: Any, end: str) -> None:
+    def _show(self, text: str, rich: object, end: str) -> None:
         if self.handle is not None:
             from IPython.display import HTML
 
             self.handle.update(HTML(f"<code>{html.escape(text)}</code>") if rich is None else rich)
             return
-        start, text = "\r" if sys.stderr.isatty() else "", printable(text).ljust(len(self.text))
-        print(f"{start}{text.rstrip(' ') if end else text}", end=end, file=sys.stderr, flush=True)
+        start = "\r" if sys.stderr.isatty() else ""
+        padded = printable(text).ljust(len(self.text))  # over what the line before left
+        shown = padded.rstrip(" ") if end else padded
+        print(f"{start}{shown}", end=end, file=sys.stderr, flush=True)
 
 
 class StaticFigure:
     """A figure as a PNG, with a text that is the same for every run: notebooks are compared."""
 
     def __init__(self, png: bytes, width: int, text: str):
-        self.png, self.width, self.text = png, width, text
+        self.png = png
+        self.width = width
+        self.text = text
 
     @classmethod
-    def of(cls, result: Any, before: Any = None, least_px: int = 0) -> StaticFigure:
+    def of(
+        cls, result: Run | Ranks | Sweep, before: Run | None = None, least_px: int = 0
+    ) -> StaticFigure:
         """Draw what came out, over `before`; a text only, where nothing was measured."""
-        if (result.best if hasattr(result, "best") else result.throughput) is None:
+        measured = result.best if isinstance(result, Sweep) else result.throughput
+        if measured is None:
             return cls(b"", 0, closing_line(result))
-        return cls.drawn(result.plot(**{} if before is None else {"before": before}), least_px)
+        figure = result.plot(before) if isinstance(result, Run) else result.plot()
+        return cls.drawn(figure, least_px)
 
     @classmethod
-    def drawn(cls, figure: Any, least_px: int = 0) -> StaticFigure:
+    def drawn(cls, figure: Figure, least_px: int = 0) -> StaticFigure:
         """Render a matplotlib Figure, `figure`, at its own size, but at least so high."""
         from labkit.view.style import png_of
 
         width = round(figure.get_figwidth() * figure.dpi)
         return cls(png_of(figure, SHARPNESS, least_px), width, FIGURE_TEXT)
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> object:
         if not self.png:
             return {"text/plain": self.text}
         bundle = {"image/png": self.png, "text/plain": self.text}
         return bundle, {"image/png": {"width": self.width}}
 
 
-def stage_line(run: Any) -> str:
+def stage_line(run: EventLogResult) -> str:
     """Say what a run that has not measured anything yet is busy with."""
     stage = run.stage
     name = f"waiting: {stage['name']}" if " is in use by " in stage["name"] else stage["name"]
     return f"{name} {stage['done']}/{stage['total']}" if stage.get("total") else name
 
 
-def recorded_mark(run: Any) -> str:
+def recorded_mark(run: EventLogResult) -> str:
     """Return the mark of numbers from other hardware; "" for a run made here."""
     return f"RECORDED · {run.machine.name}" if run.recorded else ""
 
 
-def closing_line(result: Any) -> str:
+def closing_line(result: Run | Ranks | Sweep) -> str:
     """Say in one line how a run ended and what it measured."""
-    if not hasattr(result, "numbers"):
+    if isinstance(result, Sweep):
         return repr(result)
     if result.error:
         return f"{result.outcome}: {result.error}"

@@ -10,9 +10,8 @@ import asyncio
 import contextlib
 import html
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import ipywidgets as widgets
 from IPython.display import display
@@ -21,66 +20,36 @@ from ipywidgets import Layout
 from labkit.knobs import check_names
 from labkit.process import launcher
 from labkit.results.event_log import POLL_S
-from labkit.results.launch import launch
+from labkit.results.ranks import Ranks
 from labkit.results.run import Run
-from labkit.view.controls import Control, Ghost, History, in_words, shown
+from labkit.view.controls import Control, in_words, shown
 from labkit.view.display import StaticFigure, why_no_widgets
+from labkit.view.history import History, file_of
 from labkit.view.home_thread import HomeThread
 from labkit.view.live import LiveView
-from labkit.view.run_header import busy_of
+
+Ran = TypeVar("Ran", Run, Ranks)
+Asked = TypeVar("Asked")
+Values = dict[str, Any]  # of the controls, by name
 
 SETTLE_S = 0.1  # a press of Run may overtake a control's last change: wait for what is on its way
 GRID = "repeat(auto-fill, minmax(min(170px, 100%), 1fr))"
+GOOD = "var(--jp-brand-color1, #1976d2)"
+BAD = "var(--jp-error-color1, #d32f2f)"
+OLD = "labkit-old"  # faint: not of this run
+STOP_TIP = "Stop the run; what it measured by then is kept"
+CELL_TIP = "A cell waits for this run: interrupt the kernel (■ above) to stop it"
 # Under the panel, hidden by live.css: seen only where its kernel is gone, or no widgets are shown
 FALLBACK = "<div class='labkit-fallback'>A panel needs its kernel: run this cell again. {}</div>"
 
 
-def run_verdict(run: Run) -> str:
-    """Say how busy the device was, what limits the run, and where its loss stopped being one."""
-    gone = [] if run.watched else [i for i, loss in enumerate(run.loss) if loss != loss]
-    nan = f" The loss is NaN from step {gone[0]} on: see notebook 05." if gone else ""
-    return f"{busy_of(run)}. {run.diagnose()}{nan}"
-
-
-def runs_apart(run: Run, before: Run | None, name: str = "the run before") -> list[str]:
-    """Say what was changed since `before`, what it brought, and what could not be applied."""
-    lines = [f"{name} was not applied: {why}." for name, why in run.not_applied.items()]
-    if before is None:
-        return lines
-    what = changes(before.asked.to_dict(), run.asked.to_dict())
-    busy = f"{run.machine.kind.upper()} busy {before.busy_text} → {run.busy_text}"
-    return [f"Against {name} ({what}): {busy}. {run.compare(before).verdict}", *lines]
-
-
-def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+def changes(old: Mapping[str, object], new: Mapping[str, object]) -> str:
     """Say which values are other than they were."""
-    changed = [name for name, value in new.items() if old.get(name) != value]
-    pairs = (f"{name} {shown(old.get(name))} → {shown(new[name])}" for name in changed)
+    pairs = []
+    for name, value in new.items():
+        if old.get(name) != value:
+            pairs.append(f"{name} {shown(old.get(name))} → {shown(value)}")
     return ", ".join(pairs) or "nothing changed"
-
-
-@dataclass
-class Kind:
-    """What a panel is of; `before` is the last run that had numbers, None for the first."""
-
-    what: str  # said where no widgets are shown
-    terminal: str  # what does the same where there is no notebook
-    controls: dict[str, Control]
-    asked: Callable[[dict[str, Any]], Any]  # values by name -> the spec; ValueError on a conflict
-    verdict: Callable[[Any], str] = run_verdict
-    against: Callable[..., list[str]] = runs_apart  # run, before, name of before -> lines
-    predict: Callable[[Any, Any], Any] | None = None  # run, asked -> Prediction, None: no change
-    auto: Callable[[dict[str, Any]], dict[str, Any]] = lambda values: {}  # what None stands for
-    # (asked, its run or None) -> text
-    copies: dict[str, Callable[[Any, Any], str]] = field(default_factory=dict)
-    warm: bool = False  # whether a standby kept ready can start it
-    # run, before -> what is drawn below the view, which of a single run is the picture itself
-    figure: Callable[[Any, Any], StaticFigure | None] = lambda _run, _before: None
-    start: Callable[[Any], Any] = lambda asked: launch(asked)  # -> the run that has begun
-    measured: Callable[[Any], bool] = lambda run: run.throughput is not None
-    view: LiveView = field(default_factory=LiveView)
-    hint: str = "Set the knobs and press Run."  # said before the first run
-    button: str = "Run"
 
 
 class TextBox(widgets.VBox):
@@ -94,62 +63,113 @@ class TextBox(widgets.VBox):
     def __repr__(self) -> str:
         return self.text
 
-    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         shown = None if self.missing else super()._repr_mimebundle_(**kwargs)
         return (shown or {}) | {"text/plain": self.text}
 
 
-class Panel(TextBox):
-    """Controls, two buttons and what they bring about. `.run` is the last run, `.runs` all."""
+class Panel(TextBox, Generic[Asked, Ran]):
+    """Controls, buttons and what they bring about. `.run` is the last run, `.runs` all.
 
-    _task: asyncio.Task | None = None  # follows the run; kept, or it could be collected
+    Of what it is a panel, and what it says of a run, a subclass knows.
+    """
 
-    def __init__(self, kind: Kind):
-        self.kind, self.controls, self.view = kind, kind.controls, kind.view
-        self.runs: list[Any] = []  # oldest first
+    terminal = ""  # what does the same where there is no notebook
+    hint = "Set the knobs and press Run."  # said before the first run
+    button = "Run"
+    warm: ClassVar[bool] = False  # whether a standby kept ready can start a run
+    keeps: ClassVar[bool] = True  # whether its runs are listed again by the next kernel
+    _task: asyncio.Task[None] | None = None  # follows the run; kept, or it could be collected
+
+    def __init__(self, what: str, controls: dict[str, Control], said: list[widgets.Widget]):
+        """Make a panel of `what`; `said` are widgets of a subclass, over the view."""
+        self.controls = controls
+        self.runs: list[Ran] = []  # oldest first
         self.opened_with = self.values
         self._stop = asyncio.Event()
-        self._refused = self._telling = False  # whether the controls do not go together, are told
-        self._expected: tuple = (None, None, None)  # asked, the run it is predicted from, of it
-        self.run_button = widgets.Button(description=kind.button, icon="play")
-        self.stop_button = widgets.Button(description="Stop", icon="stop", disabled=True)
-        self.run_button.button_style = "primary"
+        self._refused = False  # whether the controls do not go together
+        self._telling = False  # whether they are being told what auto stands for
         self.home = HomeThread()
-        self.run_button.on_click(lambda _button: self.home.call(self.start))
-        self.stop_button.on_click(lambda _button: self.home.call(self.stop))
-        self.ghost, self.verdict, self.comparison = Ghost(), widgets.HTML(), widgets.HTML()
+        self.view = LiveView()
+        self.verdict = widgets.HTML()
+        self.comparison = widgets.HTML()
         self.figure = widgets.Image(format="png", layout=Layout(max_width="100%", display="none"))
-        texts = {
-            name: lambda of=of: of(self.asked, self._measured(self.asked))
-            for name, of in kind.copies.items()
-        }
-        self.history = History(self._pinned, texts, self.home)
+        self.history = History(
+            self._pinned, self.copies(), self.home, file_of(what) if self.keeps else None
+        )
+        self.run_button = self._button(self.button, "play", self.start)
+        self.run_button.button_style = "primary"
+        self.stop_button = self._button("Stop", "stop", self.stop)
+        self.buttons = widgets.HBox([self.run_button, self.stop_button])
         grid = Layout(grid_template_columns=GRID, grid_gap="6px 16px", overflow="hidden")
-        knobs = widgets.GridBox(list(kind.controls.values()), layout=grid)
-        buttons = widgets.HBox([self.run_button, self.stop_button])
-        ghost = [self.ghost] if kind.predict else []
-        said = [self.verdict, self.comparison, self.history, self.figure]
-        self.instead = f"Where no widgets show, {kind.terminal} leaves a picture and a table."
-        text = f"labkit panel {kind.what}: run this cell in Jupyter to use it. {self.instead}"
-        super().__init__(text, [knobs, buttons, *ghost, self.view, *said])
+        knobs = widgets.GridBox(list(controls.values()), layout=grid)
+        self.instead = f"Where no widgets show, {self.terminal} leaves a picture and a table."
+        text = f"labkit panel {what}: run this cell in Jupyter to use it. {self.instead}"
+        below = [self.verdict, self.comparison, self.history, self.figure]
+        super().__init__(text, [knobs, self.buttons, *said, self.view, *below])
         self.add_class("labkit-panel")
         for control in self.controls.values():
             control.widget.observe(lambda _change: self.home.call(self._changed), "value")
-        self.say(kind.hint)
+        self._busy(False)
+        self.say(self.hint)
         self._changed()
 
+    def _button(self, name: str, icon: str, press: Callable[[], None]) -> widgets.Button:
+        """Return a button whose presses are handled in the panel's own thread."""
+        made = widgets.Button(description=name, icon=icon)
+        made.on_click(lambda _button: self.home.call(press))
+        return made
+
+    # What a subclass knows
+
+    def asked_of(self, values: Values) -> Asked:
+        """Return the spec that these values ask for; raises ValueError where they conflict."""
+        raise NotImplementedError
+
+    def launch(self, asked: Asked) -> Ran:
+        """Start what is asked."""
+        raise NotImplementedError
+
+    def verdict_of(self, run: Ran) -> str:
+        """Say what limits a run."""
+        return str(run.diagnose())
+
+    def difference(self, run: Ran, before: Ran | None, name: str) -> list[str]:
+        """Say what was changed since `before`, which is called `name`, and what it brought."""
+        raise NotImplementedError
+
+    def automatic(self, values: Values) -> Values:
+        """Return what None stands for in the controls."""
+        return {}
+
+    def copies(self) -> dict[str, Callable[[], str]]:
+        """Return what makes the texts that can be copied, by name."""
+        return {}
+
+    def picture(self, run: Ran) -> StaticFigure | None:
+        """Return what is drawn below the view, which of a single run is the picture itself."""
+        return None
+
+    def forecast(self, asked: Asked) -> None:
+        """Show what is expected of a spec."""
+
+    def settle(self, run: Ran) -> None:
+        """Show how right that was."""
+
+    # What is asked, and what has run
+
     @property
-    def values(self) -> dict[str, Any]:
+    def values(self) -> Values:
         """The controls' values by name."""
         return {name: control.value for name, control in self.controls.items()}
 
     @property
-    def asked(self) -> Any:
+    def asked(self) -> Asked:
         """The spec that Run would start; raises ValueError where the controls conflict."""
-        return self.kind.asked(self.values)
+        return self.asked_of(self.values)
 
     @property
-    def run(self) -> Any:
+    def run(self) -> Ran | None:
         """The last run, which may still be going on; None before the first."""
         return self.runs[-1] if self.runs else None
 
@@ -158,18 +178,30 @@ class Panel(TextBox):
         """Whether a run is going on."""
         return self._task is not None and not self._task.done()
 
+    def measured(self, asked: Asked | None = None) -> Ran | None:
+        """Return the last run that has numbers, or that of what was `asked`; None without one."""
+        for run in reversed(self.runs):
+            if not run.running and run.throughput is not None and asked in (None, run.asked):
+                return run
+        return None
+
+    # Run and Stop
+
     def start(self) -> None:
         """Start what is `asked` and follow it, unless a run is going on."""
+        self._start(self._session)
+
+    def _start(self, session: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if self.running or self._refused:
             return
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            self.say(f"The panel needs a notebook: here, use {self.kind.terminal}.", good=False)
+            self.say(f"The panel needs a notebook: here, use {self.terminal}.", good=False)
             return
         self._stop = asyncio.Event()
         self._busy(True)
-        self._task = loop.create_task(self._session())
+        self._task = loop.create_task(self._guarded(session))
 
     def stop(self) -> None:
         """Ask the run to stop; the panel says so at once and shows what it did by then."""
@@ -181,21 +213,22 @@ class Panel(TextBox):
         self.stop()
         super().close()
 
-    def run_of(self, **values: Any) -> Any:
+    def run_of(self, **values: Any) -> Ran:
         """Return the last run with the controls as the panel opened, but for `values`.
 
         Where Run was not pressed for it, it is measured now, in this panel. Raises ValueError on
         a bad value.
         """
         check_names(values, self.controls)
-        wanted = self.kind.asked(self.opened_with | values)
+        wanted = self.opened_with | values
         if self.running and self.run:
             self.run.wait()
-        if run := self._measured(wanted):
-            return run
-        for name, value in (self.opened_with | values).items():
+        known = self.measured(self.asked_of(wanted))
+        if known is not None:
+            return known
+        for name, value in wanted.items():
             self.controls[name].value = value
-        self._busy(True)
+        self._busy(True, in_cell=True)
         try:
             run, before = self._begin()
             run.wait(each=self.view.follow)
@@ -204,36 +237,39 @@ class Panel(TextBox):
             self._busy(False)
         return run
 
-    async def _session(self) -> None:
-        """Run once, from the press of the button to the last figure."""
+    async def _guarded(self, session: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do what a button asks, and say what went wrong: in a task nobody would see it."""
         try:
-            await self._pause(SETTLE_S)
-            run, before = self._begin()
-            await self._follow(run)
-            self._show(run, before)
-        except Exception as error:  # in a task nobody would see it
-            plain = isinstance(error, (ValueError, OSError))
+            await session()
+        except Exception as error:
+            plain = isinstance(error, (ValueError, OSError, RuntimeError))
             self.say(str(error) if plain else f"{type(error).__name__}: {error}", good=False)
         finally:
             self._busy(False)
 
-    def _begin(self) -> tuple[Any, Any]:
+    async def _session(self) -> None:
+        """Run once, from the press of the button to the last figure."""
+        await self._pause(SETTLE_S)
+        run, before = self._begin()
+        await self._follow(run)
+        self._show(run, before)
+
+    def _begin(self) -> tuple[Ran, Ran | None]:
         """Start what is asked; return the run and the one to compare it with."""
-        asked, before = self.asked, self.history.pinned or self._measured()
-        self._forecast(asked)
+        asked = self.asked
+        before = cast("Ran | None", self.history.pinned) or self.measured()
+        self.forecast(asked)
         self.view.show_before(before)
-        run = self.kind.start(asked)
+        run = self.launch(asked)
         self.runs.append(run)
-        moved = {n: v for n, v in self.values.items() if v != self.opened_with[n]}
-        self._name = ", ".join(f"{n} {shown(v)}" for n, v in moved.items()) or "as it opened"
+        moved = []
+        for name, value in self.values.items():
+            if value != self.opened_with[name]:
+                moved.append(f"{name} {shown(value)}")
+        self._name = ", ".join(moved) or "as it opened"
         return run, before
 
-    def _measured(self, asked: Any = None) -> Any:
-        """Return the last run that has numbers, or that of what was `asked`; None without one."""
-        ended = (r for r in reversed(self.runs) if not r.running and self.kind.measured(r))
-        return next((run for run in ended if asked is None or run.asked == asked), None)
-
-    async def _follow(self, run: Any) -> None:
+    async def _follow(self, run: Ran) -> None:
         """Draw `run` until it ends or Stop is pressed; no process of it is left afterwards."""
         try:
             while run.running and not self._stop.is_set():
@@ -243,101 +279,117 @@ class Panel(TextBox):
             self._stop.set()
             raise
         finally:
-            await asyncio.to_thread(run.stop if self._stop.is_set() else run.wait)
+            await asyncio.to_thread(self._end, run)
+
+    def _end(self, run: Ran) -> None:
+        """Stop a run where Stop was pressed, else wait for its last process."""
+        if self._stop.is_set():
+            run.stop()
+        else:
+            run.wait()
 
     async def _pause(self, seconds: float) -> None:
         """Let the kernel do other things for so long, or until Stop is pressed."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._stop.wait(), seconds)
 
+    # What is shown
+
     def say(self, text: str, good: bool = True) -> None:
         """Show one sentence under the view; in alarm's colour where it is not `good`."""
-        colour = "var(--jp-brand-color1, #1976d2)" if good else "var(--jp-error-color1, #d32f2f)"
-        self.verdict.remove_class("labkit-old")
-        self.verdict.value = text and (
-            f"<div class='labkit-verdict' role='status' style='border-left:3px solid {colour};"
-            "padding:1px 8px;line-height:1.45;white-space:pre-line;overflow-wrap:anywhere'>"
-            f"{html.escape(text)}</div>"
+        self.verdict.remove_class(OLD)
+        style = (
+            f"border-left:3px solid {GOOD if good else BAD};padding:1px 8px;line-height:1.45;"
+            "white-space:pre-line;overflow-wrap:anywhere"
         )
+        look = f"class='labkit-verdict' role='status' style='{style}'"
+        self.verdict.value = f"<div {look}>{html.escape(text)}</div>"
 
-    def _show(self, run: Any, before: Any) -> None:
+    def _show(self, run: Ran, before: Ran | None) -> None:
         """Show how `run` ended, what differs from `before`, and the figure of both."""
         self.view.finish(run)
-        measured = self.kind.measured(run)
-        ended = run.error or f"{run.outcome.capitalize()}: too short to tell."
-        self.say(self.kind.verdict(run) if measured and not run.error else ended, not run.error)
+        measured = run.throughput is not None
+        if run.error or not measured:
+            said = run.error or f"{run.outcome.capitalize()}: too short to tell."
+            self.say(said, good=not run.error)
+        else:
+            self.say(self.verdict_of(run))
         self._say_difference(run, before if measured else None)
-        drawn = self.kind.figure(run, before) if measured else None
-        if drawn:
-            self.figure.value, self.figure.layout.width = drawn.png, f"{drawn.width}px"
-        self.figure.layout.display = None if drawn else "none"
-        numbers = ", ".join(run.numbers.split(", ")[:2]) if measured else ""
-        limit = run.diagnose().bottleneck if measured and hasattr(run, "diagnose") else run.outcome
-        self.history.add(run, self._name, numbers, limit)
-        _asked, base, found = self._expected
-        if found and measured:
-            self.view.expected = self.ghost.show(found, base, run)
+        self._draw(self.picture(run) if measured else None)
+        limit = run.diagnose().bottleneck if measured else run.outcome
+        self.history.add(run, self._name, limit)
+        if measured:
+            self.settle(run)
         elif not self._refused:
-            self._forecast(self.asked)
+            self.forecast(self.asked)
 
-    def _say_difference(self, run: Any, before: Any) -> None:
+    def _draw(self, drawn: StaticFigure | None) -> None:
+        """Show a picture under the list of runs, or none."""
+        if drawn is not None:
+            self.figure.value = drawn.png
+            self.figure.layout.width = f"{drawn.width}px"
+        self.figure.layout.display = None if drawn else "none"
+
+    def _say_difference(self, run: Ran, before: Ran | None) -> None:
         """Say what `before` and `run` have apart."""
-        pinned = self.history.pinned
-        name = []
-        if pinned is not None and before is pinned:
-            name = [f"the pinned run ({self.history.name(pinned)})"]
-        lines = map(html.escape, self.kind.against(run, before, *name))
+        name = "the run before"
+        if before is not None and before is self.history.pinned:
+            name = f"the pinned run ({self.history.pinned_name})"
+        lines = map(html.escape, self.difference(run, before, name))
         self.comparison.value = f"<div style='line-height:1.45'>{'<br>'.join(lines)}</div>"
 
     def _pinned(self) -> None:
         """Compare with the run that the list pins, from now on."""
-        pinned, run = self.history.pinned, self._measured()
+        pinned = cast("Ran | None", self.history.pinned)
+        run = self.measured()
         self.view.show_before(pinned)
         if run is not None and run is not pinned and not self.running:
             self._say_difference(run, pinned)
 
-    def _busy(self, busy: bool) -> None:
-        self.run_button.disabled, self.stop_button.disabled = busy or self._refused, not busy
-        for old in (self.verdict, self.comparison, self.figure):  # faint: not this run's own
-            (old.add_class if busy else old.remove_class)("labkit-old")
+    def _busy(self, busy: bool, in_cell: bool = False) -> None:
+        """Enable what can be pressed; a cell that waits for its run lets nothing be heard."""
+        for button in self.buttons.children:
+            button.disabled = busy or self._refused
+        self.stop_button.disabled = in_cell or not busy
+        self.stop_button.tooltip = CELL_TIP if in_cell else STOP_TIP
+        for old in (self.verdict, self.comparison, self.figure):
+            (old.add_class if busy else old.remove_class)(OLD)
 
     def _changed(self) -> None:
         """Say at once what the controls would bring, or where they do not go together."""
         if self._telling:
             return
-        refused = self._refused
-        said = ""
-        asked = None
         self._telling = True
-        automatic = self.kind.auto(self.values)
+        automatic = self.automatic(self.values)
         for name in automatic.keys() & self.controls.keys():
-            self.controls[name].tell_auto(automatic[name])
+            self.controls[name].show_auto(automatic[name])
         self._telling = False
+        was_refused = self._refused
         try:
             asked = self.asked
         except ValueError as error:
-            said = in_words(str(error))
-        self._refused, self.run_button.tooltip = bool(said), said
-        self.run_button.disabled = self._refused or self.running
-        (self.ghost.add_class if said else self.ghost.remove_class)("labkit-old")
-        if said or refused:
-            self.say(said or "The controls go together again: press Run.", good=not said)
-        if not said and not self.running:
-            self._forecast(asked)
-
-    def _forecast(self, asked: Any) -> None:
-        """Draw what is expected of `asked` from the last run; about 30 ms."""
-        run = self._measured()
-        if self.kind.predict is None or (run is not None and self._expected[:2] == (asked, run)):
+            self._refuse(in_words(str(error)))
             return
-        found = self.kind.predict(run, asked) if run is not None else None
-        self._expected = asked, run, found
-        self.view.expected = self.ghost.show(found, run)
+        self._refuse("")
+        if was_refused:
+            self.say("The controls go together again: press Run.")
+        if not self.running:
+            self.forecast(asked)
+
+    def _refuse(self, why: str) -> None:
+        """Let nothing be started, and say why; "" lets it be."""
+        self._refused = bool(why)
+        self.run_button.tooltip = why
+        for button in self.buttons.children:
+            if button is not self.stop_button:
+                button.disabled = self._refused or self.running
+        if why:
+            self.say(why, good=False)
 
     def _ipython_display_(self) -> None:
         display(self._repr_mimebundle_(), raw=True)
         if self.missing is None:
             fallback = FALLBACK.format(self.instead)
             display({"text/html": fallback, "text/plain": ""}, raw=True)
-        if self.kind.warm:  # the first press of Run is then as quick as the others
+        if self.warm:  # the first press of Run is then as quick as the others
             threading.Thread(target=launcher.stand_by, daemon=True).start()
