@@ -147,14 +147,11 @@ def test_a_moved_slider_says_what_to_expect_and_a_run_how_right_that_was():
     assert rate.marks["predicted"] == found.throughput and "came" not in rate.marks
     assert busy.marks["predicted"] == found.utilization
     assert (rate.low, rate.high) == found.throughput_range
-    assert (busy.low, busy.high) == found.utilization_range
-    assert shown.view.expected[1] == found.utilization
     shown.launch = lambda asked: load_recorded("workers-6")
     came, _ = shown._begin()
     shown._show(came, shown.runs[0])
     rate, busy = shown.ghost.bars
     assert (rate.marks["came"], busy.marks["came"]) == (came.throughput, came.utilization)
-    assert rate.marks["predicted"] == found.throughput
     shown.controls["batch_size"].value = 256
     assert "No prediction: the effect of batch_size was not measured" in shown.ghost.said
     shown.controls["num_workers"].value = 0

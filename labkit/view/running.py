@@ -44,8 +44,11 @@ def run(
     """
     asked = pipeline_with(pipeline, knobs)
     with held():
-        run.last = started = launch(asked, after=wandb_log.command(wandb))
-        return follow(started, before) if wait else started
+        started = launch(asked, after=wandb_log.command(wandb))
+        remember(run, started)
+        if wait:
+            follow(started, before)
+        return started
 
 
 def distributed(
@@ -71,11 +74,14 @@ def distributed(
             "rdzv_backend": "c10d", "rdzv_endpoint": "host:29500"}; start it on every machine.
         wait, **knobs: As in `lk.run`.
     """
-    asked = pipeline_with(pipeline, knobs)
-    asked = Distributed(asked, ranks, no_sync, starve or {}, rendezvous or {})
+    each = pipeline_with(pipeline, knobs)
+    asked = Distributed(each, ranks, no_sync, starve or {}, rendezvous or {})
     with held():
-        distributed.last = started = launch(asked)
-        return follow(started) if wait else started
+        started = launch(asked)
+        remember(distributed, started)
+        if wait:
+            follow(started)
+        return started
 
 
 def sweep(
@@ -91,7 +97,7 @@ def sweep(
     """
     swept = Sweep(pipeline or Pipeline(), knobs, devices)
     shown = RunDisplay(height=SWEEP_PX)
-    sweep.last = swept  # what an interrupt leaves
+    remember(sweep, swept)
 
     def begun(setting: dict[str, Any]) -> None:
         shown.next(f"run {len(swept.runs) + 1} of {len(swept.pipelines)} ({said(setting)}): ")
@@ -101,7 +107,7 @@ def sweep(
             shown.update(run)
 
     try:
-        swept.measure(launch, each, begun)
+        swept.measure(launched, each, begun)
     except KeyboardInterrupt:
         if not in_notebook():
             raise
@@ -109,6 +115,16 @@ def sweep(
     finally:
         shown.finish(swept)
     return swept
+
+
+def remember(function: Callable[..., object], result: object) -> None:
+    """Keep a result as `function.last`: what an interrupt leaves, which returns nothing."""
+    vars(function)["last"] = result
+
+
+def launched(pipeline: Pipeline) -> Run:
+    """Start a pipeline."""
+    return launch(pipeline)
 
 
 def follow(started: Run | Ranks, before: Run | None = None) -> Run | Ranks:
@@ -176,7 +192,7 @@ def tune(
         max_workers=max_workers,
         seconds=seconds,
     )
-    tune.last = job.tuning
+    remember(tune, job.tuning)
     display = Display()
 
     def each() -> None:
@@ -228,7 +244,8 @@ def improve(
     what = Pipeline() if pipeline_or_dataset is None else pipeline_or_dataset
     parts = {"step": step, "model": model, "optimizer": optimizer, "collate_fn": collate_fn}
     search = improver(what, may_change, seconds, batch_size, **parts)
-    improve.last = ladder = search.found
+    ladder = search.found
+    remember(improve, ladder)
     display = Display()
 
     def each() -> None:
