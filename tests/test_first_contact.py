@@ -56,7 +56,7 @@ def test_no_notebook_or_challenge_takes_a_card_that_torch_sees_for_one_that_it_c
     }
     asks |= {
         path.stem: asks_torch_for_a_card(path.read_text(encoding="utf-8"))
-        for path in Path(course.__file__).parent.glob("*.py")
+        for path in Path(course.__file__).parent.rglob("*.py")
     }
     assert {place: names for place, names in asks.items() if names} == {}
     assert asks_torch_for_a_card("%pip\nx = torch.cuda.is_available()") == ["is_available"]

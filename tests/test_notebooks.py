@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
-RUNS = re.compile(r"lk\.(run|sweep)\(")
+RUNS = re.compile(r"lk\.(run|sweep|distributed)\(")
 LONGEST_CELL = 30  # lines of code
 LARGEST_OUTPUT = 300_000  # bytes, as stored
 STAMP_WITHIN = 2  # code cells
