@@ -159,7 +159,8 @@ def threads(evidence: Evidence) -> Finding | None:
     # Where the cores are full, they stand in line: more of them than processes of one thread
     single = workers.workers + (evidence.threads or 1)
     in_line = evidence.waiting_threads
-    crowd = in_line is not None and in_line > single
+    alone = evidence.crowded_by <= limits.FOREIGN_LOAD  # others make every thread stand in line
+    crowd = in_line is not None and in_line > single and alone
     if workers.cpu_share < limits.SEVERAL_THREADS and not crowd:
         return None
     measured = [_cpu(workers)]

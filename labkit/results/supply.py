@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     from labkit.results.workers import Batches
 
-FEW, MANY = 0.4, 0.8  # of the way from one worker that is active to all of them
+FEW, MANY = 0.65, 0.9  # of the way from one worker that is active to all of them
 LEAST_FEW = 4  # batches that were prepared while few were active, for a ratio
 NEAR = 3  # times the workers: as many batches before and after one are compared with it
 KIB_PER_GIB = 2**20
