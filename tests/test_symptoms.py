@@ -14,14 +14,17 @@ from labkit.diagnosis.symptoms import PAGE_OF, PAGES, page_of
 
 DIAGNOSIS = ROOT / "labkit" / "diagnosis"
 FOLDER = ROOT / "notebooks" / "symptoms"
-RULES = ("rules", "loop_rules", "worker_rules", "rank_verdict", "ranking", "efficiency")
+NO_RULES = {"diagnosis", "doubts", "outside_verdict"}  # why there is no verdict, or hardly one
 CAUSE_AT = {"Finding": 1, "Work": 0}  # the place of the cause among the arguments
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PAGE_FILES = sorted(FOLDER.glob("*.md"))
 
 
 def said_in(node):
-    return {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
+    """Return the texts that an expression may be: one, or either of two."""
+    either = [node.body, node.orelse] if isinstance(node, ast.IfExp) else [node]
+    texts = {each.value for each in either if isinstance(each, ast.Constant)}
+    return {text for text in texts if isinstance(text, str)}
 
 
 def causes_in(tree):
@@ -38,10 +41,11 @@ def causes_in(tree):
 def causes():
     """Return every cause that a rule can name."""
     found = {cause for cause, _ in ELSEWHERE.values()} | {COLLATE, NEIGHBOUR, *IN_WORDS}
-    for name in (*RULES, "loop_body"):
-        for expression in causes_in(ast.parse((DIAGNOSIS / f"{name}.py").read_text())):
-            found |= said_in(expression)
-    return {cause for cause in found if isinstance(cause, str)}
+    for path in DIAGNOSIS.glob("*.py"):
+        if path.stem not in NO_RULES:
+            for expression in causes_in(ast.parse(path.read_text(encoding="utf-8"))):
+                found |= said_in(expression)
+    return found
 
 
 def test_every_cause_that_a_rule_can_give_has_a_page_that_says_its_name():

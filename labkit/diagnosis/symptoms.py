@@ -19,7 +19,7 @@ PAGES = {  # the name of a page: the causes that it explains
     "hand-over": ("hand_over",),
     "threads": ("threads",),
     "epoch-start": ("workers_restart", "cold_start"),
-    "hang": ("hang",),
+    "hang": ("hang", "hang that ended"),
     "growth": ("drift", "memory_growth"),
     "copies": ("copies",),
     "launches": (
@@ -49,6 +49,7 @@ PAGES = {  # the name of a page: the causes that it explains
     "ranks": (
         "one rank is short of data",
         "one rank is slower",
+        "the ranks are alike",
         "the exchange is not hidden",
         "exposed collectives",
     ),
