@@ -83,9 +83,8 @@ def test_the_listing_says_what_on_what_and_when_and_refuses_other_names(
 ):
     listed = lk.recorded(folder=shipped)
     assert [each.name for each in listed] == ["tiny"]
-    for text in (repr(listed), listed._repr_html_()):
-        assert "1 run RECORDED on" in text and "tiny" in text
-    assert "a tiny run" in str(listed.table())
+    assert "1 run RECORDED on" in repr(listed) and "tiny" in repr(listed)
+    assert list(listed.rows["title"]) == ["a tiny run"]
     (tmp_path / "bad.jsonl.gz").write_bytes(b"not a gzip file")
     assert not lk.recorded(folder=tmp_path) and not lk.recorded(folder=tmp_path / "missing")
     with pytest.raises(ValueError, match="available: tiny"):
