@@ -16,10 +16,7 @@ from labkit.watching.recorder import Recorder
 
 
 class StepRecorder:
-    """Records steps as a framework's callbacks tell of them; `.run` is the Run so far.
-
-    A framework may call `epoch`, `ready` and `over` itself, whatever it passes on.
-    """
+    """Records steps as a framework's callbacks tell of them; `.run` is the Run so far."""
 
     def __init__(self):
         self._recording: Recorder | None = None  # while the training goes on
@@ -48,14 +45,14 @@ class StepRecorder:
         recording.start_telemetry()
         self._asked = now_ns()
 
-    def epoch(self, *_args: Any, **_more: Any) -> None:
+    def epoch(self) -> None:
         """Begin a pass over the data."""
         if self._recording is not None:
             self._end_epoch(self._recording)
             self._recording.begin_epoch(now_ns())
             self._asked = now_ns()
 
-    def ready(self, *_args: Any, **_more: Any) -> None:
+    def ready(self) -> None:
         """The batches of a step are here: what came before it is over."""
         recording = self._recording
         if recording is not None:
@@ -77,7 +74,7 @@ class StepRecorder:
             self._row = (asked, ready, samples, start, end)
             recording.waits(self._asked)
 
-    def over(self, *_args: Any, loss: float | None = None) -> None:
+    def over(self, loss: float | None = None) -> None:
         """Something that follows a step is done, such as logging its loss."""
         if self._recording is not None and self._row is not None and loss is not None:
             self._recording.losses[self._recording.next] = float(loss)

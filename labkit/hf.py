@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Sized
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -19,6 +19,10 @@ from labkit.callbacks import StepRecorder
 from labkit.process.events import now_ns
 from labkit.results.result import Result, Table
 from labkit.watching.recorder import LOOK_EVERY
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+    from transformers import TrainerControl, TrainerState, TrainingArguments
 
 try:
     import accelerate  # noqa: F401 -- the Trainer needs it, and says so late
@@ -38,28 +42,43 @@ class Recorder(StepRecorder, TrainerCallback):
     the Trainer logs: set `logging_steps=1`. Give each Trainer a Recorder of its own.
     """
 
-    _hook, _tokens = None, np.zeros(2)
+    def __init__(self):
+        super().__init__()
+        self._hook: RemovableHandle | None = None
+        self._batch = 0  # samples of a step
+        self._samples = math.inf  # of a pass, where the dataset can tell
+        self._left = math.inf  # of this pass
+        self._calls = itertools.count()  # of the model, on batches of tokens
+        self._tokens = np.zeros(2)  # of this step: all, and those that are no padding
+        self._share = 0.0  # of the tokens that are padding, at the last look
 
-    def on_step_begin(self, *_args: Any, **_more: Any) -> None:
-        """The batches of a step are here."""
-        self.ready()
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        train_dataloader: Any = None,
+        model: torch.nn.Module | None = None,
+        **_more: object,
+    ) -> None:
         """Begin a record, before the first batch is asked for."""
-        if state.is_world_process_zero:
-            loader = more.get("train_dataloader")
-            self._count = args.train_batch_size * args.gradient_accumulation_steps
-            data = getattr(loader, "dataset", None)
-            self._samples = len(data) if isinstance(data, Sized) else math.inf
-            model = more.get("model")
-            self.begin(loader, model)
-            if model is not None:
-                self._calls, self._tokens, self._share = itertools.count(), np.zeros(2), 0.0
-                self._hook = model.register_forward_pre_hook(self._look, with_kwargs=True)
+        if not state.is_world_process_zero:
+            return
+        self._batch = args.train_batch_size * args.gradient_accumulation_steps
+        dataset = getattr(train_dataloader, "dataset", None)
+        self._samples = len(dataset) if isinstance(dataset, Sized) else math.inf
+        self.begin(train_dataloader, model)
+        if model is not None:
+            self._calls = itertools.count()
+            self._tokens = np.zeros(2)
+            self._share = 0.0
+            self._hook = model.register_forward_pre_hook(self._look, with_kwargs=True)
 
-    def _look(self, model: Any, _args: tuple, inputs: dict[str, Any]) -> None:
+    def _look(self, model: torch.nn.Module, _args: object, inputs: dict[str, Any]) -> None:
         """Count a training batch's tokens; where a device is waited for, the padding of some."""
-        ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+        ids = inputs.get("input_ids")
+        mask = inputs.get("attention_mask")
         if ids is None or not model.training:
             return
         if mask is None:  # as of sequences packed in one row: every token is taken as real
@@ -68,37 +87,40 @@ class Recorder(StepRecorder, TrainerCallback):
             self._share = padding_of({"attention_mask": mask.cpu()}) or 0.0
         self._tokens += ids.numel(), ids.numel() * (1 - self._share)
 
-    def on_epoch_begin(self, *_args: Any, **_more: Any) -> None:
+    def on_epoch_begin(self, *_args: object, **_more: object) -> None:
         """Begin a pass over the data."""
-        if self._recording is not None:
-            self._left = self._samples
-            self.epoch()
+        self._left = self._samples
+        self.epoch()
 
-    def on_step_end(self, *_args: Any, **_more: Any) -> None:
+    def on_step_begin(self, *_args: object, **_more: object) -> None:
+        """The batches of a step are here."""
+        self.ready()
+
+    def on_step_end(self, *_args: object, **_more: object) -> None:
         """A step has been issued; keep it until it is known whether its loss is logged."""
         if self._recording is not None:
-            count = min(self._count, self._left)
+            count = int(min(self._batch, self._left))
             self._left -= count
             if self._tokens.any():
                 self._recording.tokens[self._recording.next] = [round(n) for n in self._tokens]
             self._tokens = np.zeros(2)
             self.issued(count)
 
-    def on_log(self, *_args: Any, logs: dict | None = None, **_more: Any) -> None:
+    def on_log(self, *_args: object, logs: dict[str, float] | None = None, **_more: object) -> None:
         """Keep the loss of the step that is over; the loader is asked only when this is done."""
         self.over(loss=(logs or {}).get("loss"))
 
     on_evaluate = on_save = on_log
 
-    def on_train_end(self, *_args: Any, **_more: Any) -> None:
+    def on_train_end(self, *_args: object, **_more: object) -> None:
         """End the record."""
         self.close("exhausted")
 
-    def close(self, *how: Any, **more: Any) -> None:
-        """End the record; only needed after a training that an exception ended."""
+    def close(self, how: str = "left early", error: BaseException | None = None) -> None:
+        """End the record; only needed after a training that an exception ended: `error`."""
         if self._hook is not None:
             self._hook.remove()
-        super().close(*how, **more)
+        super().close(how, error)
 
 
 @dataclass(frozen=True, repr=False)
@@ -115,7 +137,9 @@ class Generation(Result):
 
     def table(self) -> Table:
         """Return the numbers, a row each; above them, the law."""
-        rows = [(n, v if v is None else f"{v:,.4g}") for n, v in vars(self).items()]
+        rows = []
+        for name, value in vars(self).items():
+            rows.append((name, None if value is None else f"{value:,.4g}"))
         title = f"{self.tokens_per_s:,.0f} tokens/s"
         if self.law_ms:
             title += f": a step takes {self.token_ms / self.law_ms:.2f}x as long as reading weights"
@@ -126,14 +150,19 @@ class _Stamps(StoppingCriteria):
     """Notes when each token is there: the device is waited for, as to show a token takes."""
 
     def __init__(self, device: torch.device):
-        self.device, self.at = device, [now_ns()]
+        self.device = device
+        self.stamps_ns = [now_ns()]
 
     def __call__(
-        self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any
+        self,
+        input_ids: torch.LongTensor,
+        scores: tuple[torch.Tensor] | None,
+        **_kwargs: object,
     ) -> torch.BoolTensor:
         machine.finish(self.device)
-        self.at.append(now_ns())
-        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+        self.stamps_ns.append(now_ns())
+        done = torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+        return cast(torch.BoolTensor, done)
 
 
 def generation(model: Any, input_ids: torch.Tensor, new_tokens: int = 64) -> Generation:
@@ -143,17 +172,26 @@ def generation(model: Any, input_ids: torch.Tensor, new_tokens: int = 64) -> Gen
     `lk.peaks()` measured on this device with as many threads.
     """
     device = input_ids.device
+    stamps = _Stamps(device)
     for tokens in (3, new_tokens):  # the first warms up
         stamps = _Stamps(device)
         model.generate(
-            input_ids, attention_mask=torch.ones_like(input_ids), do_sample=False,
-            min_new_tokens=tokens, max_new_tokens=tokens,
+            input_ids,
+            attention_mask=torch.ones_like(input_ids),
+            do_sample=False,
+            min_new_tokens=tokens,
+            max_new_tokens=tokens,
             stopping_criteria=StoppingCriteriaList([stamps]),
-        )  # fmt: skip
-    first, *steps = np.diff(stamps.at) / 1e6
-    weights = sum(p.nbytes for p in model.parameters())
+        )
+    first_ms, *steps_ms = np.diff(stamps.stamps_ns) / 1e6
+    weights = sum(parameter.nbytes for parameter in model.parameters())
     bandwidth = (peaks.kept(device) or {}).get(peaks.BANDWIDTH)
-    p99 = float(np.percentile(steps, 99)) if len(steps) >= 100 else None
-    median, rate = float(np.median(steps)), len(input_ids) * len(steps) / sum(steps) * 1e3
-    law = weights / bandwidth * 1e3 if bandwidth else None
-    return Generation(len(input_ids), float(first), median, p99, float(rate), weights, law)
+    return Generation(
+        batch=len(input_ids),
+        prefill_ms=float(first_ms),
+        token_ms=float(np.median(steps_ms)),
+        p99_ms=float(np.percentile(steps_ms, 99)) if len(steps_ms) >= 100 else None,
+        tokens_per_s=float(len(input_ids) * len(steps_ms) / sum(steps_ms) * 1e3),
+        weights_bytes=weights,
+        law_ms=weights / bandwidth * 1e3 if bandwidth else None,
+    )

@@ -5,12 +5,13 @@ Needs the extra `labkit[lightning]`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from labkit.callbacks import StepRecorder
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Callback
+    from lightning.pytorch import Callback, LightningModule, Trainer
 else:
     try:
         from lightning.pytorch import Callback
@@ -30,28 +31,47 @@ class Recorder(StepRecorder, Callback):
     list. What lies between epochs is left out; rank 0 records.
     """
 
-    on_train_epoch_start = StepRecorder.epoch
-    on_train_batch_start = StepRecorder.ready
-    on_validation_end = StepRecorder.over
+    _count: Callable[[Any], int] | None = None  # the samples of a batch
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a record."""
         if trainer.is_global_zero:
             self._count = None
             self.begin(trainer.train_dataloader, pl_module)
 
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin a pass over the data."""
+        self.epoch()
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """A batch is here."""
+        self.ready()
+
     def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: object,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         """A step has been issued."""
         if self._recording is not None:
             self._count = self._count or self._recording.counter(batch)
             self.issued(self._count(batch))
 
-    def on_train_end(self, *_args: Any) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A validation that belongs to the step before it is done."""
+        self.over()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the record."""
         self.close("exhausted")
 
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         """End the record of a training that failed."""
         self.close(error=exception)

@@ -17,7 +17,7 @@ import cloudpickle
 from labkit.bench import triton_kernels
 from labkit.diagnosis.efficiency import ROOFS, Peaks
 from labkit.process.interrupts import held, in_notebook
-from labkit.results.launch import launch
+from labkit.results.launch import Launched, launch
 from labkit.results.measurements import Measurements
 from labkit.spec import TIMED, Grid
 from labkit.view.display import Display, StaticFigure, stage_line
@@ -30,11 +30,12 @@ if TYPE_CHECKING:
 MOST_MIB = 64  # of a function with what it refers to
 PAYLOAD = "function.pkl"
 REDRAW_SECONDS = 1.0  # between two drawings of the rows so far
+NO_MISTAKE = ("skipped:", "out of memory")  # how such errors begin
 BEST_FIRST = ("tflops", "gib_s", "ms")  # what is drawn while rows come in
 
 
 def measure(
-    function: Callable, *, device: str = "auto", wait: bool = True, **grid: Any
+    function: Callable[..., object], *, device: str = "auto", wait: bool = True, **grid: Any
 ) -> Measurements:
     """Measure your own function for each combination of the given values, in its own process.
 
@@ -64,10 +65,10 @@ def measure(
     source = Sent(function)
     with held():
         started = launch(spec, source=source)
-        assert isinstance(started, Measurements)  # what a Grid gives
         if wait:
             watch_rows(started)
-    if wait and len(started) and (failed := first_error_of_all(started)):
+    failed = first_error_of_all(started) if wait and len(started) else None
+    if failed:
         raise RuntimeError(f"{function.__name__}: {failed}")
     return started
 
@@ -93,7 +94,7 @@ def peaks(*, again: bool = False, threads: int | None = None, device: str = "aut
     return Peaks.of(measure(peak, device=device, of=list(ROOFS)))
 
 
-def signature_of(function: Callable) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+def signature_of(function: Callable[..., object]) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     """Return a function's name, its arguments after the bench, and those without a default."""
     if not isinstance(function, FunctionType):
         raise ValueError(f"{function!r} is not a function: give one that takes (bench, ...).")
@@ -108,8 +109,10 @@ def signature_of(function: Callable) -> tuple[str, tuple[str, ...], tuple[str, .
 
 def listed(grid: dict[str, Any]) -> dict[str, list[Any]]:
     """Return the grid with a list for each argument."""
-    several = (list, tuple, range)
-    return {name: list(v) if isinstance(v, several) else [v] for name, v in grid.items()}
+    values = {}
+    for name, given in grid.items():
+        values[name] = list(given) if isinstance(given, (list, tuple, range)) else [given]
+    return values
 
 
 class Sent:
@@ -119,17 +122,19 @@ class Sent:
         triton_kernels.allow()
         self.function = function
         self.refers_to = referred_to(function)
-        if names := [name for name, value in self.refers_to.items() if on_gpu(value)]:
-            raise ValueError(
-                f"{function.__name__} uses {names[0]}, a tensor on the GPU: make it inside, on "
-                "bench.device."
-            )
+        for name, value in self.refers_to.items():
+            if on_gpu(value):
+                raise ValueError(
+                    f"{function.__name__} uses {name}, a tensor on the GPU: make it inside, on "
+                    "bench.device."
+                )
         try:
             self.pickled = cloudpickle.dumps(function)
         except Exception as error:  # whatever the reader's objects raise
             why = f"{self.culprit()} cannot be sent to another process: {error}"
             raise ValueError(why) from None
-        if (mib := len(self.pickled) / 2**20) > MOST_MIB:
+        mib = len(self.pickled) / 2**20
+        if mib > MOST_MIB:
             raise ValueError(
                 f"{function.__name__} takes {mib:.0f} MiB of data along (at most {MOST_MIB}): make "
                 "what is large inside."
@@ -158,7 +163,7 @@ class Sent:
         path = [os.path.abspath(place or ".") for place in sys.path]
         return {"payload": PAYLOAD, "path": path, "code": code}
 
-    def described(self, spec: Grid) -> dict[str, Any]:
+    def described(self, spec: Launched) -> dict[str, Any]:
         """Return what the run's first event tells."""
         return spec.to_spec()
 
@@ -170,7 +175,7 @@ def referred_to(function: FunctionType) -> dict[str, Any]:
     return {name: value for name, value in values.items() if not isinstance(value, ModuleType)}
 
 
-def on_gpu(value: Any) -> bool:
+def on_gpu(value: object) -> bool:
     """Return whether it is a tensor in a GPU's memory."""
     return getattr(value, "device", None) is not None and getattr(value, "is_cuda", False) is True
 
@@ -178,8 +183,7 @@ def on_gpu(value: Any) -> bool:
 def watch_rows(measured: Measurements) -> None:
     """Show the rows as they come: a line of progress, and in a notebook the figure so far."""
     shown = Display()
-    began = time.monotonic()
-    drawn_at = began
+    began = drawn_at = time.monotonic()
     drawn_rows = 0
 
     def each(running: Measurements) -> None:
@@ -204,25 +208,28 @@ def watch_rows(measured: Measurements) -> None:
 
 def progress_line(running: Measurements, seconds: float) -> str:
     """Say which row is being measured, and how long the others may take."""
-    stage = running.stage
-    done, points = stage.get("done"), running.points
-    if not points or done is None or done >= len(points):
+    done = running.stage.get("done")
+    points = running.points
+    if done is None or done >= len(points):
         return stage_line(running)
     values = ", ".join(f"{name}={value}" for name, value in points[done].items())
     line = f"{running.name}({values}), {done + 1} of {len(points)}"
-    return f"{line}, about {seconds / done * (len(points) - done):.0f} s left" if done else line
+    if not done:
+        return line
+    left_s = seconds / done * (len(points) - done)
+    return f"{line}, about {left_s:.0f} s left"
 
 
-def figure_so_far(running: Measurements, title: str) -> Any:
+def figure_so_far(running: Measurements, title: str) -> StaticFigure | None:
     """Return a figure of the rows so far, by their first two arguments that vary."""
     rows = running.rows
     arguments = [name for name in rows if name not in TIMED and not has_lists(rows[name])]
     varying = [name for name in arguments if rows[name].nunique() > 1]
-    y = next((name for name in BEST_FIRST if name in rows and rows[name].notna().any()), None)
-    if y is None or not varying:
+    known = [name for name in BEST_FIRST if name in rows and rows[name].notna().any()]
+    if not known or not varying:
         return None
     by = varying[1] if len(varying) > 1 else None
-    return StaticFigure.drawn(running.plot(x=varying[0], y=y, by=by, title=title))
+    return StaticFigure.drawn(running.plot(x=varying[0], y=known[0], by=by, title=title))
 
 
 def has_lists(column: pandas.Series) -> bool:
@@ -233,5 +240,6 @@ def has_lists(column: pandas.Series) -> bool:
 def first_error_of_all(measured: Measurements) -> str | None:
     """Return the first row's error where each row has one that is not a skip; else None."""
     errors = list(measured.rows["error"])
-    mistakes = [e for e in errors if e and not e.startswith(("skipped:", "out of memory"))]
-    return mistakes[0] if len(mistakes) == len(errors) else None
+    if not all(errors) or any(error.startswith(NO_MISTAKE) for error in errors):
+        return None
+    return errors[0]

@@ -26,7 +26,7 @@ def run(
     pipeline: Pipeline | None = None,
     *,
     wait: bool = True,
-    wandb: bool | str | dict[str, Any] | None = None,
+    wandb: wandb_log.Asked = None,
     before: Run | None = None,
     **knobs: Any,
 ) -> Run:

@@ -11,8 +11,9 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import psutil
@@ -21,38 +22,61 @@ from labkit.process import folders
 from labkit.results.library import load
 from labkit.results.run import Run
 from labkit.results.step_classes import split_steps
+from labkit.tuning.result import Ladder
 
-MODES = ("offline", "online", "disabled")
+Mode = Literal["offline", "online", "disabled"]
+MODES: tuple[Mode, ...] = ("offline", "online", "disabled")
 PATIENCE_S = 120  # then this process gives up, whatever the server does
 POINTS = 500  # of the utilization timeline
 PARTS = ("wait_ms", "copy_ms", "compute_ms", "other_ms")
-NUMBERS = ("outcome", "error", "throughput", "utilization", "step_ms", *PARTS, "mfu", "mbu",
-           "peak_memory_gib", "energy_j", "noisy")  # fmt: skip
+NUMBERS = (
+    "outcome",
+    "error",
+    "throughput",
+    "utilization",
+    "step_ms",
+    *PARTS,
+    "mfu",
+    "mbu",
+    "peak_memory_gib",
+    "energy_j",
+    "noisy",
+)
+OF_DIAGNOSIS = ("bottleneck", "confidence", "evidence", "advice")
+Asked = bool | str | dict[str, str] | None
 
 
-def command(wandb: bool | str | dict[str, Any] | None) -> list[str] | None:
+def command(asked: Asked) -> list[str] | None:
     """Return the command that logs the run in its working folder, or None for no logging."""
-    if wandb in (None, False):
+    if asked is None or asked is False:
         return None
-    given = wandb if isinstance(wandb, dict) else {"mode": wandb} if wandb is not True else {}
-    if set(given) - {"project", "mode", "name"}:
-        raise ValueError(f"wandb={wandb!r}: use the keys project, mode and name.")
-    settings = {"project": "labkit", "mode": "offline"} | given
-    _check_mode(settings["mode"])
-    if settings["mode"] == "online" and not os.environ.get("WANDB_API_KEY"):
+    settings = {"project": "labkit", "mode": "offline"}
+    if isinstance(asked, str):
+        settings["mode"] = asked
+    elif isinstance(asked, dict):
+        settings |= asked
+    if set(settings) - {"project", "mode", "name"}:
+        raise ValueError(f"wandb={asked!r}: use the keys project, mode and name.")
+    mode = _checked(settings["mode"])
+    if mode == "online" and not os.environ.get("WANDB_API_KEY"):
         raise ValueError("wandb mode 'online' needs WANDB_API_KEY set; 'offline' needs no key.")
     return [sys.executable, "-m", "labkit.view.wandb_log", ".", json.dumps(settings)]
 
 
-def _check_mode(mode: Any) -> None:
-    if mode not in MODES:
-        raise ValueError(f"wandb mode {mode!r} is not allowed: use one of {MODES}.")
+def _checked(mode: object) -> Mode:
+    for known in MODES:
+        if mode == known:
+            return known
+    raise ValueError(f"wandb mode {mode!r} is not allowed: use one of {MODES}.")
 
 
 def to_wandb(
-    what: Any, *, project: str = "labkit", mode: str = "offline",
-    folder: str | os.PathLike | None = None,
-) -> Path | None:  # fmt: skip
+    what: Run | Mapping[str, Run] | Ladder,
+    *,
+    project: str = "labkit",
+    mode: str = "offline",
+    folder: str | os.PathLike[str] | None = None,
+) -> Path | None:
     """Log finished runs (a Run or a dictionary of Runs) to Weights & Biases.
 
     Into the W&B run that is active, where there is one: the numbers in its summary below "labkit/",
@@ -64,51 +88,70 @@ def to_wandb(
         import wandb
     except ImportError:
         raise ImportError("wandb is not installed: pip install wandb") from None
-    _check_mode(mode)
-    named = {"": what} if isinstance(what, Run) else dict(getattr(what, "runs", what) or {})
-    if not named or not all(isinstance(run, Run) for run in named.values()):
+    checked = _checked(mode)
+    named = what.runs if isinstance(what, Ladder) else what
+    if isinstance(named, Run):
+        named = {"": named}
+    is_named = isinstance(named, Mapping) and len(named) > 0
+    if not is_named or not all(isinstance(run, Run) for run in named.values()):
         raise ValueError(f"{what!r}: give a Run or a dictionary of Runs.")
     folder = Path(folder or folders.home() / "wandb" / project)
     for name, run in named.items():
         if wandb.run is None:
             folder.mkdir(parents=True, exist_ok=True)
-            log(run, {"project": project, "mode": mode, "name": name}, folder)
-            continue
-        place = "/".join(filter(None, ("labkit", name)))
-        wandb.run.summary.update({f"{place}/{key}": value for key, value in summary(run).items()})
-        rows = np.column_stack(run.timeline(POINTS)).tolist()
-        table = wandb.Table(columns=["seconds", "utilization"], data=rows)
-        chart = wandb.plot.line(table, *table.columns, title=f"true utilization {name}")
-        wandb.run.log({f"{place}/utilization": chart}, commit=False)  # takes no step in it
+            log(run, folder, project, checked, name)
+        else:
+            log_into_active(run, name)
     return folder / "wandb" if wandb.run is None else None
 
 
-def summary(run: Run) -> dict[str, Any]:
+def log_into_active(run: Run, name: str) -> None:
+    """Add a run's numbers and its timeline to the W&B run that is active."""
+    import wandb
+
+    active = wandb.run
+    assert active is not None
+    place = f"labkit/{name}" if name else "labkit"
+    active.summary.update({f"{place}/{key}": value for key, value in summary(run).items()})
+    rows = np.column_stack(run.timeline(POINTS)).tolist()
+    table = wandb.Table(columns=["seconds", "utilization"], data=rows)
+    title = f"true utilization {name}"
+    chart = wandb.plot.line(table, "seconds", "utilization", title=title)
+    active.log({f"{place}/utilization": chart}, commit=False)  # takes no step in it
+
+
+def summary(run: Run) -> dict[str, object]:
     """Return the run's numbers and its diagnosis, as W&B's summary keeps them."""
     found = {name: value for name, value in run.to_dict().items() if name in NUMBERS}
-    found |= {"recorded_on": run.machine.name} if run.recorded else {}
+    if run.recorded:
+        found["recorded_on"] = run.machine.name
     if run.utilization is not None:
         verdict = run.diagnose()
-        names = ("bottleneck", "confidence", "evidence", "advice")
-        found |= {name: getattr(verdict, name) for name in names}
+        found |= {name: getattr(verdict, name) for name in OF_DIAGNOSIS}
     return found
 
 
-def log(run: Run, settings: dict[str, str], folder: Path) -> None:
+def log(run: Run, folder: Path, project: str, mode: Mode, name: str = "") -> None:
     """Write `run` as one W&B run below `folder`: steps, true utilization timeline, summary."""
     import wandb
 
     session = wandb.init(
-        **settings | {"name": settings.get("name") or run.id}, dir=str(folder),
+        project=project,
+        mode=mode,
+        name=name or run.id,
+        dir=str(folder),
         config={"pipeline": run.pipeline.to_dict(), "machine": run.machine.to_dict()},
         settings=wandb.Settings(console="off", silent=True, x_disable_stats=True),
-    )  # fmt: skip
+    )
     session.define_metric("seconds")
     session.define_metric("utilization", step_metric="seconds")
-    wait, copy, compute, *rest = 1e3 * split_steps(run.stamps).T  # of every step but the first
-    parts = zip(wait, copy, compute, sum(rest), strict=True)
-    for i, (loss, step) in enumerate(zip(run.loss, [(), *parts], strict=True)):
-        session.log({"loss": loss} | dict(zip(PARTS, step, strict=False)), step=i)
+    parts_ms = 1e3 * split_steps(run.stamps)  # of every step but the first
+    for step, loss in enumerate(run.loss):
+        row = {"loss": loss}
+        if step:
+            wait, copy, compute, launch, other = parts_ms[step - 1]
+            row |= dict(zip(PARTS, (wait, copy, compute, launch + other), strict=True))
+        session.log(row, step=step)
     for second, share in np.column_stack(run.timeline(POINTS)).tolist():
         session.log({"seconds": second, "utilization": share})
     session.summary.update(summary(run))
@@ -121,10 +164,11 @@ def main(folder: str, settings: str) -> None:
     timer = threading.Timer(PATIENCE_S, give_up, (f"no answer in {PATIENCE_S} s",))
     timer.daemon = True
     timer.start()
-    run = load(folder)
-    run.recorded = False  # it was measured here, a moment ago
     try:
-        log(run, json.loads(settings), Path(folder))
+        run = load(folder)
+        assert isinstance(run, Run)  # what the option is for
+        run.recorded = False  # it was measured here, a moment ago
+        log(run, Path(folder), **json.loads(settings))
     except Exception as error:
         give_up(f"{type(error).__name__}: {error}")
 

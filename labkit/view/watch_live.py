@@ -10,11 +10,12 @@ import linecache
 import os
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from labkit.bench.user_loop import Tally
 from labkit.diagnosis import thresholds
+from labkit.diagnosis.diagnosis import Diagnosis
 from labkit.diagnosis.hot_lines import CELL, Line, Lines
 from labkit.knobs import suggests
 from labkit.process import folders, launcher
@@ -24,6 +25,7 @@ from labkit.watching.hangs import HangWatch
 from labkit.watching.passes import say
 from labkit.watching.recorder import Recorder
 
+LEAST_SHARE = 0.01  # of the time, that a line of a cell is marked for
 OPEN_MOST = 8  # watches kept open: the loop's, its validation's, and some for generators
 EMPTY = (
     "watch: the loader gave no batch. If it is an iterator or a generator, it has been used up: "
@@ -49,7 +51,7 @@ class Watch:
         self._run: Run | None = None
         self._display: Display | None = None
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Any]:
         try:
             recorder = self._opened()
         except Exception as error:
@@ -68,13 +70,13 @@ class Watch:
             raise AttributeError(name)
         return getattr(self.loader, name)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type[Watch], tuple[object, bool]]:
         return Watch, (self.loader, self.live)
 
     def __enter__(self) -> Watch:
         return self
 
-    def __exit__(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         self.close(error)
 
     @property
@@ -89,25 +91,25 @@ class Watch:
             self._run.loader = self.loader
         return self._run
 
-    def count_flops_of(self, model: Any) -> None:
+    def count_flops_of(self, model: object) -> None:
         """Count the FLOPs of this model from now on, where it is another one; None changes nothing.
 
         The next training call of the model is counted.
         """
         if model is not None and model is not self.model:
             self.model = model
-            if _is_open(self._recorder):
+            if self._recorder is not None and _is_open(self._recorder):
                 self._recorder.count(model)
 
-    def diagnose(self) -> Any:
-        """Name what holds the loop back, with evidence and advice (a Diagnosis)."""
+    def diagnose(self) -> Diagnosis:
+        """Name what holds the loop back, with evidence and advice."""
         return self.run.diagnose()
 
     def close(self, error: BaseException | None = None) -> None:
         """End the Run and show its diagnosis; `error` is what ended the loop, where one did."""
         recorder = self._recorder
         shown = self._display
-        if not _is_open(recorder):
+        if recorder is None or not _is_open(recorder):
             return
         recorder.close(error)
         if self._hangs is not None:
@@ -125,46 +127,53 @@ class Watch:
 
     def _opened(self) -> Recorder:
         """Return the recorder of the open Run; begin a new one where there is none."""
-        if not _is_open(self._recorder):
-            launcher.end_standby()  # it might still be importing torch: this loop wants to be alone
-            self._recorder = Recorder(folders.new_run(), self.loader, self.model)
-            rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
-            self._run = None
-            self._display = Display() if self.live and rank == "0" else None
-            self._hangs = HangWatch([self._recorder.folder])
-            self._hangs.__enter__()
-            while len(_open) >= OPEN_MOST:
-                _open[0].close()
-            _open.append(self)
-            _end_with_the_cell()
-        return self._recorder
+        if self._recorder is not None and _is_open(self._recorder):
+            return self._recorder
+        launcher.end_standby()  # it might still be importing torch: this loop wants to be alone
+        recorder = Recorder(folders.new_run(), self.loader, self.model)
+        self._recorder = recorder
+        self._run = None
+        rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
+        self._display = Display() if self.live and rank == "0" else None
+        self._hangs = HangWatch([recorder.folder])
+        self._hangs.__enter__()
+        while len(_open) >= OPEN_MOST:
+            _open[0].close()
+        _open.append(self)
+        _end_with_the_cell()
+        return recorder
+
+    @property
+    def is_iterated(self) -> bool:
+        """Whether a pass over the loader goes on."""
+        return self._recorder is not None and self._recorder.current is not None
 
     def _beat(self, now: int | None) -> None:
         """Show how far the loop is; None says that a pass is over."""
-        going = [each for each in _open if each._recorder.current is not None or each is self]
-        if going[:1] != [self]:
+        going_on = [each for each in _open if each.is_iterated or each is self]
+        if self._recorder is None or going_on[:1] != [self]:
             return  # inside another watched loop: a validation loop draws nothing
         self._recorder.beat(now)
         try:
             if self._display is not None:
-                self._show(over=now is None)
+                show_line(self._display, self._recorder, over=now is None)
         except Exception as error:  # a closed terminal must not end the recording
             self._display = None
             say(f"display stopped: {type(error).__name__}: {error}")
 
-    def _show(self, over: bool) -> None:
-        """Write a line from sums of bounded size: this is the training process itself."""
-        recorder = self._recorder
-        nothing = recorder.next == recorder.first_step and recorder.how == "exhausted"
-        if over:
-            self._display.final(EMPTY if nothing else line(recorder))
-        else:  # a line that wraps could not be written over
-            self._display.line(line(recorder)[: shutil.get_terminal_size().columns - 1])
+
+def show_line(display: Display, recorder: Recorder, over: bool) -> None:
+    """Write a line from sums of bounded size: this is the training process itself."""
+    is_empty = recorder.next == recorder.first_step and recorder.how == "exhausted"
+    if over:
+        display.final(EMPTY if is_empty else line(recorder))
+    else:  # a line that wraps could not be written over
+        display.line(line(recorder)[: shutil.get_terminal_size().columns - 1])
 
 
-def _is_open(recorder: Recorder | None) -> bool:
+def _is_open(recorder: Recorder) -> bool:
     """Whether it goes on, here and not in the process that this one was forked from."""
-    return recorder is not None and not recorder.closed and recorder.pid == os.getpid()
+    return not recorder.closed and recorder.pid == os.getpid()
 
 
 @suggests
@@ -200,20 +209,24 @@ def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:
     dataset = getattr(loader, "dataset", None)
     place = (caller.f_code, caller.f_lineno, type(loader), id(dataset))
     for each in _open:
-        anew = dataset is not None and each.place == place and each._recorder.current is None
+        anew = dataset is not None and each.place == place and not each.is_iterated
         if anew or each.loader is loader:
             each.loader = loader
-            watch.last = each
             each.count_flops_of(model)
-            return each
-    watch.last = Watch(loader, live, place, model)
-    return watch.last
+            return _remembered(each)
+    return _remembered(Watch(loader, live, place, model))
 
 
-watch.last = None
+def _remembered(watched: Watch) -> Watch:
+    """Keep it as `lk.watch.last`."""
+    vars(watch)["last"] = watched
+    return watched
 
 
-def _module(model: Any) -> Any:
+vars(watch)["last"] = None
+
+
+def _module(model: object) -> object:
     """Return a module or None as it is; raise TypeError of anything else."""
     if model is not None and not hasattr(model, "register_forward_pre_hook"):
         raise TypeError(f"lk.watch(model={type(model).__name__}): give it the torch.nn.Module.")
@@ -223,7 +236,7 @@ def _module(model: Any) -> Any:
 def close_all(error: BaseException | None = None, going_on: bool = True) -> None:
     """End open Runs, with the `error` that ended the cell; `going_on`: those iterated as well."""
     for each in list(_open):
-        if going_on or each._recorder.current is None:
+        if going_on or not each.is_iterated:
             with contextlib.suppress(Exception):
                 each.close(error)
 
@@ -232,12 +245,13 @@ def close_all(error: BaseException | None = None, going_on: bool = True) -> None
 def _end_with_the_cell() -> None:
     """See to it that open Runs end with the notebook cell, or else with the script."""
     ipython = sys.modules.get("IPython")
-    if shell := ipython and ipython.get_ipython():
+    shell = ipython.get_ipython() if ipython else None
+    if shell:
         shell.events.register("post_run_cell", _after_cell)
     atexit.register(lambda: close_all(getattr(sys, "last_value", None)))
 
 
-def _after_cell(result: Any) -> None:
+def _after_cell(result: object) -> None:
     error = getattr(result, "error_in_exec", None)
     close_all(error, going_on=error is not None)
 
@@ -275,8 +289,10 @@ def marked_cells(lines: Lines) -> list[str]:
 
 def _marked_cell(file: str, lines: Iterable[Line]) -> str:
     """Return a cell of the notebook that the time went to, each line with its share, as HTML."""
-    known = sorted((x.share, x.line) for x in lines if x.file == file and x.share >= 0.01)
-    shares = {line: share for share, line in known}  # of one line named twice, the larger
+    shares: dict[int, float] = {}
+    for line in lines:
+        if line.file == file and line.share >= LEAST_SHARE:  # of one named twice, the larger
+            shares[line.line] = max(line.share, shares.get(line.line, 0.0))
     rows = []
     for number, text in enumerate(linecache.getlines(file), 1):
         share = shares.get(number, 0.0)
