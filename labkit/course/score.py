@@ -35,10 +35,7 @@ def keep(kind: str, name: str, **values: Any) -> None:
 
     Each call appends a line to the file, so that notebooks which play at once lose nothing.
     """
-    line: Values = {"kind": kind, "name": name}
-    for key, value in values.items():
-        is_finite = not isinstance(value, float) or math.isfinite(value)  # JSON has no others
-        line[key] = value if is_finite else None
+    line = {"kind": kind, "name": name, **values}
     if _nobody_plays():
         _unwritten.append(line)
         return

@@ -176,10 +176,8 @@ class CodeTask(Task):
         """Try the answer out in a process of its own."""
         from labkit.course.checking import Refused
 
-        is_right_kind = callable(answer)
-        if isinstance(self.solution, type):
-            is_right_kind = isinstance(answer, type)
-        if not callable(answer) or not is_right_kind:
+        kind = type if isinstance(self.solution, type) else object
+        if not callable(answer) or not isinstance(answer, kind):
             raise ValueError(f"{self.rules[:-1]}, this is {type(answer).__name__}.")
         measured = self.on_the_bench(answer)
         if REFUSED in measured:
