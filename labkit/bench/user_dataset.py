@@ -16,8 +16,7 @@ import pkgutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -30,34 +29,34 @@ from labkit.bench.job import Job
 from labkit.bench.models import set_layout
 from labkit.spec import STEP_KNOBS
 
+Batch: TypeAlias = Any  # whatever the reader's collate function makes
+Order: TypeAlias = dict[str, Any]  # as `labkit.tuning.source` writes it into the spec
 PARTS = ("dataset", "collate_fn", "step", "model", "optimizer")
 ONE = torch.empty(1)  # expanded, it counts samples and holds none
 NO_LOSS = torch.tensor(float("nan"))
 
 
-def prepare(order: dict[str, Any], job: Job, folder: Path) -> tuple[Any, Batches]:
+def prepare(order: Order, job: Job, folder: Path) -> tuple[OwnStep, Batches]:
     """Return what trains, and the loader that feeds it; raise where the reader's parts do not."""
     torch.manual_seed(job.seed)
     parts = _fetch(order, folder)
     dataset = _checked(parts["dataset"])
     collate = parts["collate_fn"] or torch.utils.data.default_collate
     streams = isinstance(dataset, IterableDataset)
-    more: dict[str, Any] = {}
     items = dataset if streams else (dataset[i % len(dataset)] for i in itertools.count())
-
-    def one_batch() -> Any:
-        return collate(list(itertools.islice(items, job.batch_size)))
-
-    trainer = own_step(parts, job, one_batch)
+    trainer = OwnStep(parts["step"], parts["model"], parts["optimizer"], job)
+    trainer.set_up(lambda: collate(list(itertools.islice(items, job.batch_size))))
+    sampler = None
     if not streams:
-        more["sampler"] = data.EndlessShuffle(len(dataset), job.seed)
+        sampler = data.EndlessShuffle(len(dataset), job.seed)
         dataset = NamesTheItem(dataset)
     send_by_value()
-    loader = DataLoader(dataset, collate_fn=collate, **data.loader_settings(job), **more)
+    settings = data.loader_settings(job)
+    loader = DataLoader(dataset, collate_fn=collate, sampler=sampler, **settings)
     return trainer, Batches(loader, job, parts["collate_fn"])
 
 
-def _fetch(order: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _fetch(order: Order, folder: Path) -> dict[str, Any]:
     """Return {part: object or None}; the payload is deleted as soon as it has been read."""
     os.chdir(order["cwd"])  # the reader's relative paths
     sys.path += [place for place in order["path"] if place not in sys.path]
@@ -116,99 +115,124 @@ class NamesTheItem(Dataset):
             raise RuntimeError(f"{call} failed: {type(error).__name__}: {error}") from error
 
 
-def knobs_of(job: Job, order: dict[str, Any]) -> dict[str, Any]:
+def knobs_of(job: Job, order: Order) -> dict[str, object]:
     """Return the knobs that act on the reader's parts."""
     of_step = STEP_KNOBS if "model" in order["parts"] else ()
     return {name: getattr(job, name) for name in (*user_loop.READ, *of_step)}
 
 
-def own_step(parts: dict[str, Any], job: Job, batch: Callable[[], Any]) -> SimpleNamespace:
-    """Return what stands where the bench has its Trainer: the reader's step, or nothing."""
-    device = torch.device(job.device)
-    step = parts["step"]
-    model = parts["model"]
-    optimizer = parts["optimizer"]
-    job.xray = job.xray and step is not None
-    if model is not None and not isinstance(model, nn.Module):
-        model = model().to(device)
-    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-        if model is None:
-            raise ValueError("optimizer updates a model's parameters: give model too.")
-        optimizer = optimizer(model.parameters())
-    given = (model, optimizer) if step is not None and _takes(step) > 1 else ()
+class OwnStep:
+    """The reader's step, or nothing, in the place of the bench's own Trainer."""
 
-    def compute(batch: Any, _counted: torch.Tensor, update: bool) -> torch.Tensor:
-        if step is None:
+    side_stream = None
+
+    def __init__(self, step: Callable[..., object] | None, model: Any, optimizer: Any, job: Job):
+        """`model` and `optimizer` may also be functions that make them."""
+        self.job = job
+        self.device = torch.device(job.device)
+        job.xray = job.xray and step is not None
+        if model is not None and not isinstance(model, nn.Module):
+            model = model().to(self.device)
+        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+            if model is None:
+                raise ValueError("optimizer updates a model's parameters: give model too.")
+            optimizer = optimizer(model.parameters())
+        self.step = step
+        self.given = (model, optimizer) if step is not None and _takes(step) > 1 else ()
+        self.given_model: nn.Module | None = model
+        self.model = nn.Identity() if model is None else model
+        self.optimizer: torch.optim.Optimizer | None = optimizer
+
+    def set_up(self, one_batch: Callable[[], Batch]) -> None:
+        """Do what the job's knobs say to the model and its optimizer, and try a step."""
+        if self.given_model is not None:
+            if self.job.channels_last:
+                set_layout(self.given_model, torch.channels_last)
+            if self.optimizer is not None and self.job.fused_optimizer:
+                _fuse(self.optimizer)
+            self._check_and_compile(one_batch())
+        torch.manual_seed(self.job.seed)
+
+    def to_device(self, images: Batch, labels: torch.Tensor, /) -> tuple[Batch, torch.Tensor]:
+        """Return the batch as it is: copying it is the step's business."""
+        return images, labels
+
+    def compute(self, images: Batch, _counted: torch.Tensor, /, update: bool) -> torch.Tensor:
+        """Do the reader's step on a batch; return its loss, NaN where it returns none."""
+        if self.step is None:
             return NO_LOSS
-        dtype = DTYPES.get(job.precision)
-        with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
-            loss = step(*given, batch)
-        if torch.is_tensor(loss) and loss.numel() == 1:
+        dtype = DTYPES.get(self.job.precision)
+        with torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
+            loss = self.step(*self.given, images)
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
             return loss.detach().float().reshape(())  # as (1,) it would not fit the recorder's slot
         return torch.tensor(float(loss)) if isinstance(loss, (int, float)) else NO_LOSS
 
-    if model is not None:
-        if job.channels_last:
-            set_layout(model, torch.channels_last)
-        for group in optimizer.param_groups if optimizer and job.fused_optimizer else ():
-            if "fused" not in group:
-                raise ValueError(f"{type(optimizer).__name__} has no fused version.")
-            group.update(fused=True, foreach=False)
-        _check_and_compile(compute, model, optimizer, job, batch)
-    torch.manual_seed(job.seed)
-    return SimpleNamespace(
-        compute=compute, side_stream=None, model=model or nn.Identity(), after_step=lambda: None,
-        to_device=lambda *batch: batch,  # copying it is the step's business
-        device=device, job=job, optimizer=optimizer or SimpleNamespace(zero_grad=lambda **_: None),
-    )  # fmt: skip
+    def after_step(self) -> None:
+        """Go on."""
+
+    def _check_and_compile(self, batch: Batch) -> None:
+        """Do a step to see that the model is in it, compiled where the job says so; undo it."""
+        optimizer = self.optimizer
+        kept = copy.deepcopy((self.model.state_dict(), optimizer and optimizer.state_dict()))
+        called: list[bool] = []
+        hook = self.model.register_forward_pre_hook(lambda *_: called.append(True))
+        self.compute(batch, ONE, update=True)
+        hook.remove()
+        if not called:
+            raise ValueError(
+                "step did not call the model that was given: write it as "
+                "step(model, optimizer, batch)."
+            )
+        if self.job.compile:
+            self.model.compile(mode=self.job.compile)
+            for _ in range(3):  # CUDA graphs are recorded in the second call, replayed in the third
+                self.compute(batch, ONE, update=True)
+        model_state, optimizer_state = kept
+        self.model.load_state_dict(model_state)
+        if optimizer is not None and optimizer_state is not None:
+            optimizer.state.clear()
+            optimizer.load_state_dict(optimizer_state)
+            optimizer.zero_grad(set_to_none=True)
 
 
-def _takes(step: Callable) -> int:
+def _fuse(optimizer: torch.optim.Optimizer) -> None:
+    """Have an optimizer update all weights in one pass; raise ValueError where it has none."""
+    for group in optimizer.param_groups:
+        if "fused" not in group:
+            raise ValueError(f"{type(optimizer).__name__} has no fused version.")
+        group.update(fused=True, foreach=False)
+
+
+def _takes(step: Callable[..., object]) -> int:
     """Return how many arguments a step needs: (batch) or (model, optimizer, batch)."""
-    needed = [p for p in inspect.signature(step).parameters.values() if p.default is p.empty]
-    if len(needed) not in (1, 3):
+    parameters = inspect.signature(step).parameters.values()
+    needed = sum(each.default is each.empty for each in parameters)
+    if needed not in (1, 3):
         raise ValueError("step takes (batch), or (model, optimizer, batch).")
-    return len(needed)
-
-
-def _check_and_compile(
-    compute: Callable, model: nn.Module, optimizer: Any, job: Job, batch: Callable
-) -> None:
-    """Do a step to see that the model is in it, compiled where the job says so; undo it."""
-    kept = copy.deepcopy((model.state_dict(), optimizer and optimizer.state_dict()))
-    called: list[bool] = []
-    hook = model.register_forward_pre_hook(lambda *_: called.append(True))
-    compute(one := batch(), ONE, True)
-    hook.remove()
-    if not called:
-        raise ValueError(
-            "step did not call the model that was given: write it as step(model, optimizer, batch)."
-        )
-    if job.compile:
-        model.compile(mode=job.compile)
-        for _ in range(3):  # CUDA graphs are recorded in the second call and replayed in the third
-            compute(one, ONE, True)
-    model.load_state_dict(kept[0])
-    if optimizer is not None:
-        optimizer.state.clear()
-        optimizer.load_state_dict(kept[1])
-        optimizer.zero_grad(set_to_none=True)
+    return needed
 
 
 class Batches:
     """The loader's batches without end, each with how many samples it holds."""
 
-    def __init__(self, loader: DataLoader, job: Job, collate: Any):
-        self.loader, self.job, self.collate = loader, job, collate
+    def __init__(
+        self, loader: DataLoader[Any], job: Job, collate: Callable[[list[Any]], Batch] | None
+    ):
+        self.loader = loader
+        self.job = job
+        self.collate = collate
         self.streams = isinstance(loader.dataset, IterableDataset)
-        self.taken, self.marks, self.tensors = 0, [], ()
-        self.count: Callable[[Any], int] = lambda _: job.batch_size
+        self.taken = 0
+        self.tensors: tuple[torch.Tensor, ...] = ()  # of the first batch
+        self.first_values: list[list[object]] = []  # of a stream's first batches
+        self.count: Callable[[Batch], int] = lambda _: job.batch_size
 
     def __iter__(self) -> Batches:
         self.iterator = iter(self.loader)  # starts the workers
         return self
 
-    def __next__(self) -> tuple[Any, torch.Tensor]:
+    def __next__(self) -> tuple[Batch, torch.Tensor]:
         try:
             batch = next(self.iterator)
         except StopIteration:
@@ -216,14 +240,15 @@ class Batches:
         if self.streams and self.taken <= self.job.num_workers:
             self._compare(batch)
         if not self.taken:
-            self.tensors = tuple(filter(torch.is_tensor, _leaves(batch)))
+            leaves = _leaves(batch)
+            self.tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
             if self.streams:  # their last batch may be short
                 self.count = user_loop.counter_for(batch, self.job.batch_size) or self.count
         self.taken += 1
         # in place of the labels, which only the reader knows
         return batch, ONE.expand(self.count(batch))
 
-    def _again(self) -> Any:
+    def _again(self) -> Batch:
         """Begin the next pass over a stream that has ended."""
         if self.taken:
             self.iterator = iter(self.loader)
@@ -234,13 +259,15 @@ class Batches:
             "Its __iter__ has to begin anew each time."
         )
 
-    def _compare(self, batch: Any) -> None:
+    def _compare(self, batch: Batch) -> None:
         """Raise where every worker streams the same samples: they would all be trained on twice."""
-        values = [x.numpy().tobytes() if torch.is_tensor(x) else repr(x) for x in _leaves(batch)]
-        self.marks.append(values)
+        values: list[object] = []
+        for leaf in _leaves(batch):
+            values.append(leaf.numpy().tobytes() if isinstance(leaf, torch.Tensor) else repr(leaf))
+        self.first_values.append(values)
         workers = self.job.num_workers
-        if workers > 1 and len(self.marks) == workers + 1:
-            first, second, *_, again = self.marks
+        if workers > 1 and len(self.first_values) == workers + 1:
+            first, second, *_, again = self.first_values
             if first == second and again != first:
                 raise RuntimeError(
                     f"each of {workers} workers streams the same samples: with an IterableDataset "
@@ -249,7 +276,7 @@ class Batches:
                 )
 
 
-def mapped(batch: Any, change: Callable[[Any], Any]) -> Any:
+def mapped(batch: Batch, change: Callable[[Any], object]) -> Batch:
     """Return a batch with `change` made to what is in it, however deep in tuples and mappings."""
     if isinstance(batch, Mapping):
         return {name: mapped(part, change) for name, part in batch.items()}
@@ -259,6 +286,7 @@ def mapped(batch: Any, change: Callable[[Any], Any]) -> Any:
     return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
 
 
-def _leaves(batch: Any) -> list[Any]:
-    mapped(batch, (found := []).append)
+def _leaves(batch: Batch) -> list[object]:
+    found: list[object] = []
+    mapped(batch, found.append)
     return found

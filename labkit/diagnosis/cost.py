@@ -99,7 +99,7 @@ class Cost(Result):
         old = self.before.hours_per_epoch if self.before else None
         apart = f"{_apart(self.hours_per_epoch, old)} than before: " if old else ""
         said = f"An epoch costs {apart}{now}."
-        if self.usd_per_epoch:
+        if self.usd_per_epoch and self.idle_usd_per_epoch is not None:
             said += f" {self.idle_usd_per_epoch / self.usd_per_epoch:.0%} of it is for an idle "
             said += "device: what run.diagnose() names is what to save next."
         return said
@@ -129,7 +129,7 @@ def cost(
     for name, value in given.items():
         if value is not None and not 0 <= value < math.inf:
             raise ValueError(f"{name}={value!r} is not allowed: use a number of 0 or more, or None")
-    if not run.throughput:
+    if not run.throughput or run.utilization is None:
         raise ValueError(f"{run!r}: a run without numbers has no cost.")
     rent = usual_rent(run.machine) if usd_per_hour is None else usd_per_hour
     grid = KG_CO2_PER_KWH if kg_co2_per_kwh is None else kg_co2_per_kwh
@@ -192,7 +192,7 @@ def power(run: Run) -> tuple[float | None, float | None]:
 
 
 def _times(value: float | None, by: float | None) -> float | None:
-    return None if None in (value, by) else value * by
+    return None if value is None or by is None else value * by
 
 
 def _apart(now: float, old: float) -> str:

@@ -108,10 +108,8 @@ class LoopCode:
 
         `code` are other arguments that change, as they are to be written.
         """
-        arguments = dict(self.arguments or {})
-        if self.call is None or not all(map(_is_code, arguments.values())):
-            return ""
-        if "dataset" not in arguments:
+        arguments = self._known_arguments()
+        if self.call is None or "dataset" not in arguments:
             return ""
         if "batch_sampler" in arguments and "batch_size" in changes:
             return ""
@@ -122,11 +120,22 @@ class LoopCode:
             unsaid |= set(OF_WORKERS)
         if arguments.get("prefetch_factor") == PYTORCH_PREFETCH:
             unsaid.add("prefetch_factor")
-        said = [name for name in ARGUMENTS if name in arguments and name not in unsaid]
-        written = [f"{name}={arguments[name]}" for name in said if name != "dataset"]
+        written = [arguments["dataset"]]
+        for name in ARGUMENTS[1:]:
+            if name in arguments and name not in unsaid:
+                written.append(f"{name}={arguments[name]}")
         name = self.loader or "loader"
-        call = call_lines(self.call or "DataLoader", [arguments["dataset"], *written], len(name))
+        call = call_lines(self.call or "DataLoader", written, len(name))
         return f"{'' if self.call else IMPORT}{name} = {call}"
+
+    def _known_arguments(self) -> dict[str, str]:
+        """Return the arguments of the loader's call; {} where the code of one is not known."""
+        known: dict[str, str] = {}
+        for name, code in (self.arguments or {}).items():
+            if not isinstance(code, str) or not code:
+                return {}
+            known[name] = code
+        return known
 
     def batches_at_once(self) -> str:
         """Return the statement that makes a loader which indexes its dataset a batch at a time.
@@ -134,10 +143,11 @@ class LoopCode:
         "" where the dataset is not known to take a list of indices, or an argument of the loader
         stands against it.
         """
-        arguments = dict(self.arguments or {})
+        arguments = self._known_arguments()
         size = arguments.get("batch_size", "1")
-        known = self.dataset_type == "TensorDataset" and all(map(_is_code, arguments.values()))
-        if not known or size in ("1", "None") or NOT_OF_BATCHES & arguments.keys():
+        if self.dataset_type != "TensorDataset" or "dataset" not in arguments:
+            return ""
+        if size in ("1", "None") or NOT_OF_BATCHES & arguments.keys():
             return ""
         parts = {name: arguments.pop(name, None) for name in OF_BATCHES}
         order = parts["sampler"]
@@ -192,7 +202,3 @@ class LoopCode:
         if name == "precision" and value == "tf32":
             return 'torch.set_float32_matmul_precision("high")'
         return None if value in (None, False) else ""
-
-
-def _is_code(text: object) -> bool:
-    return isinstance(text, str) and bool(text)

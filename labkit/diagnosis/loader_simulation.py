@@ -11,6 +11,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,14 @@ class CannotPredict(Exception):
 
 
 @dataclass(frozen=True)
+class GpuWork:
+    """What a GPU does for each batch, (batches,) s."""
+
+    step: np.ndarray
+    copy: np.ndarray  # of the batch to the GPU, in its queue
+
+
+@dataclass(frozen=True)
 class Work:
     """What is to be done, in s of a core that is not shared, or of waiting."""
 
@@ -39,8 +48,7 @@ class Work:
     put: float = 0.0  # CPU time of a worker to hand a batch over, before it is there
     take: float = 0.0  # CPU time of the loop to take a batch
     around: float = 0.0  # CPU time of the loop's own in a step: it reads the clock, too
-    device: np.ndarray | None = None  # (batches,) time of a step on a GPU; None on a CPU
-    copy: np.ndarray | None = None  # (batches,) time to copy a batch to the GPU, in its queue
+    gpu: GpuWork | None = None  # None where the CPU is the device
     # Whether the host waits for the copy, and so for all that is queued before it: all copies from
     # pageable memory, and those without non_blocking, do (CUDA's "API synchronization behavior")
     blocking: bool = True
@@ -56,10 +64,27 @@ def coldness(waited: float | np.ndarray) -> np.ndarray:
     return 1 - np.exp(-((np.asarray(waited) / COOLS_S) ** 2))
 
 
+class Part(NamedTuple):
+    """What a process does next: wait (s), then compute (s) on so many threads."""
+
+    wait: float
+    cpu: float
+    threads: int = 1
+
+
+class Summary(NamedTuple):
+    """What a simulated run came to, behind its warm-up."""
+
+    throughput: float  # samples/s
+    utilization: float
+    cores_busy: float  # share of all core time
+    stretch: float  # time of a CPU's steps over what they take on cores of their own
+
+
 class Simulation:
     """The loader and the training loop; `asked`, `ready`, `begin`, `end` are s, as `Run.stamps`.
 
-    Processes are generators that yield (waiting, CPU time, threads); None: until woken. `virtual`
+    Processes are generators that yield what they do next; None: until woken. `virtual`
     is the work that a thread which always computes would have done by now: as all threads advance
     alike, whoever computes is done when it has grown by what is left.
     """
@@ -72,14 +97,17 @@ class Simulation:
         prefetch: int = 2,
         seconds: float | None = None,
     ):
-        self.work, self.cores, self.workers, self.prefetch = work, cores, workers, prefetch
+        self.work = work
+        self.cores = cores
+        self.workers = workers
+        self.prefetch = prefetch
         self.asked: list[float] = []
         self.ready: list[float] = []
         self.begin: list[float] = []
         self.end: list[float] = []
         self.host = work.host.tolist()
         self.parts = [
-            [(wait, cpu, 1) for wait, cpu in zip(waits, cpus, strict=True)]
+            [Part(wait, cpu) for wait, cpu in zip(waits, cpus, strict=True)]
             for waits, cpus in zip(work.waits.tolist(), work.cpus.tolist(), strict=True)
         ]
         lump = 1.0 if work.waits.shape[1] <= 2 else ONE_BY_ONE
@@ -89,11 +117,12 @@ class Simulation:
         self.core_time = 0.0  # of all cores together
         self.step_work = 0.0  # CPU time of the steps so far
         self.copied = 0.0  # when the last copy to the device ends
-        self.timers: list[tuple] = []  # (when, order, process, CPU time that follows, threads)
-        self.computing: list[tuple] = []  # (virtual when done, order, process, threads)
+        # (when, order, process, CPU time that follows, threads)
+        self.timers: list[tuple[float, int, int, float, int]] = []
+        self.computing: list[tuple[float, int, int, int]] = []  # (virtual end, order, process, ...)
         self.running = 0
         self.order = 0
-        self.queues: list[deque] = [deque() for _ in range(workers)]
+        self.queues: list[deque[int]] = [deque() for _ in range(workers)]
         self.arrived: deque[int] = deque()
         self.asleep: set[int] = set()
         self.processes = [self._loop(), *map(self._worker, range(workers)), self._spinning()]
@@ -105,11 +134,8 @@ class Simulation:
             if self.now > limit and self.end and self.end[-1] > limit:
                 break
 
-    def summary(self, warmup: int, batch_size: int) -> tuple[float, float, float, float]:
-        """Return samples/s and utilization behind the warm-up, busy share of cores, steps' stretch.
-
-        The stretch is the time of a CPU's steps over what they take on cores of their own.
-        """
+    def summary(self, warmup: int, batch_size: int) -> Summary:
+        """Return what it came to; `warmup` is in steps, but never more than a third of them."""
         steps = len(self.end)
         first = min(warmup, max(1, steps // 3))
         wall = self.end[-1] - self.end[first - 1]
@@ -119,7 +145,8 @@ class Simulation:
         stepped = sum(self.end) - sum(self.begin[:steps])
         stretch = stepped / self.step_work if self.step_work else 1.0
         cores_busy = self.core_time / (self.now * self.cores)
-        return (steps - first) * batch_size / wall, busy / wall, cores_busy, stretch
+        rate = (steps - first) * batch_size / wall
+        return Summary(rate, busy / wall, cores_busy, stretch)
 
     def _advance(self) -> None:
         """Go to the next moment at which something ends."""
@@ -147,11 +174,12 @@ class Simulation:
         part = next(self.processes[process], None)
         if part is None:
             self.asleep.add(process)
-        elif part[0] > 0:
+        elif part.wait > 0:
             self.order += 1
-            heapq.heappush(self.timers, (self.now + part[0], self.order, process, *part[1:]))
+            when = self.now + part.wait
+            heapq.heappush(self.timers, (when, self.order, process, part.cpu, part.threads))
         else:
-            self._compute(process, *part[1:])
+            self._compute(process, part.cpu, part.threads)
 
     def _compute(self, process: int, cpu: float, threads: int) -> None:
         self.order += 1
@@ -163,7 +191,7 @@ class Simulation:
             self.asleep.remove(process)
             self._go_on(process)
 
-    def _worker(self, index: int) -> Iterator[tuple | None]:
+    def _worker(self, index: int) -> Iterator[Part | None]:
         queue = self.queues[index]
         put = self.work.put
         while True:
@@ -172,11 +200,11 @@ class Simulation:
             batch = queue.popleft()
             yield from self.parts[batch % len(self.parts)]
             if put:
-                yield 0.0, put, 1
+                yield Part(0.0, put)
             self.arrived.append(batch)
             self._wake(0)
 
-    def _loop(self) -> Iterator[tuple | None]:
+    def _loop(self) -> Iterator[Part | None]:
         """Take each batch from the workers, or prepare it, and train on it."""
         ahead = self.workers * self.prefetch
         there: set[int] = set()
@@ -190,46 +218,51 @@ class Simulation:
                 while not self.arrived:
                     yield None
                 there.add(self.arrived.popleft())
-                yield 0.0, self.work.take, 1
+                yield Part(0.0, self.work.take)
             if self.workers:  # data is endless: the last batches come under the same load
                 self._ask(ahead + batch)
             yield from self._step(batch)
 
-    def _spinning(self) -> Iterator[tuple | None]:
+    def _spinning(self) -> Iterator[Part | None]:
         """Have the step's other threads spin when it is over, until they give up."""
         while self.work.spin:
             yield None
-            yield 0.0, self.work.spin, self.work.host_threads - 1
+            yield Part(0.0, self.work.spin, self.work.host_threads - 1)
 
     def _ask(self, batch: int) -> None:
         self.queues[batch % self.workers].append(batch)
         self._wake(1 + batch % self.workers)
 
-    def _step(self, batch: int) -> Iterator[tuple]:
-        """Compute on the cores, or have a device compute, which may still be at earlier steps."""
-        work = self.work
-        end = self.end
+    def _step(self, batch: int) -> Iterator[Part]:
+        """Have the CPU compute a batch, or a GPU, which may still be at earlier ones."""
         self.ready.append(self.now)
-        if work.around:
-            yield 0.0, work.around, 1
-        if work.device is None:
-            waited = self.ready[-1] - self.asked[-1] if self.workers else self.idle[batch]
-            self.begin.append(self.now)
-            cpu = self.host[batch] + work.cold * float(coldness(waited))
-            spins = self.workers + 1 not in self.asleep  # these threads have a core already
-            yield 0.0, cpu, 1 if spins else work.host_threads
-            end.append(self.now)
-            self.step_work += cpu
-            self._wake(self.workers + 1)
-            return
+        if self.work.around:
+            yield Part(0.0, self.work.around)
+        if self.work.gpu is None:
+            yield from self._on_cores(batch)
+        else:
+            yield from self._on_gpu(batch, self.work.gpu)
+
+    def _on_cores(self, batch: int) -> Iterator[Part]:
+        waited = self.ready[-1] - self.asked[-1] if self.workers else self.idle[batch]
+        self.begin.append(self.now)
+        cpu = self.host[batch] + self.work.cold * float(coldness(waited))
+        spins = self.workers + 1 not in self.asleep  # these threads have a core already
+        yield Part(0.0, cpu, 1 if spins else self.work.host_threads)
+        self.end.append(self.now)
+        self.step_work += cpu
+        self._wake(self.workers + 1)
+
+    def _on_gpu(self, batch: int, gpu: GpuWork) -> Iterator[Part]:
+        end = self.end
         queue = end[-1] if end else 0.0  # when the device is through with what it has
-        self.copied = max(self.now, self.copied if work.side_stream else queue)
-        self.copied += float(work.copy[batch])
-        if work.blocking and self.copied > self.now:
-            yield self.copied - self.now, 0.0, 1
+        self.copied = max(self.now, self.copied if self.work.side_stream else queue)
+        self.copied += float(gpu.copy[batch])
+        if self.work.blocking and self.copied > self.now:
+            yield Part(self.copied - self.now, 0.0)
         begin = max(self.now, self.copied, queue)  # the first kernel runs as soon as it is launched
-        yield 0.0, self.host[batch], 1
+        yield Part(0.0, self.host[batch])
         self.begin.append(begin)
-        end.append(max(begin + float(work.device[batch]), self.now))
+        end.append(max(begin + float(gpu.step[batch]), self.now))
         if batch >= RUN_AHEAD and end[batch - RUN_AHEAD] > self.now:
-            yield end[batch - RUN_AHEAD] - self.now, 0.0, 1
+            yield Part(end[batch - RUN_AHEAD] - self.now, 0.0)

@@ -96,17 +96,15 @@ def predict_from(run: Run, changes: dict[str, Setting], draws: int) -> Predictio
     try:
         known = known_of(run, run.steps, len(run.item_events), run.outcome)
         target = _target(known.pipeline, changes)
-        step, notes = _step(run, target)
+        step, notes = _step(run, known.pipeline, target)
         if target.num_workers and not known.pipeline.num_workers and not known.handoff:
             raise CannotPredict("handing a batch over was not measured: run it with num_workers=1")
         rates, shares, cores, stretches = _simulated(known, target, step, draws)
-        if known.missed is None:  # what the model misses in the run itself; half of it stays
-            itself = np.median(_simulated(known, run.pipeline, 1.0, DRAWS)[0])
-            known.missed = np.sqrt(run.throughput / itself)
-        rates = rates * known.missed
-        shares = np.minimum(1.0, shares * known.missed)
+        missed = _missed(known)
     except CannotPredict as why:
         return Prediction(changes, cannot=f"cannot predict: {why}.", why=str(why))
+    rates = rates * missed
+    shares = np.minimum(1.0, shares * missed)
     throughput = float(np.median(rates))
     utilization = float(np.median(shares))
     saturated = bool(np.median(cores) > CPU_BOUND)
@@ -114,7 +112,7 @@ def predict_from(run: Run, changes: dict[str, Setting], draws: int) -> Predictio
     limit, held = _limit(known, utilization, saturated, stretched)
     error = float(np.hypot(2 * np.std(rates) / throughput, MODEL_ERROR[limit]))
     spread = float(np.hypot(2 * np.std(shares), UTILIZATION_ERROR[limit]))
-    ratio = throughput / run.throughput
+    ratio = throughput / known.throughput
     noise = max(WORTH, run.spread or 0.0)
     tokens = run.real_tokens_per_s
     return Prediction(
@@ -128,6 +126,16 @@ def predict_from(run: Run, changes: dict[str, Setting], draws: int) -> Predictio
         real_tokens_per_s=tokens and tokens * ratio,
         why="; ".join([f"{_gain_said(ratio, noise)} {held}", *notes]),
     )
+
+
+def _missed(known: RunCosts) -> float:
+    """Return what the model misses in the run itself, of which half stays: its root."""
+    missed = known.missed
+    if missed is None:
+        simulated = np.median(_simulated(known, known.pipeline, 1.0, DRAWS)[0])
+        missed = float(np.sqrt(known.throughput / simulated))
+        known.missed = missed
+    return missed
 
 
 def _limit(
@@ -160,25 +168,32 @@ def outcome_of(found: Prediction, came: Run) -> str:
     if others > FOREIGN_LOAD * cores:
         named = f": {listed(came.beside)}" if came.beside else ""
         return f"{NOT_COMPARABLE}: other programs use {others:.1f} of {cores} cores{named}"
-    apart = came.throughput / found.throughput - 1
+    rate, busy_s = _rate_and_busy_s(came)
+    expected, expected_busy_s = _rate_and_busy_s(found)
+    apart = rate / expected - 1
     if abs(apart) < WORTH:
         return "as predicted"
     said = f"{abs(apart):.0%} {'lower' if apart < 0 else 'higher'} than predicted"
-    busy = _seconds_busy(came) - _seconds_busy(found)
-    idle = 1 / came.throughput - 1 / found.throughput - busy
+    busy = busy_s - expected_busy_s
+    idle = 1 / rate - 1 / expected - busy
     part, more = ("step", busy) if abs(busy) > abs(idle) else ("wait", idle)
     return f"{said}: the {part} is {'longer' if more > 0 else 'shorter'}"
 
 
-def _seconds_busy(each: Prediction | Run) -> float:
-    """Return for how long the device is busy with a sample, s."""
-    return each.utilization / each.throughput
+def _rate_and_busy_s(each: Prediction | Run) -> tuple[float, float]:
+    """Return samples/s, and for how long the device is busy with one, s."""
+    if not each.throughput or each.utilization is None:
+        raise ValueError(f"{each!r}: without a throughput there is nothing to compare.")
+    return each.throughput, each.utilization / each.throughput
 
 
 def _target(pipeline: Pipeline, changes: dict[str, Setting]) -> Pipeline:
     """Return the pipeline with the changes, and with what goes with its number of workers."""
     # A delay of None would be this machine's choice: the run's own stands
-    knobs = {k: v for k, v in changes.items() if v is not None or k not in ("io_ms", "prep_ms")}
+    knobs = dict(changes)
+    for name in ("io_ms", "prep_ms"):
+        if name in knobs and knobs[name] is None:
+            del knobs[name]
     if knobs.get("num_workers", pipeline.num_workers) == 0:
         knobs = {"prefetch_factor": None, "persistent_workers": False} | knobs
     elif knobs.get("prefetch_factor", pipeline.prefetch_factor) is None:
@@ -189,7 +204,7 @@ def _target(pipeline: Pipeline, changes: dict[str, Setting]) -> Pipeline:
 def _simulated(known: RunCosts, target: Pipeline, step: float, draws: int) -> np.ndarray:
     """Return (4, draws): throughput, utilization, busy share of the cores, steps' stretch."""
     prefetch = (target.prefetch_factor or 2) if target.num_workers else 0
-    steps = min(target.steps, max(STEPS, 6 * target.stall_every if target.stall_ms else 0))
+    steps = min(target.steps or STEPS, max(STEPS, 6 * target.stall_every if target.stall_ms else 0))
     warmup = max(3, target.num_workers * prefetch)
     found = known.simulated.setdefault((target, step), [])
     for draw in range(len(found), draws):
@@ -199,9 +214,8 @@ def _simulated(known: RunCosts, target: Pipeline, step: float, draws: int) -> np
     return np.array(found[:draws]).T
 
 
-def _step(run: Run, target: Pipeline) -> tuple[float, list[str]]:
+def _step(run: Run, old: Pipeline, target: Pipeline) -> tuple[float, list[str]]:
     """Return the time of a step over that of the measured one, and what was taken into account."""
-    old = run.pipeline
     factor = 1.0
     notes = []
     unknown = {}
@@ -209,18 +223,17 @@ def _step(run: Run, target: Pipeline) -> tuple[float, list[str]]:
         if value == getattr(old, name) or name in FREE:
             continue
         if name == "batch_size":
-            times, note = _larger_batch(run, value)
+            fixed = _fixed_share(run, old.batch_size, value)
+            factor *= fixed + (1 - fixed) * value / old.batch_size
+            notes.append(f"{fixed:.0%} of a step does not grow with the batch (x-ray)")
         elif name == "precision":
-            times, note = _sixteen_bits(run, value), ""
+            factor /= _bf16_speedup(run, old.precision, value)
         elif name == "persistent_workers":
-            times, note = 1.0, "persistent_workers acts between epochs, and this run has one"
+            notes.append("persistent_workers acts between epochs, and this run has one")
         elif name == "pin_memory" and run.machine.kind == "cpu":
-            times, note = 1.0, "pin_memory does nothing where the device is the CPU"
+            notes.append("pin_memory does nothing where the device is the CPU")
         else:
             unknown[name] = value
-            continue
-        factor *= times
-        notes += [note] if note else []
     if unknown:
         settings = ", ".join(f"{name}={value!r}" for name, value in unknown.items())
         names = " and ".join(unknown)
@@ -232,23 +245,21 @@ def _unmeasured(name: str, value: Setting) -> str:
     return f"the effect of {name} was not measured: run it once with {name}={value!r}"
 
 
-def _larger_batch(run: Run, size: int) -> tuple[float, str]:
-    """Return the time of a step with another batch size over the measured one's, and on what."""
-    old = run.pipeline.batch_size
+def _fixed_share(run: Run, old: int, size: int) -> float:
+    """Return the part of a step that does not grow from the `old` batch size to another."""
     fixed = (run.xray_facts or {}).get("fixed_share")
     why = _unmeasured("batch_size", size)
     if not old / BATCH_FACTOR <= size <= old * BATCH_FACTOR:
         raise CannotPredict(f"{why}, or one within {BATCH_FACTOR} times of it")
     if fixed is None:
         raise CannotPredict(f"{why}, or this run with xray=True and 3 seconds or more")
-    note = f"{fixed:.0%} of a step does not grow with the batch (x-ray)"
-    return fixed + (1 - fixed) * size / old, note
+    return fixed
 
 
-def _sixteen_bits(run: Run, precision: str) -> float:
-    """Return the time of a step in BF16 over that of the measured one."""
+def _bf16_speedup(run: Run, old: str, precision: str) -> float:
+    """Return the time of the measured step over that of one in another precision: BF16."""
     speedup = (run.xray_facts or {}).get("bf16_speedup")
-    if precision != "bf16" or run.pipeline.precision != "fp32" or not speedup:
+    if precision != "bf16" or old != "fp32" or not speedup:
         why = _unmeasured("precision", precision)
         raise CannotPredict(f"{why} (the x-ray of an fp32 run times bf16)")
-    return 1 / speedup
+    return speedup

@@ -77,6 +77,8 @@ def recommend_workers(run: Run, lines: Lines | None = None) -> Workers | None:
     found = predict(run, num_workers=chosen)
     if chosen == own:
         return Workers(own, 1.0, (1.0, 1.0), found.limit)
+    if not found.throughput or not found.throughput_range or not run.throughput:
+        return None
     low, high = (rate / run.throughput for rate in found.throughput_range)
     return Workers(chosen, found.throughput / run.throughput, (low, high), found.limit)
 
@@ -121,7 +123,7 @@ def workers_from_times(
         )
 
         def rate(count: int) -> float:
-            return Simulation(work, most, count, 2).summary(max(3, 2 * count), 1)[0]
+            return Simulation(work, most, count, 2).summary(max(3, 2 * count), 1).throughput
 
         return _rates(own, cores, rate)
 
@@ -198,14 +200,14 @@ def recommend_prefetch(run: Run) -> tuple[int, Prediction] | None:
 
     None where none gains more than `WORTH`, or where nothing can be predicted.
     """
-    now = run.pipeline.prefetch_factor or 2
-    found = {}
+    rates: dict[int, float] = {}
     for factor in PREFETCH:
-        if factor > now:
-            found[factor] = predict_from(run, {"prefetch_factor": factor}, RANKING_DRAWS)
-    found = {factor: each for factor, each in found.items() if each.throughput and each.helps}
-    if not found:
+        if factor > (run.pipeline.to_dict()["prefetch_factor"] or 2):
+            found = predict_from(run, {"prefetch_factor": factor}, RANKING_DRAWS)
+            if found.throughput and found.helps:
+                rates[factor] = found.throughput
+    if not rates:
         return None
-    best = max(each.throughput for each in found.values())
-    factor = min(f for f, each in found.items() if each.throughput >= (1 - TIE) * best)
+    least = (1 - TIE) * max(rates.values())
+    factor = min(factor for factor, rate in rates.items() if rate >= least)
     return factor, predict(run, prefetch_factor=factor)

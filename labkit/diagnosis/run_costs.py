@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import functools
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.diagnosis.loader_simulation import ONE_BY_ONE, CannotPredict, Work, coldness
+from labkit.diagnosis.loader_simulation import (
+    ONE_BY_ONE,
+    CannotPredict,
+    GpuWork,
+    Work,
+    coldness,
+)
 from labkit.results.item_costs import ItemCosts, item_costs
+from labkit.results.record import Event
+from labkit.spec import Pipeline
 
 if TYPE_CHECKING:
     from labkit.results.run import Run
-    from labkit.spec import Pipeline
 
 PARTS = 4  # stretches of waiting and computing that a batch is prepared in
 MIN_STEPS = 5  # after short or long waits, to tell what those do
@@ -28,18 +35,26 @@ WAITS = 0.2  # an item whose waiting is this much of its CPU time is one that wa
 
 
 class RunCosts:
-    """What one run tells of its costs: s, per batch or step, warm-up left out."""
+    """What one run tells of its costs: s, per batch or step, warm-up left out.
+
+    Raises CannotPredict where it tells too little.
+    """
 
     def __init__(self, run: Run):
-        self.costs = _batches(run)
+        if not isinstance(run.pipeline, Pipeline):
+            raise CannotPredict(
+                "a watched loader does not show what items cost: tune(...) measures it"
+            )
         self.pipeline = run.pipeline
+        self.costs, self.throughput = _batches(run)
         # {(pipeline, time of a step over the measured one): what each draw's simulation came to}
         self.simulated: dict[tuple[Pipeline, float], list[tuple[float, ...]]] = {}
         self.missed: float | None = None  # root of its throughput over what is simulated for it
         self.on_cpu = run.machine.kind == "cpu"
         self.cores = run.machine.cpu_cores or 1
         self.host_threads = (run.machine.threads or 1) if self.on_cpu else 1
-        self.profiles = _profile(self.costs.item_cpu), _profile(self.costs.item_wait)
+        self.cpu_profile = _profile(self.costs.item_cpu)
+        self.wait_profile = _profile(self.costs.item_wait)
         stamps = run.stamps[run.warmup :]
         asked, ready, copy, copied, begin, end = stamps.T
         self.device = end - begin  # (steps,) time on the device,
@@ -126,48 +141,58 @@ class RunCosts:
         """Draw the work of `steps` batches of `target`; a step takes `step` times the measured."""
         old = self.pipeline
         costs = self.costs
-        handoff = self.handoff
         scale = target.batch_size / old.batch_size
         batches = _drawn(len(costs), steps, rng)
-        cpu_profile, wait_profile = (profile[batches] for profile in self.profiles)
-        cpus = (costs.cpu[batches] / self.chilled[batches] * scale)[:, None] * cpu_profile
-        waits = (costs.wait[batches] * scale)[:, None] * wait_profile
+        cpu = costs.cpu[batches] / self.chilled[batches] * scale
+        wait = costs.wait[batches] * scale
+        cpus = cpu[:, None] * self.cpu_profile[batches]
+        waits = wait[:, None] * self.wait_profile[batches]
         more = ((target.io_ms or 0) - (old.io_ms or 0)) * target.batch_size / 1e3
         if target.dataset == "sleep":  # its delay is one of the batch, whatever the size
-            more += (target.prep_ms - scale * old.prep_ms) / 1e3
+            more += ((target.prep_ms or 0) - scale * (old.prep_ms or 0)) / 1e3
         waits = np.maximum(waits + more / waits.shape[1], 0)
-        stall = old.stall_ms / 1e3  # the stated one, taken from the batches that met it
-        collate_wait = (costs.collate_wait - stall * (costs.collate_wait > 0.9 * stall))[batches]
-        if target.stall_ms:
-            due = np.arange(steps) % target.stall_every == target.stall_every - 1
-            collate_wait = collate_wait + due * target.stall_ms / 1e3
-        handed = bool(target.num_workers) - bool(old.num_workers)  # batches come from a worker now
-        collate_cpu = costs.collate_cpu[batches] * scale + handoff.get("share", 0.0) * handed
         rows = _drawn(len(self.host), steps, rng)
-        longer = step if self.on_cpu else 1.0
-        host = self.host[rows] * longer + handoff.get("touch", 0.0) * handed
+        handed = bool(target.num_workers) - bool(old.num_workers)  # batches come from a worker now
+        share = self.handoff.get("share", 0.0) * handed
+        touch = self.handoff.get("touch", 0.0) * handed
+        collate_cpu = costs.collate_cpu[batches] * scale + share
+        host = self.host[rows] * (step if self.on_cpu else 1.0) + touch
+        collate_wait = self._collate_wait(target, batches)
         return Work(
             waits=np.column_stack([waits, np.maximum(collate_wait, 0)]),
             cpus=np.column_stack([cpus, np.maximum(collate_cpu, 0)]),
             host=np.maximum(host, 0),
             cold=self.cold * step,
             chill=CHILL,
-            put=handoff.get("worker", float(np.median(costs.between))),
-            take=TAKE_IN_RUN * handoff.get("main_wall", 0.0),
+            put=self.handoff.get("worker", float(np.median(costs.between))),
+            take=TAKE_IN_RUN * self.handoff.get("main_wall", 0.0),
             around=self.around,
-            device=None if self.on_cpu else self.device[rows] * step,
-            copy=None if self.on_cpu else self.copy[rows] * scale,
+            gpu=None if self.on_cpu else GpuWork(self.device[rows] * step, self.copy[rows] * scale),
             blocking=not (target.pin_memory and target.non_blocking),
-            side_stream=bool(target.prefetch_to_device),
+            side_stream=target.prefetch_to_device,
             host_threads=self.host_threads,
             spin=self.spin,
         )
 
+    def _collate_wait(self, target: Pipeline, batches: np.ndarray) -> np.ndarray:
+        """Return the waiting (batches,) of the collate step; a stated stall is the target's."""
+        measured = self.costs.collate_wait
+        stall_s = self.pipeline.stall_ms / 1e3
+        wait = (measured - stall_s * (measured > 0.9 * stall_s))[batches]
+        if not target.stall_ms:
+            return wait
+        due = np.arange(len(batches)) % target.stall_every == target.stall_every - 1
+        return wait + due * target.stall_ms / 1e3
 
-def readings(run: Run) -> list[tuple[float, dict[str, Any]]]:
+
+def readings(run: Run) -> list[tuple[float, Event]]:
     """Return the instruments' samples of a run, each behind its moment in s."""
     moments = run.seconds(np.array([sample["t_ns"] for sample in run.telemetry]))
     return list(zip(moments, run.telemetry, strict=True))
+
+
+def _while_it_trained(run: Run) -> list[Event]:
+    return [sample for moment, sample in readings(run) if 0 < moment <= run.length_s]
 
 
 def cores_used(run: Run) -> tuple[float | None, float | None, float | None]:
@@ -175,24 +200,27 @@ def cores_used(run: Run) -> tuple[float | None, float | None, float | None]:
 
     What others use of the cores beyond this run's limit takes nothing from it.
     """
-    inside = [sample for at, sample in readings(run) if 0 < at <= run.length_s]
-    needed = ("own_cpu", "cpu", "cpus")
-    known = [s for s in inside if all(s.get(name) is not None for name in needed)]
+    known = []
+    in_line = []
+    for sample in _while_it_trained(run):
+        if None not in (sample.get("own_cpu"), sample.get("cpu"), sample.get("cpus")):
+            known.append(sample)
+            if sample.get("line_cpu") is not None:
+                in_line.append(sample["line_cpu"] * sample["cpus"])
     if not known:
         return None, None, None
     used = fmean(sample["own_cpu"] * sample["cpus"] for sample in known)
     everyone = fmean(sample["cpu"] * sample["cpus"] for sample in known)
-    line = [s["line_cpu"] * s["cpus"] for s in known if s.get("line_cpu") is not None]
     cores = known[0]["cpus"]
     spare = max(0.0, cores - (run.machine.cpu_cores or cores))  # which this run may not use
     others = max(0.0, everyone - used - spare)
-    return used, others, fmean(line) if line else None
+    return used, others, fmean(in_line) if in_line else None
 
 
 def launchers_in_line(run: Run) -> float | None:
     """Return the share of the time (0 to 1) in which threads that launch kernels had no core."""
-    inside = [sample for at, sample in readings(run) if 0 < at <= run.length_s]
-    shares = [s["launch_line"] for s in inside if s.get("launch_line") is not None]
+    found = [sample.get("launch_line") for sample in _while_it_trained(run)]
+    shares = [share for share in found if share is not None]
     return min(fmean(shares), 1.0) if shares else None
 
 
@@ -202,10 +230,8 @@ def known_of(run: Run, *_of_what_is_there_by_now: object) -> RunCosts:
     return RunCosts(run)
 
 
-def _batches(run: Run) -> ItemCosts:
-    """Return what the batches cost to prepare, the first of each worker left out."""
-    if run.watched:
-        raise CannotPredict("a watched loader does not show what items cost: tune(...) measures it")
+def _batches(run: Run) -> tuple[ItemCosts, float]:
+    """Return what the batches cost to prepare, the first of each worker left out; samples/s."""
     costs = item_costs(run)
     if costs is None:
         raise CannotPredict("its items were not timed (no stream's are): run it again")
@@ -215,7 +241,7 @@ def _batches(run: Run) -> ItemCosts:
     if len(costs) < MIN_BATCHES:
         measured = f"{len(costs)} batches were measured, {MIN_BATCHES} are needed"
         raise CannotPredict(f"only {measured}: give the run more steps or seconds")
-    return costs
+    return costs, run.throughput
 
 
 def _launches(run: Run) -> np.ndarray:
