@@ -16,7 +16,7 @@ import labkit as lk
 from labkit.diagnosis.instruments import witnesses
 from labkit.results.step_classes import CLASSES
 from labkit.results.sweep import Sweep
-from labkit.view.panel import run_verdict
+from labkit.view.panels import run_verdict
 from labkit.view.several_figures import draw_sweep
 from labkit.view.watch_live import verdict_so_far
 
