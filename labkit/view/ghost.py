@@ -41,7 +41,7 @@ class GhostBar:
             inside += f"<i style='left:{value / self.top:.2%};border-left:{MARKS[mark]}'></i>"
         value = format(self.marks["predicted"], self.form)
         text = f"{value} ({self.low:{self.form}} to {self.high:{self.form}})"
-        return f"<div class='row'><b>{self.name}</b><div>{inside}</div><span>{text}</span></div>"
+        return f"<div class='row'><b>{html.escape(self.name)}</b><div>{inside}</div><span>{text}</span></div>"
 
 
 class Ghost(widgets.HTML):
