@@ -38,10 +38,12 @@ class GhostBar:
         wide = (self.high - self.low) / self.top
         inside = f"<i class='range' style='left:{start:.2%};width:{wide:.2%}'></i>"
         for mark, value in self.marks.items():
-            inside += f"<i style='left:{value / self.top:.2%};border-left:{MARKS[mark]}'></i>"
+            look = MARKS[mark]
+            inside += f"<i style='left:{value / self.top:.2%};border-left:{look}'></i>"
         value = format(self.marks["predicted"], self.form)
         text = f"{value} ({self.low:{self.form}} to {self.high:{self.form}})"
-        return f"<div class='row'><b>{html.escape(self.name)}</b><div>{inside}</div><span>{text}</span></div>"
+        name = html.escape(self.name)
+        return f"<div class='row'><b>{name}</b><div>{inside}</div><span>{text}</span></div>"
 
 
 class Ghost(widgets.HTML):
@@ -70,14 +72,17 @@ class Ghost(widgets.HTML):
         rate_bar, busy_bar = self.bars
         if came is None:
             gain = rate_bar.marks["predicted"] / rate_bar.marks["last run"]
-            self.said = f"<b>Expected:</b> {gain:.2g}x the last run; limit: {found.limit}."
+            limit = html.escape(str(found.limit))
+            said = f"<b>Expected:</b> {gain:.2g}x the last run; limit: {limit}."
         else:
-            self.said = outcome_text(found, came, rate_bar)
+            said = outcome_text(found, came, rate_bar)
+        self.said = said
         legend = ""
         for name in rate_bar.marks:
-            legend += f"<span style='border-left:{MARKS[name]}'>{name}</span>"
+            look = MARKS[name]
+            legend += f"<span style='border-left:{look}'>{name}</span>"
         rows = "".join(bar.html() for bar in self.bars)
-        self.value = f"<div role='status'><div>{self.said}{legend}</div>{rows}</div>"
+        self.value = f"<div role='status'><div>{said}{legend}</div>{rows}</div>"
         return [busy_bar.low, busy_bar.marks["predicted"], busy_bar.high]
 
 
@@ -96,14 +101,15 @@ def ghost_bars(found: Prediction, before: Run, came: Run | None) -> list[GhostBa
 
 
 def outcome_text(found: Prediction, came: Run, rate: GhostBar) -> str:
-    """Say how right a prediction was."""
+    """Say how right a prediction was, as HTML."""
     predicted = rate.marks["predicted"]
     measured = rate.marks["came"]
     said = outcome_of(found, came)
     if NOT_COMPARABLE not in said:
         inside = rate.low <= measured <= rate.high
         said += f", {'inside' if inside else 'outside'} the range"
-    return f"<b>Predicted {predicted:,.0f}, came {measured:,.0f} samples/s:</b> {said}."
+    outcome = html.escape(said)  # it may name other programs
+    return f"<b>Predicted {predicted:,.0f}, came {measured:,.0f} samples/s:</b> {outcome}."
 
 
 def expected(run: Run, asked: Pipeline) -> Prediction | None:
