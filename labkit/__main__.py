@@ -49,19 +49,29 @@ def run(options: argparse.Namespace) -> Any:
       labkit run --set dataset=array --save before.jsonl.gz && labkit diagnose before.jsonl.gz
     """
     done = lk.run(pipeline_of(options))
-    lines = [repr(done), *(f"not applied: {k}: {why}" for k, why in done.not_applied.items())]
+    lines = [repr(done)]
+    for knob, why in done.not_applied.items():
+        lines.append(f"not applied: {knob}: {why}")
     return done, {"text": "\n".join(lines)}
 
 
 @command(
     PLOT,
-    option("path", metavar="PATH", help="a file from torch.profiler, a folder or archive of them; "
-           "or, with AFTER, a saved run"),
+    option(
+        "path",
+        metavar="PATH",
+        help="a file from torch.profiler, a folder or archive of them; or, with AFTER, a saved run",
+    ),
     option("after", metavar="AFTER", nargs="?", help="a second one, later: what changed"),
-    option("--fail-if-slower", type=share, metavar="5%", dest="limit",
-           help="of two runs: exit with 1 where a step takes this share (0.05, 5%%) longer, beyond "
-           "the noise"),
-)  # fmt: skip
+    option(
+        "--fail-if-slower",
+        type=share,
+        metavar="5%",
+        dest="limit",
+        help="of two runs: exit with 1 where a step takes this share (0.05, 5%%) longer, beyond "
+        "the noise",
+    ),
+)
 def trace(options: argparse.Namespace) -> Any:
     """Read a torch.profiler trace, or compare two traces or two runs.
 
@@ -114,16 +124,22 @@ def diagnose(options: argparse.Namespace) -> Any:
 
 
 @command(
-    option("dataset", nargs="?", metavar="MODULE:FUNCTION",
-           help="a function that returns your dataset"),
+    option(
+        "dataset", nargs="?", metavar="MODULE:FUNCTION", help="a function that returns your dataset"
+    ),
     option("--collate", metavar="MODULE:NAME", help="your collate_fn"),
     option("--step", metavar="MODULE:NAME", help="what your loop does with a batch"),
     option("--batch-size", metavar="N[,N...]", help="to tune for; several: to search among"),
     option("--max-workers", type=int, metavar="N", help="the most workers to try"),
     option("--seconds", type=float, default=1.5, help="to measure each setting for"),
-    repeated("--set", "KNOB=VALUE", "without MODULE:FUNCTION: the pipeline; with it: the loader "
-             "settings you have now", default=[], dest="settings"),
-)  # fmt: skip
+    repeated(
+        "--set",
+        "KNOB=VALUE",
+        "without MODULE:FUNCTION: the pipeline; with it: the loader settings you have now",
+        default=[],
+        dest="settings",
+    ),
+)
 def tune(options: argparse.Namespace) -> Any:
     """Find loader settings: measure what prediction suggests.
 
@@ -166,13 +182,19 @@ def record(options: argparse.Namespace) -> Any:
 
 @command(
     option("--outside", action="store_true", help="look from outside only"),
-    option("--html", metavar="FILE", help="write the verdict, the pictures and the settings as one "
-           "self-contained page"),
+    option(
+        "--html",
+        metavar="FILE",
+        help="write the verdict, the pictures and the settings as one self-contained page",
+    ),
     option("--markdown", metavar="FILE", help="write the verdict for an issue or a pull request"),
-    option("--headroom", action="store_true",
-           help="replay some batches, to tell how fast a perfect loader would be"),
+    option(
+        "--headroom",
+        action="store_true",
+        help="replay some batches, to tell how fast a perfect loader would be",
+    ),
     option("script", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command to run"),
-)  # fmt: skip
+)
 def watch(options: argparse.Namespace) -> Any:
     """Run a script unchanged, and say what held its training loop back, down to the line.
 

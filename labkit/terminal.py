@@ -8,6 +8,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 from labkit.results import saving
@@ -35,18 +36,30 @@ PARSER = argparse.ArgumentParser(
 COMMANDS = PARSER.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
 
-def command(*options: Any) -> Callable:
+Command = Callable[[argparse.Namespace], Any]
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a command, as argparse's `add_argument` takes it."""
+
+    flags: tuple[str, ...]
+    rules: dict[str, Any]
+
+
+def command(*options: Option) -> Callable[[Command], Command]:
     """Register the decorated function as a command, its docstring as the help.
 
     It returns what `show` takes (a result, or also keywords), or an exit code.
     """
 
-    def register(run: Callable[[argparse.Namespace], Any]) -> Callable:
+    def register(run: Command) -> Command:
         summary, _, more = (inspect.getdoc(run) or run.__name__).partition(".\n\n")
         summary = summary[0].lower() + summary[1:].removesuffix(".")
-        if SET in options:
-            knobs = [f"  {k.name}={k.default}: {k.help}\n      {k.allowed}" for k in KNOBS.values()]
-            more = "\n".join([more, "", "knobs (--set KNOB=VALUE):", *knobs])
+        if SEVERAL in options:
+            more += "\n\nknobs (--set KNOB=VALUE):"
+            for knob in KNOBS.values():
+                more += f"\n  {knob.name}={knob.default}: {knob.help}\n      {knob.allowed}"
         name = run.__name__.replace("_", "-")
         sub = COMMANDS.add_parser(
             name,
@@ -57,35 +70,38 @@ def command(*options: Any) -> Callable:
         )
         sub.add_argument("--json", action="store_true", help="print one JSON object on stdout")
         sub.set_defaults(command=run)
-        if any(flags[0] in WRITES and rules["metavar"] == "FILE" for flags, rules in options):
+        if SAVE in options or PLOT in options:
             sub.add_argument("--force", action="store_true", help=FORCE)
-        for flags, rules in options:
-            sub.add_argument(*flags, **rules)
+        for each in options:
+            sub.add_argument(*each.flags, **each.rules)
         return run
 
     return register
 
 
-def option(*flags: str, **how: Any) -> tuple[tuple, dict]:
+def option(*flags: str, **rules: Any) -> Option:
     """Return an option, as argparse's `add_argument` takes it."""
-    return flags, how
+    return Option(flags, rules)
 
 
-def repeated(flag: str, metavar: str, help: str, **how: Any) -> tuple[tuple, dict]:
+def repeated(flag: str, metavar: str, text: str, **rules: Any) -> Option:
     """Return an option that may be given several times."""
-    return option(flag, **{"action": "append", "metavar": metavar, "help": help, **how})
+    return Option((flag,), {"action": "append", "metavar": metavar, "help": text, **rules})
 
 
-SET = repeated("--set", "KNOB=VALUE", "change a knob; may be repeated", default=[], dest="settings")
 # of a command without arguments, which several settings behind one --set would swallow
-SEVERAL = repeated(
-    "--set", "KNOB=VALUE", "change knobs: one or more; may be repeated",
-    action="extend", nargs="+", default=[], dest="settings",
-)  # fmt: skip
+SEVERAL = option(
+    "--set",
+    metavar="KNOB=VALUE",
+    help="change knobs: one or more; may be repeated",
+    action="extend",
+    nargs="+",
+    default=[],
+    dest="settings",
+)
 SAVE = option("--save", metavar="FILE", help="keep the record (.jsonl or .jsonl.gz)")
 PLOT = option("--plot", metavar="FILE", help="write the figure (.png, .svg, .pdf)")
 FORCE = "replace a file that is there and that labkit did not write"
-WRITES = ("--save", "--plot", "--out")
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
@@ -97,9 +113,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     options = PARSER.parse_args(arguments)
     try:
-        if save := getattr(options, "save", None):  # before the run, not after it
+        save = getattr(options, "save", None)
+        if save:  # before the run, not after it
             saving.check(save, is_record, options.force)
-        if plot := getattr(options, "plot", None):
+        plot = getattr(options, "plot", None)
+        if plot:
             saving.check(plot, saving.is_figure, options.force)
         found = options.command(options)
         if isinstance(found, int):
@@ -130,15 +148,6 @@ def show(
     else:
         say(text or str(result), sys.stdout)
     return code or int(getattr(result, "outcome", "") == "failed")
-
-
-def progress(what: str) -> Callable[[int, int, str], None]:
-    """Return what a long command calls with (done, total, what is next)."""
-
-    def tell(done: int, total: int, name: str) -> None:
-        say(f"labkit: {done} of {total} {what}; {' '.join(name.split())}")
-
-    return tell
 
 
 def share(text: str) -> float:

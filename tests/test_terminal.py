@@ -13,7 +13,7 @@ import pytest
 import labkit as lk
 from labkit.__main__ import main
 from labkit.results.result import STEERS
-from labkit.terminal import COMMANDS, PARSER, progress
+from labkit.terminal import COMMANDS, PARSER, say
 from labkit.view import display
 
 slow = pytest.mark.slow
@@ -109,7 +109,7 @@ def test_nothing_that_a_terminal_obeys_is_printed_whatever_names_a_file_has(tmp_
     trace.write_text(json.dumps({"traceEvents": [step, kernel]}))
     assert main(["trace", str(trace)]) == 0
     assert main(["diagnose", f"{STEERING}.jsonl"]) == 2
-    progress("done")(1, 2, STEERING)
+    say(STEERING)
     display.Display().final(STEERING)
     said = capsys.readouterr()
     assert "\\x1b" in said.out and "\\x1b" in said.err
