@@ -15,6 +15,8 @@ import torch
 import labkit as lk
 from labkit import course
 from labkit.bench import model_size, user_loop
+from labkit.diagnosis import efficiency
+from labkit.diagnosis.evidence import Evidence, Kernels, Xray
 from labkit.watching import recorder
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
@@ -186,3 +188,50 @@ def test_a_model_is_sized_so_that_the_card_can_train_what_is_probed(
     monkeypatch.setattr(model_size, "kept_depth", lambda *_: 1)
     job = model_size.plain_job(torch.device("cuda", 0), model=model, image_px=image_px)
     assert job.width == width
+
+
+LAUNCHES = Xray(
+    steps=5, window_us=1000, gap_us=0, tiny_us=0, tiny_ops=0, elementwise_us=0, fusible_us=0,
+    heavy_us=100,
+)  # fmt: skip
+
+
+def test_what_products_take_of_a_gpu_is_told_by_its_kernels_and_not_by_their_launches():
+    kernels = Kernels(kernel_us=1000, eligible_share=0.9)
+    on_gpu = Evidence(kind="gpu", compute_share=0.9, xray=LAUNCHES, kernels=kernels)
+    [(said, _)] = efficiency._by_operators(on_gpu, reached=0.2)
+    assert "products and convolutions take 90% of the compute" in said
+    assert efficiency._by_operators(Evidence(kind="gpu", xray=LAUNCHES), reached=0.2) == []
+
+
+def test_an_amd_card_is_not_blamed_for_idle_tensor_cores():
+    kernels = Kernels(kernel_us=1000, eligible_share=0.9)
+    work = {"precision": "bf16"}
+    unknown = Evidence(kind="gpu", kernels=kernels)
+    assert efficiency._by_tensor_cores(work, unknown)
+    amd = Evidence(kind="gpu", kernels=kernels, formats=())
+    assert efficiency._by_tensor_cores(work, amd) == []
+
+
+@pytest.mark.parametrize(
+    ("device", "says"), [("mps", "not tried here"), ("cuda:0", "found: 128  counted: 25009")]
+)
+def test_notebook_04_finds_a_largest_batch_only_where_memory_can_be_limited(
+    device, says, capsys, monkeypatch
+):
+    parts = pd.Series({"weights": 1.0, "gradients": 1.0, "optimizer": 2.0, "activations": 1.3})
+    kit = MagicMock()
+    kit.machine.return_value = SimpleNamespace(device=device)
+    tried = [None, *["out of memory"] * 20]
+    kit.measure.return_value.wait = lambda: Mock(rows=pd.DataFrame({"error": [tried.pop(0)]}))
+    no_proc = Mock(exists=lambda: False)
+    names = {
+        "lk": kit,
+        "cnn": parts,
+        "Path": lambda _: no_proc,
+        "train_within": None,
+        "bet": Mock(),
+    }
+    exec(cell("04_batch_sizing", "batch-35"), names)
+    assert says in capsys.readouterr().out
+    assert kit.check.called == (device != "mps")

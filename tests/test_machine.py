@@ -227,8 +227,30 @@ def test_amds_numbers_are_not_read_as_nvidias(monkeypatch):
     device = torch.device("cuda", 0)
     here = Machine.from_dict(bench_machine.describe(device))
     assert here.compute_capability is None and here.versions["hip"] == "6.4"
+    assert "compute units" in str(here) and "SMs" not in str(here)
     assert formats.lacks("tf32", device) and formats.lacks("bf16", device) is None
     assert tensor_formats(here.name, "9.4") == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "built", "usable"),
+    [
+        ("gfx90a:sramecc+:xnack-", ["gfx908", "gfx90a"], True),
+        ("gfx1032", ["gfx1030", "gfx1100"], False),  # a Radeon RX 6600
+        ("gfx1032", ["gfx10-3-generic"], True),
+    ],
+)
+def test_an_amd_card_without_kernels_in_this_torch_is_not_used(
+    kind, built, usable, torch_built_for, monkeypatch
+):
+    torch_built_for(built, (10, 3))
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    card = SimpleNamespace(name="AMD Radeon", gcnArchName=kind)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    assert bench_machine.find_device("auto").type == ("cuda" if usable else "cpu")
+    why = bench_machine.unused_gpu()
+    assert why is None or why.startswith("AMD Radeon cannot be used: this torch has no kernels")
+    assert (why is None) == usable
 
 
 def test_a_jetson_is_named_and_what_its_driver_answers_is_not_asked(

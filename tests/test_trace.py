@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -248,6 +249,9 @@ def test_tensor_core_kernels_are_told_by_name_and_their_shares_are_of_kernel_tim
     )
     assert result.tensor_core_share == pytest.approx(10 / 80)  # the step ends with 20 to go
     assert result.tensor_core_eligible_share == pytest.approx(40 / 80)
+    assert "Tensor Cores:" in str(result)
+    for name in ("AMD Instinct MI300X", "NVIDIA GeForce GTX 1080"):  # these have none
+        assert "Tensor Cores:" not in str(replace(result, device_name=name))
     top = [(k.name, k.total_us, k.calls, k.tensor_core) for k in result.top_kernels]
     assert top == [("relu", 40, 1, 0), ("sgemm", 30, 1, 0), ("volta_h884gemm", 10, 1, 1)]
 

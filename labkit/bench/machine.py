@@ -77,6 +77,8 @@ def lacks_kernels(index: int) -> str | None:
     Without this every operation ends in "no kernel image is available for execution".
     """
     built = torch.cuda.get_arch_list()
+    if torch.version.hip:
+        return _lacks_amd_kernels(index, built)
     known = [re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]?", name) for name in built]
     if not any(known):  # of another maker, or a build that does not tell
         return None
@@ -96,6 +98,20 @@ def lacks_kernels(index: int) -> str | None:
     facts = f"torch {torch.__version__} is built for {', '.join(built)}"
     remedy = FOR_JETSON if TEGRA.exists() else build_for(card, _cuda_of_driver())
     return f"{name} cannot be used: {why} ({facts}). Remedy: {remedy}"
+
+
+def _lacks_amd_kernels(index: int, built: list[str]) -> str | None:
+    """Say why a torch for ROCm cannot compute on a card; None if it can, or does not tell.
+
+    Without this every operation ends in "invalid device function".
+    """
+    card = torch.cuda.get_device_properties(index)
+    kind = card.gcnArchName.partition(":")[0]  # "gfx90a" of "gfx90a:sramecc+:xnack-"
+    if not built or kind in built or any("generic" in each for each in built):
+        return None
+    why = f"this torch has no kernels for {kind} (it is built for {', '.join(built)})"
+    remedy = "HSA_OVERRIDE_GFX_VERSION, where ROCm has a card of the same generation"
+    return f"{card.name} cannot be used: {why}. Remedy: {remedy}"
 
 
 def build_for(card: tuple[int, int], driver_major: int) -> str:

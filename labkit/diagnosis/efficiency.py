@@ -259,10 +259,9 @@ def _by_launches(evidence: Evidence) -> list[Reason]:
 
 def _by_operators(evidence: Evidence, reached: float) -> list[Reason]:
     """Return whether products are small, or rare; `reached` is the MFU."""
-    xray = evidence.xray
-    if xray is None:
+    heavy = _heavy_share(evidence)
+    if heavy is None:
         return []
-    heavy = xray.share(xray.heavy_us or 0.0)
     said = f"products and convolutions take {heavy:.0%} of the compute"
     if heavy < limits.MOSTLY:
         return [(f"memory-bound operators, {said}", FUSE_OTHERS)]
@@ -270,10 +269,18 @@ def _by_operators(evidence: Evidence, reached: float) -> list[Reason]:
     return [(f"small sizes, {said} and reach {of_peak_there:.0%} of the peak", LARGER)]
 
 
+def _heavy_share(evidence: Evidence) -> float | None:
+    """Return the share of the compute in products and convolutions; None where it was not seen."""
+    if evidence.kind == "gpu":  # the x-ray's operators are launches there
+        return evidence.kernels.eligible_share if evidence.kernels else None
+    xray = evidence.xray
+    return None if xray is None else xray.share(xray.heavy_us or 0.0)
+
+
 def _by_tensor_cores(work: Event, evidence: Evidence) -> list[Reason]:
     """Return whether Tensor Cores run for less than half of the time in which they could."""
     kernels = evidence.kernels
-    if kernels is None or work["precision"] == "fp32":
+    if kernels is None or work["precision"] == "fp32" or evidence.formats == ():
         return []
     could = kernels.eligible_share or 0.0
     used = kernels.tensor_core_share

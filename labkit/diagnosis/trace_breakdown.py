@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.thresholds import WORTH_NAMING
 from labkit.diagnosis.trace_file import TraceError
 from labkit.diagnosis.trace_steps import CLASSES, TopKernel
@@ -160,7 +161,8 @@ class Breakdown(Result):
             foot.append(f"device idle: {', '.join(idle)}")
         if self.host_where and self.host_work_us > 0.05 * self.step_us:
             foot.append(f"host work outside operators is mostly in {', '.join(self.host_where)}")
-        if self.tensor_core_share is not None:
+        has_none = tensor_formats(self.device_name, self.compute_capability) == ()
+        if self.tensor_core_share is not None and not has_none:
             foot.append(
                 f"Tensor Cores: {self.tensor_core_share:.0%} of kernel time uses them, "
                 f"{self.tensor_core_eligible_share:.0%} is of operators that can"
