@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -171,6 +172,46 @@ def test_a_watched_script_has_one_verdict_for_all_ranks(tmp_path, ranks, bottlen
     assert set(judged.own) == {0, 1}
     if rank is not None:
         assert judged.rank == rank and f"on rank {rank}" in found.headline
+
+
+SCRIPT = """
+import zlib, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+class Documents(Dataset):  # the second rank's are longer
+    texts = [zlib.compress(bytes(range(250)) * size) for size in (100, 8_000)]
+    def __len__(self):
+        return 16 * 2 * 60
+    def __getitem__(self, index):
+        text = zlib.decompress(self.texts[dist.get_rank()])
+        return torch.frombuffer(bytearray(text[:1024]), dtype=torch.uint8).float()
+data = Documents()
+loader = DataLoader(data, 16, sampler=DistributedSampler(data, shuffle=False))
+model = DistributedDataParallel(torch.nn.Linear(1024, 64))
+optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+for batch in loader:
+    model(batch).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@linux
+def test_a_script_under_torchrun_is_told_which_rank_is_short_of_data_and_in_which_line(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(path)]
+    command = [sys.executable, "-m", "labkit", "watch", "--json", "--", *torchrun]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    found = json.loads(done.stdout)
+    assert (found["bottleneck"], found["rank"]) == ("input", 1), done.stderr
+    assert "rank 1's batch was ready last" in found["evidence"]
+    assert set(found["ranks"]) == {"0", "1"}
+    assert "zlib.decompress()" in json.dumps(found["lines"])
 
 
 def test_ranks_that_are_not_in_step_are_judged_alone(tmp_path):

@@ -6,8 +6,10 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, get_worker_info
@@ -219,6 +221,67 @@ def test_rows_of_a_damaged_record_are_left_out(tmp_path):
     with open(path, "a") as file:
         file.writelines(json.dumps(each) + "\n" for each in broken)
     assert lk.load(path).workers[0] == whole
+
+
+class Names(Dataset):
+    """An index of many Python strings, or of one array."""
+
+    def __init__(self, in_array):
+        names = [f"images/train/{number:012d}/{number % 1000:06d}.jpg" for number in range(400_000)]
+        self.names = np.array(names) if in_array else names
+
+    def __len__(self):
+        return 120_000
+
+    def __getitem__(self, index):
+        return torch.tensor(len(self.names[index * 7919 % len(self.names)]))
+
+
+@slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_pages_of_a_list_are_copied_to_the_worker_that_touches_them_and_those_of_an_array_not():
+    copied = {}
+    for in_array in (False, True):
+        loader = DataLoader(Names(in_array), 256, num_workers=1, multiprocessing_context="fork")
+        for _ in (watched := lk.watch(loader, live=False)):
+            time.sleep(0.004)
+        watched.close()
+        copied[in_array] = watched.run.workers.memory_growth.copied
+    assert copied[False] > 0.01 > copied[True], copied
+
+
+class Documents(Dataset):
+    """Compressed documents, a few of which are long where there is a tail."""
+
+    def __init__(self, has_tail):
+        texts = [zlib.compress(np.arange(size) % 251) for size in (20_000, 2_000_000)]
+        self.short, self.long = texts
+        self.has_tail = has_tail
+
+    def __len__(self):
+        return 4_000
+
+    def __getitem__(self, index):
+        is_long = self.has_tail and index % 90 == 45
+        text = zlib.decompress(self.long if is_long else self.short)
+        return torch.frombuffer(bytearray(text[:4_000]), dtype=torch.uint8)
+
+
+@slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_few_long_documents_hold_later_batches_up_and_even_ones_do_not():
+    late = {}
+    for has_tail in (False, True):
+        loader = DataLoader(Documents(has_tail), 16, num_workers=2)
+        for _ in (watched := lk.watch(loader, live=False)):
+            pass
+        watched.close()
+        seen = watched.run.workers
+        late[has_tail] = seen.late_share
+        if has_tail:
+            assert {item.index % 90 for item in seen.slowest} == {45}
+            assert max(each.slowest_ratio for each in seen) > 10
+    assert late[True] > late[False], late
 
 
 # -- the whole time ------------------------------------------------------------------------------
