@@ -284,6 +284,17 @@ def test_the_clock_that_times_the_items_is_no_line_of_the_users(tmp_path, monkey
     assert len(lines) == 1 and lines.share.tolist() == [1.0]
 
 
+def test_the_sampler_s_own_handler_is_no_line_of_the_users(tmp_path, monkeypatch):
+    """It waits for the GIL as it begins, and the thread beside it then finds it on top."""
+    sampler = Sampler(tmp_path, None)
+    sampler.thread = object()
+    caught = []
+    monkeypatch.setattr(os, "getpid", lambda: caught.append(sys._getframe(1)) or 0)
+    sampler._in_user_mode(0, sys._getframe())
+    monkeypatch.undo()
+    assert sampler._described(caught[0], caught[0], None, True)[0] == "labkit"
+
+
 def sampled(tmp_path, *places):
     """Return the lines of a record that was sampled once in each of `places`, in a step's body."""
     with gzip.open(RECORDS / "workers-2.jsonl.gz", "rt") as file:

@@ -21,8 +21,9 @@ from typing import Any
 HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # What a pipeline of ours runs stands for the user's own: its dataset, model and loop
 OPEN = tuple(os.path.join(HOME, "bench", f"{name}.py") for name in ("data", "models", "loop"))
-CLOCKS = tuple(  # what times the items of a loader
-    os.path.join(HOME, "bench", f"loader_{name}.py") for name in ("clocks", "hook", "work")
+CLOCKS = tuple(  # what times the items of a loader, and what samples
+    os.path.join(HOME, "bench", f"{name}.py")
+    for name in ("loader_clocks", "loader_hook", "loader_work", "sampler")
 )
 LIBRARIES = tuple({*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))})
 LIBRARIES += (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
