@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+Settings = dict[str, Any]
+"""{knob: value}"""
 WORDS = {
     "bool": "True or False",
     "dict": "a dict",
@@ -144,11 +146,11 @@ class Spec:
         """Return a copy with some knobs changed; raises ValueError on a bad one."""
         return replace(self, **changes)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Settings:
         """Return every knob and its value, as JSON types."""
         return {name: getattr(self, name) for name in self.knobs}
 
-    def changed(self) -> dict[str, Any]:
+    def changed(self) -> Settings:
         """Return the knobs that differ from their defaults."""
         values = self.to_dict()
         return {name: value for name, value in values.items() if value != self.knobs[name].default}

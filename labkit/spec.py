@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit import quotas
-from labkit.knobs import Knob, Spec, check_names, declares_knobs, knob
+from labkit.knobs import Knob, Settings, Spec, check_names, declares_knobs, knob
 
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,2})?")
 STEP_KNOBS = ("precision", "compile", "channels_last", "fused_optimizer")  # of any training step
@@ -138,7 +138,7 @@ class Pipeline(Spec):
         """Return what the first event of its run's log says of it."""
         return {"pipeline": self.to_dict()}
 
-    def filled(self, gpu: bool = False, cores: int = 0) -> dict[str, Any]:
+    def filled(self, gpu: bool = False, cores: int = 0) -> Settings:
         """Return every knob, with the values of `automatic` in place of None."""
         knobs = self.to_dict()
         known = automatic(knobs, gpu, cores)
@@ -192,7 +192,7 @@ PX_ON_GPU = {8: 128, 2: 112}
 STARVES_PX = min(PX_ON_GPU.values())  # a GPU waits for such images without a simulated delay
 
 
-def automatic(knobs: Mapping[str, Any], gpu: bool = False, cores: int = 0) -> dict[str, Any]:
+def automatic(knobs: Mapping[str, Any], gpu: bool = False, cores: int = 0) -> Settings:
     """Return what None stands for in the knobs that need no timing, on a GPU or a CPU."""
     px = PX
     if gpu and knobs["dataset"] == "jpeg" and knobs["model"] == "cnn":
@@ -207,7 +207,7 @@ def automatic(knobs: Mapping[str, Any], gpu: bool = False, cores: int = 0) -> di
     }
 
 
-def parse_settings(settings: list[str]) -> dict[str, Any]:
+def parse_settings(settings: list[str]) -> Settings:
     """Read `knob=value` strings from a command line; raise ValueError on a bad one."""
     texts = {}
     for setting in settings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -61,7 +61,7 @@ class Comparison(Result):
         self.after = after
 
     @property
-    def changed(self) -> dict[str, tuple[Any, Any]]:
+    def changed(self) -> dict[str, tuple[object, object]]:
         """{knob: (before, after)} of the knobs that differ in what ran, and were asked for."""
         new = self.after.pipeline.to_dict()
         asked = self.before.asked.to_dict()
@@ -135,7 +135,7 @@ class Comparison(Result):
 
         return draw_pair(self.before, self.after)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the comparison as JSON types."""
         return {
             "speedup": self.speedup,

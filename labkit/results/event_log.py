@@ -216,7 +216,7 @@ class EventLogResult:
         """When it was started, as an ISO time in UTC; None if unknown."""
         return self._fact("spec", "utc")
 
-    @live_property
+    @property
     def machine(self) -> Machine:
         """The machine it ran on."""
         return Machine.from_dict(self.event("machine") or {})

@@ -20,7 +20,7 @@ from labkit.spec import Distributed, Grid
 class Source(Protocol):
     """Data of the reader's own, or a function, that the bench is to use."""
 
-    def place(self, folder: Path) -> dict[str, Any]:
+    def place(self, folder: Path) -> dict[str, object]:
         """Write it to a run's folder; return what tells the bench of it, as JSON types."""
         ...
 

@@ -49,7 +49,7 @@ class Measurements(EventLogResult):
         return spec.get("measure") or spec.get("experiment") or "unknown"
 
     @property
-    def points(self) -> list[dict[str, Any]]:
+    def points(self) -> list[Row]:
         """The arguments of each call, in order."""
         return self._fact("spec", "points", [])
 
@@ -77,7 +77,7 @@ class Measurements(EventLogResult):
 
         return plot(self, x, y, by, **drawing)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Everything measured, as JSON types."""
         names = ("id", "utc", "recorded", "outcome", "error", "mark")
         return {
@@ -151,12 +151,12 @@ def row_of(event: Event) -> Row:
     return row
 
 
-def is_positive(value: Any) -> bool:
+def is_positive(value: object) -> bool:
     """Return whether it is a number above 0 and finite, as times are; a record is anybody's."""
     return isinstance(value, (int, float)) and 0 < value < float("inf")
 
 
-def short(value: Any) -> Any:
+def short(value: object) -> object:
     """Return a number as it is printed: three digits, or all of them where it is a whole one."""
     if not isinstance(value, float) or not np.isfinite(value):
         return value

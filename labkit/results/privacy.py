@@ -6,7 +6,6 @@ import getpass
 import json
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 MASK = "***"
 SECRET_WORDS = {
@@ -63,7 +62,7 @@ def anonymous(lines: Iterable[bytes]) -> Iterator[bytes]:
             yield b"\n"
 
 
-def _scrubbed(value: Any, user: str, numbers: dict[int, int]) -> Any:
+def _scrubbed(value: object, user: str, numbers: dict[int, int]) -> object:
     """Return a value of JSON without what `anonymous` leaves out."""
     if isinstance(value, dict):
         scrubbed = {}

@@ -10,10 +10,11 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from labkit.knobs import Settings
 from labkit.process.events import FILE_NAME
 from labkit.results.event_log import EventLogResult, Process, live_property, of_one_moment
 from labkit.results.record import Event, Tail, Watched, pipeline_of
@@ -167,7 +168,7 @@ class Ranks(EventLogResult):
         return self._fact("spec", "no_sync", False)
 
     @property
-    def starve(self) -> dict[int, dict[str, Any]]:
+    def starve(self) -> dict[int, Settings]:
         """{rank: {knob: value}} of the ranks whose loader was set otherwise."""
         starved = self._fact("spec", "starve", {})
         return {int(number): knobs for number, knobs in starved.items()}
@@ -270,7 +271,7 @@ class Ranks(EventLogResult):
         return draw_ranks(self)
 
     @of_one_moment
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the run's statistics, and each rank's, as JSON types."""
         times = self.times
         diagnosis = self.diagnose() if self.steps else None

@@ -18,6 +18,7 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
+from labkit.knobs import Settings
 from labkit.process.events import FILE_NAME, VERSION
 from labkit.results.event_shapes import is_sound
 from labkit.results.result import printable
@@ -219,7 +220,7 @@ def _is_torn(line: bytes) -> bool:
     return False
 
 
-def pipeline_of(knobs: dict[str, Any]) -> Pipeline:
+def pipeline_of(knobs: Settings) -> Pipeline:
     """Build a Pipeline from a record; raise RecordError where its values are not allowed."""
     known = {name: value for name, value in knobs.items() if name in KNOBS}
     try:
@@ -236,12 +237,12 @@ class Watched:
     """
 
     loader: str
-    settings: dict[str, bool | int | str]
+    settings: Settings
 
     simulated_delay: ClassVar[str] = ""
 
     @classmethod
-    def of(cls, loader: str, knobs: dict[str, Any]) -> Watched:
+    def of(cls, loader: str, knobs: Settings) -> Watched:
         """Keep what is a plain value: a record is anybody's."""
         settings = {}
         for name, knob in KNOBS.items():
@@ -256,15 +257,15 @@ class Watched:
             raise AttributeError(name)
         return self.settings.get(name)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Settings:
         """Return every knob of a Pipeline; None where this loop's value is not known."""
         return {name: self.settings.get(name) for name in KNOBS}
 
-    def changed(self) -> dict[str, Any]:
+    def changed(self) -> Settings:
         """Return what is known, the loader's type first."""
         return {"watched": self.loader, **self.settings}
 
-    def but(self, **changes: Any) -> NoReturn:
+    def but(self, **changes: object) -> NoReturn:
         """Raise ValueError: labkit holds neither the data nor the model of a watched loop."""
         raise ValueError(
             "this run was watched, not made by labkit: change your own loader and watch it again."

@@ -109,7 +109,7 @@ def printable(text: str) -> str:
     return STEERS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-def but(changes: Mapping[str, Any]) -> str:
+def but(changes: Mapping[str, object]) -> str:
     """Return changed knobs as they are typed."""
     return f"pipeline.but({', '.join(f'{name}={value!r}' for name, value in changes.items())})"
 

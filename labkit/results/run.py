@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -356,7 +356,7 @@ class Run(RunLog):
         return [line] if line else []
 
     @of_one_moment
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the run's statistics under their attribute names, as JSON types."""
         return {
             **{name: getattr(self, name) for name in NUMBERS},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -35,7 +34,7 @@ class RunLog(EventLogResult):
         "beside": list,
         "on_the_card": list,
     }
-    loader: Any = None  # that `lk.watch` looked at, while this process has it
+    loader: object = None  # that `lk.watch` looked at, while this process has it
 
     def _take(self, event: Event) -> None:
         super()._take(event)
@@ -206,7 +205,7 @@ class RunLog(EventLogResult):
         return self._fact("no_lines", "why")
 
     @property
-    def growth(self) -> list[Any]:
+    def growth(self) -> list[Event]:
         """Variables of a watched loop that grew, with their line."""
         return self._fact("growth", "found", [])
 

@@ -11,13 +11,14 @@ import functools
 import json
 import os
 import textwrap
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from labkit.knobs import Settings
 from labkit.process import folders
 from labkit.results import saving
 from labkit.results.hardware import asked_of
+from labkit.results.record import Event
 from labkit.results.run import Run
 from labkit.results.shipped import DATA
 from labkit.spec import GRAPH_MODES, KNOBS, Pipeline, automatic
@@ -121,13 +122,13 @@ def _asked(what: Pipeline | Run) -> Pipeline:
 
 
 @functools.lru_cache(64)
-def _on_this_machine(pipeline: Pipeline) -> dict[str, Any]:
+def _on_this_machine(pipeline: Pipeline) -> Event:
     """Return the `job` that a pipeline is here, what is `not_applied`, and a CPU's `threads`."""
     asked = json.dumps(pipeline.to_dict())
     return asked_of("labkit.bench.resolve_config", str(folders.home()), asked)
 
 
-def whole_script(job: Mapping[str, Any], threads: int | None, about: str) -> str:
+def whole_script(job: Settings, threads: int | None, about: str) -> str:
     """Return the script of a `job`, every knob with the value that runs; `threads` on a CPU.
 
     ValueError names the knob that cannot be written.
@@ -145,7 +146,7 @@ def whole_script(job: Mapping[str, Any], threads: int | None, about: str) -> str
     return _filled(job, threads, _warmup(job), textwrap.fill(about, WIDTH - 1))
 
 
-def _warmup(job: Mapping[str, Any]) -> int:
+def _warmup(job: Settings) -> int:
     """Return the steps to leave out of the throughput: those of prefetched batches, or a third."""
     prefetched = job["num_workers"] * (job["prefetch_factor"] or PYTORCH_PREFETCH)
     return max(1, min(max(3, prefetched), job["steps"] // 3))
@@ -166,7 +167,7 @@ def _difference(before: Pipeline, after: Pipeline) -> Script:
     return Script(f"{text}\n" if text else f"# {none}\n")
 
 
-def changed_lines(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+def changed_lines(before: Settings, after: Settings) -> str:
     """Return the statements of the script of `after` that the one of `before` does not have.
 
     Both are {knob: value} of a Pipeline; knobs that are missing or None have their defaults.
@@ -175,12 +176,12 @@ def changed_lines(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     return "".join(f"{text}\n" for text in _statements(after) if text not in kept)
 
 
-def loader_line(knobs: Mapping[str, Any]) -> str:
+def loader_line(knobs: Settings) -> str:
     """Return the statement that makes a pipeline's loader; `knobs` as in `changed_lines`."""
     return next(text for text in _statements(knobs) if text.startswith("loader = "))
 
 
-def _for_any_device(knobs: Mapping[str, Any]) -> str:
+def _for_any_device(knobs: Settings) -> str:
     """Return a script in which only the knobs are stated, for a GPU or a CPU alike."""
     job = {name: knob.default for name, knob in KNOBS.items()}
     job |= {name: value for name, value in knobs.items() if value is not None}
@@ -188,7 +189,7 @@ def _for_any_device(knobs: Mapping[str, Any]) -> str:
     return _filled(job, None, warmup=3, about="")
 
 
-def _statements(knobs: Mapping[str, Any]) -> list[str]:
+def _statements(knobs: Settings) -> list[str]:
     """Return what a pipeline's script sets up, and what its loop does, statement by statement."""
     code = _for_any_device(knobs)
     lines = code.split("\n")
@@ -202,7 +203,7 @@ def _statements(knobs: Mapping[str, Any]) -> list[str]:
     return [textwrap.dedent(text) for text in texts]
 
 
-def _filled(job: Mapping[str, Any], threads: int | None, warmup: int, about: str) -> str:
+def _filled(job: Settings, threads: int | None, warmup: int, about: str) -> str:
     """Return the template, filled in for a job."""
     return _template().render(
         {
@@ -234,7 +235,7 @@ def _template() -> jinja2.Template:
     return environment.from_string((DATA / TEMPLATE).read_text(encoding="utf-8"))
 
 
-def _loader_call(job: Mapping[str, Any]) -> str:
+def _loader_call(job: Settings) -> str:
     """Return the call that makes the DataLoader of a job."""
     arguments = [f"batch_size={job['batch_size']}", "shuffle=True"]
     if job["stall_ms"]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from labkit.knobs import check_names
+from labkit.knobs import Settings, check_names
 from labkit.results.comparison import OF_SOME_RUNS, printed
 from labkit.results.result import Result, Table
 from labkit.spec import KNOBS, Pipeline
@@ -27,8 +27,6 @@ COLUMNS = {  # {statistic: its head}; of those in `OF_SOME_RUNS`, only where a r
     "compute_ms": "compute ms",
 }
 PERIOD_S = 0.05  # between two looks at the runs that go on
-Setting = dict[str, Any]
-"""{knob: value} of one run of a sweep."""
 
 
 def _ignore(_: object) -> None:
@@ -38,9 +36,7 @@ def _ignore(_: object) -> None:
 class Sweep(Result):
     """The runs of a sweep, in the order of its knobs' product: of all `pipelines`, or the first."""
 
-    def __init__(
-        self, pipeline: Pipeline, knobs: dict[str, Any], devices: Sequence[str] | None = None
-    ):
+    def __init__(self, pipeline: Pipeline, knobs: Settings, devices: Sequence[str] | None = None):
         """Check every combination before anything runs; raises ValueError naming a bad one.
 
         With `devices`, such as ["cuda:0", "cuda:1"], each has one run at a time, all at once.
@@ -50,7 +46,7 @@ class Sweep(Result):
         self.devices = () if devices is None else _devices(devices, knobs)
         self.knobs = {name: _values(name, values) for name, values in knobs.items()}
         products = itertools.product(*self.knobs.values())
-        self.settings: list[Setting] = [
+        self.settings: list[Settings] = [
             dict(zip(self.knobs, values, strict=True)) for values in products
         ]
         self.pipelines = [pipeline.but(**setting) for setting in self.settings]
@@ -69,7 +65,7 @@ class Sweep(Result):
         self,
         start: Callable[[Pipeline], Run],
         each: Callable[[Run], object] = _ignore,
-        begun: Callable[[Setting], object] = _ignore,
+        begun: Callable[[Settings], object] = _ignore,
         period_s: float = PERIOD_S,
     ) -> Sweep:
         """Run what is left: a device that is free takes the next setting.
@@ -149,7 +145,7 @@ class Sweep(Result):
         return " ".join(note for note, holds in notes.items() if holds)
 
 
-def _values(name: str, values: Any) -> list[Any]:
+def _values(name: str, values: object) -> list[object]:
     """Return the values of a swept knob as a list; raise ValueError where there are none."""
     if isinstance(values, Iterable) and not isinstance(values, (str, bytes)):
         listed = list(values)
@@ -158,7 +154,7 @@ def _values(name: str, values: Any) -> list[Any]:
     raise ValueError(f"{name}={values!r}: a sweep needs several values, such as [0, 2, 4].")
 
 
-def _devices(devices: Sequence[str], knobs: dict[str, Any]) -> tuple[str, ...]:
+def _devices(devices: Sequence[str], knobs: Settings) -> tuple[str, ...]:
     """Check the devices of a sweep; raise ValueError where one is named twice."""
     names = () if isinstance(devices, str) else tuple(map(KNOBS["device"].check, devices))
     # "auto" and "cuda" may be the same card as another name

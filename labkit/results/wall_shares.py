@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from labkit.results.record import Event
 from labkit.results.result import percent
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class WallShares:
         """Return the share of the parts of that name, 0 to 1."""
         return sum(each.share for each in self.parts if each.part == part)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return them as JSON types."""
         return asdict(self)
 
@@ -156,8 +157,10 @@ def _place_of(run: Run) -> str:
     return ""
 
 
-def stored(values: Any) -> WallShares | None:
+def stored(values: Event | None) -> WallShares | None:
     """Return the shares that a record holds as JSON types; None where they are not sound."""
+    if values is None:
+        return None
     try:
         parts = [WallShare(**part) for part in values["parts"]]
         return WallShares(parts, float(values["seconds"]))
