@@ -17,6 +17,9 @@ from labkit.process import family
 from labkit.results.failures import REMEDIES
 from labkit.results.library import play
 from labkit.spec import KNOBS, Distributed, Pipeline
+from labkit.tuning.result import Ladder
+from labkit.tuning.trial import Trial
+from labkit.view import history, panels
 from labkit.view.controls import Control
 from labkit.view.ghost import expected
 
@@ -183,12 +186,72 @@ def test_the_list_keeps_the_last_runs_pins_renames_and_saves_them(tmp_path, monk
 def test_a_cell_takes_a_panels_run_or_measures_it_there():
     shown = with_runs("workers-0")
     assert shown.run_of(num_workers=0) is shown.runs[0]
-    shown.launch = lambda asked: load_recorded("workers-6")
+    stops = []
+
+    def launch(asked):
+        button = shown.stop_button  # nothing is heard while a cell waits
+        stops.append(button.disabled and "interrupt the kernel" in button.tooltip)
+        return load_recorded("workers-6")
+
+    shown.launch = launch
     assert shown.run_of(num_workers=6).pipeline.num_workers == 6 and len(shown.runs) == 2
+    assert stops == [True]
     assert shown.controls["num_workers"].value == 6 and not shown.run_button.disabled
     assert "(num_workers 0 → 6): CPU busy 14% → 74%. 4.95x faster" in shown.comparison.value
     with pytest.raises(ValueError, match="did you mean 'num_workers'"):
         shown.run_of(num_worker=6)
+
+
+def test_the_next_kernel_lists_the_runs_of_this_one_and_compares_with_them(monkeypatch):
+    monkeypatch.setattr(history, "in_notebook", lambda: True)
+    before = with_runs("workers-0", "workers-6")
+    before.history.handle(do="rename", key=1, value="no workers")
+    after = with_runs("workers-2")  # a panel of the same knobs in the same notebook
+    newest, six, none = after.history.rows
+    assert not newest["earlier"] and six["earlier"] and none["earlier"]
+    assert none["name"] == "no workers" and six["numbers"].startswith("1302 samples/s")
+    after.history.handle(do="pin", key=none["key"])
+    assert after.history.pinned.throughput == before.runs[0].throughput
+    assert after.view.overlay and "Against the pinned run (no workers)" in after.comparison.value
+    assert len(with_runs().history.rows) == 3
+    assert lk.panel(Pipeline(), ["io_ms"]).history.rows == []  # another panel
+
+
+def test_improve_shows_every_step_of_the_autopilot_and_sets_the_best_knobs(monkeypatch):
+    start, best = load_recorded("workers-0"), load_recorded("workers-6")
+    tried = [
+        Trial({"num_workers": 0}, rates=[start.throughput], runs=[start], kept=True),
+        Trial({"num_workers": 6}, changes={"num_workers": 6}, rates=[best.throughput], runs=[best]),
+    ]
+
+    class Climb:
+        found = Ladder("pipeline", {"num_workers": 0}, Pipeline(), tried=tried)
+        bench = SimpleNamespace()
+
+        def run(self):
+            self.bench.each(start)
+            self.each()
+            shown.stop()  # pressed while the second run goes on
+            with pytest.raises(KeyboardInterrupt):
+                self.bench.each(best)
+            tried[1].kept = True
+            self.found.stopped = "interrupted: this is the best so far"
+            return self.found
+
+    async def scenario():
+        shown.improve()
+        assert shown.running and shown.improve_button.disabled
+        await ended(shown)
+        assert shown.controls["num_workers"].value == 6 and not shown.improve_button.disabled
+        assert (
+            "4.95x the start" in shown.verdict.value and "num_workers=6" in shown.comparison.value
+        )
+        assert [row["name"] for row in shown.history.rows] == ["num_workers=6", "start"]
+        assert bytes(shown.figure.value).startswith(b"\x89PNG")
+
+    monkeypatch.setattr(panels, "improver", lambda *_: Climb())
+    shown = lk.panel(Pipeline(), ["num_workers"])
+    asyncio.run(scenario())
 
 
 def test_what_a_panel_shows_can_be_copied_as_code():

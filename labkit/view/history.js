@@ -33,13 +33,13 @@ function row(list, key, send) {
 }
 
 // A row stays the same element: a click on one that is replaced meanwhile would be lost
-function tell(line, { name, pinned, numbers, note, verdict }) {
+function tell(line, { name, pinned, numbers, note, verdict, earlier }) {
   line.pin.textContent = pinned ? "pinned" : "pin";
   label(line.pin, pinned ? `stop comparing with ${name}` : `compare the next runs with ${name}`);
   line.pin.setAttribute("aria-pressed", String(pinned));
   line.name.setAttribute("aria-label", `name of the run ${name}`);
   if (!line.typing) line.name.value = name;
-  line.numbers.textContent = numbers;
+  line.numbers.textContent = earlier ? `${numbers} (earlier)` : numbers; // of a kernel before this one
   line.verdict.textContent = note || verdict;
   label(line.save, `save ${name} as a file`);
 }
