@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from labkit.course.slow_script import SlowScript
 from labkit.knobs import check_names
+from labkit.results.hardware import machine
 from labkit.results.launch import launch
 from labkit.results.measurements import Measurements
 from labkit.results.run import Run
@@ -110,6 +111,7 @@ class KnobTask(Task):
     base: Pipeline | SlowScript
     free: tuple[str, ...]
     compares: bool = True  # with a run of `base`
+    cpu_only: bool = False  # its model is sized for a CPU: a GPU would always wait for its data
 
     @property
     def rules(self) -> str:
@@ -135,6 +137,8 @@ class KnobTask(Task):
 
     def attempt(self, answer: object, number: int) -> Attempt:
         """Run the answer, and once in a session the `number`th baseline."""
+        if self.cpu_only and machine().kind != "cpu":
+            raise ValueError("Its model is sized for a CPU; here is a GPU.")
         run = finished(launch(self.spec(answer)), Run)
         baseline = self.baseline(number) if self.compares else None
         values = {goal: measure(run, baseline) for goal, measure in self.goals.items()}

@@ -100,6 +100,7 @@ LESS_BUSY = KnobTask(
     base=BUSY,
     solution=BUSY.but(width=4, depth=1),
     free=("model", "width", "depth"),
+    cpu_only=True,
     goals={
         faster(2.0): speedup,
         Goal("busy share over the baseline's", at_most=0.8, close=0.1): busy_ratio,
