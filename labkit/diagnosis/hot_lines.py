@@ -45,6 +45,7 @@ class Place(NamedTuple):
 
 CELL = re.compile(r"ipykernel_\d+|<ipython-input")  # in the name of a notebook cell's file
 PHASES = ("waiting", "body", "between", "worker")
+WAITING, BODY_PHASE, BETWEEN, WORKER = range(len(PHASES))
 SHOWN = 12  # rows of the table
 BODY = {  # the parts of a loop's body, by the kinds of work they are made of
     "forward": "forward",
@@ -116,33 +117,29 @@ class Lines(Result):
         """Join the samples of `run` with its steps, warm-up excluded."""
         self._rows: dict[bytes, tuple[Line, ...]] = {}
         self._parts: dict[str, np.ndarray] = {}
-        self.places, rows = _read(run.samples_of_lines)
-        pid, at_ns, weight, place = rows.T
+        self.places, samples = _read(run.samples_of_lines)
+        pid, moment_ns, weight, place = samples.T
         kind = np.array([each.kind for each in self.places], object)[place]
         within = np.array([each.within for each in self.places], object)[place]
-        at_s = run.seconds(at_ns)
-        stamps = run.stamps
-        first = max(run.warmup - 1, 0)
-        known = len(stamps) > first
-        start, end = (stamps[first, 5], stamps[-1, 5]) if known else (0.0, 0.0)
+        moment = run.seconds(moment_ns)
         in_loop = pid == run._fact("hello", "pid", 0)
-        outside = np.isnan(at_s)
-        step = np.searchsorted(stamps[:, 0], np.nan_to_num(at_s), side="right") - 1
-        waits = at_s < stamps[np.clip(step, 0, None), 1] if len(stamps) else at_s < 0
-        in_main = np.where(outside, 2, np.where(waits, 0, 1))
-        phase = np.where(in_loop, in_main, 3)
-        keep = np.where(outside, in_loop, (at_s > start) & (at_s <= end))
+        phase, step = _phases(moment, run.stamps, in_loop)
+
+        stamps = run.stamps[max(run.warmup - 1, 0) :]  # of the last step of the warm-up, and on
+        start = stamps[0, 5] if len(stamps) else 0.0
+        end = stamps[-1, 5] if len(stamps) else 0.0
+        keep = np.where(np.isnan(moment), in_loop, (moment > start) & (moment <= end))
         # not: the clock that times the items; a worker that waits for work, or hands it over
-        keep &= (kind != "labkit") & ((phase != 3) | (within != ""))
-        waited = np.clip(stamps[:, 1] - stamps[:, 0], 0, None)[first + 1 :]
+        keep &= (kind != "labkit") & ((phase != WORKER) | (within != ""))
+        waited = np.clip(stamps[:, 1] - stamps[:, 0], 0, None)[1:]
         wall = max(end - start, 1e-9)
         share = _shares(phase, weight, keep, float(waited.sum()) / wall, wall)
-        made = weight[keep & (phase == 3)]  # ns
-        steps = len(stamps) - first - 1
-        enough = len(made) >= FEWEST and steps > 0
-        self.made_us = float(made.sum()) / 1e3 / steps if enough else None
+
+        made_ns = weight[keep & (phase == WORKER)]
+        enough = len(made_ns) >= FEWEST and len(waited) > 0
+        self.made_us = float(made_ns.sum()) / 1e3 / len(waited) if enough else None
         self.phase = phase[keep]
-        self.step = np.where(phase < 2, step, -1)[keep]
+        self.step = np.where(phase <= BODY_PHASE, step, -1)[keep]
         self.share = share[keep]
         self.place = place[keep]
         self.kind = kind[keep]
@@ -227,8 +224,7 @@ class Lines(Result):
     @property
     def lines(self) -> tuple[Line, ...]:
         """Every line that was met, the costliest first; those of workers behind the loop's."""
-        own = self.rows(self.phase < 3)
-        return own + self.rows(self.phase == 3)
+        return self.rows(self.phase < WORKER) + self.rows(self.phase == WORKER)
 
     def worst(self, mask: np.ndarray) -> tuple[Line, ...]:
         """Return where the samples of `mask` went: a line, or the function they are spread over.
@@ -256,10 +252,10 @@ class Lines(Result):
 
     def table(self) -> Table:
         """Return the costliest lines, of the loop and then of its loader's workers."""
+        shown = self.rows(self.phase < WORKER)[:SHOWN] + self.rows(self.phase == WORKER)[:SHOWN]
         rows = [
             (f"{line.share:.0%}", line.phase, line.address, line.kind, line.call)
-            for phases in ((0, 1, 2), (3,))
-            for line in self.rows(np.isin(self.phase, phases))[:SHOWN]
+            for line in shown
             if line.share >= 0.005
         ]
         sampled = f"{self.samples} stacks sampled in this process and its loader's workers; "
@@ -287,6 +283,16 @@ def _largest_first(shares: dict[Key, float]) -> dict[Key, float]:
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
+def _phases(
+    moment: np.ndarray, stamps: np.ndarray, in_loop: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the phase of each sample, and the step that was going on; a `moment` (s) each."""
+    step = np.searchsorted(stamps[:, 0], np.nan_to_num(moment), side="right") - 1
+    waits = moment < (stamps[np.clip(step, 0, None), 1] if len(stamps) else 0)
+    in_main = np.where(np.isnan(moment), BETWEEN, np.where(waits, WAITING, BODY_PHASE))
+    return np.where(in_loop, in_main, WORKER), step
+
+
 def _shares(
     phase: np.ndarray, weight: np.ndarray, keep: np.ndarray, waited: float, wall: float
 ) -> np.ndarray:
@@ -295,7 +301,7 @@ def _shares(
     `waited` is the share of the `wall` time (s) in which the loop waited for data.
     """
     share = np.zeros(len(phase))
-    known = {0: waited, 1: 1 - waited, 3: 1.0}
+    known = {WAITING: waited, BODY_PHASE: 1 - waited, WORKER: 1.0}
     for number in range(len(PHASES)):
         mine = keep & (phase == number)
         total = weight[mine].sum()
@@ -312,11 +318,11 @@ def _line_of(shares: dict[Place, float], phase: str) -> Line:
     total = sum(shares.values())
     ordered = _largest_first(shares)
     calls: dict[str, str] = {}
-    kinds = set()
+    named = set()
     for place, share in ordered.items():
         is_much = not calls or share >= SECOND * total
-        if place.call and place.kind not in kinds and is_much:
-            kinds.add(place.kind)
+        if place.call and place.kind not in named and is_much:
+            named.add(place.kind)
             calls.setdefault(place.call.partition("(")[0], place.call)
     most = next(iter(ordered))
     return Line(
@@ -343,11 +349,11 @@ def _read(events: Iterable[Event]) -> tuple[list[Place], np.ndarray]:
             if place is not None:
                 numbers[pid, number] = len(places)
                 places.append(place)
-        table = _whole_rows(event["rows"])
-        written, which = np.unique(table[:, 2], return_inverse=True)
-        place = np.array([numbers.get((pid, str(n)), -1) for n in written], np.int64)[which]
-        table = np.column_stack([np.full(len(table), pid), table[:, :2], place])
-        tables.append(table[place >= 0])
+        moment_ns, weight_ns, written = _whole_rows(event["rows"]).T
+        known, which = np.unique(written, return_inverse=True)
+        found = np.array([numbers.get((pid, str(number)), -1) for number in known], np.int64)[which]
+        table = np.column_stack([np.full(len(found), pid), moment_ns, weight_ns, found])
+        tables.append(table[found >= 0])
     return places, np.concatenate(tables)
 
 

@@ -34,7 +34,7 @@ class Drift:
 
 
 @dataclass(frozen=True)
-class Work:
+class BodyWork:
     """What a part of the loop does, and the lines that it does it in."""
 
     cause: str
@@ -56,7 +56,7 @@ class Loop:
     passes: int
     cold: float  # by which the first pass was slower than the later ones
     first_pass: int  # its steps
-    groups: dict[str, Work] = field(default_factory=dict, repr=False)  # found once
+    groups: dict[str, BodyWork] = field(default_factory=dict, repr=False)  # found once
 
     def shares(self, all_of_it: float, *groups: float) -> dict[str, float]:
         """Return the part (0 to 1) of a body that each group takes, from their summed shares."""
@@ -67,7 +67,7 @@ class Loop:
         }
 
     @cached_property
-    def loading(self) -> Work | None:
+    def loading(self) -> BodyWork | None:
         """What stands out in preparing items."""
         return _of_loading(self.lines)
 
@@ -81,7 +81,7 @@ def of_run(run: Run) -> Loop | None:
     stamps = run.stamps
     spent = stamps[:, 5] - stamps[:, 1]  # (steps,) s, in the body
     wall = max(float(stamps[-1, 5] - stamps[first - 1, 5]), 1e-9)
-    measured = (found.phase == 1) & (found.step >= first)
+    measured = found.mask("body") & (found.step >= first)
 
     def per_step(mask: np.ndarray) -> np.ndarray:
         some = measured & mask
@@ -89,14 +89,13 @@ def of_run(run: Run) -> Loop | None:
 
     begun = {0, *(event["step"] for event in run.epochs)}
     starts = sorted(start for start in begun if start < run.steps)
-    workers = bool(run.pipeline.to_dict().get("num_workers"))
     return Loop(
         lines=found,
         body=np.stack([per_step(found.of_part(part)) for part in IN_WORDS], axis=1),
         sampled=per_step(measured),
         spent=spent,
         drift=_drift(spent[first:], first, wall, found),
-        restart=_restarts(stamps, starts) / wall if workers else 0.0,
+        restart=_restarts(stamps, starts) / wall if run.pipeline.num_workers else 0.0,
         passes=len(starts),
         cold=_cold(stamps, starts) / wall,
         first_pass=[*starts[1:], len(stamps)][0],
@@ -115,7 +114,7 @@ def _drift(spent: np.ndarray, first: int, wall: float, found: Lines) -> Drift | 
     share = float(np.clip(spent - middle[0], 0, None).sum() / wall)
     if not rises or growth < limits.DRIFT or share < limits.WORTH_NAMING["host"] / 2:
         return None
-    in_body = found.phase == 1
+    in_body = found.mask("body")
 
     def by_place(steps: np.ndarray) -> np.ndarray:
         some = in_body & np.isin(found.step, steps + first)
@@ -149,24 +148,24 @@ def _cold(stamps: np.ndarray, starts: list[int]) -> float:
 # -- what the rules of the diagnosis make of it ----------------------------------------------------
 
 
-def group_of(loop: Loop, group: str) -> Work:
+def group_of(loop: Loop, group: str) -> BodyWork:
     """Return what a part of the body that is no training does; a key of `IN_WORDS`."""
     if group not in loop.groups:
         loop.groups[group] = _group_of(loop, group)
     return loop.groups[group]
 
 
-def _group_of(loop: Loop, group: str) -> Work:
+def _group_of(loop: Loop, group: str) -> BodyWork:
     mask = loop.lines.of_part(group)
     lines = loop.lines.worst(mask)
     when = stalls(loop, mask)
-    body = float(loop.lines.share[loop.lines.phase == 1].sum())
+    body = float(loop.lines.share[loop.lines.mask("body")].sum())
     cause = group
     if when and (group != "validation" or "every" in when):
         cause = "periodic"
         lines = (*loop.lines.sites(mask)[:1], *lines)  # it is known by the line that begins it
     share = lines[0].share / max(body, 1e-9) if lines else 0.0
-    return Work(cause, lines, share, when if cause == "periodic" else "")
+    return BodyWork(cause, lines, share, when if cause == "periodic" else "")
 
 
 def synchronises(loop: Loop) -> tuple[float, tuple[Line, ...]] | None:
@@ -194,7 +193,7 @@ def stalls(loop: Loop, mask: np.ndarray) -> str:
     return f"in {len(steps)} single steps" if few else ""
 
 
-def _of_loading(lines: Lines) -> Work | None:
+def _of_loading(lines: Lines) -> BodyWork | None:
     work = loading_mask(lines)
     whole = float(lines.share[work].sum())
     if whole <= 0:
@@ -202,11 +201,11 @@ def _of_loading(lines: Lines) -> Work | None:
     collates = work & (lines.within == COLLATE)
     part = float(lines.share[collates].sum()) / whole
     if part >= limits.MOST_OF_LOADING:
-        return Work(COLLATE, lines.worst(collates), part)
+        return BodyWork(COLLATE, lines.worst(collates), part)
     return _stands_out(lines, work & ~collates, whole)
 
 
-def _stands_out(lines: Lines, mask: np.ndarray, whole: float) -> Work | None:
+def _stands_out(lines: Lines, mask: np.ndarray, whole: float) -> BodyWork | None:
     """Return the line, helper function or Python code that has most of the `whole`."""
     rows = lines.rows(mask)
     most = lines.worst(mask)
@@ -220,7 +219,7 @@ def _stands_out(lines: Lines, mask: np.ndarray, whole: float) -> Work | None:
         found = tuple(python[:3])
     else:
         return None
-    return Work("item", found, found[0].share / max(whole, 1e-9))
+    return BodyWork("item", found, found[0].share / max(whole, 1e-9))
 
 
 def loads(run: Run) -> str:

@@ -10,11 +10,9 @@ import functools
 import json
 import os
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from labkit.diagnosis.trace_breakdown import GRAPHS, Breakdown, RankTraces
 from labkit.diagnosis.trace_events import KERNELS, Events, Kind, read_events
@@ -74,30 +72,22 @@ def _of_one(file: TraceFile) -> Breakdown:
     used, possible = timeline.tensor_core_shares()
     doubts = _doubts(events, timeline, used)
     window = Timeline(events, find_window(events))
-    told = _said_by_the_file(file.meta, events.devices)
+    device_name, capability = _device_properties(file.meta, events.devices)
 
     def per_step(nanoseconds: float) -> float:
         return float(nanoseconds) / len(steps.start) / 1000
 
-    class_us = {name: per_step(time) for name, time in timeline.by_class().items()}
-
+    class_us = {f"{name}_us": per_step(time) for name, time in timeline.by_class().items()}
     return Breakdown(
         source=os.path.basename(file.path),
         device_kind="gpu" if on_gpu else "cpu",
-        device_name=told.device_name,
-        rank=told.rank,
-        compute_capability=told.compute_capability,
+        device_name=device_name,
+        rank=_rank(file.meta),
+        compute_capability=capability,
         loader_workers=_loader_workers(events),
         steps=len(steps.start),
         step_us=timeline.total / len(steps.start) / 1000,
-        kernel_us=class_us["kernel"],
-        memcpy_us=class_us["memcpy"],
-        memset_us=class_us["memset"],
-        communication_us=class_us["communication"],
-        runtime_us=class_us["runtime"],
-        dataloader_us=class_us["dataloader"],
-        cpu_exec_us=class_us["cpu_exec"],
-        other_us=class_us["other"],
+        **class_us,
         gpu_utilization=busy.get("kernel_busy"),
         idle={f"{cause}_us": per_step(idle[cause]) if idle else None for cause in IDLE_CAUSES},
         copy_overlap_share=timeline.copy_overlap(),
@@ -127,7 +117,6 @@ def _doubts(events: Events, timeline: Timeline, tensor_core_share: float | None)
     """Return notes on what is missing or odd in a trace."""
     devices = len(timeline.devices)
     tied = (events.launch >= 0).any()
-    calls = np.unique(events.name[events.are(Kind.RUNTIME)])
     notes = []
     if devices > 1:
         notes.append(
@@ -140,41 +129,39 @@ def _doubts(events: Events, timeline: Timeline, tensor_core_share: float | None)
         notes.append("Device work is not tied to launches: the causes of idle time are unknown.")
     if devices and tensor_core_share is None:
         notes.append("No kernel falls inside the steps.")
-    if any("GraphLaunch" in events.names[call] for call in calls):
+    if any("GraphLaunch" in call for call in events.names_of(Kind.RUNTIME)):
         notes.append(GRAPHS)
     return notes
 
 
-@dataclass(frozen=True)
-class SaidByTheFile:
-    """What a file says beside its events; None where it does not, or its devices differ."""
-
-    rank: int | None
-    device_name: str | None
-    compute_capability: str | None  # "7.0"
-
-
-def _said_by_the_file(meta: JsonObject, devices: tuple[str, ...]) -> SaidByTheFile:
-    """Return what the file says; devices need not be numbered there as in its events."""
+def _rank(meta: JsonObject) -> int | None:
+    """Return the rank that a file says it is of; None where it does not."""
     info = meta.get("distributedInfo")
     rank = str(info.get("rank")) if isinstance(info, dict) else ""
+    return int(rank) if re.fullmatch("[0-9]{1,7}", rank) else None
+
+
+def _device_properties(meta: JsonObject, devices: tuple[str, ...]) -> tuple[str | None, str | None]:
+    """Return name and compute capability of the devices; None where unknown, or they differ.
+
+    They need not be numbered there as in the events.
+    """
     listed = meta.get("deviceProperties") if devices else None
     every = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
     own = [each for each in every if each.get("id") in devices] or every
     names = {str(each["name"]) for each in own if each.get("name")}
     versions = {f"{each.get('computeMajor')}.{each.get('computeMinor')}" for each in own}
     version = versions.pop() if len(versions) == 1 else ""
-    return SaidByTheFile(
-        rank=int(rank) if re.fullmatch("[0-9]{1,7}", rank) else None,
-        device_name=names.pop()[:100] if len(names) == 1 else None,
-        compute_capability=version if re.fullmatch(r"\d{1,3}\.\d{1,3}", version) else None,
+    return (
+        names.pop()[:100] if len(names) == 1 else None,
+        version if re.fullmatch(r"\d{1,3}\.\d{1,3}", version) else None,
     )
 
 
 def _loader_workers(events: Events) -> bool | None:
     """Return whether the DataLoader of a trace prepares batches in workers; None without one."""
-    calls = np.unique(events.name[events.are(Kind.DATALOADER)])
-    return any("_MultiProcessing" in events.names[call] for call in calls) if len(calls) else None
+    calls = events.names_of(Kind.DATALOADER)
+    return any("_MultiProcessing" in call for call in calls) if calls else None
 
 
 def _of_ranks(path: str | os.PathLike, kind: str) -> RankTraces:

@@ -122,6 +122,10 @@ class Events:
         """Return whether each event is of one of these kinds."""
         return np.isin(self.kind, kinds)
 
+    def names_of(self, kind: Kind) -> list[str]:
+        """Return the names of those of a kind, each once."""
+        return [self.names[number] for number in np.unique(self.name[self.kind == kind])]
+
     def of(self, *kinds: Kind) -> Intervals:
         """Return when those of these kinds were."""
         return self.span.only(self.are(*kinds))

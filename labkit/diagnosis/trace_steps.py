@@ -200,8 +200,8 @@ class Timeline:
         collective = self.events.are(Kind.COLLECTIVE_KERNEL)
 
         def share(which: np.ndarray) -> float:
-            times = [self.covered(which & place) for place in places]
-            return sum(times) / (max(len(places), 1) * total)
+            covered_ns = sum(self.covered(which & place) for place in places)
+            return covered_ns / (max(len(places), 1) * total)
 
         busy = share(self.events.kind >= 0)
         return {
@@ -261,11 +261,13 @@ class Timeline:
         for kind in (Kind.ANNOTATION, Kind.PYTHON):
             which = self.events.are(kind) & (self.events.place == thread)
             spans = self.inside.only(which)
-            covers = self._by_name(which, clock.inside(spans).length)
-            known = [name for name in covers if not name.startswith(BUILT_IN)]
-            enough = [name for name in known if covers[name] >= half]
+            covered_ns = self._by_name(which, clock.inside(spans).length)
+            lengths = self._by_name(which, spans.length)
+            enough = []
+            for name, covers in covered_ns.items():
+                if covers >= half and not name.startswith(BUILT_IN):
+                    enough.append(name)
             if enough:
-                lengths = self._by_name(which, spans.length)
                 found.append(min(enough, key=lambda name: lengths[name]))
         return tuple(found)
 
@@ -295,18 +297,15 @@ class Timeline:
         known = np.append(launch >= 0, (self.events.launch >= 0).any())
         queued = known & np.append(work.start[launch] <= gap.start[:-1], False)
         short = queued & (gap.length <= SHORT_GAP_NS)
-
-        def while_in(stretches: Intervals) -> np.ndarray:
-            return np.where(queued, 0, Clock(stretches).inside(inside).length)
-
-        host = while_in(self.host_outside)
+        host = np.where(queued, 0, Clock(self.host_outside).inside(inside).length)
+        long_work = np.where(queued, 0, Clock(self.host_work).inside(inside).length)
         rest = inside.length - host
         return {
             "host_wait": int(rest[known & ~queued].sum()),
             "host": int(host.sum()),
             "kernel_wait": int(rest[short].sum()),
             "other": int(rest[(~known | queued) & ~short].sum()),
-            "host_work": int(while_in(self.host_work).sum()),
+            "host_work": int(long_work.sum()),
         }
 
     @cached_property
@@ -341,27 +340,23 @@ class Timeline:
         """Return the kernels that took most time."""
         times = self.kernel_times()
         calls = self._by_name(self.kernels, np.ones(len(self.kernels)))
-        longest = sorted(times, key=lambda name: times[name], reverse=True)[:TOP]
-        return tuple(
-            TopKernel(name, float(times[name]) / 1000, int(calls[name]), uses_tensor_cores(name))
-            for name in longest
-        )
+        found = []
+        for name in sorted(times, key=lambda name: -times[name])[:TOP]:
+            total_us = float(times[name]) / 1000
+            found.append(TopKernel(name, total_us, int(calls[name]), uses_tensor_cores(name)))
+        return tuple(found)
 
     def tensor_core_shares(self) -> tuple[float | None, float | None]:
         """Return the shares of kernel time on Tensor Cores, and of operators that can use them."""
-        times = self.kernel_times()
-        if not times:
+        if not len(self.kernels):
             return None, None
-        able = self.kernels[self.events.can_use_tensor_cores[self.kernels]]
-        used = 0.0
-        possible = 0.0  # beside that
-        for name, time in times.items():
-            used += time * uses_tensor_cores(name)
+        length = self.inside.length[self.kernels]
+        by_name = np.array([uses_tensor_cores(name) for name in self.events.names])
+        uses = by_name[self.events.name[self.kernels]]
         # As in the plugin, an operator that was seen to use Tensor Cores is one that can.
-        for name, time in self._by_name(able, self.inside.length[able]).items():
-            possible += time * (not uses_tensor_cores(name))
-        total = sum(times.values())
-        return used / total, (used + possible) / total
+        could = uses | self.events.can_use_tensor_cores[self.kernels]
+        total = length.sum()
+        return float(length[uses].sum() / total), float(length[could].sum() / total)
 
     def operator_times(self) -> dict[str, float]:
         """Return the time of every operator without those inside it on its thread, by name."""
@@ -369,7 +364,6 @@ class Timeline:
         start, end = self.inside.only(operators)
         thread = self.events.place[operators]
         own = end - start
-        whole = own.copy()
         around: list[int] = []  # the operators that the next one may be inside of
         for number in np.lexsort((-end, start, thread)).tolist():
             while around and (
@@ -377,6 +371,6 @@ class Timeline:
             ):
                 around.pop()
             if around:
-                own[around[-1]] -= whole[number]
+                own[around[-1]] -= end[number] - start[number]
             around.append(number)
         return self._by_name(operators, np.maximum(own, 0))
