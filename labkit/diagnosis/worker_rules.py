@@ -46,8 +46,7 @@ def _steps(evidence: Evidence) -> tuple[Measured, ...]:
 def hang(evidence: Evidence) -> Finding | None:
     """A worker that has an item to make made no progress to the end of the record."""
     workers = evidence.workers
-    stuck = workers.stalled_s is not None and not workers.stall_is_over
-    if not stuck or workers.stalled_s < limits.HANGS_S:
+    if workers.stalled_s is None or workers.stall_is_over or workers.stalled_s < limits.HANGS_S:
         return None
     where = f"since worker {workers.stalled_worker} last made progress{_at_item(workers)}"
     measured = (Measured(where, workers.stalled_s, "s", TIMED), *_steps(evidence))
