@@ -243,9 +243,8 @@ def test_improve_shows_every_step_of_the_autopilot_and_sets_the_best_knobs(monke
         assert shown.running and shown.improve_button.disabled
         await ended(shown)
         assert shown.controls["num_workers"].value == 6 and not shown.improve_button.disabled
-        assert (
-            "4.95x the start" in shown.verdict.value and "num_workers=6" in shown.comparison.value
-        )
+        assert "4.95x the start" in shown.comparison.value
+        assert "done: interrupted" in shown.verdict.value
         assert [row["name"] for row in shown.history.rows] == ["num_workers=6", "start"]
         assert bytes(shown.figure.value).startswith(b"\x89PNG")
 

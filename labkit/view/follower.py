@@ -15,6 +15,7 @@ from labkit.process.events import now_ns
 from labkit.results.result import percent
 from labkit.results.run import Run
 from labkit.results.step_classes import split_steps
+from labkit.spec import KNOBS
 from labkit.view.display import stage_line
 
 TEETH = 400  # on screen at the most: a tooth and its gap have two pixels each
@@ -45,7 +46,7 @@ class Follower:
         self.last_ns = 0
         self.warmup = 0
         self.micro = 1  # batches an update
-        self.steps_asked: int | None = 0
+        self.steps_asked: int | None = None
         self.delays = ""
         self.kind = "device"
         self.mfu_s: float | None = None  # MFU of one sample a second
@@ -66,8 +67,8 @@ class Follower:
     def _begin(self, run: Run, first: dict[str, Any]) -> None:
         self.zero_ns = first["t"][0]
         self.next_step = first["i"]
-        knobs = run.pipeline.to_dict()
-        self.steps_asked = knobs["steps"]
+        steps = run.pipeline.to_dict()["steps"]
+        self.steps_asked = None if steps == KNOBS["steps"].high else steps  # the clock ends it
         self.delays = run.pipeline.simulated_delay
         self.kind = run.machine.kind.upper()
         needed = per_sample(run)

@@ -39,8 +39,8 @@ function tell(line, { name, pinned, numbers, note, verdict, earlier }) {
   line.pin.setAttribute("aria-pressed", String(pinned));
   line.name.setAttribute("aria-label", `name of the run ${name}`);
   if (!line.typing) line.name.value = name;
-  line.numbers.textContent = earlier ? `${numbers} (earlier)` : numbers; // of a kernel before this one
-  line.verdict.textContent = note || verdict;
+  line.numbers.textContent = numbers;
+  line.verdict.textContent = note || (earlier ? `${verdict}, earlier kernel` : verdict);
   label(line.save, `save ${name} as a file`);
 }
 

@@ -167,7 +167,7 @@ class PipelinePanel(RunPanel[Pipeline]):
                 self.history.add(run, trial.what, run.diagnose().bottleneck)
         for name in ladder.changes.keys() & self.controls.keys():
             self.controls[name].value = ladder.changes[name]
-        self.say(in_words(ladder.headline))
+        self.say(f"The autopilot is done: {in_words(ladder.stopped)}.")
         self._tell_climb(ladder.table())
         self._draw(StaticFigure.drawn(ladder.plot()))
 

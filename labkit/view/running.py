@@ -17,7 +17,8 @@ from labkit.tuning.result import Found, Ladder, Tuning
 from labkit.tuning.trial import Trial
 from labkit.view import wandb_log
 from labkit.view.display import RANKS_PX, SWEEP_PX, Display
-from labkit.view.live import Follower, RunDisplay
+from labkit.view.follower import Follower
+from labkit.view.live import RunDisplay
 from labkit.view.run_header import said
 from labkit.view.watch_live import Watch
 
@@ -266,8 +267,7 @@ def teller(display: Display, found: Found) -> Callable[[Run], None]:
         if display.due:
             follower = Follower()
             follower.read(run)
-            # without how many steps it might do: the clock ends it
-            now = follower.line(run).replace(f" of {follower.steps_asked}", "")
+            now = follower.line(run)
             display.line(now, found.table(now))
 
     return running
