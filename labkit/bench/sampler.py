@@ -19,108 +19,67 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import ctypes
 import functools
 import os
 import random
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from multiprocessing import util
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from labkit.bench import stack
 from labkit.bench.loader_hook import hook_fetchers
 from labkit.bench.loader_work import LoaderWork
+from labkit.bench.main_thread import MainThread, Timer
 from labkit.bench.user_loop import knobs_of
 from labkit.process.events import EventLog, now_ns
 
-PERIOD_S, EARLY_S = 0.02, 0.01  # between samples; and for the first EARLY of them, 5 s, so that
-EARLY = 500  # a short script has enough: of 400, a share of a half is known to 2.5 points
+PERIOD_S = 0.02  # between samples
+EARLY_S = 0.01  # and between the first EARLY of them, 5 s, so that a short script has enough: of
+EARLY = 500  # 400, a share of a half is known to 2.5 points
 MOST_SAMPLES = 100_000  # half an hour of them: 4 MB in the log
 LONGEST_NS = 2_000_000_000  # that a sample may stand for: a laptop that slept is no slow line
 LATE_NS = 1_000_000  # our thread waited for the GIL: the main thread had it, and has moved on
 MUCH_NS = 200_000_000  # of time without a sample, for which a late one is taken all the same
 LEAST_NS = 5_000_000  # in the system, that is looked for
-USER_TIME = 1  # Linux's CPUCLOCK_VIRT
-OF_A_THREAD = 4  # and its CPUCLOCK_PERTHREAD_MASK
 FLUSH_NS = 500_000_000  # a process that is killed loses no more
 WATCHED = "watched"  # a file in the run's folder, there while the run goes on
 OF_TORCHS_LOADER = "torch.utils.data._utils"
 NOT_THE_CAUSE = (OF_TORCHS_LOADER, "torch.utils.data.dataloader", "labkit.")
 
 
-class Timer:
-    """A POSIX timer on a CPU clock that signals the calling thread; no fork inherits it."""
-
-    def __init__(self, clock: int):
-        """Make it; raises OSError where the system has none."""
-        self.c = ctypes.CDLL(None, use_errno=True)
-        if not hasattr(self.c, "timer_create"):  # glibc before 2.34
-            self.c = ctypes.CDLL("librt.so.1", use_errno=True)
-        self.id, to_thread = ctypes.c_void_p(), 4
-        # struct sigevent: a value of two words, the signal, how, and the thread
-        event = (ctypes.c_int * 16)(0, 0, signal.SIGURG, to_thread, threading.get_native_id())
-        if self.c.timer_create(ctypes.c_int(clock), ctypes.byref(event), ctypes.byref(self.id)):
-            raise OSError(ctypes.get_errno(), "no POSIX timer")
-
-    def arm(self, after_s: float) -> None:
-        """Signal once, at the first tick after so long on the clock."""
-        after = (ctypes.c_long * 4)(0, 0, 0, max(1, int(after_s * 1e9)))
-        self.c.timer_settime(self.id, 0, ctypes.byref(after), None)
-
-    def delete(self) -> None:
-        """Stop it."""
-        self.c.timer_delete(self.id)
+Where: TypeAlias = tuple[str, int, str]  # file, line, function
 
 
-class MainThread:
-    """The calling thread: what its time went to, and a timer that signals it while it computes."""
+class Place(NamedTuple):
+    """What a sampled stack was at: a row of a `lines` event."""
 
-    def __init__(self):
-        self.ident = threading.get_ident()
-        self.cpu_clock = time.pthread_getcpuclockid(self.ident)
-        self.user_clock = (~threading.get_native_id() << 3) | OF_A_THREAD | USER_TIME
-        self.timer = Timer(self.user_clock)
-        self.sampled = _thread.allocate_lock()  # held while it is: what waits for it wakes at once
-        self.sampled.acquire()
-
-    def spent_ns(self) -> dict[str, int]:
-        """Return its "user" and "system" CPU time, and that "off" the core (from any zero), ns."""
-        user = time.clock_gettime_ns(self.user_clock)
-        cpu = time.clock_gettime_ns(self.cpu_clock)
-        return {"user": user, "system": cpu - user, "off": now_ns() - cpu}
-
-    def is_off(self) -> bool:
-        """Whether it sleeps, or waits for a core."""
-        before = time.clock_gettime_ns(self.cpu_clock)
-        return time.clock_gettime_ns(self.cpu_clock) == before
-
-    def is_in_system(self, tick: Timer) -> bool:
-        """Wait for a tick on its core; whether it was in the system then, as the clocks say."""
-        before = time.clock_gettime_ns(self.user_clock)
-        tick.arm(0.0)
-        seen = signal.sigtimedwait([signal.SIGURG], EARLY_S)
-        return seen is not None and time.clock_gettime_ns(self.user_clock) == before
+    kind: str  # of work
+    within: str  # "item" or "collate" of the loader, else ""
+    file: str
+    line: int
+    function: str
+    call: str  # what that line was calling
+    site: Where | None  # where in the loop itself that was
 
 
 class Sampler:
     """Samples this process's main thread between `start` and `stop`; writes to the log itself."""
 
-    def __init__(self, folder: Any, collate: tuple[str, int] | None, until_gone: str = ""):
+    def __init__(self, folder: str | Path, collate: tuple[str, int] | None, until_gone: str = ""):
         """`collate` is where the collate function stands; it stops once `until_gone` is deleted."""
         self.log = EventLog(folder)
         self.collate = collate
         self.pid = os.getpid()
-        self.mark = until_gone and os.path.join(folder, until_gone)
+        self.mark = os.path.join(folder, until_gone) if until_gone else ""
         self.rows: list[tuple[int, int, int]] = []
         self.places: dict[tuple[object, ...], int] = {}  # {what a stack was: its number}
         self.met: set[CodeType] = set()  # and its code
-        self.fresh: dict[int, list] = {}  # places that were not written yet
+        self.fresh: dict[int, Place] = {}  # places that were not written yet
         self.loop: CodeType | None = None  # what iterates the loader: no deeper goes the stack
         self.framed = False  # a package does, which the user's code called
         self.missing = ""  # why there are no samples
@@ -182,7 +141,8 @@ class Sampler:
 
     def stop(self) -> None:
         """End the sampling, and let go of the signal."""
-        thread, self.thread = self.thread, None
+        thread = self.thread
+        self.thread = None
         if thread is not None and self.pid == os.getpid():
             thread.timer.delete()
             thread.sampled.release()
@@ -250,7 +210,9 @@ class Sampler:
 
     def _place(self, top: FrameType) -> int:
         """Return the number of the place where a stack is; described when first met."""
-        key, own, site = [], None, None
+        key: list[object] = []
+        own: FrameType | None = None  # the deepest of the user's
+        site: int | None = None
         at: FrameType | None = top
         while at is not None:
             code = at.f_code
@@ -261,26 +223,58 @@ class Sampler:
                 site = at.f_lineno
                 break
             at = at.f_back
-        key = (*key, site, grad := stack.is_grad_on())
-        if key not in self.places:
-            self.places[key] = len(self.places)
-            self.fresh[self.places[key]] = self._described(top, own, site, grad)
-        return self.places[key]
+        grad = stack.is_grad_on()
+        place = (*key, site, grad)
+        number = self.places.get(place)
+        if number is None:
+            number = len(self.places)
+            self.places[place] = number
+            self.fresh[number] = self._described(top, own, site, grad)
+        return number
 
     def _described(
         self, top: FrameType, own: FrameType | None, site: int | None, grad: bool
-    ) -> list[Any]:
+    ) -> Place:
+        """Describe a stack: `own` is the deepest frame of the user's, `site` the loop's line."""
         frames: list[FrameType] = []  # inside the loop, the deepest first
         at: FrameType | None = top
         while at is not None and at.f_code is not self.loop:
             frames.append(at)
             self.met.add(at.f_code)  # lest another gets its id
             at = at.f_back
-        within = next(filter(None, map(self._within, frames)), "")
-        libraries = frames[: frames.index(own)] if own is not None and own in frames else frames
+        within = [self._within(frame) for frame in frames]
+        where = own or top
+        if own is None or (own.f_code is self.loop and (any(within) or self.framed)):
+            loads = next((number for number, found in enumerate(within) if found), None)
+            below = frames[:loads]  # what the loader called, or the loop
+            where = _in_package(below) or top
+            kind = stack.kind_of_calls(below) or self._kind_and_call(top, own, frames, grad)[0]
+            call = stack.call_text(stack.expression(where))
+        else:
+            kind, call = self._kind_and_call(top, own, frames, grad)
+        file = where.f_code.co_filename
+        if file in stack.CLOCKS:
+            kind = "labkit"  # a process is often put off a core in its system calls
+        return Place(
+            kind=kind,
+            within=next(filter(None, within), ""),
+            file=file,
+            line=stack.line_of(where),
+            function=stack.name_of(where.f_code),
+            call=call,
+            site=self._site(site),
+        )
+
+    def _kind_and_call(
+        self, top: FrameType, own: FrameType | None, frames: list[FrameType], grad: bool
+    ) -> tuple[str, str]:
+        """Return the kind of work that a stack is at, and what the user's line was calling."""
         if own is top:
             kind, call = stack.kind_and_call(top)
         else:
+            libraries = frames
+            if own is not None and own in frames:
+                libraries = frames[: frames.index(own)]
             kind = stack.kind_of_calls(libraries)
             call = stack.call_text(stack.expression(own)) if own is not None else ""
             if kind in ("library", "io") and stack.SAVES.search(call):
@@ -289,22 +283,13 @@ class Sampler:
         in_model = "torch.nn.modules.module" in modules and kind in ("forward", "torch", "library")
         if in_model and not grad and "torch.utils.checkpoint" not in modules:
             kind = "validation"
-        where = own or top
-        if own is None or (own.f_code is self.loop and (within or self.framed)):
-            loads = (n for n, frame in enumerate(frames) if self._within(frame))
-            below = frames[: next(loads, None)]  # what the loader called, or the loop
-            where = _in_package(below) or top
-            kind = stack.kind_of_calls(below) or kind
-            call = stack.call_text(stack.expression(where))
-        code = where.f_code
-        loop = self.loop
-        in_loop = None
-        if loop is not None and site and not self.framed:
-            in_loop = [loop.co_filename, site, stack.name_of(loop)]
-        name = stack.name_of(code)
-        if code.co_filename in stack.CLOCKS:
-            kind = "labkit"  # a process is often put off a core in its system calls
-        return [kind, within, code.co_filename, stack.line_of(where), name, call, in_loop]
+        return kind, call
+
+    def _site(self, line: int | None) -> Where | None:
+        """Return where in the loop itself that was; None where a package runs the loop."""
+        if self.loop is None or not line or self.framed:
+            return None
+        return self.loop.co_filename, line, stack.name_of(self.loop)
 
     def _within(self, frame: FrameType) -> str:
         module = stack.module_of_frame(frame)
@@ -329,13 +314,20 @@ class Sampler:
 
 def _in_package(frames: list[FrameType]) -> FrameType | None:
     """Return the deepest of the frames that is of the package called first; None without one."""
-    modules = [stack.module_of_frame(frame) for frame in frames]
-    called = [n for n, name in enumerate(modules) if not name.startswith(NOT_THE_CAUSE)]
-    package = modules[called[-1]].partition(".")[0] if called else ""
+    called: list[tuple[str, FrameType]] = []
+    for frame in frames:
+        module = stack.module_of_frame(frame)
+        if not module.startswith(NOT_THE_CAUSE):
+            called.append((module.partition(".")[0], frame))
+    if not called:
+        return None
+    package, first = called[-1]
     if package in ("", "torch"):
-        return frames[called[-1]] if called else None
-    inside = (frames[n] for n in called if modules[n].partition(".")[0] == package)
-    return next((f for f in inside if f.f_code.co_name != "__torch_function__"), None)
+        return first
+    for inside, frame in called:
+        if inside == package and frame.f_code.co_name != "__torch_function__":
+            return frame
+    return None
 
 
 @contextlib.contextmanager
@@ -366,7 +358,12 @@ def in_workers(
         yield
 
 
-def _record_worker(how: tuple[Any, ...], workers: int, own: Callable | None, worker: int) -> None:
+def _record_worker(
+    how: tuple[str, tuple[str, int] | None, str],
+    workers: int,
+    own: Callable[[int], None] | None,
+    worker: int,
+) -> None:
     """Start to record in a loader's worker process, then do the loader's own `worker_init_fn`."""
     with contextlib.suppress(Exception):
         folder, _, until_gone = how

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -79,7 +79,7 @@ class Diagnosis(Result):
         where = f" on rank {self.rank}" if blamed else ""
         return f"{self.bottleneck}{where} ({BOTTLENECKS[self.bottleneck]})"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the diagnosis as JSON types."""
         return {
             "bottleneck": self.bottleneck,

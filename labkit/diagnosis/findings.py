@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.remedies import LESSONS, NOTEBOOKS, Remedy
@@ -71,7 +70,7 @@ class Finding:
         """The page that explains the cause, in the folder of the notebooks; "" without one."""
         return page_of(self.cause)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the finding as JSON types."""
         return {
             "name": self.name,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from labkit.diagnosis.evidence import Evidence, Setting
 
@@ -82,7 +81,7 @@ class Remedy:
             changes={knob: values[knob] for knob in self.knobs if knob in values},
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the remedy as JSON types; what it should bring is its finding's `expected`."""
         return {
             "key": self.key,

@@ -37,8 +37,8 @@ UNSEEN = 0.5  # confidence in "healthy" where nothing looked inside the compute:
 FOREIGN_LOAD = 0.20
 
 # == steps ==
-# A step holds a pause where its compute exceeds PAUSE ordinary ones; ORDINARY is their quantile
-PAUSE, ORDINARY = 1.5, 0.25
+ORDINARY = 0.25  # quantile of the steps' compute that stands for an ordinary one
+PAUSE = 1.5  # a step whose compute exceeds so many ordinary ones holds a pause
 # Waiting comes in stalls where the worst tenth of the steps has more than this of it
 WORST_STEPS = 0.1
 STALLS = 0.6
@@ -94,19 +94,22 @@ GRAPH_KERNELS = 0.5
 
 # A device that is busy for BUSY of the time, and meanwhile does less than LOW_MFU of its peak: less
 # than any of the four large models in table 3 of Chowdhery et al., "PaLM" (GPT-3: 21.3 %)
-BUSY, LOW_MFU = 0.5, 0.2
+BUSY = 0.5
+LOW_MFU = 0.2
 MOSTLY = 0.5  # of a step that does not grow with the batch, or moves data: a reason for it
 
 # == second witnesses of a busy GPU ==
 # GPM's SM activity over the busy share. NVIDIA's DCGM user guide, "Profiling Metrics": 0.8 or more
 # is necessary for an effective use of the GPU, less than 0.5 likely indicates an ineffective one.
-SMS_WORK, SMS_REST = 0.8, 0.5
+SMS_WORK = 0.8
+SMS_REST = 0.5
 # Mean power over the power limit. ML.ENERGY's power traces (ml-energy/zeus 75a8b93; six models on
 # A40, P100, V100 and Quadro RTX 6000): every model drew under 0.30 only where it trained at less
 # than a fifth of its best rate (or the host held it back), ResNet-50 and BERT 0.57 and more at any
 # batch. In between are memory-bound and small kernels. Not for a limit lowered to what a card draws
 # at rest: an A40 held at 100 of its 300 W drew 0.9 of that, whatever it did.
-POWER_WORKS, POWER_RESTS = 0.6, 0.3
+POWER_WORKS = 0.6
+POWER_RESTS = 0.3
 HELD_DOWN = 0.2  # share of the readings in which heat held the clock down
 MIN_READINGS = 2  # of an instrument inside the measured steps: one may straddle their edge
 
@@ -116,6 +119,7 @@ SAME_RANK = 0.75
 # Its extra wait for data explains its delay where it is this much of what the others wait for it
 OWN_WAIT = 0.5
 
-# Memory of a watched loop (rss of its processes): readings that tell, a rise worth a word, and the
-# part of it that the entries of a variable must explain to be blamed
-MEMORY_READINGS, SWELLS, BLAMED = 10, 0.1, 0.3
+# Memory of a watched loop (rss of its processes)
+MEMORY_READINGS = 10  # that tell
+SWELLS = 0.1  # a rise worth a word
+BLAMED = 0.3  # part of it that the entries of a variable must explain to be blamed

@@ -197,7 +197,8 @@ class TraceComparison(Result):
     @property
     def headline(self) -> str:
         """Say how the step and its busy share changed."""
-        before, after = self.before, self.after
+        before = self.before
+        after = self.after
         times = f"{before.step_us / 1000:,.1f} -> {after.step_us / 1000:,.1f} ms"
         busy = f"{before.utilization:.1%} -> {after.utilization:.1%} busy"
         return f"step {times} ({after.step_us / before.step_us - 1:+.0%}), {busy}"

@@ -1,0 +1,71 @@
+"""What the main thread's time goes to, by the kernel's clocks, and a timer that signals it."""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+import signal
+import threading
+import time
+
+from labkit.process.events import now_ns
+
+USER_TIME = 1  # Linux's CPUCLOCK_VIRT
+OF_A_THREAD = 4  # its CPUCLOCK_PERTHREAD_MASK
+TO_THREAD = 4  # and its SIGEV_THREAD_ID
+TICK_S = 0.01  # for which a tick of the kernel is waited for, at the most
+
+
+class Timer:
+    """A POSIX timer on a CPU clock that signals the calling thread; no fork inherits it."""
+
+    def __init__(self, clock: int):
+        """Make it; raises OSError where the system has none."""
+        self.library = ctypes.CDLL(None, use_errno=True)
+        if not hasattr(self.library, "timer_create"):  # glibc before 2.34
+            self.library = ctypes.CDLL("librt.so.1", use_errno=True)
+        self.timer = ctypes.c_void_p()
+        # struct sigevent: a value of two words, the signal, how, and the thread
+        event = (ctypes.c_int * 16)(0, 0, signal.SIGURG, TO_THREAD, threading.get_native_id())
+        create = self.library.timer_create
+        if create(ctypes.c_int(clock), ctypes.byref(event), ctypes.byref(self.timer)):
+            raise OSError(ctypes.get_errno(), "no POSIX timer")
+
+    def arm(self, after_s: float) -> None:
+        """Signal once, at the first tick after so long on the clock."""
+        after = (ctypes.c_long * 4)(0, 0, 0, max(1, int(after_s * 1e9)))
+        self.library.timer_settime(self.timer, 0, ctypes.byref(after), None)
+
+    def delete(self) -> None:
+        """Stop it."""
+        self.library.timer_delete(self.timer)
+
+
+class MainThread:
+    """The calling thread: what its time went to, and a timer that signals it while it computes."""
+
+    def __init__(self):
+        self.ident = threading.get_ident()
+        self.cpu_clock = time.pthread_getcpuclockid(self.ident)
+        self.user_clock = (~threading.get_native_id() << 3) | OF_A_THREAD | USER_TIME
+        self.timer = Timer(self.user_clock)
+        self.sampled = _thread.allocate_lock()  # held while it is: what waits for it wakes at once
+        self.sampled.acquire()
+
+    def spent_ns(self) -> dict[str, int]:
+        """Return its "user" and "system" CPU time, and that "off" the core (from any zero), ns."""
+        user = time.clock_gettime_ns(self.user_clock)
+        cpu = time.clock_gettime_ns(self.cpu_clock)
+        return {"user": user, "system": cpu - user, "off": now_ns() - cpu}
+
+    def is_off(self) -> bool:
+        """Whether it sleeps, or waits for a core."""
+        before = time.clock_gettime_ns(self.cpu_clock)
+        return time.clock_gettime_ns(self.cpu_clock) == before
+
+    def is_in_system(self, tick: Timer) -> bool:
+        """Wait for a tick on its core; whether it was in the system then, as the clocks say."""
+        before = time.clock_gettime_ns(self.user_clock)
+        tick.arm(0.0)
+        seen = signal.sigtimedwait([signal.SIGURG], TICK_S)
+        return seen is not None and time.clock_gettime_ns(self.user_clock) == before
