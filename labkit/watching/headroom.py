@@ -284,7 +284,7 @@ class HeadroomPass:
             blocks._begin(STARTING)
 
     @property
-    def __class__(self) -> type:
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The loader's own class of iterators, which the script may ask for."""
         return self.iterator.__class__
 
