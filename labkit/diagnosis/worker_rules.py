@@ -9,6 +9,7 @@ from labkit.diagnosis import loader_remedies as cures
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence, WorkerEvidence
 from labkit.diagnosis.findings import Finding, Measured
+from labkit.diagnosis.hot_lines import WORKER
 from labkit.diagnosis.loop_body import COLLATE, loading_mask
 
 TIMED = "timed in the workers"
@@ -199,7 +200,9 @@ def too_few_workers(evidence: Evidence, workers: WorkerEvidence) -> Finding | No
 def shared_supply(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     """The workers wait, and the longer the more of them there are."""
     slower = workers.wait_over_alone
-    if _computing(evidence, workers) >= limits.MOSTLY_WAITS or slower is None or slower < limits.SHARED:
+    if slower is None or slower < limits.SHARED:
+        return None
+    if _computing(evidence, workers) >= limits.MOSTLY_WAITS:
         return None
     seen = "as long as with a single worker is what each item waits"
     measured = (_cpu(workers), Measured(seen, slower, "times", TIMED))
@@ -269,7 +272,7 @@ def memory_growth(evidence: Evidence) -> Finding | None:
 # -- a watched loop whose workers were not timed: its passes and its lines ------------------------
 
 
-def why_it_waits(evidence: Evidence) -> Finding | None:
+def what_passes_and_lines_show(evidence: Evidence) -> Finding | None:
     """Return the cause that the passes and the lines of a watched loop show; None for none."""
     loop = evidence.loop
     if loop is None:
@@ -290,7 +293,7 @@ def why_it_waits(evidence: Evidence) -> Finding | None:
         )
     if loop.cold >= worth:
         seen = "of the time is what the first pass took longer than the later ones"
-        early = (lines.step < loop.first_pass) | (lines.phase == 3)
+        early = (lines.step < loop.first_pass) | (lines.phase == WORKER)
         return Finding(
             name="input",
             cause="cold_start",
