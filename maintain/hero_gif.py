@@ -76,7 +76,9 @@ def main() -> None:
     runs: list[list[Image.Image]] = [[], []]
     with browser.sync_api.sync_playwright() as playwright:
         chromium = browser.chromium_of(playwright)
-        page = browser.page_of(chromium, viewport={"width": 1200, "height": 1300}, device_scale_factor=1)
+        page = browser.page_of(
+            chromium, viewport={"width": 1200, "height": 1300}, device_scale_factor=1
+        )
         panel = browser.opened(page, address, "hero", CELL)
         panel.wait_for()
         film(panel, runs[0])

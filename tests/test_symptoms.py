@@ -15,7 +15,7 @@ from labkit.diagnosis.symptoms import PAGE_OF, PAGES, page_of
 DIAGNOSIS = ROOT / "labkit" / "diagnosis"
 FOLDER = ROOT / "notebooks" / "symptoms"
 NO_RULES = {"diagnosis", "doubts", "outside_verdict"}  # why there is no verdict, or hardly one
-CAUSE_AT = {"Finding": 1, "Work": 0}  # the place of the cause among the arguments
+CAUSE_AT = {"Finding": 1, "BodyWork": 0}  # the place of the cause among the arguments
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PAGE_FILES = sorted(FOLDER.glob("*.md"))
 

@@ -174,8 +174,11 @@ def test_other_processes_on_the_card_are_named(monkeypatch):
     meter = gpu_meter.GpuMeter.__new__(gpu_meter.GpuMeter)
     meter.card = None
     meter.own_pid = own
+    meter.ancestors = set()
     assert meter.named_others() == [{"pid": other, "name": psutil.Process(other).name()}]
     assert meter._others() == 1
+    meter.ancestors = {other}  # the kernel that the run was started from
+    assert meter._others() == 0
 
 
 def test_the_programs_that_use_most_of_the_cores_are_named_and_none_of_the_run(monkeypatch):

@@ -19,7 +19,6 @@ FORMATS = {
     "fp16": (torch.float16, "highest"),
     "bf16": (torch.bfloat16, "highest"),
 }
-BYTES = {name: dtype.itemsize for name, (dtype, _) in FORMATS.items()}  # of one number in memory
 DTYPES = {name: FORMATS[name][0] for name in ("fp16", "bf16")}  # those that take autocast
 PROBE = 256  # the probe is a product of (256, 256) matrices: 34 MFLOP
 HOPELESS = 12.0  # a format that takes a CPU so many times as long as FP32 is not worth running

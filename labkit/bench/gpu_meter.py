@@ -65,6 +65,9 @@ class GpuMeter:
     def __init__(self, uuid: str, own_pid: int):
         """Open the card by UUID (NVML's order is not CUDA's); raises NVMLError where it cannot."""
         self.own_pid = own_pid
+        self.ancestors: set[int] = set()  # the notebook's kernel: it may hold the card without work
+        with contextlib.suppress(psutil.Error):
+            self.ancestors = {each.pid for each in psutil.Process(own_pid).parents()}
         if TEGRA.exists():  # what it answers all the same need not be true
             raise RuntimeError("a Jetson's driver has little of NVML: see tegrastats")
         pynvml.nvmlInit()
@@ -132,13 +135,14 @@ class GpuMeter:
     def _other_pids(self) -> set[int] | None:
         """Return the other processes with a compute context on the card, idle or not.
 
-        None while the run is not among those listed: it has no context yet, or the driver reports
-        process ids of another namespace (the host's, in a container).
+        What started the run, such as a notebook's kernel with a model of its own, is not among
+        them. None while the run is not among those listed: it has no context yet, or the driver
+        reports process ids of another namespace (the host's, in a container).
         """
         running = pynvml.nvmlDeviceGetComputeRunningProcesses(self.card)
         listed = {process.pid for process in running}
         others = {pid for pid in listed if not self._is_own(pid)}
-        return others if others != listed else None
+        return others - self.ancestors if others != listed else None
 
     def _others(self) -> int | None:
         """Return how many other processes have a compute context on the card."""

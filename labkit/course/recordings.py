@@ -41,13 +41,13 @@ MOST_TELEMETRY = 400
 # pids, the card's UUID, paths and tracebacks are not shipped by mistake
 WHOLE = (
     "samples begin epoch step items handoff measurement row skipped memory telemetry drift "
-    "compiled lost xray xray_trace no_xray done stopped end"
+    "clock work suspended compiled lost xray xray_trace no_xray done stopped end"
 )
 KEYS = {
     "spec": "version run utc labkit pipeline experiment params script",
     "machine": "device kind name memory_gib cpu_name cpu_cores host_cores cores_limit ram_gib "
     "shm_gib threads os sm_count compute_capability driver pcie versions",
-    "job": "pipeline not_applied",
+    "job": "pipeline not_applied unit",
     "error": "kind message",
 }
 PATH = re.compile(r"(?:[A-Za-z]:)?(?:[\\/][\w.@+~-]+){2,}")

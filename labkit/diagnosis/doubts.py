@@ -8,9 +8,9 @@ from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured
 from labkit.diagnosis.instruments import Witness
 from labkit.diagnosis.remedies import Remedy
+from labkit.diagnosis.rules import NEIGHBOUR
 from labkit.spec import GRAPH_MODES
 
-SHARED = "neighbour"  # the cause of a verdict withheld: others used the device
 RUN_LONGER = Remedy("run_longer", "Run longer (more steps), on a quiet machine.")
 STOP_OTHERS = Remedy("stop_others", "Stop the other work and run again.")
 LOOK_INSIDE = Remedy(
@@ -111,11 +111,11 @@ def device_shared(evidence: Evidence, watched: bool, first: Finding) -> Finding 
     if taken > limit and (first.name == "compute" or starved):
         seen = "of the time another program had the core that the model's thread needed"
         by = f"thread CPU time; threshold {limit:.0%}"
-        return doubt(SHARED, Measured(seen, taken, by=by), *known, remedy=STOP_OTHERS)
+        return doubt(NEIGHBOUR, Measured(seen, taken, by=by), *known, remedy=STOP_OTHERS)
     foreign = (evidence.foreign_cores or 0.0) > limit * (evidence.cores or 1)
     if watched and foreign and _may_be_others(evidence, first):
         seen = "a watched loop cannot tell how much longer that made its steps"
-        return doubt(SHARED, *known, Measured(seen), remedy=STOP_OTHERS)
+        return doubt(NEIGHBOUR, *known, Measured(seen), remedy=STOP_OTHERS)
     return None
 
 
@@ -134,9 +134,9 @@ def _gpu_shared(evidence: Evidence) -> Finding | None:
         if not evidence.came_onto_gpu:
             return None
         came = Measured("other processes came onto the same GPU", evidence.came_onto_gpu, "count")
-        return doubt(SHARED, came, remedy=STOP_OTHERS)
+        return doubt(NEIGHBOUR, came, remedy=STOP_OTHERS)
     if share <= limit:
         return None
     seen = "of the time kernels of other processes ran on the same GPU"
     ran = Measured(seen, share, by=f"NVML; threshold {limit:.0%}")
-    return doubt(SHARED, ran, remedy=STOP_OTHERS)
+    return doubt(NEIGHBOUR, ran, remedy=STOP_OTHERS)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.datasheets import card
+from labkit.diagnosis.doubts import LOOK_INSIDE
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured
 from labkit.diagnosis.remedies import Remedy
@@ -30,7 +31,6 @@ LARGER = Remedy(
 )
 FUSE_OTHERS = Remedy("fuse_others", "Fuse the others: torch.compile, fused_optimizer=True.")
 ALIGN = Remedy("align", "Make sizes multiples of 8, better 64.")
-LOOK_INSIDE = Remedy("look_inside", "Look inside: xray=True.")
 SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 BANDWIDTH = "bandwidth"  # what `labkit.bench.peaks` calls memory's rate
 ROOFS = (BANDWIDTH, "fp32", "tf32", "fp16", "bf16")  # what `lk.peaks` measures

@@ -1,4 +1,4 @@
-"""The one place where `Evidence` is made: from a run, or from a profiler's trace."""
+"""Make the `Evidence` of a run, or of a profiler's trace."""
 
 from __future__ import annotations
 

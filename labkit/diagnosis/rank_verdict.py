@@ -32,8 +32,9 @@ PARTS = {
     "other": "other",
 }
 STAMPS = "stamps in DDP's communication hook"
-ALONE = Remedy(
-    "alone", "Look into one rank alone, as a run of one process: lk.run(ranks.alone).diagnose()."
+ONE_RANK_ALONE = Remedy(
+    "one_rank_alone",
+    "Look into one rank alone, as a run of one process: lk.run(ranks.alone).diagnose().",
 )
 
 
@@ -144,7 +145,7 @@ def _hidden(ranks: Ranks) -> Finding | None:
         seen = witnesses(rank)
         witness = deciding(seen)
         if rank.machine.kind == "gpu" and not (witness and witness.works):
-            return gaps_hidden(rank.utilization or 0.0, seen, ALONE)
+            return gaps_hidden(rank.utilization or 0.0, seen, ONE_RANK_ALONE)
     return None
 
 
@@ -160,7 +161,9 @@ def _rank(times: RankTimes, ranks: Ranks) -> tuple[Finding, ...]:
     )
     measured = Measured(f"{seen}are below {limit['input']:.0%} each", float(times.compute.mean()))
     return (
-        Finding("compute", "the devices are the limit", measured=(measured,), remedies=(ALONE,)),
+        Finding(
+            "compute", "the devices are the limit", measured=(measured,), remedies=(ONE_RANK_ALONE,)
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""Every remedy that the diagnosis knows, a row of one table each; `fits` says when it applies.
+"""What a remedy is: a row of a table; `fits` says when it applies.
 
 A row has its words, the settings that it changes (knobs of a `Pipeline`, so that a program can try
 it) or the code to paste, what it costs, and how to see that it helped.

@@ -17,8 +17,11 @@ from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured, bound
 from labkit.diagnosis.instruments import deciding
 from labkit.diagnosis.loop_body import synchronises
-from labkit.diagnosis.worker_rules import memory_growth, why_workers_are_late
-from labkit.diagnosis.worker_rules import why_it_waits as seen_by_lines
+from labkit.diagnosis.worker_rules import (
+    memory_growth,
+    what_passes_and_lines_show,
+    why_workers_are_late,
+)
 
 NEIGHBOUR = "neighbour"  # what fills the cores, so that launches come late
 # What prepares data, by the name of a Python function, its file or an annotation
@@ -33,7 +36,7 @@ PREPARES = re.compile(
 
 def waiting_for_data(evidence: Evidence) -> Finding | None:
     """The loop waits for its next batch; what the workers or the lines show is the cause."""
-    found = why_workers_are_late(evidence) or seen_by_lines(evidence)
+    found = why_workers_are_late(evidence) or what_passes_and_lines_show(evidence)
     if found is None:
         cause = "stalls" if evidence.stalls else "waiting for data"
         found = Finding("input", cause, remedies=feeding.FEED, lines=evidence.loading_lines)

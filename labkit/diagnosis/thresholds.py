@@ -1,4 +1,4 @@
-"""Every threshold of the diagnosis, each with its source. Shares are of wall time, 0 to 1.
+"""Thresholds of the rules, each with its source. Shares are of wall time, 0 to 1.
 
 "Calibrated" means: set on the calibration half of the fault set (whose severities and seeds are
 not those it is scored on) so that no healthy run of that half crosses it.

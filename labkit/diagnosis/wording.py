@@ -1,4 +1,7 @@
-"""The one place where findings are put into words: what holds a run back, why, and what to do."""
+"""Findings as sentences: what holds a run back, why, and what to do.
+
+A rule states each number and what it is a number of; here these become lines of text.
+"""
 
 from __future__ import annotations
 

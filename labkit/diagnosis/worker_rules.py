@@ -9,17 +9,17 @@ from labkit.diagnosis import loader_remedies as cures
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence, WorkerEvidence
 from labkit.diagnosis.findings import Finding, Measured
+from labkit.diagnosis.hot_lines import WORKER
 from labkit.diagnosis.loop_body import COLLATE, loading_mask
 
 TIMED = "timed in the workers"
 
 
-def _computing(evidence: Evidence) -> float:
+def _computing(evidence: Evidence, workers: WorkerEvidence) -> float:
     """Return the share of its time in which a worker computes, or would if it had a core.
 
     Time in line for a core is no waiting for storage.
     """
-    workers = evidence.workers
     share = workers.cpu_share
     if workers.in_line_share is not None:
         return max(share, min(1.0, share + workers.in_line_share))
@@ -43,9 +43,8 @@ def _steps(evidence: Evidence) -> tuple[Measured, ...]:
     return tuple(Measured(f"of the workers' time is in {line.what}", line.share) for line in first)
 
 
-def hang(evidence: Evidence) -> Finding | None:
+def hang(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     """A worker that has an item to make made no progress to the end of the record."""
-    workers = evidence.workers
     if workers.stalled_s is None or workers.stall_is_over or workers.stalled_s < limits.HANGS_S:
         return None
     where = f"since worker {workers.stalled_worker} last made progress{_at_item(workers)}"
@@ -70,9 +69,8 @@ def _at_item(workers: WorkerEvidence) -> str:
     return "" if item is None else f", at item {item}"
 
 
-def workers_restart(evidence: Evidence) -> Finding | None:
+def workers_restart(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     """The first batch of every epoch waits for workers that start anew."""
-    workers = evidence.workers
     share = workers.epoch_start_share or 0.0
     if share < evidence.wait_share / 2 or not share:
         return None
@@ -83,9 +81,9 @@ def workers_restart(evidence: Evidence) -> Finding | None:
     return Finding("input", "workers_restart", measured=tuple(measured), remedies=remedies)
 
 
-def cold_start(evidence: Evidence) -> Finding | None:
+def cold_start(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     """The first epoch is slower than the later ones: the page cache was cold."""
-    ratio = evidence.workers.first_epoch_ratio
+    ratio = workers.first_epoch_ratio
     loop = evidence.loop
     if ratio is None or ratio < limits.COLD:
         return None
@@ -96,9 +94,8 @@ def cold_start(evidence: Evidence) -> Finding | None:
     return Finding("input", "cold_start", measured=measured, remedies=(cures.READ_ONCE,))
 
 
-def slow_items(evidence: Evidence) -> Finding | None:
+def slow_items(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     """A few items take far longer than the others, and the next batch in order waits for them."""
-    workers = evidence.workers
     ratio = workers.slowest_ratio
     if ratio is None or ratio < limits.SLOW_ITEM:
         return None
@@ -121,9 +118,9 @@ def slow_items(evidence: Evidence) -> Finding | None:
     return Finding("input", "slow_items", measured=tuple(measured), remedies=remedies)
 
 
-def uneven_shards(evidence: Evidence) -> Finding | None:
+def uneven_shards(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     """One worker has most of the work: the gain is bounded by it."""
-    uneven = evidence.workers.busiest_over_mean
+    uneven = workers.busiest_over_mean
     if uneven is None or uneven < limits.UNEVEN:
         return None
     seen = "the mean is the work of the busiest worker"
@@ -137,9 +134,8 @@ def uneven_shards(evidence: Evidence) -> Finding | None:
     )
 
 
-def hand_over(evidence: Evidence) -> Finding | None:
+def hand_over(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     """The workers rest while the loop waits: batches are late on their way."""
-    workers = evidence.workers
     if workers.idle_share is None or workers.idle_share < limits.WORKERS_REST:
         return None
     if evidence.crowded_by > limits.FOREIGN_LOAD:  # the loop had no core to take a batch on
@@ -152,9 +148,8 @@ def hand_over(evidence: Evidence) -> Finding | None:
     return Finding("input", "hand_over", measured=tuple(measured), remedies=remedies)
 
 
-def threads(evidence: Evidence) -> Finding | None:
+def threads(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     """Libraries in the workers compute with several threads each."""
-    workers = evidence.workers
     # Where the cores are full, they stand in line: more of them than processes of one thread
     single = workers.workers + (evidence.threads or 1)
     in_line = evidence.waiting_threads
@@ -171,14 +166,13 @@ def threads(evidence: Evidence) -> Finding | None:
     return Finding("input", "threads", measured=tuple(measured), remedies=remedies)
 
 
-def cores(evidence: Evidence) -> Finding | None:
+def cores(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     """The workers compute all the time, and there is no core for another one."""
-    workers = evidence.workers
     if workers.cores is None or workers.workers < workers.cores:
         return None
     full = workers.wanted_cores >= limits.COMPUTES * workers.cores
     full = full or (evidence.own_cores or 0.0) >= limits.CORES_BUSY * workers.cores
-    computing = _computing(evidence)
+    computing = _computing(evidence, workers)
     if computing < limits.MOSTLY_WAITS or (computing < limits.COMPUTES and not full):
         return None
     measured = (
@@ -190,12 +184,11 @@ def cores(evidence: Evidence) -> Finding | None:
     return Finding("input", "cores", measured=measured, remedies=remedies)
 
 
-def too_few_workers(evidence: Evidence) -> Finding | None:
+def too_few_workers(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     """The workers compute all the time, and there are cores for more of them."""
-    workers = evidence.workers
     advised = evidence.advised
     more = advised is None or advised.num_workers > workers.workers
-    if _computing(evidence) < limits.COMPUTES or evidence.stalls or not more:
+    if _computing(evidence, workers) < limits.COMPUTES or evidence.stalls or not more:
         return None
     measured = [_cpu(workers)]
     if workers.cores is not None:
@@ -204,21 +197,21 @@ def too_few_workers(evidence: Evidence) -> Finding | None:
     return Finding("input", "too_few_workers", measured=tuple(measured), remedies=remedies)
 
 
-def shared_supply(evidence: Evidence) -> Finding | None:
+def shared_supply(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     """The workers wait, and the longer the more of them there are."""
-    workers = evidence.workers
     slower = workers.wait_over_alone
-    if _computing(evidence) >= limits.MOSTLY_WAITS or slower is None or slower < limits.SHARED:
+    if slower is None or slower < limits.SHARED:
+        return None
+    if _computing(evidence, workers) >= limits.MOSTLY_WAITS:
         return None
     seen = "as long as with a single worker is what each item waits"
     measured = (_cpu(workers), Measured(seen, slower, "times", TIMED))
     return Finding("input", "shared_supply", measured=measured, remedies=(cures.FEWER_BYTES,))
 
 
-def storage_latency(evidence: Evidence) -> Finding | None:
+def storage_latency(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     """The workers wait for storage or a network, each for itself."""
-    workers = evidence.workers
-    if _computing(evidence) >= limits.MOSTLY_WAITS or evidence.stalls:
+    if _computing(evidence, workers) >= limits.MOSTLY_WAITS or evidence.stalls:
         return None
     loading = evidence.loop.loading if evidence.loop else None
     if loading is not None and loading.cause == COLLATE:
@@ -253,18 +246,20 @@ WORKER_RULES = (
 
 def why_workers_are_late(evidence: Evidence) -> Finding | None:
     """Return the cause that the workers show; None where they were not seen, or show none."""
-    if evidence.workers is None:
+    workers = evidence.workers
+    if workers is None:
         return None
-    found = (rule(evidence) for rule in WORKER_RULES)
+    found = (rule(evidence, workers) for rule in WORKER_RULES)
     return next(filter(None, found), None)
 
 
 def memory_growth(evidence: Evidence) -> Finding | None:
     """The workers hold more and more memory: said whatever time it costs."""
-    gained = evidence.workers.memory_growth_gib if evidence.workers else None
-    if gained is None or gained < limits.WORKERS_GREW_GIB:
+    workers = evidence.workers
+    gained = workers.memory_growth_gib if workers else None
+    if workers is None or gained is None or gained < limits.WORKERS_GREW_GIB:
         return None
-    copied = evidence.workers.memory_copied_gib
+    copied = workers.memory_copied_gib or 0.0
     measured = [Measured("more is held by the workers than at their first batch", gained, "GiB")]
     remedies = (cures.KEEP_NO_ITEMS, cures.ARRAYS)
     if copied >= gained / 2:
@@ -277,7 +272,7 @@ def memory_growth(evidence: Evidence) -> Finding | None:
 # -- a watched loop whose workers were not timed: its passes and its lines ------------------------
 
 
-def why_it_waits(evidence: Evidence) -> Finding | None:
+def what_passes_and_lines_show(evidence: Evidence) -> Finding | None:
     """Return the cause that the passes and the lines of a watched loop show; None for none."""
     loop = evidence.loop
     if loop is None:
@@ -298,7 +293,7 @@ def why_it_waits(evidence: Evidence) -> Finding | None:
         )
     if loop.cold >= worth:
         seen = "of the time is what the first pass took longer than the later ones"
-        early = (lines.step < loop.first_pass) | (lines.phase == 3)
+        early = (lines.step < loop.first_pass) | (lines.phase == WORKER)
         return Finding(
             name="input",
             cause="cold_start",
@@ -311,7 +306,7 @@ def why_it_waits(evidence: Evidence) -> Finding | None:
 
 def _by_the_lines(evidence: Evidence) -> Finding | None:
     """Return what stands out in preparing items."""
-    found = evidence.loop.loading
+    found = evidence.loop.loading if evidence.loop else None
     if found is None:
         return None
     words = "of what the loader does is collating:" if found.cause == COLLATE else ""

@@ -9,6 +9,11 @@ from labkit.results.record import Event
 
 # {pattern of a reason: the remedy}; the first pattern that matches is used
 REMEDIES = {
+    r"busy or unavailable": (
+        "another process has the card, and its compute mode lets in one only: restart the "
+        "notebook's kernel, end the other process, or have an administrator run "
+        "nvidia-smi -c DEFAULT."
+    ),
     r"out of memory|can't allocate memory|not enough memory|DefaultCPUAllocator": (
         "lower batch_size, width or image_px, or use precision='bf16' and accumulation_steps."
     ),

@@ -38,7 +38,7 @@ class Launched(Protocol):
 
 
 @overload
-def launch(
+def launch(  # pyright: ignore[reportOverlappingOverload]
     spec: Distributed,
     *,
     fault: str | None = None,

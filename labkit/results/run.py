@@ -79,8 +79,10 @@ class Run(RunLog):
 
         The device had work, which need not have used all of it. On a CPU: forward, backward and
         optimizer. On a GPU: from a step's first kernel to its last, gaps included: an upper bound.
+        None of a watched loop on a device whose times are not known (a Mac's): the host's stamps
+        are those of the launches.
         """
-        if self._wall_s is None:
+        if self._wall_s is None or self._launches_only:
             return None
         return float(np.diff(self.busy[self.warmup :]).sum()) / self._wall_s
 
@@ -91,11 +93,17 @@ class Run(RunLog):
         On a GPU: what was left of each step when the host had issued all of it, so that no gap was
         a wait for the host. Small where launches are slow, and where the loop waits for each step.
         """
-        if self._wall_s is None or self.machine.kind != "gpu":
+        if self._wall_s is None or self.machine.kind != "gpu" or self._launches_only:
             return self.utilization
         start, end = self.busy[self.warmup :].T
         queued = end - np.clip(self.issued[self.warmup :], start, end)
         return float(queued.sum() / self._wall_s)
+
+    @property
+    def _launches_only(self) -> bool:
+        """Whether a device of its own was watched, and only the host's times are known."""
+        watched_gpu = self.watched and self.machine.kind == "gpu"
+        return bool(watched_gpu) and not self._steps.has_device_times()
 
     @live_property
     def queued_ms(self) -> float | None:

@@ -362,14 +362,16 @@ def _rows_of(event: dict[str, Any]) -> list[list[float]]:
 
 def _is_sound(event: dict[str, Any]) -> bool:
     """Return whether an event has rows of batches, of which everything is as it was written."""
-    rows, totals, slowest = (event.get(name) for name in ("batches", "totals", "slowest"))
+    rows = event.get("batches")
+    totals = event.get("totals")
+    slowest = event.get("slowest")
     if not (rows and isinstance(rows, list) and isinstance(totals, dict)):
+        return False
+    if not isinstance(slowest, list):
         return False
     counts = [totals.get(name) for name in TOTALS]
     shaped = all(isinstance(row, list) and len(row) in ROW_LENGTHS for row in rows)
-    named = isinstance(slowest, list) and all(
-        isinstance(each, list) and len(each) == 3 for each in slowest
-    )
+    named = all(isinstance(each, list) and len(each) == 3 for each in slowest)
     if not (shaped and named and type(event.get("pid")) is int):
         return False
     numbers = [number for row in rows for number in row[:-1]]

@@ -173,7 +173,9 @@ def _from_inside(
     found |= verdict.to_dict()
     found |= {"seen": "inside", "confidence": sure, "evidence": verdict.evidence}
     found |= {"advice": verdict.advice, "record": str(run.path)}
-    found["lines"] = run.lines.to_dict()["lines"][:20]
+    lines = run.lines.to_dict()["lines"]
+    assert isinstance(lines, list)
+    found["lines"] = lines[:20]
     found["ranks"] = {str(rank): each.bottleneck for rank, each in judged.own.items()}
     found["run"] = {name: value for name, value in run.to_dict().items() if name != "loss"}
     found["workers"] = run.workers.to_dict()
@@ -264,11 +266,14 @@ class Group:
 
     def end(self) -> None:
         """End the process beside us."""
-        if self.other is not None:
-            self.other.kill()
-            self.other.stdin.close()
-            self.other.wait()
-            self.other = None
+        other = self.other
+        if other is None:
+            return
+        other.kill()
+        if other.stdin is not None:
+            other.stdin.close()
+        other.wait()
+        self.other = None
 
 
 def _run(command: list[str], env: dict[str, str], quiet_stdout: bool) -> tuple[int, list[Sample]]:

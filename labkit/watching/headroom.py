@@ -107,6 +107,30 @@ class Queue:
         return round(self.first.elapsed_time(last) * 1e6)
 
 
+class Waiting:
+    """The clock of a device that has no events to trust: the host waits at a block's ends."""
+
+    def __init__(self, device: Any):
+        self.device = device
+        self.began = 0
+
+    def _now(self) -> int:
+        sys.modules["torch"].accelerator.synchronize(self.device)
+        return now_ns()
+
+    def begin(self) -> None:
+        """Begin a block, with the next step that is issued."""
+        self.began = self._now()
+
+    def keep_up(self) -> None:
+        """Hold the host until the device has done what it was given."""
+        self._now()
+
+    def end(self) -> int:
+        """Wait for the device; return what the block took, ns."""
+        return self._now() - self.began
+
+
 class Blocks:
     """The blocks of live and of replayed steps, and what they took."""
 
@@ -127,7 +151,7 @@ class Blocks:
         self.unit = "samples"
         self.has_unit = False  # known from the first batch on
         self.count: Callable[[Any], int] = _one
-        self.queue: Queue | None = None  # of the GPU that the loop computes on
+        self.queue: Queue | Waiting | None = None  # of the GPU that the loop computes on
 
     def end_step(self, took_ns: int, samples: int, now: int) -> None:
         """Account a step of the present phase, and go on to the next phase where it is time."""
@@ -284,7 +308,7 @@ class HeadroomPass:
             blocks._begin(STARTING)
 
     @property
-    def __class__(self) -> type:
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The loader's own class of iterators, which the script may ask for."""
         return self.iterator.__class__
 
@@ -340,8 +364,8 @@ class HeadroomPass:
         self.blocks.count = known or _one
         torch = sys.modules.get("torch")
         device = None if torch is None else find_device(torch)
-        if device is not None and device.type == "cuda":
-            self.blocks.queue = Queue(device)
+        if device is not None and device.type != "cpu":
+            self.blocks.queue = Queue(device) if device.type == "cuda" else Waiting(device)
 
     def _finish(self) -> None:
         """End the pass after as many batches as the loader has, of which some were replayed."""

@@ -69,7 +69,7 @@ class HookedPass(Pass):
         self.iterator = iterator
 
     @property
-    def __class__(self) -> type:
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The loader's own class of iterators, which the script may ask for."""
         return type(self.iterator)
 
@@ -104,14 +104,14 @@ def _hook_loaders(loaders: type) -> None:
         if "__iter__" in vars(cls) and not any("__iter__" in code.co_names for code in codes):
             cls.__iter__ = _recorded(cls.__iter__)  # it never calls the hooked one above
 
-    loaders.__init_subclass__ = classmethod(__init_subclass__)
+    type.__setattr__(loaders, "__init_subclass__", classmethod(__init_subclass__))
 
 
 def _hook_saving() -> None:
     """Time the calls of `torch.save`, once there is a loop."""
     torch = sys.modules.get("torch")
     plain = getattr(torch, "save", None)
-    if plain is None or getattr(plain, "_labkit", False):
+    if torch is None or plain is None or getattr(plain, "_labkit", False):
         return
 
     @functools.wraps(plain)
@@ -123,8 +123,8 @@ def _hook_saving() -> None:
             with contextlib.suppress(Exception):
                 _loops[0].recorder.write_save(began, now_ns())
 
-    save._labkit = True
-    torch.save = save
+    vars(save)["_labkit"] = True
+    vars(torch)["save"] = save
 
 
 def _error_shown(
