@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from labkit.diagnosis.diagnosis import diagnose
-from labkit.diagnosis.doubts import SHARED
+from labkit.diagnosis.rules import NEIGHBOUR
 from labkit.knobs import check_names
 from labkit.results.hardware import Machine, machine
 from labkit.results.launch import launch
@@ -289,7 +289,7 @@ def kept_rows(file: Path) -> dict[tuple, dict[str, Any]]:
 def result_of(case: Case) -> dict[str, Any]:
     """Run one case and return what was planted, and what the diagnosis named."""
     found = diagnose(finished(case.pipeline, case.planted))
-    if found.findings[0].cause == SHARED:  # others used the device: once more
+    if found.findings[0].cause == NEIGHBOUR:  # others used the device: once more
         found = diagnose(finished(case.pipeline, case.planted))
     return {
         "fault": case.fault.name,

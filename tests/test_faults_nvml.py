@@ -18,7 +18,7 @@ from test_diagnosis import fake, steps
 
 from labkit import Pipeline
 from labkit.diagnosis.diagnosis import diagnose
-from labkit.diagnosis.doubts import SHARED
+from labkit.diagnosis.rules import NEIGHBOUR
 from labkit.process.events import EventLog
 from labkit.results import launch
 
@@ -314,7 +314,7 @@ def test_a_card_is_shared_where_others_compute_and_not_where_they_rest(who, scen
     sample, (*_, others, others_sm, is_shared) = scenes[who], SCENES[who]
     assert (sample["others"], sample["others_sm"]) == (others, others_sm)
     found = verdict([sample])
-    assert (found.findings[0].cause == SHARED) == is_shared
+    assert (found.findings[0].cause == NEIGHBOUR) == is_shared
     assert found.bottleneck == ("unsure" if is_shared else "input")
     if is_shared:
         assert "45% of the time" in found.evidence and "threshold" in found.evidence

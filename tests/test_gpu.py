@@ -14,7 +14,7 @@ import faultset
 import pytest
 
 import labkit as lk
-from labkit.diagnosis.doubts import SHARED
+from labkit.diagnosis.rules import NEIGHBOUR
 from labkit.process import events as step_log
 from labkit.process.events import EventLog, now_ns
 from labkit.results.launch import launch
@@ -209,7 +209,7 @@ def test_neither_the_run_itself_nor_an_idle_context_counts_as_somebody_else():
     if not soon(lambda: (smi(uuid, "utilization.gpu") or 0) < 0.1):
         pytest.skip("somebody else computes on this card")
     run = finished(HEAVY)
-    assert run.diagnose().findings[0].cause != SHARED and idle.is_cuda
+    assert run.diagnose().findings[0].cause != NEIGHBOUR and idle.is_cuda
 
 
 def test_the_card_is_found_by_its_uuid(monkeypatch):

@@ -6,6 +6,7 @@ event_parser.py): a stretch of time belongs to the first class that is active in
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -42,6 +43,7 @@ SHORT_GAP_NS = 10_000
 # where stacks were recorded.
 GLUE_NS = 50_000
 GLUE_SHARE = 0.1
+CELL_FILE = re.compile(r"\S*ipykernel_\d+[/\\]\d+\.py")  # what the kernel calls a cell's file
 BUILT_IN = "<built-in "  # a function of C, as the profiler writes it: no line of anybody's
 COMPLETE = 0.8  # of the kernels of the step before: the plugin's mark of a whole last step
 
@@ -268,7 +270,8 @@ class Timeline:
                 if covers >= half and not name.startswith(BUILT_IN):
                     enough.append(name)
             if enough:
-                found.append(min(enough, key=lambda name: lengths[name]))
+                shortest = min(enough, key=lambda name: lengths[name])
+                found.append(CELL_FILE.sub("a notebook's cell", shortest))
         return tuple(found)
 
     def idle(self) -> dict[str, float]:
