@@ -238,6 +238,7 @@ class Names(Dataset):
 
 
 @slow
+@pytest.mark.nightly  # a look at a large test process's memory is dear, so that looks are rare
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_pages_of_a_list_are_copied_to_the_worker_that_touches_them_and_those_of_an_array_not():
     copied = {}

@@ -122,7 +122,7 @@ class Stopwatch:
     def _read(self) -> tuple[int, int, int, int]:
         in_line_ns = 0
         gave_up = 0
-        if self.tells:
+        if self.tells and resource is not None:
             in_line_ns = self.queue.now()
             gave_up = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
         return time.thread_time_ns(), in_line_ns, gave_up, now_ns()

@@ -100,11 +100,12 @@ class LoaderWork:
         self.count = count
         self.slow_ns = -1
         self.slow_index: object = None
-        timed = self.stopwatch is not None and not self.streams
-        self.singly = timed and self.done % self.keep_every == 0
-        if self.singly:
+        self.singly = None  # the stopwatch, in batches whose items are timed one by one
+        if not self.streams and self.done % self.keep_every == 0:
+            self.singly = self.stopwatch
+        if self.singly is not None:
             self.items: list[tuple[int, int, int]] = []
-            self.stopwatch.lap()
+            self.singly.lap()
         self.cpu_ns = time.process_time_ns()
         self.line_ns = self.in_line.now() if self.worth_a_look else 0
         words = self.words
@@ -127,8 +128,8 @@ class LoaderWork:
         if took > self.slow_ns:
             self.slow_ns = took
             self.slow_index = index
-        if self.singly:
-            self.items.append(self.stopwatch.lap())
+        if self.singly is not None:
+            self.items.append(self.singly.lap())
             words[SINCE] = now_ns()
 
     def begin_collate(self) -> None:
@@ -139,7 +140,7 @@ class LoaderWork:
 
     def end(self) -> None:
         """The batch is ready."""
-        collate = self.stopwatch.lap() if self.singly else None
+        collate = None if self.singly is None else self.singly.lap()
         ready = now_ns()
         in_line_ns = self.in_line.now() - self.line_ns if self.worth_a_look else 0
         self.worth_a_look = ready - self.start > WORTH_A_LOOK_NS

@@ -66,13 +66,13 @@ def gaps_hidden(busy: float, seen: tuple[Witness, ...], remedy: Remedy) -> Findi
 
 def body_unseen(evidence: Evidence) -> Finding:
     """A watched loop's body takes the time, and too few samples tell what it does."""
-    lines = evidence.loop.lines
-    missing = lines.missing or "too few stacks were sampled"
+    lines = evidence.loop.lines if evidence.loop else None
+    missing = (lines.missing if lines is not None else "") or "too few stacks were sampled"
     seen = "of the time is the loop's body; whether that is training was not seen"
     return doubt(
         "body not seen",
         Measured(f"{seen}: {missing}", evidence.compute_share),
-        remedy=PROFILE if lines.refused else SOME_SECONDS,
+        remedy=PROFILE if lines is not None and lines.refused else SOME_SECONDS,
     )
 
 

@@ -65,7 +65,7 @@ def _gain(remedy: Remedy, finding: Finding, evidence: Evidence, run: Run | None)
     if not changes:
         return None
     now = evidence.num_workers or 0
-    count = int(changes.get("num_workers", now))
+    count = int(changes.get("num_workers") or 0) if "num_workers" in changes else now
     fewer = count < now  # that also gives a model on the CPU its cores back
     if advised is not None and "num_workers" in changes and count == advised.num_workers:
         gain = (advised.gain, *advised.gain_range)

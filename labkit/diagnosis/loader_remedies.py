@@ -20,7 +20,7 @@ def _made_us(evidence: Evidence) -> float:
     count = evidence.num_workers
     if not count:
         return evidence.wait_us or math.inf
-    made = evidence.lines and evidence.lines.made_us or math.inf
+    made = (evidence.lines.made_us if evidence.lines else None) or math.inf
     return made * min(1, (evidence.cores or math.inf) / (count + 1))
 
 

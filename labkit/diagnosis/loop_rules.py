@@ -25,8 +25,8 @@ def _in_the_body(evidence: Evidence, group: str, remedy: Remedy) -> Finding | No
     if loop is None or group not in evidence.body:
         return None
     drift = loop.drift
-    grows = drift is not None and drift.share > lost / 2
-    if grows and (loop.lines.of_part(group) & drift.mask).any():
+    grown = None if drift is None or drift.share <= lost / 2 else drift.mask
+    if grown is not None and (loop.lines.of_part(group) & grown).any():
         return None  # it is what makes the steps longer and longer: said there
     work = group_of(loop, group)
     if group == "validation" and work.cause != "periodic":
@@ -78,10 +78,11 @@ def elsewhere(evidence: Evidence) -> Finding | None:
 
 def longer_and_longer(evidence: Evidence) -> Finding | None:
     """A watched loop's steps take longer and longer."""
-    drift = evidence.loop.drift if evidence.loop else None
-    if drift is None:
+    loop = evidence.loop
+    if loop is None or loop.drift is None:
         return None
-    lines = evidence.loop.lines.worst(drift.mask)
+    drift = loop.drift
+    lines = loop.lines.worst(drift.mask)
     seen = "as long as the first steps is what the last ones take"
     measured = [Measured(seen, drift.growth, "times", by=evidence.source)]
     if lines:
