@@ -322,6 +322,10 @@ def test_a_score_that_cannot_be_written_lives_for_the_session(book):
     book.mkdir()
     score.keep("guesses", "b", guess=2)
     assert score.entry("guesses", "b")["guess"] == 2
+    book.rmdir()  # it can be written again: what was kept meanwhile is older than what follows
+    score.keep("guesses", "b", guess=3)
+    assert score.entry("guesses", "b")["guess"] == 3
+    assert [json.loads(line)["guess"] for line in book.read_text().split("\n") if line] == [2, 3]
 
 
 @pytest.mark.slow

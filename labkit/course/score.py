@@ -35,15 +35,14 @@ def keep(kind: str, name: str, **values: Any) -> None:
 
     Each call appends a line to the file, so that notebooks which play at once lose nothing.
     """
-    line = {"kind": kind, "name": name, **values}
+    _unwritten.append({"kind": kind, "name": name, **values})
     if _nobody_plays():
-        _unwritten.append(line)
         return
-    try:
+    text = "\n".join(json.dumps(line, default=str) for line in _unwritten)
+    with contextlib.suppress(OSError):  # a folder that is read-only: the next call tries again
         with open(FILE_NAME, "a", encoding="utf-8") as file:
-            file.write(f"\n{json.dumps(line, default=str)}\n")  # behind a line that was cut off
-    except OSError:  # a folder that is read-only
-        _unwritten.append(line)
+            file.write(f"\n{text}\n")  # behind a line that was cut off
+        _unwritten.clear()
 
 
 def read() -> dict[str, dict[str, Values]]:

@@ -129,7 +129,7 @@ class History(anywidget.AnyWidget):
             if row["key"] != key:
                 row["pinned"] = row["pinned"] and do != "pin"
             elif do == "pin":
-                row["pinned"] = not row["pinned"]
+                row["pinned"] = not row["pinned"] and self._is_there(row)
             elif do == "save":
                 row["note"] = self._saved(row)
             else:
@@ -137,6 +137,15 @@ class History(anywidget.AnyWidget):
         self._show(rows)
         if do == "pin":
             self.when_pinned()
+
+    def _is_there(self, row: Row) -> bool:
+        """Return whether the run of a row can be read; note in the row why not."""
+        try:
+            self.run_of(row)
+        except (OSError, ValueError) as error:  # its folder made room for later runs
+            row["note"] = f"cannot be shown: {error}"
+            return False
+        return True
 
     def _copy(self, make: Callable[[], str]) -> None:
         with contextlib.suppress(ValueError):  # the panel says which controls do not go together

@@ -7,17 +7,18 @@ The idea is that of SPDL's CacheDataLoader and DALI's LoaderEvaluator.
 
 from __future__ import annotations
 
-import copy
 import random
 import statistics
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from labkit.bench.user_loop import counter_for, find_device, knobs_of
 from labkit.process.events import EventLog, now_ns
+from labkit.watching.device_clocks import Queue, Waiting
+from labkit.watching.kept_batches import Kept, copied
 from labkit.watching.passes import Pass, length_of
 
 KEPT = 8  # batches, at most
@@ -74,61 +75,6 @@ class Found:
             f"headroom: with a perfect loader your loop would do {self.perfect:,.0f} "
             f"{self.unit}/s instead of {self.live:,.0f}: at most {self.factor:.1f}x {interval}."
         )
-
-
-class Queue:
-    """The clock of a GPU, whose queue takes in many steps before the first of them runs.
-
-    A step is over for the host when it is issued. So a block is timed from event to event, each
-    of which passes behind the steps before it.
-    """
-
-    def __init__(self, device: Any):
-        from labkit.bench.timeline import EventPool  # the loop has imported torch by now
-
-        self.events = EventPool(device)
-        self.first: Any = None
-        self.behind: Any = None
-
-    def begin(self) -> None:
-        """Begin a block, with the next step that is issued."""
-        self.first = self.events.record()
-        self.behind = self.first
-
-    def keep_up(self) -> None:
-        """Hold the host until the device has reached the last call of this."""
-        self.behind.synchronize()
-        self.behind = self.events.record()
-
-    def end(self) -> int:
-        """Wait for the device; return what the block took there, ns."""
-        last = self.events.record()
-        last.synchronize()
-        return round(self.first.elapsed_time(last) * 1e6)
-
-
-class Waiting:
-    """The clock of a device that has no events to trust: the host waits at a block's ends."""
-
-    def __init__(self, device: Any):
-        self.device = device
-        self.began = 0
-
-    def _now(self) -> int:
-        sys.modules["torch"].accelerator.synchronize(self.device)
-        return now_ns()
-
-    def begin(self) -> None:
-        """Begin a block, with the next step that is issued."""
-        self.began = self._now()
-
-    def keep_up(self) -> None:
-        """Hold the host until the device has done what it was given."""
-        self._now()
-
-    def end(self) -> int:
-        """Wait for the device; return what the block took, ns."""
-        return self._now() - self.began
 
 
 class Blocks:
@@ -243,45 +189,6 @@ class Blocks:
         )
 
 
-class Kept:
-    """A batch that is kept, to be handed out more than once."""
-
-    def __init__(self, batch: Any):
-        self.batch = batch
-        self.tensors = list(_tensors(batch))
-        self.versions = [each._version for each in self.tensors]
-        self.bytes = sum(each.nbytes for each in self.tensors)
-
-    def is_changed(self) -> bool:
-        """Whether one of its tensors has been changed in place."""
-        return self.versions != [each._version for each in self.tensors]
-
-    def handed_out(self) -> Any:
-        """Return it in containers of its own, from which a loop may take parts away."""
-        return _copied(self.batch)
-
-
-def _tensors(batch: Any) -> Iterator[Any]:
-    if hasattr(batch, "_version") and hasattr(batch, "nbytes"):
-        yield batch
-    elif isinstance(batch, Mapping):
-        for part in batch.values():
-            yield from _tensors(part)
-    elif isinstance(batch, (list, tuple)):
-        for part in batch:
-            yield from _tensors(part)
-
-
-def _copied(batch: Any) -> Any:
-    if hasattr(batch, "_version"):
-        return batch
-    if isinstance(batch, dict) and type(batch) is dict:
-        return {name: _copied(part) for name, part in batch.items()}
-    if type(batch) in (list, tuple):
-        return type(batch)(_copied(part) for part in batch)
-    return copy.copy(batch)
-
-
 class HeadroomPass:
     """One pass over the batches of an iterator, of which some are replayed.
 
@@ -355,7 +262,7 @@ class HeadroomPass:
             self._learn(batch)
         self.blocks.keep(batch)
         self.samples = self.blocks.count(batch)
-        return _copied(batch)
+        return copied(batch)
 
     def _learn(self, batch: Any) -> None:
         known = counter_for(batch, self.batch_size)

@@ -10,14 +10,9 @@ from labkit.spec import Pipeline
 if TYPE_CHECKING:
     from labkit.results.run import Run
 
-STALLS = Pipeline(
+FOUR_WORKERS = Pipeline(
     dataset="sleep",
-    prep_ms=15.0,
-    stall_ms=600.0,
-    stall_every=21,
     num_workers=4,
-    prefetch_factor=1,
-    steps=168,
     seconds=None,
     model="mlp",
     width=32,
@@ -25,19 +20,10 @@ STALLS = Pipeline(
     image_px=16,
     xray=False,
 )
-DEEP = Pipeline(
-    dataset="sleep",
-    prep_ms=80.0,
-    num_workers=4,
-    prefetch_factor=16,
-    steps=80,
-    seconds=None,
-    model="mlp",
-    width=32,
-    depth=1,
-    image_px=16,
-    xray=False,
+STALLS = FOUR_WORKERS.but(
+    prep_ms=15.0, stall_ms=600.0, stall_every=21, prefetch_factor=1, steps=168
 )
+DEEP = FOUR_WORKERS.but(prep_ms=80.0, prefetch_factor=16, steps=80)
 
 
 def batches_kept_ready(run: Run, _baseline: Run | None) -> float:

@@ -1,0 +1,63 @@
+"""What a block of steps takes on a device that runs behind the host."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from labkit.process.events import now_ns
+
+
+class Queue:
+    """The clock of a GPU, whose queue takes in many steps before the first of them runs.
+
+    A step is over for the host when it is issued. So a block is timed from event to event, each
+    of which passes behind the steps before it.
+    """
+
+    def __init__(self, device: Any):
+        from labkit.bench.timeline import EventPool  # the loop has imported torch by now
+
+        self.events = EventPool(device)
+        self.first: Any = None
+        self.behind: Any = None
+
+    def begin(self) -> None:
+        """Begin a block, with the next step that is issued."""
+        self.first = self.events.record()
+        self.behind = self.first
+
+    def keep_up(self) -> None:
+        """Hold the host until the device has reached the last call of this."""
+        self.behind.synchronize()
+        self.behind = self.events.record()
+
+    def end(self) -> int:
+        """Wait for the device; return what the block took there, ns."""
+        last = self.events.record()
+        last.synchronize()
+        return round(self.first.elapsed_time(last) * 1e6)
+
+
+class Waiting:
+    """The clock of a device that has no events to trust: the host waits at a block's ends."""
+
+    def __init__(self, device: Any):
+        self.device = device
+        self.began = 0
+
+    def _now(self) -> int:
+        sys.modules["torch"].accelerator.synchronize(self.device)
+        return now_ns()
+
+    def begin(self) -> None:
+        """Begin a block, with the next step that is issued."""
+        self.began = self._now()
+
+    def keep_up(self) -> None:
+        """Hold the host until the device has done what it was given."""
+        self._now()
+
+    def end(self) -> int:
+        """Wait for the device; return what the block took, ns."""
+        return self._now() - self.began
