@@ -28,7 +28,7 @@ from labkit.__main__ import main
 from labkit.diagnosis import trace_file
 from labkit.process import family as processes
 from labkit.process import keys
-from labkit.results import record
+from labkit.results import record, step_classes
 from labkit.results.launch import launch
 from labkit.results.run import Run
 from labkit.spec import KNOBS, Pipeline
@@ -156,6 +156,30 @@ def test_the_number_and_the_kinds_of_events_are_bounded(tmp_path, monkeypatch, l
     file.write_bytes(SPEC + b"".join(line % number for number in range(200)))
     with pytest.raises(lk.RecordError, match=says):
         lk.load(file)
+
+
+def test_a_step_takes_no_more_memory_than_its_numbers_and_means_take_no_more_for_more_steps(
+    tmp_path, monkeypatch
+):
+    steps = []
+    for i in range(20_000):
+        asked = 10_000 * i
+        t = [asked, asked + 10, asked + 20, asked + 9_000]
+        steps.append({"event": "step", "i": i, "t": t, "n": 16, "loss": i / 7})
+    file = tmp_path / "steps.jsonl"
+    file.write_bytes(SPEC + b"".join(json.dumps(step).encode() + b"\n" for step in steps))
+    lk.load(file)  # imports
+    monkeypatch.setattr(step_classes, "STRETCH", 500)
+    monkeypatch.setattr(step_classes, "AHEAD", 10)
+    tracemalloc.start()
+    run = lk.load(file)
+    held = tracemalloc.get_traced_memory()[0]
+    assert held < 80 * len(steps)  # as objects 1000
+    tracemalloc.reset_peak()
+    assert run.utilization > 0.8 and run.mean_ms is not None and len(run.timeline(100)[0]) == 100
+    assert tracemalloc.get_traced_memory()[1] - held < 60 * len(steps)  # all at once: 300
+    tracemalloc.stop()
+    assert run.steps_since(19_998) == steps[19_998:]
 
 
 def test_an_archive_of_traces_has_bounds_on_its_members_and_on_what_they_unpack_to(

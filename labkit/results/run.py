@@ -68,7 +68,7 @@ class Run(RunLog):
         """The time of the measured steps, from the end of the warm-up on; None before two steps."""
         if self.steps < 2:
             return None
-        wall_s = self.length_s - float(self.stamps[self.warmup - 1, 5])
+        wall_s = self.length_s - float(self.stretch(self.warmup - 1, self.warmup)[0, 5])
         return wall_s if wall_s > 0 else None
 
     # How busy the device was, and how much it did
@@ -84,7 +84,7 @@ class Run(RunLog):
         """
         if self._wall_s is None or self._launches_only:
             return None
-        return float(np.diff(self.busy[self.warmup :]).sum()) / self._wall_s
+        return self._timeline.busy_s(self.warmup) / self._wall_s
 
     @live_property
     def busy_at_least(self) -> float | None:
@@ -201,7 +201,7 @@ class Run(RunLog):
     @live_property
     def mean_ms(self) -> np.ndarray | None:
         """The mean measured step by class (5,), ms; None before there is one."""
-        return self.steps_ms.mean(axis=0) if self.steps > 1 else None
+        return self._timeline.mean_split(self.warmup) * 1e3 if self.steps > 1 else None
 
     def _mean_of(self, first: int, behind: int) -> float | None:
         """Return the mean time of some neighbouring classes, ms."""
@@ -242,7 +242,7 @@ class Run(RunLog):
     @live_property
     def spread(self) -> float | None:
         """Unevenness: IQR over median of the throughput of the run's five stretches."""
-        return unevenness(self.stamps[max(0, self.warmup - 1) :, 5], BLOCKS)
+        return unevenness(self._timeline.ends(max(0, self.warmup - 1)), BLOCKS)
 
     @property
     def noisy(self) -> bool:

@@ -258,6 +258,10 @@ class RunLog(EventLogResult):
         """
         return self._timeline.stamps
 
+    def stretch(self, start: int, stop: int) -> np.ndarray:
+        """Return the `stamps` (n, 6) of the steps from `start` up to `stop` only."""
+        return self._timeline.stretch(start, stop)
+
     @property
     def busy(self) -> np.ndarray:
         """The device's busy intervals (steps, 2): start and end, s."""
@@ -271,8 +275,7 @@ class RunLog(EventLogResult):
     @property
     def length_s(self) -> float:
         """When the last step was over, s."""
-        stamps = self.stamps
-        return float(stamps[-1, 5]) if len(stamps) else 0.0
+        return float(self._timeline.ends(self.steps - 1)[0]) if self.steps else 0.0
 
     @property
     def host_ns(self) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,6 +18,7 @@ CLASSES = {  # of a step's time
     "launch": "launch gaps",
     "other": "host work between steps",
 }
+STRETCH = 250_000  # steps that are looked at together, in 100 MB: a run may have ten million
 AHEAD = 1_024  # steps that a host may be ahead of its device: a launch queue holds about 1,000
 
 
@@ -29,21 +31,55 @@ class Timeline:
 
     def __init__(self, steps: Steps, passes: Iterable[int]):
         """`passes` holds the number of the first step of each pass over a watched loader."""
-        rows = slice(len(steps))  # steps that follow are none of this one's
-        stamps = steps.stamps(rows)
-        self._zero_ns = int(stamps[0, 0]) if len(stamps) else 0
-        firsts = [number for number in sorted(set(passes)) if 0 < number < len(stamps)]
-        first = np.array(firsts, dtype=int)
-        start = stamps[first - 1, 5] - self._zero_ns
-        end = np.maximum(start, stamps[first, 0] - self._zero_ns)
+        self._steps = steps
+        self.count = len(steps)  # those that follow are none of this one's
+        self._zero_ns = int(steps.moments("asked", slice(0, 1))[0]) if self.count else 0
+        firsts = [number for number in sorted(set(passes)) if 0 < number < self.count]
+        start = self._moments_ns("busy_end", [number - 1 for number in firsts])
+        end = np.maximum(start, self._moments_ns("asked", firsts))
         gone = np.cumsum(end - start)
         # Both (2 * pauses,): start and end of each pause, and how long all had lasted by then, ns
         self._edges = np.column_stack([start, end]).ravel()
         self._gone = np.column_stack([gone - (end - start), gone]).ravel()
-        self.stamps = self._seconds(stamps)
+
+    def _moments_ns(self, name: str, numbers: list[int]) -> np.ndarray:
+        """Return a moment of some steps, ns since the first batch was asked for."""
+        found = [int(self._steps.moments(name, slice(n, n + 1))[0]) for n in numbers]
+        return np.array(found, dtype=np.int64) - self._zero_ns
+
+    def stretch(self, start: int, stop: int) -> np.ndarray:
+        """Return the stamps (n, 6), s, of the steps from `start` up to `stop`: as `stamps`."""
+        return self._seconds(self._steps.stamps(slice(start, min(stop, self.count))))
+
+    @cached_property
+    def stamps(self) -> np.ndarray:
         """The stamps of every step (steps, 6), s: see `Steps.stamps`."""
-        self.issued = self._seconds(steps.moments("done", rows))
+        return self.stretch(0, self.count)
+
+    @cached_property
+    def issued(self) -> np.ndarray:
         """When the host had issued each step (steps,), s."""
+        return self._seconds(self._steps.moments("done", slice(self.count)))
+
+    def ends(self, start: int) -> np.ndarray:
+        """Return when the steps from `start` on were over (n,), s."""
+        return self._seconds(self._steps.moments("busy_end", slice(start, self.count)))
+
+    def mean_split(self, start: int) -> np.ndarray:
+        """Return the mean (5,), s, of what `split_steps` makes of the steps from `start` on."""
+        total = np.zeros(len(CLASSES))
+        for first in range(start, self.count, STRETCH):
+            count = min(STRETCH, self.count - first)
+            stamps = self.stretch(first - 1, first + count + AHEAD)
+            total += split_steps(stamps)[:count].sum(axis=0)
+        return total / (self.count - start)
+
+    def busy_s(self, start: int) -> float:
+        """Return for how long the device was busy with the steps from `start` on, s."""
+        total = 0.0
+        for first in range(start, self.count, STRETCH):
+            total += float(np.diff(self.stretch(first, first + STRETCH)[:, 4:6]).sum())
+        return total
 
     def _seconds(self, at_ns: np.ndarray) -> np.ndarray:
         """Return moments on the clock that stands still in pauses."""
@@ -60,10 +96,12 @@ class Timeline:
 
     def utilization(self, bins: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (bins,) s and the busy share (bins,) of equal stretches, stamped at the middle."""
-        if not len(self.stamps):
+        if not self.count:
             return np.empty(0), np.empty(0)
-        edges = np.linspace(0.0, self.stamps[-1, 5], bins + 1)
-        busy_s = busy_until(self.stamps[:, 4:6], edges)
+        edges = np.linspace(0.0, self.ends(self.count - 1)[0], bins + 1)
+        busy_s = np.zeros(bins + 1)  # by each edge
+        for first in range(0, self.count, STRETCH):
+            busy_s += busy_until(self.stretch(first, first + STRETCH)[:, 4:6], edges)
         return (edges[:-1] + edges[1:]) / 2, np.diff(busy_s) / np.diff(edges)
 
 

@@ -16,6 +16,8 @@ import anywidget
 import traitlets
 
 from labkit.process import folders
+from labkit.process.events import private
+from labkit.process.family import shared_like_its_parent
 from labkit.process.interrupts import in_notebook
 from labkit.results.library import load
 from labkit.results.ranks import Ranks
@@ -116,8 +118,9 @@ class History(anywidget.AnyWidget):
         if self.file is not None:
             texts = [{name: row[name] for name in TEXTS} for row in rows]
             with contextlib.suppress(OSError):  # a full disk loses the list, not the run
-                self.file.parent.mkdir(parents=True, exist_ok=True)
-                self.file.write_text(json.dumps(texts), encoding="utf-8")
+                shared_like_its_parent(self.file.parent)
+                with open(self.file, "w", encoding="utf-8", opener=private) as file:
+                    json.dump(texts, file)
 
     def handle(self, do: str, key: int = 0, value: str = "") -> None:
         """Do what the page asks: "pin", "rename", "save" the run of a row, or "copy" a text."""

@@ -37,15 +37,15 @@ def draw_pair(before: Run, after: Run) -> Figure:
 
 def _measured_s(run: Run) -> float:
     """Return how long a run was measured for, warm-up left out, in seconds."""
-    ends = run.stamps[max(run.warmup, 1) - 1 :, 5]
-    return float(ends[-1] - ends[0])
+    first = max(run.warmup, 1)
+    return run.length_s - float(run.stretch(first - 1, first)[0, 5])
 
 
 def _draw_stretch(axes: Axes, name: str, run: Run, length_s: float) -> None:
     """Draw two lanes of true intervals: waiting for data, and the device computing."""
     first = max(run.warmup, 1)
-    near = run.stamps[max(0, first - AHEAD) :]
-    middle = float(run.stamps[first - 1 :, 5].mean())
+    near = run.stretch(max(0, first - AHEAD), run.steps)
+    middle = float(run.stretch(first - 1, run.steps)[:, 5].mean())
     near_ms = 1e3 * (near - (middle - length_s / 2))
     lanes = [
         Lane("waits for data", [(WAIT, near_ms[:, 0:2])], 0.6),

@@ -105,7 +105,7 @@ def draw(run: Run, before: Run | None = None) -> Figure:
 def teeth_window(run: Run) -> tuple[int, float, float]:
     """Return (steps, start in s, end in s) of a short window in the middle of what was measured."""
     start, count = _window_steps(run)
-    ends = run.stamps[start - 1 : start + count, 5]
+    ends = run.stretch(start - 1, start + count)[:, 5]
     left = float(ends[0])
     return count, left, max(float(ends[-1]), left + 1e-6)
 
@@ -130,7 +130,7 @@ def _draw_teeth(axes: Axes, run: Run, window: tuple[int, float, float]) -> None:
     """Draw lanes of true intervals."""
     count, start, end = window
     first, steps = _window_steps(run)
-    near = run.stamps[max(0, first - AHEAD) : first + steps + AHEAD]  # the host may be ahead
+    near = run.stretch(max(0, first - AHEAD), first + steps + AHEAD)  # the host may be ahead
     draw_lanes(axes, teeth_lanes(run, near), start, end, EDGE_PT)
     axes.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(ScalarFormatter(useOffset=False))
@@ -192,7 +192,7 @@ def _mark_mean(axes: Axes, run: Run) -> None:
 
 def _end_of(run: Run, steps: int) -> float:
     """Return when so many steps were over, s."""
-    return float(run.stamps[steps - 1, 5])
+    return float(run.stretch(steps - 1, steps)[0, 5])
 
 
 def _binned(run: Run) -> tuple[np.ndarray, np.ndarray]:

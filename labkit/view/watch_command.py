@@ -200,7 +200,7 @@ def _from_inside(
 
 def _loop_s(run: Run) -> float:
     """Return how long a run's loop went on, s."""
-    return float(run.stamps[-1, 5])
+    return run.length_s
 
 
 def _rank_of(run: Run) -> int:
