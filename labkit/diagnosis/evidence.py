@@ -177,6 +177,7 @@ class Evidence:
     padding_share: float | None = None  # of the tokens computed
     wait_us: float | None = None  # of the average step
     compute_us: float | None = None  # of the average step
+    quick_compute_us: float | None = None  # of the quickest twentieth of the steps
     queued_ms: float | None = None  # from issuing a step's compute to its start on a GPU
     ahead_share: float = 0.0  # a GPU works on what had been issued in full
 

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding
 from labkit.diagnosis.prediction import WORTH, predict
-from labkit.diagnosis.remedies import Remedy
+from labkit.diagnosis.remedies import Gain, Remedy
 
 if TYPE_CHECKING:
     from labkit.results.run import Run
-
-Gain = tuple[float, float, float]  # times the throughput: value, low, high
 
 
 def with_gains(finding: Finding, evidence: Evidence, run: Run | None) -> Finding:
@@ -60,6 +58,8 @@ def _no_more_than(gain: Gain, most: Gain) -> Gain:
 
 def _gain(remedy: Remedy, finding: Finding, evidence: Evidence, run: Run | None) -> Gain | None:
     """Return the gain of a remedy's settings; None where nothing tells it."""
+    if remedy.expects is not None:
+        return remedy.expects(evidence)
     changes = remedy.changes
     advised = evidence.advised
     if not changes:
@@ -70,10 +70,6 @@ def _gain(remedy: Remedy, finding: Finding, evidence: Evidence, run: Run | None)
     if advised is not None and "num_workers" in changes and count == advised.num_workers:
         gain = (advised.gain, *advised.gain_range)
         return gain if fewer else _within_the_device(gain, evidence)
-    restart = evidence.loop.restart if evidence.loop else 0.0
-    if finding.cause == "workers_restart" and restart:
-        most = 1 / (1 - min(restart, 0.9))
-        return most, (1 + most) / 2, most
     if run is None or run.watched or not run.throughput:
         return None
     found = predict(run, **changes)

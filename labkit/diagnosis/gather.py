@@ -82,6 +82,7 @@ class StepTable:
             inside=f"x-ray of {xray.steps:g} steps" if xray else "x-ray",
             stall_share=self._stalls(),
             padding_share=run.padding,
+            quick_compute_us=self._quick_compute_us(),
             queued_ms=run.queued_ms,
             ahead_share=run.busy_at_least or 0.0,
             cores=run.machine.cpu_cores,
@@ -114,6 +115,10 @@ class StepTable:
             deeper_queue=deeper,
             headroom=_headroom(run),
         )
+
+    def _quick_compute_us(self) -> float | None:
+        """Return how long a step computes that has the cores to itself, µs."""
+        return float(np.quantile(self.compute, limits.QUICK)) * 1e6 if len(self.compute) else None
 
     def _advice(self, run: Run, launchers: float | None) -> tuple[Workers | None, int | None]:
         """Return the recommended workers and queue, where waiting or full cores call for them."""

@@ -54,6 +54,7 @@ class Loop:
     drift: Drift | None
     restart: float  # spent on the first batches of later passes, for which workers start anew
     passes: int
+    pass_s: float  # of wall time, on average
     cold: float  # by which the first pass was slower than the later ones
     first_pass: int  # its steps
     groups: dict[str, BodyWork] = field(default_factory=dict, repr=False)  # found once
@@ -97,6 +98,7 @@ def of_run(run: Run) -> Loop | None:
         drift=_drift(spent[first:], first, wall, found),
         restart=_restarts(stamps, starts) / wall if run.pipeline.num_workers else 0.0,
         passes=len(starts),
+        pass_s=wall / len(starts),
         cold=_cold(stamps, starts) / wall,
         first_pass=[*starts[1:], len(stamps)][0],
     )

@@ -46,6 +46,8 @@ class Workers:
     gain: float  # the throughput with them over the run's own; 1.0 where the run has them
     gain_range: tuple[float, float]  # low, high
     limit: str | None = None  # what then holds the run back, as in a `Prediction`
+    # That torch should compute with, so that the workers have cores; None: as many as it does now
+    threads: int | None = None
 
 
 @of_one_moment
@@ -104,37 +106,64 @@ def workers_from_times(
         own: The workers that there are now.
         computes: Share (0 to 1) of `make_s` that takes a core, the rest waits. None: not known. The
             number is then the one for items that compute, and the range covers both.
-        threads: Cores that the body takes.
+        threads: Threads that the body computes with, on a CPU; 1 for a GPU.
     """
     most = cores or max(WORKERS)
     error = MODEL_ERROR["input"]
     draws = np.random.default_rng(0)
     made = draws.choice(np.atleast_1d(make_s), (STEPS, 1))
     body = draws.choice(np.atleast_1d(step_s), STEPS)
+    likely = 1.0 if computes is None else computes
+
+    def kept(count: int) -> int:
+        return threads if count == own else threads_beside(count * likely, threads, cores)
 
     def rates(share: float) -> dict[int, float]:
-        work = Work(
-            waits=made * (1 - share),
-            cpus=made * share,
-            host=body,
-            put=HANDOFF_S / 2,
-            take=HANDOFF_S / 2,
-            host_threads=threads,
-        )
-
         def rate(count: int) -> float:
+            work = Work(
+                waits=made * (1 - share),
+                cpus=made * share,
+                host=body * threads / kept(count),
+                put=HANDOFF_S / 2,
+                take=HANDOFF_S / 2,
+                host_threads=kept(count),
+            )
             return Simulation(work, most, count, 2).summary(max(3, 2 * count), 1).throughput
 
         return _rates(own, cores, rate)
 
-    known = rates(1.0 if computes is None else computes)
+    known = rates(likely)
     chosen = _fewest(own, known, error)
     gain = known[chosen] / known[own]
     if chosen == own:
         return Workers(own, 1.0, (1.0, 1.0))
     others = [known, rates(0.0)] if computes is None else [known]
     gains = [each[chosen] / each[own] for each in others if chosen in each]
-    return Workers(chosen, gain, (min(gains) / (1 + error), max(gains) * (1 + error)))
+    return Workers(
+        num_workers=chosen,
+        gain=gain,
+        gain_range=(min(gains) / (1 + error), max(gains) * (1 + error)),
+        threads=kept(chosen) if kept(chosen) < threads else None,
+    )
+
+
+def threads_beside(busy_workers: float, threads: int, cores: float | None) -> int:
+    """Return the threads with which a step on the CPU computes best beside busy workers.
+
+    A parallel operator ends with its last thread. Where a worker has the core of one, the others
+    spin until the scheduler gives it back, once for each operator: with two workers on two cores,
+    steps of 1 ms and a dozen operators took 10 to 20 ms, and the loop gained 1.08x to 1.27x from
+    the workers; with one thread it gained 1.4x to 1.85x (five loops of
+    `maintain/benchmarks/held_out.py`, Xeon VM, torch 2.13).
+
+    Args:
+        busy_workers: Workers times the share of their time in which they compute.
+        threads: That the step computes with now.
+        cores: That loop and workers can have; None where that is not known.
+    """
+    if cores is None or threads <= 1:
+        return threads
+    return max(1, min(threads, round(cores - busy_workers)))
 
 
 def _of_times(run: Run, lines: Lines | None) -> Workers | None:

@@ -42,6 +42,7 @@ LESS_WAITING = "the loop waits for a smaller share of the time"
 TRY_FIRST = {"fused_optimizer", "compile"}
 
 Values = Mapping[str, Setting]
+Gain = tuple[float, float, float]  # times the throughput: value, low, high
 
 
 def always(evidence: Evidence) -> Values | None:
@@ -62,6 +63,8 @@ class Remedy:
     arguments: Mapping[str, str] = field(default_factory=dict)  # of the user's DataLoader, as code
     code: str = ""  # PyTorch to paste, before the lines that make those changes
     cost: str = "nothing"
+    # What it should bring, where its settings do not tell: None for not known
+    expects: Callable[[Evidence], Gain | None] | None = None
     check: str = SAME_LOSSES  # what tells that it helped
     price: int = 1  # 1 (cheap) to 3 (dear), for choosing among remedies
     changes: Values = field(default_factory=dict)  # {knob: value}, filled in by `for_run`

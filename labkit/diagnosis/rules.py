@@ -76,7 +76,7 @@ def cores_taken_by_workers(evidence: Evidence) -> Finding | None:
                 by="thread CPU time against wall time",
             ),
         ),
-        remedies=feeding.FEED if fewer else (feeding.LEANER_ITEMS,),
+        remedies=feeding.FEED if fewer else (feeding.FEWER_THREADS, feeding.LEANER_ITEMS),
     )
 
 

@@ -38,6 +38,8 @@ FOREIGN_LOAD = 0.20
 
 # == steps ==
 ORDINARY = 0.25  # quantile of the steps' compute that stands for an ordinary one
+QUICK = 0.05  # quantile of the steps' compute that stands for one with all cores to itself
+HELD_BACK = 1.5  # times that is an average step whose threads wait for cores
 PAUSE = 1.5  # a step whose compute exceeds so many ordinary ones holds a pause
 # Waiting comes in stalls where the worst tenth of the steps has more than this of it
 WORST_STEPS = 0.1
@@ -72,6 +74,9 @@ WORKERS_REST = 0.5  # of the time without work, while the loop waits
 SLOW_ITEM = 10.0  # times the mean item (pytorch/pytorch#105203, #135409)
 SLOW_BATCH = 2.0  # the slowest hundredth of the batches over the median one
 HELD_UP = 0.3  # share of the waiting in which a later batch is ready: delivery in order costs it
+# Idle share of workers from which delivery out of order gains: at 0.37 it brought 1.7x, at 0.05
+# nothing (two loops of maintain/benchmarks/held_out.py)
+REST_BEHIND = 0.1
 UNEVEN = 1.5  # the busiest worker's work over the mean
 SHARED = 1.5  # an item's wait over that with one worker: they share what they wait for
 HANGS_S = 30.0  # without progress; SPDL's case studies have reads of several seconds

@@ -102,7 +102,10 @@ def _code(finding: Finding, evidence: Evidence) -> str:
     unproven = evidence.kind == "cpu" and TRY_FIRST & remedy.changes.keys()
     if unproven and not finding.expected:
         return ""
-    return remedy.code + _changed(remedy, evidence)
+    lines = _changed(remedy, evidence)
+    if remedy.changes and not lines:
+        return ""
+    return remedy.code + lines
 
 
 def _changed(remedy: Remedy, evidence: Evidence) -> str:

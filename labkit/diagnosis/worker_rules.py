@@ -180,7 +180,12 @@ def cores(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
         Measured(f"{workers.workers} workers on {workers.cores:g} cores"),
         *_steps(evidence),
     )
-    remedies = (cures.DECODE_SMALLER, cures.AUGMENT_ON_DEVICE, cures.LEANER_ITEMS)
+    remedies = (
+        cures.FEWER_THREADS,
+        cures.DECODE_SMALLER,
+        cures.AUGMENT_ON_DEVICE,
+        cures.LEANER_ITEMS,
+    )
     return Finding("input", "cores", measured=measured, remedies=remedies)
 
 

@@ -35,7 +35,7 @@ LOADER = ("batch_size", "num_workers", "prefetch_factor", "persistent_workers", 
 
 def loader_of(dataset: Any, knobs: dict[str, Any]) -> DataLoader:
     """Make the loader of a user who set these arguments."""
-    return DataLoader(dataset, **{name: knobs[name] for name in LOADER if name in knobs})
+    return DataLoader(dataset, **knobs)
 
 
 def batches(loader: DataLoader, seconds: float) -> Any:
@@ -69,10 +69,11 @@ def verdict_of(loader: DataLoader, step: Callable[[Any], Any], seconds: float) -
     """Return the diagnosis of a loop that is watched for some seconds."""
     watched = lk.watch(loader, live=False)
     end = time.monotonic() + seconds
-    for batch in watched:
-        step(batch)
-        if time.monotonic() > end and watched.run.steps > 40:
-            break
+    while time.monotonic() < end or watched.run.steps <= 40:
+        for batch in watched:
+            step(batch)
+            if time.monotonic() > end and watched.run.steps > 40:
+                break
     watched.close()
     return watched.run.diagnose()
 
@@ -87,14 +88,20 @@ def promised_and_brought(name: str, seconds: float, rounds: int) -> dict[str, An
            "cause": first.cause, "confidence": round(verdict.confidence, 2),
            "advice": first.advice}  # fmt: skip
     remedy = next(iter(first.remedies), None)
-    if remedy is None or not remedy.changes or not set(remedy.changes) <= set(LOADER):
+    if remedy is None or not set(remedy.changes) <= set(LOADER):
         return row
-    changed = loader_of(dataset, {**knobs, **remedy.changes})
+    changes = {**remedy.changes, **{name: eval(code) for name, code in remedy.arguments.items()}}
+    if not changes and "set_num_threads" not in remedy.code:
+        return row
+    changed = loader_of(dataset, {**knobs, **changes})
+    threads = torch.get_num_threads()
     before, after = [], []
     for _ in range(rounds):
         before.append(rate(loader_of(dataset, knobs), step, seconds))
+        exec(remedy.code, {"torch": torch})  # the lines before the loader's, as they are printed
         after.append(rate(changed, step, seconds))
-    row["change"] = ", ".join(f"{knob}={value}" for knob, value in remedy.changes.items())
+        torch.set_num_threads(threads)
+    row["change"] = ", ".join(f"{knob}={value}" for knob, value in changes.items())
     row["promised"] = first.expected and [round(part, 2) for part in first.expected]
     row["brought"] = round(median(after) / median(before), 2)
     return row
