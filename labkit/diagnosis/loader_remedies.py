@@ -80,14 +80,14 @@ def other_workers(evidence: Evidence) -> Values | None:
     if not now:
         how = "Prepare batches in other processes:"
     code = kept = ""
-    if advised.threads is not None:
-        code = SET_THREADS.format(threads=advised.threads)
-        kept = f", and {advised.threads} thread{'s' * (advised.threads > 1)} for the model"
     changes: dict[str, Setting] = {"num_workers": count}
     loop = evidence.loop
     if not now and loop is not None and loop.passes > 1 and loop.pass_s < SHORT_PASS_S:
         changes["persistent_workers"] = True
-        kept += ", kept between epochs (persistent_workers=True)"
+        kept = ", kept between epochs (persistent_workers=True)"
+    if advised.threads is not None:
+        code = SET_THREADS.format(threads=advised.threads)
+        kept += f", with {advised.threads} thread{'s' * (advised.threads > 1)} for the model"
     warned = too_many(count, evidence.cores)
     return {"how": how, "kept": kept, "warned": warned, "set_threads": code, **changes}
 
