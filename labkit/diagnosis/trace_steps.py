@@ -134,12 +134,6 @@ def find_steps(events: Events) -> tuple[Intervals, list[str]]:
     return Intervals(start, end).only(keep), notes
 
 
-def find_window(events: Events) -> Intervals:
-    """Return the whole window: from the first mark to the last, else of all events."""
-    marks = events.of(Kind.STEP)
-    return _hull(marks if marks.length.any() else events.span)
-
-
 def _hull(spans: Intervals) -> Intervals:
     return Intervals(spans.start.min(keepdims=True), spans.end.max(keepdims=True))
 
