@@ -48,9 +48,9 @@ def trace(path: str | os.PathLike) -> Breakdown | RankTraces:
         path: A Chrome trace of one rank as torch.profiler writes it, .json or .json.gz, of any
             version; or a folder or an archive (.tar, .tar.gz) of one such file per rank.
 
-    Where a process drives several devices, a stretch of time counts as `kernel` if any of them runs
-    one; utilization and idle time are averages. TraceError: the file cannot be read, is damaged or
-    no profiler trace, has several ranks, no time inside steps, or over 1 GiB uncompressed.
+    Where a process drives several devices, a stretch of time is busy if any of them is.
+    TraceError: the file cannot be read, is damaged or no profiler trace, has several ranks, no time
+    inside steps, or over 1 GiB uncompressed.
     """
     if holds_several(path):
         return _of_ranks(Path(os.fsdecode(path)).absolute())
@@ -64,13 +64,12 @@ def _of_one(file: TraceFile) -> Breakdown:
     timeline = Timeline(events, steps)
     if not timeline.total:
         raise file.error("has only steps of zero length")
-    on_gpu = len(timeline.devices) > 0
+    on_gpu = len(events.devices) > 0
     busy = timeline.device_shares() if on_gpu else timeline.host_shares()
-    # Per device: a process with two idle GPUs waits once, not twice.
     idle = timeline.idle() if on_gpu else {}
     host_work_ns = idle["host_work"] if on_gpu else timeline.host_work.length.sum()
     used, possible = timeline.tensor_core_shares()
-    doubts = _doubts(events, timeline, used)
+    doubts = _doubts(events, used)
     device_name, capability = _device_properties(file.meta, events.devices)
 
     def per_step(nanoseconds: float) -> float:
@@ -105,15 +104,12 @@ def _of_one(file: TraceFile) -> Breakdown:
     )
 
 
-def _doubts(events: Events, timeline: Timeline, tensor_core_share: float | None) -> list[str]:
+def _doubts(events: Events, tensor_core_share: float | None) -> list[str]:
     """Return notes on what is missing or odd in a trace."""
-    devices = len(timeline.devices)
+    devices = len(events.devices)
     notes = []
     if devices > 1:
-        notes.append(
-            f"{devices} devices: kernel time is time with a kernel on any of them, "
-            "utilization and idle time are averages over devices."
-        )
+        notes.append(f"{devices} devices: busy is time in which any of them is.")
     if not devices:
         notes.append("No device activity: a CPU run, or recorded without ProfilerActivity.CUDA.")
     elif not (events.launch >= 0).any():

@@ -272,9 +272,9 @@ class Run(RunLog):
     @live_property
     def lines(self) -> Lines:
         """Where in the user's code the time went: a table of lines."""
-        from labkit.diagnosis.hot_lines import lines
+        from labkit.diagnosis.hot_lines import Lines
 
-        return lines(self)
+        return Lines(self)
 
     @live_property
     def peak(self) -> Peak | None:
