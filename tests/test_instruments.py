@@ -1,60 +1,14 @@
-"""Every instrument is held against the true intervals, and its error follows by hand."""
+"""The meters of a CPU: what a process and its workers use, and how long a thread is in line."""
 
 import os
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
-import numpy as np
 import psutil
 import pytest
 
-import labkit as lk
 from labkit.bench.telemetry import CpuMeter
-from labkit.diagnosis.instruments import instruments
-
-
-def by_name(part, period_s=0.06, busy_s=0.01, telemetry=()):
-    """The reading of a run of 40 s whose device works at the end of each period."""
-    ends = np.arange(period_s, 40.0, period_s)
-    run = SimpleNamespace(
-        busy=np.column_stack([ends - busy_s, ends]),
-        length_s=ends[-1],
-        telemetry=telemetry,
-        xray=None,
-        seconds=lambda t_ns: t_ns / 1e9,
-        machine=SimpleNamespace(kind="gpu"),
-    )
-    return next(reading for reading in instruments(run) if part in reading.name)
-
-
-def test_the_true_intervals_are_off_by_nothing_and_a_one_second_window_shows_no_teeth():
-    true = by_name("true intervals")
-    window = by_name("nvidia-smi -l 1")
-    assert true.distance_pp == pytest.approx(0, abs=1e-6) and true.shows_teeth
-    assert window.mean_error_pp == pytest.approx(0, abs=1)
-    assert window.distance_pp == pytest.approx(100 * 2 * (1 / 6) * (5 / 6), abs=1)
-    assert window.shows_teeth is False and window.source.startswith("computed")
-    assert by_name("nvidia-smi -l 1", period_s=8.0, busy_s=4.0).shows_teeth
-    assert len(by_name("W&B").shares) == 3  # every 15 s: a few unrelated points
-
-
-def test_a_run_tells_what_its_instruments_showed():
-    views = lk.recorded("stall-2").instruments()
-    assert [view.shows_teeth for view in views if "true intervals" in view.name] == [True]
-    assert "nvidia-smi -l 1" in repr(views)
-
-
-def test_a_metric_that_was_not_read_is_missing_and_buffered_samples_have_their_own_stamps():
-    unread = [{"t_ns": 10**9 * k, "gpu_now": None, "gpu": None} for k in range(10)]
-    reading = by_name("as NVML tells it", telemetry=unread)
-    assert len(reading.shares) == 0 and reading.mean_error_pp is None
-    buffered = [{"t_ns": 0, "gpu": [[2 * 10**9, 0.5], [3 * 10**9, 0.25]]}]
-    reading = by_name("driver's own samples", telemetry=buffered)
-    assert reading.times_s.tolist() == [2, 3] and reading.shares.tolist() == [0.5, 0.25]
-    with pytest.raises(ValueError, match="0 steps"):
-        instruments(SimpleNamespace(busy=np.empty((0, 2))))
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ import pytest
 import labkit as lk
 from labkit.diagnosis import public_traces
 from labkit.diagnosis.diagnosis import diagnose
-from labkit.diagnosis.trace import trace
 from labkit.diagnosis.trace_file import TraceError
 from labkit.results import shipped
 
@@ -70,16 +69,12 @@ def test_a_trace_is_fetched_once_and_then_read_without_the_network(site, tmp_pat
     path.write_bytes(b"half of it")  # the cache was damaged: it is not believed
     offline = lk.public_trace("small")
     assert "connect to the network, or set LABKIT_TRACES" in offline.missing
-    assert "Errno" not in repr(offline) + repr(lk.diagnose(offline))
 
 
-def test_a_tampered_or_endless_file_is_refused_and_nothing_is_kept(site, tmp_path, monkeypatch):
+def test_a_tampered_file_is_refused_and_nothing_is_kept(site, tmp_path):
     _, served = site
     served.write_bytes(served.read_bytes().replace(b"gemm", b"evil"))
     with pytest.raises(TraceError, match="not the file that was published.*LABKIT_TRACES"):
-        lk.public_trace("small")
-    monkeypatch.setattr(public_traces, "MAX_BYTES", 10)  # it is not read to its end
-    with pytest.raises(TraceError):
         lk.public_trace("small")
     assert kept(tmp_path) == []
 
@@ -113,9 +108,8 @@ def test_without_network_a_picture_is_drawn_from_the_stored_excerpt_and_two_trac
 
 @pytest.mark.parametrize(
     ("answer", "says"),
-    [(b"garbage\r\n\r\n", "BadStatusLine"), (b"", "RemoteDisconnected"),
+    [(b"", "RemoteDisconnected"),
      (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nhalf", "IncompleteRead"),
-     (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nx", "IncompleteRead"),
      (b"HTTP/1.1 200 OK\r\n\r\n\n<!DOCTYPE html>Log in, please", "login"),
      (b"HTTP/1.1 511 Network\r\n Login\x1b\r\n\r\n", "511")],
 )  # fmt: skip
@@ -133,19 +127,6 @@ def test_an_answer_that_is_not_the_file_ends_in_the_published_numbers(
         found = lk.public_trace("small")
     assert says in found.missing and "\n" not in found.missing
     assert kept(tmp_path) == []
-
-
-def test_what_was_verified_is_what_is_parsed(site, tmp_path, monkeypatch):
-    """Somebody changes the file in the cache after its sum was taken."""
-    first = lk.public_trace("small")
-    [path] = kept(tmp_path)
-
-    def swapped(*arguments):
-        path.write_text("{}")
-        return trace(*arguments)
-
-    monkeypatch.setattr(public_traces, "trace", swapped)
-    assert lk.public_trace("small") == first
 
 
 def test_an_unknown_name_is_refused():

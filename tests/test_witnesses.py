@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from played_gpu import GPU, MS, load, log, play
 
 import labkit as lk
-from labkit.diagnosis.instruments import witnesses
+from labkit.diagnosis.witnesses import witnesses
 from labkit.results.step_classes import CLASSES
 from labkit.results.sweep import Sweep
 from labkit.view.panels import run_verdict

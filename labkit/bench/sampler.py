@@ -29,12 +29,13 @@ from collections.abc import Callable, Iterator
 from multiprocessing import util
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 from labkit.bench import stack
 from labkit.bench.loader_hook import hook_fetchers
 from labkit.bench.loader_work import LoaderWork
 from labkit.bench.main_thread import MainThread, Timer
+from labkit.bench.stack import Place, Where
 from labkit.bench.user_loop import knobs_of
 from labkit.process.events import EventLog, now_ns
 
@@ -50,21 +51,6 @@ FLUSH_NS = 500_000_000  # a process that is killed loses no more
 WATCHED = "watched"  # a file in the run's folder, there while the run goes on
 OF_TORCHS_LOADER = "torch.utils.data._utils"
 NOT_THE_CAUSE = (OF_TORCHS_LOADER, "torch.utils.data.dataloader", "labkit.")
-
-
-Where: TypeAlias = tuple[str, int, str]  # file, line, function
-
-
-class Place(NamedTuple):
-    """What a sampled stack was at: a row of a `lines` event."""
-
-    kind: str  # of work
-    within: str  # "item" or "collate" of the loader, else ""
-    file: str
-    line: int
-    function: str
-    call: str  # what that line was calling
-    site: Where | None  # where in the loop itself that was
 
 
 class Sampler:

@@ -16,7 +16,7 @@ import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FrameType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # What a pipeline of ours runs stands for the user's own: its dataset, model and loop
@@ -58,6 +58,21 @@ SAVES = re.compile(  # a call of a package that writes, by its name
 OF_BUILTINS = {"print": "logging", "open": "io", "input": "wait"}
 SNAPSHOTS = frozenset(("locals", "vars", "dir", "eval", "exec"))  # they use a frame's `f_locals`
 CALL = 80  # characters of it that are kept
+
+
+Where: TypeAlias = tuple[str, int, str]  # file, line, function
+
+
+class Place(NamedTuple):
+    """What a sampled stack was at, as a `lines` event has it."""
+
+    kind: str  # of work: "forward", "python", "logging", "io", "wait", ...
+    within: str  # "item" or "collate": what a loader was busy with, else ""
+    file: str
+    line: int
+    function: str
+    call: str  # what that line was calling
+    site: Where | None  # where in the loop itself that was
 
 
 @functools.lru_cache(4096)

@@ -19,10 +19,10 @@ from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import BOTTLENECKS, Finding, Measured
 from labkit.diagnosis.gains import with_gains
 from labkit.diagnosis.gather import StepTable, of_trace, of_traces
-from labkit.diagnosis.instruments import deciding
 from labkit.diagnosis.public_traces import PublicTrace
 from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.trace import Breakdown, RankTraces, trace
+from labkit.diagnosis.witnesses import deciding
 from labkit.diagnosis.wording import worded
 from labkit.process.events import FILE_NAME
 from labkit.results.event_log import of_one_moment

@@ -6,9 +6,9 @@ from labkit.diagnosis import ranking
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured
-from labkit.diagnosis.instruments import Witness
 from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.rules import NEIGHBOUR
+from labkit.diagnosis.witnesses import Witness
 from labkit.spec import GRAPH_MODES
 
 RUN_LONGER = Remedy("run_longer", "Run longer (more steps), on a quiet machine.")

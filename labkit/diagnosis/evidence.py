@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.hot_lines import Line, Lines
-from labkit.diagnosis.instruments import Witness
 from labkit.diagnosis.loader_code import LoopCode, Setting
 from labkit.diagnosis.loop_body import Loop, costliest_of_loading
 from labkit.diagnosis.recommendation import Workers
+from labkit.diagnosis.witnesses import Witness
 
 if TYPE_CHECKING:
     from labkit.results.run import Run

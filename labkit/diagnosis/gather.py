@@ -14,7 +14,6 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.evidence import Evidence, Kernels, WorkerEvidence, Xray
 from labkit.diagnosis.hot_lines import Lines
-from labkit.diagnosis.instruments import throttled, witnesses
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.loop_body import of_run
 from labkit.diagnosis.loop_rules import ELSEWHERE
@@ -26,6 +25,7 @@ from labkit.diagnosis.recommendation import (
 )
 from labkit.diagnosis.run_costs import cores_used, launchers_in_line, readings
 from labkit.diagnosis.trace_breakdown import Breakdown, RankTraces
+from labkit.diagnosis.witnesses import throttled, witnesses
 from labkit.results.step_classes import CLASSES, split_steps
 
 if TYPE_CHECKING:

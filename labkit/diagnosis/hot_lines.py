@@ -11,12 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from labkit.results.event_log import of_one_moment
-from labkit.results.event_shapes import MOST
+from labkit.bench.stack import Place, Where
 from labkit.results.record import Event
 from labkit.results.result import Result, Table
 
@@ -27,21 +26,6 @@ if TYPE_CHECKING:
 
 Key = TypeVar("Key")
 FEWEST = 30  # samples of a phase (0.3 s of it) that may speak for its lines
-
-Site = tuple[str, int, str]  # file, line, function
-
-
-class Place(NamedTuple):
-    """What a sampled stack was in: the user's line, and what it called."""
-
-    kind: str  # of work: "forward", "python", "logging", "io", "wait", ...
-    within: str  # what a worker was busy with; "" where it waited for work
-    file: str
-    line: int
-    function: str
-    call: str
-    site: Site | None  # the line of the loop itself that this was under
-
 
 CELL = re.compile(r"ipykernel_\d+|<ipython-input")  # in the name of a notebook cell's file
 PHASES = ("waiting", "body", "between", "worker")
@@ -80,7 +64,7 @@ class Line:
     phase: str  # of `PHASES`: "between" two passes over the loader, in a "worker" of it
     kind: str  # of work: "forward", "python", "logging", "io", "wait", ...
     call: str = ""  # what it called, as it stands in the source; "" where that is not known
-    site: Site | None = None  # where in the loop that was; None in a worker
+    site: Where | None = None  # where in the loop that was; None in a worker
 
     @property
     def place(self) -> str:
@@ -116,11 +100,10 @@ class Lines(Result):
     def __init__(self, run: Run):
         """Join the samples of `run` with its steps, warm-up excluded."""
         self._rows: dict[bytes, tuple[Line, ...]] = {}
-        self._parts: dict[str, np.ndarray] = {}
         self.places, samples = _read(run.samples_of_lines)
         pid, moment_ns, weight, place = samples.T
-        kind = np.array([each.kind for each in self.places], object)[place]
-        within = np.array([each.within for each in self.places], object)[place]
+        kind = np.array([each.kind for each in self.places], str)[place]
+        within = np.array([each.within for each in self.places], str)[place]
         moment = run.seconds(moment_ns)
         in_loop = pid == run._fact("hello", "pid", 0)
         phase, step = _phases(moment, run.stamps, in_loop)
@@ -162,10 +145,8 @@ class Lines(Result):
 
     def of_part(self, part: str) -> np.ndarray:
         """Return the mask of the samples (samples,) in a part of the body, see `BODY`."""
-        if part not in self._parts:
-            kinds = [kind for kind, of in BODY.items() if of == part]
-            self._parts[part] = self.mask("body") & np.isin(self.kind, kinds)
-        return self._parts[part]
+        kinds = [kind for kind, of in BODY.items() if of == part]
+        return self.mask("body") & np.isin(self.kind, kinds)
 
     def _sampled(self, mask: np.ndarray) -> Iterator[tuple[Place, int, float]]:
         """Yield place, phase and share of the samples of `mask`, those of one place together."""
@@ -210,8 +191,8 @@ class Lines(Result):
 
     def sites(self, mask: np.ndarray) -> tuple[Line, ...]:
         """Return the lines of the loop itself that the samples of `mask` were under."""
-        found: dict[Site, float] = defaultdict(float)
-        kinds: dict[Site, str] = {}
+        found: dict[Where, float] = defaultdict(float)
+        kinds: dict[Where, str] = {}
         for place, _, share in self._sampled(mask):
             if place.site:
                 found[place.site] += share
@@ -344,53 +325,11 @@ def _read(events: Iterable[Event]) -> tuple[list[Place], np.ndarray]:
     tables = [np.empty((0, 4), np.int64)]
     for event in events:
         pid = event["pid"]
-        for number, described in event["places"].items():
-            place = _place_of(described)
-            if place is not None:
-                numbers[pid, number] = len(places)
-                places.append(place)
-        moment_ns, weight_ns, written = _whole_rows(event["rows"]).T
-        known, which = np.unique(written, return_inverse=True)
-        found = np.array([numbers.get((pid, str(number)), -1) for number in known], np.int64)[which]
+        for number, (*described, site) in event["places"].items():
+            numbers[pid, number] = len(places)
+            places.append(Place(*described, site=tuple(site) if site else None))
+        moment_ns, weight_ns, written = np.array(event["rows"], np.int64).reshape(-1, 3).T
+        found = [numbers.get((pid, str(number)), -1) for number in written]
         table = np.column_stack([np.full(len(found), pid), moment_ns, weight_ns, found])
-        tables.append(table[found >= 0])
+        tables.append(table[table[:, 3] >= 0])
     return places, np.concatenate(tables)
-
-
-def _whole_rows(rows: list[object]) -> np.ndarray:
-    """Return those of an event's samples that are three whole numbers, (n, 3) int64."""
-    try:
-        table = np.array(rows)
-    except ValueError:  # of different lengths
-        table = np.empty(0)
-    if table.dtype != np.int64 or table.shape != (len(rows), 3):
-        lists = [row for row in rows if isinstance(row, list) and len(row) == 3]
-        sound = [row for row in lists if all(_is_whole(number) for number in row)]
-        table = np.array(sound, np.int64).reshape(-1, 3)
-    return table[(np.abs(table) < MOST).all(axis=1)]
-
-
-def _is_whole(number: object) -> bool:
-    return type(number) is int and abs(number) < MOST
-
-
-def _place_of(described: list[object]) -> Place | None:
-    """Return a place of a record; None where it has not the shape that the sampler writes."""
-    match described:
-        case [str(kind), str(within), str(file), int(line), str(function), str(call), site]:
-            pass
-        case _:
-            return None
-    match site:
-        case None:
-            return Place(kind, within, file, line, function, call, None)
-        case [str(site_file), int(site_line), str(site_function)]:
-            where = (site_file, site_line, site_function)
-            return Place(kind, within, file, line, function, call, where)
-    return None
-
-
-@of_one_moment
-def lines(run: Run) -> Lines:
-    """Return where in the user's code the time of `run` went."""
-    return Lines(run)

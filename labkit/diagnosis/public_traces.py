@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import http.client
 import os
-import tempfile
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, replace
@@ -34,7 +33,6 @@ FILE = "public_traces.json"
 LANES_FILE = "trace_lanes.json"  # made by maintain/trace_lanes.py
 SITE = "https://raw.githubusercontent.com"
 TIMEOUT_S = 20
-MAX_BYTES = 2**26
 COLUMNS = {
     "kernel_busy": "kernels",
     "any_gpu_busy": "with copies",
@@ -122,62 +120,47 @@ def public_trace(name: str | None = None) -> Breakdown | RankTraces | PublicTrac
         return Listing(PublicTrace(name, **found) for name, found in entries(FILE).items())
     known = PublicTrace(name, **entry(FILE, name, "trace"))
     try:
-        content = _copy(known) or _fetched(known)
+        path = _copy(known) or _fetched(known)
     except (OSError, http.client.HTTPException) as why:  # no network, among others
+        told = why if isinstance(why, urllib.error.HTTPError) else getattr(why, "reason", why)
+        reason = printable(" ".join(f"{type(why).__name__}: {told}".split()))
         return replace(
             known,
-            missing=f"The trace was not fetched ({_in_short(why)}): connect to the network, or set "
+            missing=f"The trace was not fetched ({reason}): connect to the network, or set "
             f"LABKIT_TRACES to a folder with {known.file!r} in it.",
         )
-    with tempfile.TemporaryDirectory(prefix="labkit-") as folder:  # nobody else may write there
-        path = Path(folder) / known.file
-        path.write_bytes(content)  # what was verified is what is parsed
-        found = trace(path)
-    return replace(found, source=f"{name}: {known.hardware}, {known.repository}")
-
-
-def _in_short(why: Exception) -> str:
-    """Return a failure of the network in one line."""
-    if isinstance(why, http.client.HTTPException):
-        return f"the server's answer was not HTTP, or broke off ({type(why).__name__})"
-    told = why if isinstance(why, urllib.error.HTTPError) else getattr(why, "reason", why)
-    told = getattr(told, "strerror", None) or told
-    return printable(" ".join(str(told).split()))
+    return replace(trace(path), source=f"{name}: {known.hardware}, {known.repository}")
 
 
 def _cached(known: PublicTrace) -> Path:
     return home() / "traces" / f"{known.sha256[:12]}-{known.file}"
 
 
-def _copy(known: PublicTrace) -> bytes | None:
-    """Return the trace from the user's folder or the cache; None where no file there is it."""
+def _copy(known: PublicTrace) -> Path | None:
+    """Return the trace in the user's folder or the cache; None where no file there is it."""
     folder = os.environ.get("LABKIT_TRACES")
     found = Path(folder).rglob(known.file) if folder else ()
     for path in (*found, _cached(known)):
         with contextlib.suppress(OSError):
-            content = path.read_bytes()
-            if hashlib.sha256(content).hexdigest() in (known.sha256, *known.copies):
-                return content
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            if digest in (known.sha256, *known.copies):
+                return path
     return None
 
 
-def _fetched(known: PublicTrace) -> bytes:
-    """Fetch it, and keep it in the cache; a file that is not the one is not kept.
+def _fetched(known: PublicTrace) -> Path:
+    """Fetch it into the cache; a file that is not the one is not kept.
 
     OSError or HTTPException where it cannot be fetched, TraceError where another file came.
     """
     from labkit.view.display import Display
 
     url = f"{SITE}/{known.repository}/{known.commit}/{known.path}"
-    path = _cached(known)
-
     shown = Display()
     shown.line(f"fetching {known.name} from {known.repository}")
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
-            content = answer.read(MAX_BYTES)
-            if answer.length and len(content) < MAX_BYTES:
-                raise http.client.IncompleteRead(content, answer.length)
+            content = answer.read()
     finally:
         shown.final()
     if content.lstrip()[:1] == b"<":
@@ -189,7 +172,7 @@ def _fetched(known: PublicTrace) -> bytes:
             f"{known.sha256}. Nothing was kept; try again, or get {known.file!r} from somebody you "
             "trust and set LABKIT_TRACES to its folder."
         )
+    path = _cached(known)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(OSError):  # one cut short by a full disk is not believed: see `_copy`
-        path.write_bytes(content)
-    return content
+    path.write_bytes(content)  # one cut short by a full disk is not believed: see `_copy`
+    return path

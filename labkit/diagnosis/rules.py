@@ -15,8 +15,8 @@ from labkit.diagnosis import loop_rules
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured, bound
-from labkit.diagnosis.instruments import deciding
 from labkit.diagnosis.loop_body import synchronises
+from labkit.diagnosis.witnesses import deciding
 from labkit.diagnosis.worker_rules import (
     memory_growth,
     what_passes_and_lines_show,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.diagnosis.trace_breakdown import GRAPHS, Breakdown, RankTraces
-from labkit.diagnosis.trace_events import KERNELS, Events, Kind, read_events
+from labkit.diagnosis.trace_events import Events, Kind, read_events
 from labkit.diagnosis.trace_file import (
     ONE_PER_RANK,
     JsonObject,
@@ -23,14 +23,13 @@ from labkit.diagnosis.trace_file import (
     TraceError,
     TraceFile,
     files_in,
-    packing,
+    holds_several,
 )
 from labkit.diagnosis.trace_steps import (
     IDLE_CAUSES,
     Timeline,
     TopKernel,
     find_steps,
-    find_window,
 )
 from labkit.results.record import Event
 
@@ -47,14 +46,15 @@ def trace(path: str | os.PathLike) -> Breakdown | RankTraces:
 
     Args:
         path: A Chrome trace of one rank as torch.profiler writes it, .json or .json.gz, of any
-            version; or a folder or an archive (.tar, .tar.gz, .zip) of one such file per rank.
+            version; or a folder or an archive (.tar, .tar.gz) of one such file per rank.
 
-    Where a process drives several devices, a stretch of time counts as `kernel` if any of them runs
-    one; utilization and idle time are averages. TraceError: the file cannot be read, is damaged or
-    no profiler trace, has several ranks, no time inside steps, or over 2 GiB uncompressed.
+    Where a process drives several devices, a stretch of time is busy if any of them is.
+    TraceError: the file cannot be read, is damaged or no profiler trace, has several ranks, no time
+    inside steps, or over 1 GiB uncompressed.
     """
-    kind = packing(path)
-    return _of_ranks(path, kind) if kind else _of_one(TraceFile(path))
+    if holds_several(path):
+        return _of_ranks(Path(os.fsdecode(path)).absolute())
+    return _of_one(TraceFile(path))
 
 
 def _of_one(file: TraceFile) -> Breakdown:
@@ -64,20 +64,17 @@ def _of_one(file: TraceFile) -> Breakdown:
     timeline = Timeline(events, steps)
     if not timeline.total:
         raise file.error("has only steps of zero length")
-    on_gpu = len(timeline.devices) > 0
+    on_gpu = len(events.devices) > 0
     busy = timeline.device_shares() if on_gpu else timeline.host_shares()
-    # Per device: a process with two idle GPUs waits once, not twice.
     idle = timeline.idle() if on_gpu else {}
-    host_work_ns = idle["host_work"] if on_gpu else float(timeline.host_work.length.sum())
+    host_work_ns = idle["host_work"] if on_gpu else timeline.host_work.length.sum()
     used, possible = timeline.tensor_core_shares()
-    doubts = _doubts(events, timeline, used)
-    window = Timeline(events, find_window(events))
+    doubts = _doubts(events, used)
     device_name, capability = _device_properties(file.meta, events.devices)
 
     def per_step(nanoseconds: float) -> float:
         return float(nanoseconds) / len(steps.start) / 1000
 
-    class_us = {f"{name}_us": per_step(time) for name, time in timeline.by_class().items()}
     return Breakdown(
         source=os.path.basename(file.path),
         device_kind="gpu" if on_gpu else "cpu",
@@ -86,19 +83,13 @@ def _of_one(file: TraceFile) -> Breakdown:
         compute_capability=capability,
         loader_workers=_loader_workers(events),
         steps=len(steps.start),
-        step_us=timeline.total / len(steps.start) / 1000,
-        **class_us,
+        step_us=per_step(timeline.total),
+        **{f"{name}_us": per_step(time) for name, time in timeline.by_class().items()},
         gpu_utilization=busy.get("kernel_busy"),
         idle={f"{cause}_us": per_step(idle[cause]) if idle else None for cause in IDLE_CAUSES},
         copy_overlap_share=timeline.copy_overlap(),
         notes=tuple(dict.fromkeys([*file.notes, *notes, *doubts])),
         busy=busy,
-        window={
-            "window_ms": window.total / 1e6,
-            "kernels": int(events.are(*KERNELS).sum()),
-            "profiler_steps": int(events.are(Kind.STEP).sum()),
-            **window.device_shares(),
-        },
         host_work_us=per_step(host_work_ns),
         host_where=timeline.host_where(),
         top_kernels=timeline.top_kernels(),
@@ -113,19 +104,15 @@ def _of_one(file: TraceFile) -> Breakdown:
     )
 
 
-def _doubts(events: Events, timeline: Timeline, tensor_core_share: float | None) -> list[str]:
+def _doubts(events: Events, tensor_core_share: float | None) -> list[str]:
     """Return notes on what is missing or odd in a trace."""
-    devices = len(timeline.devices)
-    tied = (events.launch >= 0).any()
+    devices = len(events.devices)
     notes = []
     if devices > 1:
-        notes.append(
-            f"{devices} devices: kernel time is time with a kernel on any of them, "
-            "utilization and idle time are averages over devices."
-        )
+        notes.append(f"{devices} devices: busy is time in which any of them is.")
     if not devices:
         notes.append("No device activity: a CPU run, or recorded without ProfilerActivity.CUDA.")
-    if devices and not tied:
+    elif not (events.launch >= 0).any():
         notes.append("Device work is not tied to launches: the causes of idle time are unknown.")
     if devices and tensor_core_share is None:
         notes.append("No kernel falls inside the steps.")
@@ -164,11 +151,11 @@ def _loader_workers(events: Events) -> bool | None:
     return any("_MultiProcessing" in call for call in calls) if calls else None
 
 
-def _of_ranks(path: str | os.PathLike, kind: str) -> RankTraces:
+def _of_ranks(path: Path) -> RankTraces:
     """Read the traces of a folder or archive; of several of one rank, the last by name."""
     found = []
     notes = []
-    for file in files_in(Path(os.fsdecode(path)), kind):
+    for file in files_in(path):
         try:
             one = _of_one(file)
         except NotATrace:
@@ -182,14 +169,10 @@ def _of_ranks(path: str | os.PathLike, kind: str) -> RankTraces:
     if any(one.rank is None for one in found):
         notes.append("Not every file says its rank: they are numbered in the order of their names.")
         found = [replace(one, rank=number) for number, one in enumerate(found)]
-    ranks: dict[int, Breakdown] = {}
-    for one in found:
-        number = one.rank or 0
-        if number in ranks:
-            notes.append(f"Rank {number} has several traces: left out {ranks[number].source}.")
-        ranks[number] = one
-    source = os.path.basename(os.path.abspath(os.fsdecode(path)))
-    return RankTraces(source, tuple(ranks[rank] for rank in sorted(ranks)), tuple(notes))
+    ranks = {one.rank or 0: one for one in found}
+    if len(ranks) < len(found):
+        notes.append("Some ranks have several traces: the last by name was read.")
+    return RankTraces(path.name, tuple(ranks[rank] for rank in sorted(ranks)), tuple(notes))
 
 
 # == the trace of a run's x-ray: a file in its folder; a saved record has what was read from it ==

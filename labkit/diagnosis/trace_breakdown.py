@@ -68,9 +68,6 @@ class Breakdown(Result):
     notes: tuple[str, ...]  # what was missing or odd, and how it was handled
     # Shares (0 to 1) of the steps, of `Timeline.device_shares`; of a CPU only the collectives'
     busy: dict[str, float] = field(default_factory=dict)
-    # The same of the whole window up to the last mark, as other tools report it, and `window_ms`,
-    # `profiler_steps` (marks in it), `kernels` (in the file)
-    window: dict[str, float] = field(default_factory=dict)
     # Of `idle["host_us"]`, on a CPU of `other_us`: what is more than Python between two operators
     host_work_us: float = 0.0
     host_where: tuple[str, ...] = ()  # the annotation and the Python function around most of that

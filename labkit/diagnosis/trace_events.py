@@ -82,7 +82,6 @@ _COLLECTIVE_KERNEL = re.compile(
     r"|(?:one|two)_?shot_?all_?reduce|multimem_\w*(?:reduce|gather)|all_?reduce_?fusion"
 )
 
-MAX_DEVICES = 256  # beyond, a file is a mistake, or an attack on the reader's time
 _MOST_NS = 2**61  # the year 2043 in ns since 1970: sums of two stay inside 64 bits
 _LONGEST_NAME = 1000  # characters kept; C++ templates run to several thousand
 _MOST_MALFORMED = 0.01  # of the events
@@ -177,30 +176,23 @@ def read_events(file: TraceFile) -> Events:
             )
         )
     table = np.frombuffer(rows, np.int64).reshape(-1, _COLUMNS)
-    devices = tuple(place for on_device, place in places if on_device)
-    _refuse(file, len(table), malformed, ranks)
-    if np.isin(table[:, -1], (Kind.ANNOTATION, Kind.PYTHON)).all():
-        raise file.error("has no timed event of torch.profiler", kind=NotATrace)
-    if len(devices) > MAX_DEVICES:
-        raise file.error(f"has work on more than {MAX_DEVICES} devices", "give one rank's file")
-    return _tied(table, tuple(names), devices)
-
-
-def _refuse(file: TraceFile, good: int, malformed: list[str], ranks: set[str]) -> None:
-    """Refuse a file with many malformed events or several ranks; note a few malformed ones."""
     bad = len(malformed)
-    if bad > _MOST_MALFORMED * (good + bad):
-        what = f"has malformed events ({bad:,} beside {good:,} usable ones; {malformed[0]})"
+    every = len(table) + bad
+    if bad > _MOST_MALFORMED * every:
+        what = f"has malformed events ({bad:,} of {every:,} that count; {malformed[0]})"
         raise file.error(what)
     if bad:
-        note = f"{bad:,} malformed events of {good + bad:,} were left out; {malformed[0]}."
-        file.notes.append(note)
+        file.notes.append(f"{bad:,} malformed events of {every:,} were left out; {malformed[0]}.")
     if len(ranks) > 1:
         raise file.error(
             f"has the steps of {len(ranks)} ranks (processes {', '.join(sorted(ranks)[:4])})",
             "write one file per rank, as torch.profiler.tensorboard_trace_handler(folder, "
             "f'rank{rank}') does, and give the folder",
         )
+    if np.isin(table[:, -1], (Kind.ANNOTATION, Kind.PYTHON)).all():
+        raise file.error("has no timed event of torch.profiler", kind=NotATrace)
+    devices = tuple(place for on_device, place in places if on_device)
+    return _tied(table, tuple(names), devices)
 
 
 def _tied(table: np.ndarray, names: tuple[str, ...], devices: tuple[str, ...]) -> Events:
@@ -227,19 +219,15 @@ def _tied(table: np.ndarray, names: tuple[str, ...], devices: tuple[str, ...]) -
 
 
 def _kind_of(event: JsonObject) -> Kind | None:
-    """Return the kind of an event, None where it does not count; ValueError if it is malformed."""
+    """Return the kind of an event, None where it does not count."""
     category = event.get("cat")
+    name = event.get("name")
     # flows, marks, counters and names carry no duration
-    if event.get("ph") != "X" or category is None:
+    if event.get("ph") != "X" or not isinstance(category, str) or not isinstance(name, str):
         return None
     if category == "python_function" and str(event.get("dur"))[1:2] in ".":
         return None  # there may be 20 to an operator, and those under 10 µs name no long wait
-    name = event.get("name")
-    if isinstance(category, str) and isinstance(name, str):
-        return _kind(category.lower(), name)
-    if isinstance(category, str) and category.lower() not in _KIND_OF_CATEGORY:
-        return None
-    raise ValueError("its category or name is not text")
+    return _kind(category.lower(), name)
 
 
 @lru_cache(maxsize=4096)

@@ -1,38 +1,30 @@
 """Yield the events of a trace file of unknown origin one by one, and the files of an archive.
 
-`json.loads` costs ten times a file in memory and three times the time. A file may be anything: a
-fragment, a picture, a bomb. Every refusal is one `TraceError`.
+`json.loads` costs ten times a file in memory. A file may be anything: a fragment, a picture, a
+bomb. Every refusal is one `TraceError`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import io
 import json
 import lzma
-import math
 import os
 import re
 import stat
 import tarfile
-import zipfile
 import zlib
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TypeAlias
 
-MAX_SIZE = 2 * 2**30  # characters, unpacked: some 5 million events, a minute of reading
-# Characters of one event, or before or behind them all; real events, with shapes and stack, have
-# 100,000
-MAX_VALUE = 2 * 2**20
-MAX_EVENTS = 10_000_000  # as many as 2 GiB hold of real ones; empty ones cost 1 s a million
-CHUNK = 2**19  # characters read at a time
+MAX_SIZE = 2**30  # characters, unpacked: some 2.5 million events, half a minute of reading
+MAX_EVENTS = 5_000_000  # twice as many as 1 GiB holds of real ones; empty ones cost 1 s a million
+CHUNK = 2**20  # characters unpacked at a time
 # Real traces pack to a thirtieth, a bomb to a thousandth; so small a text as `ROOM` may be either
 MAX_RATIO = 200
 ROOM = 2**21
-MAX_MEMBERS = 4_096  # of an archive or a folder: a file for each rank of a job
 TAR_BLOCK = 512  # bytes: the header of a member
 
 # A JSON value. Numbers stay text: the few that are used are converted with a bound on their size,
@@ -49,14 +41,13 @@ EXPORT_AGAIN = "export it again with prof.export_chrome_trace(), and let that fi
 PROFILE_LESS = "profile fewer steps, as with torch.profiler.schedule(wait=2, warmup=2, active=5)"
 ONE_PER_RANK = "give one .json or .json.gz for each rank"
 BOMB = f"unpacks to more than {MAX_RATIO} times its size, as no trace does"
-# What the readers of gzip, xz, tar, zip and JSON raise; RuntimeError: nested too deeply
+# What the readers of gzip, tar (with xz, too) and JSON raise; RuntimeError: nested too deeply
 BROKEN = (
     EOFError,
     gzip.BadGzipFile,
     zlib.error,
     lzma.LZMAError,
     tarfile.TarError,
-    zipfile.BadZipFile,
     RuntimeError,
     json.JSONDecodeError,
 )
@@ -71,45 +62,21 @@ class NotATrace(TraceError):
 
 
 class TraceFile:
-    """The events of a Chrome trace, at `path` or where `member` opens an archive; iterate once."""
+    """The events of a Chrome trace, at `path` or in an archive's open `member`; iterate once."""
 
-    def __init__(self, path: str | os.PathLike, member: Callable[[], IO[bytes]] | None = None):
+    def __init__(self, path: str | os.PathLike, member: IO[bytes] | None = None):
         self.path = os.fsdecode(path)
         self.meta: dict[str, Json] = {}  # what it says beside its events, once these are read
         self.notes: list[str] = []  # what was repaired on the way, as sentences
         self._member = member
-        self._text = ""  # the window
-        self._position = 0  # up to where the window has been read
-        self._before = 0  # characters of the file before the window
 
     def error(self, what: str, remedy: str = EXPORT_AGAIN, kind: type = TraceError) -> TraceError:
         """Return the exception for this file: one sentence of name, fault and remedy."""
         return kind(f"{self.path!r} {what}: {remedy}.")
 
-    @property
-    def size(self) -> int:
-        """Characters read so far."""
-        return self._before + len(self._text)
-
     def __iter__(self) -> Iterator[Json]:
         try:
-            if not (self._member or stat.S_ISREG(os.stat(self.path).st_mode)):
-                # a pipe or a device would block, or never end
-                raise self.error("is not a regular file", "give the path of a trace file")
-            with self._member() if self._member else open(self.path, "rb") as raw:
-                packed = raw.read(2) == b"\x1f\x8b"  # the name may lie, these bytes do not
-                raw.seek(0)
-                self._packed = raw if packed else None
-                plain = gzip.GzipFile(fileobj=raw) if packed else raw
-                self._stream = io.TextIOWrapper(plain, "utf-8-sig", errors="replace", newline="")
-                head = self._read_head()
-                yield from self._read_events()
-                while self._read_more():
-                    pass
-                around = head + self._text[self._position :]
-                meta = _JSON.decode(_BARE.sub("null", around))
-                if isinstance(meta, dict):
-                    self.meta = meta
+            yield from self._events(self._unpacked())
         except TraceError:
             raise
         except BROKEN as damage:
@@ -118,70 +85,65 @@ class TraceFile:
             what = f"cannot be read ({getattr(why, 'strerror', None) or why})"
             raise self.error(what, "check the path and the permissions") from None
 
-    def _read_head(self) -> str:
-        """Step over what stands before the first event, and return it."""
-        while not (head := _HEAD.match(self._text)):
-            if len(self._text) < MAX_VALUE and self._read_more():
-                continue
-            if not self._text:
-                raise self.error("is empty")
+    def _unpacked(self) -> str:
+        """Return the text of the file."""
+        if not (self._member or stat.S_ISREG(os.stat(self.path).st_mode)):
+            # a pipe or a device would block, or never end
+            raise self.error("is not a regular file", "give the path of a trace file")
+        pieces = []
+        size = 0
+        with self._member or open(self.path, "rb") as raw:
+            packed = raw.read(2) == b"\x1f\x8b"  # the name may lie, these bytes do not
+            raw.seek(0)
+            plain = gzip.GzipFile(fileobj=raw) if packed else raw
+            text = io.TextIOWrapper(plain, "utf-8-sig", errors="replace", newline="")
+            while piece := text.read(CHUNK):
+                pieces.append(piece)
+                size += len(piece)
+                if packed and size > most_unpacked(raw.tell()):
+                    raise self.error(BOMB)
+                if size > MAX_SIZE:
+                    what = f"is larger than {MAX_SIZE / 2**30:g} GiB uncompressed"
+                    raise self.error(what, PROFILE_LESS)
+        return "".join(pieces)
+
+    def _events(self, text: str) -> Iterator[Json]:
+        """Decode one event after the other up to the end of their list, then the rest."""
+        if "\ufffd" in text:
+            self.notes.append("Text that is not UTF-8 was replaced by question marks.")
+        head = _HEAD.match(text)
+        if head is None and text:
             what = "is not a profiler trace, which is a list or has a list of 'traceEvents'"
             raise self.error(what, kind=NotATrace)
-        self._position = head.end()
-        return head.group()
-
-    def _read_events(self) -> Iterator[Json]:
-        """Decode one event after the other, up to the end of their list."""
+        if head is None:
+            raise self.error("is empty")
+        position = head.end()
+        mended = False
         count = 0
         while True:
-            between = _BETWEEN.match(self._text, self._position)
-            self._position = between.end() if between else self._position
-            if self._text.startswith("]", self._position):
-                return
+            between = _BETWEEN.match(text, position)
+            position = between.end() if between else position
+            if text.startswith("]", position):
+                break
             try:
-                event, end = _JSON.raw_decode(self._text, self._position)
+                event, position = _JSON.raw_decode(text, position)
             except json.JSONDecodeError as fault:
-                self._mend(fault.pos)
-                continue
-            if end == len(self._text):  # a number there may go on beyond the window
-                self._mend(end)
+                if mended or not _BARE.match(text, fault.pos):
+                    what = f"is cut short, or not valid JSON, near character {fault.pos:,}"
+                    raise self.error(what) from None
+                text = text[:position] + _BARE.sub("null", text[position:])
+                mended = True
                 continue
             count += 1
             if count > MAX_EVENTS:
                 raise self.error(f"has more than {MAX_EVENTS:,} events", PROFILE_LESS)
-            self._position = end
             yield event
-
-    def _mend(self, at: int) -> None:
-        """Put null for a word that JSON lacks; else get more text, in case that is what lacks."""
-        place = self._before + at
-        if _BARE.match(self._text, at):
-            before = max(self._position - 1, 0)  # the pattern looks at the character before, too
-            self._text = self._text[:before] + _BARE.sub("null", self._text[before:])
-        elif not self._read_more():
-            raise self.error(f"is cut short, or not valid JSON, near character {place:,}")
-
-    def _read_more(self) -> bool:
-        """Drop the text already read and add to the rest; return False at the end of the file."""
-        rest = self._text[self._position :]
-        if len(rest) >= MAX_VALUE:
-            place = self._before + self._position
-            raise self.error(f"has no whole event in {MAX_VALUE:,} characters from {place:,} on")
-        # Doubling keeps the cost of decoding a long event again and again linear.
-        piece = self._stream.read(max(CHUNK, len(rest)))
-        if "\ufffd" in piece:
-            self.notes.append("Text that is not UTF-8 was replaced by question marks.")
-        self._before += self._position
-        self._text = rest + piece
-        self._position = 0
-        if self._packed and self.size > most_unpacked(self._packed.tell()):
-            raise self.error(BOMB)
-        if self.size > MAX_SIZE:
-            raise self.error(f"is larger than {MAX_SIZE / 2**30:g} GiB uncompressed", PROFILE_LESS)
-        return bool(piece)
+        meta = _JSON.decode(_BARE.sub("null", head.group() + text[position:]))
+        if isinstance(meta, dict):
+            self.meta = meta
 
 
-def most_unpacked(packed: int) -> float:
+def most_unpacked(packed: int) -> int:
     """Return the most characters that so many packed bytes may hold."""
     return ROOM + MAX_RATIO * packed
 
@@ -189,71 +151,36 @@ def most_unpacked(packed: int) -> float:
 # == a folder or an archive of traces, one for each rank ==
 
 
-def packing(path: str | os.PathLike) -> str:
-    """Return "folder", "zip" or "tar" by the first bytes of `path`, and "" of a single file."""
-    if not os.path.isfile(path):
-        return "folder" if os.path.isdir(path) else ""
-    start = b""
-    for unpacked in (open, gzip.open):
-        # what is neither is read as one trace, which says what is wrong
-        with contextlib.suppress(OSError, *BROKEN), unpacked(path, "rb") as raw:
-            start = raw.read(TAR_BLOCK)
-    if start.startswith(b"PK\3\4"):
-        return "zip"
-    return "tar" if start[257:262] == b"ustar" else ""
-
-
-def files_in(path: Path, kind: str) -> Iterator[TraceFile]:
-    """Yield what may be a trace in a folder or archive; read each before asking for the next."""
-    whole = TraceFile(path)
-    most = math.inf if kind == "folder" else most_unpacked(os.stat(path).st_size)
-    members = {"folder": _in_folder, "zip": _in_zip, "tar": _in_tar}[kind]
-    unpacked = 0
-    number = 0
+def holds_several(path: str | os.PathLike) -> bool:
+    """Return whether `path` is a folder or a tar archive; all else is read as one trace."""
     try:
-        for file, size in members(path):
-            unpacked += size
-            if unpacked > most:
-                raise whole.error(BOMB, "pack the traces again")
-            name = os.path.basename(file.path)
-            if not name.endswith((".json", ".json.gz")) or name.startswith("."):
-                continue
-            number += 1
-            if number > MAX_MEMBERS:
-                what = f"holds more than {MAX_MEMBERS:,} files named like a trace"
-                raise whole.error(what, ONE_PER_RANK)
-            yield file
-            unpacked += max(0, file.size - size)  # it was packed itself
+        return os.path.isdir(path) or (os.path.isfile(path) and tarfile.is_tarfile(path))
+    except (OSError, *BROKEN):
+        return False
+
+
+def files_in(path: Path) -> Iterator[TraceFile]:
+    """Yield what is named like a trace in a folder or archive; read each before the next."""
+    if path.is_dir():
+        for file in sorted([*path.glob("*"), *path.glob("*/*")]):
+            if _is_named_like_a_trace(file.name):
+                yield TraceFile(file)
+        return
+    whole = TraceFile(path)
+    left = most_unpacked(os.stat(path).st_size)
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:  # in its order: to go back is to unpack it again
+                left -= TAR_BLOCK + member.size
+                if left < 0:
+                    raise whole.error(BOMB, "pack the traces again")
+                content = archive.extractfile(member)
+                if content is not None and _is_named_like_a_trace(os.path.basename(member.name)):
+                    yield TraceFile(path / member.name, content)
     except (OSError, *BROKEN) as why:
         what = f"is damaged or cannot be read ({why})"
         raise whole.error(what, "copy it again") from None
 
 
-# Each yields files, not yet opened, and the bytes that each takes unpacked.
-
-
-def _in_folder(path: Path) -> Iterator[tuple[TraceFile, int]]:
-    for file in sorted([*path.glob("*"), *path.glob("*/*")]):
-        yield TraceFile(file), 0
-
-
-def _in_zip(path: Path) -> Iterator[tuple[TraceFile, int]]:
-    with zipfile.ZipFile(path) as archive:
-        for name in sorted(archive.namelist()):
-            yield (
-                TraceFile(path / name, partial(archive.open, name)),
-                archive.getinfo(name).file_size,
-            )
-
-
-def _in_tar(path: Path) -> Iterator[tuple[TraceFile, int]]:
-    with tarfile.open(path) as archive:
-        for member in archive:  # in its order: to go back is to unpack it again
-            name = member.name if member.isfile() else ""
-            file = TraceFile(path / name, partial(_opened, archive, member))
-            yield file, TAR_BLOCK + member.size
-
-
-def _opened(archive: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
-    content = archive.extractfile(member)
-    return io.BytesIO() if content is None else content  # a folder or a device has no content
+def _is_named_like_a_trace(name: str) -> bool:
+    return name.endswith((".json", ".json.gz")) and not name.startswith(".")

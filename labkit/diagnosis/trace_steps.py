@@ -59,11 +59,6 @@ def merge(intervals: Intervals) -> Intervals:
     return Intervals(start[first], reach[last])
 
 
-def covered(intervals: Intervals) -> int:
-    """Return the time that at least one interval covers, in ns."""
-    return int(merge(intervals).length.sum())
-
-
 class Clock:
     """A clock that runs only inside some stretches, which are sorted and do not overlap."""
 
@@ -134,12 +129,6 @@ def find_steps(events: Events) -> tuple[Intervals, list[str]]:
     return Intervals(start, end).only(keep), notes
 
 
-def find_window(events: Events) -> Intervals:
-    """Return the whole window: from the first mark to the last, else of all events."""
-    marks = events.of(Kind.STEP)
-    return _hull(marks if marks.length.any() else events.span)
-
-
 def _hull(spans: Intervals) -> Intervals:
     return Intervals(spans.start.min(keepdims=True), spans.end.max(keepdims=True))
 
@@ -165,14 +154,11 @@ class Timeline:
 
     def covered(self, which: np.ndarray) -> int:
         """Return the time in which at least one of these events, a mask, is active."""
-        return covered(self.inside.only(which))
+        return int(merge(self.inside.only(which)).length.sum())
 
-    @cached_property
-    def devices(self) -> np.ndarray:
-        """The places of the devices that ran kernels; else of those that ran anything."""
-        kernels = self.events.are(*KERNELS)
-        ran = kernels if kernels.any() else self.events.are(*ON_DEVICE)
-        return np.unique(self.events.place[ran])
+    def share(self, which: np.ndarray) -> float:
+        """Return that as a share (0 to 1) of the time."""
+        return self.covered(which) / self.total
 
     def by_class(self) -> dict[str, int]:
         """Return the time that each class, and `other`, adds to the union of those before."""
@@ -190,38 +176,32 @@ class Timeline:
         return times
 
     def device_shares(self) -> dict[str, float]:
-        """Return shares (0 to 1) of the time, averages over the devices.
+        """Return shares (0 to 1) of the time; of several devices, in which any of them is busy.
 
         In `kernel_busy` a kernel runs, in `any_gpu_busy` that or a copy or memset, in
         `compute_busy` a kernel that computes, in `comm_busy` a collective, in `exposed_comm`
         nothing but collectives; in `dataloader_share` the host waits for the DataLoader, whatever
         the device does.
         """
-        total = max(self.total, 1)
-        places = [self.events.place == device for device in self.devices]
+        work = self.events.are(*ON_DEVICE)
         collective = self.events.are(Kind.COLLECTIVE_KERNEL)
-
-        def share(which: np.ndarray) -> float:
-            covered_ns = sum(self.covered(which & place) for place in places)
-            return covered_ns / (max(len(places), 1) * total)
-
-        busy = share(self.events.kind >= 0)
+        busy = self.share(work)
         return {
-            "kernel_busy": share(self.events.are(*KERNELS)),
+            "kernel_busy": self.share(self.events.are(*KERNELS)),
             "any_gpu_busy": busy,
-            "compute_busy": share(self.events.are(Kind.KERNEL)),
-            "comm_busy": share(collective),
-            "exposed_comm": max(busy - share(~collective), 0.0),
-            "idle": max(1 - busy, 0.0),
-            "dataloader_share": self.covered(self.events.are(Kind.DATALOADER)) / total,
+            "compute_busy": self.share(self.events.are(Kind.KERNEL)),
+            "comm_busy": self.share(collective),
+            "exposed_comm": busy - self.share(work & ~collective),
+            "idle": 1 - busy,
+            "dataloader_share": self.share(self.events.are(Kind.DATALOADER)),
         }
 
     def host_shares(self) -> dict[str, float]:
         """Return the shares of a CPU's collectives (Gloo), and of those with no operator beside."""
         sent = self.events.are(Kind.COMMUNICATION)
         operators = self.events.are(Kind.CPU_OP)
-        exposed = self.covered(sent | operators) - self.covered(operators)
-        return {"comm_busy": self.covered(sent) / self.total, "exposed_comm": exposed / self.total}
+        exposed = self.share(sent | operators) - self.share(operators)
+        return {"comm_busy": self.share(sent), "exposed_comm": exposed}
 
     def copy_overlap(self) -> float | None:
         """Return the share of copy time during which a kernel ran; None without copies."""
@@ -274,22 +254,17 @@ class Timeline:
                 found.append(CELL_FILE.sub("a notebook's cell", shortest))
         return tuple(found)
 
-    def idle(self) -> dict[str, float]:
-        """Return the time in which a device ran nothing, by cause: an average over the devices."""
-        each = [self._idle_of(device) for device in self.devices]
-        return {cause: float(np.mean([idle[cause] for idle in each])) for cause in each[0]}
+    def idle(self) -> dict[str, int]:
+        """Return the time in which no device ran anything, by cause.
 
-    def _idle_of(self, device: int) -> dict[str, int]:
-        """Return the time in which `device` ran nothing, by cause.
-
-        The rule is Holistic Trace Analysis' (MIT, breakdown_analysis.py), for the device as a
-        whole. A gap is `host_wait` if the work that ends it was launched after the gap began, else
-        `kernel_wait` if short, the hardware's hand-over, else `other`: it waited for another stream
-        or memory, or its launch is unknown. What the host spent outside of all that is known is
-        `host`, unless it was launched already; of that, `host_work` is long.
+        The rule is Holistic Trace Analysis' (MIT, breakdown_analysis.py). A gap is `host_wait` if
+        the work that ends it was launched after the gap began, else `kernel_wait` if short, the
+        hardware's hand-over, else `other`: it waited for another stream or memory, or its launch is
+        unknown. What the host spent outside of all that is known is `host`, unless it was launched
+        already; of that, `host_work` is long.
         """
         work = self.events.span
-        own = np.flatnonzero((self.events.place == device) & (work.length > 0))
+        own = np.flatnonzero(self.events.are(*ON_DEVICE) & (work.length > 0))
         busy = merge(work.only(own))
         steps = self.clock.stretches
         gap = Intervals(np.append(steps.start[:1], busy.end), np.append(busy.start, steps.end[-1:]))

@@ -86,6 +86,14 @@ def _is_process(value: object) -> bool:
     )
 
 
+def _is_place(value: object) -> bool:
+    """Return whether it is a sampled place, see `bench.stack.Place`."""
+    match value:
+        case [str(), str(), str(), int(), str(), str(), None | [str(), int(), str()]]:
+            return True
+    return False
+
+
 # {event: [(check, the keys that it is for)]}; a key with ? may be missing or null
 SHAPES: dict[str, list[tuple[Check, str]]] = {
     "spec": [
@@ -117,7 +125,10 @@ SHAPES: dict[str, list[tuple[Check, str]]] = {
     ],
     "items": [(_is_whole, "worker"), (_is_list, "rows")],
     "suspended": [(_is_duration, "seconds")],
-    "lines": [(_is_count, "pid"), (_dict_of(_is_list), "places"), (_is_list, "rows")],
+    "lines": [
+        (_is_count, "pid"), (_dict_of(_is_place), "places"),
+        (_list_of(_list_of(_is_whole, 3)), "rows"),
+    ],
     "no_lines": [(_is_text, "why")],
     "handoff": [(_is_whole, "bytes")],
     "telemetry": [

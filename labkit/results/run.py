@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from labkit.diagnosis.diagnosis import Diagnosis
     from labkit.diagnosis.efficiency import Peak, Peaks
     from labkit.diagnosis.hot_lines import Lines
-    from labkit.diagnosis.instruments import Instruments
     from labkit.diagnosis.step_breakdown import StepBreakdown
     from labkit.diagnosis.trace import Breakdown
 
@@ -273,9 +272,9 @@ class Run(RunLog):
     @live_property
     def lines(self) -> Lines:
         """Where in the user's code the time went: a table of lines."""
-        from labkit.diagnosis.hot_lines import lines
+        from labkit.diagnosis.hot_lines import Lines
 
-        return lines(self)
+        return Lines(self)
 
     @live_property
     def peak(self) -> Peak | None:
@@ -325,15 +324,6 @@ class Run(RunLog):
         from labkit.diagnosis.diagnosis import diagnose
 
         return diagnose(self)
-
-    def instruments(self) -> Instruments:
-        """Return what nvidia-smi, NVML, W&B and others show of this run, and how wrong each is.
-
-        Raises ValueError where the run has fewer than two steps.
-        """
-        from labkit.diagnosis.instruments import instruments
-
-        return instruments(self)
 
     def compare(self, other: Run) -> Comparison:
         """Compare this run with `other`, which came before it."""

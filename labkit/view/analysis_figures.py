@@ -1,4 +1,4 @@
-"""The figures of `lk.trace` and `run.instruments()`."""
+"""The figures of `lk.trace`, and the curves of a run's instruments."""
 
 from __future__ import annotations
 
@@ -7,23 +7,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from labkit.diagnosis.instruments import Instruments, Reading, driver_samples, samples
 from labkit.diagnosis.public_traces import PublicTrace
 from labkit.diagnosis.trace_breakdown import Breakdown, Change, RankTraces, TraceComparison
+from labkit.diagnosis.witnesses import driver_samples, samples
 from labkit.results.run import Run
 from labkit.view import style
 from labkit.view.primitives import Bar, Lane, StackedBar, draw_lanes, hbars, rows_in, stack
-from labkit.view.run_header import run_header
 from labkit.view.style import BOLD, PLAIN, drawable, our_style, page, percent
 
 MANY = 100  # readings of the telemetry, from which on their dots would make one band
-FEW = 40  # readings of an instrument that still have dots
 DOTS = {"marker": ".", "markersize": 5, "linestyle": "none", "color": "#0072B2", "zorder": 3}
 LINE = {"marker": ".", "markersize": 3, "linewidth": 1.0, "color": style.INSTRUMENT, "zorder": 3}
-READING_IN = (0.34, 0.62)
 
 
 @dataclass(frozen=True)
@@ -49,56 +45,6 @@ def curves(run: Run) -> list[Curve]:
     thin = {"markersize": 1.5, "alpha": 0.6} if len(run.telemetry) > MANY else {}
     known = [curve for curve in found if np.isfinite(curve.shares).any()]
     return [replace(curve, look=curve.look | thin) for curve in known]
-
-
-@our_style
-def draw_instruments(instruments: Instruments) -> Figure:
-    """Draw a row per instrument, its readings as a line over the device's teeth."""
-    run = instruments.run
-    end = run.length_s
-    rows: dict[tuple[float, ...], list[Reading]] = {}  # those with the same readings in one
-    late = []
-    for reading in instruments:
-        if not len(reading.shares):
-            continue
-        if reading.times_s[0] < end:
-            rows.setdefault((*reading.times_s, *reading.shares), []).append(reading)
-        else:
-            read = f"{reading.name}: {reading.shares[0]:.0%}, read when the run was over"
-            late.append((read, PLAIN))
-    true, *others = instruments
-    wrong = [each.distance_pp for each in others if each.distance_pp is not None]
-    header = run_header(run)
-    if wrong:
-        off = f"; what instruments show is off by {min(wrong):.0f} to {max(wrong):.0f} pp"
-        header = [(text + off if font is BOLD else text, font) for text, font in header]
-    figure, panels = page([*header, *late], [READING_IN] * len(rows))
-    for axes, same in zip(panels, rows.values(), strict=True):
-        _draw_reading(axes, same, true, end)
-        axes.tick_params(labelbottom=axes is panels[-1])
-    panels[-1].set_xlabel("seconds since the first batch was asked for")
-    return figure
-
-
-def _draw_reading(axes: Axes, same: Sequence[Reading], true: Reading, end: float) -> None:
-    """Draw what one instrument, or several alike, read over what the device did."""
-    reading = same[0]
-    alpha = 0.9 if reading is true else 0.25
-    axes.fill_between(
-        true.times_s, true.shares, step="post", color=style.COMPUTE, linewidth=0, alpha=alpha
-    )
-    off = ""
-    if reading is not true:
-        times = [*reading.times_s, end]
-        shares = [*reading.shares, reading.shares[-1]]
-        marker = "." if len(shares) < FEW else None
-        axes.step(times, shares, where="post", color="black", linewidth=1.2, marker=marker)
-        off = "" if reading.distance_pp is None else f": off by {reading.distance_pp:.0f} pp"
-    names = [each.name for each in same]
-    if len(names) > 2:
-        names = [reading.name, f"{len(names) - 1} others"]
-    axes.set_title(f"{' = '.join(names)}{off}  ({reading.source})", loc="left", pad=3)
-    axes.set(xlim=(0, end), ylim=(0, 1.05), yticks=[0, 1], yticklabels=["0%", "100%"])
 
 
 CLASSES = {  # of a trace: (name, colour), the kit's where a class is one of its parts

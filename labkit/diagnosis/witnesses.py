@@ -1,0 +1,137 @@
+"""Second witnesses of a busy GPU: did it work, or wait between kernels for the next launch?
+
+A pair of events counts a GPU as busy from a step's first kernel to its last, gaps included. Where
+no x-ray looked inside, these can tell, the surest first: the host that ran ahead (stamps), the
+SMs (GPM counters of Hopper and later cards) and the power the card drew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.cost import power
+from labkit.results.run import Run
+from labkit.results.step_classes import busy_until
+
+Samples = tuple[np.ndarray, np.ndarray]  # seconds (n,), values (n,) with NaN for gaps
+POWER_LAGS_S = 1.0  # NVML's power is the mean of the last second (nvmlDeviceGetPowerUsage, Ampere)
+# NVML's clocks event reasons: slowdown by the hardware, by heat (software, hardware), power brake
+HEAT = 0x8 | 0x20 | 0x40 | 0x80
+
+
+@dataclass(frozen=True)
+class Witness:
+    """One instrument's word on the time that the events call busy."""
+
+    said: str  # what it measured, and against which threshold
+    works: bool | None = None  # whether the device worked; None where this cannot be told from it
+    share: float = 1.0  # of the busy time in which it worked, 0 to 1, where it says "not"
+
+
+def samples(run: Run, key: str) -> Samples:
+    """Return a metric that was read once per telemetry event, GPM's too, while the run trained."""
+    pairs = []
+    for event in run.telemetry:
+        counters = event.get("gpm") or {}
+        pairs.append((event["t_ns"], counters.get(key, event.get(key))))
+    return _while_training(run, pairs)
+
+
+def driver_samples(run: Run) -> Samples:
+    """Return the samples that the driver had buffered, each with a stamp of its own."""
+    pairs: list[tuple[int, float | None]] = []
+    for event in run.telemetry:
+        buffered = event.get("gpu")
+        pairs += [(event["t_ns"], None)] if buffered is None else buffered
+    return _while_training(run, pairs)
+
+
+def _while_training(run: Run, pairs: list[tuple[int, float | None]]) -> Samples:
+    """Return the (t_ns, value or None) of the time in which the run trained, as arrays."""
+    seconds = run.seconds(np.array([t_ns for t_ns, _ in pairs]))
+    values = np.array([value for _, value in pairs], dtype=float)  # None becomes NaN
+    inside = (seconds >= 0) & (seconds <= run.length_s)
+    return seconds[inside], values[inside]
+
+
+def throttled(run: Run) -> tuple[float, float | None] | None:
+    """Return the share of samples in which heat held a GPU's clock down, and how far (0 to 1).
+
+    The power limit does not count: a card that works hard is held to it. None: never, or not known.
+    """
+    if not run.steps:
+        return None
+    _, reasons = samples(run, "clock_reasons")
+    _, mhz = samples(run, "sm_mhz")
+    known = np.isfinite(reasons)
+    is_hot = np.nan_to_num(reasons).astype(int) & HEAT > 0
+    if not is_hot.any():
+        return None
+    share = float(is_hot.sum() / known.sum())
+    if not np.isfinite(mhz[is_hot]).any():
+        return share, None
+    return share, 1 - float(np.nanmean(mhz[is_hot]) / np.nanmax(mhz[known]))
+
+
+def witnesses(run: Run) -> tuple[Witness, ...]:
+    """Return what there is on a GPU run; () on a CPU, where busy is exact."""
+    if run.machine.kind != "gpu" or run.utilization is None:
+        return ()
+    limit = max(run.utilization - limits.WORTH_NAMING["launch"], 0)
+    at_least = run.busy_at_least or 0.0
+    ahead = Witness(
+        f"for {at_least:.0%} of the time the device worked on a step that the host had "
+        f"issued in full (stamps; threshold {limit:.0%})",
+        works=run.utilization - at_least < limits.WORTH_NAMING["launch"] or None,
+    )
+    start = float(run.busy[max(run.warmup - 1, 0), 1])
+    found = [ahead, _sm_activity(run, start), _power_drawn(run, start)]
+    return tuple(witness for witness in found if witness is not None)
+
+
+def deciding(seen: tuple[Witness, ...]) -> Witness | None:
+    """Return the first witness that can tell; None where none can."""
+    return next((witness for witness in seen if witness.works is not None), None)
+
+
+def _sm_activity(run: Run, start: float) -> Witness | None:
+    """GPM counts SM cycles with at least one warp: few also where kernels fill few SMs."""
+    times, shares = samples(run, "sm")
+    lengths = np.diff(times)  # each reading is the mean since the one before
+    kept = (times[:-1] >= start) & (lengths > 0) & np.isfinite(shares[1:])
+    busy_s = np.diff(busy_until(run.busy, times))[kept].sum()
+    if kept.sum() < limits.MIN_READINGS or busy_s <= 0:
+        return None
+    share = float((shares[1:] * lengths)[kept].sum() / busy_s)
+    said = f"SMs had a warp to run for {min(share, 1):.0%} of the time that counts as busy (GPM"
+    return _word(said, share, share, limits.SMS_WORK, limits.SMS_REST)
+
+
+def _power_drawn(run: Run, start: float) -> Witness | None:
+    """A card that waits draws little. So do kernels that use little of it."""
+    _, caps = samples(run, "power_limit_w")
+    caps = caps[caps > 0]
+    watts, _ = power(run)
+    if not watts:  # a card without an energy counter: its power readings
+        times, read = samples(run, "power_w")
+        read = read[(times >= start + POWER_LAGS_S) & np.isfinite(read)]
+        watts = float(read.mean()) if len(read) >= limits.MIN_READINGS else None
+    if not len(caps) or watts is None or not run.utilization:
+        return None
+    drawn = watts / float(np.median(caps))
+    said = f"the card drew {drawn:.0%} of its power limit ({watts:.0f} W; NVML"
+    # While busy it drew at least the mean, and at most what it is if nothing was drawn while idle
+    most = drawn / run.utilization
+    return _word(said, drawn, most, limits.POWER_WORKS, limits.POWER_RESTS)
+
+
+def _word(said: str, least: float, most: float, works: float, rests: float) -> Witness:
+    """Judge a reading that lies between `least` and `most`."""
+    if least >= works:
+        return Witness(f"{said}; threshold {works:.0%})", True)
+    if most < rests:
+        return Witness(f"{said}; threshold {rests:.0%})", False, max(most, 0.0) / works)
+    return Witness(f"{said}; between {rests:.0%} and {works:.0%} it tells nothing)")
