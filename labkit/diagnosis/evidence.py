@@ -142,22 +142,8 @@ class WorkerEvidence:
 
 
 @dataclass(frozen=True)
-class OutsideEvidence:
-    """What the processes of a script show to who looks at them from outside, start-up left out."""
-
-    samples: int = 0  # four a second
-    main_cores: float = 0.0
-    main_share: float = 0.0  # in which the main process had work
-    workers: int = 0
-    worker_cores: float = 0.0
-    workers_share: float = 0.0  # in which they had work
-    foreign_cores: float = 0.0  # of other programs
-    gpu_share: float | None = None  # in which NVML saw a kernel run; None: no GPU in use
-
-
-@dataclass(frozen=True)
 class Evidence:
-    """One run, one trace, or one script seen from outside, in numbers."""
+    """One run, or one trace, in numbers."""
 
     kind: str  # "cpu" or "gpu": what the device is
     source: str = ""  # where the shares come from, in words
@@ -208,7 +194,6 @@ class Evidence:
     # Of a script's whole time, 0 to 1: its training loop, and the other parts by their name
     loop_share: float | None = None
     elsewhere: Mapping[str, float] = field(default_factory=dict)
-    outside: OutsideEvidence | None = None
 
     # The settings, and what the simulation makes of them
     knobs: Mapping[str, Setting] = field(default_factory=dict)
