@@ -174,7 +174,6 @@ class Evidence:
     stolen_by_others: float = 0.0  # other programs had it
     launchers_share: float | None = None  # threads that launch kernels had no core
     others_on_gpu: float | None = None  # other processes' kernels ran on the same GPU
-    came_onto_gpu: int = 0  # other processes that came there after the warm-up
     throttled_share: float = 0.0  # of the readings: heat held the clock down
     throttled_by: float | None = None  # and by how much of its highest, 0 to 1
 
