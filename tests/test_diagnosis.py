@@ -20,6 +20,7 @@ from labkit.diagnosis.recommendation import Workers
 from labkit.diagnosis.remedies import LESSONS, NOTEBOOKS, Remedy
 from labkit.diagnosis.thresholds import WORTH_NAMING
 from labkit.diagnosis.wording import worded
+from labkit.results.hardware import Machine
 
 NOTEBOOKS_FOLDER = Path(__file__).parents[1] / "notebooks"
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
@@ -52,7 +53,7 @@ def fake(ms, kind="cpu", own=1.0, name="a <CPU>", **more):
         "recorded": False,
         "watched": False,
         "warmup": 1,
-        "machine": SimpleNamespace(kind=kind, name=name, cpu_cores=2),
+        "machine": Machine(kind=kind, name=name, cpu_cores=2),
         "steps": len(ms),
         "stamps": stamps,
         "busy": stamps[:, 4:],
@@ -78,6 +79,8 @@ def fake(ms, kind="cpu", own=1.0, name="a <CPU>", **more):
         "beside": (),
         "on_the_card": (),
         "queued_ms": None,
+        "wall_shares": None,
+        "samples_of_lines": (),
     }
     return Fake(**values | more)
 

@@ -324,9 +324,6 @@ def test_what_others_did_outside_the_measured_steps_is_not_held_against_them(sce
     alone = scenes["the run alone"]
     crowd = scenes["another training"]
     assert verdict([alone], before=[crowd, crowd]).bottleneck == "input"
-    # As on MIG, and in records of older versions, which counted the run itself in a container
-    for were, are, bottleneck in ((0, 0, "input"), (1, 1, "input"), (0, 2, "unsure")):
-        assert verdict([{"others": are}], before=[{"others": were}]).bottleneck == bottleneck
 
 
 @pytest.mark.nightly

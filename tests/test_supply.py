@@ -12,7 +12,8 @@ def batches(worker, start, ready, asked=None, taken=None, **more):
     worker, start, ready = (np.array(each, float) for each in (worker, start, ready))
     columns = dict.fromkeys(("cpu_s", "in_line_s"), np.zeros(len(start)))
     columns |= {"items": np.full(len(start), 8), "of_process": np.ones(len(start))}
-    columns |= {"number": np.arange(len(start)), "fetched": ready}
+    columns |= dict.fromkeys(("process", "process_pass", "epoch"), np.zeros(len(start)))
+    columns |= {"fetched": ready}
     columns |= {"asked": np.array(start if asked is None else asked, float)}
     columns |= {"taken": np.array(ready if taken is None else taken, float)}
     columns |= {name: np.array(column, float) for name, column in more.items()}

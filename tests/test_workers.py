@@ -16,6 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 import labkit as lk
 from labkit.process.events import now_ns
+from labkit.results import supply
 from labkit.results.wall_shares import wall_shares
 from labkit.view import watch_live
 from labkit.watching import hangs, headroom
@@ -247,7 +248,7 @@ def test_pages_of_a_list_are_copied_to_the_worker_that_touches_them_and_those_of
         for _ in (watched := lk.watch(loader, live=False)):
             time.sleep(0.004)
         watched.close()
-        copied[in_array] = watched.run.workers.memory_growth.copied
+        copied[in_array] = supply.memory_growth(watched.run.workers.events).copied
     assert copied[False] > 0.01 > copied[True], copied
 
 
@@ -278,7 +279,7 @@ def test_a_few_long_documents_hold_later_batches_up_and_even_ones_do_not():
             pass
         watched.close()
         seen = watched.run.workers
-        late[has_tail] = seen.late_share
+        late[has_tail] = supply.late_share(seen.batches)
         if has_tail:
             assert {item.index % 90 for item in seen.slowest} == {45}
             assert max(each.slowest_ratio for each in seen) > 10
@@ -457,17 +458,18 @@ def test_a_hang_is_named_with_its_worker_item_and_line(workers, tmp_path):
     if sys.platform == "linux":
         assert "test_workers.py" in said[0] and "time.sleep()" in said[0]
     hang = watched.run.workers.hang
-    assert hang["index"] == 21 and hang["worker"] == (1 if workers else None)
-    assert hang["over"] and hang["seconds"] > 1_000
+    assert hang.index == 21 and hang.worker == (1 if workers else None)
+    assert hang.over and hang.seconds > 1_000
+    seen_ns = watched.run.event("hang")["t_ns"]
     without_the_rest = [
         line
         for line in (watched.run.path / "events.jsonl").read_text().splitlines()
         if '"done"' not in line.partition(",")[0]
-        and not ('"step"' in line.partition(",")[0] and json.loads(line)["t"][1] > hang["t_ns"])
+        and not ('"step"' in line.partition(",")[0] and json.loads(line)["t"][1] > seen_ns)
     ]
     still = tmp_path / "still.jsonl"
     still.write_text("\n".join(without_the_rest) + "\n")
-    assert not lk.load(still).workers.hang["over"]  # as of a loop that somebody interrupted
+    assert not lk.load(still).workers.hang.over  # as of a loop that somebody interrupted
     assert not list(Path(watched.run.path).glob("progress-*"))
 
 

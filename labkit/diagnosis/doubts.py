@@ -130,12 +130,7 @@ def _may_be_others(evidence: Evidence, first: Finding) -> bool:
 def _gpu_shared(evidence: Evidence) -> Finding | None:
     limit = limits.FOREIGN_LOAD
     share = evidence.others_on_gpu
-    if share is None:
-        if not evidence.came_onto_gpu:
-            return None
-        came = Measured("other processes came onto the same GPU", evidence.came_onto_gpu, "count")
-        return doubt(NEIGHBOUR, came, remedy=STOP_OTHERS)
-    if share <= limit:
+    if share is None or share <= limit:
         return None
     seen = "of the time kernels of other processes ran on the same GPU"
     ran = Measured(seen, share, by=f"NVML; threshold {limit:.0%}")

@@ -30,7 +30,6 @@ LARGER = Remedy(
     "larger", "Raise the batch or the width: more arithmetic for each launch and each byte."
 )
 FUSE_OTHERS = Remedy("fuse_others", "Fuse the others: torch.compile, fused_optimizer=True.")
-ALIGN = Remedy("align", "Make sizes multiples of 8, better 64.")
 SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 BANDWIDTH = "bandwidth"  # what `labkit.bench.peaks` calls memory's rate
 ROOFS = (BANDWIDTH, "fp32", "tf32", "fp16", "bf16")  # what `lk.peaks` measures
@@ -91,18 +90,13 @@ class Peaks(Result):
             varied=tuple(known.index[known["varied"].astype(bool)]),
         )
 
-    def ridge(self, precision: str = "fp32") -> float | None:
-        """Return the FLOP/byte from which compute, not memory, is the limit in a format."""
-        return self.gb_per_s and self.tflop_per_s[precision] * 1e3 / self.gb_per_s
-
     def table(self) -> Table:
         """Return a row for each rate, with the format's ridge."""
         memory = f"{self.gb_per_s:,.4g} GB/s" if self.gb_per_s else None
         rows: list[tuple[str, str | None, str | None]] = [("memory", memory, "")]
         for name, rate in self.tflop_per_s.items():
-            ridge = self.ridge(name)
-            ridge_text = f"{ridge:,.3g} FLOP/byte" if ridge else None
-            rows.append((name, in_words(rate * 1e12), ridge_text))
+            ridge = f"{rate * 1e3 / self.gb_per_s:,.3g} FLOP/byte" if self.gb_per_s else None
+            rows.append((name, in_words(rate * 1e12), ridge))
         notes = [f"{name}: {why}" for name, why in self.missing.items()]
         if self.varied:
             again = "on a quiet machine, measure again: lk.peaks(again=True)."
@@ -133,14 +127,15 @@ def peak(run: Run) -> Peak | None:
     rates = work.get("roof") or {}
     if not rates.get(kind):
         return None
-    place = f"on {machine.name}" if run.recorded else "here"
-    source = f"measured {place}{on_threads(machine)}"
+    source = f"measured {f'on {machine.name}' if run.recorded else 'here'}"
+    if machine.kind == "cpu" and machine.threads:
+        source += f" on {machine.threads} thread{'' if machine.threads == 1 else 's'}"
     return Peak(rates[kind], rates.get(BANDWIDTH), kind, source)
 
 
 def mfu(run: Run) -> float | None:
     """Return `run.mfu` against its own peak."""
-    return share(run, "flops", run.peak and run.peak.flop_per_s)
+    return _share(run, "flops", run.peak and run.peak.flop_per_s)
 
 
 def mbu(run: Run) -> float | None:
@@ -148,55 +143,26 @@ def mbu(run: Run) -> float | None:
     work = run.event("work")
     if work is None or work["held_bytes"] <= (work.get("cache_bytes") or 0):
         return None
-    return share(run, "bytes", run.peak and run.peak.byte_per_s)
+    return _share(run, "bytes", run.peak and run.peak.byte_per_s)
 
 
-def share(run: Run, what: str, per_s: float | None) -> float | None:
-    """Return the FLOPs or bytes of a run's samples, over what `per_s` allows: 0 to 1, or None."""
-    each = per_sample(run, what)
-    if not each or not run.throughput or not per_s:
-        return None
-    return of_peak(each * run.throughput / per_s)
-
-
-def of_peak(part: float) -> float | None:
-    """Return what was reached of a peak, 0 to 1; None where it is no peak.
+def _share(run: Run, what: str, per_s: float | None) -> float | None:
+    """Return the FLOPs or bytes of a run's samples, over what `per_s` allows: 0 to 1, or None.
 
     The zeros of a convolution's padding are counted, and a good kernel leaves them out: what that
     brings above 1 counts as 1. Far above, others used the machine while its peak was measured.
     """
-    return None if part > NO_PEAK else min(part, 1.0)
+    each = per_sample(run, what)
+    if not each or not run.throughput or not per_s:
+        return None
+    reached = each * run.throughput / per_s
+    return None if reached > NO_PEAK else min(reached, 1.0)
 
 
 def per_sample(run: Run, what: str = "flops") -> float | None:
     """Return the FLOPs (or "bytes") that a run's model needs for a sample; None if not counted."""
     work = run.event("work")
     return work[what] / work["samples"] if work and work["samples"] > 0 else None
-
-
-def mfu_against(run: Run, against: Peaks | float) -> float | None:
-    """Return the MFU against what `lk.peaks()` measured, or against a rate in FLOP/s.
-
-    ValueError: the peaks are of another device, of other threads, or lack the run's precision.
-    """
-    if isinstance(against, (int, float)):
-        return share(run, "flops", against)
-    kind = (run.event("work") or {}).get("precision")
-    here = f"{run.machine.name}{on_threads(run.machine)}"
-    there = f"{against.machine.name}{on_threads(against.machine)}"
-    if there != here or (kind and kind not in against.tflop_per_s):
-        raise ValueError(
-            f"the run is of {here} in {kind}, and the peaks are of {there} in "
-            f"{', '.join(against.tflop_per_s)}: use lk.peaks(threads={run.machine.threads}) there."
-        )
-    return share(run, "flops", kind and against.tflop_per_s[kind] * 1e12)
-
-
-def on_threads(machine: Machine) -> str:
-    """Return on how many threads a CPU computes: " on 2 threads"; "" for a GPU."""
-    if machine.kind != "cpu" or not machine.threads:
-        return ""
-    return f" on {machine.threads} thread{'' if machine.threads == 1 else 's'}"
 
 
 def with_low_mfu(run: Run, evidence: Evidence, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
@@ -210,63 +176,38 @@ def with_low_mfu(run: Run, evidence: Evidence, found: tuple[Finding, ...]) -> tu
         return found
     if busy < limits.BUSY or reached >= limits.LOW_MFU * (busy - taken):
         return found
-    reasons = [
-        *_by_intensity(work, reference, run.mbu),
-        *_by_launches(evidence),
-        *_by_operators(evidence, reached),
-        *_by_tensor_cores(work, evidence),
-    ]
-    said = [reason for reason, _ in reasons] or ["why was not seen"]
-    remedies = {remedy.key: remedy for _, remedy in reasons}
+    reason, remedy = _reason(work, reference, run.mbu, evidence, reached)
     low = Finding(
         name="compute",
         cause="low MFU",
         measured=(
             Measured(f"of the time busy, with an MFU of {percent(reached)} (of {reference})", busy),
-            Measured("; ".join(said), by=f"threshold {limits.LOW_MFU:.0%} of the busy time"),
+            Measured(reason, by=f"threshold {limits.LOW_MFU:.0%} of the busy time"),
         ),
-        remedies=tuple(remedies.values()) or (LOOK_INSIDE,),
+        remedies=(remedy,),
     )
     if found[-1].cause == "the device is the limit":
         return *found[:-1], replace(low, measured=low.measured + found[-1].measured)
     return *found, low
 
 
-Reason = tuple[str, Remedy]  # why the MFU is low, and what to change
-
-
-def _by_intensity(work: Event, reference: Peak, mbu: float | None) -> list[Reason]:
-    """Return whether memory is the limit: too little arithmetic for each byte."""
+def _reason(
+    work: Event, reference: Peak, mbu: float | None, evidence: Evidence, reached: float
+) -> tuple[str, Remedy]:
+    """Return why an MFU of `reached` is low, and what to change."""
     ridge = reference.ridge
     intensity = work["flops"] / max(work["bytes"], 1)
-    if not ridge or mbu is None or intensity >= ridge:
-        return []
-    moves = f"memory-bound, at most {intensity:.3g} FLOP for each byte that moves"
-    return [(f"{moves}, and the ridge is at {ridge:.3g}", LARGER)]
-
-
-def _by_launches(evidence: Evidence) -> list[Reason]:
-    """Return what of the compute is gaps, tiny operators, or does not grow with the batch."""
-    found = []
-    lost = evidence.dispatch_share if evidence.kind == "cpu" else evidence.gap_share
-    if lost >= limits.WORTH_NAMING["launch"]:
-        found.append((f"launches, {lost:.0%} of the compute is gaps and tiny operators", LARGER))
-    fixed = (evidence.xray and evidence.xray.fixed_share) or 0.0
-    if fixed >= limits.MOSTLY:
-        found.append((f"small sizes, {fixed:.0%} of a step does not grow with the batch", LARGER))
-    return found
-
-
-def _by_operators(evidence: Evidence, reached: float) -> list[Reason]:
-    """Return whether products are small, or rare; `reached` is the MFU."""
+    if ridge and mbu is not None and intensity < ridge:
+        moves = f"memory-bound, at most {intensity:.3g} FLOP for each byte that moves"
+        return f"{moves}, and the ridge is at {ridge:.3g}", LARGER
     heavy = _heavy_share(evidence)
     if heavy is None:
-        return []
-    said = f"products and convolutions take {heavy:.0%} of the compute"
+        return "why was not seen", LOOK_INSIDE
+    seen = f"products and convolutions take {heavy:.0%} of the compute"
     if heavy < limits.MOSTLY:
-        return [(f"memory-bound operators, {said}", FUSE_OTHERS)]
-    of_peak_there = reached / max(evidence.compute_share * heavy, 1e-9)
-    return [(f"small sizes, {said} and reach {of_peak_there:.0%} of the peak", LARGER)]
+        return f"memory-bound operators, {seen}", FUSE_OTHERS
+    of_peak = reached / max(evidence.compute_share * heavy, 1e-9)
+    return f"small sizes, {seen} and reach {of_peak:.0%} of the peak", LARGER
 
 
 def _heavy_share(evidence: Evidence) -> float | None:
@@ -275,15 +216,3 @@ def _heavy_share(evidence: Evidence) -> float | None:
         return evidence.kernels.eligible_share if evidence.kernels else None
     xray = evidence.xray
     return None if xray is None else xray.share(xray.heavy_us or 0.0)
-
-
-def _by_tensor_cores(work: Event, evidence: Evidence) -> list[Reason]:
-    """Return whether Tensor Cores run for less than half of the time in which they could."""
-    kernels = evidence.kernels
-    if kernels is None or work["precision"] == "fp32" or evidence.formats == ():
-        return []
-    could = kernels.eligible_share or 0.0
-    used = kernels.tensor_core_share
-    if could <= 2 * used:
-        return []
-    return [(f"Tensor Cores run for {used:.0%} of kernel time and could for {could:.0%}", ALIGN)]

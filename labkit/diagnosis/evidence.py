@@ -16,6 +16,7 @@ from labkit.diagnosis.loader_code import LoopCode, Setting
 from labkit.diagnosis.loop_body import Loop, costliest_of_loading
 from labkit.diagnosis.recommendation import Workers
 from labkit.diagnosis.witnesses import Witness
+from labkit.results.supply import late_share, memory_growth, wait_over_alone
 
 if TYPE_CHECKING:
     from labkit.results.run import Run
@@ -78,7 +79,6 @@ class WorkerEvidence:
     stall_is_over: bool = False  # the loop went on afterwards
     stalled_worker: int | None = None
     stalled_item: int | str | None = None
-    item_cpu_ms: float | None = None
     item_wait_ms: float | None = None
     wait_over_alone: float | None = None  # an item's wait over that with a single worker
 
@@ -108,56 +108,40 @@ class WorkerEvidence:
         if not workers:
             return None
         starts = seen.epoch_start_ms[1:]
-        first, *later = seen.epoch_item_ms or [0.0]
-        slowest = max(workers, key=lambda worker: worker.slowest_ratio)
-        hang = seen.hang or {}
-        if hang.get("worker") is None:  # the body of the loop took long, or the hand-over
-            hang = {}
-        uneven = seen.uneven_share
-        grown = seen.memory_growth
+        first, *later = seen.epoch_item_ms
+        hang = seen.hang
+        if hang is not None and hang.worker is None:  # the body took long, or the hand-over
+            hang = None
+        busy_ms = [worker.busy_ms for worker in workers]
+        grown = memory_growth(seen.events)
         return cls(
             cpu_shares=tuple(worker.cpu_share for worker in workers),
             cores=run.machine.cpu_cores,
             in_line_share=fmean(worker.in_line_share for worker in workers) or None,
             idle_share=seen.idle_share,
             hand_over_ms=seen.handover_ms,
-            slowest_ratio=slowest.slowest_ratio,
+            slowest_ratio=max(worker.slowest_ratio for worker in workers),
             slow_batch_ratio=max(worker.p99_ms / max(worker.p50_ms, 1e-6) for worker in workers),
             slow_items=tuple(dict.fromkeys(item.index for item in seen.slowest)),
-            busiest_over_mean=None if uneven is None else 1 + uneven * len(workers),
+            busiest_over_mean=max(busy_ms) / fmean(busy_ms),
             first_epoch_ratio=first / fmean(later) if later and fmean(later) else None,
             epoch_start_ms=fmean(starts) if starts else None,
             epoch_start_share=sum(starts) / 1e3 / run.length_s if starts else None,
-            stalled_s=hang.get("seconds"),
-            stall_is_over=hang.get("over", False),
-            stalled_worker=hang.get("worker"),
-            stalled_item=hang.get("index"),
-            late_share=seen.late_share,
-            wait_over_alone=seen.wait_over_alone,
-            memory_growth_gib=None if grown is None else grown.gained,
-            memory_copied_gib=0.0 if grown is None else grown.copied,
-            item_cpu_ms=fmean(worker.item_cpu_ms for worker in workers),
+            stalled_s=hang and hang.seconds,
+            stall_is_over=bool(hang and hang.over),
+            stalled_worker=hang and hang.worker,
+            stalled_item=hang and hang.index,
+            late_share=late_share(seen.batches),
+            wait_over_alone=wait_over_alone(seen.batches),
+            memory_growth_gib=grown and grown.gained,
+            memory_copied_gib=grown.copied if grown else 0.0,
             item_wait_ms=fmean(max(0.0, w.item_ms - w.item_cpu_ms) for w in workers),
         )
 
 
 @dataclass(frozen=True)
-class OutsideEvidence:
-    """What the processes of a script show to who looks at them from outside, start-up left out."""
-
-    samples: int = 0  # four a second
-    main_cores: float = 0.0
-    main_share: float = 0.0  # in which the main process had work
-    workers: int = 0
-    worker_cores: float = 0.0
-    workers_share: float = 0.0  # in which they had work
-    foreign_cores: float = 0.0  # of other programs
-    gpu_share: float | None = None  # in which NVML saw a kernel run; None: no GPU in use
-
-
-@dataclass(frozen=True)
 class Evidence:
-    """One run, one trace, or one script seen from outside, in numbers."""
+    """One run, or one trace, in numbers."""
 
     kind: str  # "cpu" or "gpu": what the device is
     source: str = ""  # where the shares come from, in words
@@ -191,7 +175,6 @@ class Evidence:
     stolen_by_others: float = 0.0  # other programs had it
     launchers_share: float | None = None  # threads that launch kernels had no core
     others_on_gpu: float | None = None  # other processes' kernels ran on the same GPU
-    came_onto_gpu: int = 0  # other processes that came there after the warm-up
     throttled_share: float = 0.0  # of the readings: heat held the clock down
     throttled_by: float | None = None  # and by how much of its highest, 0 to 1
 
@@ -209,7 +192,6 @@ class Evidence:
     # Of a script's whole time, 0 to 1: its training loop, and the other parts by their name
     loop_share: float | None = None
     elsewhere: Mapping[str, float] = field(default_factory=dict)
-    outside: OutsideEvidence | None = None
 
     # The settings, and what the simulation makes of them
     knobs: Mapping[str, Setting] = field(default_factory=dict)

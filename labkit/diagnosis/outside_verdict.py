@@ -6,13 +6,10 @@ Nobody outside knows when the loop waits: so confidence is low or medium, or it 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean, median
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from labkit.diagnosis.evidence import Evidence, OutsideEvidence
 from labkit.diagnosis.findings import Finding, Measured
 from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.wording import worded
@@ -43,128 +40,131 @@ LAUNCH_LESS = Remedy(
     "Launch fewer and larger kernels. See notebook 07, section 3. Hundreds of tiny kernels.",
 )
 
-# -- the rules, in this order; the first that finds its own speaks ---------------------------------
+TOO_SHORT = Finding(
+    "unsure", "too short", measured=(Measured("the script ended too soon to tell"),)
+)
+ALIKE = Finding(
+    "unsure",
+    "alike",
+    measured=(Measured("preparing data and training look the same from outside"),),
+)
+GPU_WORKS = Finding("compute", "busy_gpu", remedies=(CHEAPER_COMPUTE,))
+WORKERS_WORK = Finding(
+    "input",
+    "busy_workers",
+    measured=(Measured("the script waited for its workers"),),
+    remedies=(FEED,),
+)
+ALL_WAIT = Finding(
+    "input",
+    "all_wait",
+    measured=(Measured("it waited, for storage, a network or a sleep"),),
+    remedies=(FEED,),
+)
+GPU_RESTS = Finding(
+    "input",
+    "idle_gpu",
+    measured=(Measured("it was busy with data, or with issuing work"),),
+    remedies=(FEED,),
+)
+LAUNCHES = Finding("launch", "busy_main", remedies=(LAUNCH_LESS,))
+TRAINS = Finding("compute", "busy_main", remedies=(MODEL,))
 
 
-def too_short(seen: OutsideEvidence) -> Finding | None:
-    """The script ended before it could be looked at."""
-    return Finding("unsure", "too short") if seen.samples < MIN_SAMPLES else None
+@dataclass(frozen=True)
+class SeenOutside:
+    """What the processes of a script show to who looks at them from outside, start-up left out."""
+
+    samples: int = 0  # four a second
+    main_cores: float = 0.0
+    main_share: float = 0.0  # in which the main process had work
+    workers: int = 0
+    worker_cores: float = 0.0
+    workers_share: float = 0.0  # in which they had work
+    foreign_cores: float = 0.0  # of other programs
+    gpu_share: float | None = None  # in which NVML saw a kernel run; None: no GPU in use
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> SeenOutside:
+        """Build from samples: the means of those after the start."""
+        end = samples[-1].at_s if samples else 0.0
+        kept = [sample for sample in samples if sample.at_s > max(START_S, START_SHARE * end)]
+        if not kept:
+            return cls()
+        card = _own_card(samples)
+        main = fmean(sample.main for sample in kept)
+        workers = fmean(sample.workers for sample in kept)
+        foreign = fmean(sample.machine - sample.others for sample in kept) - main - workers
+        return cls(
+            samples=len(kept),
+            main_cores=main,
+            main_share=fmean(sample.main_runs for sample in kept),
+            workers=int(median(sample.worker_count for sample in kept)),
+            worker_cores=workers,
+            workers_share=fmean(sample.workers_run for sample in kept),
+            foreign_cores=max(0.0, foreign),
+            gpu_share=_mean([_gpu_busy(sample.gpus[card]) for sample in kept]) if card else None,
+        )
+
+    def finding(self) -> Finding:
+        """Return what the shares of time tell."""
+        if self.samples < MIN_SAMPLES:
+            return TOO_SHORT
+        main_waits = self.main_share < WAITS
+        workers_wait = self.workers_share < WAITS
+        main_works = self.workers > 0 and self.main_share >= RUNS
+        workers_work = self.workers > 0 and self.workers_share >= RUNS
+        if self.gpu_share is None:
+            if main_waits:
+                return WORKERS_WORK if workers_work else ALL_WAIT
+            return TRAINS if main_works and workers_wait else ALIKE
+        if self.gpu_share >= BUSY_GPU:
+            return GPU_WORKS
+        if workers_work:
+            return WORKERS_WORK
+        if main_waits and workers_wait:
+            return ALL_WAIT
+        return LAUNCHES if main_works else GPU_RESTS
+
+    def measured(self) -> tuple[Measured, ...]:
+        """Return the numbers for a person."""
+        gpu = Measured("no GPU in use")
+        if self.gpu_share is not None:
+            gpu = Measured("of the time NVML saw a kernel running", self.gpu_share)
+        cores = f"({self.main_cores:.1f} cores)"
+        found = [gpu, Measured(f"of the time the main process had work {cores}", self.main_share)]
+        if self.workers:
+            cores = f"({self.worker_cores:.1f} cores)"
+            words = f"of the time its {self.workers} workers had work {cores}"
+            found.append(Measured(words, self.workers_share))
+        if self.foreign_cores > FOREIGN:
+            found.append(Measured("were used by other programs", self.foreign_cores, "cores"))
+        return tuple(found)
 
 
-def busy_gpu(seen: OutsideEvidence) -> Finding | None:
-    """A GPU hardly ever rests."""
-    busy = seen.gpu_share is not None and seen.gpu_share >= BUSY_GPU
-    return Finding("compute", "busy_gpu", remedies=(CHEAPER_COMPUTE,)) if busy else None
-
-
-def busy_workers(seen: OutsideEvidence) -> Finding | None:
-    """The workers have work all the time, and what waits for them does not."""
-    rests = seen.gpu_share is not None or seen.main_share < WAITS
-    busy = seen.workers and seen.workers_share >= RUNS and rests
-    return Finding("input", "busy_workers", remedies=(FEED,)) if busy else None
-
-
-def all_wait(seen: OutsideEvidence) -> Finding | None:
-    """Nobody has work: they wait for storage, a network or a sleep."""
-    waits = seen.main_share < WAITS
-    if seen.gpu_share is not None:
-        waits = waits and seen.workers_share < WAITS
-    return Finding("input", "all_wait", remedies=(FEED,)) if waits else None
-
-
-def busy_main(seen: OutsideEvidence) -> Finding | None:
-    """The main process has work, and its workers do not."""
-    if not seen.workers or seen.main_share < RUNS:
-        return None
-    if seen.gpu_share is not None:
-        return Finding("launch", "busy_main", remedies=(LAUNCH_LESS,))
-    model = seen.workers_share < WAITS
-    return Finding("compute", "busy_main", remedies=(MODEL,)) if model else None
-
-
-def idle_gpu(seen: OutsideEvidence) -> Finding | None:
-    """A GPU rests while its only process is busy with data, or with issuing work."""
-    idle = seen.gpu_share is not None
-    return Finding("input", "idle_gpu", remedies=(FEED,)) if idle else None
-
-
-def alike(seen: OutsideEvidence) -> Finding:
-    """Preparing data and training look the same from outside."""
-    return Finding("unsure", "alike")
-
-
-RULES = (too_short, busy_gpu, busy_workers, all_wait, busy_main, idle_gpu, alike)
-SURE = {"busy_gpu": "medium", "busy_workers": "medium", "too short": "none", "alike": "none"}
-SAID = {
-    "too short": "the script ended too soon to tell",
-    "busy_workers": "the script waited for its workers",
-    "all_wait": "it waited, for storage, a network or a sleep",
-    "idle_gpu": "it was busy with data, or with issuing work",
-    "alike": "preparing data and training look the same from outside",
-}
-
-
-def judge(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Name the bottleneck as far as the samples of `labkit.bench.telemetry` reach.
+def judge(samples: Sequence[Sample]) -> dict[str, str | float | None]:
+    """Name the bottleneck as far as the samples of `labkit.bench.outside` reach.
 
     The confidence is "low", "medium" or "none"; with it come the means behind it: cores used, and
     shares of time in which the script and its workers had work.
     """
-    evidence = of_samples(samples)
-    seen = evidence.outside or OutsideEvidence()
-    found = next(filter(None, (rule(seen) for rule in RULES)))
-    measured = _measured(seen) if seen.samples >= MIN_SAMPLES else ()
-    reason = (Measured(SAID[found.cause]),) if found.cause in SAID else ()
-    found = worded(replace(found, measured=(*measured, *reason)), evidence)
+    seen = SeenOutside.of(samples)
+    found = seen.finding()
+    confidence = "medium" if found in (GPU_WORKS, WORKERS_WORK) else "low"
+    if found is not TOO_SHORT:
+        found = replace(found, measured=seen.measured() + found.measured)
+    found = worded(found)
     numbers = {
         name: round(value, 3) if isinstance(value, float) else value
         for name, value in asdict(seen).items()
     }
     return {
         "bottleneck": found.name,
-        "confidence": SURE.get(found.cause, "low"),
+        "confidence": "none" if found.name == "unsure" else confidence,
         "evidence": found.evidence,
         "advice": f"{found.advice} {SETTLE}".strip(),
         **numbers,
     }
-
-
-def _measured(seen: OutsideEvidence) -> tuple[Measured, ...]:
-    gpu = Measured("no GPU in use")
-    if seen.gpu_share is not None:
-        gpu = Measured("of the time NVML saw a kernel running", seen.gpu_share)
-    cores = f"({seen.main_cores:.1f} cores)"
-    found = [gpu, Measured(f"of the time the main process had work {cores}", seen.main_share)]
-    if seen.workers:
-        what = f"of the time its {seen.workers} workers had work ({seen.worker_cores:.1f} cores)"
-        found.append(Measured(what, seen.workers_share))
-    if seen.foreign_cores > FOREIGN:
-        found.append(Measured("were used by other programs", seen.foreign_cores, "cores"))
-    return tuple(found)
-
-
-def of_samples(samples: Sequence[Sample]) -> Evidence:
-    """Return the evidence of a script that was seen from outside."""
-    end = samples[-1].at_s if samples else 0.0
-    kept = [sample for sample in samples if sample.at_s > max(START_S, START_SHARE * end)]
-    if not kept:
-        return Evidence("cpu", outside=OutsideEvidence())
-    card = _own_card(samples)
-    main = fmean(sample.main for sample in kept)
-    workers = fmean(sample.workers for sample in kept)
-    others = fmean(sample.others for sample in kept)
-    machine = fmean(sample.machine for sample in kept)
-    outside = OutsideEvidence(
-        samples=len(kept),
-        main_cores=main,
-        main_share=fmean(sample.main_runs for sample in kept),
-        workers=int(np.median([sample.worker_count for sample in kept])),
-        worker_cores=workers,
-        workers_share=fmean(sample.workers_run for sample in kept),
-        foreign_cores=max(0.0, machine - main - workers - others),
-        gpu_share=_mean([_gpu_busy(sample.gpus[card]) for sample in kept]) if card else None,
-    )
-    return Evidence("gpu" if card else "cpu", outside=outside)
 
 
 def _own_card(samples: Sequence[Sample]) -> str | None:

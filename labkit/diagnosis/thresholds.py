@@ -101,7 +101,7 @@ GRAPH_KERNELS = 0.5
 # than any of the four large models in table 3 of Chowdhery et al., "PaLM" (GPT-3: 21.3 %)
 BUSY = 0.5
 LOW_MFU = 0.2
-MOSTLY = 0.5  # of a step that does not grow with the batch, or moves data: a reason for it
+MOSTLY = 0.5  # of the compute in products and convolutions: less moves data
 
 # == second witnesses of a busy GPU ==
 # GPM's SM activity over the busy share. NVIDIA's DCGM user guide, "Profiling Metrics": 0.8 or more

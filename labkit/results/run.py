@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from labkit.diagnosis.diagnosis import Diagnosis
-    from labkit.diagnosis.efficiency import Peak, Peaks
+    from labkit.diagnosis.efficiency import Peak
     from labkit.diagnosis.hot_lines import Lines
     from labkit.diagnosis.step_breakdown import StepBreakdown
     from labkit.diagnosis.trace import Breakdown
@@ -299,12 +299,6 @@ class Run(RunLog):
         from labkit.diagnosis.efficiency import mbu
 
         return mbu(self)
-
-    def mfu_against(self, peak: Peaks | float) -> float | None:
-        """Return the MFU against `lk.peaks()` of this device, or against a rate in FLOP/s."""
-        from labkit.diagnosis.efficiency import mfu_against
-
-        return mfu_against(self, peak)
 
     @property
     def mfu_text(self) -> str:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from labkit.bench.loader_work import MOST_ROWS
+from labkit.results.record import Event
 
 if TYPE_CHECKING:
     from labkit.results.workers import Batches
@@ -65,10 +68,11 @@ def wait_over_alone(batches: Batches) -> float | None:
     compared with their neighbours in time, since a cache fills. None where too few batches were
     prepared while few workers were active, as the last ones of a pass are.
     """
-    chosen = batches.only((batches.worker >= 0) & (batches.of_process > 0))
-    count = len(np.unique(chosen.worker))
+    count = len(np.unique(batches.worker))
     if count < 2:
         return None
+    whole = batches.of_process < MOST_ROWS // count  # behind them rows are left out
+    chosen = batches.only(whole & (batches.worker >= 0) & (batches.of_process > 0))
     active = active_workers(chosen)
     took = chosen.ready - chosen.start - chosen.cpu_s - chosen.in_line_s
     wait = np.clip(took, 0, None) / np.maximum(chosen.items, 1)
@@ -90,26 +94,26 @@ def wait_over_alone(batches: Batches) -> float | None:
     return float(np.median(ratios)) if len(ratios) >= LEAST_FEW else None
 
 
-def memory_growth(events: Iterable[dict[str, Any]]) -> MemoryGrowth | None:
+def memory_growth(events: Iterable[Event]) -> MemoryGrowth | None:
     """Return what the workers' processes gained, from the events that they wrote; None: not known.
 
     Of the processes that had a worker's number one after the other the one counts that gained most.
     """
-    first: dict[tuple[int, int], list[int]] = {}
-    last: dict[tuple[int, int], list[int]] = {}
+    readings: dict[int, dict[int, list[list[int]]]] = {}  # {worker: {process: [memory]}}
     for event in events:
         held = event.get("memory")
         if isinstance(held, list) and len(held) == 2:
-            process = event["worker"], event["pid"]
-            first.setdefault(process, held)
-            last[process] = held
-    most: dict[int, tuple[float, float]] = {}
-    for process, (own, shared) in last.items():
-        own_before, shared_before = first[process]
-        gained = max(0, own - own_before) / KIB_PER_GIB
-        copied = min(gained, max(0, shared_before - shared) / KIB_PER_GIB)
-        most[process[0]] = max(most.get(process[0], (0.0, 0.0)), (gained, copied))
-    if not most:
+            processes = readings.setdefault(event["worker"], {})
+            processes.setdefault(event["pid"], []).append(held)
+    if not readings:
         return None
-    gains = most.values()
-    return MemoryGrowth(sum(gained for gained, _ in gains), sum(copied for _, copied in gains))
+    most = [max(map(_grown, processes.values())) for processes in readings.values()]
+    return MemoryGrowth(sum(gained for gained, _ in most), sum(copied for _, copied in most))
+
+
+def _grown(held: list[list[int]]) -> tuple[float, float]:
+    """Return what a process gained (GiB), and what of it was shared before."""
+    own_before, shared_before = held[0]
+    own, shared = held[-1]
+    gained = max(0, own - own_before) / KIB_PER_GIB
+    return gained, min(gained, max(0, shared_before - shared) / KIB_PER_GIB)

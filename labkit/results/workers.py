@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import html
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.bench.loader_work import MOST_ROWS
-from labkit.results import supply
+from labkit.results.record import Event
 
 if TYPE_CHECKING:
     import pandas
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 # Columns of a batch's row in an `items` event; behind them is its slowest item's index
 NUMBER, BATCH, PASS, START, FETCHED, READY, CPU, ITEMS, SLOWEST, IN_LINE = range(10)
-ROW_LENGTHS = (IN_LINE + 1, IN_LINE + 2)  # of a row; older ones do not tell the time in line
+ROW_LENGTHS = {IN_LINE + 1, IN_LINE + 2}  # of a row; older ones do not tell the time in line
 STEP_READY, STEP_DONE = 1, 3  # columns of a run's `host_ns`
-TOTALS = ("batches", "items", "busy_ns", "cpu_ns", "bytes", "disk")
+TOTALS = {"batches", "items", "busy_ns", "cpu_ns", "bytes", "disk"}
 MAIN = -1  # in place of a worker's number: the main process, of a loader without workers
 
 
@@ -45,10 +45,8 @@ class Worker:
     batches: int
     items: int
     p50_ms: float  # of preparing a batch
-    p95_ms: float
     p99_ms: float
-    fetch_ms: float  # mean time of a batch until its items are there
-    collate_ms: float  # and of putting them together
+    busy_ms: float  # in which it prepared batches, in all
     cpu_share: float  # CPU time of the process, all threads, over the time that it prepared
     in_line_share: float  # of the time that it prepared, in which it had no core; 0: not known
     idle_share: float  # of the time from its first batch to its last, in which it prepared none
@@ -69,7 +67,10 @@ class Batches:
     """
 
     worker: np.ndarray  # (batches,) int
-    number: np.ndarray  # of the pass
+    process: np.ndarray  # the process's id
+    process_pass: np.ndarray  # the pass over the dataset, counted by the process
+    of_process: np.ndarray  # how many batches its process had prepared before
+    epoch: np.ndarray  # the pass of the loop
     start: np.ndarray
     fetched: np.ndarray
     ready: np.ndarray
@@ -77,7 +78,6 @@ class Batches:
     taken: np.ndarray
     cpu_s: np.ndarray
     in_line_s: np.ndarray  # for which the process's thread had no core
-    of_process: np.ndarray  # how many batches its process had prepared before
     items: np.ndarray
 
     def __len__(self) -> int:
@@ -88,15 +88,25 @@ class Batches:
         return Batches(**{name: column[keep] for name, column in vars(self).items()})
 
 
+@dataclass(frozen=True)
+class Hang:
+    """The last time for which nothing moved, as it was when it was seen."""
+
+    worker: int | None  # that held the loop up; None: its own process
+    index: int | str | None  # of the item
+    seconds: float  # how long it lasted, as far as is known
+    over: bool  # whether the loop went on afterwards
+
+
 class LoaderWorkers:
     """What a run's loader did, worker by worker; falsy where nothing was recorded of it."""
 
     def __init__(self, run: Run):
         self.run = run
-        self._events = [event for event in run.item_events if _is_sound(event)]
+        self.events = [event for event in run.item_events if _is_sound(event)]
 
     def __bool__(self) -> bool:
-        return bool(self._events)
+        return bool(self.events)
 
     def __len__(self) -> int:
         return len(self.workers)
@@ -110,115 +120,109 @@ class LoaderWorkers:
     @cached_property
     def workers(self) -> list[Worker]:
         """The workers by their number."""
-        numbers = sorted({event["worker"] for event in self._events})
+        numbers = sorted({event["worker"] for event in self.events})
         return [self._worker(number) for number in numbers]
 
     def _worker(self, number: int) -> Worker:
-        events = [event for event in self._events if event["worker"] == number]
-        last = {event["pid"]: event for event in events}  # its totals are those of the process
-        totals = {name: sum(event["totals"][name] for event in last.values()) for name in TOTALS}
-        in_line_ns = sum(event["totals"].get("line_ns", 0) for event in last.values())
-        rows = np.array([row for event in events for row in _rows_of(event)], dtype=float)
-        took_ms = (rows[:, READY] - rows[:, START]) / 1e6
-        p50, p95, p99 = np.percentile(took_ms, [50, 95, 99])
-        open_ns = sum(_open_ns(events, pid) for pid in last)
-        items = max(1, totals["items"])
-        slowest = [
-            SlowItem(index, ns / 1e6, batch)
-            for event in last.values()
-            for ns, index, batch in event["slowest"]
-        ]
-        slowest = sorted(slowest, key=lambda item: -item.ms)[:5]
-        fetched_ns = np.maximum(rows[:, FETCHED] - rows[:, START] - rows[:, IN_LINE], 0)
-        item_ms = float(fetched_ns.sum() / 1e6 / rows[:, ITEMS].sum())
+        # The totals of the last event are those of the process
+        last = {event["pid"]: event for event in self.events if event["worker"] == number}
+        totals: Counter[str] = Counter()
+        slowest = []
+        for event in last.values():
+            totals.update(event["totals"])
+            slowest += [SlowItem(index, ns / 1e6, batch) for ns, index, batch in event["slowest"]]
+        slowest.sort(key=lambda item: item.ms, reverse=True)
+        busy_ns = max(1, totals["busy_ns"])
+        own = self.batches.only(self.batches.worker == number)
+        p50, p99 = np.percentile((own.ready - own.start) * 1e3, [50, 99])
+        fetched_s = np.maximum(own.fetched - own.start - own.in_line_s, 0)
+        item_ms = float(fetched_s.sum() * 1e3 / own.items.sum())
         return Worker(
             worker=number,
             processes=len(last),
             batches=totals["batches"],
             items=totals["items"],
             p50_ms=float(p50),
-            p95_ms=float(p95),
             p99_ms=float(p99),
-            fetch_ms=float((rows[:, FETCHED] - rows[:, START]).mean() / 1e6),
-            collate_ms=float((rows[:, READY] - rows[:, FETCHED]).mean() / 1e6),
-            cpu_share=totals["cpu_ns"] / max(1, totals["busy_ns"]),
-            in_line_share=in_line_ns / max(1, totals["busy_ns"]),
-            idle_share=max(0.0, 1 - totals["busy_ns"] / max(1, open_ns)),
+            busy_ms=busy_ns / 1e6,
+            cpu_share=totals["cpu_ns"] / busy_ns,
+            in_line_share=totals["line_ns"] / busy_ns,
+            idle_share=max(0.0, 1 - busy_ns / 1e9 / max(_open_s(own), 1e-9)),
             bytes_read=totals["bytes"],
             from_disk=totals["disk"],
             item_ms=item_ms,
-            item_cpu_ms=totals["cpu_ns"] / 1e6 / items,
-            slowest=slowest,
+            item_cpu_ms=totals["cpu_ns"] / 1e6 / max(1, totals["items"]),
+            slowest=slowest[:5],
             slowest_ratio=slowest[0].ms / item_ms if slowest and item_ms > 0 else 1.0,
-            last_progress_s=float(self.run.seconds(rows[:, READY].max())),
+            last_progress_s=float(own.ready.max()),
         )
 
     @cached_property
     def batches(self) -> Batches:
         """The batches whose rows were kept: all of the first 2,000, then fewer and fewer."""
-        found = [(event["worker"], *row) for event in self._events for row in _rows_of(event)]
-        table = np.array(found or np.zeros((0, 2 + IN_LINE)), dtype=float)
-        table = table[table[:, 1 + START].argsort(kind="stable")]
-        worker = table[:, 0].astype(int)
-        rows = table[:, 1:]
-        asked, taken = self._taken(rows)
-        start, fetched, ready = (self._seconds(rows[:, n]) for n in (START, FETCHED, READY))
+        found = [
+            (event["worker"], event["pid"], *[*row[:-1], 0][: IN_LINE + 1])
+            for event in self.events
+            for row in event["batches"]
+        ]
+        table = np.array(found or np.zeros((0, 3 + IN_LINE)), dtype=float)
+        rows = table[table[:, 2 + START].argsort(kind="stable")]
+        worker, process, *columns = rows.T
+        began = [event.get("began") or 0 for event in self.run.epochs] or [0]
+        epoch = np.searchsorted(began, columns[START], side="right") - 1
+        epoch = np.maximum(epoch, 0)
+        asked, taken = self._seconds(self._taken(epoch, columns[BATCH].astype(int)))
+        start, fetched, ready = self._seconds(np.array(columns[START : READY + 1]))
         return Batches(
-            worker=worker,
-            number=rows[:, BATCH].astype(int),
+            worker=worker.astype(int),
+            process=process,
+            process_pass=columns[PASS],
+            of_process=columns[NUMBER].astype(int),
+            epoch=epoch,
             start=start,
             fetched=fetched,
             ready=ready,
             asked=asked,
             taken=taken,
-            cpu_s=rows[:, CPU] / 1e9,
-            in_line_s=rows[:, IN_LINE] / 1e9,
-            of_process=rows[:, NUMBER].astype(int),
-            items=rows[:, ITEMS].astype(int),
+            cpu_s=columns[CPU] / 1e9,
+            in_line_s=columns[IN_LINE] / 1e9,
+            items=columns[ITEMS].astype(int),
         )
 
     def _seconds(self, at_ns: np.ndarray) -> np.ndarray:
         """Return moments on the run's clock; those between two passes count as well."""
-        if not self.run.steps:
-            return np.full(len(at_ns), np.nan)
-        return (at_ns - self.run.host_ns[0, 0]) / 1e9
+        zero_ns = self.run.host_ns[0, 0] if self.run.steps else 0
+        return (at_ns - zero_ns) / 1e9
 
-    def _taken(self, rows: np.ndarray) -> np.ndarray:
-        """Return when the loop asked for each batch and when it had it (2, batches), s."""
-        host = self.run.host_ns
-        numbers = [event.get("n") for event in self.run.epochs]
+    def _taken(self, epoch: np.ndarray, number: np.ndarray) -> np.ndarray:
+        """Return when the loop asked for each batch and when it had it (2, batches), ns."""
+        host_ns = self.run.host_ns
+        times_ns = np.full((2, len(epoch)), np.nan)
+        passes = [event.get("n") for event in self.run.epochs]
         code = self.run.loop_code if self.run.watched else None
         unordered = ((code or {}).get("arguments") or {}).get("in_order") == "False"
-        if unordered or len(set(numbers)) < len(numbers):  # replayed steps lie between
-            return np.full((2, len(rows)), np.nan)
-        first_steps = np.array([event["step"] for event in self.run.epochs] or [0])
-        began = np.array([event.get("began", 0) for event in self.run.epochs] or [0], dtype=float)
-        epoch = np.searchsorted(began, rows[:, START], side="right") - 1
-        step = first_steps[np.maximum(epoch, 0)] + rows[:, BATCH].astype(int)
-        ends = np.append(first_steps, len(host))[np.maximum(epoch, 0) + 1]
-        known = (step < ends) & (step < len(host))
-        times = np.full((2, len(rows)), np.nan)
-        times[:, known] = self._seconds(host[step[known], :2].T.ravel()).reshape(2, -1)
-        return times
+        if unordered or len(set(passes)) < len(passes):  # replayed steps lie between
+            return times_ns
+        firsts = np.array([event["step"] for event in self.run.epochs] or [0])
+        step = firsts[epoch] + number
+        known = step < np.append(firsts[1:], len(host_ns))[epoch]
+        known &= step < len(host_ns)
+        times_ns[:, known] = host_ns[step[known], :2].T
+        return times_ns
 
     @cached_property
     def cpu_share(self) -> float | None:
         """CPU time over time, while batches were prepared, of all workers; None without any."""
-        busy_ms = sum(each.batches * (each.fetch_ms + each.collate_ms) for each in self.workers)
-        used_ms = sum(each.items * each.item_cpu_ms for each in self.workers)
-        return used_ms / busy_ms if busy_ms else None
+        busy_ms = [each.busy_ms for each in self.workers]
+        if not busy_ms:
+            return None
+        return float(np.average([each.cpu_share for each in self.workers], weights=busy_ms))
 
     @cached_property
     def idle_share(self) -> float | None:
         """Mean share of their time in which the workers prepared nothing; None without any."""
         shares = [each.idle_share for each in self.workers]
         return sum(shares) / len(shares) if shares else None
-
-    @cached_property
-    def uneven_share(self) -> float | None:
-        """Share of the work of the busiest worker beyond an even share, 0 to 1 - 1/workers."""
-        work = [each.batches * (each.fetch_ms + each.collate_ms) for each in self.workers]
-        return max(work) / sum(work) - 1 / len(work) if work and sum(work) else None
 
     @cached_property
     def handover_ms(self) -> float | None:
@@ -232,41 +236,18 @@ class LoaderWorkers:
         return float(np.median(took) * 1e3) if len(took) else None
 
     @cached_property
-    def late_share(self) -> float | None:
-        """Share of the loop's waiting in which a later batch was ready; None where unknown."""
-        return supply.late_share(self.batches)
-
-    @cached_property
-    def wait_over_alone(self) -> float | None:
-        """How long an item waits with all workers, over its wait with one; None where unknown."""
-        room = MOST_ROWS // max(1, len(self.workers))  # of a process, before rows are left out
-        batches = self.batches
-        return supply.wait_over_alone(batches.only(batches.of_process < room))
-
-    @cached_property
-    def memory_growth(self) -> supply.MemoryGrowth | None:
-        """What the workers hold more than at their first batch; None where unknown."""
-        return supply.memory_growth(self._events)
-
-    @cached_property
     def epoch_start_ms(self) -> list[float]:
         """The wait for the first batch of each pass, with the start of the workers."""
-        host = self.run.host_ns
-        first = [event["step"] for event in self.run.epochs if event["step"] < len(host)]
-        return [float((host[step, 1] - host[step, 0]) / 1e6) for step in dict.fromkeys(first)]
+        host_ns = self.run.host_ns
+        firsts = {event["step"] for event in self.run.epochs if event["step"] < len(host_ns)}
+        return [float((host_ns[step, 1] - host_ns[step, 0]) / 1e6) for step in sorted(firsts)]
 
     @cached_property
     def epoch_item_ms(self) -> list[float]:
         """The mean time of an item in each pass: the first is slow where the page cache is cold."""
-        times: dict[int, list[float]] = {}
-        began = np.array([event.get("began", 0) for event in self.run.epochs] or [0], dtype=float)
-        for event in self._events:
-            for row in event["batches"]:
-                epoch = int(np.searchsorted(began, row[START], side="right")) - 1
-                times.setdefault(max(0, epoch), []).append(
-                    (row[FETCHED] - row[START]) / 1e6 / max(1, row[ITEMS])
-                )
-        return [float(np.mean(times[epoch])) for epoch in sorted(times)]
+        batches = self.batches
+        took_ms = (batches.fetched - batches.start) * 1e3 / np.maximum(batches.items, 1)
+        return [float(took_ms[batches.epoch == n].mean()) for n in np.unique(batches.epoch)]
 
     @cached_property
     def slowest(self) -> list[SlowItem]:
@@ -275,46 +256,36 @@ class LoaderWorkers:
         return sorted(items, key=lambda item: -item.ms)[:5]
 
     @cached_property
-    def hang(self) -> dict[str, Any] | None:
-        """The last hang that was seen; None without one.
-
-        `worker`, `index`, `line` and `text` are those of the moment when it was seen, `over` is
-        whether the loop went on afterwards, `seconds` how long it lasted, as far as is known.
-        """
-        hang = self.run.event("hang")
-        if hang is None:
+    def hang(self) -> Hang | None:
+        """The last hang that was seen; None without one."""
+        seen = self.run.event("hang")
+        if seen is None:
             return None
-        moved_ns = self._moved_again_ns(hang)
-        end_ns = (self.run.event("end") or hang)["t_ns"]
-        last_ns = max(hang["t_ns"], end_ns) if moved_ns is None else moved_ns
-        seconds = hang["seconds"] + (last_ns - hang["t_ns"]) / 1e9
-        return {**hang, "over": moved_ns is not None, "seconds": seconds}
-
-    def _moved_again_ns(self, hang: dict[str, Any]) -> int | None:
-        """Return when the loop went on after a hang was seen; None where it never did."""
-        seen_ns = hang["t_ns"]
-        stamp = STEP_DONE if hang.get("worker") is None else STEP_READY
-        stamps = self.run.host_ns[:, stamp]
-        moments = stamps[stamps > seen_ns][:1].astype(int).tolist()
-        exhausted_ns = (self.run.event("done") or hang)["t_ns"]
-        if exhausted_ns > seen_ns:
-            moments.append(exhausted_ns)
-        return min(moments, default=None)
+        seen_ns = seen["t_ns"]
+        worker = seen.get("worker")
+        stamps = self.run.host_ns[:, STEP_DONE if worker is None else STEP_READY]
+        moved_ns = [int(at_ns) for at_ns in stamps[stamps > seen_ns][:1]]
+        moved_ns.append((self.run.event("done") or seen)["t_ns"])
+        moved_ns = [at_ns for at_ns in moved_ns if at_ns > seen_ns]
+        end_ns = (self.run.event("end") or seen)["t_ns"]
+        last_ns = min(moved_ns, default=max(seen_ns, end_ns))
+        seconds = seen["seconds"] + (last_ns - seen_ns) / 1e9
+        return Hang(worker, seen.get("index"), seconds, bool(moved_ns))
 
     @cached_property
     def rows(self) -> pandas.DataFrame:
         """A row a worker."""
         import pandas
 
-        rows = []
-        for each in self.workers:
-            values = asdict(each)
-            values["slowest"] = ", ".join(f"{item.index}: {item.ms:.1f}" for item in each.slowest)
-            rows.append(values)
-        names = list(Worker.__dataclass_fields__)
-        return pandas.DataFrame(rows, columns=names).set_index("worker")
+        columns = [field.name for field in fields(Worker)]
+        rows = pandas.DataFrame(self.to_dict(), columns=columns).set_index("worker")
+        rows["slowest"] = [
+            ", ".join(f"{item.index}: {item.ms:.1f}" for item in each.slowest)
+            for each in self.workers
+        ]
+        return rows
 
-    def to_dict(self) -> list[dict[str, Any]]:
+    def to_dict(self) -> list[dict[str, object]]:
         """Return the workers as JSON types."""
         return [asdict(each) for each in self.workers]
 
@@ -327,56 +298,51 @@ class LoaderWorkers:
     def __repr__(self) -> str:
         if not self:
             return "nothing was recorded of the loader's workers"
-        lines = []
-        for each in self.workers:
-            name = "main process" if each.worker == MAIN else f"worker {each.worker}"
-            slow = {item.index: item.ms for item in reversed(each.slowest)}
-            slowest = sorted(slow, key=lambda index: -slow[index])[:2]
-            named = ", ".join(f"{index} ({slow[index]:.0f} ms)" for index in slowest)
-            idle = "" if each.worker == MAIN else f", idle {each.idle_share:.0%}"
-            lines.append(
-                f"{name}: {each.batches} batches of {each.p50_ms:.1f} ms (p99 {each.p99_ms:.1f}), "
-                f"CPU {each.cpu_share:.0%} while it prepares{idle}, "
-                f"read {each.bytes_read / 2**20:.1f} MiB; slowest items: {named}"
-            )
-        return "\n".join(lines)
+        return "\n".join(map(_line, self.workers))
 
     def _repr_html_(self) -> str:
         return self.rows.to_html() if self else html.escape(repr(self))
 
 
-def _open_ns(events: list[dict[str, Any]], pid: int) -> float:
-    """Return how long a process was there for batches, pass by pass: first start to last end."""
-    spans: dict[int, list[float]] = {}
-    for event in events:
-        if event["pid"] == pid:
-            for row in event["batches"]:
-                spans.setdefault(row[PASS], []).extend((row[START], row[READY]))
-    return sum(max(times) - min(times) for times in spans.values())
-
-
-def _rows_of(event: dict[str, Any]) -> list[list[float]]:
-    """Return the rows of an event's batches, without the index of the slowest item."""
-    return [[*row[:-1], 0][: IN_LINE + 1] for row in event["batches"]]
-
-
-def _is_sound(event: dict[str, Any]) -> bool:
-    """Return whether an event has rows of batches, of which everything is as it was written."""
-    rows = event.get("batches")
-    totals = event.get("totals")
-    slowest = event.get("slowest")
-    if not (rows and isinstance(rows, list) and isinstance(totals, dict)):
-        return False
-    if not isinstance(slowest, list):
-        return False
-    counts = [totals.get(name) for name in TOTALS]
-    shaped = all(isinstance(row, list) and len(row) in ROW_LENGTHS for row in rows)
-    named = all(isinstance(each, list) and len(each) == 3 for each in slowest)
-    if not (shaped and named and type(event.get("pid")) is int):
-        return False
-    numbers = [number for row in rows for number in row[:-1]]
-    numbers += [number for each in slowest for number in (each[0], each[2])]
-    names = [row[-1] for row in rows] + [each[1] for each in slowest]
-    return all(type(n) is int and 0 <= n < 2**62 for n in [*numbers, *counts]) and all(
-        isinstance(name, (int, str)) for name in names
+def _line(worker: Worker) -> str:
+    """Return what a worker did, in a line."""
+    is_main = worker.worker == MAIN
+    slow_ms: dict[int | str, float] = {}  # of an item that was slow more than once, the worst
+    for item in worker.slowest:
+        slow_ms.setdefault(item.index, item.ms)
+    slowest = ", ".join(f"{index} ({ms:.0f} ms)" for index, ms in [*slow_ms.items()][:2])
+    return (
+        f"{'main process' if is_main else f'worker {worker.worker}'}: "
+        f"{worker.batches} batches of {worker.p50_ms:.1f} ms (p99 {worker.p99_ms:.1f}), "
+        f"CPU {worker.cpu_share:.0%} while it prepares"
+        f"{'' if is_main else f', idle {worker.idle_share:.0%}'}, "
+        f"read {worker.bytes_read / 2**20:.1f} MiB; slowest items: {slowest}"
     )
+
+
+def _open_s(own: Batches) -> float:
+    """Return how long a worker was there for batches, pass by pass: first start to last end."""
+    spans: dict[tuple[float, float], tuple[float, float]] = {}
+    columns = (own.process, own.process_pass, own.start, own.ready)
+    for process, process_pass, start, ready in zip(*map(np.ndarray.tolist, columns), strict=True):
+        begun, over = spans.get((process, process_pass), (start, ready))
+        spans[process, process_pass] = min(begun, start), max(over, ready)
+    return sum(over - begun for begun, over in spans.values())
+
+
+def _is_sound(event: Event) -> bool:
+    """Return whether an event has rows of batches, of which everything is as it was written."""
+    try:
+        rows = event["batches"]
+        slowest = event["slowest"]
+        totals = event["totals"]
+        numbers = [event["pid"], *totals.values()]
+        numbers += [number for row in rows for number in row[:-1]]
+        numbers += [number for ns, _, batch in slowest for number in (ns, batch)]
+        names = [row[-1] for row in rows] + [index for _, index, _ in slowest]
+        lengths = {len(row) for row in rows}
+        is_whole = bool(rows) and lengths <= ROW_LENGTHS and totals.keys() >= TOTALS
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError):
+        return False
+    is_counted = all(type(number) is int and 0 <= number < 2**62 for number in numbers)
+    return is_whole and is_counted and all(isinstance(name, (int, str)) for name in names)
