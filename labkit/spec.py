@@ -17,8 +17,6 @@ from labkit.knobs import Knob, Settings, Spec, check_names, declares_knobs, knob
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,2})?")
 STEP_KNOBS = ("precision", "compile", "channels_last", "fused_optimizer")  # of any training step
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile: these record CUDA graphs
-OF_IMAGES = ("image_px", "augment", "channels_last")  # knobs without a meaning for text
-OF_TEXT = ("context",)  # and for images
 OF_WORKERS = ("prefetch_factor", "persistent_workers")
 SIZE = {"kind": "int", "low": 1, "auto": "chosen for the device"}
 NOISY = 0.10  # IQR over median above which a measurement is noisy, as in torch.utils.benchmark
@@ -42,8 +40,7 @@ class Pipeline(Spec):
     # The data
     dataset: str = knob(
         "jpeg", "jpeg: real files, decoded and augmented; array: preprocessed; sleep: a textbook "
-        "delay; text: Python's standard library, in bytes",
-        choices=("jpeg", "array", "sleep", "text"))
+        "delay", choices=("jpeg", "array", "sleep"))
     prep_ms: float | None = knob(
         None, "delay that stands in for preparing one batch, for dataset='sleep' only",
         kind="float", unit="ms", low=0, high=10_000, reach=200, auto="50 ms for 'sleep'")
@@ -60,9 +57,6 @@ class Pipeline(Spec):
         high=512, reach=256, auto="48; for a cnn on 'jpeg' and a GPU up to 128, by the CPU's cores")
     augment: int = knob(
         1, "rounds of random crop, flip and colour change per image", low=0, high=64, reach=16)
-    context: int = knob(
-        256, "most tokens (bytes) in a sequence, for dataset='text'", unit="tokens", low=8,
-        high=16_384, reach=1024)
     # The loader: torch.utils.data.DataLoader's own names
     batch_size: int = knob(
         16, "samples in a batch", unit="samples", low=1, high=16_384, reach=256)
@@ -79,8 +73,7 @@ class Pipeline(Spec):
         False, "copy the next batch on a stream of its own, under the compute of this one")
     # The model
     model: str = knob(
-        "cnn", "the model to train, in plain PyTorch; dataset='text' makes it gpt, a decoder",
-        choices=("mlp", "cnn", "transformer", "gpt"))
+        "cnn", "the model to train, in plain PyTorch", choices=("mlp", "cnn", "transformer"))
     width: int | None = knob(
         None, "channels or features of the model", **SIZE, high=16_384, reach=1024)
     depth: int | None = knob(None, "layers of the model", **SIZE, high=256, reach=32)
@@ -110,29 +103,14 @@ class Pipeline(Spec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        is_text = self.dataset == "text"
-        if is_text and self.model == KNOBS["model"].default:
-            object.__setattr__(self, "model", "gpt")
-        if is_text != (self.model == "gpt"):
-            raise ValueError(
-                f"model={self.model!r} cannot train on dataset={self.dataset!r}: dataset='text' "
-                "and model='gpt' go together, and the other models take images."
-            )
-        needs = "images" if is_text else "dataset='text'"
-        for name in OF_IMAGES if is_text else OF_TEXT:
-            self._refuse_if_set(name, f"is for {needs} and this is dataset={self.dataset!r}: leave")
-        if self.num_workers == 0:
-            why = "needs loader workers and num_workers=0 has none: use num_workers of 1 or more, "
-            for name in OF_WORKERS:
-                self._refuse_if_set(name, f"{why}or leave")
-
-    def _refuse_if_set(self, name: str, why: str) -> None:
-        """Raise ValueError where a knob that has no use here is not left at its default."""
-        value = getattr(self, name)
-        default = KNOBS[name].default
-        is_filled_in = name == "image_px" and value == PX  # as in the record of a run
-        if value != default and not is_filled_in:
-            raise ValueError(f"{name}={value!r} {why} {name}={default!r}.")
+        for name in OF_WORKERS if self.num_workers == 0 else ():
+            value = getattr(self, name)
+            default = KNOBS[name].default
+            if value != default:
+                raise ValueError(
+                    f"{name}={value!r} needs loader workers and num_workers=0 has none: use "
+                    f"num_workers of 1 or more, or leave {name}={default!r}."
+                )
 
     def to_spec(self) -> dict[str, Any]:
         """Return what the first event of its run's log says of it."""
@@ -153,10 +131,9 @@ class Pipeline(Spec):
         if self.device != "auto":
             other = "on a CPU" if self.device != "cpu" else next(iter(places))
             del places[other]
-        unit = "sequences" if self.dataset == "text" else "images"
-        lines = [f"trains {self.model} in {self.precision}, {self.batch_size} {unit} a batch"]
+        lines = [f"trains {self.model} in {self.precision}, {self.batch_size} images a batch"]
         for where, knobs in places.items():
-            said = [] if self.dataset == "text" else [f"images of {knobs['image_px']} px"]
+            said = [f"images of {knobs['image_px']} px"]
             if self.width is None and self.depth is None:
                 said.append(f"a step of about {5 if where == 'on a CPU' else 10} ms")
             said.append(f"{knobs['steps']} batches")

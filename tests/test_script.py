@@ -24,13 +24,11 @@ SAME = {  # scripts whose losses are those of their run
               "precision": "bf16"},
     "layout": {"channels_last": True, "fused_optimizer": True, "depth": 3, "augment": 0,
                "image_px": 24, "io_ms": 0.2, "stall_ms": 3, "stall_every": 4, "seed": 3},
-    "text": {"dataset": "text", "context": 64},
 }  # fmt: skip
 SLEEP = {"dataset": "sleep", "prep_ms": 1}
 SLOW_DISK = {"num_workers": 2, "io_ms": 0, "stall_ms": 3, "stall_every": 2}
 OVERLAP = {"pin_memory": True, "non_blocking": True, "prefetch_to_device": True}
 MLP = {"dataset": "array", "model": "mlp", "image_px": 32}
-TEXT = {"dataset": "text", "context": 512, "batch_size": 8}
 IN_NOTEBOOKS = {  # with their waits cut short, and two workers where there are more
     "00 default": {},
     "00 asked for a GPU": {**SLEEP, "pin_memory": True, "non_blocking": True, "precision": "tf32"},
@@ -39,7 +37,6 @@ IN_NOTEBOOKS = {  # with their waits cut short, and two workers where there are 
     "03 decoding": {"io_ms": 0, "augment": 6, "num_workers": 2},
     "03 slow disk": {**SLOW_DISK, "prefetch_factor": 32},
     "03 overlap": {"num_workers": 2, **OVERLAP},
-    "04 padded": TEXT,
     "05 fp16": {**MLP, "width": 64, "depth": 3, "batch_size": 128, "precision": "fp16"},
     "05 bf16": {**MLP, "width": 64, "depth": 3, "batch_size": 128, "precision": "bf16"},
 }  # fmt: skip
@@ -48,8 +45,6 @@ ON_GPU = {
             "num_workers": 12, "prefetch_factor": 4, "persistent_workers": True, "stall_ms": 80.0,
             "dataset": "array", "device": "cuda:1"},
     "plain": {"fused_optimizer": True, "non_blocking": True, "pin_memory": True},
-    "text": {**TEXT, "precision": "fp16", "io_ms": 2.0,
-             "prefetch_to_device": True, "compile": "default"},
     "bare": {"augment": 0, "channels_last": True, "seconds": 4.0, "precision": "bf16"},
 }  # fmt: skip
 IN_TURN = "import runpy, sys; [runpy.run_path(file, run_name='__main__') for file in sys.argv[1:]]"

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Iterator, Sized
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image, ImageEnhance, ImageOps
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from labkit.bench.job import Job
 from labkit.bench.process import worker_dies_with_bench
-from labkit.bench.text import EndlessShuffle, Text, in_shared_memory
 
 COUNT = 512  # distinct images: above what two workers hold in flight, below a second to make
 EPOCH = 51_200  # samples, each of one of the images: an epoch is longer than most runs
 CLASSES = 10
-VOCABULARY = 256  # bytes: the tokens of text
 NOISE_IMAGES = 64  # of dataset="sleep"
 PATIENCE_S = 120  # with a worker: one that hangs fails the run instead of waiting forever
 Collate = Callable[[Any], Any]
@@ -103,6 +102,37 @@ class Batched(Dataset):
         return images
 
 
+class EndlessShuffle(Sampler):
+    """Shuffled epochs without end, as (draw, index): the n-th sample whatever the workers.
+
+    The order is that of DataLoader(shuffle=True) behind torch.manual_seed(seed).
+    """
+
+    def __init__(self, count: int, seed: int, rank: int = 0, ranks: int = 1):
+        self.count = count
+        self.seed = seed
+        self.rank = rank
+        self.ranks = ranks
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return itertools.islice(enumerate(self._indices()), self.rank, None, self.ranks)
+
+    def _indices(self) -> Iterator[int]:
+        drawn = torch.Generator().manual_seed(self.seed)
+        while True:  # a loader draws a seed for its workers, then RandomSampler one for its order
+            _seed_of_workers = torch.empty((), dtype=torch.int64).random_(generator=drawn)
+            seed = torch.empty((), dtype=torch.int64).random_(generator=drawn)
+            order = torch.Generator().manual_seed(int(seed))
+            yield from torch.randperm(self.count, generator=order).tolist()
+
+
+def in_shared_memory(batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Share a batch here: with /dev/shm full, the queue's own thread would drop it in silence."""
+    if get_worker_info() is None:
+        return batch
+    return tuple(tensor.share_memory_() for tensor in batch)
+
+
 class Stalling:
     """A collate step that sleeps `stall_ms` in one of `stall_every` batches: a slow-disk spike."""
 
@@ -125,8 +155,6 @@ class Stalling:
 
 def make_dataset(job: Job, cache: Path, progress: Callable[[int, int], None]) -> Dataset:
     """Build the job's dataset, making its files first where they are missing."""
-    if job.dataset == "text":
-        return Text(job)
     if job.dataset == "jpeg":
         return JpegFiles(jpeg_folder(cache, 2 * job.image_px, progress), job)
     file = array_file(cache, job.image_px, progress) if job.dataset == "array" else None
@@ -138,14 +166,10 @@ def make_loader(dataset: Dataset, job: Any) -> DataLoader:
     collate: Collate = torch.utils.data.default_collate
     if hasattr(dataset, "__getitems__"):
         collate = in_shared_memory
-    collate = getattr(dataset, "collate", collate)
     if job.stall_ms:
         collate = Stalling(collate, job)
     shard = getattr(job, "shard", ())
-    if isinstance(dataset, Text):
-        sampler = dataset.sampler(job, *shard)
-    else:
-        sampler = EndlessShuffle(size_of(dataset), job.seed, *shard)
+    sampler = EndlessShuffle(size_of(dataset), job.seed, *shard)
     return DataLoader(dataset, sampler=sampler, collate_fn=collate, **loader_settings(job))
 
 
@@ -157,11 +181,7 @@ def size_of(dataset: Dataset) -> int:
 
 
 def noise_batch(job: Job) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return random images (B, 3, px, px) uint8 and labels (B,) on the host; or rows of `Text`."""
-    if job.model == "gpt":
-        rows = torch.randint(1, VOCABULARY, (job.batch_size, job.context + 1), dtype=torch.uint8)
-        rows[:, 0] = 0
-        return rows, torch.full((job.batch_size,), job.context)  # full, of one document each
+    """Return random images (B, 3, px, px) uint8 and labels (B,) on the host."""
     shape = (job.batch_size, 3, job.image_px, job.image_px)
     return torch.randint(0, 256, shape, dtype=torch.uint8), torch.randint(0, CLASSES, shape[:1])
 

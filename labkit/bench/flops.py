@@ -28,7 +28,6 @@ from labkit.bench import formats, machine, model_size, peaks
 from labkit.bench.formats import DTYPES, FORMATS
 from labkit.bench.loop import Trainer, Trains
 from labkit.bench.optional import write_or_why
-from labkit.bench.text import Text
 from labkit.process import folders
 from labkit.process.events import EventLog
 
@@ -168,7 +167,7 @@ def write_work(trainer: Trains, log: EventLog, only_known: bool = False) -> bool
     the same model, with a batch of any size, ask for what is `only_known`. Never ends the run.
     """
     job = trainer.job
-    sizes = (job.image_px, job.context, trainer.device.type, COUNTED, torch.__version__)
+    sizes = (job.image_px, trainer.device.type, COUNTED, torch.__version__)
     name = hashlib.sha1(repr((unwrapped(trainer.model), *sizes)).encode()).hexdigest()
     place = folders.home() / "work" / f"{name}.json"
     if only_known and not place.exists():
@@ -177,37 +176,30 @@ def write_work(trainer: Trains, log: EventLog, only_known: bool = False) -> bool
     def counted() -> dict[str, object]:
         if not only_known:
             model_size.keep(place, json.dumps(count_model(trainer)))
-        fewer, more, documents = json.loads(place.read_text())
+        fewer, more = json.loads(place.read_text())
         beyond = (job.batch_size - COUNTED[0]) / (COUNTED[1] - COUNTED[0])
         line = {}
         for name, least in fewer.items():
             line[name] = round(least + beyond * (more[name] - least))
         is_half = job.precision in DTYPES
         found = work_of(line, state=ADAM, every=job.accumulation_steps, half=is_half)
-        samples = round(documents * job.batch_size)
-        return _event(found, samples, job.precision, trainer.device)
+        return _event(found, job.batch_size, job.precision, trainer.device)
 
     write_or_why(log, "work", counted)
     return True
 
 
-def count_model(trainer: Trains) -> tuple[dict[str, int], dict[str, int], float]:
-    """Count a plain step of `trainer`'s model with few samples and with more; documents in a row.
+def count_model(trainer: Trains) -> tuple[dict[str, int], dict[str, int]]:
+    """Count a plain step of `trainer`'s model with few samples and with more.
 
-    What a fault or a slow script adds to the step is not needed, nor are padding and rows of
-    several documents: text is counted at the length of the document that an average token is in.
+    What a fault or a slow script adds to the step is not needed.
     """
     job = copy.copy(trainer.job)
     shadow = object.__new__(Trainer)  # what a slow script adds to the step stays out
     vars(shadow).update(vars(trainer))
-    documents = 1.0
     shadow.scaler = torch.amp.GradScaler(enabled=False)  # the real one would look at the loss
     job.batch_size = 1
     one = model_size.noise_batch(job)
-    if job.model == "gpt":
-        length, mean = Text(job).typical()
-        one = (one[0][:, : length + 1], one[1])
-        documents = length / mean
 
     def counted(samples: int) -> dict[str, int]:
         images, labels = (part.to("meta").expand(samples, *part.shape[1:]).clone() for part in one)
@@ -218,7 +210,7 @@ def count_model(trainer: Trains) -> tuple[dict[str, int], dict[str, int], float]
 
         return count(trainer.model, train)
 
-    return counted(COUNTED[0]), counted(COUNTED[1]), documents
+    return counted(COUNTED[0]), counted(COUNTED[1])
 
 
 def _event(

@@ -15,7 +15,6 @@ class Job(SimpleNamespace):
     stall_every: int
     image_px: int
     augment: int
-    context: int
     batch_size: int
     num_workers: int
     pin_memory: bool

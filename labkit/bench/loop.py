@@ -11,19 +11,18 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from labkit.bench.data import CLASSES, VOCABULARY, noise_batch
+from labkit.bench.data import CLASSES, noise_batch
 from labkit.bench.formats import DTYPES, use_tf32
 from labkit.bench.job import Job
-from labkit.bench.models import AdamW, make_model, set_layout
-from labkit.bench.text import counted, next_bytes
+from labkit.bench.models import MODELS, AdamW, set_layout
 from labkit.bench.timeline import DeviceTimeline, HostTimeline, Step
-from labkit.process.events import NO_TOKENS, now_ns
+from labkit.process.events import now_ns
 
 STARTING_NS = 120_000_000_000  # what workers get to start in, at the most
 UNLIMITED_S = 1e9
 
 Batch = tuple[torch.Tensor, torch.Tensor]
-"""Images (B, 3, px, px) uint8 and labels (B,) int64; or rows and lengths, as `Text` collates."""
+"""Images (B, 3, px, px) uint8 and labels (B,) int64."""
 
 
 class CopyStream:
@@ -93,14 +92,10 @@ class Trainer:
     def __init__(self, job: Job, device: torch.device):
         self.job = job
         self.device = device
-        self.reads = job.model == "gpt"  # text: the other models see images
         torch.manual_seed(job.seed)
         use_tf32(job.precision == "tf32")
         with device:  # a large model's weights are drawn where they are needed: seconds on a CPU
-            sizes = (CLASSES, job.image_px)
-            if self.reads:
-                sizes = (VOCABULARY, job.context)
-            model = make_model(job.model, job.width, job.depth, *sizes)
+            model = MODELS[job.model](job.width, job.depth, CLASSES, job.image_px)
         self.layout = torch.channels_last if job.channels_last else torch.contiguous_format
         set_layout(model.to(device), self.layout)
         # fused=False would switch off PyTorch's own default, which updates all at once on a GPU
@@ -128,14 +123,10 @@ class Trainer:
 
     def inputs(self, images: torch.Tensor, labels: torch.Tensor) -> Batch:
         """Return the inputs and targets of the model, from a batch on the device."""
-        if self.reads:
-            return next_bytes(images, labels)  # (B, T) each
         return images.to(memory_format=self.layout).float().div_(255), labels
 
     def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the mean cross entropy of logits (B, classes) or, of text, (B, T, classes)."""
-        if self.reads:
-            return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        """Return the mean cross entropy of logits (B, classes)."""
         return nn.functional.cross_entropy(logits, targets)
 
     def compute(self, images: torch.Tensor, labels: torch.Tensor, update: bool) -> torch.Tensor:
@@ -155,12 +146,9 @@ class Trainer:
         """Compile by training on noise: no measured step does; undo it, return the seconds."""
         start = now_ns()
         kept = copy.deepcopy(self.model.state_dict())
-        noise, labels = noise_batch(self.job)
-        for call in range(3):  # CUDA graphs are recorded in the second and replayed in the third
-            if self.reads and call:
-                noise = noise[:, : -(self.job.context // 4)]  # lengths differ: one graph for all
-                labels = labels.clamp(max=noise.shape[1] - 1)
-            self.compute(*self.to_device(noise, labels), update=False)
+        noise = noise_batch(self.job)
+        for _ in range(3):  # CUDA graphs are recorded in the second and replayed in the third
+            self.compute(*self.to_device(*noise), update=False)
             self.optimizer.zero_grad(set_to_none=True)  # in a graph's memory: the next overwrites
         self.model.load_state_dict(kept)
         return (now_ns() - start) / 1e9
@@ -181,12 +169,11 @@ def train(
     limit_ns = int((job.seconds or UNLIMITED_S) * 1e9)
     deadline_ns = now_ns() + STARTING_NS + limit_ns
     last_to_start = max(0, job.num_workers - 1)  # the step whose batch the last worker prepared
-    reads = job.model == "gpt"
     step = -1
     for step in range(job.steps):
         asked = now_ns()
         images, labels = next(batches)  # the host waits here for data, and gives the old batch back
-        samples, tokens = counted(images, labels) if reads else (labels.numel(), NO_TOKENS)
+        samples = labels.numel()
         with copying:
             ready = timeline.copying()
             images, labels = trainer.to_device(images, labels)
@@ -195,7 +182,7 @@ def train(
             deadline_ns = ready + limit_ns
         timeline.computing()
         loss = trainer.compute(images, labels, update=(step + 1) % job.accumulation_steps == 0)
-        done = timeline.step(Step(step, asked, ready, copied, samples, loss, tokens))
+        done = timeline.step(Step(step, asked, ready, copied, samples, loss))
         if trainer.after_step() or done > deadline_ns:
             break
     timeline.finish()

@@ -16,18 +16,17 @@ import torch
 
 from labkit import quotas
 from labkit.bench import machine
-from labkit.bench.data import CLASSES, VOCABULARY, noise_batch
+from labkit.bench.data import CLASSES, noise_batch
 from labkit.bench.job import Job
 from labkit.bench.loop import Trainer
-from labkit.bench.models import make_model
+from labkit.bench.models import MODELS
 from labkit.process import folders
 from labkit.process.events import now_ns
 from labkit.spec import KNOBS, PX
 
-# Width and depth. The logits of all bytes alone take GPT longer than the others' steps
-ON_CPU = {"cnn": (16, 2), "mlp": (128, 3), "transformer": (64, 2), "gpt": (32, 2)}
+ON_CPU = {"cnn": (16, 2), "mlp": (128, 3), "transformer": (64, 2)}  # width and depth
 TEXTBOOK = 2  # a CPU's 50 ms delay goes with 10 ms of compute, and takes no core from the model
-WIDTH_ON_GPU = {"cnn": 320, "mlp": 8192, "transformer": 1024, "gpt": 1024}
+WIDTH_ON_GPU = {"cnn": 320, "mlp": 8192, "transformer": 1024}
 STATED_WIDTH_DEPTH = 6  # layers of a GPU's model whose width is stated
 COPIES = 5  # of the weights in training: gradients, AdamW's two, and one while it updates
 MOST_MEMORY = 0.5  # of a device's, for those of the deepest model that is probed
@@ -58,13 +57,12 @@ def fill(job: Job, device: torch.device) -> None:
         job.width = WIDTH_ON_GPU[job.model]
         if job.model == "cnn" and job.image_px > PX:  # as much arithmetic a layer on larger images
             job.width = max(32, round(job.width * PX / job.image_px / 32) * 32)
-        size = job.context if job.model == "gpt" else job.image_px
-        job.width = width_that_fits(job.model, job.width, size, device)
-        job.depth = job.depth or kept_depth(job.model, job.width, size, device)
+        job.width = width_that_fits(job.model, job.width, job.image_px, device)
+        job.depth = job.depth or kept_depth(job.model, job.width, job.image_px, device)
     job.depth = job.depth or STATED_WIDTH_DEPTH
 
 
-def width_that_fits(model: str, width: int, size: int, device: torch.device) -> int:
+def width_that_fits(model: str, width: int, px: int, device: torch.device) -> int:
     """Return `width`, halved until the device has the memory to train the models that are probed.
 
     An MLP's weights grow with the square of its width, and its first layer with the images.
@@ -72,10 +70,9 @@ def width_that_fits(model: str, width: int, size: int, device: torch.device) -> 
     memory = quotas.ram_bytes()  # of an Apple GPU too
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
-    outputs = VOCABULARY if model == "gpt" else CLASSES
     while width > 1:
         with torch.device("meta"):
-            probed = make_model(model, width, PROBED[1], outputs, size)
+            probed = MODELS[model](width, PROBED[1], CLASSES, px)
         weights = sum(each.nbytes for each in probed.parameters())
         if COPIES * weights <= MOST_MEMORY * memory:
             break
@@ -83,18 +80,18 @@ def width_that_fits(model: str, width: int, size: int, device: torch.device) -> 
     return width
 
 
-def kept_depth(model: str, width: int, size: int, device: torch.device) -> int:
+def kept_depth(model: str, width: int, px: int, device: torch.device) -> int:
     """Return the depth at which a step takes about `STEP_MS`: found before, or now and kept.
 
     A depth that was found while others computed on the card serves only until one is found alone.
     """
-    alone = place_of_depth(model, width, size, device)
+    alone = place_of_depth(model, width, px, device)
     shared = alone.with_suffix(".shared.txt")
     busy = others_compute_on(device)
     for path in (alone, shared) if busy else (alone,):
         if path.exists():
             return int(path.read_text())
-    depth = find_depth(model, width, size, device)
+    depth = find_depth(model, width, px, device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)  # what was tried is no part of the run
     keep(shared if busy else alone, str(depth))
@@ -106,25 +103,25 @@ def others_compute_on(device: torch.device) -> bool:
     return device.type == "cuda" and machine.busy_with_others(device.index or 0) > DESKTOP
 
 
-def place_of_depth(model: str, width: int, size: int, device: torch.device) -> Path:
+def place_of_depth(model: str, width: int, px: int, device: torch.device) -> Path:
     """Return the file in which a depth is kept, named by all that it depends on."""
     facts = [device.type]
     if device.type == "cuda":
         driver = machine.describe(device)["driver"]
         facts = [torch.cuda.get_device_name(device), f"driver {driver}"]
-    facts += [f"torch {torch.__version__}", model, str(width), str(size)]
+    facts += [f"torch {torch.__version__}", model, str(width), str(px)]
     return folders.home() / "depths" / f"{' '.join(facts).replace('/', ' ')}.txt"
 
 
-def find_depth(model: str, width: int, size: int, device: torch.device) -> int:
+def find_depth(model: str, width: int, px: int, device: torch.device) -> int:
     """Return the depth at which a step takes about `STEP_MS`, with the card's clocks up."""
     load(device)
     depth = PROBED[0]
     for _ in range(TRIES):
-        few, more = (time_step(model, width, depth, size, device) for depth in PROBED)
+        few, more = (time_step(model, width, depth, px, device) for depth in PROBED)
         a_layer = max((more - few) / (PROBED[1] - PROBED[0]), 1e-3)
         depth = min(max(PROBED[0] + round((STEP_MS - few) / a_layer), 1), DEEPEST)
-        took = time_step(model, width, depth, size, device)
+        took = time_step(model, width, depth, px, device)
         whole_layers = max(OFF * STEP_MS, a_layer / 2)  # no depth comes closer than half a layer
         if abs(took - STEP_MS) <= whole_layers or (depth == 1 and took > STEP_MS):
             break
@@ -149,9 +146,9 @@ def keep(path: Path, text: str) -> None:
     part.replace(path)
 
 
-def time_step(model: str, width: int, depth: int, size: int, device: torch.device) -> float:
+def time_step(model: str, width: int, depth: int, px: int, device: torch.device) -> float:
     """Return the time of one training step with its batch on the device, ms, host ahead."""
-    job = plain_job(device, model=model, width=width, depth=depth, image_px=size, context=size)
+    job = plain_job(device, model=model, width=width, depth=depth, image_px=px)
     trainer = Trainer(job, device)
     images, labels = trainer.to_device(*noise_batch(job))
     took = []

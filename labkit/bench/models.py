@@ -64,58 +64,7 @@ class Transformer(nn.Module):
         return self.head(self.encoder(tokens + self.place).mean(dim=1))
 
 
-class Block(nn.Module):
-    """Causal self-attention and an MLP, each behind a layer norm and beside a residual path."""
-
-    def __init__(self, width: int):
-        super().__init__()
-        self.heads = width // 64 if width % 64 == 0 else 1  # of 64 numbers each, as in GPT-2
-        self.attention_norm = nn.LayerNorm(width)
-        self.mlp_norm = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
-        self.up = nn.Linear(width, 4 * width)
-        self.down = nn.Linear(4 * width, width)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Map (B, T, width) to the same shape."""
-        batch, length, width = tokens.shape
-        parts = self.qkv(self.attention_norm(tokens)).view(batch, length, 3, self.heads, -1)
-        query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)  # (B, H, T, D) each
-        seen = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        tokens = tokens + self.out(seen.transpose(1, 2).reshape(batch, length, width))
-        return tokens + self.down(nn.functional.gelu(self.up(self.mlp_norm(tokens))))
-
-
-class GPT(nn.Module):
-    """A decoder over bytes: `depth` blocks of `width`; byte 0 begins a document.
-
-    A row is one document: causal attention keeps its padding out.
-    """
-
-    def __init__(self, width: int, depth: int, vocabulary: int, context: int):
-        super().__init__()
-        self.bytes = nn.Embedding(vocabulary, width)
-        self.places = nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, vocabulary)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Map bytes (B, T) int64 to logits of the next ones (B, T, vocabulary)."""
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        features = self.bytes(tokens) + self.places(places)
-        for block in self.blocks:
-            features = block(features)
-        return self.head(self.norm(features))
-
-
-MODELS = {"cnn": CNN, "mlp": MLP, "transformer": Transformer, "gpt": GPT}
-
-
-def make_model(name: str, *sizes: int) -> nn.Module:
-    """Build a model by its knob's name; `sizes` are width, depth, and what goes in and out."""
-    return MODELS[name](*sizes)
+MODELS = {"cnn": CNN, "mlp": MLP, "transformer": Transformer}  # (width, depth, classes, image_px)
 
 
 def set_layout(model: nn.Module, layout: torch.memory_format) -> None:

@@ -64,9 +64,6 @@ def _inapplicable(job: Job, device: torch.device) -> Iterator[tuple[str, Any, st
     elif job.compile in GRAPH_MODES and job.accumulation_steps > 1:
         why = "a CUDA graph's next replay overwrites gradients that accumulation has to keep"
         yield "compile", "default", f"{why}: compiled without graphs"
-    elif job.compile in GRAPH_MODES and job.model == "gpt":
-        why = "a CUDA graph is of one shape, and batches of text differ in length"
-        yield "compile", "default", f"{why}: compiled without graphs"
 
 
 def compile_lacks(device: torch.device) -> str | None:

@@ -35,10 +35,9 @@ DATASETS = {  # {name: the code that makes it}
     "jpeg": "Images(image_files())",
     "array": "Images(decoded(image_files()))",
     "sleep": "Images(noise())",
-    "text": "Text()",
 }
-COLLATE = {"jpeg": "default_collate", "text": "padded"}  # else "as_it_is"
-MODELS = {"cnn": "cnn", "mlp": "mlp", "transformer": "VisionTransformer", "gpt": "GPT"}
+COLLATE = {"jpeg": "default_collate"}  # else "as_it_is"
+MODELS = {"cnn": "cnn", "mlp": "mlp", "transformer": "VisionTransformer"}
 OF_LOADER = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
 
 

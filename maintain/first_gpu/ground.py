@@ -20,14 +20,14 @@ from labkit.spec import automatic
 
 QUICK = "--quick" in sys.argv[1:]
 TIMES = 1 if QUICK else 5
-SIZE = {"mlp": 48, "transformer": 48, "gpt": 256}  # px, or tokens
+MODELS = ("cnn", "mlp", "transformer")
 
 
 def main() -> None:
     machine.use_fixed_threads()
     device = machine.find_device("auto")
     machine.use(device)
-    for model in ("cnn",) if QUICK else ("cnn", *SIZE):
+    for model in MODELS[:1] if QUICK else MODELS:
         depths(model, device)
     kernels(device)
     for workers in (0,) if QUICK else (0, 6, 12):
@@ -49,11 +49,10 @@ def job_of(model: str, device: torch.device) -> object:
 def depths(model: str, device: torch.device) -> None:
     """Find the depth of a model anew, and time a step at it a second time."""
     job = job_of(model, device)
-    size = job.context if model == "gpt" else job.image_px
     for _ in range(TIMES):
-        depth = model_size.find_depth(model, job.width, size, device)
-        again_ms = model_size.time_step(model, job.width, depth, size, device)
-        tell("depth", model=model, width=job.width, size=size, depth=depth, step_ms=again_ms)
+        depth = model_size.find_depth(model, job.width, job.image_px, device)
+        again_ms = model_size.time_step(model, job.width, depth, job.image_px, device)
+        tell("depth", model=model, width=job.width, depth=depth, step_ms=again_ms)
 
 
 def kernels(device: torch.device) -> None:
