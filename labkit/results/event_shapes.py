@@ -1,7 +1,7 @@
 """What an event of a log has to look like, so that readers can rely on it.
 
-`labkit/data/events.json` says it: {event: {kind of value: the keys that hold one}}. A key with ? may
-be missing or null. The kinds are those of `CHECKS`, and "list of KIND", "dict of KIND" (its
+`labkit/data/events.json` says it: {event: {kind of value: the keys that hold one}}. A key with ?
+may be missing or null. The kinds are those of `CHECKS`, and "list of KIND", "dict of KIND" (its
 values), "4 of KIND" (a list of four).
 """
 
