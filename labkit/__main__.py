@@ -17,7 +17,6 @@ from labkit.terminal import (
     command,
     main,
     option,
-    repeated,
     say,
     share,
 )
@@ -132,10 +131,11 @@ def diagnose(options: argparse.Namespace) -> Any:
     option("--batch-size", metavar="N[,N...]", help="to tune for; several: to search among"),
     option("--max-workers", type=int, metavar="N", help="the most workers to try"),
     option("--seconds", type=float, default=1.5, help="to measure each setting for"),
-    repeated(
+    option(
         "--set",
-        "KNOB=VALUE",
-        "without MODULE:FUNCTION: the pipeline; with it: the loader settings you have now",
+        action="append",
+        metavar="KNOB=VALUE",
+        help="without MODULE:FUNCTION: the pipeline; with it: the loader settings you have now",
         default=[],
         dest="settings",
     ),
@@ -166,7 +166,7 @@ def tune(options: argparse.Namespace) -> Any:
 
 @command(
     option("--out", metavar="DIR", required=True, help="where the records go"),
-    repeated("--only", "NAME", "record this one; may be repeated"),
+    option("--only", action="append", metavar="NAME", help="record this one; may be repeated"),
 )
 def record(options: argparse.Namespace) -> Any:
     """Make every recorded run of the course on this machine.

@@ -6,12 +6,13 @@ A step lasts until the logging, evaluating and saving after it; time between epo
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
+from labkit.bench.user_loop import Mark
 from labkit.process import folders
 from labkit.process.events import now_ns
 from labkit.results.run import Run
 from labkit.watching.hangs import HangWatch
+from labkit.watching.passes import IN_BODY, WAITING
 from labkit.watching.recorder import Recorder
 
 
@@ -22,8 +23,8 @@ class StepRecorder:
         self._recording: Recorder | None = None  # while the training goes on
         self._run: Run | None = None
         self._open = contextlib.ExitStack()  # what ends with the record
-        self._step: tuple[int, int, Any] | None = None  # asked, ready (ns), the device's event
-        self._row: tuple[int, int, int, Any, Any] | None = None  # a step that has been issued
+        self._step: tuple[int, int, Mark | None] | None = None  # asked, ready (ns), on the device
+        self._row: tuple[int, int, int, Mark | None, Mark | None] | None = None  # one issued
         self._asked = 0  # ns: when the batches of the next step were asked for
 
     @property
@@ -33,7 +34,7 @@ class StepRecorder:
             raise RuntimeError("nothing has been recorded yet: train first, trainer.train().")
         return self._run
 
-    def begin(self, loader: Any, model: Any = None) -> None:
+    def begin(self, loader: object, model: object = None) -> None:
         """Begin a record, before the first batch is asked for; `model` is who trains on it."""
         self.close()
         recording = Recorder(folders.new_run(), loader, model)
@@ -60,7 +61,7 @@ class StepRecorder:
             start = None if recording.clock is None else recording.clock.mark()
             ready = now_ns()
             self._step = (self._asked, ready, start)
-            recording.in_body(ready)
+            recording.note(IN_BODY, ready)
 
     def issued(self, samples: int) -> None:
         """A step of so many samples has been issued."""
@@ -72,7 +73,7 @@ class StepRecorder:
             if start is not None and recording.clock is not None:
                 end = recording.clock.mark()
             self._row = (asked, ready, samples, start, end)
-            recording.waits(self._asked)
+            recording.note(WAITING, self._asked)
 
     def over(self, loss: float | None = None) -> None:
         """Something that follows a step is done, such as logging its loss."""

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import functools
-import inspect
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -20,7 +18,6 @@ Settings = dict[str, Any]
 """{knob: value}"""
 WORDS = {
     "bool": "True or False",
-    "dict": "a dict",
     "int": "a whole number",
     "float": "a number",
     "str": "a text",
@@ -34,7 +31,7 @@ class Knob:
     """One setting: how to check it, read it from text and explain it."""
 
     name: str
-    kind: str  # "int", "float", "bool", "str" or "dict"
+    kind: str  # "int", "float", "bool" or "str"
     default: Any
     help: str
     unit: str = ""
@@ -89,8 +86,6 @@ class Knob:
             return number if number is not None and low <= number <= high else None
         if self.kind == "bool":
             return bool(value) if isinstance(value, int) and value in (0, 1) else None
-        if self.kind == "dict":
-            return value if isinstance(value, Mapping) else None
         fits = isinstance(value, str) and (not self.pattern or self.pattern.fullmatch(value))
         return value if fits else None
 
@@ -171,18 +166,6 @@ def declares_knobs(spec: SpecType) -> SpecType:
         if "help" in each.metadata
     }
     return spec
-
-
-def suggests(function: Callable) -> Callable:
-    """Decorate a public function: an argument it does not know is a ValueError with the nearest."""
-    known = inspect.signature(function).parameters
-
-    @functools.wraps(function)
-    def checked(*values: Any, **named: Any) -> Any:
-        check_names(named, known, f"argument of lk.{function.__name__}:")
-        return function(*values, **named)
-
-    return checked
 
 
 def check_names(values: Iterable[str], known: Iterable[str], what: str = "knob") -> None:

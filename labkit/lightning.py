@@ -16,12 +16,9 @@ else:
     try:
         from lightning.pytorch import Callback
     except ImportError as error:
-        try:
-            from pytorch_lightning import Callback
-        except ImportError:
-            raise ImportError(
-                f"labkit.lightning needs lightning ({error}): pip install 'labkit[lightning]'"
-            ) from None
+        raise ImportError(
+            f"labkit.lightning needs lightning ({error}): pip install 'labkit[lightning]'"
+        ) from None
 
 
 class Recorder(StepRecorder, Callback):

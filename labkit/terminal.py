@@ -8,7 +8,6 @@ import json
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TextIO
 
 from labkit.results import saving
@@ -37,14 +36,8 @@ COMMANDS = PARSER.add_subparsers(title="commands", required=True, metavar="COMMA
 
 
 Command = Callable[[argparse.Namespace], Any]
-
-
-@dataclass(frozen=True)
-class Option:
-    """An option of a command, as argparse's `add_argument` takes it."""
-
-    flags: tuple[str, ...]
-    rules: dict[str, Any]
+Option = Callable[[argparse.ArgumentParser], object]
+"""What adds an option to a command."""
 
 
 def command(*options: Option) -> Callable[[Command], Command]:
@@ -60,9 +53,8 @@ def command(*options: Option) -> Callable[[Command], Command]:
             more += "\n\nknobs (--set KNOB=VALUE):"
             for knob in KNOBS.values():
                 more += f"\n  {knob.name}={knob.default}: {knob.help}\n      {knob.allowed}"
-        name = run.__name__.replace("_", "-")
         sub = COMMANDS.add_parser(
-            name,
+            run.__name__,
             help=summary,
             description=summary,
             epilog=more,
@@ -72,8 +64,8 @@ def command(*options: Option) -> Callable[[Command], Command]:
         sub.set_defaults(command=run)
         if SAVE in options or PLOT in options:
             sub.add_argument("--force", action="store_true", help=FORCE)
-        for each in options:
-            sub.add_argument(*each.flags, **each.rules)
+        for add_to in options:
+            add_to(sub)
         return run
 
     return register
@@ -81,12 +73,7 @@ def command(*options: Option) -> Callable[[Command], Command]:
 
 def option(*flags: str, **rules: Any) -> Option:
     """Return an option, as argparse's `add_argument` takes it."""
-    return Option(flags, rules)
-
-
-def repeated(flag: str, metavar: str, text: str, **rules: Any) -> Option:
-    """Return an option that may be given several times."""
-    return Option((flag,), {"action": "append", "metavar": metavar, "help": text, **rules})
+    return lambda command: command.add_argument(*flags, **rules)
 
 
 # of a command without arguments, which several settings behind one --set would swallow

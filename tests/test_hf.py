@@ -1,4 +1,4 @@
-"""Hugging Face: a Trainer's run as a Run."""
+"""A framework's trainer as a Run: Hugging Face's, and Lightning's."""
 
 import importlib.util
 import subprocess
@@ -7,14 +7,50 @@ import time
 
 import pytest
 
+pytestmark = pytest.mark.slow
 installed = all(map(importlib.util.find_spec, ("transformers", "accelerate")))
+needs_hf = pytest.mark.skipif(not installed, reason="needs the extra labkit[hf]")
 
 
-@pytest.mark.slow
 def test_without_the_extra_the_import_says_how_to_install_it():
     code = "import sys; sys.modules['transformers'] = None; from labkit import hf"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1 and "pip install 'labkit[hf]'" in done.stderr
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """Return what trains a tiny Llama on some items: nothing is downloaded."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+    def train(items, *callbacks, collator=None, **settings):
+        config = LlamaConfig(
+            vocab_size=64,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+        )
+        torch.manual_seed(0)  # the same weights each time
+        arguments = TrainingArguments(
+            str(tmp_path),
+            report_to=[],
+            disable_tqdm=True,
+            logging_steps=1,
+            save_strategy="no",
+            use_cpu=True,
+            **settings,
+        )
+        model = LlamaForCausalLM(config)
+        trainer = Trainer(model, arguments, train_dataset=items, data_collator=collator)
+        for callback in callbacks:
+            trainer.add_callback(callback)
+        trainer.train()
+        return trainer
+
+    return train
 
 
 class Slow(list):
@@ -26,18 +62,10 @@ class Slow(list):
 
 
 @pytest.mark.measures
-@pytest.mark.slow
-@pytest.mark.skipif(not installed, reason="needs the extra labkit[hf]")
-def test_a_trainer_is_recorded_as_a_run_and_a_slow_dataset_shows(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+@needs_hf
+def test_a_trainer_is_recorded_as_a_run_and_a_slow_dataset_shows(train):
     import torch
-    from transformers import (
-        LlamaConfig,
-        LlamaForCausalLM,
-        Trainer,
-        TrainerCallback,
-        TrainingArguments,
-    )
+    from transformers import TrainerCallback
 
     from labkit import hf
 
@@ -45,39 +73,17 @@ def test_a_trainer_is_recorded_as_a_run_and_a_slow_dataset_shows(tmp_path, monke
         def on_log(self, *_args, **_more):
             time.sleep(0.06)
 
-    def train(*callbacks, data=list):
-        """Train a tiny Llama on random tokens."""
-        config = LlamaConfig(
-            vocab_size=64,
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-        )
-        torch.manual_seed(0)  # the same weights each time
-        items = [{"input_ids": t, "labels": t} for t in torch.arange(60 * 8).view(60, 8) % 64]
-        arguments = TrainingArguments(
-            str(tmp_path),
-            report_to=[],
-            disable_tqdm=True,
-            logging_steps=1,
-            save_strategy="no",
-            num_train_epochs=2,
-            per_device_train_batch_size=4,
-            gradient_accumulation_steps=2,
-            use_cpu=True,
-        )
-        trainer = Trainer(LlamaForCausalLM(config), arguments, train_dataset=data(items))
-        for callback in callbacks:
-            trainer.add_callback(callback)
-        trainer.train()
-        return trainer
-
+    items = [{"input_ids": t, "labels": t} for t in torch.arange(60 * 8).view(60, 8) % 64]
+    settings = {
+        "num_train_epochs": 2,
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+    }
     recorder = hf.Recorder()
     slow = hf.Recorder()
     with pytest.raises(RuntimeError, match=r"trainer\.train\(\)"):
         _ = recorder.run
-    trainer = train(SlowLog(), recorder)
+    trainer = train(items, SlowLog(), recorder, **settings)
     run = recorder.run
     assert run.outcome == "finished" and run.steps == trainer.state.global_step == 16
     assert run.trainer  # so that advice names its arguments, not a DataLoader's
@@ -86,22 +92,51 @@ def test_a_trainer_is_recorded_as_a_run_and_a_slow_dataset_shows(tmp_path, monke
     logged = [float(row["loss"]) for row in trainer.state.log_history if "loss" in row]
     assert run.loss == pytest.approx(logged, rel=1e-5)
     assert 0 < run.utilization <= 1 and run.throughput > 0
-    assert run.diagnose().bottleneck and "watched" in repr(run)
     # 4 rows of 8 tokens: attention's weights and scores, the gated layer's three, the head
     each = 2 * (4 * 16**2 + 2 * 8 * 16 + 3 * 16 * 32 + 16 * 64)
     work = run.event("work")
     assert work["flops"] == pytest.approx(3 * 4 * 8 * each, rel=0.01) and work["samples"] == 4
-    train(slow, data=Slow)
+    train(Slow(items), slow, **settings)
     assert "input" in {finding.name for finding in slow.run.diagnose().findings}
-    waits = slow.run.breakdown.shares
-    logs = run.breakdown.shares
-    assert waits["wait"] > 2 * logs["wait"]
+    assert slow.run.breakdown.shares["wait"] > 2 * run.breakdown.shares["wait"]
     found = run.diagnose().findings[0]  # the sleep in a callback of the user's
     assert (found.name, found.cause) == ("host", "waiting")
     assert found.lines[0].function.endswith("SlowLog.on_log")
 
 
-@pytest.mark.slow
+@needs_hf
+def test_what_a_trainer_pads_is_counted(train):
+    import torch
+    from tokenizers import Tokenizer, models
+    from transformers import (
+        DataCollatorForLanguageModeling,
+        DataCollatorWithFlattening,
+        PreTrainedTokenizerFast,
+    )
+
+    from labkit import hf
+
+    lengths = torch.randint(8, 100, (400,), generator=torch.Generator().manual_seed(0)).tolist()
+    items = [{"input_ids": [2 + i % 60 for i in range(n)]} for n in lengths]
+    words = Tokenizer(models.WordLevel({"[PAD]": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]")
+    collate = DataCollatorForLanguageModeling(tokenizer, mlm=False)
+    settings = {"num_train_epochs": 1, "per_device_train_batch_size": 8}
+    padded = hf.Recorder()
+    packed = hf.Recorder()
+    trainer = train(items, padded, collator=collate, **settings)
+    train(items, packed, collator=DataCollatorWithFlattening(), **settings)
+    masks = [collate(items[at : at + 8])["attention_mask"] for at in range(0, 400, 8)]
+    share = 1 - sum(int(mask.sum()) for mask in masks) / sum(mask.numel() for mask in masks)
+    assert padded.run.padding == pytest.approx(share, abs=0.03)  # in another order
+    assert packed.run.padding == 0
+    found = {f.cause: f for f in padded.run.diagnose().findings}
+    assert 0.1 < found["padding"].lost_share <= padded.run.padding
+    (remedy,) = found["padding"].remedies  # in words: batches are the Trainer's
+    assert remedy.key == "pad_less" and not remedy.code
+    assert not trainer.model._forward_pre_hooks  # nothing of ours is left behind
+
+
 @pytest.mark.skipif(not importlib.util.find_spec("lightning"), reason="needs labkit[lightning]")
 def test_a_lightning_trainer_is_recorded_as_a_run_with_its_lines(tmp_path):
     import lightning
@@ -110,12 +145,15 @@ def test_a_lightning_trainer_is_recorded_as_a_run_with_its_lines(tmp_path):
     from labkit.lightning import Recorder
 
     class Tiny(lightning.LightningModule):
-        def __init__(self):
+        def __init__(self, fails_at=None):
             super().__init__()
             self.net = torch.nn.Linear(8, 1)
+            self.fails_at = fails_at
 
-        def training_step(self, batch, _number):
+        def training_step(self, batch, number):
             time.sleep(0.01)
+            if number == self.fails_at:
+                raise ArithmeticError("no more")
             return self.net(batch).square().mean()
 
         def configure_optimizers(self):
@@ -125,8 +163,7 @@ def test_a_lightning_trainer_is_recorded_as_a_run_with_its_lines(tmp_path):
         off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
         quiet = dict.fromkeys(off, False) | {"accelerator": "cpu", "default_root_dir": tmp_path}
         trainer = lightning.Trainer(max_epochs=2, callbacks=[recorder], **quiet)
-        loader = torch.utils.data.DataLoader(torch.randn(200, 8), 4)
-        trainer.fit(module, loader)
+        trainer.fit(module, torch.utils.data.DataLoader(torch.randn(200, 8), 4))
 
     recorder = Recorder()
     fit(Tiny())
@@ -135,13 +172,6 @@ def test_a_lightning_trainer_is_recorded_as_a_run_with_its_lines(tmp_path):
     found = run.diagnose().findings[0]
     assert (found.name, found.cause) == ("host", "waiting")
     assert found.lines[0].function.endswith("Tiny.training_step")
-
-    class Failing(Tiny):
-        def training_step(self, batch, number):
-            if number == 3:
-                raise ArithmeticError("no more")
-            return super().training_step(batch, number)
-
     with pytest.raises(ArithmeticError):
-        fit(Failing())
+        fit(Tiny(fails_at=3))
     assert recorder.run.outcome == "failed" and "no more" in recorder.run.error

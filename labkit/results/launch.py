@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Protocol, overload
+from typing import TYPE_CHECKING, Protocol, TypedDict, overload
 
 import labkit
 from labkit.process import folders, launcher
@@ -16,6 +16,9 @@ from labkit.results.ranks import Ranks
 from labkit.results.run import Run
 from labkit.spec import Distributed, Grid
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 
 class Source(Protocol):
     """Data of the reader's own, or a function, that the bench is to use."""
@@ -24,7 +27,7 @@ class Source(Protocol):
         """Write it to a run's folder; return what tells the bench of it, as JSON types."""
         ...
 
-    def described(self, spec: Launched) -> dict[str, Any]:
+    def described(self, spec: Launched) -> dict[str, object]:
         """Return what the log's first event says of a spec that uses it."""
         ...
 
@@ -32,35 +35,27 @@ class Source(Protocol):
 class Launched(Protocol):
     """A spec of something that can be run: a Pipeline, a Grid, Distributed ranks."""
 
-    def to_spec(self) -> dict[str, Any]:
+    def to_spec(self) -> dict[str, object]:
         """Return what the log's first event says of it."""
         ...
 
 
+class Options(TypedDict, total=False):
+    """What `launch` takes beside the spec."""
+
+    fault: str | None
+    after: list[str] | None
+    source: Source | None
+
+
 @overload
 def launch(  # pyright: ignore[reportOverlappingOverload]
-    spec: Distributed,
-    *,
-    fault: str | None = None,
-    after: list[str] | None = None,
-    source: Source | None = None,
+    spec: Distributed, **options: Unpack[Options]
 ) -> Ranks: ...
 @overload
-def launch(
-    spec: Grid,
-    *,
-    fault: str | None = None,
-    after: list[str] | None = None,
-    source: Source | None = None,
-) -> Measurements: ...
+def launch(spec: Grid, **options: Unpack[Options]) -> Measurements: ...
 @overload
-def launch(
-    spec: Launched,
-    *,
-    fault: str | None = None,
-    after: list[str] | None = None,
-    source: Source | None = None,
-) -> Run: ...
+def launch(spec: Launched, **options: Unpack[Options]) -> Run: ...
 def launch(
     spec: Launched,
     *,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from labkit.knobs import suggests
 from labkit.process.interrupts import held, in_notebook
 from labkit.results.launch import launch
 from labkit.results.ranks import Ranks
@@ -148,7 +147,6 @@ def pipeline_with(pipeline: Pipeline | None, knobs: dict[str, Any]) -> Pipeline:
     return (pipeline or Pipeline()).but(**knobs)
 
 
-@suggests
 def tune(
     dataset_or_pipeline: Any,
     *,

@@ -17,7 +17,6 @@ from labkit.bench.user_loop import Tally
 from labkit.diagnosis import thresholds
 from labkit.diagnosis.diagnosis import Diagnosis
 from labkit.diagnosis.hot_lines import CELL, Line, Lines
-from labkit.knobs import suggests
 from labkit.process import folders, launcher
 from labkit.results.run import Run
 from labkit.view.display import Display, StaticFigure
@@ -176,7 +175,6 @@ def _is_open(recorder: Recorder) -> bool:
     return not recorder.closed and recorder.pid == os.getpid()
 
 
-@suggests
 def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:
     """Watch a training loop through its loader: `for batch in lk.watch(loader): ...`.
 
@@ -205,7 +203,7 @@ def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:
             f"lk.watch({type(loader).__name__}): a dataset gives single items. Watch its loader: "
             "for batch in lk.watch(DataLoader(dataset, batch_size=32)): ..."
         )
-    caller = sys._getframe(2)
+    caller = sys._getframe(1)
     dataset = getattr(loader, "dataset", None)
     place = (caller.f_code, caller.f_lineno, type(loader), id(dataset))
     for each in _open:

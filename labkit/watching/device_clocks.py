@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
 
 from labkit.process.events import now_ns
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Queue:
@@ -15,12 +18,11 @@ class Queue:
     of which passes behind the steps before it.
     """
 
-    def __init__(self, device: Any):
+    def __init__(self, device: torch.device):
         from labkit.bench.timeline import EventPool  # the loop has imported torch by now
 
         self.events = EventPool(device)
-        self.first: Any = None
-        self.behind: Any = None
+        self.begin()
 
     def begin(self) -> None:
         """Begin a block, with the next step that is issued."""
@@ -42,9 +44,9 @@ class Queue:
 class Waiting:
     """The clock of a device that has no events to trust: the host waits at a block's ends."""
 
-    def __init__(self, device: Any):
+    def __init__(self, device: torch.device):
         self.device = device
-        self.began = 0
+        self.begin()
 
     def _now(self) -> int:
         sys.modules["torch"].accelerator.synchronize(self.device)

@@ -10,11 +10,9 @@ import _thread
 import contextlib
 import json
 import struct
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from labkit.bench.loader_clocks import (
     COLLATING,
@@ -26,7 +24,7 @@ from labkit.bench.loader_clocks import (
     WORDS,
 )
 from labkit.process.events import FILE_NAME, EventLog, now_ns
-from labkit.watching.passes import IN_BODY, WAITING
+from labkit.watching.passes import IN_BODY, WAITING, say
 
 LEAST_S = 10.0  # without any progress, before it is called a hang,
 LEAST_TIMES = 10.0  # and so many times the usual step
@@ -57,17 +55,12 @@ class Hang:
 
     folder: Path
     seconds: float
-    worker: int | None  # that it waits for; None where it is no worker's doing
     pid: int
-    batch: int | None
-    index: int | str | None
-    line: str  # "train.py:31 in Items.__getitem__: cv2.resize()"; "" where no stack was sampled
-    what: str  # the sentence about it
-
-    @property
-    def text(self) -> str:
-        """What is said of it, with what can be done."""
-        return f"nothing has moved for {self.seconds:.0f} s: {self.what}"
+    text: str  # the sentence about it, with what can be done
+    line: str = ""  # "train.py:31 in Items.__getitem__: cv2.resize()"; "" where none was sampled
+    worker: int | None = None  # that it waits for; None where it is no worker's doing
+    batch: int | None = None
+    index: int | str | None = None
 
 
 def progress_in(folder: Path) -> Iterator[Busy]:
@@ -95,24 +88,29 @@ def hang_in(folders: Iterable[Path], now: int) -> Hang | None:
     least = BODY_S if last.state == IN_BODY else LEAST_S if last.usual_ns else FIRST_S
     if seconds < max(least, LEAST_TIMES * last.usual_ns / 1e9):
         return None
-    makers = [each for each in busy if each.folder == last.folder and each is not last]
-    return _described(last, [each for each in makers if each.state != IDLE], seconds)
+    makers = [
+        each
+        for each in busy
+        if each.folder == last.folder and each is not last and each.state != IDLE
+    ]
+    return _described(last, makers, seconds)
 
 
 def _described(loop: Busy, makers: list[Busy], seconds: float) -> Hang:
     """Say who keeps the loop waiting."""
-    maker = min(makers, key=lambda each: each.since_ns) if makers else None
+    still = f"nothing has moved for {seconds:.0f} s:"
     if loop.state != WAITING:
-        line = line_of(loop.folder, loop.pid, loop.since_ns)
-        what = f"the loop's body goes on{_within(line)}."
-        return Hang(loop.folder, seconds, None, loop.pid, None, None, line, what)
-    if maker is None:
-        what = (
-            "the loop waits, and no worker has anything to do: a batch is on its way. Look at the "
-            "space in /dev/shm, the pin-memory thread and what a batch holds."
+        line = line_of(loop)
+        text = f"{still} the loop's body goes on{_within(line)}."
+        return Hang(loop.folder, seconds, loop.pid, text, line)
+    if not makers:
+        text = (
+            f"{still} the loop waits, and no worker has anything to do: a batch is on its way. "
+            "Look at the space in /dev/shm, the pin-memory thread and what a batch holds."
         )
-        return Hang(loop.folder, seconds, None, loop.pid, None, None, "", what)
-    line = line_of(maker.folder, maker.pid, maker.since_ns)
+        return Hang(loop.folder, seconds, loop.pid, text)
+    maker = min(makers, key=lambda each: each.since_ns)
+    line = line_of(maker)
     worker = int(maker.who) if maker.who.isdigit() else None
     name = f"worker {worker}" if worker is not None else "the main process (num_workers=0)"
     doing = "collates" if maker.state == COLLATING else f"fetches item {maker.index} of"
@@ -121,48 +119,43 @@ def _described(loop: Busy, makers: list[Busy], seconds: float) -> Hang:
         if worker is not None
         else "num_workers=1 and timeout=60 turn such a wait into an error."
     )
-    what = f"{name} (pid {maker.pid}) {doing} batch {maker.batch}{_within(line)}. {advice}"
-    return Hang(maker.folder, seconds, worker, maker.pid, maker.batch, maker.index, line, what)
+    made = f"batch {maker.batch}{_within(line)}"
+    text = f"{still} {name} (pid {maker.pid}) {doing} {made}. {advice}"
+    return Hang(maker.folder, seconds, maker.pid, text, line, worker, maker.batch, maker.index)
 
 
 def _within(line: str) -> str:
     return f", in {line}" if line else ""
 
 
-def line_of(folder: Path, pid: int, since_ns: int) -> str:
-    """Return the line that a process was last seen in after a moment; "" where it was not.
+def line_of(busy: Busy) -> str:
+    """Return the line that a process was last seen in since; "" where it was not seen.
 
     A process that holds Python's lock (the GIL) in C code cannot be seen.
     """
-    places: dict[str, list[Any]] = {}
-    last: list[int] | None = None
-    for line in (folder / FILE_NAME).read_bytes().splitlines():
+    places: dict[str, list[str]] = {}
+    seen_ns = 0
+    place = 0
+    for line in (busy.folder / FILE_NAME).read_bytes().splitlines():
         if not line.startswith(b'{"event":"lines"'):
             continue
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError):  # torn
             event = json.loads(line)
-            if event["pid"] == pid:
+            if event["pid"] == busy.pid:
                 places |= event["places"]
-                last = event["rows"][-1]
-    if last is None or last[0] < since_ns:
+                seen_ns, _, place, *_ = event["rows"][-1]
+    if seen_ns < busy.since_ns:
         return ""
-    _, _, file, number, function, call, *_ = places[str(last[2])]
+    _, _, file, number, function, call, *_ = places[str(place)]
     return f"{Path(file).name}:{number} in {function}" + (f": {call}" if call else "")
 
 
 def write(hang: Hang) -> None:
     """Write a hang into the run's log."""
+    values = asdict(hang)
+    del values["folder"]
     log = EventLog(hang.folder)
-    log.write(
-        "hang",
-        seconds=round(hang.seconds, 3),
-        worker=hang.worker,
-        pid=hang.pid,
-        batch=hang.batch,
-        index=hang.index,
-        line=hang.line,
-        text=hang.what,
-    )
+    log.write("hang", **values)
     log.close()
 
 
@@ -172,11 +165,11 @@ class HangWatch:
     def __init__(
         self,
         folders: list[Path] | Callable[[], list[Path]],
-        say: Callable[[str], None] | None = None,
+        say: Callable[[str], None] = say,
     ):
         """`folders` are those of the runs, or what returns them by now."""
         self.folders = folders
-        self.say = say or _say
+        self.say = say
         self.ended = _thread.allocate_lock()
         self.last: Hang | None = None  # that was found, be it over or not
         self.due_s = 0.0  # of a hang that goes on, when it is said again
@@ -188,7 +181,7 @@ class HangWatch:
         _thread.start_new_thread(self._watch, ())
         return self
 
-    def __exit__(self, *_error: Any) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.ended.release()
 
     def _watch(self) -> None:
@@ -212,8 +205,3 @@ class HangWatch:
             self.due_s = AGAIN_TIMES * found.seconds
             write(found)
             self.say(found.text)
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(Exception):  # stderr may be closed
-        print(f"labkit.watch: {text}", file=sys.stderr, flush=True)

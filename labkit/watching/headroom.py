@@ -7,19 +7,17 @@ The idea is that of SPDL's CacheDataLoader and DALI's LoaderEvaluator.
 
 from __future__ import annotations
 
-import random
-import statistics
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import cast
 
 from labkit.bench.user_loop import counter_for, find_device, knobs_of
 from labkit.process.events import EventLog, now_ns
 from labkit.watching.device_clocks import Queue, Waiting
 from labkit.watching.kept_batches import Kept, copied
-from labkit.watching.passes import Pass, length_of
+from labkit.watching.passes import Pass, StandsIn, length_of, one_a_batch
 
 KEPT = 8  # batches, at most
 KEPT_BYTES = 256 * 2**20  # and as many as fit; at least one
@@ -47,14 +45,14 @@ IN_PLACE = "The loop changes its batches in place: replayed ones are not what th
 class Found:
     """What the blocks of a loop say."""
 
-    factor: float | None  # throughput with a perfect loader over the present one; None: too short
-    low: float | None  # 95 % interval of `factor`, from the pairs of blocks
-    high: float | None
-    live: float | None  # samples a second of the loop as it is
-    perfect: float | None  # and with a perfect loader
     unit: str
     pairs: int
     notes: tuple[str, ...]
+    factor: float | None = None  # throughput with a perfect loader over the present one
+    low: float | None = None  # 95 % interval of `factor`, from the pairs of blocks
+    high: float | None = None
+    live: float | None = None  # samples a second of the loop as it is
+    perfect: float | None = None  # and with a perfect loader
 
     @property
     def text(self) -> str:
@@ -65,39 +63,43 @@ class Found:
                 f"{BLOCK_STEPS} steps and {BLOCK_NS / 1e9:g} s each. Train for longer."
             )
         interval = f"({self.low:.2f}x to {self.high:.2f}x in {self.pairs} pairs of blocks)"
+        would_do = f"headroom: with a perfect loader your loop would do {self.perfect:,.0f}"
         if self.low <= WITHIN:
             return (
-                f"headroom: with a perfect loader your loop would do {self.perfect:,.0f} "
-                f"{self.unit}/s, and it does {self.live:,.0f}: {self.factor:.2f}x {interval}. The "
-                "loader does not hold it back."
+                f"{would_do} {self.unit}/s, and it does {self.live:,.0f}: {self.factor:.2f}x "
+                f"{interval}. The loader does not hold it back."
             )
         return (
-            f"headroom: with a perfect loader your loop would do {self.perfect:,.0f} "
-            f"{self.unit}/s instead of {self.live:,.0f}: at most {self.factor:.1f}x {interval}."
+            f"{would_do} {self.unit}/s instead of {self.live:,.0f}: at most {self.factor:.1f}x "
+            f"{interval}."
         )
 
 
 class Blocks:
     """The blocks of live and of replayed steps, and what they took."""
 
-    def __init__(self, in_flight: int):
-        """`in_flight` batches are prepared ahead of the loop."""
-        self.in_flight = in_flight
+    def __init__(self, loader: object):
+        knobs = knobs_of(getattr(loader, "loader", loader))  # a Watch has its loader
+        self.batch_size = knobs.get("batch_size")
+        self.in_flight = knobs.get("num_workers", 0) * knobs.get("prefetch_factor", 0)
         self.kept: deque[Kept] = deque(maxlen=KEPT)
         self.replayed = 0
-        self.phase = STARTING
-        self.left = in_flight + 1  # batches of a phase that is not measured
-        self.until = 0  # ns: when the workers' queue is full
         self.steps = 0
         self.samples = 0
         self.spent = 0  # ns
+        self.until = 0  # ns: when the workers' queue is full
         self.live_rate = 0.0  # samples a second, in the last block of live steps
         self.pairs: list[tuple[float, float]] = []  # samples a second: live, replayed
         self.changed = False  # a kept batch was, in place
         self.unit = "samples"
-        self.has_unit = False  # known from the first batch on
-        self.count: Callable[[Any], int] = _one
+        self.count: Callable[[object], int] | None = None  # known from the first batch on
         self.queue: Queue | Waiting | None = None  # of the GPU that the loop computes on
+        self.start()
+
+    def start(self) -> None:
+        """Begin with what is not measured: workers start, their queue is empty."""
+        self._begin(STARTING)
+        self.left = self.in_flight + 1  # batches of a phase that is not measured
 
     def end_step(self, took_ns: int, samples: int, now: int) -> None:
         """Account a step of the present phase, and go on to the next phase where it is time."""
@@ -107,19 +109,8 @@ class Blocks:
             self.spent += took_ns
             if self.queue is not None and self.steps % BLOCK_STEPS == 0:
                 self.queue.keep_up()
-            if self.steps < BLOCK_STEPS or self.spent < BLOCK_NS:
-                return
-            if self.queue is not None:
-                self.spent = self.queue.end()
-            rate = self.samples / self.spent * 1e9
-            if self.phase == LIVE:
-                self.live_rate = rate
-                self.until = now + int(self.in_flight * self.spent / self.steps)
-                self._begin(FILLING)
-            else:
-                self.pairs.append((self.live_rate, rate))
-                self.left = self.in_flight
-                self._begin(DRAINING if self.in_flight or self.queue is not None else LIVE)
+            if self.steps >= BLOCK_STEPS and self.spent >= BLOCK_NS:
+                self._end_block(now)
         elif self.phase == FILLING:
             if now >= self.until:
                 self._begin(REPLAY)
@@ -127,6 +118,20 @@ class Blocks:
             self.left -= 1
             if self.left <= 0:
                 self._begin(LIVE)
+
+    def _end_block(self, now: int) -> None:
+        """Note the rate of a block that was measured."""
+        if self.queue is not None:
+            self.spent = self.queue.end()
+        rate = self.samples / self.spent * 1e9
+        if self.phase == LIVE:
+            self.live_rate = rate
+            self.until = now + self.in_flight * self.spent // self.steps
+            self._begin(FILLING)
+        else:
+            self.pairs.append((self.live_rate, rate))
+            self.left = self.in_flight
+            self._begin(DRAINING if self.in_flight or self.queue is not None else LIVE)
 
     def _begin(self, phase: int) -> None:
         self.phase = phase
@@ -141,7 +146,7 @@ class Blocks:
         """Whether the next batch is a kept one."""
         return self.phase in (FILLING, REPLAY)
 
-    def keep(self, batch: Any) -> None:
+    def keep(self, batch: object) -> None:
         """Keep a live batch for the replay."""
         kept = Kept(batch)
         self.kept.append(kept)
@@ -149,12 +154,25 @@ class Blocks:
         while len(self.kept) > most:
             self.kept.popleft()
 
-    def replay(self) -> Any:
+    def replay(self) -> object:
         """Return one of the kept batches."""
         kept = self.kept[self.replayed % len(self.kept)]
         self.replayed += 1
         self.changed = self.changed or kept.is_changed()
-        return kept.handed_out()
+        return kept.batch
+
+    def samples_of(self, batch: object) -> int:
+        """Return the samples of a batch; learn from the first one how to count, and what runs."""
+        if self.count is None:
+            self.count = counter_for(batch, self.batch_size)
+            if self.count is None:
+                self.unit = "batches"
+                self.count = one_a_batch
+            torch = sys.modules.get("torch")
+            device = None if torch is None else find_device(torch)
+            if device is not None and device.type != "cpu":
+                self.queue = Queue(device) if device.type == "cuda" else Waiting(device)
+        return self.count(batch)
 
     def write(self, log: EventLog) -> None:
         """Write what is known by now into the log of the loop's run."""
@@ -168,67 +186,53 @@ class Blocks:
             notes.append(SHARED_CORES)
         if self.changed:
             notes.append(IN_PLACE)
-        if len(self.pairs) < LEAST_PAIRS:
-            return Found(None, None, None, None, None, self.unit, len(self.pairs), tuple(notes))
-        ratios = [perfect / live for live, perfect in self.pairs]
-        draw = random.Random(0)  # our own
-        medians = sorted(
-            statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(DRAWS)
-        )
-        factor = statistics.median(ratios)
-        live = statistics.median(live for live, _ in self.pairs)
+        pairs = len(self.pairs)
+        if pairs < LEAST_PAIRS:
+            return Found(self.unit, pairs, tuple(notes))
+        import numpy as np
+
+        live, perfect = np.array(self.pairs).T
+        ratios = perfect / live
+        draws = np.random.default_rng(0).choice(ratios, (DRAWS, pairs))  # our own generator
+        low, high = np.percentile(np.median(draws, axis=1), [2.5, 97.5])
+        factor = float(np.median(ratios))
+        usual = float(np.median(live))
         return Found(
-            factor=factor,
-            low=medians[int(0.025 * DRAWS)],
-            high=medians[int(0.975 * DRAWS)],
-            live=live,
-            perfect=live * factor,
             unit=self.unit,
-            pairs=len(self.pairs),
+            pairs=pairs,
             notes=tuple(notes),
+            factor=factor,
+            low=float(low),
+            high=float(high),
+            live=usual,
+            perfect=usual * factor,
         )
 
 
-class HeadroomPass:
+class HeadroomPass(StandsIn):
     """One pass over the batches of an iterator, of which some are replayed.
 
     Where the iterator is a `Pass`, it records nothing of the replayed steps.
     """
 
-    def __init__(self, blocks: Blocks, iterator: Iterator[Any], loader: Any, may_replay: Callable):
+    def __init__(
+        self,
+        blocks: Blocks,
+        iterator: Iterator[object],
+        loader: object,
+        may_replay: Callable[[], bool],
+    ):
         """`may_replay()` says whether the loop is one that may be given a batch again."""
         self.blocks = blocks
         self.iterator = iterator
-        self.batch_size = knobs_of(loader).get("batch_size")
+        self.watched = iterator if isinstance(iterator, Pass) else None
         self.may_replay = may_replay
-        self.left: int | None = None  # batches of this pass, where the loader knows
-        if hasattr(loader, "__len__"):
-            try:
-                self.left = len(loader)
-            except (TypeError, NotImplementedError):
-                self.left = None
+        self.left = length_of(loader)  # batches of this pass
         self.asked = 0
         self.samples = 0
-        self.is_paused = False
-        if blocks.phase != STARTING:  # a new pass: its workers start, its queue is empty
-            blocks.left = blocks.in_flight + 1
-            blocks._begin(STARTING)
+        blocks.start()
 
-    @property
-    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The loader's own class of iterators, which the script may ask for."""
-        return self.iterator.__class__
-
-    def __iter__(self) -> HeadroomPass:
-        return self
-
-    def __len__(self) -> int:
-        return length_of(self.iterator)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(object.__getattribute__(self, "iterator"), name)
-
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         now = now_ns()
         blocks = self.blocks
         if self.asked and self.may_replay():
@@ -237,56 +241,32 @@ class HeadroomPass:
             if self.left <= 0:
                 self._finish()
             self.left -= 1
-        batch = self._replayed() if blocks.replays else self._live()
         self.asked = now
-        return batch
-
-    def _replayed(self) -> Any:
-        if not self.is_paused and isinstance(self.iterator, Pass):
-            self.iterator.pause()
-        self.is_paused = True
-        batch = self.blocks.replay()
-        self.samples = self.blocks.count(batch)
-        return batch
-
-    def _live(self) -> Any:
-        watched = self.iterator if self.is_paused and isinstance(self.iterator, Pass) else None
-        if watched is not None and self.blocks.phase == DRAINING:
-            batch = watched.skip()
+        if blocks.replays:
+            if self.watched is not None:
+                self.watched.pause()
+            batch = blocks.replay()
         else:
-            if watched is not None:
-                watched.resume()
-            self.is_paused = False
-            batch = next(self.iterator)
-        if not self.blocks.has_unit:
-            self._learn(batch)
-        self.blocks.keep(batch)
-        self.samples = self.blocks.count(batch)
+            batch = self._live()
+            blocks.keep(batch)
+        self.samples = blocks.samples_of(batch)
         return copied(batch)
 
-    def _learn(self, batch: Any) -> None:
-        known = counter_for(batch, self.batch_size)
-        self.blocks.unit = "samples" if known else "batches"
-        self.blocks.has_unit = True
-        self.blocks.count = known or _one
-        torch = sys.modules.get("torch")
-        device = None if torch is None else find_device(torch)
-        if device is not None and device.type != "cpu":
-            self.blocks.queue = Queue(device) if device.type == "cuda" else Waiting(device)
+    def _live(self) -> object:
+        if self.watched is not None:
+            if self.watched.is_paused and self.blocks.phase == DRAINING:
+                return self.watched.skip()
+            self.watched.resume()
+        return next(self.iterator)
 
     def _finish(self) -> None:
         """End the pass after as many batches as the loader has, of which some were replayed."""
-        finish = getattr(self.iterator, "finish", None)
-        if finish is not None:
-            finish()
-        if isinstance(self.iterator, Pass) and self.may_replay():
-            self.blocks.write(self.iterator.recorder.log)
+        if self.watched is not None:
+            self.watched.end("exhausted")
+            if self.may_replay():
+                self.blocks.write(self.watched.recorder.log)
         self.left = 0
         raise StopIteration
-
-
-def _one(_batch: Any) -> int:
-    return 1
 
 
 class Headroom:
@@ -295,17 +275,17 @@ class Headroom:
     Afterwards `factor`, `low` and `high` say how much faster the loop would be with a perfect one.
     """
 
-    def __init__(self, loader: Iterable[Any]):
+    def __init__(self, loader: Iterable[object]):
         self.loader = loader
-        self.blocks = Blocks(in_flight_of(loader))
+        self.blocks = Blocks(loader)
 
     def __iter__(self) -> HeadroomPass:
         return HeadroomPass(self.blocks, iter(self.loader), self.loader, _always)
 
     def __len__(self) -> int:
-        return length_of(self.loader)
+        return len(cast(Sized, self.loader))
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name.startswith("__") or "loader" not in self.__dict__:  # copying, pickling
             raise AttributeError(name)
         return getattr(self.loader, name)
@@ -335,17 +315,11 @@ class Headroom:
         return "\n".join([found.text, *found.notes])
 
 
-def in_flight_of(loader: Any) -> int:
-    """Return how many batches a loader prepares ahead of the loop."""
-    knobs = knobs_of(getattr(loader, "loader", loader))  # a Watch has its loader
-    return knobs.get("num_workers", 0) * knobs.get("prefetch_factor", 0)
-
-
 def _always() -> bool:
     return True
 
 
-def headroom(loader: Iterable[Any]) -> Headroom:
+def headroom(loader: Iterable[object]) -> Headroom:
     """Measure what a perfect loader would bring: `for batch in (room := lk.headroom(loader)): ...`.
 
     Blocks of live batches take turns with blocks of batches that are kept in memory and handed out

@@ -14,18 +14,26 @@ import itertools
 import os
 import secrets
 import sys
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from labkit.bench import stack
 from labkit.process.events import now_ns
-from labkit.watching.headroom import Blocks, HeadroomPass, in_flight_of
-from labkit.watching.passes import Pass, length_of
+from labkit.watching.headroom import Blocks, HeadroomPass
+from labkit.watching.passes import Pass, StandsIn
 from labkit.watching.recorder import Recorder
+
+if TYPE_CHECKING:
+    import torch
+    from torch.utils.data import DataLoader
+
+Arguments = ParamSpec("Arguments")
+Value = TypeVar("Value")
 
 MOST = 8  # loaders of a process that are recorded: training, validation, test, ...
 PATIENCE = 3  # steps of the optimizer without a loader, after which they are what is recorded
@@ -43,41 +51,23 @@ class Loop:
     place: tuple[str, int] | None = None
     dataset: int | None = None  # its id; None once it is gone, as another may get that
     blocks: Blocks | None = None  # where its headroom is measured
-    has_trained: bool = False
+    has_trained: bool = False  # only then may it be given a batch again: a validation may not
 
-    def feed_from(self, dataset: Any) -> None:
+    def feed_from(self, dataset: object) -> None:
         """Note which dataset it has now."""
         self.dataset = id(dataset)
         with contextlib.suppress(TypeError):  # a list
             weakref.finalize(dataset, setattr, self, "dataset", None)
 
-    def may_replay(self) -> bool:
-        """Whether its batches may come again: those of a validation may not."""
-        return self.has_trained
-
-    def write_headroom(self) -> None:
-        """Write what its blocks say."""
+    def close(self, error: BaseException | None) -> None:
+        """End its run, with the `error` that ended the script, where one did."""
         if self.blocks is not None and self.has_trained:
             self.blocks.write(self.recorder.log)
+        self.recorder.close(error)
 
 
-class HookedPass(Pass):
+class HookedPass(StandsIn, Pass):
     """An iterator of a loader under watch, which answers for the loader's own."""
-
-    def __init__(self, recorder: Recorder, iterator: Iterator[Any], iter_ns: int, beat: Callable):
-        super().__init__(recorder, iterator, iter_ns, beat)
-        self.iterator = iterator
-
-    @property
-    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The loader's own class of iterators, which the script may ask for."""
-        return type(self.iterator)
-
-    def __len__(self) -> int:
-        return length_of(self.iterator)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(object.__getattribute__(self, "iterator"), name)
 
 
 def install(module: ModuleType) -> None:
@@ -98,7 +88,7 @@ def _hook_loaders(loaders: type) -> None:
     """Record the iterators of a class of loaders, and of its subclasses that have their own."""
     loaders.__iter__ = _recorded(loaders.__iter__)
 
-    def __init_subclass__(cls: type, **more: Any) -> None:
+    def __init_subclass__(cls: type, **more: object) -> None:
         super(loaders, cls).__init_subclass__(**more)
         codes = [each.__code__ for each in vars(cls).values() if hasattr(each, "__code__")]
         if "__iter__" in vars(cls) and not any("__iter__" in code.co_names for code in codes):
@@ -110,62 +100,66 @@ def _hook_loaders(loaders: type) -> None:
 def _hook_saving() -> None:
     """Time the calls of `torch.save`, once there is a loop."""
     torch = sys.modules.get("torch")
-    plain = getattr(torch, "save", None)
-    if torch is None or plain is None or getattr(plain, "_labkit", False):
-        return
+    if torch is not None and not hasattr(torch.save, "_labkit"):
+        timed = _timed(torch.save)
+        vars(timed)["_labkit"] = True
+        vars(torch)["save"] = timed
 
-    @functools.wraps(plain)
-    def save(*args: Any, **more: Any) -> Any:
-        began = now_ns()
+
+def _timed(save: Callable[Arguments, Value]) -> Callable[Arguments, Value]:
+    """Return what saves and writes when."""
+
+    @functools.wraps(save)
+    def timed(*args: Arguments.args, **more: Arguments.kwargs) -> Value:
+        began_ns = now_ns()
         try:
-            return plain(*args, **more)
+            return save(*args, **more)
         finally:
             with contextlib.suppress(Exception):
-                _loops[0].recorder.write_save(began, now_ns())
+                _loops[0].recorder.write_save(began_ns, now_ns())
 
-    vars(save)["_labkit"] = True
-    vars(torch)["save"] = save
+    return timed
 
 
 def _error_shown(
-    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    kind: type[BaseException], error: BaseException, shown: TracebackType | None
 ) -> None:
     """Show an error that ends the script as without us: none of its frames is ours."""
     with contextlib.suppress(Exception):
-        traceback = _without_ours(traceback)
+        shown = _without_ours(shown)
         each = error
         while each is not None:
             each.__traceback__ = _without_ours(each.__traceback__)
             each = each.__cause__ or each.__context__
-    _shown[-1](kind, error, traceback)
+    _shown[-1](kind, error, shown)
 
 
-def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
+def _without_ours(shown: TracebackType | None) -> TracebackType | None:
     """Return a traceback without the frames of labkit."""
-    while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(stack.HOME):
-        traceback = traceback.tb_next
-    if traceback is not None:
-        traceback.tb_next = _without_ours(traceback.tb_next)
-    return traceback
+    while shown is not None and shown.tb_frame.f_code.co_filename.startswith(stack.HOME):
+        shown = shown.tb_next
+    if shown is not None:
+        shown.tb_next = _without_ours(shown.tb_next)
+    return shown
 
 
-def _recorded(plain: Callable) -> Callable:
+def _recorded(plain: Callable[[DataLoader], Iterator[object]]) -> Callable:
     """Return a loader's `__iter__` that is recorded, and else does what the `plain` one does."""
 
     @functools.wraps(plain)
-    def __iter__(self: Any) -> Any:
+    def __iter__(self: DataLoader) -> Iterator[object]:
         loop = _loop_of(self)
         if loop is None:
             return plain(self)
         iterator = loop.recorder.iterate(self, lambda: plain(self), kind=HookedPass)
         if loop.blocks is None:
             return iterator
-        return HeadroomPass(loop.blocks, iterator, self, loop.may_replay)
+        return HeadroomPass(loop.blocks, iterator, self, lambda: loop.has_trained)
 
     return __iter__
 
 
-def _loop_of(loader: Any) -> Loop | None:
+def _loop_of(loader: DataLoader) -> Loop | None:
     """Return what records a loop; None in processes and of loops that are not recorded.
 
     A loop that makes its loader anew for every epoch, or its dataset as well, continues its run; a
@@ -174,10 +168,9 @@ def _loop_of(loader: Any) -> Loop | None:
     """
     if os.getpid() != _pid:
         return None  # a worker, or another process that was forked
-    frame = sys._getframe(2)
-    while frame is not None and not stack.is_users(frame.f_code.co_filename):
-        frame = frame.f_back
-    place = None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+    frames = traceback.walk_stack(sys._getframe(2))
+    places = ((frame.f_code.co_filename, line) for frame, line in frames)
+    place = next((place for place in places if stack.is_users(place[0])), None)
     here = [loop for loop in _loops if loop.place == place]
     for loop in here:
         if loop.dataset == id(loader.dataset):
@@ -189,7 +182,7 @@ def _loop_of(loader: Any) -> Loop | None:
     return _begin(loader, place, loader.dataset)
 
 
-def _begin(loader: Any, place: tuple[str, int] | None, dataset: Any) -> Loop | None:
+def _begin(loader: object, place: tuple[str, int] | None, dataset: object) -> Loop | None:
     """Begin a run, in a folder whose name begins with the process's rank; None if that fails."""
     rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
     folder = Path(os.environ["LABKIT_WATCHING"]) / f"{rank}-{_pid}-{secrets.token_hex(3)}"
@@ -200,7 +193,7 @@ def _begin(loader: Any, place: tuple[str, int] | None, dataset: Any) -> Loop | N
             _loops.append(loop)
             loop.feed_from(dataset)
             if os.environ.get("LABKIT_HEADROOM"):
-                loop.blocks = Blocks(in_flight_of(loader))
+                loop.blocks = Blocks(loader)
             _hook_saving()
             return loop
     return None
@@ -210,8 +203,7 @@ def _close() -> None:
     error = getattr(sys, "last_value", None)
     for loop in _loops:
         with contextlib.suppress(Exception):
-            loop.write_headroom()
-            loop.recorder.close(error)
+            loop.close(error)
 
 
 class OptimizerSteps:
@@ -225,7 +217,7 @@ class OptimizerSteps:
         self.first: int | None = None  # the id of the optimizer that made the first
         self.steps: Pass | None = None
 
-    def __call__(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def __call__(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         """Note that an optimizer has made a step; torch calls this."""
         if _loops and self.steps is None:
             _note_training(optimizer)
@@ -246,7 +238,7 @@ class OptimizerSteps:
                 next(self.steps)
 
 
-def _note_training(optimizer: Any) -> None:
+def _note_training(optimizer: torch.optim.Optimizer) -> None:
     """Note that the innermost loop trains: the one that last got a batch."""
     going = [loop for loop in _loops if loop.recorder.current is not None]
     if going:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Kept:
     """A batch that is kept, to be handed out more than once."""
 
-    def __init__(self, batch: Any):
+    def __init__(self, batch: object):
         self.batch = batch
         self.tensors = list(_tensors(batch))
         self.versions = [each._version for each in self.tensors]
@@ -20,14 +23,10 @@ class Kept:
         """Whether one of its tensors has been changed in place."""
         return self.versions != [each._version for each in self.tensors]
 
-    def handed_out(self) -> Any:
-        """Return it in containers of its own, from which a loop may take parts away."""
-        return copied(self.batch)
 
-
-def _tensors(batch: Any) -> Iterator[Any]:
+def _tensors(batch: object) -> Iterator[torch.Tensor]:
     if hasattr(batch, "_version") and hasattr(batch, "nbytes"):
-        yield batch
+        yield cast("torch.Tensor", batch)
     elif isinstance(batch, Mapping):
         for part in batch.values():
             yield from _tensors(part)
@@ -36,12 +35,12 @@ def _tensors(batch: Any) -> Iterator[Any]:
             yield from _tensors(part)
 
 
-def copied(batch: Any) -> Any:
-    """Return a batch with the same tensors in containers of its own."""
+def copied(batch: object) -> object:
+    """Return a batch with the same tensors in containers of its own, which a loop may empty."""
     if hasattr(batch, "_version"):
         return batch
     if isinstance(batch, dict) and type(batch) is dict:
         return {name: copied(part) for name, part in batch.items()}
-    if type(batch) in (list, tuple):
-        return type(batch)(copied(part) for part in batch)
+    if isinstance(batch, (list, tuple)) and type(batch) in (list, tuple):
+        return type(batch)(map(copied, batch))
     return copy.copy(batch)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sized
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from labkit.bench.loader_clocks import IDLE, SINCE, STATE
+from labkit.bench.user_loop import Mark
 from labkit.process.events import now_ns
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from labkit.watching.recorder import Recorder
 
 BEAT_NS = 500_000_000  # two live updates a second: they run in the training process itself
@@ -18,18 +21,48 @@ GATHER_NS = 100_000_000  # steps are written ten times a second,
 MOST_ROWS = 512  # or sooner where they are so short that memory would grow with their rate
 WAITING, IN_BODY = 1, 2  # what the loop is busy with, in its progress file
 
+Row = tuple[int, int, int, int, Mark | None, Mark | None]
+"""A step: asked, ready, done (ns), samples, and where its body began and ended on a device."""
+Beat = Callable[[int | None], None]
+"""What is called twice a second with the time, ns, and with None when a pass is over."""
+
 
 def say(text: str) -> None:
     """Say something on stderr; stdout is the script's."""
     with contextlib.suppress(Exception):  # it may be closed
-        print(f"labkit.watch: {text}", file=sys.stderr)
+        print(f"labkit.watch: {text}", file=sys.stderr, flush=True)
 
 
-def length_of(batches: object) -> int:
-    """Return len(batches); raises TypeError where it has none, as `len` does."""
-    if not isinstance(batches, Sized):
-        raise TypeError(f"object of type {type(batches).__name__!r} has no len()")
-    return len(batches)
+def length_of(loader: object) -> int | None:
+    """Return how many batches a loader has; None where it cannot tell."""
+    with contextlib.suppress(TypeError, NotImplementedError, AttributeError):
+        return len(cast(Sized, loader))
+    return None
+
+
+def one_a_batch(_batch: object) -> int:
+    """Count a batch whose samples are not known as one."""
+    return 1
+
+
+class StandsIn:
+    """Answers for the `iterator` of a loader, whose class a script may ask for."""
+
+    iterator: Iterator[object]
+
+    @property
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The class of the loader's own iterator."""
+        return self.iterator.__class__
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self.iterator))
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(object.__getattribute__(self, "iterator"), name)
 
 
 class Pass:
@@ -38,44 +71,40 @@ class Pass:
     All other work waits until `_gathered`, when a hundred rows share the cost of cold caches.
     """
 
-    def __init__(self, recorder: Recorder, iterator: Iterator[Any], iter_ns: int, beat: Callable):
-        """`iter_ns` is how long iter(loader) took; `beat(now)` is called twice a second."""
+    def __init__(self, recorder: Recorder, iterator: Iterator[object], iter_ns: int, beat: Beat):
+        """`iter_ns` is how long iter(loader) took."""
         self.recorder = recorder
+        self.iterator = iterator
         self.fetch = iterator.__next__
         self.beat = beat
         self.on = True
+        self.is_paused = False
         self.lead_ns = iter_ns  # counts as waiting for the first batch: workers were started
-        self.rows: list[tuple] = []
+        self.rows: list[Row] = []
         self.due = 0
         self.beat_at = 0
         self.asked = 0
         self.samples = 0
         self.ready = 0  # 0 while there is no body whose end could be stamped
         self.count = self._first_count
-        self.start = None
+        self.start: Mark | None = None
         self.clock = recorder.clock
         self.words = recorder.words
         recorder.begin_pass(self, now_ns() - iter_ns)
 
-    def __iter__(self) -> Pass:
+    def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         now = now_ns()
         if self.ready:
-            end = None if self.start is None or self.clock is None else self.clock.mark()
-            self.rows.append((self.asked, self.ready, now, self.samples, self.start, end))
-            self.ready = 0
+            self._end_step(now)
             if now > self.due or len(self.rows) >= MOST_ROWS:
                 now = self._gathered(now)
         words = self.words
         words[SINCE] = now
         words[STATE] = WAITING
-        try:
-            batch = self.fetch()
-        except BaseException as error:
-            self._end("exhausted" if isinstance(error, StopIteration) else "failed", error)
-            raise
+        batch = self.skip()
         ready = now_ns()
         words[SINCE] = ready
         words[STATE] = IN_BODY
@@ -89,7 +118,12 @@ class Pass:
         self.ready = ready
         return batch
 
-    def _first_count(self, batch: Any) -> int:
+    def _end_step(self, now: int) -> None:
+        end = None if self.start is None or self.clock is None else self.clock.mark()
+        self.rows.append((self.asked, self.ready, now, self.samples, self.start, end))
+        self.ready = 0
+
+    def _first_count(self, batch: object) -> int:
         """Learn how to count samples; set the clock back to before iter(loader)."""
         if not self.on:  # the loader failed and was asked again: the loop skips what it cannot read
             self.recorder.begin_pass(self, self.asked)
@@ -118,35 +152,32 @@ class Pass:
 
     def hand_over(self) -> None:
         """Give the recorder what has gathered; once stopped, forget it."""
-        rows, self.rows = self.rows, []
+        rows = self.rows
+        self.rows = []
         if self.on:
             self.recorder.take(rows)
+
+    def skip(self) -> object:
+        """Return the next batch, without a stamp."""
+        try:
+            return self.fetch()
+        except BaseException as error:
+            self.end("exhausted" if isinstance(error, StopIteration) else "failed", error)
+            raise
 
     def pause(self) -> None:
         """End the step that goes on, and record nothing until `resume`."""
         if self.ready:
-            end = None if self.start is None or self.clock is None else self.clock.mark()
-            self.rows.append((self.asked, self.ready, now_ns(), self.samples, self.start, end))
-            self.ready = 0
+            self._end_step(now_ns())
         self.words[STATE] = IDLE
-
-    def skip(self) -> Any:
-        """Return the next batch while paused: without a stamp."""
-        try:
-            return self.fetch()
-        except BaseException as error:
-            self._end("exhausted" if isinstance(error, StopIteration) else "failed", error)
-            raise
+        self.is_paused = True
 
     def resume(self) -> None:
         """Record again: the time since `pause` is no part of the run."""
-        if self.on:
+        if self.is_paused and self.on:
             self.hand_over()
             self.recorder.begin_epoch(now_ns(), counts=False)
-
-    def finish(self) -> None:
-        """End the pass as if the loader had come to its end."""
-        self._end("exhausted")
+        self.is_paused = False
 
     def stop(self) -> None:
         """Hand over what has gathered, and stop recording."""
@@ -161,7 +192,8 @@ class Pass:
         self.clock = None
         self.words[STATE] = IDLE
 
-    def _end(self, how: str, error: BaseException | None = None) -> None:
+    def end(self, how: str, error: BaseException | None = None) -> None:
+        """End the pass: "exhausted", "left early", or "failed" with an `error`."""
         if self.on:
             with contextlib.suppress(Exception):
                 self.stop()
@@ -173,13 +205,9 @@ class Pass:
     def _give_up(self, error: Exception) -> None:
         """Stop recording; the loop goes on."""
         self._let_go()
-        self.count = _no_samples
+        self.count = one_a_batch
         say(f"recording stopped: {type(error).__name__}: {error}")
 
     def __del__(self) -> None:
         if hasattr(self, "on"):
-            self._end("left early")  # a break, a return or an exception in the body
-
-
-def _no_samples(_batch: Any) -> int:
-    return 0
+            self.end("left early")  # a break, a return or an exception in the body

@@ -15,11 +15,12 @@ import math
 import os
 import subprocess
 import sys
+import traceback
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import labkit
 from labkit.bench import stack, user_loop
@@ -29,22 +30,22 @@ from labkit.bench.sampler import WATCHED, Sampler, in_workers
 from labkit.process import folders
 from labkit.process.events import NO_TOKENS, VERSION, EventLog, line_of, now_ns
 from labkit.watching.loader_call import call_of
-from labkit.watching.passes import IN_BODY, WAITING, Pass, say
+from labkit.watching.passes import Beat, Pass, Row, length_of, one_a_batch, say
+
+if TYPE_CHECKING:
+    import torch
+
+    from labkit.bench.flops import FirstCall
 
 KEEP_STEPS = 100_000  # in the log, 13 MB: a run of days must not fill the disk, nor a Run memory
 TELEMETRY_AFTER_NS = 1_000_000_000  # a loop of a second is not worth another process
-MOST_SAVES = 10_000  # checkpoints whose times are written
 LOOK_EVERY = 16  # batches, for their padding
 
 
 def _in_trainer() -> bool:
     """Return whether Hugging Face's Trainer runs the loop, so that its arguments set the loader."""
-    frame = sys._getframe()
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "transformers.trainer":
-            return True
-        frame = frame.f_back
-    return False
+    frames = traceback.walk_stack(sys._getframe())
+    return any(frame.f_globals.get("__name__") == "transformers.trainer" for frame, _ in frames)
 
 
 class Recorder:
@@ -53,8 +54,8 @@ class Recorder:
     def __init__(
         self,
         folder: Path,
-        loader: Any,
-        model: Any = None,
+        loader: object,
+        model: object = None,
         place: tuple[str, int] | None = None,
     ):
         """`model`, where it is known, is what the loop trains: its first call is counted.
@@ -67,14 +68,11 @@ class Recorder:
         folders.in_use[self] = self.folder.absolute()
         self.lines: list[str] = []  # of steps, on their way to the log
         self.losses: dict[int, float] = {}  # of steps, where a framework tells them
-        self.tokens: dict[int, list[int]] = {}  # of steps of text, and the real ones of them
         self.knobs = user_loop.knobs_of(loader)
-        self.length: int | None = None  # batches of a pass, where the loader can tell
-        with contextlib.suppress(TypeError, NotImplementedError, AttributeError):
-            self.length = len(loader)
+        self.length = length_of(loader)  # batches of a pass
         self.tally = user_loop.Tally()
         self.kind = ""  # of the device; known when the first body has run
-        self.device: Any = None  # of what an optimizer trains, where one has been seen
+        self.device: torch.device | None = None  # of what an optimizer trains
         self.unit = "samples"
         self.clock: user_loop.DeviceClock | None = None
         self.telemetry: subprocess.Popen | None = None
@@ -87,14 +85,11 @@ class Recorder:
         self.warmup = 3
         self.began_ns = 0  # the pass that goes on
         self.trains = False  # whether an optimizer has made a step within it
-        self.saves = 0  # checkpoints
-        self._current: Callable[[], Pass | None] = _nothing  # a weak reference
-        self.told = ""  # why no stack was sampled, as the log has it
+        self._current: weakref.ref[Pass] | None = None
         self.how = ""  # how the last pass ended
-        self.failed: BaseException | None = None
         self.closed = False
         self.opened_ns = now_ns()
-        self.call: Any = None  # of the model, whose FLOPs are counted
+        self.call: FirstCall | None = None  # of the model, whose FLOPs are counted
         if model is not None:
             self.count(model)
         code = None  # of the call that makes the loader
@@ -121,15 +116,15 @@ class Recorder:
         if self.knobs.get("num_workers") == 0:
             self.work = LoaderWork(self.log, -1, 1, self.folder, WATCHED)
 
-    def count(self, model: Any) -> None:
+    def count(self, model: object) -> None:
         """Count the FLOPs of the next training call of `model`, and of no other one."""
         from labkit.bench.flops import FirstCall  # the loop has imported torch by now
 
         if self.call is not None:
             self.call.hook.remove()
-        self.call = FirstCall(model)
+        self.call = FirstCall(cast("torch.nn.Module", model))
 
-    def trained_by(self, optimizer: Any) -> None:
+    def trained_by(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has made a step; at first, where its weights are."""
         self.trains = True
         if not self.kind and self.device is None:
@@ -147,17 +142,17 @@ class Recorder:
     def join(self) -> None:
         """There is no process to wait for."""
 
-    def recording(self, loader: Any) -> contextlib.AbstractContextManager[None]:
+    def recording(self, loader: object) -> contextlib.AbstractContextManager[None]:
         """Let the processes that prepare the batches, begun within the block, record themselves."""
         return in_workers(loader, self.folder, work=self.work)
 
     def iterate(
         self,
-        loader: Iterable[Any],
-        start: Callable[[], Iterator[Any]],
-        beat: Callable[[int | None], None] | None = None,
+        loader: object,
+        start: Callable[[], Iterator[object]],
+        beat: Beat | None = None,
         kind: type[Pass] = Pass,
-    ) -> Iterator[Any]:
+    ) -> Iterator[object]:
         """Return what hands on the batches of the iterator that `start` makes of `loader`."""
         asked = now_ns()
         try:
@@ -196,20 +191,15 @@ class Recorder:
         self.log.write("epoch", n=self.epoch, step=self.next, began=began_ns)
         self.sampler.start()
 
-    def waits(self, now: int) -> None:
-        """The loop asks for a batch."""
+    def note(self, state: int, now: int) -> None:
+        """Note what the loop is busy with from now on."""
         self.words[SINCE] = now
-        self.words[STATE] = WAITING
-
-    def in_body(self, now: int) -> None:
-        """The loop has its batch."""
-        self.words[SINCE] = now
-        self.words[STATE] = IN_BODY
+        self.words[STATE] = state
 
     @property
     def current(self) -> Pass | None:
         """The pass that is being recorded, while it goes on."""
-        found = self._current()
+        found = self._current and self._current()
         return found if found is not None and found.on else None
 
     def beat(self, now: int | None) -> None:
@@ -217,14 +207,14 @@ class Recorder:
         if now is not None and now - self.opened_ns > TELEMETRY_AFTER_NS:
             self.start_telemetry()
 
-    def counter(self, batch: Any) -> Callable[[Any], int]:
+    def counter(self, batch: object) -> Callable[[object], int]:
         """Return what counts the samples of a batch like this one; 1 a batch where unknown."""
         known = user_loop.counter_for(batch, self.knobs.get("batch_size"))
         self.unit = "samples" if known else "batches"
-        count = known or _one
+        count = known or one_a_batch
         batches = itertools.count()
 
-        def looks(batch: Any) -> int:  # now and then, how much of it is padding
+        def looks(batch: object) -> int:  # now and then, how much of it is padding
             if next(batches) % LOOK_EVERY == 0:
                 self.padding.append(user_loop.padding_of(batch) or 0.0)
             return count(batch)
@@ -233,15 +223,15 @@ class Recorder:
             return count if user_loop.padding_of(batch) is None else looks
         return count
 
-    def take(self, rows: list[tuple]) -> None:
-        """Record steps whose body is over: asked, ready, done (ns), samples, events if any."""
+    def take(self, rows: list[Row]) -> None:
+        """Record steps whose body is over."""
         if rows and not self.kind:
             self._begin()
         for asked, ready, done, samples, start, end in rows:
             stamps = (asked, ready, ready, done)
             number = self.next
             self.next += 1
-            if end is None or self.clock is None:
+            if start is None or end is None or self.clock is None:
                 self._add(number, stamps, samples)
             else:
                 self.clock.add(number, stamps, samples, start, end)
@@ -272,12 +262,11 @@ class Recorder:
             self.tally = user_loop.Tally(self.tally.end)  # without the warm-up
         self.tally.add(stamps, samples, busy or stamps[2:])
         loss = self.losses.pop(number, math.nan)
-        tokens = self.tokens.pop(number, NO_TOKENS)
         if number < KEEP_STEPS:
             start, end = busy or (0, 0)
             device = (start, start, start, end)  # the copy is inside
             place = number + 1
-            slot = (*device, place, *stamps, samples, 0, loss, *tokens, place)
+            slot = (*device, place, *stamps, samples, 0, loss, *NO_TOKENS, place)
             self.lines.append(line_of(slot))
 
     def _write(self) -> None:
@@ -311,15 +300,10 @@ class Recorder:
 
     def write_save(self, began_ns: int, ended_ns: int) -> None:
         """Write when a checkpoint was written."""
-        self.saves += 1
-        if self.saves <= MOST_SAVES:
-            self.log.write("saved", began=began_ns, ended=ended_ns)
+        self.log.write("saved", began=began_ns, ended=ended_ns)
 
     def fail(self, error: BaseException) -> None:
         """Write the exception that ended the loop; an interrupt is a stop, not a failure."""
-        if error is self.failed:
-            return
-        self.failed = error
         if isinstance(error, KeyboardInterrupt):
             self.log.write("end", stop="interrupted", code=None)
         else:
@@ -338,10 +322,8 @@ class Recorder:
         self.sampler.flush()
         if self.work is not None:
             self.work.flush()
-        why = self.sampler.missing
-        if why != self.told and not self.sampler.taken:
-            self.told = why
-            self.log.write("no_lines", why=why)
+        if self.sampler.missing and not self.sampler.taken:
+            self.log.write("no_lines", why=self.sampler.missing)
         if self.growth.found:
             self.log.write("growth", found=list(self.growth.found.values()))
         if self.padding:
@@ -377,11 +359,3 @@ class Recorder:
     def start_telemetry(self) -> None:
         """Sample the instruments beside the loop, unless that is done already."""
         self.telemetry = self.telemetry or user_loop.telemetry_beside(self.folder)
-
-
-def _nothing() -> None:
-    return None
-
-
-def _one(_batch: Any) -> int:
-    return 1
