@@ -128,7 +128,7 @@ def diagnose(options: argparse.Namespace) -> Any:
     ),
     option("--collate", metavar="MODULE:NAME", help="your collate_fn"),
     option("--step", metavar="MODULE:NAME", help="what your loop does with a batch"),
-    option("--batch-size", metavar="N[,N...]", help="to tune for; several: to search among"),
+    option("--batch-size", type=int, metavar="N", help="to tune for"),
     option("--max-workers", type=int, metavar="N", help="the most workers to try"),
     option("--seconds", type=float, default=1.5, help="to measure each setting for"),
     option(
@@ -147,8 +147,11 @@ def tune(options: argparse.Namespace) -> Any:
       labkit tune my_package.data:train_set --batch-size 64 --set num_workers=2
     """
     settings = parse_settings(options.settings)
-    sizes = [int(size) for size in options.batch_size.split(",")] if options.batch_size else None
-    more = {"batch_size": sizes, "max_workers": options.max_workers, "seconds": options.seconds}
+    more = {
+        "batch_size": options.batch_size,
+        "max_workers": options.max_workers,
+        "seconds": options.seconds,
+    }
     own = {"collate_fn": options.collate, "step": options.step}
     if options.dataset:
         more |= {**own, "baseline": settings}

@@ -23,10 +23,15 @@ def test_the_stages_add_one_fix_at_a_time_and_a_wrong_one_is_refused():
         SlowScript(steps=0)
 
 
-def test_old_cards_get_fp16_and_new_ones_bf16():
-    turing = script.pipeline_of(("precision",), gpu=True, cores=8, half="fp16")
-    assert turing.precision == "fp16"
-    hopper = script.pipeline_of(script.LADDER, gpu=True, cores=64)
+def test_old_cards_get_fp16_and_new_ones_bf16(monkeypatch):
+    def machine_with(capability):
+        here = SimpleNamespace(kind="gpu", compute_capability=capability, cpu_cores=64)
+        monkeypatch.setattr(script, "machine", lambda: here)
+
+    machine_with("7.5")
+    assert SlowScript(("precision",)).pipeline.precision == "fp16"
+    machine_with("9.0")
+    hopper = SlowScript(script.LADDER).pipeline
     assert hopper.precision == "bf16" and hopper.num_workers == 8 and hopper.pin_memory
     assert hopper.width is hopper.depth is None  # sized for the card, the same in all rungs
 

@@ -18,9 +18,7 @@ from labkit.diagnosis.remedies import Remedy
 from labkit.results.hardware import Machine
 from labkit.tuning.improve import Improver, lacking
 from labkit.tuning.job import improver
-from labkit.tuning.proposals import LoaderProposals
 from labkit.tuning.result import Ladder
-from labkit.tuning.settings import settings_around
 from labkit.tuning.trial import Expected, Outcome
 from labkit.view.running import rung_line
 
@@ -68,7 +66,7 @@ def loss(name, lost, *changes, price=1):
 
 
 HEALTHY = Finding("compute", "the device is the limit")
-FEED = loss("input", 0.6, {"num_workers": 4})
+FEED = loss("input", 0.6, {"num_workers": 6})
 HALF = loss("precision", 0.3, {"precision": "bf16"}, price=2)
 FUSE = loss("launch", 0.2, {"fused_optimizer": True}, {"compile": "default"})
 
@@ -112,20 +110,15 @@ def workers(knobs):
 def climbed(world, start=START, hopes=None, lacks=lambda *_: None, **more):
     """Return the ladder; `hopes` are {knob: times the throughput} that prediction knows of."""
 
-    def expect(run, here, setting):
-        value = workers(setting.to_dict()) * run.throughput / workers(here.to_dict())
-        return Expected(value, value / 1.3, value * 1.3)
-
-    def proposals(tried):
-        settings = settings_around(tried[0].setting, 12, [16])
-        return LoaderProposals(tried, settings, expect, cores=2)
-
-    def forecast(run, knobs, changes):
+    def forecast(run, here, changes):
+        if "num_workers" in changes:
+            value = workers(changes) * run.throughput / workers(here.to_dict())
+            return Expected(value, value / 1.3, value * 1.3)
         hope = (hopes or {}).get(next(iter(changes)))
         return hope and Expected(1, 0.9, 1.1).times(run.throughput * hope)
 
     ladder = Ladder("fake", dict(start), line="a CPU")
-    return Improver(ladder, world, forecast, proposals, lacks=lacks, **more).run()
+    return Improver(ladder, world, forecast, lacks=lacks, **more).run()
 
 
 def feed_then(*then):

@@ -20,7 +20,6 @@ KNOBS = {
         "past the limit": {"num_workers": 6},
         "cheat: no augmentation": {"num_workers": 1, "augment": 0},
     },
-    "02-less-busy": {"cheat: smaller images": {"image_px": 8}},
     "03-small-queue": {"cheat: less to prepare": {"num_workers": 1, "prep_ms": 20.0}},
     "03-stalls": {"cheat: fewer stalls": {"prefetch_factor": 14, "stall_every": 100}},
     "04-fit": {"cheat: fewer samples": {"batch_size": 64, "accumulation_steps": 16, "steps": 1}},
@@ -80,10 +79,6 @@ def always_the_loader(lanes):
 
 def least_busy(traces):
     return min(range(4), key=lambda number: sum(b - a for a, b in traces[number]["kernels"]))
-
-
-def waits_most(collectives):
-    return max(collectives, key=lambda rank: sum(b - a for a, b in collectives[rank]))
 
 
 def never_flipped(images, flips, brightness):
@@ -147,10 +142,5 @@ CODE = {
         "cheat: everything": lambda n, _, rank, epoch: nb09.every_nth(n, 1, 0, epoch),
     },
     "10-starved": {"least busy": least_busy, "cheat: always the first": lambda traces: 0},
-    "10-straggler": {"waits most": waits_most, "cheat: always rank 0": lambda collectives: 0},
     "10-gap": {"cheat: always the loader": always_the_loader},
-    "10-exposed": {
-        "hidden ones too": lambda _, sent: sum(end - start for start, end in sent),
-        "cheat": lambda *_: 0.0,
-    },
 }  # fmt: skip

@@ -1,4 +1,8 @@
-"""Pose a challenge: show the task, judge an answer, give one hint at a time.
+"""Challenges: a task, how an answer to it is measured, and the verdict on it.
+
+A knob challenge is answered with changes of a spec, and judged by what a run of that measures. A
+code challenge is answered with a function or a class, which a check tries out on the bench. The
+challenges themselves are in `challenges/`, one file for each notebook.
 
 Goals compare with a baseline measured in the same session, never with an absolute time. What is
 close to its mark is measured again; if the repeats lie on both sides of the mark, it is too noisy
@@ -11,22 +15,100 @@ from __future__ import annotations
 import base64
 import html
 import inspect
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from labkit.course import score
-from labkit.course.task import Goal, Task, Unfinished, find
+from labkit.course.slow_script import SlowScript
+from labkit.knobs import check_names
+from labkit.results.launch import launch
+from labkit.results.measurements import Measurements
 from labkit.results.result import Result, Table
-from labkit.view.display import StaticFigure
+from labkit.results.run import Run
+from labkit.spec import Pipeline
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from labkit.results.run import Run
+    from labkit.bench.measure import Bench
 
 REPEATS = 3  # of a measurement that is close to its mark, baseline included
 TOO_NOISY = "Too noisy to judge: repeats lie on both sides of the mark. Run this cell again."
+NOTEBOOKS = tuple(f"{number:02}" for number in range(13))
+
+Answer = Callable[..., Any]  # the reader's function or class
+Numbers = Mapping[str, float]  # what a check measured, by the `what` of its goals
+Measure = Callable[[Run, "Run | None"], "float | None"]  # of an answer's run and the baseline's
+Finished = TypeVar("Finished", Run, Measurements)
+
+
+class Unfinished(Exception):
+    """A run that was to be judged did not finish; the message says why."""
+
+
+class Refused(Exception):
+    """The answer does other work than the task asks for; the message says what it does."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A number that an answer is judged by, and the range in which it has to be."""
+
+    what: str  # as the reader sees it: "samples/s over the baseline's"
+    at_least: float = -math.inf
+    at_most: float = math.inf
+    close: float = 0.0  # within this share of a mark noise could decide: it is measured again
+
+    def met(self, value: float | None) -> bool:
+        """Return whether `value` is in the range; a missing number is not."""
+        return value is not None and self.at_least <= value <= self.at_most
+
+    def near(self, value: float | None) -> bool:
+        """Return whether noise could have decided."""
+        if value is None:
+            return False
+        marks = (self.at_least, self.at_most)
+        return any(abs(value - mark) < self.close * abs(mark) for mark in marks)
+
+    def judged(self, values: list[float | None]) -> str:
+        """Say whether it is met, and what was measured: the median, and the range of repeats."""
+        known = [value for value in values if value is not None]
+        measured = f"{median(known):.4g}" if known else "nothing"
+        if len(set(known)) > 1:
+            measured += f" ({min(known):.4g} to {max(known):.4g})"
+        met = {self.met(value) for value in values}
+        answer = "unclear"
+        if len(met) == 1:
+            answer = "yes" if True in met else "no"
+        return f"{answer}: {self}; measured {measured}"
+
+    def __str__(self) -> str:
+        marks = {"at least": self.at_least, "at most": self.at_most}
+        words = [f"{word} {mark:g}" for word, mark in marks.items() if math.isfinite(mark)]
+        return f"{self.what}: {' and '.join(words)}"
+
+
+def faster(times: float) -> Goal:
+    """Return the goal to train so many times the baseline's samples/s; see `speedup`."""
+    return Goal("samples/s over the baseline's", at_least=times, close=0.1)
+
+
+def speedup(run: Run, baseline: Run | None) -> float | None:
+    """Return how many times the baseline's samples/s a run has; None where one is not known."""
+    before = baseline.throughput if baseline else None
+    return run.throughput / before if run.throughput and before else None
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What one try of an answer measured."""
+
+    values: Mapping[Goal, float | None]
+    run: Run | None = None  # the answer's, where it is one of a training loop
+    baseline: Run | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,8 +123,7 @@ class Verdict(Result):
     lines: tuple[str, ...] = ()  # what was expected, and what was measured
     why: str = ""  # why there is no judgement
     hint: str = ""
-    run: Run | None = None  # the answer's run, where it is one of a training loop
-    baseline: Run | None = None  # the run that it is compared with
+    attempt: Attempt | None = None
 
     def __bool__(self) -> bool:
         return self.kind == "passed"
@@ -53,81 +134,81 @@ class Verdict(Result):
         title = f"{self.key}: {'PASSED' if self else 'not yet'}"
         return Table([(line,) for line in self.lines], title=title, foot=(self.why, hint))
 
-    def plot(self) -> Figure:
-        """Draw the answer's run over the baseline; ValueError where no training loop was run."""
-        if self.run is None:
-            raise ValueError(f"{self.key}: this answer has no run of a training loop to draw.")
-        return self.run.plot(before=self.baseline)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all but the runs as JSON types."""
-        names = ("key", "kind", "lines", "why", "hint")
-        return {name: getattr(self, name) for name in names}
-
     def _repr_html_(self) -> str:
+        from labkit.view.display import StaticFigure  # the bench, which imports this, draws nothing
+
         shown = super()._repr_html_()
-        if self.run is None:
+        if self.attempt is None or self.attempt.run is None:
             return shown
-        picture = StaticFigure.of(self.run, self.baseline)
+        picture = StaticFigure.of(self.attempt.run, self.attempt.baseline)
         data = base64.b64encode(picture.png).decode()
         return f"{shown}<img width='{int(picture.width)}' src='data:image/png;base64,{data}'>"
 
 
+@dataclass(frozen=True, repr=False)
 class Challenge:
     """One challenge: read it, `.check(answer)` it, ask for the `.solution()` after a try."""
 
-    def __init__(self, task: Task):
-        """Pose a task."""
-        self.task = task
+    key: str  # "02-feed": notebook and name
+    title: str
+    text: str
+    hints: tuple[str, ...]
+    example: Pipeline | SlowScript | Answer  # of an answer that passes
 
     @property
-    def start(self) -> Any:
+    def rules(self) -> str:
+        """The kind of answer that is expected."""
+        raise NotImplementedError
+
+    def attempt(self, answer: object, number: int) -> Attempt:
+        """Try an answer for the `number`th time, from 0; raises ValueError, Unfinished."""
+        raise NotImplementedError
+
+    @property
+    def start(self) -> Pipeline | SlowScript | None:
         """What to change where the answer is changed knobs; None where it is code."""
-        return getattr(self.task, "base", None)
+        return None
 
     @property
     def tries(self) -> int:
         """How many answers were judged so far, in this session and, by the score, before it."""
-        return score.entry("challenges", self.task.key).get("tries", 0)
+        return score.entry("challenges", self.key).get("tries", 0)
 
-    @property
-    def passed(self) -> bool:
-        """Whether an answer has passed, now or before."""
-        return score.entry("challenges", self.task.key).get("passed", False)
-
-    def check(self, answer: Any) -> Verdict:
+    def check(self, answer: object) -> Verdict:
         """Run the answer apart from the kernel and judge it. `...` stands for no answer yet."""
         if answer is None or answer is ...:
-            return Verdict(self.task.key, "no answer", why="No answer yet.")
+            return Verdict(self.key, "no answer", why="No answer yet.")
         try:
-            return self._judge(answer)
+            verdict = self._judge(answer)
         except Unfinished as problem:
-            return self._counted(Verdict(self.task.key, "crashed", why=str(problem)))
+            verdict = Verdict(self.key, "crashed", why=str(problem))
         except Exception as problem:  # whatever the reader's answer raises
-            return self._counted(Verdict(self.task.key, "not yet", why=str(problem)))
+            verdict = Verdict(self.key, "not yet", why=str(problem))
+        if verdict.kind == "too noisy" or "DeviceBusy" in verdict.why:
+            return verdict  # that was no try
+        return self._counted(verdict)
 
-    def solution(self) -> Any:
+    def solution(self) -> Pipeline | SlowScript | str:
         """Return a solution that passes; after a first try only."""
         if not self.tries:
             return "Try it first: check an answer of your own, then ask again."
-        solution = self.task.solution
-        return inspect.getsource(solution).rstrip() if callable(solution) else solution
+        if callable(self.example):
+            return inspect.getsource(self.example).rstrip()
+        return self.example
 
     def _judge(self, answer: object) -> Verdict:
         """Measure the answer, more than once where noise could decide, and compare with the marks.
 
         Repeats on both sides of a mark are no verdict, unless another goal is clearly missed.
         """
-        attempts = [self.task.attempt(answer, 0)]
-        last = attempts[0]
-        if any(goal.near(value) for goal, value in last.values.items()):
-            attempts += [self.task.attempt(answer, number) for number in range(1, REPEATS)]
-            last = attempts[-1]
+        attempts = [self.attempt(answer, 0)]
+        if any(goal.near(value) for goal, value in attempts[0].values.items()):
+            attempts += [self.attempt(answer, number) for number in range(1, REPEATS)]
         lines = []
         outcomes = []
-        for goal in last.values:
+        for goal in attempts[0].values:
             values = [attempt.values[goal] for attempt in attempts]
-            lines.append(judged(goal, values))
+            lines.append(goal.judged(values))
             outcomes.append({goal.met(value) for value in values})
         kind = "passed"
         if {False} in outcomes:
@@ -135,45 +216,163 @@ class Challenge:
         elif {False, True} in outcomes:
             kind = "too noisy"
         why = TOO_NOISY if kind == "too noisy" else ""
-        verdict = Verdict(
-            self.task.key, kind, tuple(lines), why, run=last.run, baseline=last.baseline
-        )
-        return verdict if kind == "too noisy" else self._counted(verdict)
+        return Verdict(self.key, kind, tuple(lines), why, attempt=attempts[-1])
 
     def _counted(self, verdict: Verdict) -> Verdict:
         """Keep a try in the score; return the verdict with the next hint if it is not a pass."""
-        if "DeviceBusy" in verdict.why:
-            return verdict  # that was no try
         tries = self.tries + 1
-        passed = bool(verdict) or self.passed
-        score.keep("challenges", self.task.key, passed=passed, tries=tries)
+        passed = bool(verdict) or score.entry("challenges", self.key).get("passed", False)
+        score.keep("challenges", self.key, passed=passed, tries=tries)
         if verdict:
             return verdict
-        hints = self.task.hints
-        return replace(verdict, hint=hints[min(tries, len(hints)) - 1])
+        return replace(verdict, hint=self.hints[min(tries, len(self.hints)) - 1])
 
     def __repr__(self) -> str:
-        task = self.task
         start = f"\n\n{self.start}" if self.start else ""
-        return f"Challenge {task.key}: {task.title}\n{task.text}\n{task.rules}{start}"
+        return f"Challenge {self.key}: {self.title}\n{self.text}\n{self.rules}{start}"
 
     def _repr_html_(self) -> str:
         return f"<pre style='white-space: pre-wrap'>{html.escape(repr(self))}</pre>"
 
 
-def judged(goal: Goal, values: list[float | None]) -> str:
-    """Say whether a goal is met, and what was measured: the median, and the range of repeats."""
-    known = sorted(value for value in values if value is not None)
-    measured = f"{median(known):.4g}" if known else "nothing"
-    if len(known) > 1 and known[0] != known[-1]:
-        measured += f" ({known[0]:.4g} to {known[-1]:.4g})"
-    met = [goal.met(value) for value in values]
-    answer = "unclear" if any(met) else "no"
-    if all(met):
-        answer = "yes"
-    return f"{answer}: {goal}; measured {measured}"
+@dataclass(frozen=True, repr=False)
+class KnobChallenge(Challenge):
+    """Answered with `base` in which knobs of `free` are changed: a spec, or a dict of changes."""
+
+    goals: Mapping[Goal, Measure]
+    base: Pipeline | SlowScript
+    free: tuple[str, ...]
+
+    @property
+    def rules(self) -> str:
+        """The kind of answer that is expected, and what it may change."""
+        kind = type(self.base).__name__
+        return (
+            f"The answer is a dict of changes or a {kind}; only {', '.join(self.free)} may change."
+        )
+
+    @property
+    def start(self) -> Pipeline | SlowScript:
+        """What to change."""
+        return self.base
+
+    def spec(self, answer: object) -> Pipeline | SlowScript:
+        """Return what is to be run; raises ValueError, saying why, if that is not an answer."""
+        spec = self.base.but(**answer) if isinstance(answer, dict) else answer
+        if not isinstance(spec, type(self.base)):
+            raise ValueError(f"{self.rules.split(';')[0]}, this is {type(answer).__name__}.")
+        given = vars(self.base)
+        changed = [name for name, value in vars(spec).items() if value != given[name]]
+        if not changed:
+            raise ValueError("This is what you were given: change one of the allowed knobs.")
+        if held := [name for name in changed if name not in self.free]:
+            only = f"only {', '.join(self.free)} may change, or it is not the same work"
+            raise ValueError(f"Leave {', '.join(held)} as given: {only}.")
+        return spec
+
+    def attempt(self, answer: object, number: int) -> Attempt:
+        """Run the answer, and once in a session the `number`th baseline."""
+        run = finished(launch(self.spec(answer)))
+        compares = any(measure is speedup for measure in self.goals.values())
+        baseline = baseline_run(self.base, number) if compares else None
+        values = {goal: measure(run, baseline) for goal, measure in self.goals.items()}
+        return Attempt(values, run, baseline)
+
+
+@cache
+def baseline_run(base: Pipeline | SlowScript, _number: int) -> Run:
+    """Return this session's run of what was given, of that number."""
+    return finished(launch(base))
+
+
+def finished(started: Finished) -> Finished:
+    """Return what was started when it is over; raises Unfinished."""
+    started.wait_or_raise()
+    if started.outcome != "finished":
+        raise Unfinished(f"It did not finish. {started.error or started.outcome}")
+    return started
+
+
+@dataclass(frozen=True, repr=False)
+class CodeChallenge(Challenge):
+    """Answered with a function or a class, which `numbers_of` tries out on the bench."""
+
+    goals: tuple[Goal, ...]
+    numbers_of: Callable[[Answer], Numbers]
+
+    @property
+    def rules(self) -> str:
+        """The kind of answer that is expected."""
+        return f"The answer is a {'class' if isinstance(self.example, type) else 'function'}."
+
+    def attempt(self, answer: object, number: int) -> Attempt:
+        """Try the answer out in a process of its own."""
+        is_kind = isinstance(answer, type) or not isinstance(self.example, type)
+        if not callable(answer) or not is_kind:
+            raise ValueError(f"{self.rules[:-1]}, this is {type(answer).__name__}.")
+        measured = self.on_the_bench(answer)
+        if isinstance(measured, str):
+            raise ValueError(measured)
+        return Attempt({goal: measured.get(goal.what) for goal in self.goals})
+
+    def on_the_bench(self, answer: Answer) -> Numbers | str:
+        """Return what `tried_out` does, in a process of its own."""
+        from labkit.view.measuring import measure
+
+        key = self.key
+
+        def exercise(bench: Bench) -> dict[str, object]:
+            return {"measured": tried_out(key, answer)}
+
+        row = finished(measure(exercise, wait=False)).rows.iloc[0]
+        return row["error"] or row["measured"]
+
+
+def code(
+    key: str, *, hints: tuple[str, ...], goals: tuple[Goal, ...], example: Answer
+) -> Callable[[Callable[[Answer], Numbers]], CodeChallenge]:
+    """Make a check the challenge that its docstring poses.
+
+    A check takes an answer and returns a number for each goal, by its `what`, or raises Refused.
+    """
+
+    def posed(check: Callable[[Answer], Numbers]) -> CodeChallenge:
+        title, _, text = (inspect.getdoc(check) or "").partition("\n\n")
+        text = " ".join(text.split())
+        return CodeChallenge(key, title.rstrip("."), text, hints, example, goals, check)
+
+    return posed
+
+
+def tried_out(key: str, answer: Answer) -> Numbers | str:
+    """Return what a challenge's check measures of an answer, or why it is refused."""
+    posed = challenge(key)
+    assert isinstance(posed, CodeChallenge)
+    try:
+        return posed.numbers_of(answer)
+    except Refused as why:
+        return str(why)
+    except Exception as error:  # the reader's code may raise anything
+        return f"It raised {type(error).__name__}: {str(error)[:300]}"
 
 
 def challenge(key: str) -> Challenge:
     """Return the challenge `key`, such as "02-feed"; raises ValueError where there is none."""
-    return Challenge(find(key))
+    found = posed_in(key[:2]) if key[:2] in NOTEBOOKS else {}
+    if key not in found:
+        check_names([key], all_challenges(), "challenge")
+    return found[key]
+
+
+def posed_in(number: str) -> dict[str, Challenge]:
+    """Return the challenges of a notebook, such as "02", by key."""
+    module = import_module(f"labkit.course.challenges.nb{number}")
+    return {value.key: value for value in vars(module).values() if isinstance(value, Challenge)}
+
+
+def all_challenges() -> dict[str, Challenge]:
+    """Return every challenge of the course by its key, in the notebooks' order."""
+    found: dict[str, Challenge] = {}
+    for number in NOTEBOOKS:
+        found |= posed_in(number)
+    return found

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-Answer = Callable[..., Any]  # the reader's function or class
-Numbers = Mapping[str, float]  # what a check measured, by the `what` of its goals
+from labkit.course.challenge import Refused
 
 ERROR = "largest error, as a share"
-
-
-class Refused(Exception):
-    """The answer does other work than the task asks for; the message says what it does."""
 
 
 def difference(found: object, right: torch.Tensor) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import html
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -31,12 +30,6 @@ class Term(Result):
     def table(self) -> Table:
         """Return the meaning, the link and the notebook."""
         return Table([(self.text,)], title=self.term, foot=(self.link, f"notebook {self.notebook}"))
-
-    def _repr_html_(self) -> str:
-        site = html.escape(self.link.split("/")[2])
-        link = f"<a href='{html.escape(self.link)}'>{site}</a>"
-        where = f"<small>{link}, notebook {html.escape(self.notebook)}</small>"
-        return f"<b>{html.escape(self.term)}</b>: {html.escape(self.text)} {where}"
 
 
 def glossary(term: str | None = None) -> Term | Listing:

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 from labkit.course.slow_script import SlowScript, stages
 from labkit.knobs import check_names
@@ -27,7 +27,6 @@ from labkit.results.hardware import machine
 from labkit.results.launch import launch
 from labkit.results.record import Event, read_record
 from labkit.results.result import Result, Table
-from labkit.results.run import Run
 from labkit.results.shipped import entries
 from labkit.spec import Pipeline
 
@@ -50,6 +49,7 @@ KEYS = {
     "job": "pipeline not_applied unit",
     "error": "kind message",
 }
+Json: TypeAlias = "dict[str, Json] | list[Json] | str | float | None"
 PATH = re.compile(r"(?:[A-Za-z]:)?(?:[\\/][\w.@+~-]+){2,}")
 
 
@@ -74,17 +74,17 @@ def wanted(kind: str | None = None) -> list[Wanted]:
     for name, row in entries("recordings.json").items():
         if row.get("only", kind) != kind:
             continue
-        knobs = row.get("knobs", {}) | (row.get("gpu", {}) if kind == "gpu" else {})
-        pipeline = Pipeline(**knobs)
+        pipeline = Pipeline(**row.get("knobs", {}))
+        if kind == "gpu":
+            pipeline = pipeline.but(**row.get("gpu", {}))
         title = row["title"]
         needs = tuple(row.get("needs", ()))
-        if "vary" not in row:
-            found.append(Wanted(name, title, pipeline, needs))
-            continue
-        knob, values = row["vary"]
+        knob, values = row.get("vary", ("", ()))
         for value in values:
             varied = pipeline.but(**{knob: value})
             found.append(Wanted(f"{name}-{value}", f"{title}, {knob}={value}", varied, needs))
+        if not knob:
+            found.append(Wanted(name, title, pipeline, needs))
     for number, stage in enumerate(stages()):
         fixed = f"then {stage.fixes[-1]} fixed" if stage.fixes else "nothing fixed"
         found.append(Wanted(f"capstone-{number}", f"the slow script, {fixed}", stage))
@@ -108,10 +108,8 @@ class Made(Result):
             f"{len(self.left_out)} left out; in {self.folder}"
         )
         rows = [("left out:", name, why) for name, why in self.left_out.items()]
-        foot = ()
-        if self.interrupted:
-            foot = ("interrupted: what was made is kept; run it again to go on",)
-        return Table(rows, title=title, foot=foot, left=range(3))
+        kept = "interrupted: what was made is kept; run it again to go on"
+        return Table(rows, title=title, foot=[kept] * self.interrupted, left=range(3))
 
 
 def record(out: str | Path, only: Iterable[str] | None = None) -> Made:
@@ -127,13 +125,17 @@ def record(out: str | Path, only: Iterable[str] | None = None) -> Made:
     done = Made(str(folder))
     start = time.monotonic()
     try:
-        chosen = list(listed if only is None else only)
-        for number, name in enumerate(chosen, 1):
-            print(f"{number}/{len(chosen)} {name}", file=sys.stderr)
-            if time.monotonic() - start > BUDGET_S:
+        for name in only or listed:
+            target = folder / f"{name}.jsonl.gz"
+            print(name, file=sys.stderr)
+            if target.exists():
+                done.kept.append(name)
+            elif time.monotonic() - start > BUDGET_S:
                 done.left_out[name] = "out of time: run the same command again to go on"
+            elif why := _make(listed[name], target):
+                done.left_out[name] = why
             else:
-                _make(listed[name], folder / f"{name}.jsonl.gz", done)
+                done.made.append(name)
     except KeyboardInterrupt:
         done.interrupted = True
     return done
@@ -145,39 +147,23 @@ def slug(hardware: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", words).strip("-")[:64] or "machine"
 
 
-def _make(each: Wanted, target: Path, done: Made) -> None:
-    """Make one record where it is missing; add to `done` what came of it."""
-    if target.exists():
-        done.kept.append(each.name)
-        return
-    try:
-        _measure(each, target)
-        done.made.append(each.name)
-    except LeftOut as why:
-        done.left_out[each.name] = str(why)
-
-
-class LeftOut(Exception):
-    """A record cannot be made here; the message says why."""
-
-
-def _measure(each: Wanted, target: Path) -> None:
-    """Measure and write one record; raises LeftOut."""
+def _make(each: Wanted, target: Path) -> str | None:
+    """Measure and write one record; return why it cannot be made here."""
     deadline = time.monotonic() + LONGEST_S
     try:
         run = launch(each.spec)
     except OSError as error:
-        raise LeftOut(str(error)) from None
-    assert isinstance(run, Run)
+        return str(error)
     run.wait_or_raise(lambda run: time.monotonic() > deadline and run.stop())
     if run.outcome == "stopped":
-        raise LeftOut(f"took longer than {LONGEST_S:.0f} s")
+        return f"took longer than {LONGEST_S:.0f} s"
     if run.outcome != "finished":
-        raise LeftOut(run.error or run.outcome)
+        return run.error or run.outcome
     for knob in each.needs:
         if knob in run.not_applied:
-            raise LeftOut(run.not_applied[knob])
+            return run.not_applied[knob]
     ship(run.path, target, name=each.name, title=each.title)
+    return None
 
 
 def ship(source: Path, target: Path, *, name: str, title: str) -> None:
@@ -186,11 +172,13 @@ def ship(source: Path, target: Path, *, name: str, title: str) -> None:
     with contextlib.suppress(KeyError, OSError, ImportError):
         private.add(getpass.getuser())
     private = {word for word in private if len(word) > 1} - {"root", "localhost"}
-    spec, *events = (_clean(event, private) for event in _kept(read_record(source)))
     target.parent.mkdir(parents=True, exist_ok=True)
     with saving.replacing(target) as out, gzip.GzipFile("", "wb", fileobj=out, mtime=0) as file:
-        for event in [spec | {"name": name, "title": title}, *events]:
-            file.write(json.dumps(event, separators=(",", ":"), allow_nan=False).encode() + b"\n")
+        for event in _kept(read_record(source)):
+            named = {"name": name, "title": title} if event["event"] == "spec" else {}
+            cleaned = _clean(event | named, private)
+            line = json.dumps(cleaned, separators=(",", ":"), allow_nan=False)
+            file.write(f"{line}\n".encode())
 
 
 def _kept(events: list[Event]) -> Iterator[Event]:
@@ -217,7 +205,7 @@ def _kept(events: list[Event]) -> Iterator[Event]:
             yield event
 
 
-def _clean(value: Any, private: Set[str]) -> Any:
+def _clean(value: Json, private: Set[str]) -> Json:
     """Take paths, and the user's and the machine's name, out of every text."""
     if isinstance(value, dict):
         return {key: _clean(each, private) for key, each in value.items()}

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TypedDict, TypeGuard, cast
 
 from labkit.results.result import Result, Table
 from labkit.results.run import Run
@@ -24,18 +24,29 @@ FILE_NAME = "labkit-score.jsonl"
 KINDS = ("guesses", "challenges")
 QUIET = ("PYTEST_CURRENT_TEST", "LABKIT_NO_SCORE")  # set where nobody is playing
 
-Values = dict[str, Any]  # of one guess or challenge, as JSON types
 Guessed = float | str  # a number or a choice
+
+
+class Values(TypedDict, total=False):
+    """What is kept of one guess or challenge, as JSON types."""
+
+    kind: str  # one of KINDS
+    name: str
+    guess: Guessed | None
+    measured: Guessed | None
+    passed: bool
+    tries: int
+
 
 _unwritten: list[Values] = []  # of this session, what could not be written
 
 
-def keep(kind: str, name: str, **values: Any) -> None:
+def keep(kind: str, name: str, **values: Guessed | None) -> None:
     """Remember `values` of one guess or challenge; never raises.
 
     Each call appends a line to the file, so that notebooks which play at once lose nothing.
     """
-    _unwritten.append({"kind": kind, "name": name, **values})
+    _unwritten.append(cast("Values", {"kind": kind, "name": name, **values}))
     if _nobody_plays():
         return
     text = "\n".join(json.dumps(line, default=str) for line in _unwritten)
@@ -49,8 +60,10 @@ def read() -> dict[str, dict[str, Values]]:
     """Return {kind: {name: values}}; lines that are not of a score count as none."""
     book: dict[str, dict[str, Values]] = {kind: {} for kind in KINDS}
     for line in [*_stored(), *_unwritten]:
-        if line.get("kind") in book and isinstance(line.get("name"), str):
-            book[line["kind"]].setdefault(line["name"], {}).update(line)
+        kind = line.get("kind")
+        name = line.get("name")
+        if kind in KINDS and isinstance(name, str):
+            book[kind].setdefault(name, {}).update(line)
     return book
 
 
@@ -71,7 +84,7 @@ def _stored() -> Iterator[Values]:
             with contextlib.suppress(ValueError, RecursionError):
                 values = json.loads(line)
                 if isinstance(values, dict):
-                    yield values
+                    yield cast("Values", values)
 
 
 # -- guesses ---------------------------------------------------------------------------------------
@@ -89,23 +102,22 @@ class Guess(Result):
     value: Guessed | None
     made: str = field(default_factory=_now)
     measured: Guessed | None = None
-    late: bool = False  # the run was there before the guess
-    refused: str = ""  # why what was given is no guess
+    note: str = ""  # why it is no guess, or why it is not scored
     published: bool = False  # others measured it
 
-    def settle(self, measured: Any, *, of: str = "utilization", published: bool = False) -> Guess:
+    def settle(self, measured: Guessed | Run | None, *, published: bool = False) -> Guess:
         """Compare the guess with what was measured.
 
         Args:
-            measured: A number or a choice, or a Run whose attribute `of` is taken. A run that was
+            measured: A number or a choice, or a Run whose utilization is taken. A run that was
                 started before the guess was made is shown but not scored.
-            of: An attribute of the run.
             published: Others measured it, not this machine.
         """
         self.published = published
         if isinstance(measured, Run):
-            self.late = bool(measured.utc) and measured.utc < self.made  # both UTC, to the second
-            measured = getattr(measured, of)
+            if measured.utc and measured.utc < self.made:  # both UTC, to the second
+                self.note = "No points: the run was there before the guess."
+            measured = measured.utilization
         is_missing = isinstance(measured, float) and math.isnan(measured)  # a row without a number
         self.measured = None if is_missing else measured
         if self.points is not None:
@@ -115,26 +127,21 @@ class Guess(Result):
     @property
     def points(self) -> int | None:
         """0 to 3, as `points` says; None where there was no guess or it came late."""
-        if self.value is None or self.measured is None or self.late:
+        if self.value is None or self.measured is None or self.note:
             return None
         return points(self.value, self.measured)
 
     def table(self) -> Table:
         """Return the guess beside what was measured, and the ratio of two numbers."""
         rows = [("your guess", "none yet" if self.value is None else shown(self.value))]
-        if self.measured is not None:
-            rows.append(("published" if self.published else "measured", shown(self.measured)))
-            if (
-                self.value
-                and not isinstance(self.value, str)
-                and not isinstance(self.measured, str)
-            ):
-                rows.append(("ratio", shown(self.measured / self.value)))
-        said = "-" if self.points is None else f"{self.points} of 3"
-        if self.late:
-            said = "none: the run was there before the guess"
-        rows.append(("points", said))
-        return Table(rows, title=self.question, foot=(self.refused,), left=(0, 1))
+        value = self.value
+        measured = self.measured
+        if measured is not None:
+            rows.append(("published" if self.published else "measured", shown(measured)))
+            if value and not isinstance(value, str) and not isinstance(measured, str):
+                rows.append(("ratio", shown(measured / value)))
+        rows.append(("points", "-" if self.points is None else f"{self.points} of 3"))
+        return Table(rows, title=self.question, foot=(self.note,), left=(0, 1))
 
 
 def shown(value: Guessed) -> str:
@@ -144,7 +151,7 @@ def shown(value: Guessed) -> str:
     return str(value)[:60]
 
 
-def guess(question: str, value: Any = None) -> Guess:
+def guess(question: str, value: object = None) -> Guess:
     """Write a guess down, before the run that settles it: `bet.settle(run)` afterwards.
 
     Args:
@@ -153,27 +160,26 @@ def guess(question: str, value: Any = None) -> Guess:
             guess, and the table says so.
     """
     if value is None or value is ...:
-        return Guess(str(question), None)
+        return Guess(question, None)
     if not _is_guess(value):
         why = f"{value!r} is no guess: give a number, a text, or None to skip it."
-        return Guess(str(question), None, refused=why)
-    keep("guesses", str(question), guess=value, measured=None)
-    return Guess(str(question), value)
+        return Guess(question, None, note=why)
+    keep("guesses", question, guess=value, measured=None)
+    return Guess(question, value)
 
 
 def points(guess: Guessed, measured: Guessed) -> int:
     """Return 3 for a guess within 10 % or a right choice, 2 within 25 %, 1 within a factor of 2."""
-    if isinstance(guess, str) or isinstance(measured, str):
-        return 3 if guess == measured else 0
-    if guess <= 0 or measured <= 0:
-        return 3 if guess == measured else 0
+    if guess == measured:
+        return 3
+    if isinstance(guess, str) or isinstance(measured, str) or min(guess, measured) <= 0:
+        return 0
     factor = max(guess / measured, measured / guess)
-    limits = (1.1, 1.25, 2)
-    return sum(factor <= limit for limit in limits)
+    return sum(factor <= limit for limit in (1.1, 1.25, 2))
 
 
 def _is_guess(value: object) -> TypeGuard[Guessed]:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, int | float) and not isinstance(value, bool):
         return math.isfinite(value)
     return isinstance(value, str)
 

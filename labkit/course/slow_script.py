@@ -9,9 +9,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import statistics
-from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 from labkit.knobs import Spec, check_names, declares_knobs, knob
 from labkit.process.interrupts import held
@@ -64,60 +62,49 @@ class SlowScript(Spec):
 
     @property
     def pipeline(self) -> Pipeline:
-        """The knobs that describe this stage on this machine."""
+        """The knobs that describe this stage on this machine.
+
+        On a GPU the model is left to the bench, which sizes it for the card, and the batch is so
+        large that 16 bits do not make its kernels too small.
+        """
         here = machine()
-        is_old_card = here.kind == "gpu" and float(here.compute_capability or 9) < 8
-        return pipeline_of(
-            self.fixes,
-            gpu=here.kind == "gpu",
-            cores=here.cpu_cores or 1,
-            steps=self.steps,
-            half="fp16" if is_old_card else "bf16",
+        on_gpu = here.kind == "gpu"
+        is_old_card = on_gpu and float(here.compute_capability or 9) < 8
+        half = "fp16" if is_old_card else "bf16"
+        workers = max(2, min(here.cpu_cores or 1, MOST_WORKERS))
+        has_workers = "data" in self.fixes
+        copies_whole = on_gpu and "copies" in self.fixes
+        fewer_passes = "memory" in self.fixes
+        return Pipeline(
+            dataset="jpeg",
+            io_ms=0.0,
+            augment=0,
+            image_px=48,
+            model="cnn",
+            width=None if on_gpu else 40,
+            depth=None if on_gpu else 5,
+            seconds=100.0,
+            # What is prefetched at the start is warm-up, of which a run leaves out a third at most
+            steps=self.steps or max(STEPS, 3 * PREFETCH * workers),
+            batch_size=48 if on_gpu else 16,
+            num_workers=workers if has_workers else 0,
+            prefetch_factor=PREFETCH if has_workers else None,
+            pin_memory=copies_whole,
+            non_blocking=copies_whole,
+            precision=half if "precision" in self.fixes else "fp32",
+            channels_last=fewer_passes,
+            fused_optimizer=fewer_passes,
+            # On a CPU waits and copies are on top until then, which the steps' own stamps show
+            xray=on_gpu or "copies" in self.fixes,
         )
 
-    def to_spec(self) -> dict[str, Any]:
+    def to_spec(self) -> dict[str, object]:
         """Return what the log's first event says of it, and what trains it."""
         return {
             "pipeline": self.pipeline.to_dict(),
             "script": {"fixes": list(self.fixes)},
             "module": "labkit.course.slow_script_train",
         }
-
-
-def pipeline_of(
-    fixes: Collection[str], *, gpu: bool, cores: int, steps: int | None = None, half: str = "bf16"
-) -> Pipeline:
-    """Return the knobs of the script with `fixes`; `half` is the 16-bit format.
-
-    On a GPU the model is left to the bench, which sizes it for the card, and the batch is so large
-    that 16 bits do not make its kernels too small.
-    """
-    workers = max(2, min(cores, MOST_WORKERS))
-    has_workers = "data" in fixes
-    copies_whole = gpu and "copies" in fixes
-    fewer_passes = "memory" in fixes
-    return Pipeline(
-        dataset="jpeg",
-        io_ms=0.0,
-        augment=0,
-        image_px=48,
-        model="cnn",
-        width=None if gpu else 40,
-        depth=None if gpu else 5,
-        seconds=100.0,
-        # What is prefetched at the start is warm-up, of which a run leaves out a third at most
-        steps=steps or max(STEPS, 3 * PREFETCH * workers),
-        batch_size=48 if gpu else 16,
-        num_workers=workers if has_workers else 0,
-        prefetch_factor=PREFETCH if has_workers else None,
-        pin_memory=copies_whole,
-        non_blocking=copies_whole,
-        precision=half if "precision" in fixes else "fp32",
-        channels_last=fewer_passes,
-        fused_optimizer=fewer_passes,
-        # On a CPU waits and copies are on top until then, which the steps' own stamps show
-        xray=gpu or "copies" in fixes,
-    )
 
 
 def slow_script(*fixes: str, wait: bool = True, before: Run | None = None) -> Run:
@@ -130,7 +117,6 @@ def slow_script(*fixes: str, wait: bool = True, before: Run | None = None) -> Ru
 
     with held():
         started = launch(SlowScript(fixes))
-        assert isinstance(started, Run)
         if wait:
             running.follow(started, before)
         return started

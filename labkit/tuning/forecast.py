@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import cast
 
-from labkit.diagnosis.prediction import Prediction, predict
+from labkit.diagnosis.prediction import predict
 from labkit.results.run import Run
 from labkit.spec import Pipeline
 from labkit.tuning.settings import Knobs, LoaderSetting
@@ -14,48 +14,32 @@ from labkit.tuning.trial_bench import ENDLESS
 
 HANDOFF_S = 1e-3  # of a batch between processes, where nothing better is known (0.5 to 2 ms here)
 RANGE = 1.5  # either way, of a guess
-PREDICTED = ("num_workers", "prefetch_factor", "batch_size")
 
 
 class Forecast:
-    """Predicts knobs from a run of others; remembers what it found out about a run."""
+    """Predicts knobs from a run of others."""
 
-    def __init__(self):
-        self.runs: dict[int, Run] = {}  # `predict` remembers what it found out about one object
-        self.values: dict[tuple[int, LoaderSetting], Expected | None] = {}
+    def __init__(self) -> None:
+        self.seen: dict[int, Run] = {}  # `predict` remembers what it found out about one object
         self.cannot: str | None = None  # why it had to guess
 
     def of_loader(self, run: Run, here: LoaderSetting, setting: LoaderSetting) -> Expected | None:
         """Return what a loader setting gives, from a run of the setting `here`."""
-        key = id(run), setting
-        if key not in self.values:
-            self.values[key] = self._loader(run, here, setting)
-        return self.values[key]
+        changes: Knobs = {
+            "num_workers": setting.num_workers,
+            "prefetch_factor": setting.prefetch_factor,
+        }
+        return self.of_changes(run, here, changes) or guess(run, here, setting)
 
-    def of_changes(self, run: Run, knobs: Knobs, changes: Knobs) -> Expected | None:
+    def of_changes(self, run: Run, here: LoaderSetting, changes: Knobs) -> Expected | None:
         """Return what changes to the knobs of a run give; None where nothing predicts it."""
-        seen = as_pipeline(run, LoaderSetting.of(knobs)) if run.watched else run
-        return expected_of(predict(seen, **changes))
-
-    def _loader(self, run: Run, here: LoaderSetting, setting: LoaderSetting) -> Expected | None:
-        if id(run) not in self.runs:
-            self.runs[id(run)] = as_pipeline(run, here) if run.watched else run
-        arguments = setting.to_dict()
-        changes = {name: arguments[name] for name in PREDICTED}
-        prediction = predict(self.runs[id(run)], **changes)
-        expected = expected_of(prediction)
-        if expected is None:
-            self.cannot = prediction.cannot
-            return guess(run, here, setting)
-        return expected
-
-
-def expected_of(prediction: Prediction) -> Expected | None:
-    """Return the throughput of a prediction; None where it has none."""
-    if prediction.cannot or not prediction.throughput or not prediction.throughput_range:
-        return None
-    low, high = prediction.throughput_range
-    return Expected(prediction.throughput, low, high)
+        if id(run) not in self.seen:
+            self.seen[id(run)] = as_pipeline(run, here) if run.watched else run
+        prediction = predict(self.seen[id(run)], **changes)
+        self.cannot = prediction.cannot or self.cannot
+        if not prediction.throughput or not prediction.throughput_range:
+            return None
+        return Expected(prediction.throughput, *prediction.throughput_range)
 
 
 class PipelineView:

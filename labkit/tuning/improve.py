@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from labkit.diagnosis.diagnosis import Diagnosis
 from labkit.diagnosis.findings import Finding
@@ -14,7 +14,6 @@ from labkit.diagnosis.remedies import Remedy
 from labkit.results.hardware import Machine
 from labkit.results.run import Run
 from labkit.spec import compiler
-from labkit.tuning.proposals import LoaderProposals
 from labkit.tuning.result import Ladder
 from labkit.tuning.search import SURE, Runner, Search
 from labkit.tuning.settings import Knobs, LoaderSetting
@@ -25,7 +24,7 @@ LOOKS = 2  # at a setting whose run gave no verdict
 WORTH = 0.03  # an expected or measured gain below this is none
 HIGHEST_LOSS = 0.98  # of the time; more would promise an absurd gain
 TRAINING = ("batch_size", "precision")  # knobs that change what is trained
-LOADER = ("num_workers", "prefetch_factor")  # knobs that the loader's proposals choose
+LOADER = ("num_workers", "prefetch_factor")
 ROUNDS_OFF = ("precision", "compile", "channels_last")  # change the arithmetic, and so the losses
 TO_DEVICE = ("pin_memory", "non_blocking", "prefetch_to_device")
 # Change when a batch is there, and neither the samples in it (every run draws the same ones) nor
@@ -52,8 +51,7 @@ class Improver(Search[Ladder]):
         self,
         found: Ladder,
         bench: Runner,
-        forecast: Callable[[Run, Knobs, Knobs], Expected | None],
-        proposals: Callable[[list[Trial]], LoaderProposals],
+        forecast: Callable[[Run, LoaderSetting, Knobs], Expected | None],
         *,
         lacks: Callable[[Knobs, Run, Knobs], str | None],
         may_change: Collection[str] = (),
@@ -62,9 +60,9 @@ class Improver(Search[Ladder]):
     ):
         """Set up a climb; nothing runs yet.
 
-        `forecast(run, knobs, changes)` predicts samples/s; `proposals` proposes loader settings
-        from trials; `lacks(changes, run, knobs)` says why changes cannot act here; `check_start`
-        measures the start again in the end, when caches are warm.
+        `forecast(run, its loader, changes)` predicts samples/s; `lacks(changes, run, knobs)` says
+        why changes cannot act here; `check_start` measures the start again in the end, when caches
+        are warm.
         """
         super().__init__(found, bench)
         if seconds is not None and not seconds > 0:
@@ -72,7 +70,6 @@ class Improver(Search[Ladder]):
         if unknown := set(may_change) - set(TRAINING):
             raise ValueError(f"may_change={sorted(unknown)}: allow any of {', '.join(TRAINING)}.")
         self.forecast = forecast
-        self.proposals = proposals
         self.lacks = lacks
         self.may_change = set(may_change)
         self.budget_s = seconds
@@ -100,11 +97,11 @@ class Improver(Search[Ladder]):
         found.notes = self._notes()
         return found
 
-    def measure(self, trial: Trial, rate: float | None = None) -> None:
+    def measure(self, trial: Trial) -> None:
         """Run a trial once (more), and remember how long that takes."""
         begun = time.monotonic()
         runs_before = self.bench.count
-        super().measure(trial, rate)
+        super().measure(trial)
         runs = max(1, self.bench.count - runs_before)  # a short one is run again
         self.longest_s = max(self.longest_s, (time.monotonic() - begun) / runs)
 
@@ -171,80 +168,39 @@ class Improver(Search[Ladder]):
 
     def _candidates(self, verdict: Diagnosis) -> Iterator[Candidate]:
         """Yield what may be tried against what was found."""
-        has_loader = False
         for finding in verdict.findings:
             for remedy in finding.remedies:
-                if not remedy.changes:  # words alone: nothing that a program can try
-                    continue
-                if set(remedy.changes) & set(LOADER):
-                    candidate = None if has_loader else self._of_loader(finding, remedy)
-                    has_loader = has_loader or candidate is not None
-                else:
-                    candidate = self._of_step(finding, remedy)
-                if candidate is not None:
-                    yield candidate
+                if remedy.changes:  # else words alone: nothing that a program can try
+                    candidate = self._candidate(finding, remedy)
+                    if candidate is not None:
+                        yield candidate
 
-    def _of_step(self, finding: Finding, remedy: Remedy) -> Candidate | None:
-        """Return the candidate of a remedy that changes the step; None where it is not tried."""
+    def _candidate(self, finding: Finding, remedy: Remedy) -> Candidate | None:
+        """Return a remedy as a trial with its hope; None where it is not tried.
+
+        The hope is what is predicted, else that half of the loss is gone. A loader that may be
+        faster, though no gain is predicted, is tried last.
+        """
+        before = self.best
         changes = dict(remedy.changes)
-        knobs = self.best.knobs | changes
-        if self._is_tried(knobs) or changes in self.banned:
+        knobs = before.knobs | changes
+        knobs |= LoaderSetting.of(knobs).to_dict()
+        if changes in self.banned or any(trial.knobs == knobs for trial in self.found.tried):
             return None
-        run = self.best.runs[-1]
-        trial = Trial(knobs, _name(finding), changes)
+        trial = Trial.changing(before.knobs, knobs, f"{finding.name}: {finding.cause}")
+        run = before.runs[-1]
         why = self._refused(changes, run)
         if why:
             self.found.reasons[trial.what] = f"not tried: {why}"
             return None
-        trial.expected = self.forecast(run, self.best.knobs, changes)
-        return self._candidate(trial, finding, remedy)
-
-    def _of_loader(self, finding: Finding, remedy: Remedy) -> Candidate | None:
-        """Return what the loader's proposals would measure next; after that, what was advised."""
-        proposals = self.proposals(self._with_other_loaders())
-        proposed = proposals.faster()
-        if proposed is not None:
-            trial = self._of_best(proposed.setting, finding, proposed.expected)
-            return self._candidate(trial, finding, remedy)
-        setting = LoaderSetting.of(self.best.knobs | dict(remedy.changes))
-        allowed = setting in proposals.settings and proposals.may_run(setting)
-        trial = self._of_best(setting, finding, proposals.expected(setting) if allowed else None)
-        if not allowed or self._is_tried(trial.knobs):
-            return None
-        if trial.expected and trial.expected.high < (1 + WORTH) * self.best.speed:
-            return None
-        return Candidate(trial, 1 + WORTH, remedy.price)  # comes last
-
-    def _with_other_loaders(self) -> list[Trial]:
-        """Return the trials that differ from the best in the loader alone; the first is the start.
-
-        What was expected of the first is not a loader's prediction.
-        """
-        best = _without_loader(self.best.knobs)
-        first, *others = (
-            trial for trial in self.found.tried if _without_loader(trial.knobs) == best
-        )
-        return [replace(first, expected=None), *others]
-
-    def _of_best(
-        self, setting: LoaderSetting, finding: Finding, expected: Expected | None
-    ) -> Trial:
-        """Return the trial of the best with another loader."""
-        knobs = self.best.knobs | setting.to_dict()
-        changes = {
-            name: value for name, value in knobs.items() if value != self.best.knobs.get(name)
-        }
-        return Trial(knobs, _name(finding), changes, expected)
-
-    def _candidate(self, trial: Trial, finding: Finding, remedy: Remedy) -> Candidate:
-        """Return a trial with its hope: as predicted, else that half of the loss is gone."""
+        trial.expected = self.forecast(run, before.setting, changes)
         hope = 1 / (1 - min(finding.lost_share, HIGHEST_LOSS) / 2)
         if trial.expected is not None:
-            hope = trial.expected.value / self.best.speed
+            hope = trial.expected.value / before.speed
+            may_gain = trial.expected.high >= (1 + WORTH) * before.speed
+            if may_gain and not changes.keys().isdisjoint(LOADER):
+                hope = max(hope, 1 + WORTH)
         return Candidate(trial, hope, remedy.price)
-
-    def _is_tried(self, knobs: Knobs) -> bool:
-        return any(trial.knobs == knobs for trial in self.found.tried)
 
     def _refused(self, changes: Knobs, run: Run) -> str | None:
         """Return why a change is not to be tried here."""
@@ -305,14 +261,6 @@ class Improver(Search[Ladder]):
         kept = self.found.kept
         other_batches = [trial for trial in kept if "batch_size" in trial.changes]
         return other_batches[-1] if other_batches else kept[0]
-
-
-def _name(finding: Finding) -> str:
-    return f"{finding.name}: {finding.cause}"
-
-
-def _without_loader(knobs: Knobs) -> Knobs:
-    return {name: value for name, value in knobs.items() if name not in LOADER}
 
 
 def lacking(changes: Knobs, machine: Machine, knobs: Knobs) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -18,7 +18,6 @@ from labkit.spec import KNOBS, STEP_KNOBS, Pipeline
 from labkit.tuning.forecast import Forecast
 from labkit.tuning.improve import Improver, lacking
 from labkit.tuning.memory import refused
-from labkit.tuning.proposals import LoaderProposals
 from labkit.tuning.result import Ladder, Tuning
 from labkit.tuning.search import LoaderSearch
 from labkit.tuning.settings import LOADER_KNOBS, Knobs, LoaderSetting, settings_around
@@ -112,22 +111,19 @@ class TuningJob:
         *,
         collate_fn: object = None,
         step: object = None,
-        batch_size: int | Sequence[int] | None = None,
+        batch_size: int | None = None,
         baseline: Mapping[str, object] | None = None,
         max_workers: int | None = None,
         seconds: float,
     ):
         """Take what `labkit.tune` was given; raises ValueError on what cannot be tuned."""
-        sizes = [batch_size] if isinstance(batch_size, int) else list(batch_size or [])
-        sizes = [KNOBS["batch_size"].check(size) for size in sizes]
         asked = given(what, collate_fn=collate_fn, step=step)
-        start = _start(asked, sizes, baseline or {})
+        start = _start(asked, batch_size, baseline or {})
         if max_workers is not None:
             KNOBS["num_workers"].check(max_workers)
         warm_up()
         here = machine()
         most = most_workers(here) if max_workers is None else max_workers
-        self.fed = fed_rate(what)
         self.forecast = Forecast()
         self.bench = TrialBench(asked.pipeline, asked.source, seconds)
         self.tuning = Tuning(
@@ -141,18 +137,15 @@ class TuningJob:
         cap = f"Up to {most} workers were tried (max_workers)"
         self.tuning.notes.append(f"{cap}{too_many(most, here.cpu_cores)}.")
         self._say_what_is_left_out(here)
-        variants: list[Knobs] = []
-        if not self.tuning.reasons:
-            variants.append({"pin_memory": not start.pin_memory})
-        settings = settings_around(start, most, [start.batch_size, *sizes[1:]])
-        proposals = LoaderProposals(
-            self.tuning.tried,
-            [setting for setting in settings if setting != start],
+        self.search = LoaderSearch(
+            self.tuning,
+            self.bench,
+            settings_around(start, most),
             self.forecast.of_loader,
             refused,
-            here.cpu_cores or 1,
+            cores=here.cpu_cores or 1,
+            try_pinned=not self.tuning.reasons,
         )
-        self.search = LoaderSearch(self.tuning, self.bench, proposals, variants)
 
     def run(
         self,
@@ -201,8 +194,6 @@ class TuningJob:
                 f"batch, took {start_s:.2f} s; it changes nothing within an epoch"
             )
         tuning.reasons["persistent_workers"] = why
-        if self.fed:
-            tuning.notes.append(_enough(self.fed, tuning.tried))
         disturbed = self.bench.disturbed
         if disturbed:
             tuning.notes.append(
@@ -217,11 +208,11 @@ class TuningJob:
             tuning.notes.append(f"Estimated from wait and compute times alone: {why}")
 
 
-def _start(asked: Given, sizes: list[int], baseline: Mapping[str, object]) -> LoaderSetting:
+def _start(asked: Given, batch_size: int | None, baseline: Mapping[str, object]) -> LoaderSetting:
     """Return the setting to start from; raises ValueError on a bad one."""
     knobs = dict(asked.knobs)
-    if sizes:
-        knobs["batch_size"] = sizes[0]
+    if batch_size is not None:
+        knobs["batch_size"] = KNOBS["batch_size"].check(batch_size)
     allowed = sorted(set(LOADER_KNOBS) - {"batch_size"})
     for knob, value in baseline.items():
         if knob not in allowed:
@@ -230,23 +221,6 @@ def _start(asked: Given, sizes: list[int], baseline: Mapping[str, object]) -> Lo
     start = LoaderSetting.of(knobs)
     asked.pipeline.but(**start.to_dict())
     return start
-
-
-def fed_rate(what: object) -> float | None:
-    """Return the samples/s that a watched loop could take if it never waited; None if unknown."""
-    if not isinstance(what, Run) or not what.watched or not what.compute_ms:
-        return None
-    if what.throughput is None or what.step_ms is None:
-        return None
-    return what.throughput * what.step_ms / (what.step_ms - (what.wait_ms or 0.0))
-
-
-def _enough(fed: float, tried: list[Trial]) -> str:
-    """Say which setting feeds a watched loop that could take so many samples/s."""
-    good = [trial for trial in tried if trial.speed >= fed and not trial.error]
-    cheapest = min(good, key=lambda trial: trial.setting.cost, default=None)
-    enough = f"enough: {cheapest.setting}" if cheapest else "no setting gives so many"
-    return f"Watched: never waiting, your loop takes {fed:,.0f} samples/s; {enough}."
 
 
 def improver(
@@ -262,35 +236,27 @@ def improver(
     """
     asked = given(what, **parts)
     knobs = _improver_start(asked, batch_size)
-    here = machine()
-    forecast = Forecast()
-    start = LoaderSetting.of(knobs)
-    most = most_workers(here)
-
-    def proposals(tried: list[Trial]) -> LoaderProposals:
-        base = tried[0].setting
-        settings = settings_around(base, most, [base.batch_size])
-        return LoaderProposals(tried, settings, forecast.of_loader, refused, here.cpu_cores or 1)
+    names = {name: part for name, part in parts.items() if name != "step"}
+    ladder = Ladder(
+        asked.name,
+        knobs | LoaderSetting.of(knobs).to_dict(),
+        asked.asked,
+        code_around(what, **names),
+        machine().line,
+    )
 
     def lacks(changes: Knobs, run: Run, now: Knobs) -> str | None:
         for name in changes:
             part = ACTS_ON.get(name)
             if part and part not in asked.parts:
                 return f"it acts on your {part}: pass {part}="
-        return lacking(changes, run.machine, now)
+        too_large = refused(LoaderSetting.of(now | changes), ladder.tried)
+        return too_large or lacking(changes, run.machine, now)
 
-    names = {name: part for name, part in parts.items() if name != "step"}
     return Improver(
-        Ladder(
-            asked.name,
-            knobs | start.to_dict(),
-            asked.asked,
-            code_around(what, **names),
-            here.line,
-        ),
+        ladder,
         TrialBench(asked.pipeline, asked.source, IMPROVE_S, look=True),
-        forecast.of_changes,
-        proposals,
+        Forecast().of_changes,
         lacks=lacks,
         may_change=may_change,
         seconds=seconds,

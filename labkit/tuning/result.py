@@ -82,9 +82,17 @@ class Found(Result):
         """The result in one line."""
         raise NotImplementedError
 
+    def stands_out(self, trial: Trial) -> bool:
+        """Return whether a trial's row is bold."""
+        return trial.kept
+
+    def label(self, trial: Trial) -> str:
+        """Return what was tried, in words."""
+        return trial.what
+
     def verdict_on(self, trial: Trial) -> str:
         """Say in a few words what became of a trial."""
-        raise NotImplementedError
+        return trial.said
 
     def script(self) -> Script:
         """Return the best pipeline as a whole script; for data of your own, the lines to change."""
@@ -107,6 +115,8 @@ class Found(Result):
 
     def table(self, now: str = "") -> Table:
         """Return every trial; below, once it is done, reasons and code; `now` is what goes on."""
+        from labkit.view.run_header import delays_of  # the simulated delays behind the numbers
+
         foot = [now or "starting"]
         copies = {}
         if self.done and not now:
@@ -114,23 +124,18 @@ class Found(Result):
             foot = [*reasons, *self.notes, *self.snippet.split("\n")]
             copies["PyTorch"] = self.snippet
             copies["labkit"] = but(self.changes) if self.asked and self.changes else ""
-        foot += self._where_from()
+        if self.line:
+            foot.append(f"measured on {self.line}")
+        foot.append(delays_of(run for trial in self.tried for run in trial.runs))
         return Table(
             [self._row(trial) for trial in self.tried],
             HEAD,
             self.headline,
             foot,
             left=LEFT,
-            bold=[place for place, trial in enumerate(self.tried) if self._stands_out(trial)],
+            bold=[place for place, trial in enumerate(self.tried) if self.stands_out(trial)],
             copies=copies,
         )
-
-    def _where_from(self) -> list[str]:
-        """Return where the numbers were measured."""
-        return [f"measured on {self.line}"] if self.line else []
-
-    def _stands_out(self, trial: Trial) -> bool:
-        return trial is self.winner
 
     def _row(self, trial: Trial) -> tuple[str | None, ...]:
         """Return the cells of one trial."""
@@ -145,10 +150,6 @@ class Found(Result):
             self.verdict_on(trial)[:CELL],
             trial.why,
         )
-
-    def label(self, trial: Trial) -> str:
-        """Return what was tried, in words."""
-        return trial.what
 
 
 @dataclass(repr=False)
@@ -190,9 +191,11 @@ class Tuning(Found):
 
     def label(self, trial: Trial) -> str:
         """Return the loader's arguments in words."""
-        batch_size = trial.setting.batch_size
-        other = batch_size != self.start["batch_size"]
-        return f"{trial.setting}, batch {batch_size}" if other else str(trial.setting)
+        return str(trial.setting)
+
+    def stands_out(self, trial: Trial) -> bool:
+        """Return whether a trial's row is bold."""
+        return trial is self.winner
 
     def verdict_on(self, trial: Trial) -> str:
         """Say in a few words what became of a trial."""
@@ -264,20 +267,6 @@ class Ladder(Found):
             said = "nothing was changed"
         state = self.stopped or "going on"
         return f"improve({self.name}): {said}, {self.winner.rate:,.0f} samples/s; {state}"
-
-    def _where_from(self) -> list[str]:
-        """Return the machine, and the simulated delays that are behind the numbers."""
-        from labkit.view.run_header import delays_of
-
-        delays = delays_of(self.runs.values())
-        return [*super()._where_from(), *([delays] if delays else [])]
-
-    def _stands_out(self, trial: Trial) -> bool:
-        return trial.kept
-
-    def verdict_on(self, trial: Trial) -> str:
-        """Say in a few words what became of a trial."""
-        return trial.said
 
     def plot(self) -> Figure:
         """Draw a bar of samples/s for each step that was kept."""

@@ -9,19 +9,21 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
+from labkit.diagnosis.recommendation import TIE as AS_GOOD
 from labkit.results.run import Run
-from labkit.tuning.proposals import CLOSE, LoaderProposals
+from labkit.results.script import PYTORCH_PREFETCH
 from labkit.tuning.result import Found, Tuning
-from labkit.tuning.settings import Knobs
-from labkit.tuning.trial import Outcome, Trial
+from labkit.tuning.settings import Knobs, LoaderSetting, distance
+from labkit.tuning.trial import TIE, Expected, Outcome, Trial, cheapest_of_fastest
 
-MOST_TRIED = 4  # loader settings measured, the baseline included
-MORE = 2  # trials on top, where one has contradicted its prediction
-NEIGHBOURS = 2  # of the best number of workers, measured before the search ends
-RUNS_EACH = 3  # of the baseline and of the best, where they are close
+MOST_TRIED = 8  # loader settings measured, the start included
+CLOSE = 0.05  # a gain that one run shows
+RUNS_EACH = 3  # of the start and of the best, where they are close
 SURE = 0.10  # a gain above this needs no second measurement
 
 Result = TypeVar("Result", bound=Found)
+LoaderForecast = Callable[[Run, LoaderSetting, LoaderSetting], "Expected | None"]
+Refuse = Callable[[LoaderSetting, Sequence[Trial]], "str | None"]
 
 
 class Runner(Protocol):
@@ -61,8 +63,12 @@ class Search(Generic[Result]):
     def run(self) -> Result:
         """Search to the end; raises RuntimeError where the start itself cannot be measured."""
         begun = time.monotonic()
+        start = Trial(dict(self.found.start), "the starting point", kept=True)
         try:
-            self._measure_start()
+            self.measure(start)
+            if not start.rates:
+                raise RuntimeError(f"The starting point cannot be measured: {start.error}")
+            self.each()
             while (trial := self.propose()) is not None:
                 self.measure(trial)
                 self.judge(trial)
@@ -76,25 +82,13 @@ class Search(Generic[Result]):
             self.found.done = True
         return self.found
 
-    def _measure_start(self) -> None:
-        start = Trial(dict(self.found.start), "the starting point", kept=True)
-        self.measure(start)
-        if not start.rates:
-            raise RuntimeError(f"The starting point cannot be measured: {start.error}")
-        self.each()
-
-    def measure(self, trial: Trial, rate: float | None = None) -> None:
-        """Run a trial once (more); `rate` are the samples/s to expect, where that is known."""
+    def measure(self, trial: Trial) -> None:
+        """Run a trial once (more)."""
         if trial not in self.found.tried:
             self.found.tried.append(trial)
         self.found.latest = trial
-        if trial.rate:
-            rate = trial.rate
-        elif trial.expected:
-            rate = trial.expected.value
-        elif rate is None:
-            rate = self.found.tried[0].rate
-        measured = self.bench.measure(trial.knobs, rate)
+        rate = trial.rate or (trial.expected.value if trial.expected else None)
+        measured = self.bench.measure(trial.knobs, rate or self.found.tried[0].rate)
         trial.error = None if measured.rate else measured.error or "no number"
         if measured.rate and measured.run is not None:
             trial.rates.append(measured.rate)
@@ -104,87 +98,185 @@ class Search(Generic[Result]):
 class LoaderSearch(Search[Tuning]):
     """A search for the cheapest loader that is as fast as the fastest.
 
-    A gain so small that it may be noise is measured again.
+    What is predicted to gain is measured first, then the neighbours of the best, until none of them
+    is better. A gain so small that it may be noise is measured again.
     """
 
     def __init__(
         self,
         found: Tuning,
         bench: Runner,
-        proposals: LoaderProposals,
-        variants: Sequence[Knobs] = (),
+        settings: Sequence[LoaderSetting],
+        forecast: LoaderForecast,
+        refuse: Refuse,
+        *,
+        cores: int,
+        try_pinned: bool = False,
     ):
-        """Set up a search; `variants` are changes that are tried on the winner."""
+        """Set up a search.
+
+        `settings` are those that may be tried; `forecast` predicts one from (a run, its setting);
+        `refuse` says why one may not run; `cores` are the machine's; `try_pinned`: in the end, the
+        best with the other `pin_memory`.
+        """
         super().__init__(found, bench)
-        self.proposals = proposals
-        self.variants = list(variants)
-        self.neighbours_left = NEIGHBOURS
+        self.settings = settings
+        self.forecast = forecast
+        self.refuse = refuse
+        self.cores = cores
+        self.try_pinned = try_pinned
+        self.refused: dict[LoaderSetting, str] = {}
+
+    @property
+    def best(self) -> Trial:
+        """The cheapest of the trials that tie with the fastest."""
+        return cheapest_of_fastest(self.found.tried) or self.found.tried[0]
 
     def propose(self) -> Trial | None:
-        """Return what is predicted to gain, then the best's neighbours, then its variants."""
-        proposals = self.proposals
-        most = MOST_TRIED + MORE * proposals.contradicted
-        is_predicting = self.neighbours_left == NEIGHBOURS
-        if is_predicting and len(self.found.tried) < most:
-            trial = proposals.faster_or_cheaper() or proposals.unseen()
+        """Return what is predicted to gain, then the best's neighbours, then the best pinned."""
+        if len(self.found.tried) < MOST_TRIED:
+            trial = self._predicted() or self._unseen() or self._neighbour()
             if trial is not None:
                 return trial
-        while self.neighbours_left:
-            self.neighbours_left -= 1
-            trial = proposals.neighbour()
-            if trial is not None:
-                return trial
-        while self.variants:
-            change = self.variants.pop(0)
-            setting = proposals.best.setting.but(**change)
-            if not proposals.is_tried(setting):
-                what = ", ".join(f"{name}={value}" for name, value in change.items())
-                return proposals.trial_of(setting, f"the best so far with {what}")
-        return None
+        if not self.try_pinned:
+            return None
+        self.try_pinned = False
+        pin_memory = not self.best.setting.pin_memory
+        setting = self.best.setting.but(pin_memory=pin_memory)
+        return self._trial(setting, f"the best so far with pin_memory={pin_memory}")
 
     def judge(self, trial: Trial) -> None:
-        """Compare a trial with the baseline."""
+        """Compare a trial with the start."""
         if trial.rate:
             trial.gain = trial.rate / self.found.tried[0].speed
 
     def finish(self) -> None:
-        """Choose the best, or the baseline where it is not slower after all."""
-        self.found.chosen = self._not_slower(self.proposals.best)
-        for trial in self.found.tried[1:]:
+        """Choose the best, or the start where it is not slower after all."""
+        found = self.found
+        found.chosen = self._not_slower(self.best)
+        for trial in found.tried[1:]:
             self.judge(trial)
-        refused = self.proposals.refused
-        if refused:
-            cheapest = min(refused, key=lambda setting: setting.cost)
-            self.found.notes.append(
-                f"Not tried: {len(refused)} settings; {cheapest}: {refused[cheapest]}."
+        if self.refused:
+            cheapest = min(self.refused, key=lambda setting: setting.cost)
+            found.notes.append(
+                f"Not tried: {len(self.refused)} settings; {cheapest}: {self.refused[cheapest]}."
             )
-        if len(self.found.tried) == 1:
-            self.found.notes.append(
+        if len(found.tried) == 1:
+            found.notes.append(
                 "No other setting was predicted to be faster or as fast and cheaper."
             )
 
-    def _not_slower(self, best: Trial) -> Trial:
-        """Return `best`, or the baseline where it is not slower after all."""
-        baseline = self.found.tried[0]
-        if best is baseline:
-            return best
-        is_cheaper = best.setting.cost < baseline.setting.cost
-        least_gain = 1.0 if is_cheaper and self.proposals.agreed else 1 + SURE
-        gain = best.speed / baseline.speed
-        if gain >= least_gain:
-            return best
-        uneven = max(trial.runs[-1].spread or 0.0 for trial in (best, baseline))
-        if best.setting.cost > baseline.setting.cost and gain - 1 <= min(CLOSE, uneven):
-            return baseline  # more runs would only tell how small it is
-        self._measure_again(best, baseline)
-        return best if not best.error and best.speed >= baseline.speed else baseline
+    def expected(self, setting: LoaderSetting) -> Expected | None:
+        """Predict a setting from the nearest run, and correct by how that run itself came out."""
+        measured = [trial for trial in self.found.tried if trial.runs]
+        nearest = min(measured, key=lambda trial: distance(trial.setting, setting))
+        run = nearest.runs[-1]
+        predicted = self.forecast(run, nearest.setting, setting)
+        itself = self.forecast(run, nearest.setting, nearest.setting)
+        if predicted is None or itself is None:
+            return None
+        return predicted.times(nearest.speed / itself.value)
 
-    def _measure_again(self, best: Trial, baseline: Trial) -> None:
+    def _predicted(self) -> Trial | None:
+        """Return the cheapest of those predicted fastest, or as fast as the best and cheaper."""
+        best = self.best
+        hopes = {}
+        for setting in self.settings:
+            if self._may_run(setting) and (expected := self.expected(setting)) is not None:
+                hopes[setting] = expected.value
+        needed = (1 + CLOSE) * best.speed
+        faster = {setting: hope for setting, hope in hopes.items() if hope > needed}
+        if faster:
+            # As `recommend_workers` does: at PyTorch's own prefetch_factor, where that is faster
+            usual = {s: hope for s, hope in faster.items() if s == at_usual_depth(s)} or faster
+            least = (1 - AS_GOOD) * max(usual.values())
+            as_good = [setting for setting, hope in usual.items() if hope >= least]
+            return self._cheapest(as_good, "the cheapest of those predicted fastest")
+        cheaper = [
+            setting
+            for setting, hope in hopes.items()
+            if hope >= (1 - TIE / 2) * best.speed and setting.num_workers < best.setting.num_workers
+        ]
+        return self._cheapest(cheaper, "fewer workers, and predicted to be as fast")
+
+    def _unseen(self) -> Trial | None:
+        """Return as many workers as cores, where no worker has been measured and none is best.
+
+        That none are best is then the prediction of a run in which nothing was handed over.
+        """
+        if any(trial.setting.num_workers for trial in self.found.tried):
+            return None
+        setting = at_usual_depth(self.best.setting.but(num_workers=self.cores))
+        why = "no workers are predicted to be best: measure some before that is believed"
+        return self._cheapest([setting], why) if self._may_run(setting) else None
+
+    def _neighbour(self) -> Trial | None:
+        """Return the next more or fewer workers than the best, where they may be better.
+
+        While all runs come as predicted, those predicted to be slower are left out.
+        """
+        best = self.best
+        own = best.setting.num_workers
+        if not own:
+            return None
+        trusted = all(trial.came_as_predicted for trial in self.found.tried)
+        measured = {trial.setting.num_workers for trial in self.found.tried}
+        counts = {setting.num_workers for setting in self.settings}
+        more = [count for count in counts if count > own]
+        fewer = [count for count in counts if count < own]
+        for count in (min(more, default=own), max(fewer, default=own)):
+            setting = best.setting.but(num_workers=count)
+            if count in measured or not self._may_run(setting):
+                continue
+            expected = self.expected(setting)
+            if not trusted or expected is None or expected.high > best.speed:
+                return self._trial(setting, "beside the best: measured before that is believed")
+        return None
+
+    def _cheapest(self, settings: list[LoaderSetting], why: str) -> Trial | None:
+        if not settings:
+            return None
+        return self._trial(min(settings, key=lambda setting: setting.cost), why)
+
+    def _trial(self, setting: LoaderSetting, why: str) -> Trial:
+        """Return a trial of a setting, with its prediction."""
+        return Trial.changing(self.found.start, setting.to_dict(), why, self.expected(setting))
+
+    def _may_run(self, setting: LoaderSetting) -> bool:
+        """Whether a setting is new, fits in memory, and no cheaper one has failed."""
+        if setting not in self.settings:
+            return False
+        for trial in self.found.tried:
+            if trial.setting == setting or (trial.error and trial.setting.cost <= setting.cost):
+                return False
+        if why := self.refuse(setting, self.found.tried):
+            self.refused[setting] = why
+        return not why
+
+    def _not_slower(self, best: Trial) -> Trial:
+        """Return `best`, or the start where it is not slower after all."""
+        start = self.found.tried[0]
+        is_cheaper = best.setting.cost < start.setting.cost
+        is_sure = is_cheaper and best.expected is not None and best.came_as_predicted
+        if best is start or best.speed >= (1.0 if is_sure else 1 + SURE) * start.speed:
+            return best
+        uneven = max(trial.runs[-1].spread or 0.0 for trial in (best, start))
+        if not is_cheaper and best.speed / start.speed - 1 <= min(CLOSE, uneven):
+            return start  # more runs would only tell how small it is
+        self._measure_again(best, start)
+        return best if not best.error and best.speed >= start.speed else start
+
+    def _measure_again(self, best: Trial, start: Trial) -> None:
         """Measure both more often, the closer they are."""
         while not best.error:
-            is_close = abs(best.speed / baseline.speed - 1) <= CLOSE
-            fewer = min(baseline, best, key=lambda trial: len(trial.rates))
+            is_close = abs(best.speed / start.speed - 1) <= CLOSE
+            fewer = min(start, best, key=lambda trial: len(trial.rates))
             if len(fewer.rates) >= (RUNS_EACH if is_close else 2):
                 return
             self.measure(fewer)
             self.each()
+
+
+def at_usual_depth(setting: LoaderSetting) -> LoaderSetting:
+    """Return a setting at PyTorch's own prefetch_factor."""
+    return setting.but(prefetch_factor=PYTORCH_PREFETCH)

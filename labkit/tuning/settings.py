@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 
 from labkit.diagnosis.loader_code import Setting
@@ -31,10 +31,7 @@ class LoaderSetting:
     @classmethod
     def of(cls, knobs: Mapping[str, Setting]) -> LoaderSetting:
         """Make one from {knob: value}; with workers, prefetch_factor becomes PyTorch's default."""
-        setting = replace(cls(), **{name: knobs[name] for name in LOADER_KNOBS if name in knobs})
-        if setting.num_workers and setting.prefetch_factor is None:
-            return replace(setting, prefetch_factor=PYTORCH_PREFETCH)
-        return setting
+        return cls().but(**{name: knobs[name] for name in LOADER_KNOBS if name in knobs})
 
     def to_dict(self) -> Knobs:
         """Return the arguments: `DataLoader(dataset, **setting.to_dict())`."""
@@ -43,9 +40,9 @@ class LoaderSetting:
     def but(self, **changes: Setting) -> LoaderSetting:
         """Return a changed copy; without workers, the arguments that need them are dropped."""
         setting = replace(self, **changes)
-        if setting.num_workers:
-            return setting
-        return replace(setting, prefetch_factor=None, persistent_workers=False)
+        if not setting.num_workers:
+            return replace(setting, prefetch_factor=None, persistent_workers=False)
+        return replace(setting, prefetch_factor=setting.prefetch_factor or PYTORCH_PREFETCH)
 
     @property
     def in_flight(self) -> int:
@@ -68,23 +65,18 @@ class LoaderSetting:
 LOADER_KNOBS = tuple(field.name for field in fields(LoaderSetting))
 
 
-def settings_around(
-    baseline: LoaderSetting, max_workers: int, batch_sizes: Iterable[int]
-) -> list[LoaderSetting]:
-    """Return what may be tried: the baseline's other arguments with other workers and prefetch."""
+def settings_around(start: LoaderSetting, max_workers: int) -> list[LoaderSetting]:
+    """Return what may be tried: the start's other arguments with other workers and prefetch."""
     counts = [count for count in WORKERS if count <= max_workers]
     settings = {
-        baseline.but(num_workers=workers, prefetch_factor=prefetch, batch_size=batch_size)
-        for workers, prefetch, batch_size in itertools.product(
-            counts, PREFETCH_FACTORS, batch_sizes
-        )
+        start.but(num_workers=workers, prefetch_factor=prefetch)
+        for workers, prefetch in itertools.product(counts, PREFETCH_FACTORS)
     }
-    return sorted(settings, key=lambda setting: (setting.batch_size, setting.cost))
+    return sorted(settings - {start}, key=lambda setting: setting.cost)
 
 
 def distance(one: LoaderSetting, other: LoaderSetting) -> float:
     """Return how far two settings are apart, for choosing which run predicts which."""
     workers = math.log2((1 + one.num_workers) / (1 + other.num_workers))
     depth = math.log2((one.prefetch_factor or 1) / (other.prefetch_factor or 1))
-    batch = math.log2(one.batch_size / other.batch_size)
-    return abs(workers) + DEPTH_WEIGHT * abs(depth) + abs(batch)
+    return abs(workers) + DEPTH_WEIGHT * abs(depth)

@@ -53,6 +53,14 @@ class Trial:
     said: str = ""  # what became of it
     kept: bool = False
 
+    @classmethod
+    def changing(
+        cls, before: Knobs, knobs: Knobs, why: str, expected: Expected | None = None
+    ) -> Trial:
+        """Return the trial of the knobs `before` with those of `knobs` in their place."""
+        changes = {name: value for name, value in knobs.items() if value != before.get(name)}
+        return cls(before | knobs, why, changes, expected)
+
     @property
     def setting(self) -> LoaderSetting:
         """The loader's arguments among the knobs."""
@@ -105,8 +113,8 @@ def is_tie(trial: Trial, fastest: Trial) -> bool:
 def cheapest_of_fastest(trials: Iterable[Trial]) -> Trial | None:
     """Return the cheapest of the trials that tie with the fastest; None where none has a number."""
     measured = [trial for trial in trials if trial.rates and not trial.error]
-    if not measured:
+    fastest = max(measured, key=lambda trial: trial.speed, default=None)
+    if fastest is None:
         return None
-    fastest = max(measured, key=lambda trial: trial.speed)
     tied = [trial for trial in measured if is_tie(trial, fastest)]
     return min(tied, key=lambda trial: trial.setting.cost)

@@ -152,7 +152,7 @@ def tune(
     *,
     collate_fn: Any = None,
     step: Any = None,
-    batch_size: int | Sequence[int] | None = None,
+    batch_size: int | None = None,
     baseline: dict[str, Any] | None = None,
     max_workers: int | None = None,
     seconds: float = 1.5,
@@ -169,8 +169,7 @@ def tune(
         collate_fn: Yours, as an object or "module:name".
         step: What your loop does with one batch, a function of it, as an object or "module:name".
             Without it nothing computes, and the loader's own throughput is what is raised.
-        batch_size: The batch size to tune for (else a dataset's is 32), or several to search among;
-            the first is where it starts. Another batch size is another training.
+        batch_size: The batch size to tune for; else that of the pipeline or DataLoader, or 32.
         baseline: The settings you have now, such as `{"num_workers": 2}`; else the defaults, or
             those of the pipeline or DataLoader given.
         max_workers: The most workers to try; else 12, or twice the cores where that is more.

@@ -1,11 +1,11 @@
 """The challenge of notebook 00, start here."""
 
-from labkit.course.task import KnobTask, faster, speedup
+from labkit.course.challenge import KnobChallenge, faster, speedup
 from labkit.spec import Pipeline
 
 NETWORK = Pipeline(io_ms=10.0, xray=False)
 
-FIRST = KnobTask(
+FIRST = KnobChallenge(
     key="00-first",
     title="Your first improvement",
     text="The images of this pipeline come from a network drive. Make it train at least 1.7 times "
@@ -15,7 +15,7 @@ FIRST = KnobTask(
         "Each worker takes a share of the waiting: try num_workers=4.",
     ),
     base=NETWORK,
-    solution=NETWORK.but(num_workers=6),
+    example=NETWORK.but(num_workers=6),
     free=("num_workers", "prefetch_factor", "persistent_workers", "pin_memory"),
     goals={faster(1.7): speedup},
 )

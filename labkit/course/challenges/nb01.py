@@ -3,8 +3,8 @@
 import random
 from collections.abc import Callable
 
-from labkit.course.checking import ERROR, Answer, Numbers
-from labkit.course.task import Goal, code
+from labkit.course.challenge import Answer, Goal, Numbers, code
+from labkit.course.checking import ERROR
 
 TIMED = 20  # calls
 
@@ -55,7 +55,7 @@ def ms_per_call(
         "One call and one wait() before the clock starts; one wait() before it stops.",
     ),
     goals=(Goal(ERROR, at_most=0.02), Goal("calls", at_least=10)),
-    solution=ms_per_call,
+    example=ms_per_call,
 )
 def stopwatch(answer: Answer) -> Numbers:
     """An honest stopwatch.
@@ -87,7 +87,7 @@ def product_intensity(m: int, k: int, n: int, bytes_per_number: int) -> float:
         "The bytes: m k and k n numbers are read, m n are written.",
     ),
     goals=(Goal(ERROR, at_most=1e-6),),
-    solution=product_intensity,
+    example=product_intensity,
 )
 def intensity(answer: Answer) -> Numbers:
     """Intensity by arithmetic.

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
+from labkit.course.challenge import Answer, Goal, KnobChallenge, Numbers, code, faster, speedup
 from labkit.course.challenges.nb00 import NETWORK
-from labkit.course.task import Goal, KnobTask, code, faster, speedup
-from labkit.spec import Pipeline
-
-if TYPE_CHECKING:
-    from labkit.course.checking import Answer, Numbers
-    from labkit.results.run import Run
+from labkit.results.run import Run
 
 ERROR = "largest error"
-BUSY = Pipeline(
-    dataset="sleep", prep_ms=10.0, num_workers=1, model="cnn", width=48, depth=6, xray=False
-)
 
 
 def workers(run: Run, _baseline: Run | None) -> float:
@@ -24,7 +16,7 @@ def workers(run: Run, _baseline: Run | None) -> float:
     return run.pipeline.to_dict()["num_workers"]
 
 
-FEED = KnobTask(
+FEED = KnobChallenge(
     key="02-feed",
     title="The cheapest cure",
     text="Feed this pipeline with at most three workers, so that it trains at least 1.7 times as "
@@ -34,7 +26,7 @@ FEED = KnobTask(
         "1.7 times as fast means 0.59 of the step: how many workers bring the wait below that?",
     ),
     base=NETWORK,
-    solution=NETWORK.but(num_workers=3),
+    example=NETWORK.but(num_workers=3),
     free=("num_workers", "prefetch_factor"),
     goals={faster(1.7): speedup, Goal("workers", at_most=3): workers},
 )
@@ -59,7 +51,7 @@ def share_of_window(intervals: list[tuple[float, float]], start: float, end: flo
         "Sort the intervals; count of each only what lies beyond the end of those before it.",
     ),
     goals=(Goal(ERROR, at_most=1e-6),),
-    solution=share_of_window,
+    example=share_of_window,
 )
 def busy_share(answer: Answer) -> Numbers:
     """What nvidia-smi computes.
@@ -79,30 +71,3 @@ def busy_share(answer: Answer) -> Numbers:
         share = answer(list(intervals), window.start, window.stop)
         errors.append(abs(share - busy / len(window)))
     return {ERROR: max(errors)}
-
-
-def busy_ratio(run: Run, baseline: Run | None) -> float | None:
-    """Return a run's busy share over the baseline's; None where one is not known."""
-    before = baseline.utilization if baseline else None
-    return run.utilization / before if run.utilization and before else None
-
-
-LESS_BUSY = KnobTask(
-    key="02-less-busy",
-    title="Less busy, and faster",
-    text="This pipeline is busy nearly all the time. Change its model so that the busy share falls "
-    "to four fifths or less of what it is now, and yet at least twice as many samples are trained "
-    "a second.",
-    hints=(
-        "What does the device do when it has finished a batch before the next one is ready?",
-        "A model that needs less than prep_ms for a batch has to wait for the loader.",
-    ),
-    base=BUSY,
-    solution=BUSY.but(width=4, depth=1),
-    free=("model", "width", "depth"),
-    cpu_only=True,
-    goals={
-        faster(2.0): speedup,
-        Goal("busy share over the baseline's", at_most=0.8, close=0.1): busy_ratio,
-    },
-)

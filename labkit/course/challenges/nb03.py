@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from labkit.course.task import Goal, KnobTask, faster, speedup
+from labkit.course.challenge import Goal, KnobChallenge, faster, speedup
+from labkit.results.run import Run
 from labkit.spec import Pipeline
-
-if TYPE_CHECKING:
-    from labkit.results.run import Run
 
 FOUR_WORKERS = Pipeline(
     dataset="sleep",
@@ -32,7 +28,7 @@ def batches_kept_ready(run: Run, _baseline: Run | None) -> float:
     return knobs["num_workers"] * (knobs["prefetch_factor"] or 0)
 
 
-RIDE_OVER = KnobTask(
+RIDE_OVER = KnobChallenge(
     key="03-stalls",
     title="Ride over the stalls",
     text="The disk stalls for 600 ms in one of 21 batches. Train at least 1.6 times as fast all "
@@ -43,7 +39,7 @@ RIDE_OVER = KnobTask(
         "ms? That many places ride over a stall.",
     ),
     base=STALLS,
-    solution=STALLS.but(prefetch_factor=14),
+    example=STALLS.but(prefetch_factor=14),
     free=("prefetch_factor",),
     goals={
         faster(1.6): speedup,
@@ -51,7 +47,7 @@ RIDE_OVER = KnobTask(
     },
 )
 
-SMALL_QUEUE = KnobTask(
+SMALL_QUEUE = KnobChallenge(
     key="03-small-queue",
     title="A quarter of the queue",
     text="Four workers keep 64 batches ready. Keep at most 16, and at least 0.8 of the speed.",
@@ -60,7 +56,7 @@ SMALL_QUEUE = KnobTask(
         "The workers set the speed; the queue only evens it out.",
     ),
     base=DEEP,
-    solution=DEEP.but(prefetch_factor=2),
+    example=DEEP.but(prefetch_factor=2),
     free=("num_workers", "prefetch_factor"),
     goals={
         faster(0.8): speedup,

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
-from labkit.course.checking import Refused
-from labkit.course.task import Goal, KnobTask, code
+from labkit.course.challenge import Answer, Goal, KnobChallenge, Numbers, Refused, code
+from labkit.results.run import Run
 from labkit.spec import Pipeline
-
-if TYPE_CHECKING:
-    from labkit.course.checking import Answer, Numbers
-    from labkit.results.run import Run
 
 BATCH = 32
 PADDING = "share of the tokens that is padding"
@@ -48,7 +42,7 @@ def peak_gib(run: Run, _baseline: Run | None) -> float | None:
     return run.peak_memory_gib
 
 
-FIT = KnobTask(
+FIT = KnobChallenge(
     key="04-fit",
     title="1024 samples an update in 2 GiB",
     text="This pipeline takes more than 2 GiB. Train on 1024 samples an update all the same, all "
@@ -58,14 +52,13 @@ FIT = KnobTask(
         "16 batches of 64 are 1024 samples: and how many steps is that?",
     ),
     base=WHOLE,
-    solution=WHOLE.but(batch_size=64, accumulation_steps=16, steps=16),
+    example=WHOLE.but(batch_size=64, accumulation_steps=16, steps=16),
     free=("batch_size", "accumulation_steps", "steps"),
     goals={
         Goal("samples an update", at_least=1024, at_most=1024): samples_per_update,
         Goal("samples", at_least=1024): samples,
         Goal("peak memory, GiB", at_most=2.0): peak_gib,
     },
-    compares=False,
 )
 
 
@@ -89,7 +82,7 @@ def sorted_then_shuffled(lengths: list[int], batch_size: int) -> list[list[int]]
         "Sort, cut into batches, and then shuffle the batches.",
     ),
     goals=(Goal(PADDING, at_most=0.05),),
-    solution=sorted_then_shuffled,
+    example=sorted_then_shuffled,
 )
 def by_length(answer: Answer) -> Numbers:
     """Batches of documents of similar length.

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from labkit.course.checking import ERROR, Answer, Numbers, Refused, difference
-from labkit.course.task import Goal, code
+from labkit.course.challenge import Answer, Goal, Numbers, Refused, code
+from labkit.course.checking import ERROR, difference
 
 SMALL = 1e-4  # its square is below what FP16 can hold
 
@@ -25,7 +25,7 @@ def with_loss_scale(loss_of: Callable[[Tensor], Tensor], weights: Tensor) -> Ten
         "loss_of(weights).float() * scale; and where does the division fit 1e-8?",
     ),
     goals=(Goal(ERROR, at_most=0.02),),
-    solution=with_loss_scale,
+    example=with_loss_scale,
 )
 def small_gradients(answer: Answer) -> Numbers:
     """Gradients that FP16 cannot hold.
@@ -61,7 +61,7 @@ def scaled_step(weights: list[Tensor], scale: float, lr: float) -> float:
     "05-skip",
     hints=("Look at all of the gradients before the first weight is touched.",),
     goals=(Goal(ERROR, at_most=1e-6),),
-    solution=scaled_step,
+    example=scaled_step,
 )
 def skip(answer: Answer) -> Numbers:
     """A step that is skipped.

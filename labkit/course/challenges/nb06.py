@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
-from labkit.course.checking import ERROR, Answer, Numbers, difference
-from labkit.course.task import Goal, code
+from labkit.course.challenge import Answer, Goal, Numbers, code
+from labkit.course.checking import ERROR, difference
 
 Batches = Sequence[tuple[Tensor, Tensor]]
 
@@ -43,7 +43,7 @@ def train_epoch(model: nn.Module, optimizer: Optimizer, batches: Batches, every:
         "Each group: zero the gradients, add up (summed loss / samples of the group), step.",
     ),
     goals=(EXACT, Goal(LARGEST, at_most=8)),
-    solution=train_epoch,
+    example=train_epoch,
 )
 def loop(answer: Answer) -> Numbers:
     """The whole loop.
@@ -87,7 +87,7 @@ def mean_over_tokens(model: nn.Module, batches: Batches) -> None:
         "That number has to be known before the first backward pass.",
     ),
     goals=(EXACT, Goal(LARGEST, at_most=4)),
-    solution=mean_over_tokens,
+    example=mean_over_tokens,
 )
 def token_mean(answer: Answer) -> Numbers:
     """Cure the token mean.

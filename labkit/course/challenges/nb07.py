@@ -12,8 +12,8 @@ from torch.nn.functional import silu
 
 from labkit.bench import triton_kernels
 from labkit.bench.resolve_config import compile_lacks
-from labkit.course.checking import ERROR, Answer, Counting, Numbers, Refused, difference
-from labkit.course.task import Goal, code
+from labkit.course.challenge import Answer, Goal, Numbers, Refused, code
+from labkit.course.checking import ERROR, Counting, difference
 
 GRAPHS = "graphs"
 LAUNCHES = "launches of Triton kernels, each time"
@@ -44,7 +44,7 @@ def one_graph(x: Tensor) -> Tensor:
         "torch.where chooses between two tensors without leaving the graph.",
     ),
     goals=(Goal(GRAPHS, at_most=1),),
-    solution=one_graph,
+    example=one_graph,
 )
 def graph_break(answer: Answer) -> Numbers:
     """Remove the graph break.
@@ -90,7 +90,7 @@ def gated_silu(x: Tensor, gate: Tensor) -> Tensor:
         Goal(LAUNCHES, at_least=1, at_most=1),
         Goal(OTHERS, at_most=0),
     ),
-    solution=gated_silu,
+    example=gated_silu,
 )
 def gated_kernel(answer: Answer) -> Numbers:
     """A fused kernel.

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
+from labkit.course.challenge import Answer, Goal, KnobChallenge, Numbers, code, faster, speedup
 from labkit.course.slow_script import SlowScript
-from labkit.course.task import Goal, KnobTask, code, faster, speedup
-
-if TYPE_CHECKING:
-    from labkit.course.checking import Answer, Numbers
-    from labkit.results.run import Run
+from labkit.results.run import Run
 
 WRONG = "wrong choices"
 
@@ -20,7 +16,7 @@ def fixes_made(run: Run, _baseline: Run | None) -> float:
     return len((run.event("spec") or {})["script"]["fixes"])
 
 
-TWO_FIXES = KnobTask(
+TWO_FIXES = KnobChallenge(
     key="08-two-fixes",
     title="Two fixes, 1.7 times as fast",
     text="Choose only two fixes that make the slow script at least 1.7 times as fast. Answer with "
@@ -30,7 +26,7 @@ TWO_FIXES = KnobTask(
         "And what was there when that was fixed?",
     ),
     base=SlowScript(),
-    solution=SlowScript(("items", "copies")),  # on a GPU "data" and "items" are not enough
+    example=SlowScript(("items", "copies")),  # on a GPU "data" and "items" are not enough
     free=("fixes",),
     goals={faster(1.7): speedup, Goal("fixes", at_most=2): fixes_made},
 )
@@ -45,7 +41,7 @@ def saves_most(times_ms: dict[str, float], speedups: dict[str, float]) -> str:
     "08-next-fix",
     hints=("Twenty times as fast: of how many milliseconds?",),
     goals=(Goal(WRONG, at_most=0),),
-    solution=saves_most,
+    example=saves_most,
 )
 def next_fix(answer: Answer) -> Numbers:
     """What to fix first.

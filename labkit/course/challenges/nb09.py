@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from labkit.course.checking import ERROR, Answer, Numbers, Refused, difference
-from labkit.course.task import Goal, code
+from labkit.course.challenge import Answer, Goal, Numbers, Refused, code
+from labkit.course.checking import ERROR, difference
 
 Send = Callable[[int, Tensor], None]
 Receive = Callable[[int], Tensor]
@@ -44,7 +44,7 @@ def ring(rank: int, ranks: int, mine: Tensor, send: Send, receive: Receive) -> T
         "mine.chunk(ranks): in ranks - 1 rounds every part is summed, in as many it is shared.",
     ),
     goals=(Goal(ERROR, at_most=1e-5), Goal(MOST, at_most=1.01), Goal(LEAST, at_least=0.99)),
-    solution=ring,
+    example=ring,
 )
 def all_reduce(answer: Answer) -> Numbers:
     """An all-reduce of your own.
@@ -103,7 +103,7 @@ def every_nth(count: int, ranks: int, rank: int, epoch: int) -> list[int]:
         "Fill the order up from its start to a multiple of ranks, then order[rank::ranks].",
     ),
     goals=tuple(Goal(what, at_most=0) for what in (MISSING, UNEVEN, REPEATED, STALE)),
-    solution=every_nth,
+    example=every_nth,
 )
 def shards(answer: Answer) -> Numbers:
     """Every rank its share.

@@ -5,8 +5,8 @@ import random
 import torch
 from torch import Tensor
 
-from labkit.course.checking import ERROR, Answer, Counting, Numbers, Refused, difference
-from labkit.course.task import Goal, code
+from labkit.course.challenge import Answer, Goal, Numbers, Refused, code
+from labkit.course.checking import ERROR, Counting, difference
 
 OPERATIONS = "operations on tensors"
 RIGHT = "share of right answers"
@@ -37,7 +37,7 @@ def whole_batch(images: Tensor, flips: Tensor, brightness: Tensor) -> Tensor:
         "torch.where chooses between images.flip(-1) and images.",
     ),
     goals=(Goal(ERROR, at_most=1e-5), Goal(OPERATIONS, at_most=8)),
-    solution=whole_batch,
+    example=whole_batch,
 )
 def augment(answer: Answer) -> Numbers:
     """Augment without a loop.
@@ -74,7 +74,7 @@ def smallest_that_feeds(paths: Paths, cores: int, images_per_s: float) -> str | 
         "Of those that do, the one with the fewest bytes; of an empty list, min has a default.",
     ),
     goals=(Goal(RIGHT, at_least=1.0),),
-    solution=smallest_that_feeds,
+    example=smallest_that_feeds,
 )
 def choose(answer: Answer) -> Numbers:
     """The smallest that feeds the device.

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from labkit.course.checking import ERROR, Answer, Counting, Numbers, Refused, difference
-from labkit.course.task import Goal, code
+from labkit.course.challenge import Answer, Goal, Numbers, Refused, code
+from labkit.course.checking import ERROR, Counting, difference
 
 MOVED = "bytes moved over those given"
 BROKEN = "broken rules"
@@ -40,7 +40,7 @@ class Preallocated:
         "Write into a slice, return another: a slice is a view, and moves nothing.",
     ),
     goals=(Goal(ERROR, at_most=0), Goal(MOVED, at_most=6)),
-    solution=Preallocated,
+    example=Preallocated,
 )
 def cache(answer: Answer) -> Numbers:
     """A cache that copies nothing twice.
@@ -90,7 +90,7 @@ def longest_first(lengths: Sequence[int], slots: int) -> list[list[int]]:
         "The longest answers first: at the end only short ones are left to be spread.",
     ),
     goals=(Goal(BROKEN, at_most=0), Goal(STEPS, at_most=1.1)),
-    solution=longest_first,
+    example=longest_first,
 )
 def batching(answer: Answer) -> Numbers:
     """No place stays empty.
