@@ -2,9 +2,9 @@
 
 Each kill starts a kernel (a Python process), which starts a run, half of them on a standby; a
 seeded choice of kernel, supervisor, bench, workers and telemetry is killed while it goes on, or
-while it starts, or while it still stands by. What is left is looked for from outside: processes and
-shared memory in /proc and /dev/shm, finished steps in a memory-mapped counter that the bench keeps
-past the log. `python soak.py --kills 200 --seed 0` prints the figures of all kills.
+while it starts. What is left is looked for from outside: processes and shared memory in /proc and
+/dev/shm, finished steps in a memory-mapped counter that the bench keeps past the log.
+`python soak.py --kills 200 --seed 0` prints the figures of all kills.
 """
 
 from __future__ import annotations
@@ -36,15 +36,14 @@ from planted import counted, wait_until
 import labkit
 
 KERNEL = """
-import json, sys
+import json, sys, time
 from labkit import Pipeline
 from labkit.process import launcher
 from labkit.results.launch import launch
-shape, stands = json.loads(sys.argv[1])
-if stands:
+shape, standby_s = json.loads(sys.argv[1])
+if standby_s:
     launcher.stand_by(forced=True)
-    print(launcher._standby.folder, launcher._standby.process.pid, flush=True)
-    input()
+    time.sleep(standby_s)
 run = launch(Pipeline(**shape), fault="planted:plant:nothing")
 print(run.path, run._process.process.pid, flush=True)
 run.wait()
@@ -83,32 +82,18 @@ class Kill:
     def __init__(self, seed: int, home: str):
         self.chance = random.Random(seed)
         shape = dict(self.chance.choice(SHAPES), num_workers=self.chance.randint(1, 4), **ALWAYS)
-        self.standby_is = self.chance.choices(["", "used", "idle"], [50, 35, 15])[0]
-        if self.standby_is == "idle":  # what is killed is the standby; the run comes after
-            shape["seconds"] = 1
+        standby_s = self.chance.choice([0, self.chance.uniform(0, 3)])
         path = os.pathsep.join([sys.path[0], os.environ.get("PYTHONPATH", "")])
         self.kernel = subprocess.Popen(
-            [sys.executable, "-c", KERNEL, json.dumps([shape, self.standby_is])],
-            stdin=subprocess.PIPE,
+            [sys.executable, "-c", KERNEL, json.dumps([shape, standby_s])],
             stdout=subprocess.PIPE,
             text=True,
             env=os.environ | {"LABKIT_HOME": home, "PYTHONPATH": path},
         )
-        self.kernel_saw: int | None = None  # steps
-        self.read_folder()
-        if self.standby_is == "used":
-            time.sleep(self.chance.uniform(0, 3))
-            self.run_on_standby()
-
-    def run_on_standby(self) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            print(file=self.kernel.stdin, flush=True)
-        self.read_folder()
-
-    def read_folder(self) -> None:
-        path, supervisor = self.line(60).rsplit(" ", 1)
-        self.folder = Path(path)
+        folder, supervisor = self.line(60).rsplit(" ", 1)
+        self.folder = Path(folder)
         self.supervisor = int(supervisor)
+        self.kernel_saw: int | None = None  # steps
 
     def line(self, seconds: float) -> str:
         """Return the kernel's next line; raise TimeoutError when there is none."""
@@ -120,15 +105,14 @@ class Kill:
         return bool(select.select([self.kernel.stdout], [], [], seconds)[0])
 
     def wait_for_the_moment(self) -> None:
-        if self.standby_is == "idle":
-            time.sleep(self.chance.uniform(0, 3))
-        elif self.chance.random() < 0.15:  # while it starts
+        """Wait for a random moment: mostly of a run that goes on, sometimes while it starts."""
+        if self.chance.random() < 0.15:
             time.sleep(self.chance.uniform(0, 1.5))
-        else:
-            wait_until(lambda: counted(self.folder) >= 3 or self.says_something())
-            if self.says_something():
-                raise RuntimeError(f"the run after a kill does not work: {self.line(1)}")
-            time.sleep(self.chance.uniform(0, 0.8))
+            return
+        wait_until(lambda: counted(self.folder) >= 3 or self.says_something())
+        if self.says_something():
+            raise RuntimeError(f"the run after a kill does not work: {self.line(1)}")
+        time.sleep(self.chance.uniform(0, 0.8))
 
     def roles(self) -> dict[str, list[int]]:
         """Return the pids that play each role, of those that live."""
@@ -145,8 +129,8 @@ class Kill:
                             found["worker"].append(worker.pid)
         return found
 
-    def strike(self) -> Left:
-        """Kill some, wait until all is gone; return for how long, and what did not go."""
+    def strike(self) -> None:
+        """Kill some, wait until all is gone; note for how long, and what did not go."""
         roles = self.roles()
         self.family = set(itertools.chain(processes_of(self.folder), *roles.values()))
         first = self.chance.choice([role for role in KILLED_FIRST if role in roles])
@@ -160,31 +144,22 @@ class Kill:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM if asked else signal.SIGKILL)
             time.sleep(gap_s)
-        struck = self.folder
-        said = None
-        if self.standby_is == "idle" and "kernel" not in killed:
-            time.sleep(0.3)  # a run that starts at that very moment may still get what was killed
-            self.run_on_standby()
-            said = self.line(60)
-            start = time.monotonic()
-        while left := {*processes_of(struck), *processes_of(self.folder)}:
+        while left := processes_of(self.folder):
             if time.monotonic() - start > PATIENCE_S:
                 break
-            self.family |= left
+            self.family |= left.keys()
             time.sleep(0.004)
         seconds = time.monotonic() - start
         for pid in left:
             os.kill(pid, signal.SIGKILL)
         if "kernel" not in killed:
-            outcome, error, self.kernel_saw = json.loads(said or self.line(30))
-            assert (outcome == "finished") == (self.standby_is == "idle"), (outcome, error)
-            assert error or outcome == "finished"
+            outcome, error, self.kernel_saw = json.loads(self.line(30))
+            assert outcome != "finished" and error, (outcome, error)
         self.kernel.wait()
         self.left = Left(" + ".join(sorted(killed)), len(victims), seconds, orphans=len(left))
-        return self.left
 
-    def judge(self) -> None:
-        """Note what the record holds, once the next run has been started."""
+    def judge(self) -> Left:
+        """Return what is left, once the next run has been started: it has seen to it."""
         recorded = []
         if (self.folder / "events.jsonl").exists():
             recorded = [step["i"] for step in labkit.load(self.folder).steps_since(0)]
@@ -195,6 +170,7 @@ class Kill:
         left.bad += self.kernel_saw not in (None, len(recorded))
         left.segments = sum(len(glob.glob(f"/dev/shm/torch_{pid}_*")) for pid in self.family)
         left.files = sum(len(list(self.folder.glob(name))) for name in LEFT_FILES)
+        return left
 
 
 def report(kills: pd.DataFrame) -> None:
@@ -214,23 +190,21 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10, help="end earlier than after --kills")
     options = parser.parse_args()
     deadline = time.monotonic() + 60 * options.minutes
-    struck: list[Left] = []
-    unjudged: list[Kill] = []
+    judged = []
+    last: Kill | None = None
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
         for number in itertools.count(options.seed * 100_000):
             kill = Kill(number, home)
             kill.wait_for_the_moment()
-            if kill.standby_is != "idle":  # a run has started: it has seen to what was left
-                for each in unjudged:
-                    each.judge()
-                unjudged = []
-                if len(struck) >= options.kills or time.monotonic() > deadline:
-                    kill.kernel.kill()  # this was only the run after the last kill: it works too
-                    kill.kernel.wait()
-                    break
-            struck.append(kill.strike())
-            unjudged.append(kill)
-    kills = pd.DataFrame(struck)
+            if last is not None:
+                judged.append(last.judge())
+            if len(judged) >= options.kills or time.monotonic() > deadline:
+                kill.kernel.kill()  # this was only the run after the last kill: it works too
+                kill.kernel.wait()
+                break
+            kill.strike()
+            last = kill
+    kills = pd.DataFrame(judged)
     report(kills)
     return int(kills[["orphans", "segments", "files", "lost", "bad"]].to_numpy().any())
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-from types import SimpleNamespace
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -21,19 +20,18 @@ from labkit.spec import automatic
 
 QUICK = "--quick" in sys.argv[1:]
 TIMES = 1 if QUICK else 5
-LONGEST = 20  # kernels
+SIZE = {"mlp": 48, "transformer": 48, "gpt": 256}  # px, or tokens
 
 
 def main() -> None:
     machine.use_fixed_threads()
     device = machine.find_device("auto")
     machine.use(device)
-    for model in ("cnn",) if QUICK else ("cnn", "mlp", "transformer", "gpt"):
+    for model in ("cnn",) if QUICK else ("cnn", *SIZE):
         depths(model, device)
     kernels(device)
     for workers in (0,) if QUICK else (0, 6, 12):
-        steps = {"steps": 20} if QUICK else {}
-        run = lk.run(lk.Pipeline(num_workers=workers, **steps))
+        run = lk.run(lk.Pipeline(num_workers=workers, **({"steps": 20} if QUICK else {})))
         tell("run", workers=workers, found=repr(run), diagnosis=str(run.diagnose()))
 
 
@@ -41,11 +39,11 @@ def tell(what: str, **facts: object) -> None:
     print(json.dumps({"what": what, **facts}, default=str), flush=True)
 
 
-def job_of(model: str, device: torch.device) -> SimpleNamespace:
+def job_of(model: str, device: torch.device) -> object:
     """Return the job of the default pipeline with this model, its depth not yet found."""
     knobs = {name: knob.default for name, knob in lk.Pipeline.knobs.items()} | {"model": model}
-    image_px = automatic(knobs, device.type != "cpu", quotas.cpu_cores().count)["image_px"]
-    return model_size.plain_job(device, model=model, depth=1, image_px=image_px)
+    px = automatic(knobs, device.type != "cpu", quotas.cpu_cores().count)["image_px"]
+    return model_size.plain_job(device, model=model, depth=1, image_px=px)
 
 
 def depths(model: str, device: torch.device) -> None:
@@ -63,12 +61,14 @@ def kernels(device: torch.device) -> None:
     trainer = Trainer(job_of("cnn", device), device)
     batch = trainer.to_device(*model_size.noise_batch(trainer.job))
     trainer.compute(*batch, update=True)
-    kind = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
-    with profile(activities=[kind]) as recorded:
+    kinds = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        kinds = [ProfilerActivity.CUDA]
+    with profile(activities=kinds) as recorded:
         trainer.compute(*batch, update=True)
         machine.finish(device)
-    took_us = [(event.name, event.time_range.elapsed_us()) for event in recorded.events()]
-    tell("kernels", names=sorted(took_us, key=lambda each: -each[1])[:LONGEST])
+    longest = sorted(recorded.events(), key=lambda event: -event.time_range.elapsed_us())
+    tell("kernels", names=[[event.name, event.time_range.elapsed_us()] for event in longest[:20]])
 
 
 if __name__ == "__main__":

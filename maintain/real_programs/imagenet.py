@@ -4,7 +4,6 @@ Its MetricLogger wraps the loader in a generator; the mixup runs in the collate 
 """
 
 import argparse
-import time
 from collections import deque
 
 import torch
@@ -23,19 +22,16 @@ class MetricLogger:
             self.meters.setdefault(name, deque(maxlen=20)).append(float(value))
 
     def log_every(self, iterable, print_freq, header):
-        end = time.time()
         for i, obj in enumerate(iterable):
             yield obj
             if i % print_freq == 0:
-                shown = {name: sum(each) / len(each) for name, each in self.meters.items()}
-                print(header, i, shown, f"time {time.time() - end:.4f}")
-            end = time.time()
+                print(header, i, {name: sum(each) / 20 for name, each in self.meters.items()})
 
 
-def train_one_epoch(model, criterion, optimizer, data_loader, epoch, args):
+def train_one_epoch(model, criterion, optimizer, data_loader, epoch):
     model.train()
     metric_logger = MetricLogger()
-    for image, target in metric_logger.log_every(data_loader, args.print_freq, f"Epoch: [{epoch}]"):
+    for image, target in metric_logger.log_every(data_loader, 10, f"Epoch: [{epoch}]"):
         output = model(image)
         loss = criterion(output, target)
         optimizer.zero_grad()
@@ -55,21 +51,18 @@ def evaluate(model, criterion, data_loader):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--data-path", default="data/images")
-    parser.add_argument("--model", default="mobilenet_v3_small")
     parser.add_argument("-b", "--batch-size", default=32, type=int)
     parser.add_argument("--epochs", default=90, type=int)
     parser.add_argument("-j", "--workers", default=16, type=int)
-    parser.add_argument("--print-freq", default=10, type=int)
     parser.add_argument("--crop", default=224, type=int)
     args = parser.parse_args()
     torch.manual_seed(0)
     to_tensor = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
     augmented = [v2.RandomResizedCrop(args.crop, antialias=True), v2.TrivialAugmentWide()]
     centred = [v2.Resize(args.crop + 32), v2.CenterCrop(args.crop)]
-    dataset = torchvision.datasets.ImageFolder(args.data_path, v2.Compose([*augmented, *to_tensor]))
+    dataset = torchvision.datasets.ImageFolder("data/images", v2.Compose([*augmented, *to_tensor]))
     dataset_test = torchvision.datasets.ImageFolder(
-        args.data_path, v2.Compose([*centred, *to_tensor])
+        "data/images", v2.Compose([*centred, *to_tensor])
     )
     num_classes = len(dataset.classes)
     mixup = v2.MixUp(alpha=0.2, num_classes=num_classes)
@@ -86,11 +79,11 @@ def main():
         batch_size=args.batch_size,
         num_workers=args.workers,
     )
-    model = torchvision.models.get_model(args.model, weights=None, num_classes=num_classes)
+    model = torchvision.models.mobilenet_v3_small(num_classes=num_classes)
     criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
     for epoch in range(args.epochs):
-        train_one_epoch(model, criterion, optimizer, data_loader, epoch, args)
+        train_one_epoch(model, criterion, optimizer, data_loader, epoch)
         evaluate(model, criterion, data_loader_test)
         torch.save({"model": model.state_dict(), "epoch": epoch}, "checkpoint.pth")
     torch.save(model.state_dict(), "model.pt")

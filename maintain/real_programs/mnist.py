@@ -14,18 +14,18 @@ class Net(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(1, 32, 3, 1)
         self.conv2 = nn.Conv2d(32, 64, 3, 1)
-        self.dropout = nn.Dropout(0.25)
         self.fc1 = nn.Linear(9216, 128)
         self.fc2 = nn.Linear(128, 10)
 
     def forward(self, x):
         x = F.relu(self.conv1(x))
         x = F.relu(self.conv2(x))
-        x = torch.flatten(self.dropout(F.max_pool2d(x, 2)), 1)
-        return F.log_softmax(self.fc2(F.relu(self.fc1(x))), dim=1)
+        x = F.dropout(F.max_pool2d(x, 2), 0.25, self.training)
+        x = F.relu(self.fc1(torch.flatten(x, 1)))
+        return F.log_softmax(self.fc2(x), dim=1)
 
 
-def train(args, model, device, train_loader, optimizer, epoch):
+def train(model, device, train_loader, optimizer, epoch):
     model.train()
     for batch_idx, (data, target) in enumerate(train_loader):
         data, target = data.to(device), target.to(device)
@@ -34,7 +34,7 @@ def train(args, model, device, train_loader, optimizer, epoch):
         loss = F.nll_loss(output, target)
         loss.backward()
         optimizer.step()
-        if batch_idx % args.log_interval == 0:
+        if batch_idx % 10 == 0:
             print(f"Train Epoch: {epoch} [{batch_idx}/{len(train_loader)}] {loss.item():.6f}")
 
 
@@ -51,9 +51,7 @@ def test(model, device, test_loader):
 def main():
     parser = argparse.ArgumentParser(description="PyTorch MNIST Example")
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--test-batch-size", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=14)
-    parser.add_argument("--log-interval", type=int, default=10)
     args = parser.parse_args()
     torch.manual_seed(1)
     device = torch.device("cpu")
@@ -62,12 +60,12 @@ def main():
     dataset1 = datasets.MNIST("data", train=True, transform=transform)
     dataset2 = datasets.MNIST("data", train=False, transform=transform)
     train_loader = torch.utils.data.DataLoader(dataset1, batch_size=args.batch_size)
-    test_loader = torch.utils.data.DataLoader(dataset2, batch_size=args.test_batch_size)
+    test_loader = torch.utils.data.DataLoader(dataset2, batch_size=1000)
     model = Net().to(device)
     optimizer = optim.Adadelta(model.parameters(), lr=1.0)
     scheduler = StepLR(optimizer, step_size=1, gamma=0.7)
     for epoch in range(1, args.epochs + 1):
-        train(args, model, device, train_loader, optimizer, epoch)
+        train(model, device, train_loader, optimizer, epoch)
         test(model, device, test_loader)
         scheduler.step()
     torch.save(model.state_dict(), "model.pt")

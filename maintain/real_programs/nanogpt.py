@@ -43,9 +43,6 @@ parser.add_argument("--eval_interval", type=int, default=250)
 parser.add_argument("--eval_iters", type=int, default=20)
 parser.add_argument("--batch_size", type=int, default=12)
 parser.add_argument("--block_size", type=int, default=64)
-parser.add_argument("--n_layer", type=int, default=4)
-parser.add_argument("--n_head", type=int, default=4)
-parser.add_argument("--n_embd", type=int, default=128)
 parser.add_argument("--max_iters", type=int, default=2000)
 args = parser.parse_args()
 
@@ -64,15 +61,12 @@ def get_batch(split):
 
 @torch.no_grad()
 def estimate_loss():
-    out = {}
     model.eval()
-    for split in ["train", "val"]:
-        losses = torch.zeros(args.eval_iters)
-        for k in range(args.eval_iters):
-            losses[k] = model(*get_batch(split))[1].item()
-        out[split] = losses.mean()
+    losses = torch.zeros(args.eval_iters)
+    for k in range(args.eval_iters):
+        losses[k] = model(*get_batch("val"))[1].item()
     model.train()
-    return out
+    return losses.mean()
 
 
 def get_lr(it):
@@ -82,17 +76,16 @@ def get_lr(it):
     return 1e-4 + coeff * 9e-4
 
 
-model = GPT(65, args.block_size, args.n_layer, args.n_head, args.n_embd)
+model = GPT(65, args.block_size, n_layer=4, n_head=4, n_embd=128)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99))
 X, Y = get_batch("train")
 t0 = time.time()
 iter_num = 0
-while True:
+while iter_num <= args.max_iters:
     for param_group in optimizer.param_groups:
         param_group["lr"] = get_lr(iter_num)
     if iter_num % args.eval_interval == 0:
-        losses = estimate_loss()
-        print(f"step {iter_num}: train loss {losses['train']:.4f}, val loss {losses['val']:.4f}")
+        print(f"step {iter_num}: val loss {estimate_loss():.4f}")
         torch.save({"model": model.state_dict(), "iter_num": iter_num}, "ckpt.pt")
     logits, loss = model(X, Y)
     X, Y = get_batch("train")  # the next batch, while a GPU computes
@@ -104,6 +97,4 @@ while True:
     print(f"iter {iter_num}: loss {loss.item():.4f}, time {(t1 - t0) * 1000:.2f}ms")
     t0 = t1
     iter_num += 1
-    if iter_num > args.max_iters:
-        break
 torch.save(model.state_dict(), "model.pt")

@@ -1,7 +1,7 @@
 """Watch public training programs, run as their users run them.
 
     python maintain/real_programs/run.py mnist nanogpt [--python PYTHON]
-    python maintain/real_programs/run.py --script PATH [--data FOLDER] -- ARGUMENTS
+    python maintain/real_programs/run.py --script PATH [--data FOLDER] -- ARGUMENT ...
 
 Each program of this folder has the shape of a public one (named at its top, with the licence), on
 small data made here. It runs twice in a fresh folder, by itself and under `labkit watch`. Printed
@@ -42,10 +42,21 @@ PROGRAMS = {  # name: its arguments, for some seconds on two cores at rest
 }
 
 
-def make_mnist(folder: Path) -> None:
-    """Write random digits in the files that torchvision reads as MNIST."""
-    folder.mkdir(parents=True)
+def make_data(folder: Path) -> Path:
+    """Write what the programs read: random digits, pictures and tokens; return the folder."""
     random = np.random.default_rng(0)
+    make_digits(folder / "MNIST" / "raw", random)
+    make_pictures(folder / "images", random)
+    tokens = folder / "shakespeare_char"
+    tokens.mkdir()
+    for split, count in (("train", 1_000_000), ("val", 100_000)):
+        random.integers(0, 65, count, dtype=np.uint16).tofile(tokens / f"{split}.bin")
+    return folder
+
+
+def make_digits(folder: Path, random: np.random.Generator) -> None:
+    """Write the files that torchvision reads as MNIST."""
+    folder.mkdir(parents=True)
     for split, count in (("train", 4000), ("t10k", 1000)):
         pictures = random.integers(0, 256, (count, 28, 28), dtype=np.uint8)
         labels = random.integers(0, 10, count, dtype=np.uint8)
@@ -54,23 +65,13 @@ def make_mnist(folder: Path) -> None:
             (folder / f"{split}-{kind}-ubyte").write_bytes(head.tobytes() + array.tobytes())
 
 
-def make_images(folder: Path, classes: int = 8, each: int = 60) -> None:
+def make_pictures(folder: Path, random: np.random.Generator) -> None:
     """Write JPEG files of 500 x 375 pixels, a folder for each class, as ImageNet is laid out."""
-    random = np.random.default_rng(0)
-    for label in range(classes):
-        (folder / f"class{label}").mkdir(parents=True)
-        for number in range(each):
-            small = Image.fromarray(random.integers(0, 256, (15, 20, 3), dtype=np.uint8))
-            picture = small.resize((500, 375), Image.Resampling.BICUBIC)
-            picture.save(folder / f"class{label}" / f"{number}.jpg", quality=90)
-
-
-def make_tokens(folder: Path) -> None:
-    """Write random tokens in the files that nanoGPT reads."""
-    folder.mkdir()
-    random = np.random.default_rng(0)
-    for split, count in (("train", 1_000_000), ("val", 100_000)):
-        random.integers(0, 65, count, dtype=np.uint16).tofile(folder / f"{split}.bin")
+    for number in range(480):
+        small = Image.fromarray(random.integers(0, 256, (15, 20, 3), dtype=np.uint8))
+        path = folder / f"class{number % 8}" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        small.resize((500, 375), Image.Resampling.BICUBIC).save(path, quality=90)
 
 
 @dataclass
@@ -130,29 +131,19 @@ def same_weights(first: Path, second: Path) -> bool:
 def main() -> None:
     """Run the programs that are asked for, or all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(PROGRAMS))
+    parser.add_argument("words", nargs="*", metavar="NAME", help=", ".join(PROGRAMS))
     parser.add_argument("--python", default=sys.executable)
-    parser.add_argument("--script", type=Path, help="a program of your own")
+    parser.add_argument("--script", type=Path, help="a program of your own; behind -- what it gets")
     parser.add_argument("--data", type=Path, help="a folder, copied beside it as data")
-    words = sys.argv[1:]
-    end = words.index("--") if "--" in words else len(words)
-    options = parser.parse_args(words[:end])
-    given = words[end + 1 :]
+    options = parser.parse_args()
+    if options.script:
+        asked = {options.script: options.words}
+    else:
+        asked = {HERE / f"{name}.py": PROGRAMS[name] for name in options.words or PROGRAMS}
     with tempfile.TemporaryDirectory() as made:
-        data = options.data
-        if data is None:
-            data = Path(made)
-            make_mnist(data / "MNIST" / "raw")
-            make_images(data / "images")
-            make_tokens(data / "shakespeare_char")
-        programs = []
-        if options.script:
-            programs.append(Program(options.script, options.python, given, data))
-        else:
-            for name in options.names or PROGRAMS:
-                arguments = [*PROGRAMS[name], *given]
-                programs.append(Program(HERE / f"{name}.py", options.python, arguments, data))
-        for program in programs:
+        data = options.data or make_data(Path(made))
+        for script, arguments in asked.items():
+            program = Program(script, options.python, arguments, data)
             with tempfile.TemporaryDirectory() as holder:
                 program.watched_and_alone(Path(holder))
 
