@@ -105,7 +105,7 @@ def recording() -> None:
             loss = trainer.compute(*batch, update=True)
             host.step(timeline.Step(0, asked, ready, copied, labels.numel(), loss))
 
-        first, second, third = map(np.median, by_lot([plain, plain, recorded], STEPS, now_ns))
+        first, second, third = map(np.median, by_lot([plain, plain, recorded], STEPS))
     step_ns = (first + second) / 2
     print(f"a step without recording: {step_ns / 1e6:.2f} ms")
     print(f"recording it: {(third - step_ns) / step_ns:.2%}; should be below 1 %")

@@ -15,23 +15,18 @@ import numpy as np
 RESAMPLES = 4000
 
 
-def by_lot(
-    ways: Sequence[Callable[[], object]],
-    times: int,
-    clock: Callable[[], int] = time.thread_time_ns,
-) -> list[np.ndarray]:
+def by_lot(ways: Sequence[Callable[[], object]], times: int) -> list[np.ndarray]:
     """Do one of the `ways` `times` times, drawn by lot; return what each call of each took, ns.
 
-    The default clock is the CPU time of this thread: where others want the core, wall time is
-    mostly their doing.
+    That is CPU time of this thread: where others want the core, wall time is mostly their doing.
     """
     lot = random.Random(0)
     took: list[list[int]] = [[] for _ in ways]
     for _ in range(times):
         drawn = lot.randrange(len(ways))
-        start = clock()
+        start = time.thread_time_ns()
         ways[drawn]()
-        took[drawn].append(clock() - start)
+        took[drawn].append(time.thread_time_ns() - start)
     return [np.array(each) for each in took]
 
 
