@@ -8,7 +8,6 @@ base is larger, and `on_gpu` has the fields that differ.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
@@ -16,7 +15,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TypedDict
 
 import pandas as pd
 
@@ -25,6 +24,7 @@ from labkit.diagnosis.rules import NEIGHBOUR
 from labkit.knobs import check_names
 from labkit.results.hardware import Machine, machine
 from labkit.results.launch import launch
+from labkit.results.run import Run
 from labkit.spec import Pipeline
 
 HALVES = {
@@ -34,7 +34,7 @@ HALVES = {
 FASTER = 1.25  # a 16-bit format counts as the faster one from this speed-up on
 STEP_MS = 10.0  # of a GPU's base: 10 times the launches, and what is planted can exceed it
 
-Base = dict[str, Any]  # knobs; in a `Fault`, `...` stands for the amount
+Base = dict[str, object]  # knobs; in a `Fault`, `...` stands for the amount
 
 
 @dataclass(frozen=True)
@@ -57,16 +57,32 @@ class Fault:
         return replace(self, **self.on_gpu, on_gpu={}) if kind == "gpu" else self
 
 
+@dataclass
 class Case:
     """A fault, as it is on the device here, at one severity (1 to 4) with one seed: one run."""
 
-    def __init__(self, fault: Fault, severity: int, seed: int, base: Base):
-        self.fault, self.severity, self.seed = fault, severity, seed
-        self.amount = size = fault.amounts[severity - 1]
-        own = fault.plant and f"{fault.plant}@{size:g}"
-        self.planted = "+".join(filter(None, (own, fault.also))) or None  # None: knobs alone
-        knobs = {name: size if value is ... else value for name, value in fault.knobs.items()}
-        self.pipeline = Pipeline(**(base | knobs), seed=seed)
+    fault: Fault
+    severity: int
+    seed: int
+    base: Base
+
+    @property
+    def amount(self) -> float:
+        """The size of the fault."""
+        return self.fault.amounts[self.severity - 1]
+
+    @property
+    def planted(self) -> str | None:
+        """What `slow_faults` plants; None where knobs alone make the fault."""
+        own = self.fault.plant and f"{self.fault.plant}@{self.amount:g}"
+        return "+".join(filter(None, (own, self.fault.also))) or None
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The base with the knobs of the fault."""
+        knobs = self.base | self.fault.knobs
+        sized = {name: self.amount if value is ... else value for name, value in knobs.items()}
+        return Pipeline(**sized, seed=self.seed)
 
 
 # CPU: a healthy step of 20 to 40 ms on one core. GPU: `base_here` finds precision and depth; the
@@ -131,9 +147,6 @@ FAULTS: tuple[Fault, ...] = (
           "python_heavy", on_gpu={"amounts": (600, 1000, 1500, 2000)}),
     Fault("recompiles", "launch", (4, 3, 2, 1), "steps to a recompile", "recompiles",
           on_gpu={"knobs": {"depth": 2}}),
-    # On a CPU a break costs too little to be measured (25 µs each against 30 ms of compute)
-    Fault("graph breaks", "launch", (100, 150, 200, 300), "graph breaks a forward",
-          "graph_breaks", knobs=SMALL, devices=("gpu",)),
     Fault("foreach off", "launch", (600, 900, 1400, 2000), "small parameters updated one by one",
           "one_by_one_optimizer", on_gpu={"amounts": (150, 250, 400, 600), "knobs": SMALL}),
     Fault("evaluation stalls", "launch", (8, 12, 20, 30), "batches evaluated every 5th step",
@@ -196,7 +209,7 @@ def named(name: str) -> Fault:
     return next(fault for fault in EVERYTHING if fault.name == name)
 
 
-def finished(pipeline: Pipeline, planted: str | None = None) -> Any:
+def finished(pipeline: Pipeline, planted: str | None = None) -> Run:
     """Run a pipeline with "name@amount+..." planted in it; raises RuntimeError where it fails."""
     hook = planted and f"slow_faults:plant_all:{planted}"
     run = launch(pipeline, fault=hook).wait_or_raise()
@@ -205,7 +218,8 @@ def finished(pipeline: Pipeline, planted: str | None = None) -> Any:
     return run
 
 
-class Here(NamedTuple):
+@dataclass
+class Here:
     """Where the set is run: the healthy base that faults are planted in, and the machine."""
 
     base: Base
@@ -227,29 +241,44 @@ def base_here() -> Here:
     """Measure, in one run or two, the base's faster format here, and on a GPU its depth."""
     base = BASES[machine().kind] | {"precision": "fp32"}
     plain = finished(Pipeline(**base))
-    half, speedup = "bf16", (plain.xray_facts or {}).get("bf16_speedup")
-    if speedup is None and plain.machine.kind == "gpu":
+    is_gpu = plain.machine.kind == "gpu"
+    half = "bf16"
+    speedup = (plain.xray_facts or {}).get("bf16_speedup")
+    if speedup is None and is_gpu:
         rounded = finished(Pipeline(**base | {"precision": "fp16", "xray": False}))
         half = rounded.pipeline.precision
         speedup = plain.median_compute_ms / rounded.median_compute_ms
-    gain = speedup if speedup and speedup > FASTER else 1.0
-    if gain > 1:
+    step_ms = plain.median_compute_ms
+    if speedup and speedup > FASTER:
         base["precision"] = half
-    if plain.machine.kind == "gpu":
-        base["depth"] = max(1, round(base["depth"] * STEP_MS / (plain.median_compute_ms / gain)))
+        step_ms /= speedup
+    if is_gpu:
+        base["depth"] = max(1, round(base["depth"] * STEP_MS / step_ms))
     return Here(base, plain.machine)
 
 
-@dataclass(frozen=True)
+class Row(TypedDict):
+    """One run: what was planted, and what the diagnosis named."""
+
+    fault: str
+    severity: int
+    seed: int
+    expected: str
+    named: str
+    confidence: float
+    lost_share: float
+
+
+@dataclass
 class Score:
     """What the diagnosis named, run by run; "unsure" is never right."""
 
     title: str  # which half of the set, where
-    rows: list[dict[str, Any]]  # of each run: fault, severity, seed, expected, named
+    rows: list[Row]
     skipped: dict[str, str]  # faults that cannot show here, and why
 
     @property
-    def wrong(self) -> list[dict[str, Any]]:
+    def wrong(self) -> list[Row]:
         """The runs whose first-ranked bottleneck is not the planted one."""
         return [row for row in self.rows if row["named"] != row["expected"]]
 
@@ -260,11 +289,11 @@ class Score:
 
     def __str__(self) -> str:
         table = pd.DataFrame(self.rows)
-        named = [row["named"] for row in self.wrong if row["expected"] == "compute"]
-        alarms = len(named) - named.count("unsure")
+        healthy = table["expected"] == "compute"
+        alarms = healthy & ~table["named"].isin(["compute", "unsure"])
         lines = [
             f"{self.title}: {len(self.rows)} runs, {self.accuracy:.1%} right, "
-            f"{alarms} healthy ones called sick",
+            f"{alarms.sum()} healthy ones called sick",
             pd.crosstab(table["expected"], table["named"]).to_string(),
         ]
         for row in self.wrong:
@@ -274,19 +303,7 @@ class Score:
         return "\n".join(lines)
 
 
-def kept_rows(file: Path) -> dict[tuple, dict[str, Any]]:
-    """Return the results of an earlier, interrupted run of the set, by fault, severity and seed."""
-    if not file.exists():
-        return {}
-    found = {}
-    for line in file.read_text(encoding="utf-8").splitlines():
-        with contextlib.suppress(ValueError, TypeError, KeyError):  # a torn line
-            row = json.loads(line)
-            found[row["fault"], row["severity"], row["seed"]] = row
-    return found
-
-
-def result_of(case: Case) -> dict[str, Any]:
+def result_of(case: Case) -> Row:
     """Run one case and return what was planted, and what the diagnosis named."""
     found = diagnose(finished(case.pipeline, case.planted))
     if found.findings[0].cause == NEIGHBOUR:  # others used the device: once more
@@ -307,28 +324,31 @@ def run_set(
     *,
     seeds: int = 5,
     only: Iterable[str] | None = None,
-    keep: str | os.PathLike | None = None,
+    keep: str | os.PathLike[str] | None = None,
 ) -> Score:
     """Run a half of the fault set on this machine, diagnose every run, return the score.
 
     Each of the half's first `seeds` runs every fault once, or those named in `only`. `keep` is a
     file of results, a JSON object a line: cases in it are not run again.
     """
-    chosen = EVERYTHING if only is None else [named(name) for name in only]
     here = base_here()
-    kept = kept_rows(Path(keep)) if keep else {}
+    chosen = EVERYTHING if only is None else [named(name) for name in only]
     skipped = {fault.name: why for fault in chosen if (why := here.cannot_show(fault))}
     faults = [fault.on(here.machine.kind) for fault in chosen if fault.name not in skipped]
+    file = Path(keep or os.devnull)
+    known: dict[tuple[str, int, int], Row] = {}
+    if file.exists():
+        for line in file.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            known[row["fault"], row["severity"], row["seed"]] = row
     turns = zip(HALVES[half]["seeds"][:seeds], itertools.cycle(HALVES[half]["severities"]))
     rows = []
-    for seed, severity in turns:
-        for fault in faults:
-            row = kept.get((fault.name, severity, seed))
-            if row is None:
-                row = result_of(Case(fault, severity, seed, here.base))
-                print(row, file=sys.stderr, flush=True)
-                if keep:
-                    with open(keep, "a", encoding="utf-8") as file:
-                        file.write(json.dumps(row) + "\n")
-            rows.append(row)
+    for (seed, severity), fault in itertools.product(turns, faults):
+        row = known.get((fault.name, severity, seed))
+        if row is None:
+            row = result_of(Case(fault, severity, seed, here.base))
+            print(row, file=sys.stderr, flush=True)
+            with file.open("a", encoding="utf-8") as kept:
+                kept.write(json.dumps(row) + "\n")
+        rows.append(row)
     return Score(f"{half} half on {here.machine.name}", rows, skipped)

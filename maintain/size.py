@@ -4,12 +4,15 @@ Tokens are Python's own (`tokenize`), without comments, docstrings and layout: a
 packing lines nor writing more comments changes. No test fails on it.
 """
 
+from __future__ import annotations
+
 import ast
 import io
 import statistics
 import sys
 import tokenize
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -22,6 +25,7 @@ LAYOUT = {
     tokenize.ENDMARKER,
 }
 SIMPLE = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Expr, ast.Raise, ast.Assert)
+LARGEST = 5  # files that are named
 
 
 def docstring_starts(tree: ast.AST) -> set[tuple[int, int]]:
@@ -36,7 +40,7 @@ def docstring_starts(tree: ast.AST) -> set[tuple[int, int]]:
     return starts
 
 
-def measure(path: Path) -> Counter:
+def measure(path: Path) -> Counter[str]:
     """Count one file: tokens, code lines, `Any`, formatter switched off, packed assignments."""
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text)
@@ -45,56 +49,52 @@ def measure(path: Path) -> Counter:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in LAYOUT and token.start not in docstrings:
             lines.append(token.start[0])
-    found = Counter(tokens=len(lines), code_lines=len(set(lines)), files=1)
-    found["Any"] = sum(isinstance(node, ast.Name) and node.id == "Any" for node in ast.walk(tree))
+    found = Counter(tokens=len(lines), code_lines=len(set(lines)))
     found["formatter off"] = text.count("# fmt: off") + text.count("# fmt: skip")
     for node in ast.walk(tree):
+        found["Any"] += isinstance(node, ast.Name) and node.id == "Any"
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
             found["packed assignments"] += isinstance(node.value, ast.Tuple)
     return found
 
 
-def names_and_nodes(path: Path) -> tuple[list[int], list[int]]:
-    """Return the lengths of names that are assigned, and the AST nodes of simple statements."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    names = []
-    nodes = []
+def names_in(tree: ast.AST) -> Iterator[str]:
+    """Yield the names that are assigned or defined."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.append(len(node.id))
+            yield node.id
         elif isinstance(node, ast.arg):
-            names.append(len(node.arg))
+            yield node.arg
         elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            names.append(len(node.name))
+            yield node.name
+
+
+def statements_in(tree: ast.AST) -> Iterator[int]:
+    """Yield the number of AST nodes of each simple statement."""
+    for node in ast.walk(tree):
         if isinstance(node, SIMPLE):
-            nodes.append(sum(1 for _ in ast.walk(node)))
-    return names, nodes
+            yield sum(1 for _ in ast.walk(node))
 
 
 def report(folder: str) -> None:
     """Print the figures of all Python files below `folder`, and its largest files."""
-    total = Counter()
-    sizes = []
-    names: list[int] = []
-    nodes: list[int] = []
-    for path in sorted((ROOT / folder).rglob("*.py")):
-        found = measure(path)
-        total += found
-        sizes.append((found["tokens"], path.relative_to(ROOT)))
-        more_names, more_nodes = names_and_nodes(path)
-        names += more_names
-        nodes += more_nodes
-    if not sizes:
+    files = {path: measure(path) for path in (ROOT / folder).rglob("*.py")}
+    if not files:
         raise SystemExit(f"no Python files below {folder}")
-    tenth = statistics.quantiles(nodes, n=10)[8] if len(nodes) > 1 else nodes[0]
-    print(f"{folder}: {total['tokens']:,} tokens in {total['files']} files")
+    total = sum(files.values(), Counter())
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in files]
+    name_lengths = [len(name) for tree in trees for name in names_in(tree)]
+    nodes = [count for tree in trees for count in statements_in(tree)]
+    print(f"{folder}: {total['tokens']:,} tokens in {len(files)} files")
     print(f"  tokens a code line   {total['tokens'] / total['code_lines']:.1f}")
-    print(f"  mean name            {statistics.mean(names):.1f} characters")
+    print(f"  mean name            {statistics.mean(name_lengths):.1f} characters")
+    tenth = statistics.quantiles(nodes, n=10)[-1]
     print(f"  nodes a statement    {statistics.median(nodes):.0f} median, {tenth:.0f} p90")
     for what in ("Any", "formatter off", "packed assignments"):
         print(f"  {what:20} {total[what]}")
-    for tokens, path in sorted(sizes, reverse=True)[:5]:
-        print(f"  {tokens:6,}  {path}")
+    largest = sorted(files, key=lambda path: files[path]["tokens"], reverse=True)
+    for path in largest[:LARGEST]:
+        print(f"  {files[path]['tokens']:6,}  {path.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -7,182 +7,187 @@ the trainer's method of that name, and get the number of the step.
 
 from __future__ import annotations
 
-import functools
 import gc
 import itertools
 import json
 import os
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 from labkit.bench.formats import DTYPES
+from labkit.bench.loop import Trainer
 from labkit.bench.models import AdamW
 from labkit.bench.user_dataset import NamesTheItem
 
+Ticket: TypeAlias = tuple[int, int]  # draw number, index
 
-def plant_all(text: str, dataset: Any, trainer: Any) -> Any:
+
+def plant_all(text: str, dataset: Dataset, trainer: Trainer) -> Dataset:
     """Plant "python_heavy@40+checkpoint@8" in the trainer; return the dataset with its faults."""
     for each in text.split("+"):
         name, _, size = each.partition("@")
-        (where, fault), amount = PLANTS[name], int(float(size))
+        amount = int(float(size))
+        where, fault = PLANTS[name]
         if where == "item":
-            dataset = SlowItems(dataset, fault, amount)
+            dataset = SlowItems(dataset, partial(fault, amount))
         elif where == "trainer":
-            fault(trainer, amount)
+            fault(amount, trainer)
         elif where == "stem":
-            on_stem(trainer, functools.partial(fault, amount=amount))
+            on_stem(trainer, partial(fault, amount))
         else:
-            on_step(trainer, where, functools.partial(fault, trainer, amount))
+            on_step(trainer, where, partial(fault, amount, trainer))
     return dataset
 
 
-def on_step(trainer: Any, where: str, fault: Callable[[int], None]) -> None:
+def on_step(trainer: Trainer, where: str, fault: Callable[[int], None]) -> None:
     """Do the fault before the trainer's method `where`, with the number of the step, from 1."""
-    method, steps = getattr(trainer, where), itertools.count(1)
+    method = getattr(trainer, where)
+    steps = itertools.count(1)
 
-    def both(*args: Any, **kwargs: Any) -> Any:
+    def both(*args: object, **kwargs: object) -> object:
         fault(next(steps))
         return method(*args, **kwargs) if method else None
 
     setattr(trainer, where, both)
 
 
+def on_stem(trainer: Trainer, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Pass what the first convolution or linear layer makes through `change`."""
+    layers = trainer.model.modules()
+    stem = next(layer for layer in layers if isinstance(layer, (nn.Conv2d, nn.Linear)))
+    stem.register_forward_hook(lambda _module, _inputs, out: change(out))
+
+
 class SlowItems(NamesTheItem):
-    """A dataset of which `work(dataset, ticket, amount)` is done for every sample fetched."""
+    """A dataset of which `work(dataset, ticket)` is done for every sample fetched."""
 
-    def __init__(self, dataset: Any, work: Callable, amount: int):
+    def __init__(self, dataset: Dataset, work: Callable[[Dataset, Ticket], None]):
         super().__init__(dataset)
-        self.work, self.amount = work, amount
+        self.work = work
 
-    def __getitem__(self, ticket: tuple[int, int]) -> Any:
-        self.work(self.dataset, ticket, self.amount)
+    def __getitem__(self, ticket: Ticket) -> object:
+        self.work(self.dataset, ticket)
         return self.dataset[ticket]
 
-    def _batch(self, tickets: list[tuple[int, int]]) -> Any:
+    def _batch(self, tickets: list[Ticket]) -> object:
         for ticket in tickets:
-            self.work(self.dataset, ticket, self.amount)
+            self.work(self.dataset, ticket)
         return self.dataset.__getitems__(tickets)
 
 
-def slow_decode(dataset: Any, ticket: tuple[int, int], amount: int) -> None:
+# Of an item: (amount, dataset, ticket)
+
+
+def slow_decode(amount: int, dataset: Dataset, ticket: Ticket) -> None:
     for _ in range(amount):
         _ = dataset[ticket]
 
 
-def object_building(_dataset: Any, _ticket: tuple[int, int], amount: int) -> None:
+def object_building(amount: int, _dataset: Dataset, _ticket: Ticket) -> None:
     records = [{"id": i, "box": (i, i + 1, 2.0), "tag": str(i)} for i in range(amount)]
     _ = sum(record["id"] for record in records)
 
 
-def oversubscribed(_dataset: Any, _ticket: tuple[int, int], amount: int) -> None:
+def oversubscribed(amount: int, _dataset: Dataset, _ticket: Ticket) -> None:
     if torch.get_num_threads() != 16:
         torch.set_num_threads(16)  # the loader had set 1
     for _ in range(amount):
         nn.functional.conv2d(torch.ones(1, 3, 160, 160), torch.ones(8, 3, 5, 5), padding=2)
 
 
-def small_copies(trainer: Any, amount: int) -> None:
-    device, plain = trainer.device, trainer.to_device
-
-    def to_device(images: torch.Tensor, labels: torch.Tensor) -> tuple:
-        pieces = images.flatten(2).chunk(amount, dim=2)
-        parts = [part.to(device, copy=True) for piece in pieces for part in piece]  # many copies
-        starts = range(0, len(parts), len(images))
-        pieces = [torch.stack(parts[i : i + len(images)]) for i in starts]
-        return torch.cat(pieces, dim=2).view(images.shape), plain(images[:0], labels)[1]
-
-    trainer.to_device = to_device
+# Of the stem: (amount, what it makes)
 
 
-def on_stem(trainer: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Pass what the first convolution or linear layer makes through `change`."""
-    stem = next(m for m in trainer.model.modules() if isinstance(m, (nn.Conv2d, nn.Linear)))
-    stem.register_forward_hook(lambda _module, _inputs, out: change(out))
-
-
-def launch_storm(out: torch.Tensor, amount: int) -> torch.Tensor:
+def launch_storm(amount: int, out: torch.Tensor) -> torch.Tensor:
     x = torch.zeros(8, device=out.device)
     for _ in range(amount):
         x = x * 0.5 + 1.0
     return out + 0.0 * x[0]
 
 
-def python_heavy(out: torch.Tensor, amount: int) -> torch.Tensor:
+def python_heavy(amount: int, out: torch.Tensor) -> torch.Tensor:
     total = 0
     for i in range(1000 * amount):
         total += i & 7
     return out if total >= 0 else -out
 
 
-def elementwise_chain(out: torch.Tensor, amount: int) -> torch.Tensor:
+def elementwise_chain(amount: int, out: torch.Tensor) -> torch.Tensor:
     for _ in range(amount):
         out = 0.5 * out * (1.0 + torch.tanh(0.8 * out + 0.04))
     return out
 
 
-def graph_breaks(trainer: Any, amount: int) -> None:
-    start = torch.zeros(8, device=trainer.device)
-
-    def broken(x: torch.Tensor) -> torch.Tensor:  # of its own: a break in a loop ends compilation
-        x = x * 0.5
-        torch._dynamo.graph_break()
-        return x + 1.0
-
-    def breaks(out: torch.Tensor) -> torch.Tensor:
-        x = start
-        for _ in range(amount):
-            x = broken(x)
-        return out + 0.0 * x[0]
-
-    on_stem(trainer, breaks)
-    trainer.model = torch.compile(trainer.model, backend="eager")
+# Of the trainer, once: (amount, trainer)
 
 
-def recompiles(trainer: Any, amount: int) -> None:
-    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 10_000
-    model, steps = trainer.model, itertools.count()
+def small_copies(amount: int, trainer: Trainer) -> None:
+    plain = trainer.to_device
+
+    def to_device(images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        pieces = images.flatten(2).chunk(amount, dim=2)
+        copied = []
+        for piece in pieces:
+            parts = [part.to(trainer.device, copy=True) for part in piece]  # many copies
+            copied.append(torch.stack(parts))
+        _, labels = plain(images[:0], labels)
+        return torch.cat(copied, dim=2).view(images.shape), labels
+
+    trainer.to_device = to_device
+
+
+def recompiles(amount: int, trainer: Trainer) -> None:
+    torch._dynamo.config.recompile_limit = 10_000
+    torch._dynamo.config.accumulated_recompile_limit = 10_000
+    model = trainer.model
     model.scale = 0
+    steps = itertools.count()
 
-    def before(_module: Any, _inputs: Any) -> None:
+    def before(_module: nn.Module, _inputs: object) -> None:
         model.scale = next(steps) // amount
 
     on_stem(trainer, lambda out: out + 0.0 * model.scale)
-    compiled = torch.compile(model, backend="eager", dynamic=False)
-    compiled.register_forward_pre_hook(before)
-    trainer.model = compiled
+    trainer.model = torch.compile(model, backend="eager", dynamic=False)
+    trainer.model.register_forward_pre_hook(before)
 
 
-def one_by_one_optimizer(trainer: Any, amount: int) -> None:
-    model, device = trainer.model, trainer.device
-    model.extra = nn.ParameterList(torch.zeros(16) for _ in range(amount)).to(device)
+def one_by_one_optimizer(amount: int, trainer: Trainer) -> None:
+    model = trainer.model
+    model.extra = nn.ParameterList(torch.zeros(16) for _ in range(amount)).to(trainer.device)
     on_stem(trainer, lambda out: out + torch.cat(list(model.extra)).sum())
     # Nothing else is one by one: PyTorch's default on a GPU is to update them all at once
     trainer.optimizer = AdamW(model.parameters(), lr=1e-3, foreach=False)
 
 
-def collect_garbage(_trainer: Any, amount: int, step: int) -> None:
+# Of a step: (amount, trainer, number of the step); files lie in the run's folder
+
+
+def collect_garbage(amount: int, _trainer: Trainer, step: int) -> None:
     if step % amount == 0:
         gc.collect()
 
 
-def log_everything(trainer: Any, amount: int, _step: int) -> None:
-    with open("every_step.log", "a") as file:  # in the run's folder
+def log_everything(amount: int, trainer: Trainer, _step: int) -> None:
+    with open("every_step.log", "a") as file:
         for _ in range(amount):
-            for name, p in trainer.model.named_parameters():
-                values = p.detach().float()
+            for name, parameter in trainer.model.named_parameters():
+                values = parameter.detach().float()
                 row = {"name": name, "mean": values.mean().item(), "max": values.max().item()}
                 file.write(json.dumps(row) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
 
-def evaluate(trainer: Any, amount: int, step: int) -> None:
+def evaluate(amount: int, trainer: Trainer, step: int) -> None:
     if step % 5:
         return
-    job, dtype = trainer.job, DTYPES.get(trainer.job.precision)
+    job = trainer.job
+    dtype = DTYPES.get(job.precision)
     images = torch.zeros(job.batch_size, 3, job.image_px, job.image_px, dtype=torch.uint8)
     trainer.model.eval()
     cast = torch.amp.autocast(trainer.device.type, dtype=dtype, enabled=dtype is not None)
@@ -193,28 +198,25 @@ def evaluate(trainer: Any, amount: int, step: int) -> None:
     trainer.model.train()
 
 
-def checkpoint(trainer: Any, amount: int, step: int) -> None:
+def checkpoint(amount: int, trainer: Trainer, step: int) -> None:
     if step % 5 == 0:
         state = torch.zeros(amount * 250_000)
-        with open("checkpoint.pt", "wb") as file:  # in the run's folder
+        with open("checkpoint.pt", "wb") as file:
             torch.save({"model": trainer.model.state_dict(), "state": state}, file)
             os.fsync(file.fileno())
 
 
-def read_losses(trainer: Any, amount: int, _step: int) -> None:
+def read_losses(amount: int, trainer: Trainer, _step: int) -> None:
     parameters = itertools.cycle(trainer.model.parameters())
-    for p in itertools.islice(parameters, amount):
-        p.detach()[:1].sum().item()
+    for parameter in itertools.islice(parameters, amount):
+        parameter.detach()[:1].sum().item()
 
 
-PLANTS = {
-    fault.__name__: (where, fault)
-    for where, faults in {
-        "item": (slow_decode, object_building, oversubscribed),
-        "trainer": (small_copies, graph_breaks, recompiles, one_by_one_optimizer),
-        "stem": (launch_storm, python_heavy, elementwise_chain),
-        "compute": (collect_garbage,),
-        "after_step": (log_everything, evaluate, checkpoint, read_losses),
-    }.items()
-    for fault in faults
+FAULTS_OF = {
+    "item": (slow_decode, object_building, oversubscribed),
+    "stem": (launch_storm, python_heavy, elementwise_chain),
+    "trainer": (small_copies, recompiles, one_by_one_optimizer),
+    "compute": (collect_garbage,),
+    "after_step": (log_everything, evaluate, checkpoint, read_losses),
 }
+PLANTS = {fault.__name__: (where, fault) for where, faults in FAULTS_OF.items() for fault in faults}

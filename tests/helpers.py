@@ -6,15 +6,15 @@ import os
 from pathlib import Path
 
 
-def processes_of(folder: Path) -> list[str]:
-    """Every living process that was started for the run in `folder`, or works in it."""
-    found = []
+def processes_of(folder: Path) -> dict[int, str]:
+    """The pid and command of each living process of the run in `folder`, or that works in it."""
+    found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             marked = f"LABKIT_RUN={folder}".encode() in (entry / "environ").read_bytes()
             if marked or str(folder) in command or os.readlink(entry / "cwd") == str(folder):
-                found.append(f"{entry.name}: {command}")
+                found[int(entry.name)] = command
     return found
 
 

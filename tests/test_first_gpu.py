@@ -47,7 +47,7 @@ def test_a_notebook_that_runs_into_its_limit_has_kept_the_cells_before(tmp_path)
     nbformat.write(notebook, source)
     done = tmp_path / "done"
     done.mkdir()
-    command = [sys.executable, ROOT / "maintain" / "first_gpu" / "notebook.py", source, done]
+    command = [sys.executable, ROOT / "maintain" / "execute.py", "--into", done, source]
     running = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )

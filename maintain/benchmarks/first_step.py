@@ -13,29 +13,32 @@ from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+import test_browser as browser
 
-import test_browser
-
-TIMES, READY_S = 10, 5
-
-
+TIMES = 10
+READY_MS = 5000
 FOLDERS = SimpleNamespace(mktemp=lambda name: Path(tempfile.mkdtemp(prefix=name)))
-lab = contextmanager(test_browser.lab_in)(FOLDERS)
-with lab as served, sync_playwright() as playwright:
-    chromium = test_browser.chromium_of(playwright)
-    page = test_browser.page_of(chromium)
-    panel = test_browser.opened(page, served, "first", "import labkit as lk\nlk.panel()")
-    took, ghosts = [], []
-    for _ in range(1 + TIMES):  # the first run makes the images
-        page.wait_for_timeout(1000 * READY_S)
-        took.append(test_browser.first_drawn_s(panel))
-        test_browser.expect(test_browser.button(panel, "Run")).to_be_enabled(timeout=60_000)
-        ghosts.append(panel.evaluate(test_browser.PREDICTED))
+
+with contextmanager(browser.lab_in)(FOLDERS) as lab, sync_playwright() as playwright:
+    chromium = browser.chromium_of(playwright)
+    page = browser.page_of(chromium)
+    panel = browser.opened(page, lab, "first", "import labkit as lk\nlk.panel()")
+    clicks = []
+    predictions = []
+    for _ in range(1 + TIMES):
+        page.wait_for_timeout(READY_MS)
+        clicks.append(browser.first_drawn_s(panel))
+        expect(browser.button(panel, "Run")).to_be_enabled(timeout=60_000)
+        predictions.append(panel.evaluate(browser.PREDICTED))
         panel.locator(".noUi-handle").first.press("ArrowLeft")  # back to what is measured
     chromium.close()
-print(f"first click {took[0]:.2f} s; median of {TIMES}: {median(took[1:]):.2f} s")
-print(f"from {min(took[1:]):.2f} to {max(took[1:]):.2f} s")
-print(f"from a slider to its prediction: median {median(ghosts):.3f} s, worst {max(ghosts):.3f}")
+first, *others = clicks
+print(f"first click {first:.2f} s; median of {TIMES}: {median(others):.2f} s")
+print(f"from {min(others):.2f} to {max(others):.2f} s")
+print(
+    f"from a slider to its prediction: median {median(predictions):.3f} s, "
+    f"worst {max(predictions):.3f}"
+)

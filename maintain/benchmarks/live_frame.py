@@ -16,16 +16,21 @@ from test_live import MS, Bench
 
 from labkit.view.live import LiveView
 
-STEPS, A_FRAME = 5_000, 47
+STEPS = 5_000
+STEPS_A_FRAME = 47
 
-bench, view, costs = Bench(Path(tempfile.mkdtemp()), steps=STEPS), LiveView(), []
+bench = Bench(Path(tempfile.mkdtemp()), steps=STEPS)
 bench.machine()
-for start in range(0, STEPS, A_FRAME):
-    bench.steps(*range(start, min(start + A_FRAME, STEPS)), wait=9 * MS // 10, busy=MS // 2)
+view = LiveView()
+costs_ms = []
+for start in range(0, STEPS, STEPS_A_FRAME):
+    bench.steps(*range(start, start + STEPS_A_FRAME), wait=9 * MS // 10, busy=MS // 2)
     before = time.thread_time()
     view.update(bench.run)
-    costs.append(1e3 * (time.thread_time() - before))
-quarter = len(costs) // 4
-print(f"{len(costs)} frames of {len(view.frame)} bytes at the most")
-print(f"ms a frame: median {median(costs):.3f}, worst {max(costs):.3f}")
-print(f"first quarter {median(costs[:quarter]):.3f}, last quarter {median(costs[-quarter:]):.3f}")
+    costs_ms.append(1e3 * (time.thread_time() - before))
+quarter = len(costs_ms) // 4
+early = median(costs_ms[:quarter])
+late = median(costs_ms[-quarter:])
+print(f"{len(costs_ms)} frames of {len(view.frame)} bytes at the most")
+print(f"ms a frame: median {median(costs_ms):.3f}, worst {max(costs_ms):.3f}")
+print(f"first quarter {early:.3f}, last quarter {late:.3f}")

@@ -2,10 +2,12 @@
 
 Each kill starts a kernel (a Python process), which starts a run, half of them on a standby; a
 seeded choice of kernel, supervisor, bench, workers and telemetry is killed while it goes on, or
-while it starts, or while it still stands by. What is left is looked for from outside: processes and
-shared memory in /proc and /dev/shm, finished steps in a memory-mapped counter that the bench keeps
-past the log. `python soak.py --kills 200 --seed 0` prints the figures of all kills.
+while it starts. What is left is looked for from outside: processes and shared memory in /proc and
+/dev/shm, finished steps in a memory-mapped counter that the bench keeps past the log.
+`python soak.py --kills 200 --seed 0` prints the figures of all kills.
 """
+
+from __future__ import annotations
 
 import argparse
 import contextlib
@@ -20,190 +22,192 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
+import psutil
+
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
-from planted import counted
+from helpers import processes_of
+from planted import counted, wait_until
 
 import labkit
 
 KERNEL = """
-import json, sys
+import json, sys, time
 from labkit import Pipeline
 from labkit.process import launcher
 from labkit.results.launch import launch
-shape, stands = json.loads(sys.argv[1])
-if stands:
+shape, standby_s = json.loads(sys.argv[1])
+if standby_s:
     launcher.stand_by(forced=True)
-    print(launcher._standby.folder, launcher._standby.process.pid, flush=True)
-    input()
+    time.sleep(standby_s)
 run = launch(Pipeline(**shape), fault="planted:plant:nothing")
 print(run.path, run._process.process.pid, flush=True)
 run.wait()
 print(json.dumps([run.outcome, run.error, run.steps]), flush=True)
 """
-SHAPES = ({"dataset": "sleep", "prep_ms": 2}, {"dataset": "array", "io_ms": 0},
-          {"dataset": "jpeg", "io_ms": 0.2})  # fmt: skip
+SHAPES = (
+    {"dataset": "sleep", "prep_ms": 2},
+    {"dataset": "array", "io_ms": 0},
+    {"dataset": "jpeg", "io_ms": 0.2},
+)
 ALWAYS = {"model": "mlp", "width": 32, "depth": 1, "steps": 10**6, "seconds": 60, "xray": False}
-ROLES = ("kernel", "supervisor", "bench", "worker", "telemetry")
+KILLED_FIRST = ("kernel", "supervisor", "bench", "worker")
+ROLES = (*KILLED_FIRST, "telemetry")
 PATIENCE_S = 10.0  # before what is still there counts as an orphan
-TOOLS = ("*.ring", "reserve", "launch.json", "listener-*", "pym-*")
+LEFT_FILES = ("*.ring", "reserve", "launch.json", "listener-*", "pym-*")
 
 
-def processes():
-    """Return {pid: (parent, command, environment, working folder)} of all that live."""
-    found = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            state, parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:2]
-            if state != b"Z":
-                texts = [(entry / part).read_bytes() for part in ("cmdline", "environ")]
-                found[int(entry.name)] = (int(parent), *texts, os.readlink(entry / "cwd"))
-    return found
+@dataclass
+class Left:
+    """What a kill has left behind: all but the first four should be 0."""
 
-
-def of_run(*folders):
-    """Return the pids of the runs in `folders`: by what they were told, or where they work."""
-    return {
-        pid
-        for pid, (_, command, environment, place) in processes().items()
-        for name in map(str, folders)
-        if name.encode() in command + environment or place == name
-    }
-
-
-def roles(kernel, supervisor):
-    table = processes()
-    below = {pid: command for pid, (parent, command, *_) in table.items() if parent == supervisor}
-    found = {"kernel": [kernel], "supervisor": [supervisor]}
-    found["telemetry"] = [p for p, command in below.items() if b"bench.telemetry" in command]
-    found["bench"] = [p for p, command in below.items() if b"labkit.bench\0" in command]
-    found["worker"] = [
-        pid for pid, (parent, command, *_) in table.items()
-        if parent in found["bench"] and b"resource_tracker" not in command
-    ]  # fmt: skip
-    return {role: pids for role, pids in found.items() if pids and pids[0] in table}
+    killed: str  # roles
+    processes: int  # that were killed
+    seconds: float  # until the last process was gone
+    finished: int = 0  # steps
+    orphans: int = 0
+    segments: int = 0  # of shared memory
+    files: int = 0
+    lost: int = 0  # finished steps that the log lacks
+    bad: int = 0  # logs out of order, or that the kernel saw otherwise
 
 
 class Kill:
-    def __init__(self, seed, home):
+    """One kernel with one run, and what is killed of them."""
+
+    def __init__(self, seed: int, home: str):
         self.chance = random.Random(seed)
         shape = dict(self.chance.choice(SHAPES), num_workers=self.chance.randint(1, 4), **ALWAYS)
-        self.stands = self.chance.choices(["", "used", "idle"], [50, 35, 15])[0]
-        if self.stands == "idle":  # what is killed is the standby; the run comes after
-            shape["seconds"] = 1
+        standby_s = self.chance.choice([0, self.chance.uniform(0, 3)])
         path = os.pathsep.join([sys.path[0], os.environ.get("PYTHONPATH", "")])
-        env = os.environ | {"LABKIT_HOME": home, "PYTHONPATH": path}
-        command = [sys.executable, "-c", KERNEL, json.dumps([shape, self.stands])]
-        self.kernel = subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=env)
-        self.result = {"seed": seed, "stands": self.stands}
-        self.started()
-        if self.stands == "used":
-            time.sleep(self.chance.uniform(0, 3))
-            self.go()
+        self.kernel = subprocess.Popen(
+            [sys.executable, "-c", KERNEL, json.dumps([shape, standby_s])],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"LABKIT_HOME": home, "PYTHONPATH": path},
+        )
+        folder, supervisor = self.line(60).rsplit(" ", 1)
+        self.folder = Path(folder)
+        self.supervisor = int(supervisor)
+        self.kernel_saw: int | None = None  # steps
 
-    def go(self):
-        with contextlib.suppress(BrokenPipeError):
-            print(file=self.kernel.stdin, flush=True)
-        self.started()
-
-    def started(self):
-        path, supervisor = self.line(60).rsplit(" ", 1)
-        self.folder, self.supervisor = Path(path), int(supervisor)
-
-    def line(self, seconds):
-        """Return the kernel's next line; an error when it does not come."""
-        if not select.select([self.kernel.stdout], [], [], seconds)[0]:
+    def line(self, seconds: float) -> str:
+        """Return the kernel's next line; raise TimeoutError when there is none."""
+        if not self.says_something(seconds):
             raise TimeoutError("the kernel says nothing")
         return self.kernel.stdout.readline().strip()
 
-    def wait_for_the_moment(self):
-        if self.stands == "idle" or self.chance.random() < 0.15:
-            time.sleep(self.chance.uniform(0, 3 if self.stands == "idle" else 1.5))
-            return  # while it starts
-        deadline = time.monotonic() + 60
-        while counted(self.folder) < 3:
-            if time.monotonic() > deadline or select.select([self.kernel.stdout], [], [], 0)[0]:
-                raise RuntimeError(f"the run after a kill does not work: {self.line(1)}")
-            time.sleep(0.005)
+    def says_something(self, seconds: float = 0) -> bool:
+        return bool(select.select([self.kernel.stdout], [], [], seconds)[0])
+
+    def wait_for_the_moment(self) -> None:
+        """Wait for a random moment: mostly of a run that goes on, sometimes while it starts."""
+        if self.chance.random() < 0.15:
+            time.sleep(self.chance.uniform(0, 1.5))
+            return
+        wait_until(lambda: counted(self.folder) >= 3 or self.says_something())
+        if self.says_something():
+            raise RuntimeError(f"the run after a kill does not work: {self.line(1)}")
         time.sleep(self.chance.uniform(0, 0.8))
 
-    def kill(self):
-        """Kill some, wait until all is gone; note for how long, and what the kernel says."""
-        there = roles(self.kernel.pid, self.supervisor)
-        self.family = {pid for pids in there.values() for pid in pids} | of_run(self.folder)
-        first = self.chance.choice([role for role in ROLES[:4] if role in there])
-        wanted = {first} | {role for role in ROLES if self.chance.random() < 0.25} & set(there)
-        victims = [pid for role in wanted for pid in there[role]]
+    def roles(self) -> dict[str, list[int]]:
+        """Return the pids that play each role, of those that live."""
+        found = defaultdict(list, kernel=[self.kernel.pid], supervisor=[self.supervisor])
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.supervisor).children():
+                command = " ".join(child.cmdline())
+                if "bench.telemetry" in command:
+                    found["telemetry"].append(child.pid)
+                elif "labkit.bench" in command:
+                    found["bench"].append(child.pid)
+                    for worker in child.children():
+                        if "resource_tracker" not in " ".join(worker.cmdline()):
+                            found["worker"].append(worker.pid)
+        return found
+
+    def strike(self) -> None:
+        """Kill some, wait until all is gone; note for how long, and what did not go."""
+        roles = self.roles()
+        self.family = set(itertools.chain(processes_of(self.folder), *roles.values()))
+        first = self.chance.choice([role for role in KILLED_FIRST if role in roles])
+        killed = {role for role in roles if role == first or self.chance.random() < 0.25}
+        victims = [pid for role in killed for pid in roles[role]]
         self.chance.shuffle(victims)
-        gap = self.chance.choice([0, 0, 0.002, 0.02])
-        how = signal.SIGTERM if wanted == {"kernel"} and gap else signal.SIGKILL
+        gap_s = self.chance.choice([0, 0, 0.002, 0.02])
+        asked = killed == {"kernel"} and gap_s > 0
         start = time.monotonic()
         for pid in victims:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, how)
-            time.sleep(gap)
-        standby, alive, said = self.folder, "kernel" not in wanted, None
-        if self.stands == "idle" and alive:
-            time.sleep(0.3)  # a run that starts at that very moment may still get what was killed
-            self.go()
-            said, start = self.line(60), time.monotonic()
-        while (left := of_run(self.folder, standby)) and time.monotonic() - start < PATIENCE_S:
-            self.family |= left
+                os.kill(pid, signal.SIGTERM if asked else signal.SIGKILL)
+            time.sleep(gap_s)
+        while left := processes_of(self.folder):
+            if time.monotonic() - start > PATIENCE_S:
+                break
+            self.family |= left.keys()
             time.sleep(0.004)
-        self.result |= {"killed": " + ".join(sorted(wanted)), "processes": len(victims),
-                        "seconds": time.monotonic() - start, "orphans": len(left)}  # fmt: skip
+        seconds = time.monotonic() - start
         for pid in left:
             os.kill(pid, signal.SIGKILL)
-        if alive:
-            outcome, error, self.result["kernel saw"] = json.loads(said or self.line(30))
-            assert (outcome == "finished") == (self.stands == "idle"), (outcome, error)
-            assert error or outcome == "finished"
+        if "kernel" not in killed:
+            outcome, error, self.kernel_saw = json.loads(self.line(30))
+            assert outcome != "finished" and error, (outcome, error)
         self.kernel.wait()
+        self.left = Left(" + ".join(sorted(killed)), len(victims), seconds, orphans=len(left))
 
-    def judge(self):
-        """Return what the record holds, once the next run has been started."""
-        log, recorded = self.folder / "events.jsonl", []
-        if log.exists():
+    def judge(self) -> Left:
+        """Return what is left, once the next run has been started: it has seen to it."""
+        recorded = []
+        if (self.folder / "events.jsonl").exists():
             recorded = [step["i"] for step in labkit.load(self.folder).steps_since(0)]
-        finished, saw = counted(self.folder), self.result.get("kernel saw", len(recorded))
-        return self.result | {
-            "finished": finished,
-            "lost": max(0, finished - len(set(recorded))),
-            "bad": (recorded != list(range(len(recorded)))) + (saw != len(recorded)),
-            "segments": sum(len(glob.glob(f"/dev/shm/torch_{pid}_*")) for pid in self.family),
-            "files": sum(len(list(self.folder.glob(name))) for name in TOOLS),
-        }
+        left = self.left
+        left.finished = counted(self.folder)
+        left.lost = max(0, left.finished - len(set(recorded)))
+        left.bad = int(recorded != list(range(len(recorded))))
+        left.bad += self.kernel_saw not in (None, len(recorded))
+        left.segments = sum(len(glob.glob(f"/dev/shm/torch_{pid}_*")) for pid in self.family)
+        left.files = sum(len(list(self.folder.glob(name))) for name in LEFT_FILES)
+        return left
 
 
-def report(results):
+def report(kills: pd.DataFrame) -> None:
     """Print what all kills left, and how long the clean-up took."""
-    for what in ("processes", "orphans", "segments", "files", "lost", "finished", "bad"):
-        print(f"{what:10} {sum(result[what] for result in results)}")
-    by_time = sorted(results, key=lambda result: result["seconds"])
-    print(f"{len(results)} kills; clean-up {by_time[len(by_time) // 2]['seconds']:.2f} s (median), "
-          f"worst {by_time[-1]['seconds']:.2f} s ({by_time[-1]['killed']})")  # fmt: skip
+    print(kills.drop(columns=["killed", "seconds"]).sum().to_string())
+    worst = kills.loc[kills["seconds"].idxmax()]
+    print(
+        f"{len(kills)} kills; clean-up {kills['seconds'].median():.2f} s (median), "
+        f"worst {worst['seconds']:.2f} s ({worst['killed']})"
+    )
 
 
-options = argparse.ArgumentParser(description=__doc__)
-options.add_argument("--kills", type=int, default=200)
-options.add_argument("--seed", type=int, default=0)
-options.add_argument("--minutes", type=float, default=10, help="end earlier than after --kills")
-options = options.parse_args()
-results, unjudged, deadline = [], [], time.monotonic() + 60 * options.minutes
-with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
-    for number in itertools.count(options.seed * 100_000):
-        kill = Kill(number, home)
-        kill.wait_for_the_moment()
-        if kill.stands != "idle":  # a run has started: it has seen to what was left
-            results += [each.judge() for each in unjudged]
-            unjudged = []
-            if len(results) >= options.kills or time.monotonic() > deadline:
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=10, help="end earlier than after --kills")
+    options = parser.parse_args()
+    deadline = time.monotonic() + 60 * options.minutes
+    judged = []
+    last: Kill | None = None
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
+        for number in itertools.count(options.seed * 100_000):
+            kill = Kill(number, home)
+            kill.wait_for_the_moment()
+            if last is not None:
+                judged.append(last.judge())
+            if len(judged) >= options.kills or time.monotonic() > deadline:
                 kill.kernel.kill()  # this was only the run after the last kill: it works too
                 kill.kernel.wait()
                 break
-        kill.kill()
-        unjudged.append(kill)
-report(results)
-left = ("orphans", "segments", "files", "lost", "bad")
-sys.exit(any(result[what] for result in results for what in left))
+            kill.strike()
+            last = kill
+    kills = pd.DataFrame(judged)
+    report(kills)
+    return int(kills[["orphans", "segments", "files", "lost", "bad"]].to_numpy().any())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,15 +1,13 @@
-"""The tuner against every point of a grid: the README's table of the tuner.
+"""The tuner against every point of a grid: CONTRIBUTING's row of the tuner.
 
-    python maintain/benchmarks/tuning.py --rows rows.json --workload remote --stage grid
-    python maintain/benchmarks/tuning.py --rows rows.json --table
-    python maintain/benchmarks/tuning.py --rows held.json --held-out && ... --held-out --table
+    python maintain/benchmarks/tuning.py [--loops held-out] [--only remote] [--rows rows.json]
 
---held-out takes twelve loops of other origin (held_out.py), --fresh six more, on which nothing was
-set. Each stage (grid, tune, again) keeps its rows in the file, so that the whole can be measured in
-pieces on a quiet machine. The best of a noisy grid flatters itself, so the contenders are measured
-again in turn: five rounds say which of the grid's winners is the best, five more are compared.
---table exits with 1 where a target is missed. The column of loadtune 0.3 (PyPI), which ran on the
-same dataset and model, was measured once.
+`--loops held-out` takes twelve loops of other origin (held_out.py), `fresh` six more, on which
+nothing was set. The rows of measured workloads are kept in the file, so that the whole can be
+measured in pieces on a quiet machine. The best of a noisy grid flatters itself, so the contenders
+are measured again in turn: five rounds say which of the grid's winners is the best, five more are
+compared. The exit code is 1 where a target is missed. The column of loadtune 0.3 (PyPI), which ran
+on the same dataset and model, was measured once.
 
 Measured on a 2-core AMD EPYC VM, one grid of 25 settings and one tuning for each workload:
 
@@ -44,18 +42,21 @@ that took an eighth of its cores:
 neighbours left runs without a step; the tuner chose the same.
 """
 
+from __future__ import annotations
+
 import argparse
 import itertools
 import json
 import sys
 import time
 from pathlib import Path
-from statistics import median
+from typing import TypedDict
 
 import held_out
+import numpy as np
+import pandas as pd
 
 from labkit import Pipeline
-from labkit.results.result import Table
 from labkit.tuning.job import TuningJob, given
 from labkit.tuning.settings import LoaderSetting
 from labkit.tuning.trial_bench import TrialBench
@@ -68,120 +69,112 @@ WORKLOADS = {
     "textbook": Pipeline(dataset="sleep", prep_ms=50),
     "stalls": Pipeline(dataset="array", io_ms=0.5, stall_ms=150, stall_every=16),
 }
-EVERY = WORKLOADS | held_out.LOOPS | held_out.FRESH
+LOOPS = {"own": WORKLOADS, "held-out": held_out.LOOPS, "fresh": held_out.FRESH}
 SECONDS = 1.2  # of each run
-WORKERS, PREFETCH = (1, 2, 3, 4, 6, 8), (1, 2, 4, 8)
-AGAIN = 5  # rounds of second measurements: so many to find the grid's best, so many to compare
-WINNERS, TRIES = 3, 9  # of the grid; of a run that did no step
+GRID = [(0, None), *itertools.product((1, 2, 3, 4, 6, 8), (1, 2, 4, 8))]  # workers, prefetch
+ROUNDS = 10  # of second measurements: half to find the grid's best, half to compare
+WINNERS = 3  # of the grid
+TRIES = 9  # of a run that did no step
 
 
-def bench_of(name):
-    """Return the bench of a workload, and the setting without workers."""
-    what = EVERY[name]
-    if isinstance(what, Pipeline):
-        return TrialBench(what, None, SECONDS), LoaderSetting(batch_size=what.batch_size)
-    dataset, step, size = what
-    asked = given(dataset, step=step)
-    return TrialBench(asked.pipeline, asked.source, SECONDS), LoaderSetting(batch_size=size)
+class Row(TypedDict):
+    """How the tuner did on one workload."""
+
+    workload: str
+    chosen: str
+    of_grid_best: float
+    of_its_time: float
+    runs: int
 
 
-def measure_grid(name, _):
-    """Measure the 25 settings once: without workers, and 6 x 4 with."""
-    bench, start = bench_of(name)
-    begun = time.monotonic()
-    rows = []
-    known = None
-    for workers, prefetch in [(0, None), *itertools.product(WORKERS, PREFETCH)]:
-        setting = start.but(num_workers=workers, prefetch_factor=prefetch)
-        rate = bench.measure(setting.to_dict(), known).rate
-        known = max(filter(None, [rate, known]), default=None)
-        rows.append({"setting": setting.to_dict(), "rate": rate})
-    # runs that were too short were made again: not the grid's time
-    return {"rows": rows, "seconds": (time.monotonic() - begun) * len(rows) / bench.count}
+class Workload:
+    """A pipeline, or a loop of one's own: (dataset, step, batch size)."""
+
+    def __init__(self, name: str, what: Pipeline | tuple):
+        self.name = name
+        if isinstance(what, Pipeline):
+            self.asked = (what, {})
+            self.bench = TrialBench(what, None, SECONDS)
+            self.alone = LoaderSetting(batch_size=what.batch_size)
+        else:
+            dataset, step, batch_size = what
+            found = given(dataset, step=step)
+            self.asked = (dataset, {"step": step, "batch_size": batch_size})
+            self.bench = TrialBench(found.pipeline, found.source, SECONDS)
+            self.alone = LoaderSetting(batch_size=batch_size)
+
+    def rate(self, setting: LoaderSetting, expected: float | None) -> float:
+        """Return samples/s; on a machine whose neighbours let a run do no step, of a later one."""
+        tries = (self.bench.measure(setting.to_dict(), expected).rate for _ in range(TRIES))
+        return next(filter(None, tries), 0.0)
+
+    def grid(self) -> tuple[dict[LoaderSetting, float], float]:
+        """Measure the settings of GRID once; return their samples/s, and the seconds it took."""
+        begun = time.monotonic()
+        rates: dict[LoaderSetting, float] = {}
+        for workers, prefetch in GRID:
+            setting = self.alone.but(num_workers=workers, prefetch_factor=prefetch)
+            rates[setting] = self.rate(setting, max(rates.values(), default=None))
+        # runs that were too short were made again: not the grid's time
+        return rates, (time.monotonic() - begun) * len(rates) / self.bench.count
+
+    def against_grid(self) -> Row:
+        """Measure the grid, tune once, and measure the winners of both again in turn."""
+        rates, grid_seconds = self.grid()
+        begun = time.monotonic()
+        what, parts = self.asked
+        job = TuningJob(what, seconds=SECONDS, max_workers=8, **parts)
+        tuning = job.run()
+        tuner_seconds = time.monotonic() - begun
+        fastest = sorted(rates, key=rates.__getitem__, reverse=True)[:WINNERS]
+        winners = [setting.but(persistent_workers=False) for setting in fastest]
+        chosen = LoaderSetting.of(tuning.best).but(persistent_workers=False)
+        contenders = list(dict.fromkeys([*winners, chosen]))  # often the same setting
+        again = [
+            [self.rate(each, max(rates.values())) for each in contenders] for _ in range(ROUNDS)
+        ]
+        first, second = (np.median(half, axis=0) for half in np.split(np.array(again), 2))
+        grid_best = second[first[: len(winners)].argmax()]
+        return {
+            "workload": self.name,
+            "chosen": str(chosen),
+            "of_grid_best": float(second[contenders.index(chosen)] / grid_best),
+            "of_its_time": tuner_seconds / grid_seconds,
+            "runs": job.bench.count,
+        }
 
 
-def measure_tuner(name, _):
-    """Tune the workload once; return what was chosen, in how many runs and seconds."""
-    what = EVERY[name]
-    more = {}
-    if not isinstance(what, Pipeline):
-        what, more["step"], more["batch_size"] = what
-    begun = time.monotonic()
-    job = TuningJob(what, seconds=SECONDS, max_workers=8, **more)
-    tuning = job.run()
-    print(tuning)
-    return {"best": tuning.best, "seconds": time.monotonic() - begun, "runs": job.bench.count}
-
-
-def measure_again(name, kept):
-    """Measure the grid's best and the tuner's choice in turn; return {name: [rates]}.
-
-    On a machine whose neighbours let a run do no step, it is made once more.
-    """
-    rows = sorted(filter(lambda row: row["rate"], kept["grid"]["rows"]), key=lambda r: -r["rate"])
-    named = {f"grid {i}": row["setting"] for i, row in enumerate(rows[:WINNERS], 1)}
-    named["tune"] = kept["tune"]["best"]
-    settings = {
-        who: LoaderSetting.of(best).but(persistent_workers=False) for who, best in named.items()
-    }
-    bench, _ = bench_of(name)
-    rates = {setting: [] for setting in settings.values()}
-    for _ in range(2 * AGAIN):
-        for setting, found in rates.items():
-            tries = (bench.measure(setting.to_dict(), rows[0]["rate"])[0] for _ in range(TRIES))
-            found.append(next(filter(None, tries)))
-    return {who: rates[setting] for who, setting in settings.items()}
-
-
-def share_of_best(rates):
-    """Return the tuner's rate over that of the grid's best, which the first rounds show."""
-    first = {who: median(found[:AGAIN]) for who, found in rates.items() if who != "tune"}
-    best = max(first, key=first.get)
-    return median(rates["tune"][AGAIN:]) / median(rates[best][AGAIN:])
-
-
-def table(workloads):
+def score(table: pd.DataFrame) -> bool:
     """Print the table; return whether every target holds."""
-    reached = [share_of_best(row["again"]) for row in workloads.values()]
-    times = [row["tune"]["seconds"] / row["grid"]["seconds"] for row in workloads.values()]
-    cells = [
-        (
-            name,
-            LoaderSetting.of(row["tune"]["best"]),
-            f"{share:.1%}",
-            f"{took:.0%}",
-            row["tune"]["runs"],
-        )
-        for (name, row), share, took in zip(workloads.items(), reached, times, strict=True)
-    ]
-    print(Table(cells, ("workload", "tuner chose", "of grid best", "of its time", "runs")))
+    print(table.to_string(index=False, float_format="{:.1%}".format))
+    reached = table["of_grid_best"]
+    took = table["of_its_time"].median()
     claims = {
-        f"median share of the grid's best {median(reached):.1%} >= 97%": median(reached) >= 0.97,
-        f"never under 92%: worst {min(reached):.1%}": min(reached) >= 0.92,
-        f"median share of its time {median(times):.0%} <= 15%": median(times) <= 0.15,
+        f"median share of the grid's best {reached.median():.1%} >= 97%": reached.median() >= 0.97,
+        f"never under 92%: worst {reached.min():.1%}": reached.min() >= 0.92,
+        f"median share of its time {took:.0%} <= 15%": took <= 0.15,
     }
     for claim, holds in claims.items():
         print(f"{'holds' if holds else 'FAILS'}: {claim}")
     return all(claims.values())
 
 
-STAGES = {"grid": measure_grid, "tune": measure_tuner, "again": measure_again}
-parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--rows", type=Path, default=Path("tuning_rows.json"))
-parser.add_argument("--workload", choices=EVERY, action="append")
-parser.add_argument("--held-out", action="store_true", help="twelve loops of other origin")
-parser.add_argument("--fresh", action="store_true", help="six more, which set nothing")
-parser.add_argument("--stage", choices=STAGES, action="append")
-parser.add_argument("--table", action="store_true")
-options = parser.parse_args()
-kept = json.loads(options.rows.read_text()) if options.rows.exists() else {}
-named = held_out.LOOPS if options.held_out else held_out.FRESH if options.fresh else WORKLOADS
-group = options.workload or named
-if options.table:
-    sys.exit(not table({name: row for name, row in kept.items() if name in group}))
-for name in group:
-    row = kept.setdefault(name, {})
-    for stage in options.stage or STAGES:
-        row[stage] = STAGES[stage](name, row)
-        options.rows.write_text(json.dumps(kept, indent=1))
-        print(f"{name}, {stage}: measured", flush=True)
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--loops", choices=LOOPS, default="own")
+    parser.add_argument("--only", default="", help="part of a workload's name")
+    parser.add_argument("--rows", type=Path, default=Path("tuning_rows.json"))
+    options = parser.parse_args()
+    rows: list[Row] = json.loads(options.rows.read_text()) if options.rows.exists() else []
+    asked = [name for name in LOOPS[options.loops] if options.only in name]
+    measured = {row["workload"] for row in rows}
+    for name in asked:
+        if name not in measured:
+            rows.append(Workload(name, LOOPS[options.loops][name]).against_grid())
+            options.rows.write_text(json.dumps(rows, indent=1))
+            print(rows[-1], flush=True)
+    return int(not score(pd.DataFrame(row for row in rows if row["workload"] in asked)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,19 +1,16 @@
 """What `lk.watch` costs a loop of 1.4 ms steps: `python maintain/benchmarks/watch_cost.py [STEPS]`.
 
-Paired: a coin decides for every step whether its batch comes through the watch or straight from
-the loader, since blocks of steps cannot resolve 1 % (A/A noise is 3-5 %). The model has one thread,
-and a step's time is that thread's CPU time: where others want the core, wall time is mostly their
-doing. The slowest 1 % of the steps are left out of both means. Only half of the steps are recorded,
-so they are written half as often: as many to a write as in a real loop. What happens twice a second
-(the live line) is timed by itself. Sampling the stack goes by the clock: it is switched on and off
-for half a second at a time, in pairs whose order a coin decides. What timing a loader's items costs
-is shown by batches of which a coin lets every second one be timed.
+A lot decides for every step whether its batch comes through the watch or straight from the loader.
+The model has one thread, and a step's time is that thread's CPU time. Only half of the steps are
+recorded, so they are written half as often: as many to a write as in a real loop. Sampling the
+stack goes by the clock: it is switched on and off for half a second at a time, in pairs whose order
+is drawn. What timing a loader's items costs is shown by batches of which every second one, drawn
+by lot, is timed.
 """
 
-import contextlib
-import io
+from __future__ import annotations
+
 import itertools
-import json
 import os
 import random
 import sys
@@ -24,64 +21,21 @@ os.environ.setdefault("LABKIT_HOME", tempfile.mkdtemp(prefix="labkit-watch-cost-
 
 from pathlib import Path
 
-import numpy as np
 import torch
 from own_cost import STEP_MS, trainer_of
-from paired import median_95
+from paired import added, by_lot, median_95
 
 from labkit.bench.loader_hook import watched as watched_fetcher
 from labkit.bench.loader_work import LoaderWork
 from labkit.bench.sampler import WATCHED
 from labkit.process.events import EventLog
-from labkit.view.display import Display
 from labkit.view.watch_live import watch
 from labkit.watching import passes
 from labkit.watching.recorder import Recorder
 
+STEPS = 10_000
 ITEMS = 32  # in a batch of the loader whose timing is measured
-
-
-def beat_ms(watched):
-    """Return the mean time of a live update, in ms of this thread's CPU."""
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True
-    with contextlib.redirect_stderr(terminal):
-        watched._display, start = Display(), time.thread_time()
-        for _ in range(100):
-            watched._show(over=False)
-        return 1e3 * (time.thread_time() - start) / 100
-
-
-def loader_cost(batches):
-    """Return what timing a loader's items adds to one, µs, its 95 % interval, and its share.
-
-    An item makes a tensor of 3 x 64 x 64 numbers. A coin decides for every batch whether its
-    fetcher is watched, as in a worker, with its progress written.
-    """
-    folder = tempfile.mkdtemp()
-    Path(folder, WATCHED).touch()
-    work = LoaderWork(EventLog(folder), -1, 1, folder, WATCHED)
-    kinds = torch.utils.data._DatasetKind
-    collate = torch.utils.data.default_collate
-    fetchers = [kinds.create_fetcher(0, Noise(), True, collate, False) for _ in range(2)]
-    fetchers[1] = watched_fetcher(fetchers[1], work)
-    coin = random.Random(2)
-    took = ([], [])
-    for _ in range(batches):
-        seen = coin.random() < 0.5
-        start = time.thread_time_ns()
-        fetchers[seen].fetch(list(range(ITEMS)))
-        took[seen].append((time.thread_time_ns() - start) / ITEMS / 1e3)
-    plain, timed = (np.sort(side)[: -len(side) // 100] for side in took)
-    rng = np.random.default_rng(0)
-    draws = [[rng.choice(side, len(side)).mean() for side in (plain, timed)] for _ in range(400)]
-    interval = np.percentile(np.diff(draws, axis=1), [2.5, 97.5])
-    return {
-        "item_us": plain.mean(),
-        "loader_us_an_item": timed.mean() - plain.mean(),
-        "loader_us_95": interval.round(3).tolist(),
-        "loader_share": timed.mean() / plain.mean() - 1,
-    }
+STRETCH_S = 0.5  # that the sampler is on, or off
 
 
 class Noise(torch.utils.data.Dataset):
@@ -94,51 +48,81 @@ class Noise(torch.utils.data.Dataset):
         return torch.randn(3, 64, 64), index
 
 
-def sampling_share(steps):
-    """Return what sampling adds to the CPU time of a step, as a share, and its 95 % interval."""
+def show(what: str, plain_us: float, cost_us: float, interval_us: list[float]) -> None:
+    """Print a cost beside what it is a cost of."""
+    low, high = interval_us
+    print(
+        f"{what}: {cost_us:.2f} µs (95 %: {low:.2f} to {high:.2f}), "
+        f"{cost_us / plain_us:.2%} of {plain_us:.0f} µs",
+        flush=True,
+    )
+
+
+def recording_cost(steps: int) -> None:
+    """Print what a step costs more where its batch comes through the watch."""
+    passes.GATHER_NS *= 2
+    straight = itertools.repeat((images, labels))
+    through = iter(watch(straight, live=False))
+    ways = [lambda: train_on(next(straight)), lambda: train_on(next(through))]
+    plain, watched = by_lot(ways, steps)
+    cost, interval = added(plain / 1e3, watched / 1e3)
+    show("recording a step", plain.mean() / 1e3, cost, interval)
+
+
+def loader_cost(batches: int) -> None:
+    """Print what timing a loader's items adds to one.
+
+    A batch's fetcher is watched as in a worker, with its progress written.
+    """
+    folder = tempfile.mkdtemp()
+    Path(folder, WATCHED).touch()
+    work = LoaderWork(EventLog(folder), -1, 1, folder, WATCHED)
+    make = torch.utils.data._DatasetKind.create_fetcher
+    collate = torch.utils.data.default_collate
+    plain = make(0, Noise(), True, collate, False)
+    timed = watched_fetcher(make(0, Noise(), True, collate, False), work)
+    batch = list(range(ITEMS))
+    ways = [lambda: plain.fetch(batch), lambda: timed.fetch(batch)]
+    items_us = [each / ITEMS / 1e3 for each in by_lot(ways, batches)]
+    show("timing an item of the loader", items_us[0].mean(), *added(*items_us))
+
+
+def seconds_a_step() -> float:
+    """Train for a stretch; return the CPU time of a step, s."""
+    count = 0
+    start = time.thread_time()
+    end = time.perf_counter() + STRETCH_S
+    while time.perf_counter() < end:
+        train_on((images, labels))
+        count += 1
+    return (time.thread_time() - start) / count
+
+
+def sampling_cost(pairs: int) -> None:
+    """Print what sampling the stack adds to the CPU time of a step."""
     sampler = Recorder(tempfile.mkdtemp(), []).sampler
-    lot, ratios = random.Random(1), []
-    for _ in range(max(2, steps // 700)):
+    lot = random.Random(1)
+    ratios = []
+    for _ in range(pairs):
         took = {}
-        for on in lot.choice(((True, False), (False, True))):
+        for on in lot.sample([True, False], 2):
             if on:
                 sampler.start()
-            count, start, end = 0, time.thread_time(), time.perf_counter() + 0.5
-            while time.perf_counter() < end:
-                trainer.compute(*trainer.to_device(images, labels), update=True)
-                count += 1
-            took[on] = (time.thread_time() - start) / count
+            took[on] = seconds_a_step()
             sampler.stop()
             sampler.in_use = False
         sampler.flush()
         ratios.append(took[True] / took[False] - 1)
-    return median_95(ratios)
+    print("sampling: {:.2%} of a step (95 %: {:.2%} to {:.2%})".format(*median_95(ratios)))
 
 
-trainer, images, labels = trainer_of(STEP_MS)
-passes.GATHER_NS *= 2
-plain = itertools.repeat((images, labels))
-watched = watch(plain, live=False)
-fetches = plain.__next__, iter(watched).__next__
-coin, took = random.Random(0), ([], [])
-for _ in range(int((sys.argv[1:] or [10_000])[0])):
-    seen = coin.random() < 0.5
-    start = time.thread_time_ns()
-    trainer.compute(*trainer.to_device(*fetches[seen]()), update=True)
-    took[seen].append(time.thread_time_ns() - start)
-straight, through = (np.sort(side)[: -len(side) // 100] / 1e3 for side in took)  # µs
-rng, costs = np.random.default_rng(0), []
-for _ in range(400):  # the bootstrap
-    drawn = [rng.choice(side, len(side)).mean() for side in (straight, through)]
-    costs.append(drawn[1] - drawn[0])
-line_ms = beat_ms(watched)
-sampling, *sampling_95 = sampling_share(int((sys.argv[1:] or [10_000])[0]))
-found = {
-    "step_ms": straight.mean() / 1e3,
-    "recording_share": through.mean() / straight.mean() - 1,
-    "recording_us_95": np.percentile(costs, [2.5, 97.5]).round(2).tolist(),
-    "line_share": line_ms * 1e6 / passes.BEAT_NS, "line_ms": line_ms,
-    **loader_cost(int((sys.argv[1:] or [10_000])[0]) // 10),
-    "sampling_share": sampling, "sampling_share_95": sampling_95,
-}  # fmt: skip
-print(json.dumps(found, indent=1))
+def train_on(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+    trainer.compute(*trainer.to_device(*batch), update=True)
+
+
+if __name__ == "__main__":
+    trainer, images, labels = trainer_of(STEP_MS)
+    asked = int(sys.argv[1]) if len(sys.argv) > 1 else STEPS
+    recording_cost(asked)
+    loader_cost(asked // 10)
+    sampling_cost(max(2, asked // 700))

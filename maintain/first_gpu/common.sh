@@ -46,8 +46,8 @@ notebooks() { # LIMIT_S NUMBER...: execute them; a cell that fails shows its err
     shift
     $dry_run && quick=(--quick)
     for number in "$@"; do
-        stage "notebook-$number" "$limit" "$python" maintain/first_gpu/notebook.py \
-            ${quick[@]+"${quick[@]}"} notebooks/"$number"_*.ipynb "$logs"
+        stage "notebook-$number" "$limit" "$python" maintain/execute.py --into "$logs" \
+            ${quick[@]+"${quick[@]}"} notebooks/"$number"_*.ipynb
     done
 }
 

@@ -13,22 +13,19 @@ from transformers import (
     set_seed,
 )
 
+VOCABULARY = {"good": 1, "bad": 2, "film": 3, "plot": 4, "the": 5}
+
 
 class Reviews(Dataset):
     def __init__(self, count, seed):
         draw = random.Random(seed)
-        self.texts = [
-            " ".join(draw.choice(("good", "bad", "film", "plot", "the")) for _ in range(60))
-            for _ in range(count)
-        ]
-        self.vocabulary = {"good": 1, "bad": 2, "film": 3, "plot": 4, "the": 5}
+        self.texts = [" ".join(draw.choices(list(VOCABULARY), k=60)) for _ in range(count)]
 
     def __len__(self):
         return len(self.texts)
 
     def __getitem__(self, index):
-        words = self.texts[index].split()
-        ids = [self.vocabulary[word] for word in words]
+        ids = [VOCABULARY[word] for word in self.texts[index].split()]
         return {"input_ids": ids, "labels": int(ids.count(1) > ids.count(2))}
 
 
@@ -43,20 +40,21 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--texts", type=int, default=3000)
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--workers", type=int, default=0)
     args = parser.parse_args()
     set_seed(42)
     config = BertConfig(
-        vocab_size=8, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
-        intermediate_size=256, max_position_embeddings=64, num_labels=2,
-    )  # fmt: skip
+        vocab_size=8,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=256,
+        max_position_embeddings=64,
+    )
     model = BertForSequenceClassification(config)
     training_args = TrainingArguments(
         output_dir="out",
         num_train_epochs=args.epochs,
         per_device_train_batch_size=16,
-        per_device_eval_batch_size=64,
-        dataloader_num_workers=args.workers,
         eval_strategy="epoch",
         save_strategy="epoch",
         logging_steps=10,

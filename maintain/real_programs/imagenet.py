@@ -1,103 +1,91 @@
-"""To the shape of pytorch/examples imagenet/main.py --dummy (BSD-3-Clause): FakeData, 4 workers."""
+"""To the shape of torchvision's references/classification/train.py (BSD-3-Clause): JPEG folders.
+
+Its MetricLogger wraps the loader in a generator; the mixup runs in the collate function.
+"""
 
 import argparse
-import time
+from collections import deque
 
 import torch
-import torchvision.models as models
+import torchvision
 from torch import nn
-from torch.optim.lr_scheduler import StepLR
-from torchvision import datasets, transforms
+from torch.utils.data.dataloader import default_collate
+from torchvision.transforms import v2
 
 
-class AverageMeter:
+class MetricLogger:
     def __init__(self):
-        self.sum = 0
-        self.count = 0
+        self.meters = {}
 
-    def update(self, val, n=1):
-        self.sum += val * n
-        self.count += n
+    def update(self, **values):
+        for name, value in values.items():
+            self.meters.setdefault(name, deque(maxlen=20)).append(float(value))
 
-    @property
-    def avg(self):
-        return self.sum / max(self.count, 1)
-
-
-def accuracy(output, target, topk=(1,)):
-    with torch.no_grad():
-        _, pred = output.topk(max(topk), 1, True, True)
-        correct = pred.t().eq(target.view(1, -1).expand_as(pred.t()))
-        return [
-            correct[:k].reshape(-1).float().sum(0, keepdim=True).mul_(100.0 / target.size(0))
-            for k in topk
-        ]
+    def log_every(self, iterable, print_freq, header):
+        for i, obj in enumerate(iterable):
+            yield obj
+            if i % print_freq == 0:
+                print(header, i, {name: sum(each) / 20 for name, each in self.meters.items()})
 
 
-def train(train_loader, model, criterion, optimizer, epoch, args):
-    batch_time, data_time, losses, top1, top5 = (AverageMeter() for _ in range(5))
+def train_one_epoch(model, criterion, optimizer, data_loader, epoch):
     model.train()
-    end = time.time()
-    for i, (images, target) in enumerate(train_loader):
-        data_time.update(time.time() - end)
-        output = model(images)
+    metric_logger = MetricLogger()
+    for image, target in metric_logger.log_every(data_loader, 10, f"Epoch: [{epoch}]"):
+        output = model(image)
         loss = criterion(output, target)
-        acc1, acc5 = accuracy(output, target, topk=(1, 5))
-        losses.update(loss.item(), images.size(0))
-        top1.update(acc1[0], images.size(0))
-        top5.update(acc5[0], images.size(0))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        batch_time.update(time.time() - end)
-        end = time.time()
-        if i % args.print_freq == 0:
-            print(f"Epoch: [{epoch}][{i}/{len(train_loader)}] Time {batch_time.avg:.3f} ")
+        acc1 = (output.argmax(1) == target.argmax(1)).float().mean()
+        metric_logger.update(loss=loss.item(), acc1=acc1.item())
 
 
-def validate(val_loader, model, criterion):
-    top1 = AverageMeter()
+@torch.inference_mode()
+def evaluate(model, criterion, data_loader):
     model.eval()
-    with torch.no_grad():
-        for images, target in val_loader:
-            output = model(images)
-            criterion(output, target)
-            top1.update(accuracy(output, target)[0][0], images.size(0))
-    return top1.avg
+    metric_logger = MetricLogger()
+    for image, target in metric_logger.log_every(data_loader, 100, "Test:"):
+        metric_logger.update(loss=criterion(model(image), target).item())
 
 
 def main():
-    parser = argparse.ArgumentParser(description="PyTorch ImageNet Training")
-    parser.add_argument("-a", "--arch", default="resnet18")
-    parser.add_argument("-j", "--workers", default=4, type=int)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-b", "--batch-size", default=32, type=int)
     parser.add_argument("--epochs", default=90, type=int)
-    parser.add_argument("-b", "--batch-size", default=256, type=int)
-    parser.add_argument("--images", default=1_281_167, type=int)  # not in the original
-    parser.add_argument("--px", default=224, type=int)  # not in the original
-    parser.add_argument("--print-freq", default=10, type=int)
-    parser.add_argument("--seed", default=None, type=int)
+    parser.add_argument("-j", "--workers", default=16, type=int)
+    parser.add_argument("--crop", default=224, type=int)
     args = parser.parse_args()
-    if args.seed is not None:
-        torch.manual_seed(args.seed)
-    print("=> Dummy data is used!")
-    shape = (3, args.px, args.px)
-    train_dataset = datasets.FakeData(args.images, shape, 1000, transforms.ToTensor())
-    val_dataset = datasets.FakeData(args.images // 25, shape, 1000, transforms.ToTensor())
-    model = models.__dict__[args.arch]()
-    criterion = nn.CrossEntropyLoss()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-4)
-    scheduler = StepLR(optimizer, step_size=30, gamma=0.1)
-    train_loader = torch.utils.data.DataLoader(
-        train_dataset, batch_size=args.batch_size, shuffle=True, num_workers=args.workers
+    torch.manual_seed(0)
+    to_tensor = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
+    augmented = [v2.RandomResizedCrop(args.crop, antialias=True), v2.TrivialAugmentWide()]
+    centred = [v2.Resize(args.crop + 32), v2.CenterCrop(args.crop)]
+    dataset = torchvision.datasets.ImageFolder("data/images", v2.Compose([*augmented, *to_tensor]))
+    dataset_test = torchvision.datasets.ImageFolder(
+        "data/images", v2.Compose([*centred, *to_tensor])
     )
-    val_loader = torch.utils.data.DataLoader(
-        val_dataset, batch_size=args.batch_size, shuffle=False, num_workers=args.workers
+    num_classes = len(dataset.classes)
+    mixup = v2.MixUp(alpha=0.2, num_classes=num_classes)
+    data_loader = torch.utils.data.DataLoader(
+        dataset,
+        batch_size=args.batch_size,
+        sampler=torch.utils.data.RandomSampler(dataset),
+        num_workers=args.workers,
+        pin_memory=True,
+        collate_fn=lambda batch: mixup(*default_collate(batch)),
     )
+    data_loader_test = torch.utils.data.DataLoader(
+        torch.utils.data.Subset(dataset_test, range(0, len(dataset_test), 8)),
+        batch_size=args.batch_size,
+        num_workers=args.workers,
+    )
+    model = torchvision.models.mobilenet_v3_small(num_classes=num_classes)
+    criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
     for epoch in range(args.epochs):
-        train(train_loader, model, criterion, optimizer, epoch, args)
-        validate(val_loader, model, criterion)
-        scheduler.step()
-        torch.save({"epoch": epoch, "optimizer": optimizer.state_dict()}, "checkpoint.pth.tar")
+        train_one_epoch(model, criterion, optimizer, data_loader, epoch)
+        evaluate(model, criterion, data_loader_test)
+        torch.save({"model": model.state_dict(), "epoch": epoch}, "checkpoint.pth")
     torch.save(model.state_dict(), "model.pt")
 
 

@@ -30,11 +30,10 @@ class LitAutoEncoder(lightning.LightningModule):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--batches", type=int, default=1000)
-    parser.add_argument("--workers", type=int, default=0)
     args = parser.parse_args()
     lightning.seed_everything(0)
     dataset = MNIST("data", transform=ToTensor())
-    train_loader = utils.data.DataLoader(dataset, num_workers=args.workers)  # batches of one
+    train_loader = utils.data.DataLoader(dataset)  # batches of one
     autoencoder = LitAutoEncoder()
     trainer = lightning.Trainer(
         limit_train_batches=args.batches,

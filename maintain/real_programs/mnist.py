@@ -14,20 +14,18 @@ class Net(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(1, 32, 3, 1)
         self.conv2 = nn.Conv2d(32, 64, 3, 1)
-        self.dropout1 = nn.Dropout(0.25)
-        self.dropout2 = nn.Dropout(0.5)
         self.fc1 = nn.Linear(9216, 128)
         self.fc2 = nn.Linear(128, 10)
 
     def forward(self, x):
         x = F.relu(self.conv1(x))
         x = F.relu(self.conv2(x))
-        x = torch.flatten(self.dropout1(F.max_pool2d(x, 2)), 1)
-        x = self.dropout2(F.relu(self.fc1(x)))
+        x = F.dropout(F.max_pool2d(x, 2), 0.25, self.training)
+        x = F.relu(self.fc1(torch.flatten(x, 1)))
         return F.log_softmax(self.fc2(x), dim=1)
 
 
-def train(args, model, device, train_loader, optimizer, epoch):
+def train(model, device, train_loader, optimizer, epoch):
     model.train()
     for batch_idx, (data, target) in enumerate(train_loader):
         data, target = data.to(device), target.to(device)
@@ -36,51 +34,38 @@ def train(args, model, device, train_loader, optimizer, epoch):
         loss = F.nll_loss(output, target)
         loss.backward()
         optimizer.step()
-        if batch_idx % args.log_interval == 0:
-            done = batch_idx * len(data)
-            print(f"Train Epoch: {epoch} [{done}/{len(train_loader.dataset)}] {loss.item():.6f}")
+        if batch_idx % 10 == 0:
+            print(f"Train Epoch: {epoch} [{batch_idx}/{len(train_loader)}] {loss.item():.6f}")
 
 
 def test(model, device, test_loader):
     model.eval()
     test_loss = 0
-    correct = 0
     with torch.no_grad():
         for data, target in test_loader:
             data, target = data.to(device), target.to(device)
-            output = model(data)
-            test_loss += F.nll_loss(output, target, reduction="sum").item()
-            pred = output.argmax(dim=1, keepdim=True)
-            correct += pred.eq(target.view_as(pred)).sum().item()
-    print(f"Test set: loss {test_loss / len(test_loader.dataset):.4f}, correct {correct}")
+            test_loss += F.nll_loss(model(data), target, reduction="sum").item()
+    print(f"Test set: loss {test_loss / len(test_loader.dataset):.4f}")
 
 
 def main():
     parser = argparse.ArgumentParser(description="PyTorch MNIST Example")
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--test-batch-size", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=14)
-    parser.add_argument("--lr", type=float, default=1.0)
-    parser.add_argument("--gamma", type=float, default=0.7)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--log-interval", type=int, default=10)
-    parser.add_argument("--workers", type=int, default=0)  # not in the original
     args = parser.parse_args()
-    torch.manual_seed(args.seed)
+    torch.manual_seed(1)
     device = torch.device("cpu")
     normalize = transforms.Normalize((0.1307,), (0.3081,))
     transform = transforms.Compose([transforms.ToTensor(), normalize])
     dataset1 = datasets.MNIST("data", train=True, transform=transform)
     dataset2 = datasets.MNIST("data", train=False, transform=transform)
-    train_loader = torch.utils.data.DataLoader(
-        dataset1, batch_size=args.batch_size, num_workers=args.workers
-    )
-    test_loader = torch.utils.data.DataLoader(dataset2, batch_size=args.test_batch_size)
+    train_loader = torch.utils.data.DataLoader(dataset1, batch_size=args.batch_size)
+    test_loader = torch.utils.data.DataLoader(dataset2, batch_size=1000)
     model = Net().to(device)
-    optimizer = optim.Adadelta(model.parameters(), lr=args.lr)
-    scheduler = StepLR(optimizer, step_size=1, gamma=args.gamma)
+    optimizer = optim.Adadelta(model.parameters(), lr=1.0)
+    scheduler = StepLR(optimizer, step_size=1, gamma=0.7)
     for epoch in range(1, args.epochs + 1):
-        train(args, model, device, train_loader, optimizer, epoch)
+        train(model, device, train_loader, optimizer, epoch)
         test(model, device, test_loader)
         scheduler.step()
     torch.save(model.state_dict(), "model.pt")

@@ -11,53 +11,38 @@ from torch import nn
 from torch.nn import functional as F
 
 
-class Block(nn.Module):
-    def __init__(self, n_embd, n_head):
-        super().__init__()
-        self.n_head = n_head
-        self.ln_1 = nn.LayerNorm(n_embd, bias=False)
-        self.c_attn = nn.Linear(n_embd, 3 * n_embd, bias=False)
-        self.c_proj = nn.Linear(n_embd, n_embd, bias=False)
-        self.ln_2 = nn.LayerNorm(n_embd, bias=False)
-        self.c_fc = nn.Linear(n_embd, 4 * n_embd, bias=False)
-        self.c_out = nn.Linear(4 * n_embd, n_embd, bias=False)
-
-    def forward(self, x):
-        batch, length, width = x.size()
-        heads = self.c_attn(self.ln_1(x)).view(batch, length, 3, self.n_head, -1)
-        q, k, v = heads.permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.c_proj(y.transpose(1, 2).reshape(batch, length, width))
-        return x + self.c_out(F.gelu(self.c_fc(self.ln_2(x))))
-
-
 class GPT(nn.Module):
     def __init__(self, vocab_size, block_size, n_layer, n_head, n_embd):
         super().__init__()
         self.wte = nn.Embedding(vocab_size, n_embd)
         self.wpe = nn.Embedding(block_size, n_embd)
-        self.h = nn.ModuleList([Block(n_embd, n_head) for _ in range(n_layer)])
-        self.ln_f = nn.LayerNorm(n_embd, bias=False)
+        layer = nn.TransformerEncoderLayer(
+            n_embd,
+            n_head,
+            4 * n_embd,
+            dropout=0.0,
+            activation="gelu",
+            norm_first=True,
+            batch_first=True,
+            bias=False,
+        )
+        self.h = nn.TransformerEncoder(layer, n_layer, enable_nested_tensor=False)
         self.lm_head = nn.Linear(n_embd, vocab_size, bias=False)
         self.wte.weight = self.lm_head.weight
 
     def forward(self, idx, targets):
-        x = self.wte(idx) + self.wpe(torch.arange(idx.size(1)))
-        for block in self.h:
-            x = block(x)
-        logits = self.lm_head(self.ln_f(x))
+        length = idx.size(1)
+        x = self.wte(idx) + self.wpe(torch.arange(length))
+        mask = nn.Transformer.generate_square_subsequent_mask(length)
+        logits = self.lm_head(self.h(x, mask=mask, is_causal=True))
         return logits, F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1))
 
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--eval_interval", type=int, default=250)
 parser.add_argument("--eval_iters", type=int, default=20)
-parser.add_argument("--log_interval", type=int, default=1)
 parser.add_argument("--batch_size", type=int, default=12)
 parser.add_argument("--block_size", type=int, default=64)
-parser.add_argument("--n_layer", type=int, default=4)
-parser.add_argument("--n_head", type=int, default=4)
-parser.add_argument("--n_embd", type=int, default=128)
 parser.add_argument("--max_iters", type=int, default=2000)
 args = parser.parse_args()
 
@@ -67,8 +52,8 @@ data_dir = "data/shakespeare_char"
 
 def get_batch(split):
     data = np.memmap(os.path.join(data_dir, f"{split}.bin"), dtype=np.uint16, mode="r")
-    ix = torch.randint(len(data) - args.block_size, (args.batch_size,))
     size = args.block_size
+    ix = torch.randint(len(data) - size, (args.batch_size,))
     x = torch.stack([torch.from_numpy(data[i : i + size].astype(np.int64)) for i in ix])
     y = torch.stack([torch.from_numpy(data[i + 1 : i + 1 + size].astype(np.int64)) for i in ix])
     return x, y
@@ -76,15 +61,12 @@ def get_batch(split):
 
 @torch.no_grad()
 def estimate_loss():
-    out = {}
     model.eval()
-    for split in ["train", "val"]:
-        losses = torch.zeros(args.eval_iters)
-        for k in range(args.eval_iters):
-            losses[k] = model(*get_batch(split))[1].item()
-        out[split] = losses.mean()
+    losses = torch.zeros(args.eval_iters)
+    for k in range(args.eval_iters):
+        losses[k] = model(*get_batch("val"))[1].item()
     model.train()
-    return out
+    return losses.mean()
 
 
 def get_lr(it):
@@ -94,21 +76,17 @@ def get_lr(it):
     return 1e-4 + coeff * 9e-4
 
 
-model = GPT(65, args.block_size, args.n_layer, args.n_head, args.n_embd)
+model = GPT(65, args.block_size, n_layer=4, n_head=4, n_embd=128)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99))
-best_val_loss = 1e9
 X, Y = get_batch("train")
 t0 = time.time()
 iter_num = 0
-while True:
+while iter_num <= args.max_iters:
     for param_group in optimizer.param_groups:
         param_group["lr"] = get_lr(iter_num)
     if iter_num % args.eval_interval == 0:
-        losses = estimate_loss()
-        print(f"step {iter_num}: train loss {losses['train']:.4f}, val loss {losses['val']:.4f}")
-        if losses["val"] < best_val_loss and iter_num > 0:
-            best_val_loss = losses["val"]
-            torch.save({"model": model.state_dict(), "iter_num": iter_num}, "ckpt.pt")
+        print(f"step {iter_num}: val loss {estimate_loss():.4f}")
+        torch.save({"model": model.state_dict(), "iter_num": iter_num}, "ckpt.pt")
     logits, loss = model(X, Y)
     X, Y = get_batch("train")  # the next batch, while a GPU computes
     loss.backward()
@@ -116,11 +94,7 @@ while True:
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     t1 = time.time()
-    dt = t1 - t0
+    print(f"iter {iter_num}: loss {loss.item():.4f}, time {(t1 - t0) * 1000:.2f}ms")
     t0 = t1
-    if iter_num % args.log_interval == 0:
-        print(f"iter {iter_num}: loss {loss.item():.4f}, time {dt * 1000:.2f}ms")
     iter_num += 1
-    if iter_num > args.max_iters:
-        break
 torch.save(model.state_dict(), "model.pt")
