@@ -78,6 +78,7 @@ def fake(ms, kind="cpu", own=1.0, name="a <CPU>", **more):
         "beside": (),
         "on_the_card": (),
         "queued_ms": None,
+        "launches_only": False,
     }
     return Fake(**values | more)
 

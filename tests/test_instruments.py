@@ -23,6 +23,7 @@ def by_name(part, period_s=0.06, busy_s=0.01, telemetry=()):
         length_s=ends[-1],
         telemetry=telemetry,
         xray=None,
+        launches_only=False,
         seconds=lambda t_ns: t_ns / 1e9,
         machine=SimpleNamespace(kind="gpu"),
     )

@@ -94,18 +94,21 @@ def points(value: float | None, digits: str) -> str | None:
 def instruments(run: Run) -> Instruments:
     """Return what every instrument showed of `run`, or would have shown.
 
-    Raises ValueError where the run has fewer than two steps.
+    Raises ValueError where the run has fewer than two steps, or no times of its device's own.
     """
     busy = run.busy
     if len(busy) < 2:
         raise ValueError(f"The run has {len(busy)} steps: an instrument needs two at least.")
+    if run.launches_only:
+        raise ValueError("When the device was busy is not known: no instrument can be judged.")
     teeth = np.tile([1.0, 0.0], len(busy))
     readings = [judged(busy, "step timing: the true intervals", READ, busy.ravel(), teeth)]
     for name, (times, shares) in read_during(run).items():
         known = np.isfinite(shares)
         readings.append(judged(busy, name, READ, times[known], shares[known]))
-    if run.xray is not None:  # one number: it looked at a few steps only
-        share = np.array([run.xray.utilization])
+    xray = run.xray
+    if xray is not None and xray.device_kind == run.machine.kind:  # else it saw the host alone
+        share = np.array([xray.utilization])  # one number: it looked at a few steps only
         readings.append(judged(busy, "PyTorch Profiler: a few steps", READ, busy[-1:, 1], share))
     for name, window_s, period_s in WINDOWS:
         times = np.arange(window_s, busy[-1, 1] + 1e-9, period_s)
