@@ -81,6 +81,7 @@ def fake(ms, kind="cpu", own=1.0, name="a <CPU>", **more):
         "queued_ms": None,
         "wall_shares": None,
         "samples_of_lines": (),
+        "launches_only": False,
     }
     return Fake(**values | more)
 

@@ -11,12 +11,17 @@ import pandas as pd
 import pynvml
 import pytest
 import torch
+from played_gpu import GPU, MS
+from played_gpu import log as logged
 
 import labkit as lk
 from labkit import course
-from labkit.bench import model_size, user_loop
-from labkit.diagnosis import efficiency
+from labkit.bench import machine, model_size, timeline, user_loop
+from labkit.diagnosis import cost, device_remedies, efficiency, gather
 from labkit.diagnosis.evidence import Evidence, Kernels, Xray
+from labkit.diagnosis.run_costs import RunCosts
+from labkit.results.hardware import Machine
+from labkit.view import run_figure, watch_live
 from labkit.watching import recorder
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
@@ -157,14 +162,23 @@ def test_without_a_simulated_delay_a_gpu_waits_for_the_default_longer_than_it_co
 
 @pytest.mark.parametrize(
     ("device", "l2_mib", "claims"),
-    [("cuda:0", 6, False), ("cuda:0", 40, True), ("cpu", 0, True), ("mps", 0, False)],
+    [
+        ("cuda:0", 6, False),
+        ("cuda:0", 40, True),
+        ("cuda:0", 60, False),  # an H200, whose memory gives 3,900 GiB/s
+        ("cpu", 0, True),
+        ("mps", 0, False),
+    ],
 )
 def test_notebook_01_claims_a_faster_cache_only_where_a_launch_does_not_hide_it(
     device, l2_mib, claims
 ):
-    rows = pd.DataFrame({"way": "in_place", "kib": [8, 2048, 2**19], "gib_s": [1.0, 790.0, 750.0]})
+    rates = (
+        [1.0, 4300.0, 3900.0] if l2_mib == 60 else [1.0, 790.0, 750.0]
+    )  # a V100's: 6 us a launch
+    rows = pd.DataFrame({"way": "in_place", "kib": [8, 2048, 2**19], "gib_s": rates})
     kit = MagicMock()
-    kit.measure.return_value.rows = rows  # a V100's: 6 us a launch
+    kit.measure.return_value.rows = rows
     properties = SimpleNamespace(L2_cache_size=l2_mib * 2**20)
     names = {"lk": kit, "device": device, "gpu": device != "cpu" and device != "mps"}
     exec(cell("01_gpu_anatomy", "anatomy-50"), names | {"properties": properties})
@@ -235,3 +249,183 @@ def test_notebook_04_finds_a_largest_batch_only_where_memory_can_be_limited(
     exec(cell("04_batch_sizing", "batch-35"), names)
     assert says in capsys.readouterr().out
     assert kit.check.called == (device != "mps")
+
+
+# -- an Apple GPU, whose own times a watched loop does not have ------------------------------------
+
+MAC = {"device": "mps:0", "kind": "gpu", "name": "Apple GPU (M2)", "cpu_cores": 8, "versions": {}}
+WATCHED = {"watched": {"loader": "DataLoader", "length": None}}
+
+
+def host_steps(wait_ms, body_ms, count=60):
+    """The events of steps that have the host's stamps alone."""
+    steps = []
+    now = 10**9
+    for i in range(count):
+        ready = now + int(wait_ms * MS)
+        done = ready + int(body_ms * MS)
+        stamps = [now, ready, ready, done]
+        steps.append({"event": "step", "i": i, "t": stamps, "n": 16, "loss": 1.0})
+        now = done
+    return steps
+
+
+@pytest.fixture
+def on_a_mac(tmp_path):
+    def run(*events, wait_ms=2.0, body_ms=8.0):
+        steps = host_steps(wait_ms, body_ms)
+        return logged(tmp_path, MAC, {"num_workers": 0}, *events, *steps, spec=WATCHED)
+
+    return run
+
+
+def test_a_loop_watched_on_a_mac_has_a_rate_and_no_busy_share(on_a_mac):
+    run = on_a_mac()
+    assert run.utilization is None
+    assert "1600 samples/s, GPU busy unknown, step 10.0 ms" in run.numbers
+    assert "too few" not in run.numbers
+    assert lk.cost(run, usd_per_hour=1.0).usd_per_epoch > 0
+    with pytest.raises(ValueError, match="no instrument can be judged"):
+        run.instruments()
+
+
+def test_the_figure_of_such_a_loop_says_why_there_is_nothing_to_draw(on_a_mac, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(run_figure, "page", lambda lines, _: drawn.extend(lines) or [None])
+    run_figure.draw(on_a_mac())
+    assert "when the device was busy is not known" in str(drawn) and "two steps" not in str(drawn)
+
+
+@pytest.mark.parametrize(("wait_ms", "named"), [(0.1, "unsure"), (9.0, "input")])
+def test_the_verdict_on_such_a_loop_is_of_the_host_and_says_so(wait_ms, named, on_a_mac):
+    found = on_a_mac(wait_ms=wait_ms).diagnose()
+    assert found.bottleneck == named and found.confidence <= 0.5
+    assert "the device was not timed" in str(found.details).lower()
+    assert "upper bound" not in str(found.details) and "first kernel" not in str(found.details)
+    assert named == "input" or "lk.headroom" in found.advice
+
+
+def test_the_live_line_of_such_a_loop_has_no_share_of_its_device(tmp_path):
+    recording = recorder.Recorder(tmp_path, [1])
+    recording.kind = "gpu"
+    for i in range(20):
+        recording.tally.add((10 * i, 10 * i + 8, 10 * i + 8), 4, (10 * i + 8, 10 * i + 10))
+    said = watch_live.line(recording)
+    assert "/s" in said and "busy" not in said and "input" not in said
+    recording.kind = "cpu"
+    assert "CPU busy" in watch_live.line(recording)
+    recording.close()
+
+
+def test_a_device_that_is_waited_for_in_each_step_is_timed_by_the_host(on_a_mac):
+    run = on_a_mac({"event": "clock", "why": "events say -3 ms of what took 1 ms at most"})
+    assert run.utilization == pytest.approx(0.8)
+
+
+def test_an_x_ray_that_saw_no_device_is_none_of_its_instruments(on_a_mac, monkeypatch):
+    waited = on_a_mac({"event": "clock", "why": "an event had not passed after 5 s"})
+    seen = SimpleNamespace(device_kind="cpu", utilization=0.4)
+    monkeypatch.setattr(type(waited), "xray", seen)
+    assert not [view for view in waited.instruments() if "Profiler" in view.name]
+
+
+def test_a_busy_device_into_which_no_x_ray_can_look_is_left_to_its_makers_profiler(tmp_path):
+    facts = dict.fromkeys(("gap_us", "tiny_us", "tiny_ops", "elementwise_us", "fusible_us"), 0)
+    looked = {"event": "xray", "steps": 4, "window_us": 1000, **facts}
+    steps = host_steps(0.0, 10.0)
+    run = logged(tmp_path, MAC, lk.Pipeline(device="mps").to_dict(), *steps, looked)
+    advice = run.diagnose().advice
+    assert "torch.mps.profiler" in advice and "xray=True" not in advice
+
+
+def test_a_step_that_the_host_waits_for_is_simulated_once(tmp_path):
+    knobs = {"dataset": "sleep", "prep_ms": 20.0, "io_ms": 0.0, "num_workers": 0, "xray": False}
+    steps = host_steps(20.0, 10.0)
+    rows = [[step["i"], step["t"][0], 16, 0, 20e3, 0, 0, 0, 0, 0, [], []] for step in steps]
+    items = {"event": "items", "worker": -1, "rows": rows}
+    handoff = dict.fromkeys(("main_wall_us", "worker_us", "share_us"), 0.0)
+    more = [{"event": "clock", "why": "none"}, items, {"event": "handoff", "bytes": 1, **handoff}]
+    run = logged(tmp_path, MAC, knobs, *more, *steps)
+    known = RunCosts(run)
+    assert known.host.sum() == 0 and known.device.mean() == pytest.approx(0.010)
+    assert lk.predict(run).throughput == pytest.approx(run.throughput, rel=0.02)
+    fed = lk.predict(run, num_workers=8)
+    assert fed.throughput == pytest.approx(16 / 0.010, rel=0.1)  # and not every 20 ms
+
+
+def test_a_device_without_events_is_timed_by_waiting_for_it(monkeypatch):
+    def none(*_, **__):
+        raise NotImplementedError("Backend doesn't support events.")
+
+    monkeypatch.setattr(torch, "Event", none)
+    assert "doesn't support events" in (timeline.why_no_events(torch.device("cpu")) or "")
+
+
+# -- cards of other kinds --------------------------------------------------------------------------
+
+
+def test_a_part_of_a_card_is_not_rented_as_the_whole():
+    whole = Machine(kind="gpu", name="NVIDIA A100-SXM4-40GB")
+    part = Machine(kind="gpu", name="NVIDIA A100-SXM4-40GB MIG 1g.5gb")
+    assert cost.usual_rent(whole) and cost.usual_rent(part) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "compiles"),
+    [
+        ("cuda:0", "6.1", False),
+        ("cuda:0", "7.0", True),
+        ("cuda:0", None, True),  # ROCm
+        ("mps", None, False),
+        ("cpu", None, True),
+    ],
+)
+def test_compiling_is_advised_only_where_it_can_act(device, capability, compiles, tmp_path):
+    kind = "cpu" if device == "cpu" else "gpu"
+    facts = {**GPU, "device": device, "kind": kind, "compute_capability": capability}
+    assert Machine.from_dict(facts).compiles == compiles
+    run = logged(tmp_path, facts, lk.Pipeline().to_dict(), *host_steps(1.0, 5.0))
+    evidence = gather.StepTable(run).evidence()
+    for fits in (device_remedies.compiled, device_remedies.fusible):
+        assert (fits(evidence) is not None) == compiles
+
+
+@pytest.mark.parametrize(("lacks", "half"), [(None, "bfloat16"), ("BF16 needs 8.0", "float16")])
+@pytest.mark.parametrize(
+    ("notebook", "name"), [("05_mixed_precision", "precision-32"), ("12_inference", "inf-09")]
+)
+def test_a_card_without_bf16_is_measured_in_fp16(notebook, name, lacks, half, monkeypatch):
+    monkeypatch.setattr("labkit.bench.formats.lacks", lambda *_: lacks)
+    kit = MagicMock()
+    kit.machine.return_value = SimpleNamespace(device="cpu")
+    made = {key: [half, half] for key in ("matmul", "linear")}
+    table = pd.DataFrame(made | {"given": ["float32", half], "cross_entropy": "float32"})
+    kit.measure.return_value.rows = table
+    names = {"lk": kit, "torch": torch, "lacks": lambda *_: lacks}
+    exec(cell(notebook, name), names)
+    assert names["half"] == half
+    for call in kit.check.call_args_list:
+        assert call.args[1]
+
+
+def test_ranges_for_nsys_are_left_out_where_torch_was_built_without_them(tmp_path, monkeypatch):
+    monkeypatch.delattr(torch._C, "_nvtx", raising=False)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda _: None)
+    monkeypatch.setattr(torch, "Event", MagicMock())
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *sizes, **_: zeros(*sizes))  # none to lock pages for
+    steps = timeline.DeviceTimeline(tmp_path, Mock(), torch.device("cuda", 0))
+    steps.copying()
+    steps.copied()
+
+
+def test_a_link_that_an_idle_card_has_slowed_is_told_with_its_best(monkeypatch):
+    now = {"Curr": (1, 16), "Max": (5, 16)}
+    for when, (generation, width) in now.items():
+        prefix = f"nvmlDeviceGet{when}PcieLink"
+        monkeypatch.setattr(pynvml, f"{prefix}Generation", lambda _, found=generation: found)
+        monkeypatch.setattr(pynvml, f"{prefix}Width", lambda _, found=width: found)
+    assert machine.pcie_link(None) == "generation 1 x16 now, at most generation 5 x16"
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCurrPcieLinkGeneration", lambda _: 5)
+    assert machine.pcie_link(None) == "generation 5 x16"

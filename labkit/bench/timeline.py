@@ -47,7 +47,13 @@ def why_no_events(device: torch.device) -> str | None:
 
     On MPS they may come in reverse order or never pass (github.com/pytorch/pytorch/issues/196395).
     """
-    events = EventPool(device)
+    try:
+        return _why_not_trusted(EventPool(device), device)
+    except RuntimeError as error:  # what a backend without them says
+        return f"there are none: {error}"
+
+
+def _why_not_trusted(events: EventPool, device: torch.device) -> str | None:
     block = torch.ones(512, 512, device=device)
     for _ in range(CHECKS):
         begin = time.monotonic()
@@ -175,9 +181,10 @@ class DeviceTimeline(StepRing):
         self.marks: list[torch.Event] = []
         is_cuda = device.type == "cuda"
         self.losses = list(torch.zeros(self.LOSSES, pin_memory=is_cuda))
-        # Ranges for `nsys profile`
-        self.push: Callable[[str], object] = torch.cuda.nvtx.range_push if is_cuda else _no_push
-        self.pop: Callable[[], object] = torch.cuda.nvtx.range_pop if is_cuda else _no_pop
+        # Ranges for `nsys profile`, where this torch was built with them
+        has_ranges = is_cuda and hasattr(torch._C, "_nvtx")
+        self.push: Callable[[str], object] = torch.cuda.nvtx.range_push if has_ranges else _no_push
+        self.pop: Callable[[], object] = torch.cuda.nvtx.range_pop if has_ranges else _no_pop
         torch.accelerator.synchronize(device)
         # The first event of the step that was written last, and when it was on the host's clock
         self.first = self.events.record()

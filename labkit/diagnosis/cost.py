@@ -129,7 +129,7 @@ def cost(
     for name, value in given.items():
         if value is not None and not 0 <= value < math.inf:
             raise ValueError(f"{name}={value!r} is not allowed: use a number of 0 or more, or None")
-    if not run.throughput or run.utilization is None:
+    if not run.throughput:
         raise ValueError(f"{run!r}: a run without numbers has no cost.")
     rent = usual_rent(run.machine) if usd_per_hour is None else usd_per_hour
     grid = KG_CO2_PER_KWH if kg_co2_per_kwh is None else kg_co2_per_kwh
@@ -156,16 +156,16 @@ def cost(
         usd_per_epoch=usd,
         electricity_usd_per_epoch=_times(kwh, usd_per_kwh),
         kg_co2_per_epoch=_times(kwh, grid),
-        idle_usd_per_epoch=_times(usd, 1 - run.utilization),
+        idle_usd_per_epoch=_times(usd, None if run.utilization is None else 1 - run.utilization),
         idle_kwh_per_epoch=_times(kwh, idle_energy_share),
     )
 
 
 def usual_rent(machine: Machine) -> float | None:
-    """Return the default rent of a device, USD/h; None for a card that is not in the list."""
+    """Return the default rent of a device, USD/h; None for a card not listed, or a part of one."""
     if machine.kind == "cpu":
         return machine.cpu_cores and USD_PER_CORE_HOUR * machine.cpu_cores
-    found = re.search(rf"\b({'|'.join(USD_PER_HOUR)})\b", machine.name)
+    found = re.search(rf"\b({'|'.join(USD_PER_HOUR)})\b(?!.* MIG )", machine.name)
     return found and USD_PER_HOUR[found[1]]
 
 

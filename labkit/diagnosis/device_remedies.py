@@ -35,13 +35,15 @@ def overlapped(evidence: Evidence) -> Values | None:
 
 
 def compiled(evidence: Evidence) -> Values | None:
-    """Fit a model that is not compiled."""
+    """Fit a model that is not compiled, where it can be."""
+    if not evidence.compiles:
+        return None
     return unset(evidence, compile="reduce-overhead" if evidence.kind == "gpu" else "default")
 
 
 def fusible(evidence: Evidence) -> Values | None:
-    """Fit a model that is not compiled, for its memory traffic."""
-    return unset(evidence, compile="default")
+    """Fit a model that is not compiled, for its memory traffic, where it can be."""
+    return unset(evidence, compile="default") if evidence.compiles else None
 
 
 def trains(evidence: Evidence) -> Values | None:

@@ -279,6 +279,7 @@ def _looked_inside(found: Diagnosis, evidence: Evidence) -> Diagnosis:
     looked = evidence.xray is not None or evidence.kernels is not None or evidence.from_trace
     could_look = evidence.knobs.get("xray") is not None  # a watched loop could not
     gaps_may_hide = evidence.kind == "gpu" and evidence.kernels is None
+    gaps_may_hide = gaps_may_hide and not evidence.launches_only
     gaps_may_hide = gaps_may_hide and not deciding(evidence.witnesses)
     if could_look and not looked:
         notes.append("No x-ray: what happens inside the compute was not seen (xray=True).")
@@ -288,8 +289,16 @@ def _looked_inside(found: Diagnosis, evidence: Evidence) -> Diagnosis:
         notes.append("On a GPU gaps between kernels count as busy: its share is an upper bound.")
     findings = found.findings
     confidence = found.confidence
-    if findings[0].name == "compute" and gaps_may_hide:
+    if evidence.launches_only:
+        notes.append("The device was not timed: it may work while the loop waits for data.")
+        confidence = min(confidence, limits.UNSEEN)
+    if findings[0].name == "compute" and evidence.launches_only:
+        findings = (doubts.device_untimed(evidence), *findings)
+        confidence = 0.0
+    elif findings[0].name == "compute" and gaps_may_hide:
         remedy = doubts.LOOK_INSIDE if could_look else doubts.PROFILE
+        if evidence.xray is not None:  # it looked, and saw nothing of the device
+            remedy = doubts.MAKERS_PROFILER
         hidden = doubts.gaps_hidden(evidence.compute_share, evidence.witnesses, remedy)
         findings = (hidden, *findings)
         confidence = 0.0

@@ -19,6 +19,15 @@ LOOK_INSIDE = Remedy(
 PROFILE = Remedy(
     "profile", "Record a few steps with torch.profiler, and give the trace to lk.diagnose."
 )
+MAKERS_PROFILER = Remedy(
+    "makers_profiler",
+    "Look with the maker's own profiler: Nsight Systems, or Instruments beside "
+    "torch.mps.profiler.profile().",
+)
+HEADROOM = Remedy(
+    "headroom",
+    "Ask lk.headroom(loader), which waits for the device, what a better loader would bring.",
+)
 SOME_SECONDS = Remedy("some_seconds", "Let it run for some seconds more.")
 NSIGHT = Remedy("nsight", "Look with Nsight Systems.")
 WITHOUT_GRAPHS = Remedy(
@@ -62,6 +71,12 @@ def gaps_hidden(busy: float, seen: tuple[Witness, ...], remedy: Remedy) -> Findi
         *(Measured(witness.said) for witness in seen),
         remedy=remedy,
     )
+
+
+def device_untimed(evidence: Evidence) -> Finding:
+    """A watched loop's body takes the time, and nobody timed the device."""
+    seen = "of the time the host is in the loop's body; what the device did was not timed here"
+    return doubt("device not timed", Measured(seen, evidence.compute_share), remedy=HEADROOM)
 
 
 def body_unseen(evidence: Evidence) -> Finding:

@@ -149,8 +149,10 @@ def mbu(run: Run) -> float | None:
 def _share(run: Run, what: str, per_s: float | None) -> float | None:
     """Return the FLOPs or bytes of a run's samples, over what `per_s` allows: 0 to 1, or None.
 
-    The zeros of a convolution's padding are counted, and a good kernel leaves them out: what that
-    brings above 1 counts as 1. Far above, others used the machine while its peak was measured.
+    The zeros of a convolution's padding are counted, and a good kernel leaves them out; Winograd's
+    kernels (cuDNN, FP32) take 16 multiplications for 36 of a 3x3 one (Lavin and Gray, CVPR 2016).
+    What that brings above 1 counts as 1. Far above, others used the machine while its peak was
+    measured.
     """
     each = per_sample(run, what)
     if not each or not run.throughput or not per_s:
@@ -172,7 +174,7 @@ def with_low_mfu(run: Run, evidence: Evidence, found: tuple[Finding, ...]) -> tu
     work = run.event("work")
     busy = evidence.compute_share
     taken = evidence.stolen_by_others + (evidence.stolen_by_workers or 0.0)  # of a CPU's core
-    if reached is None or reference is None or work is None:
+    if reached is None or reference is None or work is None or evidence.launches_only:
         return found
     if busy < limits.BUSY or reached >= limits.LOW_MFU * (busy - taken):
         return found

@@ -164,6 +164,7 @@ class Evidence:
     quick_compute_us: float | None = None  # of the quickest twentieth of the steps
     queued_ms: float | None = None  # from issuing a step's compute to its start on a GPU
     ahead_share: float = 0.0  # a GPU works on what had been issued in full
+    launches_only: bool = False  # a step's parts are the host's: the device's times are not known
 
     # The machine, and who else uses it
     cores: int | None = None  # that the run may use
@@ -199,6 +200,7 @@ class Evidence:
     trainer: bool = False  # whether the loop is that of Hugging Face's Trainer
     trains: bool = True  # rather than only infers
     formats: tuple[str, ...] | None = None  # of 16 bits, on Tensor Cores; None: card unknown
+    compiles: bool = True  # whether torch.compile can act on the device
     advised: Workers | None = None  # the recommended number of workers
     deeper_queue: int | None = None  # a prefetch_factor that helps against stalls
     # Times the throughput with a perfect loader, by replay within a pass: value, low, high

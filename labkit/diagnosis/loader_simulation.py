@@ -53,6 +53,7 @@ class Work:
     # pageable memory, and those without non_blocking, do (CUDA's "API synchronization behavior")
     blocking: bool = True
     side_stream: bool = False  # whether copies have a queue of their own
+    ahead: int = RUN_AHEAD  # of a device of its own: 0 where the host waits for each step
     host_threads: int = 1  # cores that the step takes while it computes
     # CPU time for which each of the step's other threads spins behind it, for the next to be there
     # sooner; on a core that is free this costs nothing (OpenMP's GOMP_SPINCOUNT, KMP_BLOCKTIME)
@@ -264,5 +265,6 @@ class Simulation:
         yield Part(0.0, self.host[batch])
         self.begin.append(begin)
         end.append(max(begin + float(gpu.step[batch]), self.now))
-        if batch >= RUN_AHEAD and end[batch - RUN_AHEAD] > self.now:
-            yield Part(end[batch - RUN_AHEAD] - self.now, 0.0)
+        behind = batch - self.work.ahead
+        if behind >= 0 and end[behind] > self.now:
+            yield Part(end[behind] - self.now, 0.0)

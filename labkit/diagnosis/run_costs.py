@@ -10,6 +10,7 @@ import numpy as np
 
 from labkit.diagnosis.loader_simulation import (
     ONE_BY_ONE,
+    RUN_AHEAD,
     CannotPredict,
     GpuWork,
     Work,
@@ -51,6 +52,7 @@ class RunCosts:
         self.simulated: dict[tuple[Pipeline, float], list[tuple[float, ...]]] = {}
         self.missed: float | None = None  # root of its throughput over what is simulated for it
         self.on_cpu = run.machine.kind == "cpu"
+        self.waits = bool(run.no_events)  # the host, for each step: it is not ahead of the device
         self.cores = run.machine.cpu_cores or 1
         self.host_threads = (run.machine.threads or 1) if self.on_cpu else 1
         self.cpu_profile = _profile(self.costs.item_cpu)
@@ -66,7 +68,7 @@ class RunCosts:
             self.host, self.cold = self._computing(run, ready - asked)
             around = np.median(asked[1:] - end[:-1]) + np.median(begin - ready)
         else:
-            self.host = _launches(run)
+            self.host = np.zeros_like(self.device) if self.waits else _launches(run)
             self.cold = 0.0
             around = np.median(asked[1:] - run.issued[run.warmup : -1])
         self.around = max(0.0, float(around))
@@ -170,6 +172,7 @@ class RunCosts:
             gpu=None if self.on_cpu else GpuWork(self.device[rows] * step, self.copy[rows] * scale),
             blocking=not (target.pin_memory and target.non_blocking),
             side_stream=target.prefetch_to_device,
+            ahead=0 if self.waits else RUN_AHEAD,
             host_threads=self.host_threads,
             spin=self.spin,
         )

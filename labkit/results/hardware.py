@@ -56,6 +56,12 @@ class Machine(Result):
         return f"{self.cpu_cores} of {self.host_cores} ({self.cores_limit})"
 
     @property
+    def compiles(self) -> bool:
+        """Whether torch.compile acts here: Triton needs Volta or later, Apple's is a prototype."""
+        is_old = float(self.compute_capability or 7.0) < 7.0
+        return not is_old and not self.device.startswith("mps")
+
+    @property
     def line(self) -> str:
         """The machine in one line: the stamp under every number."""
         threads = ""

@@ -15,7 +15,7 @@ LEAST_SHOWN_MS = 0.05  # is 0.0 when printed
 
 def numbers(run: Run) -> str:
     """Return the measured numbers in one line, with what was simulated rather than measured."""
-    if run.utilization is None:
+    if run.throughput is None:
         return f"{run.steps} steps: too few to measure"
     measured = (
         f"{run.throughput:.0f} {run.unit}/s, {run.machine.kind.upper()} busy {run.busy_text}, "

@@ -271,7 +271,7 @@ def lacking(changes: Knobs, machine: Machine, knobs: Knobs) -> str | None:
     capability = float(machine.compute_capability or BF16_CAPABILITY)
     if is_cuda and changes.get("precision") == "bf16" and capability < BF16_CAPABILITY:
         return f"BF16 needs compute capability 8.0; this card has {machine.compute_capability}"
-    if changes.get("compile") and not is_cuda and (machine.device == "mps" or not compiler()):
+    if changes.get("compile") and not (machine.compiles and (is_cuda or compiler())):
         return "torch.compile finds no compiler for this device"
     if changes.get("channels_last") and knobs.get("model", "cnn") != "cnn":
         return "the model has no convolutions"

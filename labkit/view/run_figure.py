@@ -82,6 +82,8 @@ def draw(run: Run, before: Run | None = None) -> Figure:
     header = run_header(run, before)
     if run.utilization is None:
         why = "Nothing to draw: utilization needs two steps or more, and the warm-up is left out."
+        if run.launches_only:
+            why = "Nothing to draw: when the device was busy is not known, only what it was given."
         return page([*header, (why, GREY if run.error else LOUD)], [])[0]
     if before is not None and before.utilization is None:
         before = None  # the header says so

@@ -309,9 +309,10 @@ def line(recorder: Recorder) -> str:
     of = f"/{recorder.length}" if recorder.length else ""
     parts = [f"epoch {recorder.epoch + 1}, step {done}{of}"]
     if tally.wall:
+        parts.append(f"{tally.samples / tally.wall * 1e9:,.0f} {recorder.unit}/s")
+    if tally.wall and (kind == "cpu" or recorder.clock is not None):  # else of launches only
         most = "at most " if kind == "gpu" else ""  # gaps between kernels count as busy
         parts += [
-            f"{tally.samples / tally.wall * 1e9:,.0f} {recorder.unit}/s",
             f"{kind.upper()} busy {most}{tally.busy / tally.wall:.0%}, "
             f"waiting for data {tally.wait / tally.wall:.0%}",
             verdict_so_far(tally),
