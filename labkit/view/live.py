@@ -102,9 +102,9 @@ class LiveView(anywidget.AnyWidget):
             took = time.monotonic() - began
             self.due = began + max(FRAME_S, took / SHARE)
 
-    def _repr_mimebundle_(self, **kwargs: object) -> tuple[dict[str, object], ...]:
-        data, *metadata = super()._repr_mimebundle_(**kwargs) or ({},)
-        return {**data, "text/plain": display.FIGURE_TEXT}, *metadata
+    def _repr_mimebundle_(self, **kwargs: dict) -> tuple[dict, dict]:
+        data, metadata = super()._repr_mimebundle_(**kwargs) or ({}, {})
+        return {**data, "text/plain": display.FIGURE_TEXT}, metadata
 
 
 class RunDisplay:
