@@ -21,8 +21,8 @@ from labkit.results.run import Run
 from labkit.spec import Pipeline
 from labkit.view import display
 from labkit.view.display import FIGURE_TEXT, StaticFigure, in_notebook
-from labkit.view.follower import ROW, Follower
 from labkit.view.live import LiveView, RunDisplay
+from labkit.view.live_frame import ROW
 from labkit.view.watch_live import marked_cells
 
 MS = 1_000_000
@@ -105,22 +105,6 @@ def test_a_frame_holds_the_true_busy_intervals(trained):
     assert curve[:, 1].mean() == pytest.approx(100 / 6, abs=3)
 
 
-def test_steps_missing_from_the_record_are_a_gap_and_not_idle_time(bench):
-    bench.machine()
-    bench.steps(*range(50))
-    bench.steps(80, wait=200 * MS)  # thirty steps were lost on the way
-    bench.steps(*range(81, 140))
-    follower = Follower()
-    follower.read(bench.run)
-    teeth = follower.teeth()
-    curve = follower.curve()
-    assert list(np.flatnonzero(np.isnan(teeth[:, 6:]).all(axis=1))) == [0, 50]
-    assert np.isnan(curve[(curve[:, 0] > 0.3) & (curve[:, 0] < 0.5), 1]).all()
-    known = curve[~np.isnan(curve[:, 1]), 1]
-    assert len(known) > 10
-    np.testing.assert_allclose(known, 100 / 6, atol=10)
-
-
 # -- the line ------------------------------------------------------------------------------------
 
 
@@ -188,19 +172,6 @@ def test_a_listing_of_the_watched_cell_marks_its_for_line():
 
 
 # -- what is left of it --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["workers-0", "stall-2", "capstone-1", "decode-2"])
-def test_however_a_log_arrives_the_live_numbers_are_those_of_the_run(name):
-    run = recorded(name)
-    follower = Follower()
-    for end in [*range(1, run.steps, 7), run.steps]:
-        for event in run.steps_since(0)[len(follower.done) : end]:
-            follower.zero_ns = follower.zero_ns or event["t"][0]
-            follower._add(event)
-        follower.frame()
-    follower.warmup = run.warmup
-    np.testing.assert_allclose(follower.mean_ms(), run.mean_ms, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(("name", "before"), [("stall-2", None), ("capstone-1", "workers-0")])

@@ -19,7 +19,7 @@ from labkit.bench.model_size import plain_job
 from labkit.diagnosis.efficiency import Peaks
 from labkit.process.events import EventLog
 from labkit.results.record import Tail
-from labkit.view.follower import Follower
+from labkit.view.live_frame import live_line
 from labkit.view.run_header import message
 from labkit.view.wandb_log import summary
 
@@ -124,9 +124,7 @@ def test_what_is_unknown_is_none_and_where_it_stands_is_a_dash(tmp_path):
     assert known.mbu is None  # all that it touches stays in the cache
     assert old.to_dict()["mfu"] is None and known.to_dict()["mfu"] == known.mfu
     assert "MFU 26% of " in repr(known) and "MFU" not in repr(old)
-    follower = Follower()
-    follower.read(known)
-    assert ", MFU 26%" in message(known) and "MFU 2" in follower.line(known)
+    assert ", MFU 26%" in message(known) and "MFU 2" in live_line(known)
     assert summary(known)["mfu"] == known.mfu
     assert with_work("precision-fp32", tmp_path, mfu=1.2).mfu == 1  # zeros of padding
     assert with_work("precision-fp32", tmp_path, mfu=1.4).mfu is None  # no roof

@@ -17,9 +17,6 @@ from labkit.process import family
 from labkit.results.failures import REMEDIES
 from labkit.results.library import play
 from labkit.spec import KNOBS, Distributed, Pipeline
-from labkit.tuning.result import Ladder
-from labkit.tuning.trial import Trial
-from labkit.view import history, panels
 from labkit.view.controls import Control
 from labkit.view.ghost import expected
 
@@ -101,11 +98,6 @@ def test_a_panel_of_ranks_asks_for_what_its_controls_say():
     assert "use ranks 0 to 0" in shown.verdict.value
 
 
-def test_a_panel_of_a_record_plays_it():
-    assert "recorded run" in lk.panel("workers-0").controls
-    assert lk.panel(["workers-0", "workers-6"]).button == "Play"
-
-
 # -- what a slider would bring, and the list of runs ---------------------------------------------
 
 
@@ -141,46 +133,40 @@ def test_auto_says_what_it_is_and_equals_it():
 
 def test_a_moved_slider_says_what_to_expect_and_a_run_how_right_that_was():
     shown = with_runs()
-    assert "Run once" in shown.ghost.said
+    assert "Run once" in shown.ghost.value
     shown = with_runs("workers-0")
-    assert "Move a slider" in shown.ghost.said and not shown.ghost.bars
+    assert "Move a slider" in shown.ghost.value
     shown.controls["num_workers"].value = 6
     found = lk.predict(shown.run, num_workers=6)
-    rate, busy = shown.ghost.bars
-    assert rate.marks["predicted"] == found.throughput and "came" not in rate.marks
-    assert busy.marks["predicted"] == found.utilization
-    assert (rate.low, rate.high) == found.throughput_range
+    low, high = found.throughput_range
+    assert f"{found.throughput:,.0f} ({low:,.0f} to {high:,.0f})" in shown.ghost.value
+    assert shown.view.expected[1] == found.utilization and "came" not in shown.ghost.value
     shown.launch = lambda asked: load_recorded("workers-6")
     came, _ = shown._begin()
     shown._show(came, shown.runs[0])
-    rate, busy = shown.ghost.bars
-    assert (rate.marks["came"], busy.marks["came"]) == (came.throughput, came.utilization)
+    said = f"Predicted {found.throughput:,.0f}, came {came.throughput:,.0f} samples/s"
+    assert said in shown.ghost.value and shown.ghost.value.count("4px solid") == 3
     shown.controls["batch_size"].value = 256
-    assert "No prediction: the effect of batch_size was not measured" in shown.ghost.said
+    assert "No prediction: the effect of batch_size was not measured" in shown.ghost.value
     shown.controls["num_workers"].value = 0
     shown.controls["prefetch_factor"].value = 4
     assert "labkit-old" in shown.ghost._dom_classes
 
 
-def test_the_list_keeps_the_last_runs_pins_renames_and_saves_them(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_list_keeps_the_last_runs_and_compares_with_the_pinned_one():
     shown = with_runs("workers-0", *["workers-6"] * 9)
     listed = shown.history.rows
     history = shown.history
     assert [row["name"] for row in listed[:2]] == ["num_workers 6"] * 2 and len(listed) == 8
     assert listed[0]["verdict"] == "input" and "samples/s, CPU busy 7" in listed[0]["numbers"]
-    oldest = listed[-1]["key"]
-    history.handle(do="rename", key=oldest, value=" the best / so far ")
-    history.handle(do="pin", key=oldest)
-    assert history.pinned is shown.runs[2] and history.pinned_name == "the best / so far"
-    assert "Against the pinned run (the best / so far)" in shown.comparison.value
+    history.handle(do="pin", key=listed[-1]["key"])
+    assert history.pinned == ("num_workers 6", shown.runs[2])
+    assert "Against the pinned run (num_workers 6)" in shown.comparison.value
     shown._show(*shown._begin())
     assert history.rows[-1]["pinned"] and len(history.rows) == 9  # it stays
-    for name in ("the-best-so-far.jsonl", f"the-best-so-far-{history.pinned.id}.jsonl"):
-        history.handle(do="save", key=oldest)
-        assert history.rows[-1]["note"] == f"saved: {name}"
-        assert lk.load(name).throughput == history.pinned.throughput
-    history.handle(do="save", key=-1)  # it has left the list
+    history.handle(do="pin", key=listed[-1]["key"])
+    assert history.pinned is None
+    history.handle(do="pin", key=-1)  # it has left the list
 
 
 def test_a_cell_takes_a_panels_run_or_measures_it_there():
@@ -200,57 +186,6 @@ def test_a_cell_takes_a_panels_run_or_measures_it_there():
     assert "(num_workers 0 → 6): CPU busy 14% → 74%. 4.95x faster" in shown.comparison.value
     with pytest.raises(ValueError, match="did you mean 'num_workers'"):
         shown.run_of(num_worker=6)
-
-
-def test_the_next_kernel_lists_the_runs_of_this_one_and_compares_with_them(monkeypatch):
-    monkeypatch.setattr(history, "in_notebook", lambda: True)
-    before = with_runs("workers-0", "workers-6")
-    before.history.handle(do="rename", key=1, value="no workers")
-    after = with_runs("workers-2")  # a panel of the same knobs in the same notebook
-    newest, six, none = after.history.rows
-    assert not newest["earlier"] and six["earlier"] and none["earlier"]
-    assert none["name"] == "no workers" and six["numbers"].startswith("1302 samples/s")
-    after.history.handle(do="pin", key=none["key"])
-    assert after.history.pinned.throughput == before.runs[0].throughput
-    assert after.view.overlay and "Against the pinned run (no workers)" in after.comparison.value
-    assert len(with_runs().history.rows) == 3
-    assert lk.panel(Pipeline(), ["io_ms"]).history.rows == []  # another panel
-
-
-def test_improve_shows_every_step_of_the_autopilot_and_sets_the_best_knobs(monkeypatch):
-    start, best = load_recorded("workers-0"), load_recorded("workers-6")
-    tried = [
-        Trial({"num_workers": 0}, rates=[start.throughput], runs=[start], kept=True),
-        Trial({"num_workers": 6}, changes={"num_workers": 6}, rates=[best.throughput], runs=[best]),
-    ]
-
-    class Climb:
-        found = Ladder("pipeline", {"num_workers": 0}, Pipeline(), tried=tried)
-        bench = SimpleNamespace()
-
-        def run(self):
-            self.bench.each(start)
-            self.each()
-            shown.stop()  # pressed while the second run goes on
-            with pytest.raises(KeyboardInterrupt):
-                self.bench.each(best)
-            tried[1].kept = True
-            self.found.stopped = "interrupted: this is the best so far"
-            return self.found
-
-    async def scenario():
-        shown.improve()
-        assert shown.running and shown.improve_button.disabled
-        await ended(shown)
-        assert shown.controls["num_workers"].value == 6 and not shown.improve_button.disabled
-        assert "4.95x the start" in shown.comparison.value
-        assert "done: interrupted" in shown.verdict.value
-        assert [row["name"] for row in shown.history.rows] == ["num_workers=6", "start"]
-        assert bytes(shown.figure.value).startswith(b"\x89PNG")
-
-    monkeypatch.setattr(panels, "improver", lambda *_: Climb())
-    shown = lk.panel(Pipeline(), ["num_workers"])
-    asyncio.run(scenario())
 
 
 def test_what_a_panel_shows_can_be_copied_as_code():

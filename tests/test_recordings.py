@@ -12,7 +12,6 @@ import labkit as lk
 from labkit.course import recordings as recording
 from labkit.course.recordings import Wanted, wanted
 from labkit.results.library import NAME, play
-from labkit.view.follower import Follower
 from labkit.view.live import LiveView
 
 pytestmark = pytest.mark.slow  # all read one run that is made here
@@ -102,18 +101,17 @@ def test_a_replay_grows_at_the_pace_it_was_made_and_can_be_stopped(path, stop):
     now = 0.0
     whole = lk.load(path)
     played = play(path, 2.0, lambda: now)
-    follower = Follower()
     view = LiveView()
     assert played.running and played.steps == 0
     half = len(whole.stamps) // 2
     now = (whole.stamps[half, 5] + 0.3) / 2 + 1e-6
     assert played.steps == half + 1
-    follower.read(played), view.update(played)
+    view.update(played)
     if stop:
         played.stop()
         assert played.outcome == "stopped" and played.error is None
     now = 1e9
     assert played.steps == (half + 1 if stop else whole.steps) and not played.running
-    follower.read(played), view.finish(played)
-    assert len(follower.done) == played.steps and view.frame and played.diagnose().bottleneck
+    view.finish(played)
+    assert view.drawn_steps == played.steps and view.frame and played.diagnose().bottleneck
     assert "RECORDED" in view.badge and repr(played).startswith("RECORDED on")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import ipywidgets as widgets
 
@@ -27,21 +26,16 @@ MANTISSAS = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
 ROUND = [0.0, 0.5, *(float(first * 10**power) for power in range(5) for first in MANTISSAS)]
 WHOLE = [0, 1, *(first * 2**power for power in range(14) for first in (2, 3))]
 NONE = "None"  # stands for None in a widget, which would take None itself as nothing chosen
+Value = int | float | str | None  # of a knob
 DEVICES = ("auto", "cpu", "cuda", "mps")
 WORDS = {"None": "auto", "True": "on", "False": "off"}
 
 
 class Control(widgets.VBox):
-    """One knob: its name and unit above, its widget below; `value` is what the spec gets.
+    """One knob: its name and unit above, its widget below; `value` is what the spec gets."""
 
-    `values` limits it to some: a sequence, or {what is shown: value}.
-    """
-
-    def __init__(
-        self, knob: Knob, value: Any, values: Sequence[Any] | Mapping[str, Any] | None = None
-    ):
-        self.knob = knob
-        self.widget = make_widget(knob, value) if values is None else chooser(values, value)
+    def __init__(self, knob: Knob, value: Value):
+        self.widget = make_widget(knob, value)
         self.widget.layout = widgets.Layout(width="auto", margin="0 0 0 8px")
         help_text = f"{knob.help}; auto: {knob.auto}" if knob.auto else knob.help
         self.widget.tooltip = help_text
@@ -53,19 +47,19 @@ class Control(widgets.VBox):
         self.add_class(f"labkit-knob-{knob.name.replace(' ', '-')}")
 
     @property
-    def value(self) -> Any:
+    def value(self) -> Value:
         """The knob's value; None stands for auto."""
         return None if self.widget.value == NONE else self.widget.value
 
     @value.setter
-    def value(self, value: Any) -> None:
+    def value(self, value: Value) -> None:
         wanted = NONE if value is None else value
         options = getattr(self.widget, "options", None)
         if options and wanted not in [each for _, each in options]:
             self.widget.set_trait("options", [*options, (shown(value), wanted)])
         self.widget.set_trait("value", wanted)
 
-    def show_auto(self, value: Any) -> None:
+    def show_auto(self, value: Value) -> None:
         """Show beside "auto" what it stands for; nothing where `value` is None."""
         if not isinstance(self.widget, (widgets.SelectionSlider, widgets.Dropdown)):
             return
@@ -78,45 +72,43 @@ class Control(widgets.VBox):
                 self.widget.value = kept
 
 
-def make_widget(knob: Knob, value: Any) -> Widget:
+def make_widget(knob: Knob, value: Value) -> Widget:
     """Return the widget that suits the knob, set to `value`, unable to leave the knob's range."""
     if knob.choices:
-        choices = dict.fromkeys([*([None] if knob.auto else []), *knob.choices])
-        none = "auto" if knob.auto else "off"
-        return chooser({none if each is None else str(each): each for each in choices}, value)
+        return chooser([*([None] if knob.auto else []), *knob.choices], value, knob)
     if knob.kind == "bool":
         return widgets.Checkbox(value, description="on", indent=False)
     if knob.low is None or knob.high is None:
-        return chooser(list(dict.fromkeys((*DEVICES, value))), value)
+        return chooser([*DEVICES, value], value, knob)
     whole = knob.kind == "int"
-    high = min(knob.high, max(knob.reach or knob.high, value or 0))
+    now = {float(value)} if isinstance(value, (int, float)) else set()
+    high = min(knob.high, max([knob.reach or knob.high, *now]))
     if knob.auto:
         stops = {stop for stop in (WHOLE if whole else ROUND) if knob.low <= stop <= high}
-        return chooser([None, *sorted(stops | {value} - {None})], value)
-    if whole and high - knob.low > MOST_ON_A_SLIDER:
-        return widgets.BoundedIntText(value, min=knob.low, max=knob.high)
+        sorted_stops = sorted(stops | now)
+        return chooser([None, *(map(int, sorted_stops) if whole else sorted_stops)], value, knob)
+    if high - knob.low > (MOST_ON_A_SLIDER if whole else MOST_OF_A_SLIDER):
+        box = widgets.BoundedIntText if whole else widgets.BoundedFloatText
+        return box(value, min=knob.low, max=knob.high)
     if whole:
         return widgets.IntSlider(value, min=knob.low, max=high)
-    if high >= MOST_OF_A_SLIDER:
-        return widgets.BoundedFloatText(value, min=knob.low, max=high, step=0.01)
     step = 10 ** len(str(int(high))) / 1000
     return widgets.FloatSlider(value, min=knob.low, max=high, step=step, readout_format=".1f")
 
 
 def chooser(
-    values: Sequence[Any] | Mapping[str, Any], value: Any
+    values: Sequence[Value], value: Value, knob: Knob
 ) -> widgets.SelectionSlider | widgets.Dropdown:
-    """Return a slider over numbers, else a drop-down, at `value` or at the first of them."""
-    named = values if isinstance(values, Mapping) else {shown(each): each for each in values}
-    options = [(name, NONE if each is None else each) for name, each in named.items()]
-    known = [each for _, each in options]
+    """Return a slider over numbers, else a drop-down, at `value`."""
+    options = []
+    for each in dict.fromkeys(values):
+        if each is None:
+            options.append(("auto" if knob.auto else "off", NONE))
+        else:
+            options.append((shown(each), each))
     chosen = NONE if value is None else value
-    if chosen not in known:
-        chosen = known[0]
-    numbers = all(type(each) in (int, float) for each in known if each != NONE)
-    if numbers and not isinstance(values, Mapping):
-        return widgets.SelectionSlider(options=options, value=chosen)
-    return widgets.Dropdown(options=options, value=chosen)
+    kind = widgets.Dropdown if knob.choices or knob.low is None else widgets.SelectionSlider
+    return kind(options=options, value=chosen)
 
 
 def shown(value: object) -> str:

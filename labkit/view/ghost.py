@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from dataclasses import dataclass
+import math
 
 import ipywidgets as widgets
 
@@ -21,31 +21,6 @@ MARKS = {  # how a prediction's bars are marked, as CSS has a line
 }
 
 
-@dataclass(frozen=True)
-class GhostBar:
-    """A predicted number: its range, and marks by name."""
-
-    name: str
-    form: str  # how its numbers are written
-    low: float
-    high: float
-    top: float  # the number at the bar's end
-    marks: dict[str, float]
-
-    def html(self) -> str:
-        """Return the bar as a row of HTML."""
-        start = self.low / self.top
-        wide = (self.high - self.low) / self.top
-        inside = f"<i class='range' style='left:{start:.2%};width:{wide:.2%}'></i>"
-        for mark, value in self.marks.items():
-            look = MARKS[mark]
-            inside += f"<i style='left:{value / self.top:.2%};border-left:{look}'></i>"
-        value = format(self.marks["predicted"], self.form)
-        text = f"{value} ({self.low:{self.form}} to {self.high:{self.form}})"
-        name = html.escape(self.name)
-        return f"<div class='row'><b>{name}</b><div>{inside}</div><span>{text}</span></div>"
-
-
 class Ghost(widgets.HTML):
     """Draws a prediction: its ranges as bars, with marks of the run before and of what came."""
 
@@ -61,53 +36,57 @@ class Ghost(widgets.HTML):
 
         Returns the predicted busy share: low end, value and high end; [] without one.
         """
-        self.bars: list[GhostBar] = []
         if before is None or found is None or found.cannot:
-            self.said = BEFORE_ANY if before is None else UNMOVED
+            said = BEFORE_ANY if before is None else UNMOVED
             if found is not None:
-                self.said = f"No prediction: {in_words(found.why)}."
-            self.value = f"<div role='status'>{html.escape(self.said)}</div>"
+                said = f"No prediction: {in_words(found.why)}."
+            self.value = f"<div role='status'>{html.escape(said)}</div>"
             return []
-        self.bars = ghost_bars(found, before, came)
-        rate_bar, busy_bar = self.bars
         if came is None:
-            gain = rate_bar.marks["predicted"] / rate_bar.marks["last run"]
+            gain = (found.throughput or 0.0) / (before.throughput or math.inf)
             limit = html.escape(str(found.limit))
             said = f"<b>Expected:</b> {gain:.2g}x the last run; limit: {limit}."
         else:
-            said = outcome_text(found, came, rate_bar)
-        self.said = said
+            said = outcome_text(found, came)
+        drawn = {"last run": before, "predicted": found, "came": came}
+        known = {name: one for name, one in drawn.items() if one is not None}
         legend = ""
-        for name in rate_bar.marks:
-            look = MARKS[name]
-            legend += f"<span style='border-left:{look}'>{name}</span>"
-        rows = "".join(bar.html() for bar in self.bars)
+        for name in known:
+            legend += f"<span style='border-left:{MARKS[name]}'>{name}</span>"
+        rates = {name: one.throughput or 0.0 for name, one in known.items()}
+        shares = {name: one.utilization or 0.0 for name, one in known.items()}
+        low, high = found.throughput_range or (0.0, 0.0)
+        top = 1.05 * max(high, *rates.values())
+        rows = bar("samples/s", ",.0f", (low, high), top, rates)
+        low, high = found.utilization_range or (0.0, 0.0)
+        rows += bar("busy", ".0%", (low, high), 1.0, shares)
         self.value = f"<div role='status'><div>{said}{legend}</div>{rows}</div>"
-        return [busy_bar.low, busy_bar.marks["predicted"], busy_bar.high]
+        return [float(low), shares["predicted"], float(high)]
 
 
-def ghost_bars(found: Prediction, before: Run, came: Run | None) -> list[GhostBar]:
-    """Return the bars of a prediction: of its throughput and of its utilization."""
-    known = {"last run": before, "predicted": found, "came": came}
-    rates = {name: one.throughput or 0.0 for name, one in known.items() if one}
-    shares = {name: one.utilization or 0.0 for name, one in known.items() if one}
-    low_rate, high_rate = found.throughput_range or (0.0, 0.0)
-    low_share, high_share = found.utilization_range or (0.0, 0.0)
-    top = 1.05 * max(high_rate, *rates.values())
-    return [
-        GhostBar("samples/s", ",.0f", float(low_rate), float(high_rate), top, rates),
-        GhostBar("busy", ".0%", float(low_share), float(high_share), 1.0, shares),
-    ]
+def bar(
+    name: str, form: str, ends: tuple[float, float], top: float, marks: dict[str, float]
+) -> str:
+    """Return a row of HTML: the range of a predicted number on a bar up to `top`, and its marks.
+
+    `form` is how its numbers are written.
+    """
+    low, high = ends
+    inside = f"<i class='range' style='left:{low / top:.2%};width:{(high - low) / top:.2%}'></i>"
+    for mark, value in marks.items():
+        inside += f"<i style='left:{value / top:.2%};border-left:{MARKS[mark]}'></i>"
+    text = f"{marks['predicted']:{form}} ({low:{form}} to {high:{form}})"
+    return f"<div class='row'><b>{name}</b><div>{inside}</div><span>{text}</span></div>"
 
 
-def outcome_text(found: Prediction, came: Run, rate: GhostBar) -> str:
+def outcome_text(found: Prediction, came: Run) -> str:
     """Say how right a prediction was, as HTML."""
-    predicted = rate.marks["predicted"]
-    measured = rate.marks["came"]
+    predicted = found.throughput or 0.0
+    measured = came.throughput or 0.0
     said = outcome_of(found, came)
     if NOT_COMPARABLE not in said:
-        inside = rate.low <= measured <= rate.high
-        said += f", {'inside' if inside else 'outside'} the range"
+        low, high = found.throughput_range or (0.0, 0.0)
+        said += f", {'inside' if low <= measured <= high else 'outside'} the range"
     outcome = html.escape(said)  # it may name other programs
     return f"<b>Predicted {predicted:,.0f}, came {measured:,.0f} samples/s:</b> {outcome}."
 

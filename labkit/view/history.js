@@ -21,27 +21,19 @@ function button(parent, text, says, act) {
 
 function row(list, key, send) {
   const line = element(list, "div", "", { class: "run", role: "listitem" });
-  const ask = (what) => () => send({ do: what, key, value: line.name.value });
-  line.pin = button(line, "", "", ask("pin"));
-  line.name = element(line, "input", "", { title: "type to rename" });
-  line.name.addEventListener("input", () => (line.typing = true));
-  line.name.addEventListener("change", () => ((line.typing = false), ask("rename")()));
-  line.numbers = element(line, "span", "", { class: "numbers" });
-  line.verdict = element(line, "span", "", { class: "verdict", role: "status" });
-  line.save = button(line, "save", "", ask("save"));
+  line.pin = button(line, "", "", () => send({ do: "pin", key }));
+  for (const part of ["name", "numbers", "verdict"]) line[part] = element(line, "span", "", { class: part });
   return line;
 }
 
 // A row stays the same element: a click on one that is replaced meanwhile would be lost
-function tell(line, { name, pinned, numbers, note, verdict, earlier }) {
+function tell(line, { name, pinned, numbers, verdict }) {
   line.pin.textContent = pinned ? "pinned" : "pin";
   label(line.pin, pinned ? `stop comparing with ${name}` : `compare the next runs with ${name}`);
   line.pin.setAttribute("aria-pressed", String(pinned));
-  line.name.setAttribute("aria-label", `name of the run ${name}`);
-  if (!line.typing) line.name.value = name;
+  line.name.textContent = name;
   line.numbers.textContent = numbers;
-  line.verdict.textContent = note || (earlier ? `${verdict}, earlier kernel` : verdict);
-  label(line.save, `save ${name} as a file`);
+  line.verdict.textContent = verdict;
 }
 
 // Name what the panel's widgets leave nameless: their inputs, handles and read-outs

@@ -1,6 +1,6 @@
 """The live view of runs: a small canvas in a notebook, one line of text everywhere else.
 
-The kernel only packs float32 numbers, which the browser draws (see follower.py). In the end the
+The kernel only packs float32 numbers, which the browser draws (see live_frame.py). In the end the
 canvas gives way to the final figure, as a PNG.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import anywidget
 import traitlets
@@ -17,9 +16,10 @@ from labkit.results.ranks import Ranks
 from labkit.results.run import Run
 from labkit.results.sweep import Sweep
 from labkit.view import display
-from labkit.view.follower import Follower
+from labkit.view.live_frame import live_frame, live_line
 
 FRAME_S = 0.1  # between two frames: a browser on the run's own cores takes them from it
+SHARE = 0.05  # of a core, at most, that the kernel packs frames for: long runs have costly ones
 HERE = Path(__file__).parent
 
 
@@ -32,7 +32,7 @@ class LiveView(anywidget.AnyWidget):
     _esm = f"{(HERE / 'live_draw.js').read_text('utf-8')}\n{(HERE / 'live.js').read_text('utf-8')}"
     _css = HERE / "live.css"
 
-    frame = traitlets.Bytes(b"").tag(sync=True)  # float32; see `Follower.frame`
+    frame = traitlets.Bytes(b"").tag(sync=True)  # float32; see `live_frame`
     overlay = traitlets.Bytes(b"").tag(sync=True)  # the frame of the run before
     overlay_name = traitlets.Unicode("run before").tag(sync=True)
     tick = traitlets.Int(0).tag(sync=True)  # frames sent
@@ -48,30 +48,24 @@ class LiveView(anywidget.AnyWidget):
         super().__init__(height=height)
         self.title = ""  # what is being run, where it is one of several
         self.run: Run | None = None
-        self.follower = Follower()
         self.serial = 0  # of the run: the page forgets the steps of the one before
+        self.drawn_steps = 0
         self.due = 0.0  # when to draw again, s
         self.show_before(before)
 
     def show_before(self, before: Run | Ranks | None) -> None:
         """Draw `before`'s utilization faintly behind; None removes it."""
         run = first_rank(before)
-        follower = Follower()
-        self.overlay = b""
-        self.overlay_name = "run before"
-        if run is not None and follower.read(run):
-            self.overlay = follower.frame()
-            self.overlay_name = display.recorded_mark(run) or "run before"
+        self.overlay = b"" if run is None else live_frame(run)
+        self.overlay_name = (display.recorded_mark(run) if run else "") or "run before"
 
     def update(self, running: Run | Ranks) -> None:
-        """Show what it has done by now; costs the kernel well under 1 ms."""
+        """Show what it has done by now."""
         run = first_rank(running)
-        said = display.stage_line(running)
         with self.hold_sync():  # one message to the browser
             self._read(running)
-            if run is not None:
-                said = self.follower.line(run)
             self.running = True
+            said = display.stage_line(running) if run is None else live_line(run)
             self.status = self.title + said
 
     def finish(self, ended: Run | Ranks) -> None:
@@ -86,7 +80,7 @@ class LiveView(anywidget.AnyWidget):
         if run is not self.run or run is None:
             self.run = run
             self.serial += 1
-            self.follower = Follower(self.serial)
+            self.drawn_steps = 0
             self.frame = b""
             self.device = "device"
             self.badge = display.recorded_mark(what)
@@ -94,20 +88,23 @@ class LiveView(anywidget.AnyWidget):
             return
         if run.machine.kind != "unknown":
             self.device = run.machine.kind.upper()
-        if self.follower.read(run):
-            self.frame = self.follower.frame()
+        if run.steps > self.drawn_steps:
+            self.drawn_steps = run.steps
+            self.frame = live_frame(run, self.serial)
             self.tick += 1
 
     def follow(self, running: Run | Ranks) -> None:
         """Do as `update`, but, once there are steps to be seen, ten times a second at most."""
         seen = self.frame and first_rank(running) is self.run
-        if not seen or time.monotonic() >= self.due:
+        began = time.monotonic()
+        if not seen or began >= self.due:
             self.update(running)
-            self.due = time.monotonic() + FRAME_S
+            took = time.monotonic() - began
+            self.due = began + max(FRAME_S, took / SHARE)
 
-    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        data, *metadata = super()._repr_mimebundle_(**kwargs) or ({},)
-        return {**data, "text/plain": display.FIGURE_TEXT}, *metadata
+    def _repr_mimebundle_(self, **kwargs: dict) -> tuple[dict, dict]:
+        data, metadata = super()._repr_mimebundle_(**kwargs) or ({}, {})
+        return {**data, "text/plain": display.FIGURE_TEXT}, metadata
 
 
 class RunDisplay:

@@ -10,27 +10,24 @@ import asyncio
 import contextlib
 import html
 import threading
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from collections.abc import Callable
+from typing import ClassVar, Generic, TypeVar
 
 import ipywidgets as widgets
 from IPython.display import display
 from ipywidgets import Layout
 
-from labkit.knobs import check_names
+from labkit.knobs import Settings, check_names
 from labkit.process import launcher
 from labkit.results.event_log import POLL_S
-from labkit.results.ranks import Ranks
-from labkit.results.run import Run
+from labkit.spec import Distributed, Pipeline
 from labkit.view.controls import Control, in_words, shown
 from labkit.view.display import StaticFigure, why_no_widgets
-from labkit.view.history import History, file_of
+from labkit.view.history import History, Ran
 from labkit.view.home_thread import HomeThread
 from labkit.view.live import LiveView
 
-Ran = TypeVar("Ran", Run, Ranks)
-Asked = TypeVar("Asked")
-Values = dict[str, Any]  # of the controls, by name
+Asked = TypeVar("Asked", Pipeline, Distributed)
 
 SETTLE_S = 0.1  # a press of Run may overtake a control's last change: wait for what is on its way
 GRID = "repeat(auto-fill, minmax(min(170px, 100%), 1fr))"
@@ -41,15 +38,6 @@ STOP_TIP = "Stop the run; what it measured by then is kept"
 CELL_TIP = "A cell waits for this run: interrupt the kernel (■ above) to stop it"
 # Under the panel, hidden by live.css: seen only where its kernel is gone, or no widgets are shown
 FALLBACK = "<div class='labkit-fallback'>A panel needs its kernel: run this cell again. {}</div>"
-
-
-def changes(old: Mapping[str, object], new: Mapping[str, object]) -> str:
-    """Say which values are other than they were."""
-    pairs = []
-    for name, value in new.items():
-        if old.get(name) != value:
-            pairs.append(f"{name} {shown(old.get(name))} → {shown(value)}")
-    return ", ".join(pairs) or "nothing changed"
 
 
 class TextBox(widgets.VBox):
@@ -63,7 +51,7 @@ class TextBox(widgets.VBox):
     def __repr__(self) -> str:
         return self.text
 
-    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
+    def _repr_mimebundle_(self, **kwargs: dict) -> dict:
         shown = None if self.missing else super()._repr_mimebundle_(**kwargs)
         return (shown or {}) | {"text/plain": self.text}
 
@@ -75,10 +63,7 @@ class Panel(TextBox, Generic[Asked, Ran]):
     """
 
     terminal = ""  # what does the same where there is no notebook
-    hint = "Set the knobs and press Run."  # said before the first run
-    button = "Run"
     warm: ClassVar[bool] = False  # whether a standby kept ready can start a run
-    keeps: ClassVar[bool] = True  # whether its runs are listed again by the next kernel
     _task: asyncio.Task[None] | None = None  # follows the run; kept, or it could be collected
 
     def __init__(self, what: str, controls: dict[str, Control], said: list[widgets.Widget]):
@@ -94,24 +79,22 @@ class Panel(TextBox, Generic[Asked, Ran]):
         self.verdict = widgets.HTML()
         self.comparison = widgets.HTML()
         self.figure = widgets.Image(format="png", layout=Layout(max_width="100%", display="none"))
-        self.history = History(
-            self._pinned, self.copies(), self.home, file_of(what) if self.keeps else None
-        )
-        self.run_button = self._button(self.button, "play", self.start)
+        self.history: History[Ran] = History(self._pinned, self.copies(), self.home)
+        self.run_button = self._button("Run", "play", self.start)
         self.run_button.button_style = "primary"
         self.stop_button = self._button("Stop", "stop", self.stop)
-        self.buttons = widgets.HBox([self.run_button, self.stop_button])
         grid = Layout(grid_template_columns=GRID, grid_gap="6px 16px", overflow="hidden")
         knobs = widgets.GridBox(list(controls.values()), layout=grid)
         self.instead = f"Where no widgets show, {self.terminal} leaves a picture and a table."
         text = f"labkit panel {what}: run this cell in Jupyter to use it. {self.instead}"
+        buttons = widgets.HBox([self.run_button, self.stop_button])
         below = [self.verdict, self.comparison, self.history, self.figure]
-        super().__init__(text, [knobs, self.buttons, *said, self.view, *below])
+        super().__init__(text, [knobs, buttons, *said, self.view, *below])
         self.add_class("labkit-panel")
         for control in self.controls.values():
             control.widget.observe(lambda _change: self.home.call(self._changed), "value")
         self._busy(False)
-        self.say(self.hint)
+        self.say("Set the knobs and press Run.")
         self._changed()
 
     def _button(self, name: str, icon: str, press: Callable[[], None]) -> widgets.Button:
@@ -122,7 +105,7 @@ class Panel(TextBox, Generic[Asked, Ran]):
 
     # What a subclass knows
 
-    def asked_of(self, values: Values) -> Asked:
+    def asked_of(self, values: Settings) -> Asked:
         """Return the spec that these values ask for; raises ValueError where they conflict."""
         raise NotImplementedError
 
@@ -138,7 +121,7 @@ class Panel(TextBox, Generic[Asked, Ran]):
         """Say what was changed since `before`, which is called `name`, and what it brought."""
         raise NotImplementedError
 
-    def automatic(self, values: Values) -> Values:
+    def automatic(self, values: Settings) -> Settings:
         """Return what None stands for in the controls."""
         return {}
 
@@ -159,7 +142,7 @@ class Panel(TextBox, Generic[Asked, Ran]):
     # What is asked, and what has run
 
     @property
-    def values(self) -> Values:
+    def values(self) -> Settings:
         """The controls' values by name."""
         return {name: control.value for name, control in self.controls.items()}
 
@@ -189,9 +172,6 @@ class Panel(TextBox, Generic[Asked, Ran]):
 
     def start(self) -> None:
         """Start what is `asked` and follow it, unless a run is going on."""
-        self._start(self._session)
-
-    def _start(self, session: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if self.running or self._refused:
             return
         try:
@@ -201,7 +181,7 @@ class Panel(TextBox, Generic[Asked, Ran]):
             return
         self._stop = asyncio.Event()
         self._busy(True)
-        self._task = loop.create_task(self._guarded(session))
+        self._task = loop.create_task(self._session())
 
     def stop(self) -> None:
         """Ask the run to stop; the panel says so at once and shows what it did by then."""
@@ -213,7 +193,7 @@ class Panel(TextBox, Generic[Asked, Ran]):
         self.stop()
         super().close()
 
-    def run_of(self, **values: Any) -> Ran:
+    def run_of(self, **values: int | float | str | None) -> Ran:
         """Return the last run with the controls as the panel opened, but for `values`.
 
         Where Run was not pressed for it, it is measured now, in this panel. Raises ValueError on
@@ -237,27 +217,23 @@ class Panel(TextBox, Generic[Asked, Ran]):
             self._busy(False)
         return run
 
-    async def _guarded(self, session: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do what a button asks, and say what went wrong: in a task nobody would see it."""
+    async def _session(self) -> None:
+        """Run once, from the press of the button to the last figure; say what went wrong."""
         try:
-            await session()
-        except Exception as error:
+            await self._pause(SETTLE_S)
+            run, before = self._begin()
+            await self._follow(run)
+            self._show(run, before)
+        except Exception as error:  # in a task nobody would see it
             plain = isinstance(error, (ValueError, OSError, RuntimeError))
             self.say(str(error) if plain else f"{type(error).__name__}: {error}", good=False)
         finally:
             self._busy(False)
 
-    async def _session(self) -> None:
-        """Run once, from the press of the button to the last figure."""
-        await self._pause(SETTLE_S)
-        run, before = self._begin()
-        await self._follow(run)
-        self._show(run, before)
-
     def _begin(self) -> tuple[Ran, Ran | None]:
         """Start what is asked; return the run and the one to compare it with."""
         asked = self.asked
-        before = cast("Ran | None", self.history.pinned) or self.measured()
+        before = self.history.pinned[1] if self.history.pinned else self.measured()
         self.forecast(asked)
         self.view.show_before(before)
         run = self.launch(asked)
@@ -279,14 +255,10 @@ class Panel(TextBox, Generic[Asked, Ran]):
             self._stop.set()
             raise
         finally:
-            await asyncio.to_thread(self._end, run)
-
-    def _end(self, run: Ran) -> None:
-        """Stop a run where Stop was pressed, else wait for its last process."""
-        if self._stop.is_set():
-            run.stop()
-        else:
-            run.wait()
+            if self._stop.is_set():
+                await asyncio.to_thread(run.stop)
+            else:  # for its last process
+                await asyncio.to_thread(run.wait)
 
     async def _pause(self, seconds: float) -> None:
         """Let the kernel do other things for so long, or until Stop is pressed."""
@@ -315,7 +287,11 @@ class Panel(TextBox, Generic[Asked, Ran]):
         else:
             self.say(self.verdict_of(run))
         self._say_difference(run, before if measured else None)
-        self._draw(self.picture(run) if measured else None)
+        drawn = self.picture(run) if measured else None
+        if drawn is not None:
+            self.figure.value = drawn.png
+            self.figure.layout.width = f"{drawn.width}px"
+        self.figure.layout.display = None if drawn else "none"
         limit = run.diagnose().bottleneck if measured else run.outcome
         self.history.add(run, self._name, limit)
         if measured:
@@ -323,24 +299,17 @@ class Panel(TextBox, Generic[Asked, Ran]):
         elif not self._refused:
             self.forecast(self.asked)
 
-    def _draw(self, drawn: StaticFigure | None) -> None:
-        """Show a picture under the list of runs, or none."""
-        if drawn is not None:
-            self.figure.value = drawn.png
-            self.figure.layout.width = f"{drawn.width}px"
-        self.figure.layout.display = None if drawn else "none"
-
     def _say_difference(self, run: Ran, before: Ran | None) -> None:
         """Say what `before` and `run` have apart."""
         name = "the run before"
-        if before is not None and before is self.history.pinned:
-            name = f"the pinned run ({self.history.pinned_name})"
+        if self.history.pinned:
+            name = f"the pinned run ({self.history.pinned[0]})"
         lines = map(html.escape, self.difference(run, before, name))
         self.comparison.value = f"<div style='line-height:1.45'>{'<br>'.join(lines)}</div>"
 
     def _pinned(self) -> None:
         """Compare with the run that the list pins, from now on."""
-        pinned = cast("Ran | None", self.history.pinned)
+        pinned = self.history.pinned[1] if self.history.pinned else None
         run = self.measured()
         self.view.show_before(pinned)
         if run is not None and run is not pinned and not self.running:
@@ -348,8 +317,7 @@ class Panel(TextBox, Generic[Asked, Ran]):
 
     def _busy(self, busy: bool, in_cell: bool = False) -> None:
         """Enable what can be pressed; a cell that waits for its run lets nothing be heard."""
-        for button in self.buttons.children:
-            button.disabled = busy or self._refused
+        self.run_button.disabled = busy or self._refused
         self.stop_button.disabled = in_cell or not busy
         self.stop_button.tooltip = CELL_TIP if in_cell else STOP_TIP
         for old in (self.verdict, self.comparison, self.figure):
@@ -380,9 +348,7 @@ class Panel(TextBox, Generic[Asked, Ran]):
         """Let nothing be started, and say why; "" lets it be."""
         self._refused = bool(why)
         self.run_button.tooltip = why
-        for button in self.buttons.children:
-            if button is not self.stop_button:
-                button.disabled = self._refused or self.running
+        self.run_button.disabled = self._refused or self.running
         if why:
             self.say(why, good=False)
 

@@ -16,8 +16,8 @@ from labkit.tuning.result import Found, Ladder, Tuning
 from labkit.tuning.trial import Trial
 from labkit.view import wandb_log
 from labkit.view.display import RANKS_PX, SWEEP_PX, Display
-from labkit.view.follower import Follower
 from labkit.view.live import RunDisplay
+from labkit.view.live_frame import live_line
 from labkit.view.run_header import said
 from labkit.view.watch_live import Watch
 
@@ -262,9 +262,7 @@ def teller(display: Display, found: Found) -> Callable[[Run], None]:
 
     def running(run: Run) -> None:
         if display.due:
-            follower = Follower()
-            follower.read(run)
-            now = follower.line(run)
+            now = live_line(run)
             display.line(now, found.table(now))
 
     return running

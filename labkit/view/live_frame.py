@@ -1,0 +1,122 @@
+"""A growing run as the live view shows it: float32 numbers that the browser draws, and one line."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from labkit.process.events import now_ns
+from labkit.results.event_log import of_one_moment
+from labkit.results.result import percent
+from labkit.results.run import Run
+from labkit.results.step_classes import split_steps
+from labkit.spec import KNOBS
+from labkit.view.display import stage_line
+
+TEETH = 400  # on screen at the most: a tooth and its gap have two pixels each
+POINTS = 256  # of the utilization over the whole run
+SMOOTH_S = 0.5  # it is the mean of so long, or of this many steps
+SMOOTH_STEPS = 4
+RECENT = 5_000  # steps that the mean is of: splitting all of a long run's takes too long
+ROW = 9  # numbers of a step: its three intervals, its wait, copy and other
+WINDOWS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0)
+USUAL_WINDOW_S = 2.0
+QUIET_S = 2.0  # without a step, before the line says so
+
+
+@of_one_moment
+def live_frame(run: Run, serial: int = 0) -> bytes:
+    """Return all that the canvas draws, float32: 14 numbers, teeth, curve; see live_draw.js.
+
+    `serial` numbers the runs of one canvas; b"" before the first step.
+    """
+    if not run.steps:
+        return b""
+    start, width = window(run)
+    teeth = teeth_of(run, start)
+    curve = curve_of(run)
+    wait, copy, compute, launch, other = mean_ms(run)
+    head = [
+        len(teeth),
+        len(curve),
+        serial,
+        start,
+        start - float(np.float32(start)),  # of a long run's clock, beyond 7 digits
+        width,
+        run.length_s,
+        run.steps,
+        float(run.stretch(run.warmup - 1, run.warmup)[0, 5]),
+        run.pipeline.accumulation_steps or 1,
+        wait,
+        copy,
+        compute,
+        launch + other,
+    ]
+    return np.array(head, np.float32).tobytes() + teeth.tobytes() + curve.tobytes()
+
+
+def mean_ms(run: Run) -> np.ndarray:
+    """Return the mean measured step by class (5,), ms: of the last steps; 0 before there is one."""
+    first = max(run.warmup, run.steps - RECENT)
+    spent = split_steps(run.stretch(first - 1, run.steps))
+    return 1e3 * spent.mean(axis=0) if len(spent) else np.zeros(spent.shape[1])
+
+
+def window(run: Run) -> tuple[float, float]:
+    """Return start and width, s, of what is shown: 2 s, unless its steps would blur or miss."""
+    step_s = run.length_s / run.steps
+    fits = [width for width in WINDOWS_S if 4 * step_s <= width <= (TEETH - 1) * step_s]
+    width = min(fits, key=lambda width: abs(width - USUAL_WINDOW_S), default=USUAL_WINDOW_S)
+    return max(0.0, run.length_s - width), width
+
+
+def teeth_of(run: Run, start: float) -> np.ndarray:
+    """Return (n, 9) float32: the steps since `start`, to the last one done.
+
+    Busy, waiting, copying from and to, s since `start`; then waiting, copying, other of the step,
+    ms, NaN of the first step: what was before it, nobody knows.
+    """
+    stamps = run.stretch(max(0, run.steps - TEETH - 1), run.steps)
+    rows = np.full((len(stamps), ROW), np.nan)
+    rows[:, :2] = stamps[:, 4:6] - start
+    rows[:, 2:6] = stamps[:, :4] - start
+    spent_ms = 1e3 * split_steps(stamps)
+    rows[1:, 6:8] = spent_ms[:, :2]
+    rows[1:, 8] = spent_ms[:, 3:].sum(axis=1)
+    return rows[-TEETH:][rows[-TEETH:, 1] >= 0].astype(np.float32)
+
+
+def curve_of(run: Run) -> np.ndarray:
+    """Return (n, 2) float32: time, s, and utilization around it, %; none of very few steps."""
+    bin_s = run.length_s / POINTS
+    step_s = run.length_s / run.steps
+    wide_s = max(min(SMOOTH_S, run.length_s / 10), SMOOTH_STEPS * step_s)
+    if not bin_s or wide_s > run.length_s:
+        return np.empty((0, 2), np.float32)
+    width = max(1, round(wide_s / bin_s))
+    mean = np.full(width, 1 / width)
+    smooth = [np.convolve(values, mean, "valid") for values in run.timeline(POINTS)]
+    return np.column_stack([smooth[0], 100 * smooth[1]]).astype(np.float32)
+
+
+@of_one_moment
+def live_line(run: Run) -> str:
+    """Say in one line how far the run is and what it has measured since its warm-up."""
+    if not run.steps:
+        return stage_line(run)
+    asked = run.pipeline.to_dict()["steps"]
+    is_timed = asked == KNOBS["steps"].high  # the clock ends it
+    parts = [f"step {run.steps}" if is_timed else f"step {run.steps} of {asked}"]
+    if run.throughput:
+        spent_ms = mean_ms(run)
+        parts.append(f"{run.machine.kind.upper()} busy {run.busy_text}")
+        if run.mfu:
+            parts.append(f"MFU {percent(run.mfu)}")
+        parts.append(f"{run.throughput:.0f} samples/s")
+        parts.append(f"waiting for data {spent_ms[0]:.1f} of {spent_ms.sum():.1f} ms a step")
+    if run.pipeline.simulated_delay:
+        parts.append(f"simulated delay: {run.pipeline.simulated_delay}")
+    last_ns = int(run.stamps_ns(slice(run.steps - 1, run.steps))[0, 5])
+    quiet_s = 0 if run.recorded else (now_ns() - last_ns) / 1e9
+    if quiet_s > max(QUIET_S, 10 * run.length_s / run.steps):
+        parts.append(f"no step for {quiet_s:.0f} s")
+    return " · ".join(parts)
