@@ -65,9 +65,7 @@ class WorkerEvidence:
     late_share: float | None = None  # of the loop's waiting: a later batch was ready meanwhile
     hand_over_ms: float | None = None  # from a batch that is ready to the loop that has it
     slowest_ratio: float | None = None  # time of the slowest item over the mean
-    slow_batch_ratio: float | None = (
-        None  # time of the slowest hundredth of batches over the median
-    )
+    slow_batch_ratio: float | None = None  # time of the slowest hundredth of batches over median
     slow_items: tuple[int | str, ...] = ()  # their indices in the dataset
     busiest_over_mean: float | None = None  # time at work of the busiest worker over the mean
     first_epoch_ratio: float | None = None  # time of a batch in the first epoch over later ones
@@ -79,6 +77,7 @@ class WorkerEvidence:
     stall_is_over: bool = False  # the loop went on afterwards
     stalled_worker: int | None = None
     stalled_item: int | str | None = None
+    item_cpu_ms: float | None = None
     item_wait_ms: float | None = None
     wait_over_alone: float | None = None  # an item's wait over that with a single worker
 
@@ -135,6 +134,7 @@ class WorkerEvidence:
             wait_over_alone=wait_over_alone(seen.batches),
             memory_growth_gib=grown and grown.gained,
             memory_copied_gib=grown.copied if grown else 0.0,
+            item_cpu_ms=fmean(worker.item_cpu_ms for worker in workers),
             item_wait_ms=fmean(max(0.0, w.item_ms - w.item_cpu_ms) for w in workers),
         )
 
