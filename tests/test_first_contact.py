@@ -213,18 +213,8 @@ LAUNCHES = Xray(
 def test_what_products_take_of_a_gpu_is_told_by_its_kernels_and_not_by_their_launches():
     kernels = Kernels(kernel_us=1000, eligible_share=0.9)
     on_gpu = Evidence(kind="gpu", compute_share=0.9, xray=LAUNCHES, kernels=kernels)
-    [(said, _)] = efficiency._by_operators(on_gpu, reached=0.2)
-    assert "products and convolutions take 90% of the compute" in said
-    assert efficiency._by_operators(Evidence(kind="gpu", xray=LAUNCHES), reached=0.2) == []
-
-
-def test_an_amd_card_is_not_blamed_for_idle_tensor_cores():
-    kernels = Kernels(kernel_us=1000, eligible_share=0.9)
-    work = {"precision": "bf16"}
-    unknown = Evidence(kind="gpu", kernels=kernels)
-    assert efficiency._by_tensor_cores(work, unknown)
-    amd = Evidence(kind="gpu", kernels=kernels, formats=())
-    assert efficiency._by_tensor_cores(work, amd) == []
+    assert efficiency._heavy_share(on_gpu) == 0.9
+    assert efficiency._heavy_share(Evidence(kind="gpu", xray=LAUNCHES)) is None
 
 
 @pytest.mark.parametrize(
@@ -285,8 +275,6 @@ def test_a_loop_watched_on_a_mac_has_a_rate_and_no_busy_share(on_a_mac):
     assert "1600 samples/s, GPU busy unknown, step 10.0 ms" in run.numbers
     assert "too few" not in run.numbers
     assert lk.cost(run, usd_per_hour=1.0).usd_per_epoch > 0
-    with pytest.raises(ValueError, match="no instrument can be judged"):
-        run.instruments()
 
 
 def test_the_figure_of_such_a_loop_says_why_there_is_nothing_to_draw(on_a_mac, monkeypatch):
@@ -320,13 +308,6 @@ def test_the_live_line_of_such_a_loop_has_no_share_of_its_device(tmp_path):
 def test_a_device_that_is_waited_for_in_each_step_is_timed_by_the_host(on_a_mac):
     run = on_a_mac({"event": "clock", "why": "events say -3 ms of what took 1 ms at most"})
     assert run.utilization == pytest.approx(0.8)
-
-
-def test_an_x_ray_that_saw_no_device_is_none_of_its_instruments(on_a_mac, monkeypatch):
-    waited = on_a_mac({"event": "clock", "why": "an event had not passed after 5 s"})
-    seen = SimpleNamespace(device_kind="cpu", utilization=0.4)
-    monkeypatch.setattr(type(waited), "xray", seen)
-    assert not [view for view in waited.instruments() if "Profiler" in view.name]
 
 
 def test_a_busy_device_into_which_no_x_ray_can_look_is_left_to_its_makers_profiler(tmp_path):

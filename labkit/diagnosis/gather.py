@@ -238,11 +238,9 @@ def _named_share(trace: Breakdown, pattern: str) -> float | None:
 
 def _headroom(seen: Event | None) -> tuple[float, float, float] | None:
     """Return what replay measured of a perfect loader, with its range; None where it did not."""
-    ends = [(seen or {}).get(name) for name in ("factor", "low", "high")]
-    if None in ends:
+    if seen is None or None in (seen.get("factor"), seen.get("low"), seen.get("high")):
         return None
-    value, low, high = np.maximum(ends, 1.0).tolist()
-    return value, low, high
+    return max(1.0, seen["factor"]), max(1.0, seen["low"]), max(1.0, seen["high"])
 
 
 def _swelling(run: Run) -> tuple[float | None, float | None]:
