@@ -266,7 +266,7 @@ def test_twelve_runs_the_time_and_stop_end_it_with_the_best_so_far(monkeypatch):
     world = World(lambda knobs: 100, lambda knobs: pairs)
     assert climbed(world).stopped == "12 runs are made" and world.count == 12
 
-    now = iter(range(0, 10_000, 4))
+    now = iter(range(0, 10_000, 8))
     monkeypatch.setattr("labkit.tuning.improve.time.monotonic", lambda: next(now))
     climb = climbed(World(lambda knobs: 100, lambda knobs: pairs), seconds=50)
     assert climb.stopped == "the 50 s are used up" and 1 < len(climb.tried) < 12
@@ -327,7 +327,7 @@ def test_a_loop_of_ones_own_is_cured_where_workers_cure_it_and_its_losses_are_th
     parts = {"model": torch.nn.Linear(8, 2), "optimizer": sgd}
     ladder = lk.improve(Remote(), step=step, batch_size=8, seconds=25, **parts)
     assert ladder.changes["num_workers"] >= 2 and ladder.speedup > 1.5, ladder
-    assert isinstance(ladder, Ladder) and len(ladder) == sum(r.kept for r in ladder.tried) >= 2
+    assert isinstance(ladder, Ladder) and len(ladder.kept) >= 2
     first = ladder.tried[0].runs[0]
     best = ladder.winner.runs[-1]
     count = min(first.steps, best.steps)

@@ -27,7 +27,7 @@ from labkit.tuning import memory, source
 from labkit.tuning.forecast import Forecast
 from labkit.tuning.result import Tuning
 from labkit.tuning.search import LoaderSearch
-from labkit.tuning.settings import LoaderSetting, settings_around
+from labkit.tuning.settings import LoaderSetting
 from labkit.tuning.trial import Expected, Outcome, Trial
 
 torch = pytest.importorskip("torch")
@@ -47,18 +47,19 @@ def searched(true, predicted=waiting, start=START, tuning=None, spread=0.0, refu
         rate = true(LoaderSetting.of(knobs))
         return Outcome(None, rate, run) if isinstance(rate, str) else Outcome(rate, None, run)
 
-    def forecast(run, here, setting):
-        return Expected(predicted(setting), predicted(setting) / 1.1, predicted(setting) * 1.1)
+    def forecast(_run, here, changes):
+        value = predicted(here.but(**changes))
+        return Expected(value, value / 1.1, value * 1.1)
 
     run = copy.copy(RECORDED)
     run.spread = spread
     tuning = tuning or Tuning("fake", start.to_dict())
-    settings = settings_around(start, 12)
     allowed = refuse or (lambda setting, trials: None)
     bench = SimpleNamespace(count=0, measure=measure)
-    return LoaderSearch(
-        tuning, bench, settings, forecast, allowed, cores=cores, try_pinned=True
-    ).run()
+    search = LoaderSearch(
+        tuning, bench, forecast, allowed, max_workers=12, cores=cores, try_pinned=True
+    )
+    return search.run()
 
 
 def fails(setting):
@@ -98,7 +99,7 @@ def hindered(setting):
 
 def test_that_no_workers_are_best_is_believed_only_once_some_have_been_measured():
     tuning = searched(numpy_items, lambda s: 1627 if s.num_workers == 0 else 1300, cores=2)
-    best = max(map(numpy_items, settings_around(START, 12)))
+    best = 2757
     assert tuning.winner.rate >= 0.95 * best, tuning
     tuning = searched(hindered, lambda s: 1000 if s.num_workers == 0 else 700, cores=2)
     assert tuning.best["num_workers"] == 0 and len(tuning.tried) == 3
@@ -125,9 +126,9 @@ def test_the_first_number_of_workers_tried_is_the_one_that_the_verdict_recommend
     search = LoaderSearch(
         tuning,
         None,
-        settings_around(start, 12),
-        Forecast().of_loader,
+        Forecast(),
         lambda setting, trials: None,
+        max_workers=12,
         cores=run.machine.cpu_cores,
     )
     trial = search.propose()
@@ -340,7 +341,7 @@ class Items:
 def step(batch):
     assert batch.shape == (8,)
 
-found = lk.tune(Items(), step=step, batch_size=8, seconds=1)
+found = lk.tune(Items(), step=step, batch_size=8, seconds=3)
 """
 CHECK = """
 run = found.baseline.runs[0]

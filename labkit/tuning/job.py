@@ -9,7 +9,6 @@ from typing import cast
 from labkit.bench.user_loop import knobs_of
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.loader_remedies import too_many
-from labkit.diagnosis.loop_body import loads
 from labkit.diagnosis.recommendation import LEAST_MAX_WORKERS
 from labkit.process import launcher
 from labkit.results.hardware import Machine, machine
@@ -20,7 +19,7 @@ from labkit.tuning.improve import Improver, lacking
 from labkit.tuning.memory import refused
 from labkit.tuning.result import Ladder, Tuning
 from labkit.tuning.search import LoaderSearch
-from labkit.tuning.settings import LOADER_KNOBS, Knobs, LoaderSetting, settings_around
+from labkit.tuning.settings import LOADER_KNOBS, Knobs, LoaderSetting
 from labkit.tuning.source import Source, TorchLoader, source_of, source_of_loader
 from labkit.tuning.trial import Trial
 from labkit.tuning.trial_bench import TrialBench, warm_up
@@ -140,9 +139,9 @@ class TuningJob:
         self.search = LoaderSearch(
             self.tuning,
             self.bench,
-            settings_around(start, most),
-            self.forecast.of_loader,
+            self.forecast,
             refused,
+            max_workers=most,
             cores=here.cpu_cores or 1,
             try_pinned=not self.tuning.reasons,
         )
@@ -182,17 +181,11 @@ class TuningJob:
     def _explain(self, winner: Trial) -> None:
         """Say why what was not searched is as it is, and what the numbers are worth."""
         tuning = self.tuning
-        run = winner.runs[-1]
-        tuning.line = run.machine.line  # with the threads of the reader's step
+        tuning.line = winner.runs[-1].machine.line  # with the threads of the reader's step
         why = "there are no workers to keep"
         if winner.setting.num_workers:
-            begin = run.event("begin") or {"t_ns": run.host_ns[0, 1]}
-            start_s = (run.host_ns[0, 1] - begin["t_ns"]) / 1e9
             tuning.extra["persistent_workers"] = True
-            why = (
-                f"keeps the workers from one epoch to the next: starting them, up to the first "
-                f"batch, took {start_s:.2f} s; it changes nothing within an epoch"
-            )
+            why = "keeps the workers from one epoch to the next; changes nothing within an epoch"
         tuning.reasons["persistent_workers"] = why
         disturbed = self.bench.disturbed
         if disturbed:
@@ -200,12 +193,8 @@ class TuningJob:
                 f"Other programs used up to {max(disturbed):.0%} of the cores in {len(disturbed)} "
                 f"of {self.bench.count} runs: their numbers are doubtful."
             )
-        slow = loads(run)
-        if slow:
-            tuning.notes.append(f"{slow}.")
         if self.forecast.cannot:
-            why = self.forecast.cannot
-            tuning.notes.append(f"Estimated from wait and compute times alone: {why}")
+            tuning.notes.append(f"Not everything was predicted: {self.forecast.cannot}")
 
 
 def _start(asked: Given, batch_size: int | None, baseline: Mapping[str, object]) -> LoaderSetting:
@@ -256,7 +245,7 @@ def improver(
     return Improver(
         ladder,
         TrialBench(asked.pipeline, asked.source, IMPROVE_S, look=True),
-        Forecast().of_changes,
+        Forecast(),
         lacks=lacks,
         may_change=may_change,
         seconds=seconds,
