@@ -13,7 +13,6 @@ import sys
 import tempfile
 import textwrap
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -178,7 +177,6 @@ def test_an_interrupt_keeps_the_best_so_far_and_a_start_without_numbers_gives_it
         searched(lambda setting: "dataset[7] failed")
 
 
-@pytest.mark.slow
 def test_an_interrupted_cell_returns_what_a_sweep_or_a_tuning_has(monkeypatch, capsys):
     def pressed(*_how, **_more):
         raise KeyboardInterrupt
@@ -325,61 +323,6 @@ def test_what_is_sent_may_come_from_a_notebook_and_a_loader_brings_its_settings(
     found, knobs = source.source_of_loader(loader)
     assert found.name == "Numbers" and "collate_fn" in found.parts
     assert LoaderSetting.of(knobs) == LoaderSetting(num_workers=2, prefetch_factor=3, batch_size=4)
-
-
-CELL = """
-import time
-import labkit as lk
-
-class Items:
-    def __len__(self):
-        return 50
-    def __getitem__(self, index):
-        time.sleep(0.004)
-        return float(index)
-
-def step(batch):
-    assert batch.shape == (8,)
-
-found = lk.tune(Items(), step=step, batch_size=8, seconds=3)
-"""
-CHECK = """
-run = found.baseline.runs[0]
-print(found, run.pipeline.num_workers, run.pipeline.batch_size, run.pipeline.dataset)
-print("left:", [p.name for p in run.path.parent.glob("*/*.pkl")])
-"""
-
-
-def interrupted(manager, client, cell, sign):
-    """Run a cell, interrupt it once `sign` has been on its page, and return the kernel's reply."""
-    asked = client.execute(cell)
-    page = ""
-    while sign not in page:
-        message = client.get_iopub_msg(timeout=60)
-        assert message["msg_type"] != "error", message["content"]
-        page = message["content"].get("data", {}).get("text/html", "")
-    manager.interrupt_kernel()
-    while (reply := client.get_shell_msg(timeout=60))["parent_header"]["msg_id"] != asked:
-        pass
-    return reply["content"]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="interrupts a kernel with a signal")
-def test_objects_of_a_notebook_are_tuned_the_table_grows_and_an_interrupt_keeps_the_best_so_far():
-    from test_kernel import kernel
-
-    with kernel() as (manager, client):
-        reply = interrupted(manager, client, CELL, "best so far")
-        assert reply["status"] == "ok", reply
-        texts = []
-        time.sleep(0.5)  # a kernel that was interrupted drops what comes at once
-        reply = client.execute_interactive(
-            CHECK, timeout=60, output_hook=lambda m: texts.append(m["content"].get("text", ""))
-        )
-        said = "".join(texts)
-        assert reply["content"]["status"] == "ok" and "interrupted: the best so far" in said
-        assert " 0 8 None\nleft: []" in said
 
 
 @pytest.mark.slow

@@ -17,14 +17,12 @@ class Forecast:
 
     def __init__(self) -> None:
         self.seen: dict[int, Run] = {}  # `predict` remembers what it found out about one object
-        self.cannot: str | None = None  # why something was not predicted
 
     def __call__(self, run: Run, here: LoaderSetting, changes: Knobs) -> Expected | None:
         """Return what changes to the knobs of a run give; None where nothing predicts it."""
         if id(run) not in self.seen:
             self.seen[id(run)] = as_pipeline(run, here) if run.watched else run
         prediction = predict(self.seen[id(run)], **changes)
-        self.cannot = prediction.cannot or self.cannot
         if not prediction.throughput or not prediction.throughput_range:
             return None
         return Expected(prediction.throughput, *prediction.throughput_range)

@@ -11,6 +11,9 @@ from typing import Generic, Protocol, TypeVar
 
 from labkit.diagnosis.recommendation import TIE as AS_GOOD
 from labkit.diagnosis.recommendation import WORKERS
+from labkit.diagnosis.run_costs import cores_used
+from labkit.diagnosis.thresholds import FOREIGN_LOAD
+from labkit.process import launcher
 from labkit.results.run import Run
 from labkit.results.script import PYTORCH_PREFETCH
 from labkit.tuning.result import Found, Tuning
@@ -135,6 +138,16 @@ class LoaderSearch(Search[Tuning]):
         """The cheapest of the trials that tie with the fastest."""
         return cheapest_of_fastest(self.found.tried) or self.found.tried[0]
 
+    def run(self) -> Tuning:
+        """Search to the end, and say what the numbers are worth, also after an interrupt."""
+        try:
+            return super().run()
+        finally:
+            if not launcher.wanted():
+                launcher.end_standby()
+            if self.found.winner:
+                self._explain(self.found.winner)
+
     def propose(self) -> Trial | None:
         """Return what is predicted to gain, then the best's neighbours, then the best pinned."""
         if len(self.found.tried) < MOST_TRIED:
@@ -167,6 +180,24 @@ class LoaderSearch(Search[Tuning]):
         if len(found.tried) == 1:
             found.notes.append(
                 "No other setting was predicted to be faster or as fast and cheaper."
+            )
+
+    def _explain(self, winner: Trial) -> None:
+        """Say why what was not searched is as it is, and which numbers are doubtful."""
+        found = self.found
+        found.line = winner.runs[-1].machine.line  # with the threads of the reader's step
+        why = "there are no workers to keep"
+        if winner.setting.num_workers:
+            found.extra["persistent_workers"] = True
+            why = "keeps the workers from one epoch to the next; changes nothing within an epoch"
+        found.reasons["persistent_workers"] = why
+        runs = [run for trial in found.tried for run in trial.runs]
+        shares = [(cores_used(run)[1] or 0.0) / (run.machine.cpu_cores or 1) for run in runs]
+        disturbed = [share for share in shares if share > FOREIGN_LOAD]
+        if disturbed:
+            found.notes.append(
+                f"Other programs used up to {max(disturbed):.0%} of the cores in {len(disturbed)} "
+                f"of {len(runs)} runs: their numbers are doubtful."
             )
 
     def expected(self, setting: LoaderSetting) -> Expected | None:
