@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import Any
+from typing import TypeAlias
 
 import labkit as lk
 from labkit.results.record import is_record
+from labkit.results.result import Result
 from labkit.spec import Pipeline, parse_settings
 from labkit.terminal import (
     PLOT,
@@ -20,6 +21,9 @@ from labkit.terminal import (
     say,
     share,
 )
+
+Shown: TypeAlias = "Result | tuple[Result | lk.Run | None, dict[str, object]] | int"
+"""What a command returns: a result, what else `terminal.show` takes, or an exit code."""
 
 
 def pipeline_of(options: argparse.Namespace) -> Pipeline:
@@ -34,13 +38,13 @@ def own_dataset(options: argparse.Namespace) -> str | None:
 
 
 @command()
-def machine(options: argparse.Namespace) -> Any:
+def machine(options: argparse.Namespace) -> Shown:
     """Name what is here: device, cores, memory, versions."""
     return lk.machine()
 
 
 @command(SEVERAL, SAVE, PLOT)
-def run(options: argparse.Namespace) -> Any:
+def run(options: argparse.Namespace) -> Shown:
     """Measure one pipeline.
 
     examples:
@@ -71,7 +75,7 @@ def run(options: argparse.Namespace) -> Any:
         "the noise",
     ),
 )
-def trace(options: argparse.Namespace) -> Any:
+def trace(options: argparse.Namespace) -> Shown:
     """Read a torch.profiler trace, or compare two traces or two runs.
 
     the file comes from your own training loop:
@@ -104,7 +108,7 @@ def training_run(path: str) -> lk.Run:
     return run
 
 
-def compared_runs(options: argparse.Namespace) -> Any:
+def compared_runs(options: argparse.Namespace) -> Shown:
     """Say which part of a step got slower, beyond the noise of both."""
     found = training_run(options.after).compare(training_run(options.path))
     slower = options.limit is not None and found.slower_by(options.limit)
@@ -112,7 +116,7 @@ def compared_runs(options: argparse.Namespace) -> Any:
 
 
 @command(option("path", metavar="PATH", help="a run's folder or record, or a trace file"))
-def diagnose(options: argparse.Namespace) -> Any:
+def diagnose(options: argparse.Namespace) -> Shown:
     """Name the bottleneck of a record or a profiler trace.
 
     examples:
@@ -140,7 +144,7 @@ def diagnose(options: argparse.Namespace) -> Any:
         dest="settings",
     ),
 )
-def tune(options: argparse.Namespace) -> Any:
+def tune(options: argparse.Namespace) -> Shown:
     """Find loader settings: measure what prediction suggests.
 
     examples:
@@ -171,7 +175,7 @@ def tune(options: argparse.Namespace) -> Any:
     option("--out", metavar="DIR", required=True, help="where the records go"),
     option("--only", action="append", metavar="NAME", help="record this one; may be repeated"),
 )
-def record(options: argparse.Namespace) -> Any:
+def record(options: argparse.Namespace) -> Shown:
     """Make every recorded run of the course on this machine.
 
     Records go to DIR/<machine>/<name>.jsonl.gz, without host name, user name, paths or keys;
@@ -198,7 +202,7 @@ def record(options: argparse.Namespace) -> Any:
     ),
     option("script", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command to run"),
 )
-def watch(options: argparse.Namespace) -> Any:
+def watch(options: argparse.Namespace) -> Shown:
     """Run a script unchanged, and say what held its training loop back, down to the line.
 
     The script keeps its arguments, streams, signals and exit code; the verdict goes to stderr in

@@ -4,7 +4,6 @@ import os
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +19,6 @@ from labkit.course.challenge import (
     baseline_run,
     tried_out,
 )
-from labkit.course.challenges import nb07
 
 TASKS = all_challenges()
 COMPILED = ("07-graph-break",)  # imports Dynamo
@@ -70,16 +68,9 @@ def test_code_that_solves_a_challenge_passes_and_wrong_code_fails(key, name, her
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("key", "name"),
-    [
-        ("02-feed", "solution"),
-        pytest.param("02-feed", "past the limit", marks=pytest.mark.nightly),
-        ("01-intensity", "solution"),
-    ],
-)
-def test_answers_are_judged_by_what_they_measure_in_a_process_of_their_own(key, name):
-    judged(key, name)
+@pytest.mark.parametrize("key", ["02-feed", "01-intensity"])
+def test_answers_are_judged_by_what_they_measure_in_a_process_of_their_own(key):
+    judged(key, "solution")
 
 
 def test_a_cheat_with_knobs_changes_the_work_and_is_refused_unless_a_goal_tells():
@@ -107,12 +98,6 @@ def test_every_notebook_has_one_to_four_challenges_each_with_hints_cheats_and_a_
         lk.challenge("nothing")
 
 
-def test_the_kernel_puzzle_says_what_is_missing_where_there_is_no_triton(here, monkeypatch):
-    monkeypatch.setattr(nb07.importlib.util, "find_spec", lambda _name: None)
-    verdict = lk.challenge("07-kernel").check(WRONG["07-kernel"]["cheat: PyTorch's own"])
-    assert not verdict and "Triton is missing here" in verdict.why, verdict
-
-
 @pytest.mark.parametrize(
     ("key", "answer", "words"),
     [
@@ -123,7 +108,7 @@ def test_the_kernel_puzzle_says_what_is_missing_where_there_is_no_triton(here, m
         ("08-two-fixes", lk.Pipeline(), "The answer is a dict"),
         ("08-two-fixes", {"fixes": 3}, "not iterable"),
         ("04-fit", {}, "what you were given"),
-        *[("00-first", nonsense, "The answer is a") for nonsense in (5, [], lambda: None)],
+        ("00-first", lambda: None, "The answer is a"),
         ("07-graph-break", 5, "The answer is a function"),
         ("12-cache", lambda longest: None, "The answer is a class"),
     ],
@@ -222,17 +207,6 @@ def test_a_pass_stays_and_tries_add_up_also_in_another_session(easy):
 def test_a_wrong_answer_is_shown_what_it_measured(easy):
     verdict = easy(1.0)
     assert "measured 1" in repr(verdict) and "data:image/png" in verdict._repr_html_()
-
-
-def test_the_hints_of_the_stalls_pass_and_a_queue_as_long_as_the_run_does_not():
-    task = TASKS["03-stalls"]
-
-    def places_are_few(prefetch_factor):
-        run = SimpleNamespace(pipeline=task.spec({"prefetch_factor": prefetch_factor}))
-        goal, measure = list(task.goals.items())[1]
-        return goal.met(measure(run, None))
-
-    assert places_are_few(14) and not places_are_few(32) and not places_are_few(64)
 
 
 # -- guesses and the score -------------------------------------------------------------------------

@@ -8,12 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 import labkit as lk
-from labkit.diagnosis import ranking
 from labkit.diagnosis.diagnosis import Diagnosis
-from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding
-from labkit.diagnosis.gains import with_gains
-from labkit.diagnosis.gather import StepTable
 from labkit.diagnosis.remedies import Remedy
 from labkit.results.hardware import Machine
 from labkit.tuning.improve import Improver, lacking
@@ -21,35 +17,6 @@ from labkit.tuning.job import improver
 from labkit.tuning.result import Ladder
 from labkit.tuning.trial import Expected, Outcome
 from labkit.view.running import rung_line
-
-IN_WORDS = {"compile": "torch.compile", "precision": "bf16"}
-
-
-def every_remedy():
-    """Yield the remedies of what every rule says of some runs, and of made-up ones on a GPU."""
-    names = [entry.name for entry in lk.recorded() if not entry.experiment]
-    some = [lk.recorded(name) for name in {name.partition("-")[0]: name for name in names}.values()]
-    known = [StepTable(run).evidence() for run in some if run.steps > 2]
-    shares = {"wait_share": 0.4, "copy_share": 0.2, "compute_share": 0.4, "stall_share": 0.9}
-    for knobs in ({}, {"num_workers": 0}, {"num_workers": 2, "pin_memory": True}):
-        known.append(Evidence("gpu", knobs=knobs, **shares))
-    for evidence in known:
-        for finding in ranking.losses(evidence)[0]:
-            yield from with_gains(finding, evidence, None).remedies
-
-
-def test_what_a_remedy_says_and_what_a_program_would_change_are_the_same():
-    found = list(every_remedy())
-    knobs = {knob for remedy in found for knob in remedy.changes}
-    assert knobs >= {"num_workers", "compile", "pin_memory", "batch_size", "fused_optimizer"}
-    for remedy in found:
-        for knob, value in remedy.changes.items():
-            if value is None or value is False:
-                continue  # what goes with num_workers=0
-            assert IN_WORDS.get(knob, knob) in remedy.text
-        lk.Pipeline(num_workers=1).but(**remedy.changes)  # each is a knob, and allowed
-        assert json.dumps(remedy.to_dict())
-
 
 # -- the climb, on a made-up machine ---------------------------------------------------------------
 
@@ -266,7 +233,7 @@ def test_twelve_runs_the_time_and_stop_end_it_with_the_best_so_far(monkeypatch):
     world = World(lambda knobs: 100, lambda knobs: pairs)
     assert climbed(world).stopped == "12 runs are made" and world.count == 12
 
-    now = iter(range(0, 10_000, 4))
+    now = iter(range(0, 10_000, 8))
     monkeypatch.setattr("labkit.tuning.improve.time.monotonic", lambda: next(now))
     climb = climbed(World(lambda knobs: 100, lambda knobs: pairs), seconds=50)
     assert climb.stopped == "the 50 s are used up" and 1 < len(climb.tried) < 12
@@ -327,7 +294,7 @@ def test_a_loop_of_ones_own_is_cured_where_workers_cure_it_and_its_losses_are_th
     parts = {"model": torch.nn.Linear(8, 2), "optimizer": sgd}
     ladder = lk.improve(Remote(), step=step, batch_size=8, seconds=25, **parts)
     assert ladder.changes["num_workers"] >= 2 and ladder.speedup > 1.5, ladder
-    assert isinstance(ladder, Ladder) and len(ladder) == sum(r.kept for r in ladder.tried) >= 2
+    assert isinstance(ladder, Ladder) and len(ladder.kept) >= 2
     first = ladder.tried[0].runs[0]
     best = ladder.winner.runs[-1]
     count = min(first.steps, best.steps)

@@ -15,7 +15,7 @@ from labkit.bench import data
 from labkit.course.slow_script import stages
 from labkit.results.script import changed_lines, whole_script
 from labkit.spec import Pipeline, compiler
-from labkit.tuning.job import TuningJob
+from labkit.tuning.job import tuner
 
 SHORT = {"steps": 6, "seconds": None, "xray": False, "device": "cpu", "width": 32, "depth": 2}
 SAME = {  # scripts whose losses are those of their run
@@ -190,10 +190,10 @@ def test_a_watched_run_is_tuned_by_its_loader_and_wrong_names_are_told_the_right
     with lk.watch(loader, live=False) as watched:
         for _ in range(3):
             list(watched)
-    job = TuningJob(watched.run, seconds=1, max_workers=16)
-    assert job.tuning.name == "TensorDataset" and job.tuning.start["batch_size"] == 8
-    assert job.tuning.notes[0].startswith("Up to 16 workers were tried (max_workers); PyTorch w")
-    assert job.tuning.snippet in job.tuning.script()
+    tuning = tuner(watched.run, seconds=1, max_workers=16).found
+    assert tuning.name == "TensorDataset" and tuning.start["batch_size"] == 8
+    assert tuning.notes[0].startswith("Up to 16 workers were tried (max_workers); PyTorch w")
+    assert tuning.snippet in tuning.script()
     watched.run.loader = None  # as of a record
     with pytest.raises(ValueError, match=r"give the loader itself, as in lk.tune\(loader, step="):
         lk.tune(watched.run)

@@ -17,7 +17,7 @@ from labkit.diagnosis.gains import with_gains
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.recommendation import Workers
 from labkit.diagnosis.wording import worded
-from labkit.tuning.job import TuningJob, code_around
+from labkit.tuning.job import code_around, tuner
 from labkit.tuning.settings import LoaderSetting
 from labkit.tuning.trial import Trial
 
@@ -277,7 +277,7 @@ def test_what_tune_prints_makes_the_users_own_loader_with_the_best_setting(made)
 
 def tuned(what, **more):
     """Return a search's result in which one worker was best, without running it."""
-    tuning = TuningJob(what, seconds=1, **more).tuning
+    tuning = tuner(what, seconds=1, **more).found
     for workers, rate in ((0, 100.0), (1, 300.0)):
         setting = LoaderSetting.of(tuning.start).but(
             num_workers=workers, prefetch_factor=workers and 2 or None

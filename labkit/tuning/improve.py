@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 
 from labkit.diagnosis.diagnosis import Diagnosis
 from labkit.diagnosis.findings import Finding
@@ -33,15 +32,6 @@ FEEDS = {*LOADER, *TO_DEVICE, "persistent_workers"}
 UNCHANGED = 2.0  # times the difference of two unchanged runs' losses, that a change may make
 EXACT = 0.02  # relative difference of mean losses where nothing but the order of additions differs
 BF16_CAPABILITY = 8.0  # compute capability of the first cards with BF16 units
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A trial that may be made, and what orders it among others."""
-
-    trial: Trial
-    hope: float  # times the throughput before, as predicted or hoped for
-    price: int
 
 
 class Improver(Search[Ladder]):
@@ -74,8 +64,6 @@ class Improver(Search[Ladder]):
         self.may_change = set(may_change)
         self.budget_s = seconds
         self.check_start = check_start
-        self.began_s = 0.0
-        self.longest_s = 0.0  # of a run
         self.banned: list[Knobs] = []  # changes that failed, or broke the losses
 
     @property
@@ -85,7 +73,6 @@ class Improver(Search[Ladder]):
 
     def run(self) -> Ladder:
         """Climb to the end; RuntimeError where the start cannot be measured, and why."""
-        self.began_s = time.monotonic()
         found = self.found
         try:
             super().run()
@@ -94,16 +81,10 @@ class Improver(Search[Ladder]):
                 raise
             found.stopped = "interrupted: this is the best so far"
             found.tried = [trial for trial in found.tried if trial.said or trial is found.tried[0]]
-        found.notes = self._notes()
+        if found.verdict is not None and found.verdict.bottleneck != "compute":
+            found.notes.append(f"left: {found.verdict.advice}")
+        found.notes.append(f"{self.bench.count} runs, {found.seconds:.0f} s")
         return found
-
-    def measure(self, trial: Trial) -> None:
-        """Run a trial once (more), and remember how long that takes."""
-        begun = time.monotonic()
-        runs_before = self.bench.count
-        super().measure(trial)
-        runs = max(1, self.bench.count - runs_before)  # a short one is run again
-        self.longest_s = max(self.longest_s, (time.monotonic() - begun) / runs)
 
     def propose(self) -> Trial | None:
         """Return the most promising change; None where the climb ends, which `stopped` explains."""
@@ -113,10 +94,9 @@ class Improver(Search[Ladder]):
             self.found.stopped = self._end(verdict)
             if self.found.stopped:
                 return None
-            candidates = [each for each in self._candidates(verdict) if each.hope >= 1 + WORTH]
-            if candidates:
-                first = max(candidates, key=lambda each: (each.hope - 1) / each.price)
-                return first.trial
+            trials = list(self._promising(verdict))
+            if trials:
+                return max(trials, key=lambda trial: trial.promise)
             if verdict.bottleneck != "unsure" or len(self.best.runs) >= LOOKS:
                 self.found.stopped = (
                     f"on top is {verdict.headline}, and no setting is expected to gain {WORTH:.0%}"
@@ -144,11 +124,12 @@ class Improver(Search[Ladder]):
                 trial.said = "no gain: the start was as fast, measured again"
 
     def _has_room(self) -> bool:
-        """Whether another run may begin."""
-        if self.bench.count >= MOST_RUNS:
-            return False
-        would_end_s = time.monotonic() - self.began_s + self.longest_s
-        return self.budget_s is None or would_end_s <= self.budget_s
+        """Whether another run may begin: as long as those before it, it ends in time."""
+        runs = self.bench.count
+        if self.budget_s is None or not runs:
+            return runs < MOST_RUNS
+        would_end_s = (time.monotonic() - self.begun_s) * (runs + 1) / runs
+        return runs < MOST_RUNS and would_end_s <= self.budget_s
 
     def _end(self, verdict: Diagnosis) -> str:
         """Return why no other change is tried; "" where one may be."""
@@ -158,49 +139,42 @@ class Improver(Search[Ladder]):
             return f"{MOST_RUNS} runs are made"
         return "" if self._has_room() else f"the {self.budget_s:g} s are used up"
 
-    def _notes(self) -> list[str]:
-        """Return what is left, and what the climb took."""
-        verdict = self.found.verdict
-        left = []
-        if verdict is not None and verdict.bottleneck != "compute":
-            left.append(f"left: {verdict.advice}")
-        return [*left, f"{self.bench.count} runs, {self.found.seconds:.0f} s"]
-
-    def _candidates(self, verdict: Diagnosis) -> Iterator[Candidate]:
-        """Yield what may be tried against what was found."""
+    def _promising(self, verdict: Diagnosis) -> Iterator[Trial]:
+        """Yield the trials of what the verdict advises, where it may gain something."""
         for finding in verdict.findings:
             for remedy in finding.remedies:
-                if remedy.changes:  # else words alone: nothing that a program can try
-                    candidate = self._candidate(finding, remedy)
-                    if candidate is not None:
-                        yield candidate
+                trial = self._trial(finding, remedy)
+                if trial is not None and trial.promise > 0:
+                    yield trial
 
-    def _candidate(self, finding: Finding, remedy: Remedy) -> Candidate | None:
-        """Return a remedy as a trial with its hope; None where it is not tried.
+    def _trial(self, finding: Finding, remedy: Remedy) -> Trial | None:
+        """Return the trial of a remedy, None where it is not to be tried.
 
-        The hope is what is predicted, else that half of the loss is gone. A loader that may be
+        It promises what is predicted, else that half of the loss is gone. A loader that may be
         faster, though no gain is predicted, is tried last.
         """
         before = self.best
-        changes = dict(remedy.changes)
+        run = before.runs[-1]
+        changes = dict(remedy.changes)  # none: words alone, nothing that a program can try
         knobs = before.knobs | changes
         knobs |= LoaderSetting.of(knobs).to_dict()
         if changes in self.banned or any(trial.knobs == knobs for trial in self.found.tried):
             return None
         trial = Trial.changing(before.knobs, knobs, f"{finding.name}: {finding.cause}")
-        run = before.runs[-1]
         why = self._refused(changes, run)
         if why:
             self.found.reasons[trial.what] = f"not tried: {why}"
             return None
         trial.expected = self.forecast(run, before.setting, changes)
-        hope = 1 / (1 - min(finding.lost_share, HIGHEST_LOSS) / 2)
+        gain = 1 / (1 - min(finding.lost_share, HIGHEST_LOSS) / 2)
         if trial.expected is not None:
-            hope = trial.expected.value / before.speed
+            gain = trial.expected.value / before.speed
             may_gain = trial.expected.high >= (1 + WORTH) * before.speed
             if may_gain and not changes.keys().isdisjoint(LOADER):
-                hope = max(hope, 1 + WORTH)
-        return Candidate(trial, hope, remedy.price)
+                gain = max(gain, 1 + WORTH)
+        if gain >= 1 + WORTH:
+            trial.promise = (gain - 1) / remedy.price
+        return trial
 
     def _refused(self, changes: Knobs, run: Run) -> str | None:
         """Return why a change is not to be tried here."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import cast
 
 from labkit.bench.user_loop import knobs_of
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.loader_remedies import too_many
-from labkit.diagnosis.loop_body import loads
 from labkit.diagnosis.recommendation import LEAST_MAX_WORKERS
-from labkit.process import launcher
-from labkit.results.hardware import Machine, machine
+from labkit.results.hardware import machine
 from labkit.results.run import Run
 from labkit.spec import KNOBS, STEP_KNOBS, Pipeline
 from labkit.tuning.forecast import Forecast
@@ -20,9 +18,8 @@ from labkit.tuning.improve import Improver, lacking
 from labkit.tuning.memory import refused
 from labkit.tuning.result import Ladder, Tuning
 from labkit.tuning.search import LoaderSearch
-from labkit.tuning.settings import LOADER_KNOBS, Knobs, LoaderSetting, settings_around
+from labkit.tuning.settings import LOADER_KNOBS, Knobs, LoaderSetting
 from labkit.tuning.source import Source, TorchLoader, source_of, source_of_loader
-from labkit.tuning.trial import Trial
 from labkit.tuning.trial_bench import TrialBench, warm_up
 from labkit.watching.loader_call import call_of, call_with
 
@@ -97,115 +94,56 @@ def code_around(what: object, **parts: object) -> LoopCode:
     return LoopCode.of(call_of(what, **parts))
 
 
-def most_workers(here: Machine) -> int:
-    """Return the most workers to try where the caller does not say."""
-    return max(LEAST_MAX_WORKERS, 2 * (here.cpu_cores or 1))
-
-
-class TuningJob:
-    """A search for a loader; `tuning` is filled as it goes."""
-
-    def __init__(
-        self,
-        what: object,
-        *,
-        collate_fn: object = None,
-        step: object = None,
-        batch_size: int | None = None,
-        baseline: Mapping[str, object] | None = None,
-        max_workers: int | None = None,
-        seconds: float,
-    ):
-        """Take what `labkit.tune` was given; raises ValueError on what cannot be tuned."""
-        asked = given(what, collate_fn=collate_fn, step=step)
-        start = _start(asked, batch_size, baseline or {})
-        if max_workers is not None:
-            KNOBS["num_workers"].check(max_workers)
-        warm_up()
-        here = machine()
-        most = most_workers(here) if max_workers is None else max_workers
-        self.forecast = Forecast()
-        self.bench = TrialBench(asked.pipeline, asked.source, seconds)
-        self.tuning = Tuning(
-            asked.name,
-            start.to_dict(),
-            asked.asked,
-            code_around(what, collate_fn=collate_fn),
-            here.line,
-            loader_alone="step" not in asked.parts,
+def tuner(
+    what: object,
+    *,
+    collate_fn: object = None,
+    step: object = None,
+    batch_size: int | None = None,
+    baseline: Mapping[str, object] | None = None,
+    max_workers: int | None = None,
+    seconds: float,
+) -> LoaderSearch:
+    """Return a search for a loader; raises ValueError on what cannot be tuned."""
+    asked = given(what, collate_fn=collate_fn, step=step)
+    start = _start(asked, batch_size, baseline or {})
+    if max_workers is not None:
+        KNOBS["num_workers"].check(max_workers)
+    warm_up()
+    here = machine()
+    most = max(LEAST_MAX_WORKERS, 2 * (here.cpu_cores or 1))
+    if max_workers is not None:
+        most = max_workers
+    tuning = Tuning(
+        asked.name,
+        start.to_dict(),
+        asked.asked,
+        code_around(what, collate_fn=collate_fn),
+        here.line,
+        loader_alone="step" not in asked.parts,
+    )
+    cap = f"Up to {most} workers were tried (max_workers)"
+    tuning.notes.append(f"{cap}{too_many(most, here.cpu_cores)}.")
+    if not here.device.startswith("cuda"):
+        why = "no CUDA device to copy to: page-locked memory gains nothing"
+        tuning.reasons["pin_memory"] = why
+    elif tuning.loader_alone:
+        why = "not tried: it acts in a step that copies with .to(device, non_blocking=True)"
+        tuning.reasons["pin_memory"] = why
+    if tuning.loader_alone:
+        tuning.notes.append(
+            "No step was given, so this is the loader's own maximum. A slower model needs "
+            "fewer workers: pass step= to tune for it."
         )
-        cap = f"Up to {most} workers were tried (max_workers)"
-        self.tuning.notes.append(f"{cap}{too_many(most, here.cpu_cores)}.")
-        self._say_what_is_left_out(here)
-        self.search = LoaderSearch(
-            self.tuning,
-            self.bench,
-            settings_around(start, most),
-            self.forecast.of_loader,
-            refused,
-            cores=here.cpu_cores or 1,
-            try_pinned=not self.tuning.reasons,
-        )
-
-    def run(
-        self,
-        each: Callable[[], None] | None = None,
-        live: Callable[[Run], object] | None = None,
-    ) -> Tuning:
-        """Search; `each` is called after a trial, `live` often with the run that is going on."""
-        if each is not None:
-            self.search.each = each
-        self.bench.each = live
-        try:
-            return self.search.run()
-        finally:
-            if not launcher.wanted():
-                launcher.end_standby()
-            if self.tuning.winner:
-                self._explain(self.tuning.winner)
-
-    def _say_what_is_left_out(self, here: Machine) -> None:
-        """Say why page-locked memory is not tried, and what a search without a step measures."""
-        tuning = self.tuning
-        if not here.device.startswith("cuda"):
-            why = "no CUDA device to copy to: page-locked memory gains nothing"
-            tuning.reasons["pin_memory"] = why
-        elif tuning.loader_alone:
-            why = "not tried: it acts in a step that copies with .to(device, non_blocking=True)"
-            tuning.reasons["pin_memory"] = why
-        if tuning.loader_alone:
-            tuning.notes.append(
-                "No step was given, so this is the loader's own maximum. A slower model needs "
-                "fewer workers: pass step= to tune for it."
-            )
-
-    def _explain(self, winner: Trial) -> None:
-        """Say why what was not searched is as it is, and what the numbers are worth."""
-        tuning = self.tuning
-        run = winner.runs[-1]
-        tuning.line = run.machine.line  # with the threads of the reader's step
-        why = "there are no workers to keep"
-        if winner.setting.num_workers:
-            begin = run.event("begin") or {"t_ns": run.host_ns[0, 1]}
-            start_s = (run.host_ns[0, 1] - begin["t_ns"]) / 1e9
-            tuning.extra["persistent_workers"] = True
-            why = (
-                f"keeps the workers from one epoch to the next: starting them, up to the first "
-                f"batch, took {start_s:.2f} s; it changes nothing within an epoch"
-            )
-        tuning.reasons["persistent_workers"] = why
-        disturbed = self.bench.disturbed
-        if disturbed:
-            tuning.notes.append(
-                f"Other programs used up to {max(disturbed):.0%} of the cores in {len(disturbed)} "
-                f"of {self.bench.count} runs: their numbers are doubtful."
-            )
-        slow = loads(run)
-        if slow:
-            tuning.notes.append(f"{slow}.")
-        if self.forecast.cannot:
-            why = self.forecast.cannot
-            tuning.notes.append(f"Estimated from wait and compute times alone: {why}")
+    return LoaderSearch(
+        tuning,
+        TrialBench(asked.pipeline, asked.source, seconds),
+        Forecast(),
+        refused,
+        max_workers=most,
+        cores=here.cpu_cores or 1,
+        try_pinned=not tuning.reasons,
+    )
 
 
 def _start(asked: Given, batch_size: int | None, baseline: Mapping[str, object]) -> LoaderSetting:
@@ -256,7 +194,7 @@ def improver(
     return Improver(
         ladder,
         TrialBench(asked.pipeline, asked.source, IMPROVE_S, look=True),
-        Forecast().of_changes,
+        Forecast(),
         lacks=lacks,
         may_change=may_change,
         seconds=seconds,

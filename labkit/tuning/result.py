@@ -82,14 +82,6 @@ class Found(Result):
         """The result in one line."""
         raise NotImplementedError
 
-    def stands_out(self, trial: Trial) -> bool:
-        """Return whether a trial's row is bold."""
-        return trial.kept
-
-    def label(self, trial: Trial) -> str:
-        """Return what was tried, in words."""
-        return trial.what
-
     def verdict_on(self, trial: Trial) -> str:
         """Say in a few words what became of a trial."""
         return trial.said
@@ -133,7 +125,7 @@ class Found(Result):
             self.headline,
             foot,
             left=LEFT,
-            bold=[place for place, trial in enumerate(self.tried) if self.stands_out(trial)],
+            bold=[place for place, trial in enumerate(self.tried) if trial is self.winner],
             copies=copies,
         )
 
@@ -142,7 +134,7 @@ class Found(Result):
         predicted = str(trial.expected) if trial.expected else "not predicted"
         again = f" ({len(trial.rates)} runs)" if len(trial.rates) > 1 else ""
         return (
-            self.label(trial),
+            trial.what,
             None if trial is self.baseline else predicted,
             f"{trial.rate:,.0f}{again}" if trial.rate else None,
             f"{trial.gain:.2f}x" if trial.gain else None,
@@ -189,14 +181,6 @@ class Tuning(Found):
         took = f", found in {self.seconds:.0f} s" if self.done else ""
         return f"Tuning({self.name}){state}: {self.winner.setting}: {rate}{took}"
 
-    def label(self, trial: Trial) -> str:
-        """Return the loader's arguments in words."""
-        return str(trial.setting)
-
-    def stands_out(self, trial: Trial) -> bool:
-        """Return whether a trial's row is bold."""
-        return trial is self.winner
-
     def verdict_on(self, trial: Trial) -> str:
         """Say in a few words what became of a trial."""
         if trial.error:
@@ -234,9 +218,6 @@ class Ladder(Found):
     def runs(self) -> dict[str, Run]:
         """The last run of every step that was kept, by the change in words."""
         return {trial.what: trial.runs[-1] for trial in self.kept if trial.runs}
-
-    def __len__(self) -> int:
-        return len(self.kept)
 
     @property
     def speedup(self) -> float | None:

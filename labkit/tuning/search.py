@@ -10,19 +10,24 @@ from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from labkit.diagnosis.recommendation import TIE as AS_GOOD
+from labkit.diagnosis.recommendation import WORKERS
+from labkit.diagnosis.run_costs import cores_used
+from labkit.diagnosis.thresholds import FOREIGN_LOAD
+from labkit.process import launcher
 from labkit.results.run import Run
 from labkit.results.script import PYTORCH_PREFETCH
 from labkit.tuning.result import Found, Tuning
 from labkit.tuning.settings import Knobs, LoaderSetting, distance
 from labkit.tuning.trial import TIE, Expected, Outcome, Trial, cheapest_of_fastest
 
+PREFETCH_FACTORS = (2, 4, 8)  # with one batch a worker, workers wait between batches
 MOST_TRIED = 8  # loader settings measured, the start included
 CLOSE = 0.05  # a gain that one run shows
 RUNS_EACH = 3  # of the start and of the best, where they are close
 SURE = 0.10  # a gain above this needs no second measurement
 
 Result = TypeVar("Result", bound=Found)
-LoaderForecast = Callable[[Run, LoaderSetting, LoaderSetting], "Expected | None"]
+Forecast = Callable[[Run, LoaderSetting, Knobs], "Expected | None"]  # a run, its loader, changes
 Refuse = Callable[[LoaderSetting, Sequence[Trial]], "str | None"]
 
 
@@ -49,6 +54,7 @@ class Search(Generic[Result]):
         self.found = found
         self.bench = bench
         self.each: Callable[[], None] = do_nothing  # called when a trial has been judged
+        self.begun_s = 0.0  # on the monotonic clock
 
     def propose(self) -> Trial | None:
         """Return the next trial; None where the search is over."""
@@ -62,7 +68,7 @@ class Search(Generic[Result]):
 
     def run(self) -> Result:
         """Search to the end; raises RuntimeError where the start itself cannot be measured."""
-        begun = time.monotonic()
+        self.begun_s = time.monotonic()
         start = Trial(dict(self.found.start), "the starting point", kept=True)
         try:
             self.measure(start)
@@ -78,7 +84,7 @@ class Search(Generic[Result]):
             self.found.interrupted = True
             raise
         finally:
-            self.found.seconds = time.monotonic() - begun
+            self.found.seconds = time.monotonic() - self.begun_s
             self.found.done = True
         return self.found
 
@@ -106,23 +112,23 @@ class LoaderSearch(Search[Tuning]):
         self,
         found: Tuning,
         bench: Runner,
-        settings: Sequence[LoaderSetting],
-        forecast: LoaderForecast,
+        forecast: Forecast,
         refuse: Refuse,
         *,
+        max_workers: int,
         cores: int,
         try_pinned: bool = False,
     ):
         """Set up a search.
 
-        `settings` are those that may be tried; `forecast` predicts one from (a run, its setting);
-        `refuse` says why one may not run; `cores` are the machine's; `try_pinned`: in the end, the
-        best with the other `pin_memory`.
+        `forecast(run, its loader, changes)` predicts samples/s; `refuse` says why a setting may not
+        run; `cores` are the machine's; `try_pinned`: in the end, the best with the other
+        `pin_memory`.
         """
         super().__init__(found, bench)
-        self.settings = settings
         self.forecast = forecast
         self.refuse = refuse
+        self.counts = [count for count in WORKERS if count <= max_workers]
         self.cores = cores
         self.try_pinned = try_pinned
         self.refused: dict[LoaderSetting, str] = {}
@@ -131,6 +137,16 @@ class LoaderSearch(Search[Tuning]):
     def best(self) -> Trial:
         """The cheapest of the trials that tie with the fastest."""
         return cheapest_of_fastest(self.found.tried) or self.found.tried[0]
+
+    def run(self) -> Tuning:
+        """Search to the end, and say what the numbers are worth, also after an interrupt."""
+        try:
+            return super().run()
+        finally:
+            if not launcher.wanted():
+                launcher.end_standby()
+            if self.found.winner:
+                self._explain(self.found.winner)
 
     def propose(self) -> Trial | None:
         """Return what is predicted to gain, then the best's neighbours, then the best pinned."""
@@ -166,37 +182,56 @@ class LoaderSearch(Search[Tuning]):
                 "No other setting was predicted to be faster or as fast and cheaper."
             )
 
+    def _explain(self, winner: Trial) -> None:
+        """Say why what was not searched is as it is, and which numbers are doubtful."""
+        found = self.found
+        found.line = winner.runs[-1].machine.line  # with the threads of the reader's step
+        why = "there are no workers to keep"
+        if winner.setting.num_workers:
+            found.extra["persistent_workers"] = True
+            why = "keeps the workers from one epoch to the next; changes nothing within an epoch"
+        found.reasons["persistent_workers"] = why
+        runs = [run for trial in found.tried for run in trial.runs]
+        shares = [(cores_used(run)[1] or 0.0) / (run.machine.cpu_cores or 1) for run in runs]
+        disturbed = [share for share in shares if share > FOREIGN_LOAD]
+        if disturbed:
+            found.notes.append(
+                f"Other programs used up to {max(disturbed):.0%} of the cores in {len(disturbed)} "
+                f"of {len(runs)} runs: their numbers are doubtful."
+            )
+
     def expected(self, setting: LoaderSetting) -> Expected | None:
         """Predict a setting from the nearest run, and correct by how that run itself came out."""
         measured = [trial for trial in self.found.tried if trial.runs]
         nearest = min(measured, key=lambda trial: distance(trial.setting, setting))
         run = nearest.runs[-1]
-        predicted = self.forecast(run, nearest.setting, setting)
-        itself = self.forecast(run, nearest.setting, nearest.setting)
+        predicted = self.forecast(run, nearest.setting, setting.searched)
+        itself = self.forecast(run, nearest.setting, nearest.setting.searched)
         if predicted is None or itself is None:
             return None
         return predicted.times(nearest.speed / itself.value)
 
     def _predicted(self) -> Trial | None:
-        """Return the cheapest of those predicted fastest, or as fast as the best and cheaper."""
+        """Return the cheapest of those predicted fastest, or as fast as the best and cheaper.
+
+        As `recommend_workers` does, it looks at other prefetch factors than PyTorch's own last.
+        """
         best = self.best
-        hopes = {}
-        for setting in self.settings:
-            if self._may_run(setting) and (expected := self.expected(setting)) is not None:
-                hopes[setting] = expected.value
-        needed = (1 + CLOSE) * best.speed
-        faster = {setting: hope for setting, hope in hopes.items() if hope > needed}
-        if faster:
-            # As `recommend_workers` does: at PyTorch's own prefetch_factor, where that is faster
-            usual = {s: hope for s, hope in faster.items() if s == at_usual_depth(s)} or faster
-            least = (1 - AS_GOOD) * max(usual.values())
-            as_good = [setting for setting, hope in usual.items() if hope >= least]
-            return self._cheapest(as_good, "the cheapest of those predicted fastest")
-        cheaper = [
-            setting
-            for setting, hope in hopes.items()
-            if hope >= (1 - TIE / 2) * best.speed and setting.num_workers < best.setting.num_workers
-        ]
+        usual = [with_workers(best.setting, count) for count in self.counts]
+        deeper = [best.setting.but(prefetch_factor=factor) for factor in PREFETCH_FACTORS]
+        cheaper = []
+        for settings in (usual, deeper):
+            hopes: dict[LoaderSetting, float] = {}
+            for setting in filter(self._may_run, settings):
+                expected = self.expected(setting)
+                if expected is not None:
+                    hopes[setting] = expected.value
+            top = max(hopes.values(), default=0.0)
+            if top > (1 + CLOSE) * best.speed:
+                as_good = [each for each, hope in hopes.items() if hope >= (1 - AS_GOOD) * top]
+                return self._cheapest(as_good, "the cheapest of those predicted fastest")
+            as_fast = [each for each, hope in hopes.items() if hope >= (1 - TIE / 2) * best.speed]
+            cheaper += [each for each in as_fast if each.num_workers < best.setting.num_workers]
         return self._cheapest(cheaper, "fewer workers, and predicted to be as fast")
 
     def _unseen(self) -> Trial | None:
@@ -206,9 +241,10 @@ class LoaderSearch(Search[Tuning]):
         """
         if any(trial.setting.num_workers for trial in self.found.tried):
             return None
-        setting = at_usual_depth(self.best.setting.but(num_workers=self.cores))
+        workers = max(count for count in self.counts if count <= self.cores)
+        setting = with_workers(self.best.setting, workers)
         why = "no workers are predicted to be best: measure some before that is believed"
-        return self._cheapest([setting], why) if self._may_run(setting) else None
+        return self._trial(setting, why) if self._may_run(setting) else None
 
     def _neighbour(self) -> Trial | None:
         """Return the next more or fewer workers than the best, where they may be better.
@@ -221,10 +257,9 @@ class LoaderSearch(Search[Tuning]):
             return None
         trusted = all(trial.came_as_predicted for trial in self.found.tried)
         measured = {trial.setting.num_workers for trial in self.found.tried}
-        counts = {setting.num_workers for setting in self.settings}
-        more = [count for count in counts if count > own]
-        fewer = [count for count in counts if count < own]
-        for count in (min(more, default=own), max(fewer, default=own)):
+        more = min((count for count in self.counts if count > own), default=own)
+        fewer = max((count for count in self.counts if count < own), default=own)
+        for count in (more, fewer):
             setting = best.setting.but(num_workers=count)
             if count in measured or not self._may_run(setting):
                 continue
@@ -244,8 +279,6 @@ class LoaderSearch(Search[Tuning]):
 
     def _may_run(self, setting: LoaderSetting) -> bool:
         """Whether a setting is new, fits in memory, and no cheaper one has failed."""
-        if setting not in self.settings:
-            return False
         for trial in self.found.tried:
             if trial.setting == setting or (trial.error and trial.setting.cost <= setting.cost):
                 return False
@@ -277,6 +310,6 @@ class LoaderSearch(Search[Tuning]):
             self.each()
 
 
-def at_usual_depth(setting: LoaderSetting) -> LoaderSetting:
-    """Return a setting at PyTorch's own prefetch_factor."""
-    return setting.but(prefetch_factor=PYTORCH_PREFETCH)
+def with_workers(setting: LoaderSetting, workers: int) -> LoaderSetting:
+    """Return a setting with other workers, at PyTorch's own prefetch_factor."""
+    return setting.but(num_workers=workers, prefetch_factor=PYTORCH_PREFETCH)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 
 from labkit.diagnosis.loader_code import Setting
-from labkit.diagnosis.recommendation import WORKERS
 from labkit.results.script import PYTORCH_PREFETCH
 
 Knobs = dict[str, Setting]
 
-# Batches per worker; with one, workers wait for the loop between batches
-PREFETCH_FACTORS = (2, 4, 8)
 DEPTH_WEIGHT = 0.3  # a doubled prefetch_factor changes a run less than doubled workers
 
 
@@ -45,6 +41,11 @@ class LoaderSetting:
         return replace(setting, prefetch_factor=setting.prefetch_factor or PYTORCH_PREFETCH)
 
     @property
+    def searched(self) -> Knobs:
+        """The arguments that a prediction can tell of."""
+        return {"num_workers": self.num_workers, "prefetch_factor": self.prefetch_factor}
+
+    @property
     def in_flight(self) -> int:
         """Batches that may wait in the loader's queues."""
         return self.num_workers * (self.prefetch_factor or 0)
@@ -63,16 +64,6 @@ class LoaderSetting:
 
 
 LOADER_KNOBS = tuple(field.name for field in fields(LoaderSetting))
-
-
-def settings_around(start: LoaderSetting, max_workers: int) -> list[LoaderSetting]:
-    """Return what may be tried: the start's other arguments with other workers and prefetch."""
-    counts = [count for count in WORKERS if count <= max_workers]
-    settings = {
-        start.but(num_workers=workers, prefetch_factor=prefetch)
-        for workers, prefetch in itertools.product(counts, PREFETCH_FACTORS)
-    }
-    return sorted(settings - {start}, key=lambda setting: setting.cost)
 
 
 def distance(one: LoaderSetting, other: LoaderSetting) -> float:

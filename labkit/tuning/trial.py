@@ -45,6 +45,7 @@ class Trial:
     why: str = ""  # the finding that it acts against, or what its prediction promised
     changes: Knobs = field(default_factory=dict)  # the knobs that differ from those before it
     expected: Expected | None = None  # None: nothing predicts it
+    promise: float = 0.0  # the gain that is hoped for, for the price of the change
     rates: list[float] = field(default_factory=list)  # samples/s, one for each run
     runs: list[Run] = field(default_factory=list, repr=False)
     error: str | None = None  # why the last run gave no number

@@ -6,8 +6,6 @@ import os
 from collections.abc import Callable
 from typing import cast
 
-from labkit.diagnosis.run_costs import cores_used
-from labkit.diagnosis.thresholds import FOREIGN_LOAD
 from labkit.process import launcher
 from labkit.results.launch import launch
 from labkit.results.run import Run
@@ -35,7 +33,6 @@ class TrialBench:
         self.seconds = seconds
         self.look = look
         self.count = 0  # runs that were made
-        self.disturbed: list[float] = []  # the share of the cores that others took, where much
         self.each: Callable[[Run], object] | None = None  # called with the run that is going on
 
     def measure(self, knobs: Knobs, rate: float | None) -> Outcome:
@@ -65,9 +62,6 @@ class TrialBench:
         run = cast("Run", started).wait_or_raise(self.each)
         if not self.look:
             warm_up()
-        foreign_load = (cores_used(run)[1] or 0.0) / (run.machine.cpu_cores or 1)
-        if foreign_load > FOREIGN_LOAD:
-            self.disturbed.append(foreign_load)
         return run
 
     def _seconds(self, setting: LoaderSetting, rate: float | None) -> float:

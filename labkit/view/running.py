@@ -11,7 +11,7 @@ from labkit.results.ranks import Ranks
 from labkit.results.run import Run
 from labkit.results.sweep import Sweep
 from labkit.spec import Distributed, Pipeline
-from labkit.tuning.job import TuningJob, improver
+from labkit.tuning.job import improver, tuner
 from labkit.tuning.result import Found, Ladder, Tuning
 from labkit.tuning.trial import Trial
 from labkit.view import wandb_log
@@ -181,7 +181,7 @@ def tune(
     what = dataset_or_pipeline
     if isinstance(what, Watch):
         what = what.run if what._recorder else what.loader
-    job = TuningJob(
+    search = tuner(
         what,
         collate_fn=collate_fn,
         step=step,
@@ -190,20 +190,23 @@ def tune(
         max_workers=max_workers,
         seconds=seconds,
     )
-    remember(tune, job.tuning)
+    tuning = search.found
+    remember(tune, tuning)
     display = Display()
 
     def each() -> None:
-        display.final(trial_line(job.tuning), job.tuning.table())
+        display.final(trial_line(tuning), tuning.table())
 
+    search.each = each
+    search.bench.each = teller(display, tuning)
     try:
-        return job.run(each, teller(display, job.tuning))
+        return search.run()
     except KeyboardInterrupt:
         if not in_notebook():
             raise
-        return job.tuning
+        return tuning
     finally:
-        display.final(job.tuning.headline, job.tuning.table())
+        display.final(tuning.headline, tuning.table())
 
 
 def improve(

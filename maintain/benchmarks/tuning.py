@@ -57,7 +57,7 @@ import numpy as np
 import pandas as pd
 
 from labkit import Pipeline
-from labkit.tuning.job import TuningJob, given
+from labkit.tuning.job import given, tuner
 from labkit.tuning.settings import LoaderSetting
 from labkit.tuning.trial_bench import TrialBench
 
@@ -123,8 +123,8 @@ class Workload:
         rates, grid_seconds = self.grid()
         begun = time.monotonic()
         what, parts = self.asked
-        job = TuningJob(what, seconds=SECONDS, max_workers=8, **parts)
-        tuning = job.run()
+        search = tuner(what, seconds=SECONDS, max_workers=8, **parts)
+        tuning = search.run()
         tuner_seconds = time.monotonic() - begun
         fastest = sorted(rates, key=rates.__getitem__, reverse=True)[:WINNERS]
         winners = [setting.but(persistent_workers=False) for setting in fastest]
@@ -140,7 +140,7 @@ class Workload:
             "chosen": str(chosen),
             "of_grid_best": float(second[contenders.index(chosen)] / grid_best),
             "of_its_time": tuner_seconds / grid_seconds,
-            "runs": job.bench.count,
+            "runs": search.bench.count,
         }
 
 

@@ -4,7 +4,7 @@ import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -132,16 +132,12 @@ def launched() -> Iterator[list[object]]:
     """Yield a list to which the grid of every Triton kernel launched in the block is added."""
     from triton.runtime.jit import KernelInterface
 
-    kernels: Any = KernelInterface
     grids = []
-    original = kernels.__getitem__
+    original = KernelInterface.__getitem__
 
-    def counted(kernel: object, grid: object) -> object:
+    def counted(kernel: KernelInterface, grid: object) -> object:
         grids.append(grid)
         return original(kernel, grid)
 
-    kernels.__getitem__ = counted
-    try:
+    with patch.object(KernelInterface, "__getitem__", counted):
         yield grids
-    finally:
-        kernels.__getitem__ = original
