@@ -68,7 +68,7 @@ def blocks(seconds: float) -> tuple[np.ndarray, np.ndarray]:
     with contextmanager(browser.lab_in)(FOLDERS) as lab, sync_playwright() as playwright:
         page = browser.page_of(browser.chromium_of(playwright))
         browser.opened(page, lab, "cost", code)
-        page.wait_for_function("() => window.hasRun", timeout=1000 * seconds + 60_000)
+        page.wait_for_function("() => window.hasRun", timeout=1000 * seconds + browser.LATE)
         page.evaluate(browser.SAVE)
         page.wait_for_timeout(1000)
         [cell] = json.loads((lab[0] / "cost.ipynb").read_text())["cells"]

@@ -45,19 +45,21 @@ neighbours left runs without a step; the tuner chose the same.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypedDict
 
 import held_out
-import numpy as np
 import pandas as pd
 
 from labkit import Pipeline
-from labkit.tuning.job import given, tuner
+from labkit.tuning.job import tuner
+from labkit.tuning.search import LoaderSearch
 from labkit.tuning.settings import LoaderSetting
 from labkit.tuning.trial_bench import TrialBench
 
@@ -69,7 +71,11 @@ WORKLOADS = {
     "textbook": Pipeline(dataset="sleep", prep_ms=50),
     "stalls": Pipeline(dataset="array", io_ms=0.5, stall_ms=150, stall_every=16),
 }
-LOOPS = {"own": WORKLOADS, "held-out": held_out.LOOPS, "fresh": held_out.FRESH}
+LOOPS = {  # (pipeline or dataset, step, batch size)
+    "own": {name: (pipeline, None, None) for name, pipeline in WORKLOADS.items()},
+    "held-out": held_out.LOOPS,
+    "fresh": held_out.FRESH,
+}
 SECONDS = 1.2  # of each run
 GRID = [(0, None), *itertools.product((1, 2, 3, 4, 6, 8), (1, 2, 4, 8))]  # workers, prefetch
 ROUNDS = 10  # of second measurements: half to find the grid's best, half to compare
@@ -87,61 +93,51 @@ class Row(TypedDict):
     runs: int
 
 
-class Workload:
-    """A pipeline, or a loop of one's own: (dataset, step, batch size)."""
+def samples_a_second(
+    bench: TrialBench, setting: LoaderSetting, expected: float | None = None
+) -> float:
+    """Measure a setting; once more where the machine's neighbours let a run do no step."""
+    tries = (bench.measure(setting.to_dict(), expected).rate for _ in range(TRIES))
+    return next(filter(None, tries), 0.0)
 
-    def __init__(self, name: str, what: Pipeline | tuple):
-        self.name = name
-        if isinstance(what, Pipeline):
-            self.asked = (what, {})
-            self.bench = TrialBench(what, None, SECONDS)
-            self.alone = LoaderSetting(batch_size=what.batch_size)
-        else:
-            dataset, step, batch_size = what
-            found = given(dataset, step=step)
-            self.asked = (dataset, {"step": step, "batch_size": batch_size})
-            self.bench = TrialBench(found.pipeline, found.source, SECONDS)
-            self.alone = LoaderSetting(batch_size=batch_size)
 
-    def rate(self, setting: LoaderSetting, expected: float | None) -> float:
-        """Return samples/s; on a machine whose neighbours let a run do no step, of a later one."""
-        tries = (self.bench.measure(setting.to_dict(), expected).rate for _ in range(TRIES))
-        return next(filter(None, tries), 0.0)
+def measure_grid(job: LoaderSearch) -> tuple[dict[LoaderSetting, float], float]:
+    """Measure the settings of GRID once; return their samples/s, and the seconds it took."""
+    start = LoaderSetting.of(job.tuning.start)
+    begun = time.monotonic()
+    rates: dict[LoaderSetting, float] = {}
+    for workers, prefetch in GRID:
+        setting = start.but(num_workers=workers, prefetch_factor=prefetch)
+        rates[setting] = samples_a_second(job.bench, setting, max(rates.values(), default=None))
+    # runs that were too short were made again: not the grid's time
+    return rates, (time.monotonic() - begun) * len(rates) / job.bench.count
 
-    def grid(self) -> tuple[dict[LoaderSetting, float], float]:
-        """Measure the settings of GRID once; return their samples/s, and the seconds it took."""
-        begun = time.monotonic()
-        rates: dict[LoaderSetting, float] = {}
-        for workers, prefetch in GRID:
-            setting = self.alone.but(num_workers=workers, prefetch_factor=prefetch)
-            rates[setting] = self.rate(setting, max(rates.values(), default=None))
-        # runs that were too short were made again: not the grid's time
-        return rates, (time.monotonic() - begun) * len(rates) / self.bench.count
 
-    def against_grid(self) -> Row:
-        """Measure the grid, tune once, and measure the winners of both again in turn."""
-        rates, grid_seconds = self.grid()
-        begun = time.monotonic()
-        what, parts = self.asked
-        search = tuner(what, seconds=SECONDS, max_workers=8, **parts)
-        tuning = search.run()
-        tuner_seconds = time.monotonic() - begun
-        fastest = sorted(rates, key=rates.__getitem__, reverse=True)[:WINNERS]
-        winners = [setting.but(persistent_workers=False) for setting in fastest]
-        chosen = LoaderSetting.of(tuning.best).but(persistent_workers=False)
-        contenders = list(dict.fromkeys([*winners, chosen]))  # often the same setting
-        again = [
-            [self.rate(each, max(rates.values())) for each in contenders] for _ in range(ROUNDS)
-        ]
-        first, second = (np.median(half, axis=0) for half in np.split(np.array(again), 2))
-        grid_best = second[first[: len(winners)].argmax()]
-        return {
-            "workload": self.name,
-            "chosen": str(chosen),
-            "of_grid_best": float(second[contenders.index(chosen)] / grid_best),
-            "of_its_time": tuner_seconds / grid_seconds,
-            "runs": search.bench.count,
-        }
+def against_grid(name: str, make_job: Callable[[], LoaderSearch]) -> Row:
+    """Measure the grid, tune once, and measure the winners of both again in turn."""
+    rates, grid_seconds = measure_grid(make_job())
+    begun = time.monotonic()
+    job = make_job()
+    best = job.run().best
+    tuner_seconds = time.monotonic() - begun
+    runs = job.bench.count
+    fastest = sorted(rates, key=rates.__getitem__, reverse=True)[:WINNERS]
+    winners = [setting.but(persistent_workers=False) for setting in fastest]
+    chosen = LoaderSetting.of(best).but(persistent_workers=False)
+    again = pd.DataFrame(index=range(ROUNDS), columns=dict.fromkeys([*winners, chosen]))
+    for turn in again.index:
+        for setting in again:
+            again.loc[turn, setting] = samples_a_second(job.bench, setting, rates[fastest[0]])
+    half = ROUNDS // 2
+    grid_best = again[:half][winners].median().idxmax()
+    later = again[half:].median()
+    return {
+        "workload": name,
+        "chosen": str(chosen),
+        "of_grid_best": float(later[chosen] / later[grid_best]),
+        "of_its_time": tuner_seconds / grid_seconds,
+        "runs": runs,
+    }
 
 
 def score(table: pd.DataFrame) -> bool:
@@ -166,11 +162,14 @@ def main() -> int:
     parser.add_argument("--rows", type=Path, default=Path("tuning_rows.json"))
     options = parser.parse_args()
     rows: list[Row] = json.loads(options.rows.read_text()) if options.rows.exists() else []
-    asked = [name for name in LOOPS[options.loops] if options.only in name]
+    loops = LOOPS[options.loops]
+    asked = [name for name in loops if options.only in name]
     measured = {row["workload"] for row in rows}
     for name in asked:
         if name not in measured:
-            rows.append(Workload(name, LOOPS[options.loops][name]).against_grid())
+            what, step, size = loops[name]
+            settings = {"step": step, "batch_size": size, "seconds": SECONDS, "max_workers": 8}
+            rows.append(against_grid(name, functools.partial(tuner, what, **settings)))
             options.rows.write_text(json.dumps(rows, indent=1))
             print(rows[-1], flush=True)
     return int(not score(pd.DataFrame(row for row in rows if row["workload"] in asked)))

@@ -4,7 +4,6 @@ Its MetricLogger wraps the loader in a generator; the mixup runs in the collate 
 """
 
 import argparse
-from collections import deque
 
 import torch
 import torchvision
@@ -18,14 +17,13 @@ class MetricLogger:
         self.meters = {}
 
     def update(self, **values):
-        for name, value in values.items():
-            self.meters.setdefault(name, deque(maxlen=20)).append(float(value))
+        self.meters.update(values)
 
     def log_every(self, iterable, print_freq, header):
         for i, obj in enumerate(iterable):
             yield obj
             if i % print_freq == 0:
-                print(header, i, {name: sum(each) / 20 for name, each in self.meters.items()})
+                print(header, i, self.meters)
 
 
 def train_one_epoch(model, criterion, optimizer, data_loader, epoch):
@@ -41,14 +39,6 @@ def train_one_epoch(model, criterion, optimizer, data_loader, epoch):
         metric_logger.update(loss=loss.item(), acc1=acc1.item())
 
 
-@torch.inference_mode()
-def evaluate(model, criterion, data_loader):
-    model.eval()
-    metric_logger = MetricLogger()
-    for image, target in metric_logger.log_every(data_loader, 100, "Test:"):
-        metric_logger.update(loss=criterion(model(image), target).item())
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("-b", "--batch-size", default=32, type=int)
@@ -59,11 +49,7 @@ def main():
     torch.manual_seed(0)
     to_tensor = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
     augmented = [v2.RandomResizedCrop(args.crop, antialias=True), v2.TrivialAugmentWide()]
-    centred = [v2.Resize(args.crop + 32), v2.CenterCrop(args.crop)]
     dataset = torchvision.datasets.ImageFolder("data/images", v2.Compose([*augmented, *to_tensor]))
-    dataset_test = torchvision.datasets.ImageFolder(
-        "data/images", v2.Compose([*centred, *to_tensor])
-    )
     num_classes = len(dataset.classes)
     mixup = v2.MixUp(alpha=0.2, num_classes=num_classes)
     data_loader = torch.utils.data.DataLoader(
@@ -74,17 +60,11 @@ def main():
         pin_memory=True,
         collate_fn=lambda batch: mixup(*default_collate(batch)),
     )
-    data_loader_test = torch.utils.data.DataLoader(
-        torch.utils.data.Subset(dataset_test, range(0, len(dataset_test), 8)),
-        batch_size=args.batch_size,
-        num_workers=args.workers,
-    )
     model = torchvision.models.mobilenet_v3_small(num_classes=num_classes)
     criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
     for epoch in range(args.epochs):
         train_one_epoch(model, criterion, optimizer, data_loader, epoch)
-        evaluate(model, criterion, data_loader_test)
         torch.save({"model": model.state_dict(), "epoch": epoch}, "checkpoint.pth")
     torch.save(model.state_dict(), "model.pt")
 

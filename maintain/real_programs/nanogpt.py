@@ -70,10 +70,8 @@ def estimate_loss():
 
 
 def get_lr(it):
-    if it < 100:
-        return 1e-3 * (it + 1) / 101
-    coeff = 0.5 * (1.0 + math.cos(math.pi * min(1, (it - 100) / 2000)))
-    return 1e-4 + coeff * 9e-4
+    warm_up = min(1.0, (it + 1) / 101)
+    return 1e-4 + warm_up * 4.5e-4 * (1.0 + math.cos(math.pi * it / args.max_iters))
 
 
 model = GPT(65, args.block_size, n_layer=4, n_head=4, n_embd=128)
