@@ -210,7 +210,7 @@ def of_run(run: Run, ranks_cores: float = 0.0) -> Diagnosis:
         )
     findings = with_low_mfu(run, evidence, findings)
     beside, sure = _beside_others(evidence, run)
-    measured_s = len(table) * (run.step_ms or 0.0) / 1e3
+    measured_s = table.seconds
     if run.watched and measured_s < limits.LONG_ENOUGH_S:
         longer = f"{measured_s:.1f} s were measured, and a longer run gives a surer verdict."
         beside.append(f"{SHORT}: {longer}")
