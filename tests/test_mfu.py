@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from datetime import date
 from types import SimpleNamespace
@@ -175,39 +174,3 @@ def test_the_format_of_fp32_work_is_each_backends_own_setting():
     command = [sys.executable, "-c", "\n".join(lines)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout.splitlines() == list(SETTINGS.values()), done.stderr
-
-
-@pytest.mark.measures
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_a_large_product_comes_close_to_the_measured_roof_and_none_exceeds_it(
-    monkeypatch, tmp_path
-):
-    """Close in the time that the thread had a core: others may be on this machine."""
-    monkeypatch.setenv("LABKIT_HOME", str(tmp_path))  # the roof of now, not of an hour ago
-    found = lk.peaks(threads=1)
-    assert found.gb_per_s > 0 and "GB/s" in str(found) and "FLOP/byte" in str(found)
-    threads = torch.get_num_threads()
-    reached = {}
-    torch.set_num_threads(1)
-    for n in (256, 1024, 1024, 1024, 1024):  # until a pass had the core's whole speed
-        model = torch.nn.Linear(n, n, bias=False)
-        took = []
-        watched = lk.watch([torch.randn(n, n)] * 30, live=False, model=model)
-        for batch in watched:
-            model.weight.grad = None
-            begun = time.thread_time()
-            model(batch).backward(batch)
-            took.append(time.thread_time() - begun)
-        run = watched.run
-        flops = 2 * 2 * n**3
-        assert run.event("work")["flops"] == flops and run.machine.threads == 1
-        assert flops / n * run.throughput <= run.peak.flop_per_s, n
-        reached[n] = flops / min(took) / run.peak.flop_per_s
-        watched.close()
-        if reached.get(1024, 0) > 0.8:
-            break
-    torch.set_num_threads(threads)
-    assert "measured here on 1 thread" in str(run.peak)
-    assert lk.peaks(threads=1) == found  # the same all day
-    assert reached[1024] > 0.8, reached

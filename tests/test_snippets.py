@@ -17,7 +17,7 @@ from labkit.diagnosis.gains import with_gains
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.recommendation import Workers
 from labkit.diagnosis.wording import worded
-from labkit.tuning.job import code_around, tuner
+from labkit.tuning.job import tuner
 from labkit.tuning.settings import LoaderSetting
 from labkit.tuning.trial import Trial
 
@@ -284,15 +284,3 @@ def tuned(what, **more):
         )
         tuning.tried.append(Trial(setting.to_dict(), rates=[rate]))
     return tuning
-
-
-@forks
-def test_a_dataset_that_is_tuned_gets_a_loader_that_shuffles_as_the_bench_does():
-    names = user_script("None")
-    code = in_script(names, "around(data, collate_fn=pad_together)", around=code_around)
-    exec(code.loader_line(LoaderSetting(num_workers=1, batch_size=4).to_dict()), names)
-    assert isinstance(names["loader"].sampler, torch.utils.data.RandomSampler)
-    assert next(iter(names["loader"]))[1] == "together"
-    unknown = LoopCode().with_names().loader_line({"num_workers": 1})
-    exec(unknown, pasted := {"dataset": [1, 2, 3]})  # a script that has imported nothing
-    assert pasted["loader"].num_workers == 1

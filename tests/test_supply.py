@@ -31,11 +31,6 @@ def test_waiting_for_a_late_batch_counts_from_when_a_later_one_was_ready():
     assert supply.late_share(unknown) is None
 
 
-def test_activity_is_the_mean_number_of_busy_workers_while_a_batch_was_made():
-    seen = supply.active_workers(batches([0, 1], [0, 5], [10, 10]))
-    assert seen == pytest.approx([1.5, 2.0])
-
-
 def passes(speed_of, workers=4, count=37, times=5, tick=0.05):
     """Simulate passes of batches that each go on at `speed_of(active workers, now)`, 1 in all."""
     rows = []

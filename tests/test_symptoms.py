@@ -1,6 +1,5 @@
 """The pages of notebooks/symptoms: one for every cause, whose code and links hold."""
 
-import ast
 import re
 
 import pytest
@@ -15,27 +14,12 @@ from labkit.diagnosis.symptoms import PAGE_OF, PAGES, page_of
 DIAGNOSIS = ROOT / "labkit" / "diagnosis"
 FOLDER = ROOT / "notebooks" / "symptoms"
 NO_RULES = {"diagnosis", "doubts", "outside_verdict"}  # why there is no verdict, or hardly one
-CAUSE_AT = {"Finding": 1, "BodyWork": 0}  # the place of the cause among the arguments
+CAUSE = re.compile(  # an argument or a name of its own: one text, or either of two
+    r'''(?:\bcause ?= ?|\bFinding\(\s*"\w+",\s*|\bBodyWork\(\s*)"([^"]+)"'''
+    r"""(?: if [\w. ]+ else "([^"]+)")?"""
+)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PAGE_FILES = sorted(FOLDER.glob("*.md"))
-
-
-def said_in(node):
-    """Return the texts that an expression may be: one, or either of two."""
-    either = [node.body, node.orelse] if isinstance(node, ast.IfExp) else [node]
-    texts = {each.value for each in either if isinstance(each, ast.Constant)}
-    return {text for text in texts if isinstance(text, str)}
-
-
-def causes_in(tree):
-    """Yield the expressions that become the cause of a finding."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            yield from (each.value for each in node.keywords if each.arg == "cause")
-            place = CAUSE_AT.get(getattr(node.func, "id", ""), len(node.args))
-            yield from node.args[place : place + 1]
-        elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "cause":
-            yield node.value
 
 
 def causes():
@@ -43,8 +27,8 @@ def causes():
     found = {cause for cause, _ in ELSEWHERE.values()} | {COLLATE, NEIGHBOUR, *IN_WORDS}
     for path in DIAGNOSIS.glob("*.py"):
         if path.stem not in NO_RULES:
-            for expression in causes_in(ast.parse(path.read_text(encoding="utf-8"))):
-                found |= said_in(expression)
+            for texts in CAUSE.findall(path.read_text(encoding="utf-8")):
+                found |= set(filter(None, texts))
     return found
 
 

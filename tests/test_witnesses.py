@@ -241,14 +241,6 @@ def test_full_cores_are_no_neighbour_where_the_launches_do_not_wait_or_the_queue
         assert "neighbour" not in {f.cause for f in run.diagnose().findings}, how
 
 
-def test_the_time_from_issue_to_start_is_that_of_the_devices_queue(tmp_path):
-    ahead, _ = record(tmp_path, waits=False, **FED)
-    dry, _ = record(tmp_path, waits=False, **LAUNCH_BOUND)
-    on_cpu, _ = record(tmp_path, machine=GPU | {"kind": "cpu", "device": "cpu"}, **FED)
-    assert ahead.queued_ms > 10 * ahead.step_ms and dry.queued_ms < 1 and on_cpu.queued_ms is None
-    assert ahead.to_dict()["queued_ms"] == ahead.queued_ms
-
-
 def test_what_a_gap_lost_to_a_neighbour_is_not_lost_once_more_to_launches(tmp_path):
     resting = CROWDED | {"gpm": {"sm": 0.2}}
     read = samples(seconds=5, launch_line=12 / 20.5, **resting)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -128,23 +127,6 @@ def test_batches_are_the_same_to_the_bit_and_all_are_counted(kind, workers):
         assert sum(each.items for each in recorded) == (74 if kind == "stream" else 80)
 
 
-@slow
-@pytest.mark.parametrize("context", ["spawn", "forkserver"])
-def test_a_worker_that_is_started_anew_is_recorded_and_gives_the_same_batches(context):
-    def batches(context, wrap):
-        torch.manual_seed(0)
-        loader = DataLoader(
-            Samples(), 4, num_workers=1, collate_fn=joined, multiprocessing_context=context
-        )
-        return list(wrap(loader))
-
-    plain = batches("fork", iter)
-    seen = batches(context, lambda loader: lk.watch(loader, live=False))
-    assert is_same(plain, seen) and all(batch["own"] for batch in seen)
-    lk.watch.last.close()
-    assert lk.watch.last.run.workers[0].items == 40
-
-
 def test_an_error_of_a_worker_reads_as_without_a_watch():
     class Broken(Samples):
         def __getitem__(self, index):
@@ -250,40 +232,6 @@ def test_pages_of_a_list_are_copied_to_the_worker_that_touches_them_and_those_of
         watched.close()
         copied[in_array] = supply.memory_growth(watched.run.workers.events).copied
     assert copied[False] > 0.01 > copied[True], copied
-
-
-class Documents(Dataset):
-    """Compressed documents, a few of which are long where there is a tail."""
-
-    def __init__(self, has_tail):
-        texts = [zlib.compress(np.arange(size) % 251) for size in (20_000, 2_000_000)]
-        self.short, self.long = texts
-        self.has_tail = has_tail
-
-    def __len__(self):
-        return 4_000
-
-    def __getitem__(self, index):
-        is_long = self.has_tail and index % 90 == 45
-        text = zlib.decompress(self.long if is_long else self.short)
-        return torch.frombuffer(bytearray(text[:4_000]), dtype=torch.uint8)
-
-
-@slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_few_long_documents_hold_later_batches_up_and_even_ones_do_not():
-    late = {}
-    for has_tail in (False, True):
-        loader = DataLoader(Documents(has_tail), 16, num_workers=2)
-        for _ in (watched := lk.watch(loader, live=False)):
-            pass
-        watched.close()
-        seen = watched.run.workers
-        late[has_tail] = supply.late_share(seen.batches)
-        if has_tail:
-            assert {item.index % 90 for item in seen.slowest} == {45}
-            assert max(each.slowest_ratio for each in seen) > 10
-    assert late[True] > late[False], late
 
 
 # -- the whole time ------------------------------------------------------------------------------

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.remedies import ANOTHER_TRAINING, ROUNDED, Remedy, Values, unset
+from labkit.diagnosis.remedies import ANOTHER_TRAINING, ROUNDED, Remedy, Values
 
 FORMATS = {"bf16": "BF16", "fp16": "FP16 with a GradScaler"}
 # Of the cores, at the most, while a GPU trains (facebookresearch/spdl f43e287,
@@ -15,70 +16,51 @@ QUIET = "SPDL's authors advise at most 40% of the CPU while a GPU trains"
 # -- copies and launches ---------------------------------------------------------------------------
 
 
-def on_cpu(evidence: Evidence) -> Values | None:
-    """Fit a model that the CPU computes."""
-    return {} if evidence.kind == "cpu" else None
-
-
-def unpinned(evidence: Evidence) -> Values | None:
-    """Fit batches that a GPU gets from pageable memory."""
-    if evidence.kind != "gpu" or evidence.knobs.get("pin_memory"):
-        return None
-    return {"pin_memory": True, "non_blocking": True}
-
-
-def overlapped(evidence: Evidence) -> Values | None:
-    """Fit copies from pinned memory that the compute does not hide."""
-    if evidence.kind != "gpu" or not evidence.knobs.get("pin_memory"):
-        return None
-    return unset(evidence, prefetch_to_device=True)
-
-
 def compiled(evidence: Evidence) -> Values | None:
     """Fit a model that is not compiled, where it can be."""
-    if not evidence.compiles:
+    if not evidence.compiles or evidence.knobs.get("compile"):
         return None
-    return unset(evidence, compile="reduce-overhead" if evidence.kind == "gpu" else "default")
+    return {"compile": "reduce-overhead" if evidence.kind == "gpu" else "default"}
 
 
 def fusible(evidence: Evidence) -> Values | None:
-    """Fit a model that is not compiled, for its memory traffic, where it can be."""
-    return unset(evidence, compile="default") if evidence.compiles else None
+    """Fit a model that can be compiled, for its memory traffic."""
+    return {} if evidence.compiles else None
+
+
+def pinned(evidence: Evidence) -> Values | None:
+    """Fit copies from pinned memory that the compute does not hide."""
+    return {} if evidence.knobs.get("pin_memory") else None
 
 
 def trains(evidence: Evidence) -> Values | None:
-    """Fit a step with an optimizer that is not fused; inference has none."""
-    return unset(evidence, fused_optimizer=True) if evidence.trains else None
+    """Fit a step with an optimizer; inference has none."""
+    return {} if evidence.trains else None
 
 
-def larger_batch(evidence: Evidence) -> Values | None:
+def larger_batch(times: int, evidence: Evidence) -> Values | None:
     """Fit a loop whose batch size is known."""
     size = evidence.knobs.get("batch_size")
-    return {"batch_size": 4 * int(size)} if size else None
+    return {"batch_size": times * int(size)} if size else None
 
 
-def twice_the_batch(evidence: Evidence) -> Values | None:
-    """Fit a loop whose batch size is known."""
-    size = evidence.knobs.get("batch_size")
-    return {"batch_size": 2 * int(size)} if size else None
-
-
-ONE_BLOCK = Remedy("one_block", "Send one contiguous block per batch.", "copies", on_cpu)
+ONE_BLOCK = Remedy("one_block", "Send one contiguous block per batch.", "copies", on="cpu")
 PINNED = Remedy(
     "pinned",
     "Send one contiguous block per batch from pinned memory: pin_memory=True, then "
     "non_blocking=True.",
     "copies",
-    unpinned,
-    ("pin_memory", "non_blocking"),
+    sets={"pin_memory": True, "non_blocking": True},
+    on="gpu",
     cost="locked host memory for the batches kept ready",
 )
 OVERLAPPED = Remedy(
     "overlapped",
     "Copy the next batch under the compute of this one (prefetch_to_device=True).",
     "copies",
-    overlapped,
-    ("prefetch_to_device",),
+    pinned,
+    {"prefetch_to_device": True},
+    "gpu",
     cost="device memory for one more batch",
 )
 MORE_PER_CALL = Remedy(
@@ -86,7 +68,7 @@ MORE_PER_CALL = Remedy(
     "Give the device more work per call: a larger batch, batched operations instead of Python "
     "loops in forward, or torch.compile.",
     "launches",
-    on_cpu,
+    on="cpu",
 )
 COMPILE = Remedy(
     "compile",
@@ -94,7 +76,6 @@ COMPILE = Remedy(
     "batch, no .item() in the step.",
     "launches",
     compiled,
-    ("compile",),
     cost="compiling at the start, and again for each new shape",
     check=ROUNDED,
     price=2,
@@ -104,31 +85,23 @@ FUSED_OPTIMIZER = Remedy(
     "Use a fused optimizer (fused_optimizer=True).",
     "launches",
     trains,
-    ("fused_optimizer",),
+    {"fused_optimizer": True},
 )
 LARGER_BATCH = Remedy(
     "larger_batch",
     "Use a larger batch: batch_size={batch_size}.",
     "batch",
-    larger_batch,
-    ("batch_size",),
+    partial(larger_batch, 4),
     cost="memory, and another training: tune the learning rate",
     check=ANOTHER_TRAINING,
     price=3,
 )
-TWICE_THE_BATCH = replace(LARGER_BATCH, fits=twice_the_batch)
+TWICE_THE_BATCH = replace(LARGER_BATCH, fits=partial(larger_batch, 2))
 FEWER_LAUNCHES = (MORE_PER_CALL, COMPILE, FUSED_OPTIMIZER, LARGER_BATCH, TWICE_THE_BATCH)
 
 
-def foreign_load(evidence: Evidence) -> Values | None:
-    """Fit cores that other programs fill."""
-    return {} if (evidence.foreign_cores or 0.0) > (evidence.own_cores or 0.0) else None
-
-
-def own_load(evidence: Evidence) -> Values | None:
-    """Fit cores that the run's own workers fill."""
-    if foreign_load(evidence) is not None:
-        return None
+def fewer_workers(evidence: Evidence) -> Values:
+    """Return how many workers should do, where that is known."""
     fewer = evidence.advised and evidence.advised.num_workers
     if not evidence.num_workers or fewer is None or fewer >= evidence.num_workers:
         return {"how": ""}
@@ -139,14 +112,12 @@ QUIETER = Remedy(
     "quieter",
     f"Use fewer workers, or cheaper items: {QUIET}.{{how}}",
     "workers",
-    own_load,
-    ("num_workers",),
+    fewer_workers,
 )
 ALONE = Remedy(
     "alone",
     f"Stop the other programs, or give this one cores of its own: {QUIET}.",
     "workers",
-    foreign_load,
 )
 
 # -- the loop's body -------------------------------------------------------------------------------
@@ -216,16 +187,10 @@ KEEP_NUMBERS = Remedy(
 )
 
 
-def one_thread_a_core(evidence: Evidence) -> Values | None:
-    """Fit a model with more threads than cores."""
-    return {"cores": evidence.cores}
-
-
 THREADS = Remedy(
     "threads",
     "Let torch compute with as many threads as there are cores.",
     "lines",
-    one_thread_a_core,
     code="torch.set_num_threads({cores})  # or OMP_NUM_THREADS={cores} in the environment\n",
 )
 
@@ -246,17 +211,11 @@ def sixteen_bits(evidence: Evidence) -> Values | None:
     return {"precision": best, "format": FORMATS[best] + lacks}
 
 
-def unknown_card(evidence: Evidence) -> Values | None:
-    """Fit a card of which nothing tells what its Tensor Cores can do."""
-    return {} if evidence.formats is None else None
-
-
 BF16 = Remedy(
     "bf16",
     "Set precision='bf16' and compare the losses.",
     "formats",
     bf16,
-    ("precision",),
     cost="accuracy: fewer digits",
     check="losses within 16-bit rounding, and the metric",
     price=2,
@@ -266,7 +225,6 @@ SIXTEEN_BITS = Remedy(
     "Use autocast to {format}, sizes in multiples of 8.",
     "formats",
     sixteen_bits,
-    ("precision",),
     cost="accuracy: fewer digits",
     check="losses within 16-bit rounding, and the metric",
     price=2,
@@ -276,7 +234,6 @@ SOME_16_BITS = Remedy(
     "Use 16-bit autocast: BF16 on Ampere and later cards, FP16 with a GradScaler before; sizes in "
     "multiples of 8.",
     "formats",
-    unknown_card,
 )
 ALIGNED = Remedy(
     "aligned",
@@ -290,7 +247,7 @@ FUSE = Remedy(
     "Fuse elementwise operators: torch.compile, or a fused kernel.",
     "fusion",
     fusible,
-    ("compile",),
+    {"compile": "default"},
     cost="compiling at the start, and again for each new shape",
     check=ROUNDED,
     price=2,
@@ -317,27 +274,15 @@ LARGER_MODEL = Remedy(
 )
 
 
-def none_late(evidence: Evidence) -> Values | None:
-    """Fit traces of several ranks of which none is late."""
-    return {} if evidence.late_rank is None else None
-
-
-def late(evidence: Evidence) -> Values | None:
-    """Fit traces of several ranks of which one is late."""
-    return None if evidence.late_rank is None else {"late": evidence.late_rank}
-
-
 LATE_TRACE = Remedy(
     "late_trace",
-    "Look into the trace of rank {late} first: the others wait for it.",
+    "Look into the trace of rank {rank} first: the others wait for it.",
     "exchange",
-    late,
 )
 OVERLAP_EXCHANGE = Remedy(
     "overlap_exchange",
     "Overlap or thin out the exchange: larger buckets, no_sync(), a larger batch.",
     "exchange",
-    none_late,
 )
 EXCHANGE_LESS = Remedy(
     "exchange_less",

@@ -112,35 +112,31 @@ class Diagnosis(Result):
         return self.table()
 
     def table(self) -> Table:
-        """Return the findings, the costliest first."""
+        """Return the findings, the costliest first, and what can be copied of the first remedy."""
         shown = self.findings[:SHOWN]
         rows = [
             (f"{f.name}: {f.cause}", f"{f.lost_share:.0%}", f.evidence, f.advice) for f in shown
         ]
         foot = [f"{self.source}; confidence {self.confidence:.0%}", *self.notes]
+        copies: dict[str, str] = {}
         for finding in shown:
-            for remedy in finding.remedies[1:]:
-                foot.append(f"{finding.cause}, also: {remedy.text}")
-            if finding.code:
-                foot.append(f"{finding.cause}, in PyTorch:")
-                foot += [f"    {line}" for line in finding.code.splitlines()]
+            foot += [f"{finding.cause}, also: {other.text}" for other in finding.remedies[1:]]
+            if not finding.code:
+                continue
+            foot.append(f"{finding.cause}, in PyTorch:")
+            foot += [f"    {line}" for line in finding.code.splitlines()]
+            changes = finding.remedies[0].changes
+            if not copies:
+                copies["PyTorch"] = finding.code
+                copies["labkit"] = but(dict(changes)) if self.of_pipeline and changes else ""
         return Table(
             rows,
             head=("finding", "time lost", "evidence", "what to change"),
             title=f"Bottleneck: {self.headline}",
             foot=foot,
             left=(0, 2, 3),
-            copies=self._copies(),
+            copies=copies,
         )
-
-    def _copies(self) -> dict[str, str]:
-        """Return what can be copied: the first remedy that is code."""
-        coded = next((f for f in self.findings[:SHOWN] if f.code), None)
-        if coded is None:
-            return {}
-        changes = dict(coded.remedies[0].changes)
-        mine = {"labkit": but(changes)} if self.of_pipeline and changes else {}
-        return {"PyTorch": coded.code, **mine}
 
     def __repr__(self) -> str:
         return "\n".join(self.three_lines)
@@ -174,8 +170,9 @@ def diagnose(
         return diagnose(load(path) if is_record else trace(path))
     if isinstance(what, (Breakdown, RankTraces)):
         evidence = of_trace(what) if isinstance(what, Breakdown) else of_traces(what)
-        found = Diagnosis(ranking.rank(evidence), ranking.lead(evidence), what.source)
-        return _told(_looked_inside(found, evidence), evidence)
+        findings, notes, most = _looked_inside(ranking.rank(evidence), evidence)
+        confidence = min(ranking.lead(evidence), most)
+        return Diagnosis(_told(findings, evidence), confidence, what.source, tuple(notes))
     if isinstance(what, PublicTrace):
         missing = (Remedy("published", what.missing),)
         seen = (Measured(what.why.rstrip(".")),)
@@ -194,17 +191,12 @@ def diagnose(
 @of_one_moment
 def of_run(run: Run, ranks_cores: float = 0.0) -> Diagnosis:
     """Diagnose one run, beside which other ranks of the same job used so many cores."""
-    found = _of_run(run, ranks_cores)
-    unseen = run.watched and not run.lines.body
-    return replace(found, notes=(BODY_NOTE, *found.notes)) if unseen else found
-
-
-def _of_run(run: Run, ranks_cores: float) -> Diagnosis:
     source = source_of(run)
+    unseen = [BODY_NOTE] if run.watched and not run.lines.body else []
     table = StepTable(run, ranks_cores)
     short = doubts.too_short(len(table))
     if short:
-        return Diagnosis((worded(short),), 0.0, source)
+        return Diagnosis((worded(short),), 0.0, source, tuple(unseen))
     evidence = table.evidence()
     findings = ranking.rank(evidence)
     confidence = 0.0
@@ -217,12 +209,20 @@ def _of_run(run: Run, ranks_cores: float) -> Diagnosis:
             len(table.sums), lambda rows: ranking.rank(table.evidence(rows)), findings
         )
     findings = with_low_mfu(run, evidence, findings)
-    of_pipeline = evidence.loop is None
-    found = Diagnosis(findings, confidence, source, of_pipeline=of_pipeline)
-    found = _beside_others(found, evidence, run)
-    if run.watched:
-        found = _of_a_short_loop(found, len(table) * (run.step_ms or 0.0) / 1e3)
-    return _told(_looked_inside(found, evidence), evidence, run)
+    beside, sure = _beside_others(evidence, run)
+    measured_s = table.seconds
+    if run.watched and measured_s < limits.LONG_ENOUGH_S:
+        longer = f"{measured_s:.1f} s were measured, and a longer run gives a surer verdict."
+        beside.append(f"{SHORT}: {longer}")
+        sure *= measured_s / limits.LONG_ENOUGH_S
+    findings, inside, most = _looked_inside(findings, evidence)
+    return Diagnosis(
+        _told(findings, evidence, run),
+        min(confidence * sure, most),
+        source,
+        (*unseen, *inside, *beside),
+        of_pipeline=evidence.loop is None,
+    )
 
 
 def source_of(run: Run | Ranks) -> str:
@@ -243,10 +243,10 @@ def resampled(
     return (doubts.too_close(confidence, names), *found), confidence
 
 
-def _beside_others(found: Diagnosis, evidence: Evidence, run: Run) -> Diagnosis:
-    """Return a diagnosis that is less sure of a run beside which other programs worked."""
-    notes = list(found.notes)
-    confidence = found.confidence
+def _beside_others(evidence: Evidence, run: Run) -> tuple[list[str], float]:
+    """Return notes on other programs of the machine, and what of the confidence they leave."""
+    notes = []
+    sure = 1.0
     cores = evidence.cores or 1
     foreign = evidence.foreign_cores or 0.0
     taken = evidence.stolen_by_others
@@ -256,25 +256,21 @@ def _beside_others(found: Diagnosis, evidence: Evidence, run: Run) -> Diagnosis:
     elif taken > limits.FOREIGN_LOAD / 2:
         notes.append(f"{OTHERS} had the model's core for {taken:.0%} of the time.")
     if evidence.crowded_by > limits.FOREIGN_LOAD / 2:  # alone it need not come out the same
-        confidence *= 1 - min(evidence.crowded_by, 1.0)
+        sure = 1 - min(evidence.crowded_by, 1.0)
     if evidence.kind == "gpu" and run.on_the_card:
         notes.append(f"{OTHERS} were on the same GPU: {listed(run.on_the_card)}.")
         share = evidence.others_on_gpu
-        confidence = min(confidence, limits.UNSEEN if share is None else 1 - share)
-    return replace(found, notes=tuple(notes), confidence=confidence)
+        sure = min(sure, limits.UNSEEN if share is None else 1 - share)
+    return notes, sure
 
 
-def _of_a_short_loop(found: Diagnosis, measured_s: float) -> Diagnosis:
-    """Return a diagnosis that is less sure of a watched loop measured for a moment only."""
-    if measured_s >= limits.LONG_ENOUGH_S:
-        return found
-    note = f"{SHORT}: {measured_s:.1f} s were measured, and a longer run gives a surer verdict."
-    confidence = found.confidence * measured_s / limits.LONG_ENOUGH_S
-    return replace(found, notes=(*found.notes, note), confidence=confidence)
+def _looked_inside(
+    findings: tuple[Finding, ...], evidence: Evidence
+) -> tuple[tuple[Finding, ...], list[str], float]:
+    """Return findings that trust a busy device no further than something looked inside.
 
-
-def _looked_inside(found: Diagnosis, evidence: Evidence) -> Diagnosis:
-    """Return a diagnosis that trusts a busy device no further than something looked inside."""
+    With them come notes, and the most confidence that is left.
+    """
     notes = []
     looked = evidence.xray is not None or evidence.kernels is not None or evidence.from_trace
     could_look = evidence.knobs.get("xray") is not None  # a watched loop could not
@@ -287,31 +283,26 @@ def _looked_inside(found: Diagnosis, evidence: Evidence) -> Diagnosis:
         notes.append("The x-ray holds no device activity: gaps between kernels were not seen.")
     if gaps_may_hide:
         notes.append("On a GPU gaps between kernels count as busy: its share is an upper bound.")
-    findings = found.findings
-    confidence = found.confidence
+    most = limits.UNSEEN if evidence.launches_only else 1.0
     if evidence.launches_only:
         notes.append("The device was not timed: it may work while the loop waits for data.")
-        confidence = min(confidence, limits.UNSEEN)
-    if findings[0].name == "compute" and evidence.launches_only:
-        findings = (doubts.device_untimed(evidence), *findings)
-        confidence = 0.0
-    elif findings[0].name == "compute" and gaps_may_hide:
+    if findings[0].name != "compute":
+        return findings, notes, most
+    if evidence.launches_only:
+        return (doubts.device_untimed(evidence), *findings), notes, 0.0
+    if gaps_may_hide:
         remedy = doubts.LOOK_INSIDE if could_look else doubts.PROFILE
         if evidence.xray is not None:  # it looked, and saw nothing of the device
             remedy = doubts.MAKERS_PROFILER
         hidden = doubts.gaps_hidden(evidence.compute_share, evidence.witnesses, remedy)
-        findings = (hidden, *findings)
-        confidence = 0.0
-    elif findings[0].name == "compute" and evidence.loop and not evidence.body:
-        findings = (doubts.body_unseen(evidence), *findings)
-        confidence = 0.0
-    elif findings[0].name == "compute" and not looked and not evidence.body:
-        confidence = min(confidence, limits.UNSEEN)
-    notes = (*notes, *found.notes)
-    return replace(found, findings=findings, confidence=confidence, notes=notes)
+        return (hidden, *findings), notes, 0.0
+    if evidence.loop and not evidence.body:
+        return (doubts.body_unseen(evidence), *findings), notes, 0.0
+    return findings, notes, most if looked or evidence.body else limits.UNSEEN
 
 
-def _told(found: Diagnosis, evidence: Evidence, run: Run | None = None) -> Diagnosis:
-    """Return a diagnosis with what its remedies should bring, in words."""
-    filled = (with_gains(finding, evidence, run) for finding in found.findings)
-    return replace(found, findings=tuple(worded(each, evidence) for each in filled))
+def _told(
+    findings: tuple[Finding, ...], evidence: Evidence, run: Run | None = None
+) -> tuple[Finding, ...]:
+    """Return findings with what their remedies should bring, in words."""
+    return tuple(worded(with_gains(each, evidence, run), evidence) for each in findings)

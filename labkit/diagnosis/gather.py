@@ -53,6 +53,7 @@ class StepTable:
         first = max(run.warmup - 1, 0)
         matrix = split_steps(run.stamps[first:])  # (steps, classes), s
         self.steps = len(matrix) if matrix.any() else 0  # stamps may show no time
+        self.seconds = float(matrix.sum())
         compute = matrix[:, 2]
         own = run.thread_s[first + 1 :]  # (steps,) s; NaN where not stamped
         ran = np.fmin(compute, own)

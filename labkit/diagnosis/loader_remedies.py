@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import partial
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence, Setting
@@ -136,7 +137,6 @@ IN_LOOP = Remedy(
     "Make batches in the loop (num_workers=0): handing them over costs more than it saves.",
     "workers",
     made_in_the_loop,
-    tuple(IN_THE_LOOP),
     cost="the loop waits while it makes a batch",
 )
 DEEPER_QUEUE = Remedy(
@@ -145,7 +145,6 @@ DEEPER_QUEUE = Remedy(
     "the stalls.",
     "queue",
     deeper_queue,
-    ("prefetch_factor",),
     cost="memory for the batches kept ready",
     check=LESS_WAITING,
 )
@@ -154,7 +153,6 @@ WORKERS = Remedy(
     "{how} num_workers={num_workers}{kept}{warned}.",
     "workers",
     other_workers,
-    ("num_workers", "persistent_workers"),
     code="{set_threads}",
     cost="a process with its memory for each worker, and their start",
     check=LESS_WAITING,
@@ -189,19 +187,10 @@ STEPS = {  # what the costliest line of preparing an item may be, by its names
 }
 
 
-def _item_is(step: str, evidence: Evidence) -> Values | None:
+def item_does(step: str, evidence: Evidence) -> Values | None:
+    """Fit items most of whose time goes to one of the `STEPS`."""
     named = [f"{line.call} {line.function}" for line in evidence.loading_lines[:1]]
     return {} if any(STEPS[step].search(name) for name in named) else None
-
-
-def decodes(evidence: Evidence) -> Values | None:
-    """Fit items most of whose time goes to decoding."""
-    return _item_is("decode", evidence)
-
-
-def augments(evidence: Evidence) -> Values | None:
-    """Fit items most of whose time goes to transforming them."""
-    return _item_is("augment", evidence)
 
 
 def single_items(evidence: Evidence) -> Values | None:
@@ -220,7 +209,7 @@ DECODE_SMALLER = Remedy(
     "Decode less: let the JPEG decoder scale the image down, or store the images at the size that "
     "the model takes.",
     "items",
-    decodes,
+    partial(item_does, "decode"),
     code="image = Image.open(path)\nimage.draft('RGB', (size, size))  # at 1/2, 1/4 or 1/8\n",
     cost="pixels that are rounded otherwise",
     check="the metric, and a smaller share of waiting",
@@ -229,7 +218,7 @@ AUGMENT_ON_DEVICE = Remedy(
     "augment_on_device",
     "Augment the batch on the device instead of each item in a worker.",
     "items",
-    augments,
+    partial(item_does, "augment"),
     code="from torchvision.transforms import v2\n\n"
     "augment = v2.Compose([...])  # the transforms that the dataset has now\n"
     "images = augment(images.to(device, non_blocking=True))  # in the loop\n",
@@ -252,11 +241,6 @@ LEANER_COLLATE = Remedy(
 )
 
 # -- what the workers show -------------------------------------------------------------------------
-
-
-def kept_workers(evidence: Evidence) -> Values | None:
-    """Fit a loader that starts its workers anew for every epoch."""
-    return {"persistent_workers": True}
 
 
 def restarts_saved(evidence: Evidence) -> Gain | None:
@@ -339,15 +323,14 @@ def stuck(evidence: Evidence) -> Values | None:
     workers = evidence.workers
     if workers is None or workers.stalled_s is None:
         return None
-    return {"seconds": max(60, round(workers.stalled_s))}
+    return {"limit_s": max(60, round(workers.stalled_s))}
 
 
 PERSISTENT = Remedy(
     "persistent_workers",
     "Keep the workers between epochs: persistent_workers=True.",
     "epochs",
-    kept_workers,
-    ("persistent_workers",),
+    sets={"persistent_workers": True},
     cost="the workers' memory between epochs",
     expects=restarts_saved,
 )
@@ -455,7 +438,7 @@ GIVE_UP_WAITING = Remedy(
     "of forking: OpenCV, HDF5 and tokenizers may deadlock behind a fork (cv2.setNumThreads(0)).",
     "lines",
     stuck,
-    arguments={"timeout": "{seconds}", "multiprocessing_context": "'spawn'"},
+    arguments={"timeout": "{limit_s}", "multiprocessing_context": "'spawn'"},
     check="the loop goes on, or the error names the worker",
 )
 ARRAYS = Remedy(

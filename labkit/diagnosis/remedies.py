@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from labkit.diagnosis.evidence import Evidence, Setting
+from labkit.spec import KNOBS
 
 NOTEBOOKS = {
     "02": "02_sawtooth_diagnosis.ipynb",
@@ -57,9 +58,10 @@ class Remedy:
     key: str
     text: str  # what to change, with {names} of what `fits` returns
     lesson: str = ""  # a key of `LESSONS`
-    # What fills in the text and the settings; None where the remedy is not for this run
+    # What fills in the text, and settings; None where the remedy is not for this run
     fits: Callable[[Evidence], Values | None] = always
-    knobs: tuple[str, ...] = ()  # the settings among these values
+    sets: Values = field(default_factory=dict)  # for runs that have none of these settings yet
+    on: str = ""  # "cpu" or "gpu": for that device alone
     arguments: Mapping[str, str] = field(default_factory=dict)  # of the user's DataLoader, as code
     code: str = ""  # PyTorch to paste, before the lines that make those changes
     cost: str = "nothing"
@@ -71,17 +73,21 @@ class Remedy:
 
     def for_run(self, evidence: Evidence, rank: int | None = None) -> Remedy | None:
         """Return the remedy filled in for a run, or None where it is not for it."""
+        if self.on not in ("", evidence.kind) or any(map(evidence.knobs.get, self.sets)):
+            return None
         values = self.fits(evidence)
-        return None if values is None else self.filled(rank=rank, **values)
+        if values is None:
+            return None
+        return self.filled(rank=rank, cores=evidence.cores, **self.sets, **values)
 
-    def filled(self, **values: Setting) -> Remedy:
+    def filled(self, **values: Setting | None) -> Remedy:
         """Return the remedy with these values in its words, its code and its settings."""
         return replace(
             self,
             text=self.text.format(**values),
             code=self.code.format(**values),
             arguments={name: code.format(**values) for name, code in self.arguments.items()},
-            changes={knob: values[knob] for knob in self.knobs if knob in values},
+            changes={name: value for name, value in values.items() if name in KNOBS},
         )
 
     def to_dict(self) -> dict[str, object]:
@@ -95,8 +101,3 @@ class Remedy:
             "check": self.check,
             "price": self.price,
         }
-
-
-def unset(evidence: Evidence, **changes: Setting) -> Values | None:
-    """Return the changes, or None where the run has one of these settings already."""
-    return None if any(evidence.knobs.get(knob) for knob in changes) else changes

@@ -147,7 +147,7 @@ def collectives(evidence: Evidence) -> Finding | None:
         cause="exposed collectives",
         lost_share=lost,
         measured=tuple(measured),
-        remedies=(cures.LATE_TRACE, cures.OVERLAP_EXCHANGE),
+        remedies=(cures.OVERLAP_EXCHANGE if evidence.late_rank is None else cures.LATE_TRACE,),
         rank=evidence.late_rank,
     )
 
@@ -180,6 +180,7 @@ def noisy_neighbour(evidence: Evidence) -> Finding | None:
     if evidence.queued_ms is None or not in_line:
         return None
     dry = 1 - evidence.ahead_share
+    foreign = evidence.foreign_cores or 0.0
     measured = [
         Measured(
             "of the time the threads that launch kernels had no core",
@@ -191,9 +192,7 @@ def noisy_neighbour(evidence: Evidence) -> Finding | None:
     if evidence.own_cores is not None and evidence.cores:
         used = f"{evidence.own_cores:.1f} of {evidence.cores} cores"
         measured.append(Measured(f"this run used {used} with {evidence.num_workers or 0} workers"))
-        measured.append(
-            Measured("were used by other programs", evidence.foreign_cores, unit="cores")
-        )
+        measured.append(Measured("were used by other programs", foreign, unit="cores"))
     began = f"a step's compute began {evidence.queued_ms:.1f} ms after it was issued"
     measured.append(Measured(began))
     return Finding(
@@ -201,7 +200,7 @@ def noisy_neighbour(evidence: Evidence) -> Finding | None:
         cause=NEIGHBOUR,
         lost_share=in_line * dry,
         measured=tuple(measured),
-        remedies=(cures.ALONE, cures.QUIETER),
+        remedies=(cures.ALONE if foreign > (evidence.own_cores or 0.0) else cures.QUIETER,),
     )
 
 
@@ -279,7 +278,7 @@ def no_tensor_cores(evidence: Evidence) -> Finding | None:
             Measured("of it does", kernels.tensor_core_share),
             Measured(f"{costs}published gains", lost),
         ),
-        remedies=(cures.SIXTEEN_BITS, cures.SOME_16_BITS),
+        remedies=(cures.SIXTEEN_BITS if evidence.formats else cures.SOME_16_BITS,),
     )
 
 

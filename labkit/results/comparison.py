@@ -44,8 +44,12 @@ class Part:
     after_ms: float
     low_ms: float  # 95 % interval of the difference
     high_ms: float
-    slower: bool  # beyond the noise
-    faster: bool
+    changed: bool  # beyond the noise
+
+    @property
+    def slower(self) -> bool:
+        """Whether it takes longer, beyond the noise."""
+        return self.changed and self.after_ms > self.before_ms
 
     def __str__(self) -> str:
         what = CLASSES.get(self.name, "a step")
@@ -63,15 +67,14 @@ class Comparison(Result):
     @property
     def changed(self) -> dict[str, tuple[object, object]]:
         """{knob: (before, after)} of the knobs that differ in what ran, and were asked for."""
+        old = self.before.pipeline.to_dict()
         new = self.after.pipeline.to_dict()
-        asked = self.before.asked.to_dict()
-        asked_after = self.after.asked.to_dict()
-        changed = {}
-        for name, value in self.before.pipeline.to_dict().items():
-            is_asked = asked[name] is not None or asked_after[name] is not None
-            if is_asked and value != new[name]:
-                changed[name] = (value, new[name])
-        return changed
+        asked = (self.before.asked.to_dict(), self.after.asked.to_dict())
+        return {
+            name: (value, new[name])
+            for name, value in old.items()
+            if value != new[name] and any(knobs[name] is not None for knobs in asked)
+        }
 
     @property
     def speedup(self) -> float | None:
@@ -108,20 +111,13 @@ class Comparison(Result):
         new = _blocks_of(self.after) * (_batch_size(self.before) / _batch_size(self.after))
         old_ms = old.mean(axis=0)
         new_ms = new.mean(axis=0)
+        more_ms = new_ms - old_ms
         variance = old.var(axis=0, ddof=1) / len(old) + new.var(axis=0, ddof=1) / len(new)
         margin_ms = 1.96 * np.sqrt(variance)
-        least_ms = np.maximum(margin_ms, LEAST * old_ms[0])
-        columns = {
-            "before_ms": old_ms,
-            "after_ms": new_ms,
-            "low_ms": new_ms - old_ms - margin_ms,
-            "high_ms": new_ms - old_ms + margin_ms,
-            "slower": new_ms - old_ms > least_ms,
-            "faster": old_ms - new_ms > least_ms,
-        }
-        names = ("step", *CLASSES)
-        rows = zip(*(column.tolist() for column in columns.values()), strict=True)
-        return [Part(name, *row) for name, row in zip(names, rows, strict=True)]
+        changed = abs(more_ms) > np.maximum(margin_ms, LEAST * old_ms[0])
+        numbers = np.column_stack([old_ms, new_ms, more_ms - margin_ms, more_ms + margin_ms])
+        rows = zip(("step", *CLASSES), *numbers.T.tolist(), changed.tolist(), strict=True)
+        return [Part(*row) for row in rows]
 
     def slower_by(self, limit: float) -> bool:
         """Return whether a step takes over `limit` (0.05 is 5 %) longer, beyond the noise."""
@@ -149,9 +145,9 @@ class Comparison(Result):
     def table(self) -> Table:
         """Return the changed knobs and the numbers, before and after, with the verdict below."""
         rows = [(name, repr(old), repr(new), "") for name, (old, new) in self.changed.items()]
-        rows += [self._row(name) for name in COMPARED]
-        for name in OF_SOME_RUNS:
-            if getattr(self.before, name) is not None or getattr(self.after, name) is not None:
+        runs = (self.before, self.after)
+        for name in (*COMPARED, *OF_SOME_RUNS):
+            if name in COMPARED or any(getattr(run, name) is not None for run in runs):
                 rows.append(self._row(name))
         return Table(rows, ("", "before", "after", "ratio"), foot=(self.verdict, *self._remarks()))
 
@@ -169,12 +165,10 @@ class Comparison(Result):
     def _remarks(self) -> list[str]:
         """Return which parts changed beyond the noise, and what a step is where that differs."""
         remarks = []
-        slower = [str(part) for part in self.parts if part.slower]
-        if slower:
-            remarks.append(f"slower beyond the noise: {', '.join(slower)}")
-        faster = [str(part) for part in self.parts if part.faster]
-        if faster:
-            remarks.append(f"faster beyond the noise: {', '.join(faster)}")
+        for word, is_slower in (("slower", True), ("faster", False)):
+            parts = [str(each) for each in self.parts if each.changed and each.slower == is_slower]
+            if parts:
+                remarks.append(f"{word} beyond the noise: {', '.join(parts)}")
         old = self.before.pipeline.accumulation_steps
         new = self.after.pipeline.accumulation_steps
         if old != new:

@@ -14,8 +14,6 @@ from labkit.results.record import Event
 from labkit.results.result import percent
 
 if TYPE_CHECKING:
-    import pandas
-
     from labkit.results.run import Run
 
 BEFORE, BETWEEN, AFTER = "before the first batch", "between epochs", "after the last epoch"
@@ -41,13 +39,6 @@ class WallShares:
     parts: list[WallShare]
     seconds: float
 
-    @property
-    def rows(self) -> pandas.DataFrame:
-        """A row a part."""
-        import pandas
-
-        return pandas.DataFrame(self.parts, columns=["part", "place", "seconds", "share"])
-
     def share(self, part: str) -> float:
         """Return the share of the parts of that name, 0 to 1."""
         return sum(each.share for each in self.parts if each.part == part)
@@ -66,18 +57,15 @@ class WallShares:
 
     __repr__ = __str__
 
-    def _repr_html_(self) -> str:
-        return self.rows.to_html(index=False)
-
 
 @dataclass(frozen=True)
 class _Span:
-    """A stretch of time in a part; of spans that overlap the one that began last counts."""
+    """A stretch of time in a part; of spans that overlap the last one counts."""
 
     began_ns: int
     ended_ns: int
     part: str
-    place: str
+    place: str = ""
 
 
 def wall_shares(
@@ -88,27 +76,27 @@ def wall_shares(
     Where no moments are given it is the time from the first pass to the last. None without a pass.
     """
     known = any(map(trains, runs))
-    spans: list[_Span] = []
+    loops: list[_Span] = []
     for run in runs:
         part = (TRAINING if trains(run) else VALIDATION) if known else LOOP
-        spans += _spans_of(run, part)
-    loops = [span for span in spans if span.part != SAVING]
+        loops += _passes_of(run, part)
     if not loops:
         return None
-    begins = [span.began_ns for span in loops]
-    ends = [span.ended_ns for span in loops]
-    start_ns = min(begins) if start_ns is None else min(start_ns, *begins)
-    end_ns = max(ends) if end_ns is None else max(end_ns, *ends)
+    loops.sort(key=lambda span: span.began_ns)  # of loops within loops the inner one counts
+    saves = [_Span(each["began"], each["ended"], SAVING) for run in runs for each in run.saves]
+    ended_ns = [span.ended_ns for span in loops]
+    if start_ns is None or start_ns > loops[0].began_ns:
+        start_ns = loops[0].began_ns
+    end_ns = max(*ended_ns, end_ns or 0)
     trained = [span for span in loops if span.part != VALIDATION] or loops
-    first_batch_ns = min(span.began_ns for span in trained)
     over_ns = max(span.ended_ns for span in trained)
-    spans.sort(key=lambda span: (span.part == SAVING, span.began_ns))
-    spans[:0] = [
-        _Span(start_ns, first_batch_ns, BEFORE, ""),
-        _Span(first_batch_ns, over_ns, BETWEEN, ""),
-        _Span(over_ns, end_ns, AFTER, ""),
+    around = [
+        _Span(start_ns, trained[0].began_ns, BEFORE),
+        _Span(trained[0].began_ns, over_ns, BETWEEN),
+        _Span(over_ns, end_ns, AFTER),
     ]
-    return WallShares(_shared_out(spans, start_ns, end_ns), max(1, end_ns - start_ns) / 1e9)
+    parts = _shared_out([*around, *loops, *saves], start_ns, end_ns)
+    return WallShares(parts, max(1, end_ns - start_ns) / 1e9)
 
 
 def _shared_out(spans: list[_Span], start_ns: int, end_ns: int) -> list[WallShare]:
@@ -133,28 +121,19 @@ def trains(run: Run) -> bool:
     return any(event.get("trains") for event in run.passes)
 
 
-def _spans_of(run: Run, part: str) -> list[_Span]:
-    """Return the passes of a run's loop and the checkpoints that its process wrote."""
-    place = _place_of(run)
-    ends_ns = {event["n"]: event["ended"] for event in run.passes}
-    begins_ns = {event["n"]: event["began"] for event in run.passes}
-    if run.steps:  # a pass that was killed ended with its last step
-        for event in run.epochs:
-            if event.get("began"):
-                begins_ns.setdefault(event["n"], event["began"])
-    spans = [
-        _Span(began_ns, ends_ns.get(number) or int(run.host_ns[-1, 3]), part, place)
-        for number, began_ns in begins_ns.items()
-    ]
-    return spans + [_Span(each["began"], each["ended"], SAVING, "") for each in run.saves]
-
-
-def _place_of(run: Run) -> str:
-    """Return where a run's loop stands: "train.py:31"; "" where that is not known."""
-    match (run.event("spec") or {}).get("watched", {}).get("place"):
+def _passes_of(run: Run, part: str) -> list[_Span]:
+    """Return the passes of a run's loop."""
+    watched = (run.event("spec") or {}).get("watched") or {}
+    place = ""
+    match watched.get("place"):
         case [file, line]:
-            return f"{PurePath(str(file)).name}:{line}"
-    return ""
+            place = f"{PurePath(str(file)).name}:{line}"
+    spans = {event["n"]: _Span(event["began"], event["ended"], part, place) for event in run.passes}
+    for event in run.epochs:
+        if run.steps and event.get("began"):  # a pass that was killed ended with its last step
+            last_ns = int(run.host_ns[-1, 3])
+            spans.setdefault(event["n"], _Span(event["began"], last_ns, part, place))
+    return list(spans.values())
 
 
 def stored(values: Event | None) -> WallShares | None:
