@@ -161,9 +161,6 @@ def test_idle_time_has_its_cause_and_adds_up(read):
     idle = {"host_wait_us": 50, "host_us": 20, "kernel_wait_us": 4, "other_us": 40 + 20}
     assert result.idle == idle
     assert sum(result.idle.values()) + result.kernel_us == result.step_us
-    copy = event("gpu_memcpy", "Memcpy HtoD", 40, 40, pid=0, stream=9)
-    result = read([step(1, 0, 100), kernel(1, 0, 50), copy])
-    assert (result.copy_overlap_share, result.memcpy_us) == (0.25, 30)
 
 
 WORK = [step(1, 0, 1000), op(700, 300), launch(1, 900), kernel(1, 910, 90)]

@@ -39,7 +39,7 @@ def read(path, content):
     parts = [getattr(result, f"{name}_us") for name in (*CLASSES, "other")]
     assert result.steps >= 1 and min(parts) >= 0
     assert sum(parts) == pytest.approx(result.step_us)
-    kinds = ("gpu_utilization", "tensor_core_share", "copy_overlap_share")
+    kinds = ("gpu_utilization", "tensor_core_share")
     for share in (*(getattr(result, kind) or 0 for kind in kinds), *result.busy.values()):
         assert 0 <= share <= 1 + 1e-9
     assert 0 <= result.host_work_us <= result.step_us * (1 + 1e-9)
