@@ -73,7 +73,6 @@ def test_the_wait_for_another_rank_is_told_from_the_exchange(tmp_path):
     expected = {"wait": [2, 10], "others": [8, 0], "transfer": [3, 3], "compute": [11, 11]}
     for part, ms in expected.items():
         assert getattr(times, part) * step_ms == pytest.approx(ms)
-    assert ranks.communication_share == pytest.approx((11 + 3) / 2 / step_ms)
     assert sum(getattr(times, part) for part in PARTS) == pytest.approx([1, 1])
 
 
@@ -280,7 +279,7 @@ def test_two_ranks_learn_what_one_process_does_from_the_joined_batch_and_load_ag
     assert [rank.rank for rank in ranks] == [0, 1]
     assert ranks.loss == pytest.approx(one.loss, rel=1e-3, abs=1e-4)
     times = ranks.times
-    assert (times.communication > 0).all() and 0 < ranks.communication_share < 1
+    assert (times.communication > 0).all()
     assert (times.wait + times.compute + times.communication <= 1.001).all()
     with pytest.raises(ValueError, match="batch_size"):
         ranks.efficiency(one)  # of another pipeline
