@@ -152,7 +152,6 @@ def evenly(*parts):
     [
         ((evenly(1, 0, 5, 34), evenly(30, 0, 5, 5)), "input", 1, "was ready last in 57 of 57"),
         ((evenly(1, 20, 5, 5), evenly(1, 0, 5, 25)), "straggler", 0, "20.0 ms of a step longer"),
-        ((evenly(1, 0, 25, 5), evenly(1, 0, 5, 25)), "straggler", 0, "is `model()` in (train.py:7"),
         (
             (lambda i: (20 * (i % 2), 0, 5, 30 - 20 * (i % 2)),
              lambda i: (20 * ((i + 1) % 2), 0, 5, 30 - 20 * ((i + 1) % 2))),
@@ -226,9 +225,8 @@ def test_ranks_that_are_not_in_step_are_judged_alone(tmp_path):
 @pytest.mark.parametrize(
     ("bad", "says"),
     [({"ranks": 0}, "ranks=0"), ({"starve": {2: {"io_ms": 1}}}, "ranks 0 to 1"),
-     ({"starve": {1: {"width": 8}}}, "width"), ({"rendezvous": {"port": 1}}, "rendezvous option"),
      ({"rendezvous": {"rdzv_endpoint": "a b"}}, "HOST:PORT"),
-     ({"pipeline": Pipeline(device="cuda:1")}, "device"), ({"no_sync": "yes"}, "no_sync")],
+     ({"pipeline": Pipeline(device="cuda:1")}, "device")],
 )  # fmt: skip
 def test_bad_settings_are_refused_before_anything_starts(bad, says):
     with pytest.raises(ValueError, match=says):

@@ -133,7 +133,7 @@ def test_a_last_step_without_its_kernels_is_left_out_and_without_marks_the_whole
     assert "No ProfilerStep marks" in result.notes[0]
 
 
-@pytest.mark.parametrize("start", ["1790857026000000.001", "1790857026000000.0010", "1e6", "-7"])
+@pytest.mark.parametrize("start", ["1790857026000000.001", "1e6", "-7"])
 def test_times_are_exact_to_the_ns_also_in_microseconds_since_1970(read, start):
     text = json.dumps([step(1, "A", 0.007), kernel(1, "A", 0.003)])
     result = read(text.replace('"A"', start))
