@@ -54,9 +54,7 @@ def burn(count):
 @SLOW
 def test_shares_of_lines_are_those_of_a_loop_whose_truth_is_known():
     big = torch.randn(256, 256)
-    truth = dict.fromkeys(("mm", "burn", "sleep"), 0.0)
-    clock = None
-    truth_of = {"torch": "mm", "python": "burn", "wait": "sleep"}
+    truth = dict.fromkeys(("torch", "python", "wait"), 0.0)
     for _ in (watch := lk.watch([0] * 2000, live=False)):
         start = time.perf_counter()
         big.mm(big).sum()
@@ -64,18 +62,14 @@ def test_shares_of_lines_are_those_of_a_loop_whose_truth_is_known():
         burn(12_000)
         python = time.perf_counter()
         time.sleep(0.0008)
-        clock = time.perf_counter()
-        for name, span in zip(
-            truth, (matrix - start, python - matrix, clock - python), strict=True
-        ):
-            truth[name] += span
+        truth["torch"] += matrix - start
+        truth["python"] += python - matrix
+        truth["wait"] += time.perf_counter() - python
     kinds = watch.run.lines.kinds("body")
     total = sum(truth.values())
-    for kind, name in truth_of.items():
-        assert kinds[kind] == pytest.approx(truth[name] / total, abs=0.2), (kinds, truth)
-    lines = watch.run.lines.lines  # within 0.05 where no other program takes the cores
-    assert {line.function for line in lines[:3]} >= {"burn"}
-    assert all(line.file == __file__ for line in lines[:3])
+    for kind, spent in truth.items():  # within 0.05 where no other program takes the cores
+        assert kinds[kind] == pytest.approx(spent / total, abs=0.2), (kinds, truth)
+    assert {line.file for line in watch.run.lines.lines[:3]} == {__file__}
 
 
 def test_a_line_of_a_notebook_is_its_cells():
@@ -116,6 +110,7 @@ def test_a_slow_loader_is_blamed_on_its_line_in_the_loop_and_in_workers(loader, 
     line = found.lines[0]
     assert line.function.endswith(function) and line.call == "time.sleep()" and line.share > 0.5
     assert found.to_dict()["lines"][0]["line"] == line.line
+    assert watch.run.lines.plot().axes and "stacks sampled" in str(watch.run.lines)
     assert watch.loader.worker_init_fn is None  # given back
 
 
@@ -131,19 +126,6 @@ def test_a_stall_is_named_with_its_period_and_its_line(tmp_path):
     assert (found.name, found.cause) == ("host", "periodic")
     assert "every 20th step" in found.evidence
     assert "time.sleep()" in [line.call for line in found.lines]
-
-
-@SLOW
-def test_a_pipeline_of_ours_is_sampled_too_in_the_loop_and_in_workers():
-    run = lk.run(lk.Pipeline(num_workers=2, steps=100_000, seconds=5))
-    lines = run.lines
-    body = lines.mask("body")
-    items = lines.mask("worker")
-    assert {Path(line.file).name for line in lines.rows(body)} <= {"loop.py", "models.py"}
-    sleeping = lines.rows(items)[0]  # io_ms
-    assert (sleeping.function, sleeping.call) == ("JpegFiles.__getitem__", "time.sleep()")
-    assert sum(lines.body.values()) == pytest.approx(1)
-    assert lines.plot().axes and "the loop's body: " in str(lines)
 
 
 @SLOW
@@ -221,20 +203,9 @@ def test_what_grows_is_told_from_what_is_emptied_and_no_code_of_the_users_is_run
     assert set(grown.found) == {"losses"} and grown.found["losses"]["graph"]
 
 
-@pytest.mark.parametrize(
-    "event",
-    [
-        {"places": {"0": [None] * 7}, "rows": [[1, 1, 0]]},
-        {"places": {"0": ["python", "", "a.py", 1, "f", "", None]}, "rows": [[2**70, 1, 0]]},
-    ],
-)
-def test_a_record_with_damaged_lines_is_refused(event, tmp_path):
-    with gzip.open(RECORDS / "workers-2.jsonl.gz", "rt") as file:
-        text = file.read()
-    path = tmp_path / "run.jsonl"
-    path.write_text(text + json.dumps({"event": "lines", "pid": 1, "t_ns": 1, **event}) + "\n")
+def test_a_record_with_damaged_lines_is_refused(tmp_path):
     with pytest.raises(lk.RecordError, match="not an event"):
-        lk.load(path)
+        sampled(tmp_path, [None] * 7)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="stacks are sampled on Linux only")
@@ -283,17 +254,6 @@ def test_the_clock_that_times_the_items_is_no_line_of_the_users(tmp_path, monkey
     assert clock[0] == "labkit" and clock[4].endswith("_read")
     lines = sampled(tmp_path, ["python", "item", "a.py", 1, "f", "", None], clock)
     assert len(lines) == 1 and lines.share.tolist() == [1.0]
-
-
-def test_the_sampler_s_own_handler_is_no_line_of_the_users(tmp_path, monkeypatch):
-    """It waits for the GIL as it begins, and the thread beside it then finds it on top."""
-    sampler = Sampler(tmp_path, None)
-    sampler.thread = object()
-    caught = []
-    monkeypatch.setattr(os, "getpid", lambda: caught.append(sys._getframe(1)) or 0)
-    sampler._in_user_mode(0, sys._getframe())
-    monkeypatch.undo()
-    assert sampler._described(caught[0], caught[0], None, True)[0] == "labkit"
 
 
 def sampled(tmp_path, *places):

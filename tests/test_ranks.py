@@ -73,7 +73,6 @@ def test_the_wait_for_another_rank_is_told_from_the_exchange(tmp_path):
     expected = {"wait": [2, 10], "others": [8, 0], "transfer": [3, 3], "compute": [11, 11]}
     for part, ms in expected.items():
         assert getattr(times, part) * step_ms == pytest.approx(ms)
-    assert ranks.communication_share == pytest.approx((11 + 3) / 2 / step_ms)
     assert sum(getattr(times, part) for part in PARTS) == pytest.approx([1, 1])
 
 
@@ -153,7 +152,6 @@ def evenly(*parts):
     [
         ((evenly(1, 0, 5, 34), evenly(30, 0, 5, 5)), "input", 1, "was ready last in 57 of 57"),
         ((evenly(1, 20, 5, 5), evenly(1, 0, 5, 25)), "straggler", 0, "20.0 ms of a step longer"),
-        ((evenly(1, 0, 25, 5), evenly(1, 0, 5, 25)), "straggler", 0, "is `model()` in (train.py:7"),
         (
             (lambda i: (20 * (i % 2), 0, 5, 30 - 20 * (i % 2)),
              lambda i: (20 * ((i + 1) % 2), 0, 5, 30 - 20 * ((i + 1) % 2))),
@@ -227,9 +225,8 @@ def test_ranks_that_are_not_in_step_are_judged_alone(tmp_path):
 @pytest.mark.parametrize(
     ("bad", "says"),
     [({"ranks": 0}, "ranks=0"), ({"starve": {2: {"io_ms": 1}}}, "ranks 0 to 1"),
-     ({"starve": {1: {"width": 8}}}, "width"), ({"rendezvous": {"port": 1}}, "rendezvous option"),
      ({"rendezvous": {"rdzv_endpoint": "a b"}}, "HOST:PORT"),
-     ({"pipeline": Pipeline(device="cuda:1")}, "device"), ({"no_sync": "yes"}, "no_sync")],
+     ({"pipeline": Pipeline(device="cuda:1")}, "device")],
 )  # fmt: skip
 def test_bad_settings_are_refused_before_anything_starts(bad, says):
     with pytest.raises(ValueError, match=says):
@@ -280,7 +277,7 @@ def test_two_ranks_learn_what_one_process_does_from_the_joined_batch_and_load_ag
     assert [rank.rank for rank in ranks] == [0, 1]
     assert ranks.loss == pytest.approx(one.loss, rel=1e-3, abs=1e-4)
     times = ranks.times
-    assert (times.communication > 0).all() and 0 < ranks.communication_share < 1
+    assert (times.communication > 0).all()
     assert (times.wait + times.compute + times.communication <= 1.001).all()
     with pytest.raises(ValueError, match="batch_size"):
         ranks.efficiency(one)  # of another pipeline

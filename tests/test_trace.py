@@ -133,7 +133,7 @@ def test_a_last_step_without_its_kernels_is_left_out_and_without_marks_the_whole
     assert "No ProfilerStep marks" in result.notes[0]
 
 
-@pytest.mark.parametrize("start", ["1790857026000000.001", "1790857026000000.0010", "1e6", "-7"])
+@pytest.mark.parametrize("start", ["1790857026000000.001", "1e6", "-7"])
 def test_times_are_exact_to_the_ns_also_in_microseconds_since_1970(read, start):
     text = json.dumps([step(1, "A", 0.007), kernel(1, "A", 0.003)])
     result = read(text.replace('"A"', start))
@@ -161,9 +161,6 @@ def test_idle_time_has_its_cause_and_adds_up(read):
     idle = {"host_wait_us": 50, "host_us": 20, "kernel_wait_us": 4, "other_us": 40 + 20}
     assert result.idle == idle
     assert sum(result.idle.values()) + result.kernel_us == result.step_us
-    copy = event("gpu_memcpy", "Memcpy HtoD", 40, 40, pid=0, stream=9)
-    result = read([step(1, 0, 100), kernel(1, 0, 50), copy])
-    assert (result.copy_overlap_share, result.memcpy_us) == (0.25, 30)
 
 
 WORK = [step(1, 0, 1000), op(700, 300), launch(1, 900), kernel(1, 910, 90)]

@@ -23,7 +23,6 @@ def test_its_steps_enter_no_statistics_and_its_trace_is_kept_in_a_record(looked_
     seen = looked_at.xray_facts
     breakdown = looked_at.xray
     assert looked_at.steps == len(looked_at.loss) == 40
-    assert seen["ops"] > 10 and any(name.startswith("aten::") for name, _, _ in seen["top"])
     assert 0 < seen["gap_us"] < seen["window_us"]
     assert breakdown.device_kind == "cpu" and breakdown.steps >= 1
     assert breakdown.utilization == breakdown.cpu_exec_us / breakdown.step_us > 0

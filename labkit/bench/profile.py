@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import gzip
-import itertools
 import math
 import re
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from operator import truediv
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch._C._autograd import DeviceType, _KinetoEvent
@@ -23,8 +21,10 @@ from labkit.bench import formats, handoff, machine
 from labkit.bench.job import Job
 from labkit.bench.loop import Trains
 from labkit.bench.optional import write_or_why
-from labkit.bench.user_dataset import mapped
+from labkit.bench.user_dataset import Batch, mapped
 from labkit.process.events import EventLog
+
+Loaded: TypeAlias = tuple[Batch, torch.Tensor]  # a batch on the host, and its labels
 
 FILE_NAME = "xray.json.gz"
 WINDOW = "labkit.compute"  # the mark around forward, backward and update
@@ -36,7 +36,6 @@ MANY_EVENTS = 12_000  # of one step
 LONGEST_STEP_S = 1.0  # no x-ray where a step takes longer
 
 TINY_NS = 10_000  # an operator this short is mostly its own dispatch
-TOP = 8
 LONGEST_CHAIN = 16  # elementwise operators taken as fusible into one pass
 HEAVY = re.compile(r"mm$|conv|linear|attention|matmul|einsum|gemm", re.I)
 ELEMENTWISE = re.compile(
@@ -53,7 +52,7 @@ OPERATOR = re.compile(r"^(?!autograd::engine)\w+::\w|CompiledFxGraph")
 ROUNDS = 7
 BUDGET_S = 0.45  # for all rounds; at least two are done
 FEW_ROWS = 8  # of a batch: a quarter of it must have two, which normalising a batch needs
-HOPELESS = 3.0  # BF16 so much slower in its first step is not tried again
+HOPELESS = 3.0  # BF16 so much slower is not tried again
 
 
 def keep_time(job: Job) -> None:
@@ -66,7 +65,7 @@ def keep_time(job: Job) -> None:
 
 
 def look(
-    trainer: Trains, batches: Iterator[Any], job: Job, steps: int, folder: Path, log: EventLog
+    trainer: Trains, batches: Iterator[Loaded], job: Job, steps: int, folder: Path, log: EventLog
 ) -> None:
     """Write the `xray` event, or `no_xray` and why there is none. Never ends the run."""
     if not job.xray:
@@ -77,7 +76,7 @@ def look(
         write_or_why(log, "xray", lambda: _xray(trainer, batches, folder))
 
 
-def _xray(trainer: Trains, batches: Iterator[Any], folder: Path) -> dict[str, Any]:
+def _xray(trainer: Trains, batches: Iterator[Loaded], folder: Path) -> dict[str, float | None]:
     """Return what a step is made of, and what it takes in other settings."""
     loaded = next(batches)
     images, labels = trainer.to_device(*loaded)
@@ -88,16 +87,16 @@ def _xray(trainer: Trains, batches: Iterator[Any], folder: Path) -> dict[str, An
     if seconds > LONGEST_STEP_S:
         raise RuntimeError(f"a step takes {seconds:.1f} s: too long to repeat")
     found = profile(trainer, batches, loaded, folder)
-    return found | other_settings(trainer, images, labels)
+    return {**found, **other_settings(trainer, images, labels)}
 
 
 def profile(
-    trainer: Trains, batches: Iterator[Any], loaded: tuple[Any, torch.Tensor], folder: Path
-) -> dict[str, Any]:
+    trainer: Trains, batches: Iterator[Loaded], loaded: Loaded, folder: Path
+) -> dict[str, float]:
     """Profile real steps, keep their trace in `folder`, return what the calmest was made of."""
-    recorded, events = _recorded(trainer, itertools.repeat(loaded), 1)  # how much is to be read?
+    recorded, events = _recorded(trainer, [loaded])  # how much is to be read?
     if len(events) < MANY_EVENTS:  # else one step has to do: reading more would take seconds
-        recorded, events = _recorded(trainer, batches, MORE_STEPS)
+        recorded, events = _recorded(trainer, [next(batches) for _ in range(MORE_STEPS)])
     plain = folder / "xray.json"
     recorded.export_chrome_trace(str(plain))
     (folder / FILE_NAME).write_bytes(gzip.compress(plain.read_bytes(), compresslevel=6))
@@ -105,16 +104,14 @@ def profile(
     return summarise(events, WINDOW)
 
 
-def _recorded(
-    trainer: Trains, batches: Iterator[Any], active: int
-) -> tuple[profiler, list[_KinetoEvent]]:
-    """Run `active` steps under the profiler inside torch.profiler, which imports the compiler."""
+def _recorded(trainer: Trains, batches: list[Loaded]) -> tuple[profiler, list[_KinetoEvent]]:
+    """Run some steps under the profiler inside torch.profiler, which imports the compiler."""
     device = "cuda" if trainer.device.type == "cuda" else None
     recorded = profiler(use_device=device, record_shapes=True, use_kineto=True)
     with recorded:
-        for step in range(active):
+        for step, loaded in enumerate(batches):
             with record_function(f"ProfilerStep#{step}"):  # torch.profiler's own mark
-                batch = trainer.to_device(*next(batches))
+                batch = trainer.to_device(*loaded)
                 with record_function(WINDOW):
                     trainer.compute(*batch, update=True)
             trainer.after_step()  # its kernels, if any, are none of the step's compute
@@ -131,7 +128,7 @@ class Operator(NamedTuple):
     size: int  # elements of its largest input
 
 
-def summarise(events: list[_KinetoEvent], window: str) -> dict[str, Any]:
+def summarise(events: list[_KinetoEvent], window: str) -> dict[str, float]:
     """Summarise profiler events inside the shortest of the marks named `window`; µs a step."""
     on_host = [event for event in events if event.device_type() == DeviceType.CPU]
     windows = [(event.start_ns(), event.end_ns()) for event in on_host if event.name() == window]
@@ -143,14 +140,9 @@ def summarise(events: list[_KinetoEvent], window: str) -> dict[str, Any]:
         if start <= event.start_ns() and event.end_ns() <= end and event.name() != window:
             inside.append(event)
     operators, covered = _own_times(inside)
-    total: Counter[str] = Counter()
-    for each in operators:
-        total[each.name] += each.own
-    calls = Counter(each.name for each in operators)
     tiny = [each.own for each in operators if each.own < TINY_NS]
     return {
         "steps": len(windows),
-        "ops": len(operators),
         "tiny_ops": len(tiny),
         "window_us": _us(end - start),
         "gap_us": _us(end - start - covered),  # no operator ran
@@ -158,7 +150,6 @@ def summarise(events: list[_KinetoEvent], window: str) -> dict[str, Any]:
         "heavy_us": _us(sum(each.own for each in operators if HEAVY.search(each.name))),
         "elementwise_us": _us(sum(each.own for each in operators if ELEMENTWISE.search(each.name))),
         "fusible_us": _us(_fusible_ns(operators)),  # what chains of these save as one pass
-        "top": [[name, _us(own), calls[name]] for name, own in total.most_common(TOP)],
     }
 
 
@@ -184,9 +175,8 @@ def _own_times(events: Iterable[_KinetoEvent]) -> tuple[list[Operator], int]:
         if around:
             caller = found[around[-1][1]]
             found[around[-1][1]] = caller._replace(own=caller.own - (end - start))
-        sizes = []
-        for shape in event.shapes():  # that of a list of tensors is nested
-            sizes.append(math.prod(length for length in shape if isinstance(length, int)))
+        # the shape of a list of tensors is nested
+        sizes = [math.prod(n for n in shape if isinstance(n, int)) for shape in event.shapes()]
         around.append((end, len(found)))
         found.append(Operator(event.name(), end - start, max(sizes, default=0)))
     return found, covered
@@ -222,12 +212,12 @@ def _saved_ns(chain: list[int], between: int) -> int:
 class Setting(NamedTuple):
     """A way to compute a step: a batch on the device, and a number format."""
 
-    images: Any
+    images: Batch
     labels: torch.Tensor
     precision: str
 
 
-def other_settings(trainer: Trains, images: Any, labels: torch.Tensor) -> dict[str, float | None]:
+def other_settings(trainer: Trains, images: Batch, labels: torch.Tensor) -> dict[str, float | None]:
     """Time one step's compute as it is, with another batch, and in BF16, in turn; then compare.
 
     `fixed_share` is the part (0 to 1) that does not grow with the batch. The weights move on.
@@ -263,12 +253,13 @@ def other_settings(trainer: Trains, images: Any, labels: torch.Tensor) -> dict[s
 def _timed_in_turn(trainer: Trains, settings: dict[str, Setting]) -> dict[str, list[float]]:
     """Return the times (s) of each setting, round by round; those there is no room for are out."""
     times: dict[str, list[float]] = {name: [] for name in settings}
+    latest: dict[str, float] = {}
     going_on = dict(settings)
     started = time.perf_counter()
     for turn in range(ROUNDS + 1):
         for name, setting in list(going_on.items()):
             try:
-                seconds = _timed(trainer, setting)
+                latest[name] = _timed(trainer, setting)
             except RuntimeError as error:
                 if name == "plain" or not machine.refused(error):
                     raise
@@ -276,13 +267,10 @@ def _timed_in_turn(trainer: Trains, settings: dict[str, Setting]) -> dict[str, l
                     trainer.optimizer.zero_grad(set_to_none=True)
                 del going_on[name], times[name]  # no room for it: the others stand
                 continue
-            if turn:  # the first of each warms up
-                times[name].append(seconds)
-                slower = turn > 1 and seconds > times["plain"][-1]
-            else:
-                slower = name == "bf16" and seconds > HOPELESS * _timed(trainer, settings["plain"])
-                times[name] += [seconds] if slower else []
-            if name == "bf16" and slower:
+            is_hopeless = name == "bf16" and latest[name] > HOPELESS * latest["plain"]
+            if turn or is_hopeless:  # the first of each warms up
+                times[name].append(latest[name])
+            if is_hopeless:
                 del going_on[name]  # the time is better spent on the others
         if turn >= 2 and time.perf_counter() - started > BUDGET_S:
             break
@@ -294,7 +282,7 @@ def rows_of(part: object) -> int:
     return part.shape[0] if isinstance(part, torch.Tensor) and part.dim() else 0
 
 
-def resized(part: Any, rows: int) -> Any:
+def resized(part: Batch, rows: int) -> Batch:
     """Return so many rows of a tensor, all of them twice where there are fewer."""
     if not rows_of(part):
         return part

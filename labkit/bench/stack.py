@@ -11,12 +11,12 @@ import itertools
 import linecache
 import os
 import re
+import statistics
 import sys
 import sysconfig
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from types import CodeType, FrameType, ModuleType
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # What a pipeline of ours runs stands for the user's own: its dataset, model and loop
@@ -105,14 +105,12 @@ def loop_around(frame: FrameType | None) -> tuple[CodeType | None, bool]:
 @functools.lru_cache(4096)
 def kind_of(module: str) -> str:
     """Return the kind of work that a module does; "" where its name does not tell."""
-    while module:
-        if module in KIND_OF:
-            return KIND_OF[module]
+    while module and module not in KIND_OF:
         module = module.rpartition(".")[0]
-    return ""
+    return KIND_OF.get(module, "")
 
 
-def locals_of(frame: FrameType) -> Mapping[str, Any]:
+def locals_of(frame: FrameType) -> Mapping[str, object]:
     """Return a frame's variables by name; {} where they cannot be read without a trace.
 
     Up to Python 3.12 the frame of a function keeps what `f_locals` returned, and with it every
@@ -133,10 +131,10 @@ def locals_of(frame: FrameType) -> Mapping[str, Any]:
 @functools.lru_cache(4096)
 def _uses_its_snapshot(code: CodeType) -> bool:
     """Return whether a function calls `locals()` or alike; `model.eval()` is not alike."""
-    for step in dis.get_instructions(code):
-        if step.opname.startswith("LOAD_GLOBAL") and step.argval in SNAPSHOTS:
-            return True
-    return False
+    return any(
+        step.opname.startswith("LOAD_GLOBAL") and step.argval in SNAPSHOTS
+        for step in dis.get_instructions(code)
+    )
 
 
 def module_of_frame(frame: FrameType) -> str:
@@ -202,17 +200,18 @@ def _parsed(code: CodeType, instruction: int, line_now: int | None) -> ast.expr 
 
 def _source_of(code: CodeType, instruction: int, line_now: int | None) -> str:
     """Return the text that an instruction was compiled from; "" at a loop's jump back."""
-    line, last, column, end = _positions(code, instruction)
-    if line is not None and last is not None and column is not None and end is not None:
-        lines = linecache.getlines(code.co_filename)[line - 1 : last]
-        if lines:  # columns are of bytes, not of characters
-            lines[-1] = lines[-1].encode()[:end].decode(errors="ignore")
-            lines[0] = lines[0].encode()[column:].decode(errors="ignore")
-    elif hasattr(code, "co_positions") or line_now is None:
-        lines = []
-    else:  # Python 3.10 knows lines only
-        lines = linecache.getlines(code.co_filename)[line_now - 1 : line_now]
-    return "".join(lines).strip().rstrip(":")
+    if sys.version_info < (3, 11):  # which knows lines only
+        line = last = line_now
+        column = end = None
+    else:
+        line, last, column, end = _positions(code, instruction)
+    if line is None or last is None:
+        return ""
+    lines = [each.encode() for each in linecache.getlines(code.co_filename)[line - 1 : last]]
+    if lines:  # columns are of bytes, not of characters
+        lines[-1] = lines[-1][:end]
+        lines[0] = lines[0][column:]
+    return b"".join(lines).decode(errors="ignore").strip().rstrip(":")
 
 
 def _owner(node: ast.expr, frame: FrameType) -> str:
@@ -234,7 +233,7 @@ def _owner(node: ast.expr, frame: FrameType) -> str:
     return ""
 
 
-def _looked_up(node: ast.expr, frame: FrameType) -> Any:
+def _looked_up(node: ast.expr, frame: FrameType) -> object:
     """Return the object that a name, or a name in a module, stands for; None where unknown."""
     if isinstance(node, ast.Name):
         for names in (locals_of(frame), frame.f_globals, frame.f_builtins):
@@ -253,10 +252,9 @@ NOWHERE: Position = (None, None, None, None)
 
 def _positions(code: CodeType, instruction: int) -> Position:
     """Return (line, last line, column, last column) of an instruction, as far as Python knows."""
-    positions: Callable[[], Iterator[Position]] | None = getattr(code, "co_positions", None)
-    if positions is None:  # Python 3.10
+    if sys.version_info < (3, 11):
         return NOWHERE
-    return next(itertools.islice(positions(), instruction // 2, None), NOWHERE)
+    return next(itertools.islice(code.co_positions(), instruction // 2, None), NOWHERE)
 
 
 def line_of(frame: FrameType) -> int:
@@ -264,16 +262,14 @@ def line_of(frame: FrameType) -> int:
     code = frame.f_code
     if frame.f_lineno is not None and _positions(code, frame.f_lasti)[0] is not None:
         return frame.f_lineno
-    steps = list(dis.get_instructions(code))
-    jump = next((step for step in steps if step.offset == frame.f_lasti), None)
-    count: Counter[int] = Counter()
+    steps = {step.offset: step for step in dis.get_instructions(code)}
+    jump = steps.get(frame.f_lasti)
     if jump is not None and "JUMP" in jump.opname and isinstance(jump.argval, int):
-        for step in steps:
-            line = _positions(code, step.offset)[0]
-            if line is not None and jump.argval < step.offset < jump.offset:
-                count[line] += 1
-    if count:
-        return count.most_common(1)[0][0]
+        inside = [offset for offset in steps if jump.argval < offset < jump.offset]
+        lines = [_positions(code, offset)[0] for offset in inside]
+        known = [line for line in lines if line is not None]
+        if known:
+            return statistics.mode(known)
     return frame.f_lineno or code.co_firstlineno
 
 
@@ -282,7 +278,7 @@ def name_of(code: CodeType) -> str:
     return getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
 
 
-def place_of(function: Any) -> tuple[str, int] | None:
+def place_of(function: object) -> tuple[str, int] | None:
     """Return the file and first line of a function, or of a callable object's `__call__`."""
     while isinstance(function, functools.partial):
         function = function.func

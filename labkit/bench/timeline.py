@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from labkit.process.events import NO_TOKENS, SLOTS, WORDS, EventLog, StepRing, now_ns
+from labkit.process.events import NO_TOKENS, EventLog, StepRing, now_ns
 
 # The thread's CPU clock is a system call: two readings cost a loop with cold caches 11 to 26 µs.
 # So it is read in every step that takes a few milliseconds, and in one of many shorter ones.
@@ -103,7 +103,6 @@ class HostTimeline(StepRing):
     def step(self, step: Step) -> int:
         """Record a step, over now; return its end, in ns."""
         done = now_ns()
-        number, asked, ready, copied, samples, loss, tokens = step
         spent = 0  # not read
         if self.until_read:
             self.until_read -= 1
@@ -114,20 +113,9 @@ class HostTimeline(StepRing):
             if spent < LONG_NS:
                 self.until_read = SHORT_STEPS - 1
                 self.computing = now_ns
-        # As `add` does: a call would cost 4 µs. The number comes first, and once more last
-        words = self.words
-        start = number % SLOTS * WORDS
-        words[start + 4] = number + 1
-        words[start + 5] = asked
-        words[start + 6] = ready
-        words[start + 7] = copied
-        words[start + 8] = done
-        words[start + 9] = samples
-        if tokens is not NO_TOKENS:
-            words[start + 12], words[start + 13] = tokens
-        words[start + 10] = spent
-        self.reals[start + 11] = loss.item()
-        words[start + 14] = number + 1
+        stamps = (step.asked, step.ready, step.copied, done)
+        loss = step.loss.item()
+        self.add(step.number, stamps, step.samples, loss, tokens=step.tokens, cpu_ns=spent)
         return done
 
     def finish(self) -> None:

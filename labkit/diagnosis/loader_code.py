@@ -43,9 +43,10 @@ TRAINER = {
     "persistent_workers": "dataloader_persistent_workers",
     "batch_size": "per_device_train_batch_size",
     "accumulation_steps": "gradient_accumulation_steps",
-    "precision": "fp16",
-    "compile": "torch_compile",
-    "fused_optimizer": "optim",
+}
+TRAINER_SWITCHES: Mapping[str, dict[str, Setting]] = {
+    "compile": {"torch_compile": True},
+    "fused_optimizer": {"optim": "adamw_torch_fused"},
 }
 UNSAID = {"None", "False"}
 PYTORCH_PREFETCH = "2"
@@ -166,18 +167,18 @@ class LoopCode:
 
         "" where a knob has no argument, or where the script has no name for the arguments.
         """
-        if self.training is None or not changes.keys() <= TRAINER.keys() | {"compile"}:
+        if self.training is None:
             return ""
-        arguments = {}
+        arguments: dict[str, Setting] = {}
         for knob, value in changes.items():
             if knob == "precision":
-                arguments[value] = True
-            elif knob == "compile":
-                arguments["torch_compile"] = True
-            elif knob == "fused_optimizer":
-                arguments["optim"] = "adamw_torch_fused"
-            else:
+                arguments[str(value)] = True
+            elif knob in TRAINER_SWITCHES:
+                arguments |= TRAINER_SWITCHES[knob]
+            elif knob in TRAINER:
                 arguments[TRAINER[knob]] = value
+            else:
+                return ""
         written = [f"{name}={value!r}" for name, value in arguments.items()]
         call = call_lines("replace", [self.training, *written], len(self.training))
         return f"{REPLACE}{self.training} = {call}\n"

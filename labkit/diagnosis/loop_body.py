@@ -57,15 +57,13 @@ class Loop:
     pass_s: float  # of wall time, on average
     cold: float  # by which the first pass was slower than the later ones
     first_pass: int  # its steps
-    groups: dict[str, BodyWork] = field(default_factory=dict, repr=False)  # found once
 
     def shares(self, all_of_it: float, *groups: float) -> dict[str, float]:
         """Return the part (0 to 1) of a body that each group takes, from their summed shares."""
         if not self.lines.enough("body") or all_of_it <= 0:
             return {}
-        return {
-            name: float(share / all_of_it) for name, share in zip(IN_WORDS, groups, strict=True)
-        }
+        parts = zip(IN_WORDS, groups, strict=True)
+        return {name: float(share / all_of_it) for name, share in parts}
 
     @cached_property
     def loading(self) -> BodyWork | None:
@@ -100,7 +98,7 @@ def of_run(run: Run) -> Loop | None:
         passes=len(starts),
         pass_s=wall / len(starts),
         cold=_cold(stamps, starts) / wall,
-        first_pass=[*starts[1:], len(stamps)][0],
+        first_pass=starts[1] if len(starts) > 1 else len(stamps),
     )
 
 
@@ -134,17 +132,14 @@ def _restarts(stamps: np.ndarray, starts: list[int]) -> float:
 
 def _cold(stamps: np.ndarray, starts: list[int]) -> float:
     """Return the time (s) that the first pass took more than a later one; `starts` are steps."""
-    step = np.diff(stamps[:, 5], prepend=0.0)
-    ends = [*starts[1:], len(stamps)]
-    if len(starts) < 2 or ends[0] < limits.MIN_STEPS:
+    if len(starts) < 2 or starts[1] < limits.MIN_STEPS:
         return 0.0
-    medians = [
-        float(np.median(step[start + 1 : end])) if end - start > 1 else 0.0
-        for start, end in zip(starts, ends, strict=True)
-    ]
+    passes = np.split(np.diff(stamps[:, 5], prepend=0.0), starts[1:])
+    # without the first step of each
+    medians = [float(np.median(steps[1:])) if len(steps) > 1 else 0.0 for steps in passes]
     rest = float(np.median(medians[1:]))
     slower = rest > 0 and medians[0] > limits.COLD * rest
-    return (medians[0] - rest) * ends[0] if slower else 0.0
+    return (medians[0] - rest) * starts[1] if slower else 0.0
 
 
 # -- what the rules of the diagnosis make of it ----------------------------------------------------
@@ -152,12 +147,6 @@ def _cold(stamps: np.ndarray, starts: list[int]) -> float:
 
 def group_of(loop: Loop, group: str) -> BodyWork:
     """Return what a part of the body that is no training does; a key of `IN_WORDS`."""
-    if group not in loop.groups:
-        loop.groups[group] = _group_of(loop, group)
-    return loop.groups[group]
-
-
-def _group_of(loop: Loop, group: str) -> BodyWork:
     mask = loop.lines.of_part(group)
     lines = loop.lines.worst(mask)
     when = stalls(loop, mask)
@@ -173,8 +162,9 @@ def _group_of(loop: Loop, group: str) -> BodyWork:
 def synchronises(loop: Loop) -> tuple[float, tuple[Line, ...]] | None:
     """Return the part of the body in which the host waits for the device, and where; or None."""
     part = loop.lines.body.get("sync", 0.0)
-    enough = part >= limits.WORTH_NAMING["launch"]
-    return (part, loop.lines.worst(loop.lines.of_part("sync"))) if enough else None
+    if part < limits.WORTH_NAMING["launch"]:
+        return None
+    return part, loop.lines.worst(loop.lines.of_part("sync"))
 
 
 def stalls(loop: Loop, mask: np.ndarray) -> str:
@@ -196,6 +186,7 @@ def stalls(loop: Loop, mask: np.ndarray) -> str:
 
 
 def _of_loading(lines: Lines) -> BodyWork | None:
+    """Return collating, or the line, helper function or Python code that has most of the time."""
     work = loading_mask(lines)
     whole = float(lines.share[work].sum())
     if whole <= 0:
@@ -204,13 +195,8 @@ def _of_loading(lines: Lines) -> BodyWork | None:
     part = float(lines.share[collates].sum()) / whole
     if part >= limits.MOST_OF_LOADING:
         return BodyWork(COLLATE, lines.worst(collates), part)
-    return _stands_out(lines, work & ~collates, whole)
-
-
-def _stands_out(lines: Lines, mask: np.ndarray, whole: float) -> BodyWork | None:
-    """Return the line, helper function or Python code that has most of the `whole`."""
-    rows = lines.rows(mask)
-    most = lines.worst(mask)
+    rows = lines.rows(work & ~collates)
+    most = lines.worst(work & ~collates)
     least = limits.MOST_OF_LOADING * whole
     python = [line for line in rows if line.kind == "python"]
     if rows and rows[0].share >= least:
@@ -221,13 +207,12 @@ def _stands_out(lines: Lines, mask: np.ndarray, whole: float) -> BodyWork | None
         found = tuple(python[:3])
     else:
         return None
-    return BodyWork("item", found, found[0].share / max(whole, 1e-9))
+    return BodyWork("item", found, found[0].share / whole)
 
 
 def loads(run: Run) -> str:
     """Say what most of preparing an item of `run` is, with the line; "" where none stands out."""
-    mask = loading_mask(run.lines)
-    found = _stands_out(run.lines, mask, float(run.lines.share[mask].sum()))
+    found = _of_loading(run.lines)
     return f"{found.share:.0%} of preparing an item is {found.lines[0].what}" if found else ""
 
 

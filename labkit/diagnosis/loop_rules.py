@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from operator import itemgetter
+
 from labkit.diagnosis import device_remedies as cures
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
@@ -19,14 +22,13 @@ ELSEWHERE = {  # parts of a script's time that are no training: cause, remedy
 
 
 def _in_the_body(evidence: Evidence, group: str, remedy: Remedy) -> Finding | None:
-    """Return what a group of a watched loop's work costs, see `loop_body.IN_WORDS`."""
+    """A group of a watched loop's work, see `loop_body.IN_WORDS`, costs time."""
     loop = evidence.loop
-    lost = evidence.body.get(group, 0.0) * evidence.compute_share
     if loop is None or group not in evidence.body:
         return None
+    lost = evidence.body[group] * evidence.compute_share
     drift = loop.drift
-    grown = None if drift is None or drift.share <= lost / 2 else drift.mask
-    if grown is not None and (loop.lines.of_part(group) & grown).any():
+    if drift and drift.share > lost / 2 and (loop.lines.of_part(group) & drift.mask).any():
         return None  # it is what makes the steps longer and longer: said there
     work = group_of(loop, group)
     if group == "validation" and work.cause != "periodic":
@@ -41,39 +43,26 @@ def _in_the_body(evidence: Evidence, group: str, remedy: Remedy) -> Finding | No
     return Finding("host", work.cause, lost, tuple(measured), (remedy,), work.lines, at_most=most)
 
 
-def python_in_the_body(evidence: Evidence) -> Finding | None:
-    """The loop's body runs Python that is no training."""
-    return _in_the_body(evidence, "python", cures.VECTORISE)
-
-
-def logging_in_the_body(evidence: Evidence) -> Finding | None:
-    """The loop's body writes logs or files."""
-    return _in_the_body(evidence, "logging", cures.LOG_RARELY)
-
-
-def waiting_in_the_body(evidence: Evidence) -> Finding | None:
-    """The loop's body sleeps, or waits for a lock, a network or another program."""
-    return _in_the_body(evidence, "waiting", cures.WAIT_ELSEWHERE)
-
-
-def validation_in_the_body(evidence: Evidence) -> Finding | None:
-    """The loop's body validates now and then."""
-    return _in_the_body(evidence, "validation", cures.VALIDATE_LESS)
+IN_THE_BODY = (
+    partial(_in_the_body, group="python", remedy=cures.VECTORISE),
+    partial(_in_the_body, group="logging", remedy=cures.LOG_RARELY),
+    partial(_in_the_body, group="waiting", remedy=cures.WAIT_ELSEWHERE),
+    partial(_in_the_body, group="validation", remedy=cures.VALIDATE_LESS),
+)
 
 
 def elsewhere(evidence: Evidence) -> Finding | None:
     """More of a script's time goes to validation or checkpoints than to its training loop."""
-    parts = evidence.elsewhere
     loop = evidence.loop_share
-    part = max(parts, key=parts.__getitem__, default="")
-    if loop is None or not part or parts[part] <= loop:
+    part, share = max(evidence.elsewhere.items(), key=itemgetter(1), default=("", 0.0))
+    if loop is None or share <= loop:
         return None
     cause, remedy = ELSEWHERE[part]
     measured = (
-        Measured(f"of the whole time is {part}", parts[part], by="a script's whole time"),
+        Measured(f"of the whole time is {part}", share, by="a script's whole time"),
         Measured("of it is the training loop", loop),
     )
-    return Finding("host", cause, parts[part], measured, (remedy,))
+    return Finding("host", cause, share, measured, (remedy,))
 
 
 def longer_and_longer(evidence: Evidence) -> Finding | None:

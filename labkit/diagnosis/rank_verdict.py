@@ -6,8 +6,9 @@ before the last rank has all its gradients: what they wait up to then is waiting
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from labkit.results.result import Result, Table
 
 if TYPE_CHECKING:
     from labkit.results.ranks import Ranks
+    from labkit.results.run import Run
 
 PARTS = {
     "wait": "data",
@@ -86,28 +88,40 @@ def rank_times(ranks: Ranks) -> RankTimes | None:
     first = max((run.warmup for run in runs), default=0)
     if count - first < 2 or first < 1:
         return None
-    # (ranks, steps, 6) on the machine's own clock, which all ranks share
-    rows = slice(first - 1, count)
-    stamps = np.stack([run.stamps_ns(rows).astype(float) for run in runs])
-    exchange = np.stack([run.exchange_ns[first:count] for run in runs])  # (ranks, steps, 2)
-    asked, ready, _, _, start, end = np.moveaxis(stamps[:, 1:], 2, 0)
-    before = stamps[:, :-1, 5]  # the end of the step before
+    parts = step_parts(runs, first, count)
+    exchange = np.stack([run.exchange_ns[first:count] for run in runs]) / 1e9  # (ranks, steps, 2)
     none = np.any(np.isnan(exchange), axis=(0, 2))  # (steps,): nothing was exchanged
-    known = np.where(np.expand_dims(none, 1), 0.0, exchange)
-    complete = known[:, :, 0]
-    averaged = known[:, :, 1]
+    complete, averaged = np.moveaxis(np.where(none[:, np.newaxis], 0.0, exchange), 2, 0)
     exposed = np.clip(averaged - complete, 0, None)
     others = np.clip(complete.max(axis=0) - complete, 0, exposed)
-    ns = {
-        "step": np.maximum(end - before, 1),
-        "wait": np.clip(np.minimum(ready, start) - np.maximum(asked, before), 0, None),
-        "compute": np.clip(end - start - exposed, 0, None),
+    seconds = {
+        "step": parts.step,
+        "wait": parts.wait,
+        "compute": np.clip(parts.end - parts.start - exposed, 0, None),
         "others": others,
         "transfer": exposed - others,
     }
     late = np.where(none, -1, complete.argmax(axis=0))
-    seconds = {part: each / 1e9 for part, each in ns.items()}
     return RankTimes(tuple(run.rank for run in runs), seconds, late)
+
+
+class StepParts(NamedTuple):
+    """When the ranks' steps were, each (ranks, steps), s, on the clock that all ranks share."""
+
+    start: np.ndarray  # of the compute
+    end: np.ndarray
+    step: np.ndarray  # from the end of the step before to that of this one
+    wait: np.ndarray  # of it, for data
+
+
+def step_parts(runs: Sequence[Run], first: int, count: int) -> StepParts:
+    """Return the parts of the steps from `first` up to `count`."""
+    rows = slice(first - 1, count)
+    stamps = np.stack([run.stamps_ns(rows) for run in runs]) / 1e9
+    asked, ready, _, _, start, end = np.moveaxis(stamps[:, 1:], 2, 0)
+    before = stamps[:, :-1, 5]  # the end of the step before
+    wait = np.clip(np.minimum(ready, start) - np.maximum(asked, before), 0, None)
+    return StepParts(start, end, np.maximum(end - before, 1e-9), wait)
 
 
 def diagnose(ranks: Ranks) -> Diagnosis:
@@ -123,13 +137,11 @@ def diagnose(ranks: Ranks) -> Diagnosis:
         notes = ("Only the ranks of this machine were looked at: those of others log there.",)
     findings = _rank(times, ranks)
     hidden = _hidden(ranks) if findings[0].name == "compute" else None
-    confidence = 0.0
     if hidden:
-        findings = (hidden, *findings)
-    else:
-        findings, confidence = resampled(
-            len(times), lambda rows: _rank(times.take(rows), ranks), findings
-        )
+        return Diagnosis(tuple(map(_told, (hidden, *findings))), 0.0, source, notes)
+    findings, confidence = resampled(
+        len(times), lambda rows: _rank(times.take(rows), ranks), findings
+    )
     return Diagnosis(tuple(map(_told, findings)), confidence, source, notes)
 
 
@@ -151,23 +163,18 @@ def _hidden(ranks: Ranks) -> Finding | None:
 
 def _rank(times: RankTimes, ranks: Ranks) -> tuple[Finding, ...]:
     """Return what costs time, the costliest first."""
-    found = (one_is_late(times), all_wait(times), exchange(times, ranks))
+    found = (one_is_late(times), _all_wait(times), _exchange(times, ranks))
     limit = limits.WORTH_NAMING
     worth = [finding for finding in found if finding and finding.lost_share >= limit[finding.name]]
     if worth:
         return tuple(sorted(worth, key=lambda finding: -finding.lost_share))
-    seen = (
-        "of the time the ranks compute; the waits for data, for another rank or for the exchange "
-    )
-    measured = Measured(f"{seen}are below {limit['input']:.0%} each", float(times.compute.mean()))
-    return (
-        Finding(
-            "compute", "the devices are the limit", measured=(measured,), remedies=(ONE_RANK_ALONE,)
-        ),
-    )
+    seen = "of the time the ranks compute; the waits for data, for another rank or for the exchange"
+    measured = Measured(f"{seen} are below {limit['input']:.0%} each", float(times.compute.mean()))
+    found = "the devices are the limit"
+    return (Finding("compute", found, measured=(measured,), remedies=(ONE_RANK_ALONE,)),)
 
 
-def all_wait(times: RankTimes) -> Finding:
+def _all_wait(times: RankTimes) -> Finding:
     """Every rank waits for its data."""
     fed = float(times.wait.min())
     seen = "of the time, at least, every rank waits for data"
@@ -175,7 +182,7 @@ def all_wait(times: RankTimes) -> Finding:
     return Finding("input", "all ranks are short of data", fed, measured, (cures.FEED_ALL,))
 
 
-def exchange(times: RankTimes, ranks: Ranks) -> Finding:
+def _exchange(times: RankTimes, ranks: Ranks) -> Finding:
     """Ranks wait for gradients that all of them have computed."""
     transfer = float(times.transfer.mean())
     here = " of this machine" if ranks.world_size > len(ranks) else ""

@@ -87,7 +87,6 @@ def _of_one(file: TraceFile) -> Breakdown:
         **{f"{name}_us": per_step(time) for name, time in timeline.by_class().items()},
         gpu_utilization=busy.get("kernel_busy"),
         idle={f"{cause}_us": per_step(idle[cause]) if idle else None for cause in IDLE_CAUSES},
-        copy_overlap_share=timeline.copy_overlap(),
         notes=tuple(dict.fromkeys([*file.notes, *notes, *doubts])),
         busy=busy,
         host_work_us=per_step(host_work_ns),
@@ -129,15 +128,11 @@ def _rank(meta: JsonObject) -> int | None:
 
 
 def _device_properties(meta: JsonObject, devices: tuple[str, ...]) -> tuple[str | None, str | None]:
-    """Return name and compute capability of the devices; None where unknown, or they differ.
-
-    They need not be numbered there as in the events.
-    """
+    """Return name and compute capability of the devices; None where unknown, or they differ."""
     listed = meta.get("deviceProperties") if devices else None
     every = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
-    own = [each for each in every if each.get("id") in devices] or every
-    names = {str(each["name"]) for each in own if each.get("name")}
-    versions = {f"{each.get('computeMajor')}.{each.get('computeMinor')}" for each in own}
+    names = {str(each["name"]) for each in every if each.get("name")}
+    versions = {f"{each.get('computeMajor')}.{each.get('computeMinor')}" for each in every}
     version = versions.pop() if len(versions) == 1 else ""
     return (
         names.pop()[:100] if len(names) == 1 else None,

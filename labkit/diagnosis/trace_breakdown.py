@@ -62,7 +62,6 @@ class Breakdown(Result):
     # or DataLoader), `kernel_wait_us` (short gaps between work that was already launched),
     # `other_us`; None each without device activity
     idle: dict[str, float | None]
-    copy_overlap_share: float | None  # of copy time during which a kernel ran; None without copies
     top_kernels: tuple[TopKernel, ...]  # that took most time
     rank: int | None  # that the file says it is of; None where it does not say
     notes: tuple[str, ...]  # what was missing or odd, and how it was handled

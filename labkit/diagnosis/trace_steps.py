@@ -203,14 +203,6 @@ class Timeline:
         exposed = self.share(sent | operators) - self.share(operators)
         return {"comm_busy": self.share(sent), "exposed_comm": exposed}
 
-    def copy_overlap(self) -> float | None:
-        """Return the share of copy time during which a kernel ran; None without copies."""
-        copies = self.events.are(Kind.MEMCPY)
-        kernels = self.events.are(*KERNELS)
-        copied = self.covered(copies)
-        both = copied + self.covered(kernels) - self.covered(copies | kernels)
-        return both / copied if copied else None
-
     @cached_property
     def host_outside(self) -> Intervals:
         """When, on the clock, the host is in nothing that the profiler knows."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +20,7 @@ from labkit.diagnosis import device_remedies as cures
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.diagnosis import Diagnosis, of_run, resampled
 from labkit.diagnosis.findings import Finding, Measured, bound
-from labkit.diagnosis.rank_verdict import RankTimes, one_is_late
+from labkit.diagnosis.rank_verdict import RankTimes, one_is_late, step_parts
 from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.run_costs import cores_used
 from labkit.diagnosis.wording import worded
@@ -37,10 +38,8 @@ ON_ONE_RANK = Remedy(
     "lines",
 )
 ALIKE = Finding("compute", "the ranks are alike")
-APART = (
-    "The ranks are not in step with each other, so each was judged alone: this is the verdict of "
-    "rank {rank}."
-)
+APART = "The ranks are not in step with each other, so each was judged alone"
+ALL_ALIKE = "The {} ranks are alike"
 
 
 @dataclass(frozen=True)
@@ -62,19 +61,17 @@ def diagnose(runs: Mapping[int, Run]) -> RanksVerdict:
         return RanksVerdict(first, own[first], own)
     times = watched_times(runs)
     if times is None:
-        note = APART.format(rank=first)
-        verdict = replace(own[first], notes=(*own[first].notes, note))
-        return RanksVerdict(first, verdict, own)
+        return _verdict_of(own, first, APART)
     findings, confidence = resampled(
         len(times), lambda steps: (_found(times.take(steps)),), (_found(times),)
     )
-    found = findings[-1]
-    if found is ALIKE:
-        return _all_alike(own)
-    blamed = _shortest_of_data(times) if found.rank is None else found.rank
+    *doubts, found = findings
+    if found is ALIKE:  # the rank that loses most
+        most = max(own, key=lambda rank: own[rank].findings[0].lost_share)
+        return _verdict_of(own, most, ALL_ALIKE.format(len(own)))
+    blamed = times.ranks[int(times.wait.argmax())] if found.rank is None else found.rank
     longer = _longer_line(runs, blamed) if found.name == "straggler" else None
-    told = _told(found, own[blamed], longer)
-    told = (*(worded(doubt) for doubt in findings[:-1]), told)
+    told = (*map(worded, doubts), _told(found, own[blamed], longer))
     rest = tuple(each for each in own[blamed].findings if each.lost_share)
     by_others = (cores[blamed][0] or 0.0) + (cores[blamed][1] or 0.0) - used
     crowded = by_others / (runs[blamed].machine.cpu_cores or 1)
@@ -82,6 +79,12 @@ def diagnose(runs: Mapping[int, Run]) -> RanksVerdict:
         confidence *= 1 - min(crowded, 1.0)
     verdict = replace(own[blamed], findings=(*told, *rest), confidence=confidence)
     return RanksVerdict(blamed, verdict, own)
+
+
+def _verdict_of(own: Mapping[int, Diagnosis], rank: int, why: str) -> RanksVerdict:
+    """Return the verdict of one rank as that of all, and why."""
+    note = f"{why}: this is the verdict of rank {rank}."
+    return RanksVerdict(rank, replace(own[rank], notes=(*own[rank].notes, note)), own)
 
 
 def watched_times(runs: Mapping[int, Run]) -> RankTimes | None:
@@ -95,26 +98,20 @@ def watched_times(runs: Mapping[int, Run]) -> RankTimes | None:
     first = max(runs[rank].warmup for rank in ranks)
     if first < 1 or count - first < limits.MIN_STEPS:
         return None
-    rows = slice(first - 1, count)
-    # (ranks, steps, 6) on the machine's own clock, which all ranks share
-    stamps = np.stack([runs[rank].stamps_ns(rows).astype(float) for rank in ranks])
-    asked, ready, _, _, start, end = np.moveaxis(stamps[:, 1:], 2, 0)
-    before = stamps[:, :-1, 5]  # the end of the step before
-    step = np.maximum(end - before, 1)
-    apart = np.ptp(end, axis=0)
-    if np.median(apart) > np.median(step):
+    parts = step_parts([runs[rank] for rank in ranks], first, count)
+    if np.median(np.ptp(parts.end, axis=0)) > np.median(parts.step):
         return None
-    others = np.clip(start.max(axis=0) - start, 0, np.maximum(end - start, 0))
-    ns = {
-        "step": step,
-        "wait": np.clip(np.minimum(ready, start) - np.maximum(asked, before), 0, None),
-        "compute": np.clip(end - start - others, 0, None),
+    computed = np.maximum(parts.end - parts.start, 0)
+    others = np.clip(parts.start.max(axis=0) - parts.start, 0, computed)
+    seconds = {
+        "step": parts.step,
+        "wait": parts.wait,
+        "compute": computed - others,
         "others": others,
-        "transfer": np.zeros_like(step),
+        "transfer": np.zeros_like(others),
+        "meeting": np.stack([_meeting_s(runs[rank])[first:count] for rank in ranks]),
     }
-    seconds = {part: each / 1e9 for part, each in ns.items()}
-    seconds["meeting"] = np.stack([_meeting_s(runs[rank])[first:count] for rank in ranks])
-    return RankTimes(tuple(ranks), seconds, start.argmax(axis=0))
+    return RankTimes(tuple(ranks), seconds, parts.start.argmax(axis=0))
 
 
 def _meeting_s(run: Run) -> np.ndarray:
@@ -123,13 +120,12 @@ def _meeting_s(run: Run) -> np.ndarray:
     if not lines.enough("body"):
         return np.full(run.steps, np.nan)
     meets = lines.mask("body") & np.isin(lines.kind, MEETING)
-    return np.bincount(lines.step[meets], _seconds_of(run, lines.share[meets]), run.steps)
+    measured_s = _step_ms(run) / 1e3 * (run.steps - run.warmup)
+    return np.bincount(lines.step[meets], lines.share[meets] * measured_s, run.steps)
 
 
-def _seconds_of(run: Run, shares: np.ndarray) -> np.ndarray:
-    """Return shares of a run's measured time as s."""
-    ends = run.stamps[:, 5]
-    return shares * float(ends[-1] - ends[max(run.warmup - 1, 0)])
+def _step_ms(run: Run) -> float:
+    return run.step_ms or 0.0
 
 
 # -- what is found ---------------------------------------------------------------------------------
@@ -179,60 +175,43 @@ def _some_rank_waits(times: RankTimes) -> Finding:
 # -- why -------------------------------------------------------------------------------------------
 
 
-def _shortest_of_data(times: RankTimes) -> int:
-    return times.ranks[int(times.wait.argmax())]
-
-
-def _all_alike(own: Mapping[int, Diagnosis]) -> RanksVerdict:
-    """Return the verdict of the rank that loses most: nothing sets one apart."""
-    rank = max(own, key=lambda each: own[each].findings[0].lost_share)
-    note = f"The {len(own)} ranks are alike: this is the verdict of rank {rank}."
-    return RanksVerdict(rank, replace(own[rank], notes=(*own[rank].notes, note)), own)
-
-
 def _longer_line(runs: Mapping[int, Run], rank: int) -> Measured | None:
     """Return the line that takes more of a step on one rank than on the others."""
     took = {each: _line_ms(run) for each, run in runs.items()}
-    others = [lines for each, lines in took.items() if each != rank]
-    most = ""
-    most_ms = 0.0
-    for line, ms in took[rank].items():
-        longer_ms = ms - sum(lines.get(line, 0.0) for lines in others) / len(others)
-        if longer_ms > most_ms:
-            most = line
-            most_ms = longer_ms
-    run = runs[rank]
-    step_ms = _seconds_of(run, np.ones(1)).item() * 1e3 / max(run.steps - run.warmup, 1)
-    if most_ms < limits.WORTH_NAMING["straggler"] / 2 * step_ms:
+    own = took.pop(rank)
+    longer_ms = {
+        line: ms - fmean(lines.get(line, 0.0) for lines in took.values())
+        for line, ms in own.items()
+    }
+    most = max(longer_ms, key=longer_ms.__getitem__, default="")
+    least_ms = limits.WORTH_NAMING["straggler"] / 2 * _step_ms(runs[rank])
+    if not most or longer_ms[most] < least_ms:
         return None
-    return Measured(f"of a step longer than on the other ranks is {most}", most_ms, "ms", STACKS)
+    seen = f"of a step longer than on the other ranks is {most}"
+    return Measured(seen, longer_ms[most], "ms", STACKS)
 
 
 def _line_ms(run: Run) -> dict[str, float]:
     """Return how long each line of the body takes in a step, ms, where no rank waits in it."""
     lines = run.lines
     rows = lines.rows(lines.mask("body") & ~np.isin(lines.kind, MEETING))
-    shares = np.array([line.share for line in rows])
-    measured = max(run.steps - run.warmup, 1)
-    times_ms = _seconds_of(run, shares) * 1e3 / measured
-    return dict(zip((line.what for line in rows), times_ms.tolist(), strict=True))
+    return {line.what: line.share * _step_ms(run) for line in rows}
 
 
 def _told(found: Finding, own: Diagnosis, longer: Measured | None) -> Finding:
     """Return a finding in words, with what the rank to blame shows when it is judged alone."""
     measured = found.measured
     remedies = found.remedies
-    cause = None
-    if found.name == "input":
-        cause = next((each for each in own.findings if each.name == "input"), None)
     if longer is not None:
         measured = (*measured, longer)
         remedies = (ON_ONE_RANK, *remedies)
     remedies = tuple(remedy.filled(rank=found.rank) for remedy in remedies)
     at_most = bound(found.lost_share)  # what a rank gains alone is not what all gain
     told = replace(found, measured=measured, remedies=remedies, at_most=at_most)
-    if cause is None:
+    causes = [each for each in own.findings if each.name == found.name == "input"]
+    if not causes:
         return worded(told)
+    cause = causes[0]
     told = replace(
         told,
         cause=cause.cause,

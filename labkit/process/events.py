@@ -158,15 +158,18 @@ class StepRing:
 
     def add(
         self, i: int, t: tuple, samples: int, loss: float, device: tuple = NO_DEVICE,
-        tokens: tuple = NO_TOKENS,
+        tokens: tuple = NO_TOKENS, cpu_ns: int = 0,
     ) -> None:  # fmt: skip
-        """Record step `i`: its four host stamps, the device's copy and busy intervals; all ns."""
+        """Record step `i`: its four host stamps, the device's copy and busy intervals; all ns.
+
+        `cpu_ns` is the time that the loop's thread computed; 0 where it was not read.
+        """
         words, at = self.words, i % SLOTS * WORDS
         words[at + 4] = i + 1
         if device is not NO_DEVICE:
             words[at], words[at + 1], words[at + 2], words[at + 3] = device
         words[at + 5], words[at + 6], words[at + 7], words[at + 8] = t
-        words[at + 9], words[at + 10] = samples, 0
+        words[at + 9], words[at + 10] = samples, cpu_ns
         self.reals[at + 11] = loss
         if tokens is not NO_TOKENS:
             words[at + 12], words[at + 13] = tokens

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 FREE = ("steps", "seconds", "xray", "device")  # knobs in which a run and its ranks may differ
 NUMBERS = (
     "id", "utc", "recorded", "outcome", "error", "failed_rank", "world_size", "no_sync", "steps",
-    "throughput", "mfu", "spread", "noisy", "communication_share",
+    "throughput", "spread", "noisy",
 )  # fmt: skip
 
 
@@ -58,18 +58,14 @@ class RankRun(Run):
         return self
 
     @property
-    def _place(self) -> dict[str, int]:
-        return self._fact("spec", "place", {})
-
-    @property
     def rank(self) -> int:
         """Its number among all ranks of the run, on every machine."""
-        return self._place.get("rank", 0)
+        return self._fact("spec", "place", {}).get("rank", 0)
 
     @property
     def world_size(self) -> int:
         """Number of ranks of the run, on all machines together."""
-        return self._place.get("world_size", 1)
+        return self._fact("spec", "place", {}).get("world_size", 1)
 
 
 class Ranks(EventLogResult):
@@ -194,8 +190,8 @@ class Ranks(EventLogResult):
     @live_property
     def throughput(self) -> float | None:
         """Samples per second of this machine's ranks together, warm-up excluded."""
-        rates = _known([rank.throughput for rank in self])
-        return sum(rates) if rates else None
+        rates = [rank.throughput for rank in self if rank.throughput is not None]
+        return sum(rates) if rates and len(rates) == len(self) else None
 
     @live_property
     def spread(self) -> float | None:
@@ -208,25 +204,11 @@ class Ranks(EventLogResult):
         return (self.spread or 0.0) > NOISY
 
     @live_property
-    def mfu(self) -> float | None:
-        """The mean of the ranks' MFUs, each against a device's peak; None if unknown."""
-        shares = _known([rank.mfu for rank in self])
-        return float(np.mean(shares)) if shares else None
-
-    @live_property
     def times(self) -> RankTimes | None:
         """Where every rank's time went; None if too short."""
         from labkit.diagnosis.rank_verdict import rank_times
 
         return rank_times(self)
-
-    @property
-    def communication_share(self) -> float | None:
-        """Mean share of time from a rank's last gradient to all being averaged.
-
-        It is the transfer, and the wait for slower ranks.
-        """
-        return float(np.mean(self.times.communication)) if self.times else None
 
     @of_one_moment
     def speedup(self, one: Run) -> float | None:
@@ -317,9 +299,3 @@ class Ranks(EventLogResult):
         if self.starve:
             settings.append(f"starve={self.starve!r}")
         return ", ".join(settings)
-
-
-def _known(numbers: list[float | None]) -> list[float]:
-    """Return the numbers of all ranks; none where one is not known."""
-    known = [number for number in numbers if number is not None]
-    return known if len(known) == len(numbers) else []

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from labkit.diagnosis.diagnosis import Diagnosis
     from labkit.diagnosis.efficiency import Peak
     from labkit.diagnosis.hot_lines import Lines
-    from labkit.diagnosis.step_breakdown import StepBreakdown
     from labkit.diagnosis.trace import Breakdown
 
 HIDES = 0.05  # of wall time: fewer gaps than that inside the busy time need no word
@@ -264,13 +263,6 @@ class Run(RunLog):
         return stored(self.event("wall")) or wall_shares([self])
 
     # What it means: from the rooms above
-
-    @property
-    def breakdown(self) -> StepBreakdown | None:
-        """The average step by class; None if the run is too short."""
-        from labkit.diagnosis.step_breakdown import breakdown
-
-        return breakdown(self)
 
     @live_property
     def lines(self) -> Lines:
