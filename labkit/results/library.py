@@ -49,10 +49,12 @@ def kind_of(spec: Event) -> type[Run] | type[Measurements] | type[Ranks]:
 
 
 def _head(path: str | os.PathLike[str]) -> dict[str, Event]:
-    """Return the first events of a record by name; {} where it is none."""
+    """Return the first event of each name in a record's head; {} where it is no record."""
+    found: dict[str, Event] = {}
     with contextlib.suppress(RecordError):
-        return {event["event"]: event for event in itertools.islice(events_of(path), HEAD_EVENTS)}
-    return {}
+        for event in itertools.islice(events_of(path), HEAD_EVENTS):
+            found.setdefault(event["event"], event)
+    return found
 
 
 @dataclass(frozen=True)
