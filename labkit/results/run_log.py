@@ -129,17 +129,9 @@ class RunLog(EventLogResult):
 
         NaN where a step exchanged none.
         """
-        return self._numbers("complete", "averaged")
-
-    @property
-    def tokens(self) -> np.ndarray:
-        """Of text (steps, 2): the tokens computed, and the real ones; else NaN."""
-        return self._numbers("tokens", "real")
-
-    def _numbers(self, *names: str) -> np.ndarray:
         steps = self._steps
         rows = slice(len(steps))
-        return np.column_stack([steps.numbers(name, rows) for name in names])
+        return np.column_stack([steps.numbers(name, rows) for name in ("complete", "averaged")])
 
     # What was seen beside them
 

@@ -21,7 +21,6 @@ COLUMNS = {  # {statistic: its head}; of those in `OF_SOME_RUNS`, only where a r
     "throughput": "samples/s",
     "utilization": "busy",
     "mfu": "MFU",
-    "real_tokens_per_s": "real tokens/s",
     "padding": "padding",
     "wait_ms": "wait ms",
     "compute_ms": "compute ms",
