@@ -122,26 +122,6 @@ class Pipeline(Spec):
         known = automatic(knobs, gpu, cores)
         return {name: known.get(name) if value is None else value for name, value in knobs.items()}
 
-    def __str__(self) -> str:
-        """Return the knobs that were changed, and below them what it computes on which device."""
-        places = {
-            "on a GPU with 8 CPU cores or more": self.filled(gpu=True, cores=8),
-            "on a CPU": self.filled(),
-        }
-        if self.device != "auto":
-            other = "on a CPU" if self.device != "cpu" else next(iter(places))
-            del places[other]
-        lines = [f"trains {self.model} in {self.precision}, {self.batch_size} images a batch"]
-        for where, knobs in places.items():
-            said = [f"images of {knobs['image_px']} px"]
-            if self.width is None and self.depth is None:
-                said.append(f"a step of about {5 if where == 'on a CPU' else 10} ms")
-            said.append(f"{knobs['steps']} batches")
-            delay = Pipeline(**knobs).simulated_delay
-            said.append(f"simulated delay: {delay}" if delay else "nothing simulated")
-            lines.append(f"{where}: {', '.join(said)}")
-        return "\n  ".join([repr(self), *lines])
-
     @property
     def simulated_delay(self) -> str:
         """The sleeps that stand in for something slow, in words; "" without any."""
@@ -264,7 +244,7 @@ RENDEZVOUS = {  # torchrun's options for several machines, passed through to it
 class Distributed(Spec):
     """A pipeline on several ranks (processes, a device each) under DistributedDataParallel.
 
-    Raises ValueError on a bad value, RuntimeError on Windows.
+    Raises ValueError on a bad value.
     """
 
     pipeline: Pipeline = field(default_factory=Pipeline)  # `batch_size` is each rank's
@@ -284,11 +264,6 @@ class Distributed(Spec):
             )
         self._check_rendezvous()
         self._check_starve()
-        if sys.platform == "win32":
-            raise RuntimeError(
-                "Distributed runs need Linux or macOS: PyTorch's launcher (torchrun) does not "
-                "start on Windows as installed. Use WSL, or lk.run for one process."
-            )
 
     def _check_rendezvous(self) -> None:
         check_names(self.rendezvous, RENDEZVOUS, "torchrun rendezvous option")

@@ -85,13 +85,12 @@ def test_a_knob_is_one_line():
         names := names | {"Pipeline": Pipeline, "__name__": __name__},
     )
     Changed = names["Changed"]
-    declared = Changed.knobs["drop_last"]
-    assert Changed(drop_last=True).to_dict()["drop_last"] is True
-    assert declared.parse("on") is True
-    assert controls.Control(declared, True).value is True
-    assert "smaller batch" in controls.Control(declared, True).widget.tooltip
-    with pytest.raises(ValueError, match="drop_last=2 is not allowed: use True or False"):
-        Changed(drop_last=2)
+    declared = Changed.knobs["weight_decay"]
+    assert Changed(weight_decay=0.5).to_dict()["weight_decay"] == declared.parse("0.5") == 0.5
+    control = controls.Control(declared, 0.5)
+    assert control.value == 0.5 and "decay" in control.widget.tooltip
+    with pytest.raises(ValueError, match="weight_decay=2 is not allowed: use a number from 0 to 1"):
+        Changed(weight_decay=2)
 
 
 def test_a_finding_is_returned_by_a_rule(monkeypatch):
@@ -103,11 +102,3 @@ def test_a_finding_is_returned_by_a_rule(monkeypatch):
     assert finding.lost_share == pytest.approx(run.wait_ms / run.step_ms, rel=0.05)
     assert finding.advice.startswith("Try num_workers=4. What it brings is unknown")
     assert finding.name in BOTTLENECKS
-
-
-def test_a_notebook_is_a_file_that_the_tests_find():
-    from test_notebooks import NOTEBOOKS
-
-    numbered = [path for path in NOTEBOOKS if re.fullmatch(r"\d\d_[a-z_]+", path.stem)]
-    numbers = [path.name[:2] for path in numbered]
-    assert len(numbered) == len(NOTEBOOKS) and len(set(numbers)) == len(numbers)

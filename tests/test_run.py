@@ -6,10 +6,9 @@ import gzip
 import json
 import math
 import pstats
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -152,30 +151,6 @@ def test_a_step_that_is_finished_while_it_is_read_is_left_for_the_next_look(tmp_
     assert (step["i"], step["n"], step["loss"]) == (0, 16, 2.5)
 
 
-@pytest.mark.slow
-def test_our_adamw_is_torchs_to_the_bit_and_imports_no_compiler():
-    code = """
-import sys, torch
-from labkit.bench.models import AdamW
-
-def trained(kind, fused):
-    torch.manual_seed(0)
-    weights = torch.nn.Parameter(torch.randn(8, 2))
-    optimizer = kind([weights], lr=1e-2, fused=fused)
-    for _ in range(20):
-        (torch.randn(4, 8) @ weights).square().sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return weights
-
-ours = [trained(AdamW, fused) for fused in (None, True)]
-assert "torch._dynamo" not in sys.modules
-for own, fused in zip(ours, (None, True)):
-    assert torch.equal(own, trained(torch.optim.AdamW, fused))
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
-
-
 # -- logs and records ----------------------------------------------------------------------------
 
 
@@ -268,53 +243,54 @@ def test_comparing_names_the_change_and_what_it_brought(tmp_path):
     assert "No difference" in slow.compare(slow).verdict
 
 
-def swept(devices=None, each=lambda run: None):
-    """Sweep five settings over the devices; the first run takes longer than all others."""
-    looks = iter([9, 2, 2, 2, 2])
-    on = set()
+class StandIn:
+    """A run that takes so many looks to end, and counts who is on a device."""
 
-    class StandIn:
-        """A run that takes so many looks to end, and counts who is on a device."""
+    on: ClassVar[set[str]] = set()
 
-        def __init__(self, pipeline):
-            self.asked = pipeline
-            self.left = iter(range(next(looks)))
-            self.outcome = "running"
-            assert pipeline.device not in on  # one run at a time
-            on.add(pipeline.device)
+    def __init__(self, pipeline):
+        self.asked = pipeline
+        self.left = 9 if pipeline.batch_size == 1 else 2
+        self.outcome = "running"
+        assert pipeline.device not in self.on  # one run at a time
+        self.on.add(pipeline.device)
 
-        running = property(lambda self: next(self.left, None) is not None)
+    @property
+    def running(self):
+        self.left -= 1
+        return self.left >= 0
 
-        def wait_or_raise(self, outcome="finished"):
-            self.outcome = outcome
-            on.discard(self.asked.device)
+    def wait_or_raise(self, outcome="finished"):
+        self.outcome = outcome
+        self.on.discard(self.asked.device)
 
-        def stop(self):
-            self.wait_or_raise("stopped")
-
-    sweep = Sweep(Pipeline(), {"batch_size": [1, 2, 3, 4, 5]}, devices)
-    with contextlib.suppress(KeyboardInterrupt):
-        sweep.measure(StandIn, each, period_s=0)
-    assert not on
-    return sweep
+    def stop(self):
+        self.wait_or_raise("stopped")
 
 
-def test_a_device_that_is_free_takes_the_next_setting_and_an_interrupt_stops_what_runs():
-    sweep = swept(["cuda:0", "cuda:1"])
-    assert [run.asked.batch_size for run in sweep] == [1, 2, 3, 4, 5]
-    assert [run.asked.device for run in sweep] == ["cuda:0"] + ["cuda:1"] * 4
-    assert all(run.outcome == "finished" for run in sweep)
-    seen = []
+@pytest.mark.parametrize("interrupts", [False, True])
+def test_a_device_that_is_free_takes_the_next_setting_and_an_interrupt_stops_what_runs(interrupts):
+    looks = iter(range(6 if interrupts else 100))
 
-    def interrupts(run):
-        seen.append(run)
-        if len(seen) == 6:
+    def each(run):
+        if next(looks, None) is None:
             raise KeyboardInterrupt
 
-    sweep = swept(["cuda:0", "cuda:1"], interrupts)
-    measured = [run.asked.batch_size for run in sweep]
-    assert measured == [2] and sweep[0].outcome == "finished"  # the first was still on
-    assert [setting["batch_size"] for setting in sweep.settings] == [2, 1, 3, 4, 5]
-    for devices in ("cuda:0", [], ["cuda:0", "cuda:0"], ["cuda", "cuda:0"], ["tpu"]):
-        with pytest.raises(ValueError, match="device"):
-            Sweep(Pipeline(), {"batch_size": [1]}, devices)
+    sweep = Sweep(Pipeline(), {"batch_size": [1, 2, 3, 4, 5]}, ["cuda:0", "cuda:1"])
+    with contextlib.suppress(KeyboardInterrupt):
+        sweep.measure(StandIn, each, begun=lambda setting: None)
+    assert not StandIn.on and {run.outcome for run in sweep} == {"finished"}
+    ended = [(run.asked.batch_size, run.asked.device) for run in sweep]
+    if interrupts:  # the first was still on
+        assert ended == [(2, "cuda:1")]
+        assert [setting["batch_size"] for setting in sweep.settings] == [2, 1, 3, 4, 5]
+    else:
+        assert ended == [(1, "cuda:0")] + [(size, "cuda:1") for size in (2, 3, 4, 5)]
+
+
+@pytest.mark.parametrize(
+    "devices", ["cuda:0", [], ["cuda:0", "cuda:0"], ["cuda", "cuda:0"], ["tpu"]]
+)
+def test_devices_that_may_be_the_same_card_are_refused(devices):
+    with pytest.raises(ValueError, match="device"):
+        Sweep(Pipeline(), {"batch_size": [1]}, devices)

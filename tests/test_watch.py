@@ -5,7 +5,6 @@ import gc
 import json
 import pickle
 import random
-import sys
 import time
 from pathlib import Path
 
@@ -15,15 +14,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-import labkit as lk
-from labkit.bench import user_loop
 from labkit.results import privacy
 from labkit.view import watch_live
 from labkit.view.watch_live import watch
 from labkit.watching import recorder as recording
 
 ROOT = Path(__file__).parents[1]
-posix_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
 
 
 class Noise(Dataset):
@@ -154,30 +150,6 @@ def test_the_diagnosis_names_the_input_and_says_what_busy_means(starved, monkeyp
     assert "not seen: no timer here." in found.evidence and "torch.profiler" in found.advice
 
 
-@pytest.mark.slow
-def test_a_loop_computes_only_where_its_stack_was_seen_in_torch():
-    big = torch.randn(600, 600)
-    for batch in (trains := quiet([torch.zeros(4)] * 250)):
-        big.mm(big).add_(batch.sum())
-    found = trains.diagnose().findings[0]
-    assert found.name == "compute" or found.cause == "neighbour"  # beside other programs
-    loop(sleeps := quiet([torch.zeros(4)] * 250), body_s=0.005)
-    found = sleeps.diagnose().findings[0]
-    assert (found.name, found.cause) == ("host", "waiting")
-    line = found.lines[0]
-    assert line.function == "loop" and line.call == "time.sleep()" and line.share > 0.8
-    assert Path(line.file).name == Path(__file__).name and line.phase == "body"
-
-
-def test_the_run_can_be_saved_loaded_compared_and_drawn(starved, tmp_path):
-    loaded = lk.load(starved.run.save(tmp_path / "run.jsonl.gz"))
-    assert loaded.recorded and loaded.utilization == starved.run.utilization
-    assert loaded.pipeline == starved.run.pipeline
-    assert "throughput" in str(loaded.compare(starved.run))
-    assert loaded.plot() is not None
-    assert json.loads(json.dumps(loaded.to_dict()))["outcome"] == "finished"
-
-
 def test_epochs_are_one_run_and_what_lies_between_them_does_not_count():
     loader = DataLoader(Noise(40), 4)
     begun = time.monotonic()
@@ -192,21 +164,6 @@ def test_epochs_are_one_run_and_what_lies_between_them_does_not_count():
     begins = [e for e in events(run) if e["event"] == "epoch"]
     assert [e["step"] for e in begins] == [0, 10, 20]
     assert np.isnan(run.seconds(begins[1]["t_ns"] - 10**8))
-
-
-@pytest.mark.parametrize(
-    ("batch", "hint", "count"),
-    [
-        ([torch.zeros(7, 3), torch.zeros(7)], 7, 7),
-        ((1, {"x": [np.zeros((6, 2))]}), None, 6),
-        ([("image", 1), ("image", 2), ("image", 3)], 3, 3),
-        ("text", None, None),
-        ([], None, None),
-    ],
-)
-def test_samples_are_counted_or_said_to_be_unknown(batch, hint, count):
-    counter = user_loop.counter_for(batch, hint)
-    assert (counter and counter(batch)) == count
 
 
 # -- every shape of loop -------------------------------------------------------------------------
@@ -316,17 +273,13 @@ def test_many_thousand_steps_leave_memory_as_it_was():
     process = psutil.Process()
     sizes = []
     batch = [torch.zeros(4, 2), torch.zeros(4)]
-    files = process.num_fds() if sys.platform != "win32" else 0
     watched = quiet(batch for _ in range(40_000))
     for i, _ in enumerate(watched):
         if i % 8_000 == 4_000:
             gc.collect()
             sizes.append(process.memory_info().rss)
     assert sizes[-1] - sizes[0] < 2 * 2**20, sizes
-    folder = watched._recorder.folder
-    watched.close()
-    assert (process.num_fds() if sys.platform != "win32" else 0) <= files
-    assert (folder / "events.jsonl").stat().st_size < 8 * 2**20
+    assert (watched._recorder.folder / "events.jsonl").stat().st_size < 8 * 2**20
 
 
 def test_a_run_of_days_keeps_a_bounded_log_and_many_generators_few_watches(monkeypatch):

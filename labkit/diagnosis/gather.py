@@ -57,10 +57,8 @@ class StepTable:
         compute = matrix[:, 2]
         own = run.thread_s[first + 1 :]  # (steps,) s; NaN where not stamped
         ran = np.fmin(compute, own)
-        tokens = run.tokens[first + 1 :, 0]  # batches of text differ in length
-        size = tokens / tokens.mean() if run.tokens_per_s else np.ones(len(tokens))
         # On a CPU only time of the model's own thread counts: to lose the core is no pause of ours
-        pauses = size * _pauses(ran / size, run.pipeline.to_dict().get("accumulation_steps") or 1)
+        pauses = _pauses(ran, run.pipeline.to_dict().get("accumulation_steps") or 1)
         timed = np.where(np.isnan(own), 0.0, compute)
         columns = [matrix, pauses, timed, compute - ran, np.ones(len(matrix))]
         self.known = _known(run, matrix, float((compute - ran).sum()), ranks_cores)

@@ -61,7 +61,6 @@ class Prediction(Result):
     utilization_range: tuple[float, float] | None = None
     limit: str | None = None  # what then holds it back: "input", "cpu" (saturated) or "device"
     helps: bool = False  # whether it is faster than the measured run by more than the noise
-    real_tokens_per_s: float | None = None  # of text, without padding; None for images
     why: str = ""  # what the prediction rests on, in a sentence
     cannot: str | None = None  # why nothing can be predicted, and what to do
 
@@ -73,8 +72,6 @@ class Prediction(Result):
         low, high = self.throughput_range
         least, most = self.utilization_range
         rate = f"{self.throughput:.0f} samples/s ({low:.0f} to {high:.0f})"
-        if self.real_tokens_per_s:
-            rate += f", {self.real_tokens_per_s:,.0f} real tokens/s"
         busy = f"busy {self.utilization:.0%} ({least:.0%} to {most:.0%})"
         said = f"predicted {rate}, {busy}, limit: {self.limit}; {self.why}"
         return Table((), title=f"Prediction({knobs}): {said}")
@@ -114,7 +111,6 @@ def predict_from(run: Run, changes: dict[str, Setting], draws: int) -> Predictio
     spread = float(np.hypot(2 * np.std(shares), UTILIZATION_ERROR[limit]))
     ratio = throughput / known.throughput
     noise = max(WORTH, run.spread or 0.0)
-    tokens = run.real_tokens_per_s
     return Prediction(
         changes,
         throughput=throughput,
@@ -123,7 +119,6 @@ def predict_from(run: Run, changes: dict[str, Setting], draws: int) -> Predictio
         utilization_range=(max(0.0, utilization - spread), min(1.0, utilization + spread)),
         limit=limit,
         helps=ratio > 1 + noise,
-        real_tokens_per_s=tokens and tokens * ratio,
         why="; ".join([f"{_gain_said(ratio, noise)} {held}", *notes]),
     )
 

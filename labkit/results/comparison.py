@@ -25,7 +25,7 @@ COMPARED = (
     "compute_ms",
     "other_ms",
 )
-OF_SOME_RUNS = ("mfu", "mbu", "padding", "real_tokens_per_s")  # statistics that few runs have
+OF_SOME_RUNS = ("mfu", "mbu", "padding")  # statistics that few runs have
 TINY = 0.01  # share of a step: of what is below it on both sides the ratio says nothing
 LEAST_NOISE = 0.02  # relative difference of throughput that two runs may always have
 # Neighbouring steps are alike, so the noise is that of the means of BLOCKS stretches of a run, not
@@ -185,7 +185,7 @@ def printed(run: Run, name: str) -> str:
         return run.busy_text
     if name in ("mfu", "mbu", "padding"):
         return str(percent(value))
-    return f"{value:,.0f}" if name == "real_tokens_per_s" else f"{value:.1f}"
+    return f"{value:.1f}"
 
 
 def _ratio(old: float | None, new: float | None) -> float | None:

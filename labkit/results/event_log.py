@@ -58,14 +58,6 @@ class Process(Protocol):
         ...
 
 
-class EventSource(Protocol):
-    """Where the events of a live log are read from."""
-
-    def read(self) -> list[Event]:
-        """Return the events since the last call."""
-        ...
-
-
 def of_one_moment(
     compute: Callable[Concatenate[Log, Arguments], Value],
 ) -> Callable[Concatenate[Log, Arguments], Value]:
@@ -111,7 +103,7 @@ class EventLogResult:
         path: Path,
         process: Process | None = None,
         recorded: bool = False,
-        tail: EventSource | None = None,
+        tail: Tail | None = None,
     ):
         """Read a run's folder or a saved record (`recorded`: it does not grow).
 
@@ -132,7 +124,6 @@ class EventLogResult:
         if tail is None and recorded:
             with self._hold():
                 self._absorb(events_of(self.path))
-                self._forget()
         elif tail is None:
             self._tail = Tail(self.path / FILE_NAME)
 
@@ -172,15 +163,11 @@ class EventLogResult:
         """Read what has been written since (6 µs while it grows), unless held at a moment."""
         return self if self._holds else self.refresh()
 
-    def _forget(self) -> None:
-        """Begin a new moment."""
-        self.computed = {}
-
     def event(self, name: str) -> Event | None:
         """Return the last event of that name; None where there is none."""
         return self._now()._kept.get(name)
 
-    def _fact(self, event: str, key: str, default: Any = None) -> Any:
+    def _fact(self, event: str, key: str, default: Value = None) -> Value:
         """Return the value of `key` in the last event of that name; null counts as missing."""
         value = (self.event(event) or {}).get(key)
         return default if value is None else value
@@ -188,6 +175,10 @@ class EventLogResult:
     def _events(self, name: str) -> Any:
         """Return all events of a name in `SERIES`."""
         return self._now()._series[name]
+
+    def _forget(self) -> None:
+        """Begin a new moment."""
+        self.computed = {}
 
     def _absorb(self, events: Iterable[Event]) -> None:
         for event in events:

@@ -6,7 +6,9 @@ it is stands in its first events.
 
 from __future__ import annotations
 
-import collections
+import bisect
+import contextlib
+import itertools
 import os
 import re
 import time
@@ -18,14 +20,14 @@ from typing import TYPE_CHECKING
 import labkit
 from labkit.results.measurements import Measurements
 from labkit.results.ranks import Ranks
-from labkit.results.record import BROKEN, Event, RecordError, event_on, opened, read_record
+from labkit.results.record import Event, RecordError, Tail, events_of, read_record
 from labkit.results.run import Run
 
 if TYPE_CHECKING:
     import pandas
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-HEAD_BYTES = 32 * 1024  # of a record, unpacked: its spec and its machine stand in it
+HEAD_EVENTS = 20  # of a record: its spec and its machine are among them
 LEAD_NS = 300_000_000  # of a replay, before the first step: what came earlier is there at once
 SUFFIX = ".jsonl.gz"
 MAX_SPEED = 1e6  # of a replay
@@ -47,15 +49,10 @@ def kind_of(spec: Event) -> type[Run] | type[Measurements] | type[Ranks]:
 
 
 def _head(path: str | os.PathLike[str]) -> dict[str, Event]:
-    """Return the first event of each name in a record; {} where it cannot be read."""
-    try:
-        with opened(path) as file:
-            lines = file.read(HEAD_BYTES).split(b"\n")[:-1]
-    except BROKEN:
-        return {}
+    """Return the first event of each name in a record's head; {} where it is no record."""
     found: dict[str, Event] = {}
-    for event in map(event_on, lines):
-        if event is not None:
+    with contextlib.suppress(RecordError):
+        for event in itertools.islice(events_of(path), HEAD_EVENTS):
             found.setdefault(event["event"], event)
     return found
 
@@ -124,14 +121,9 @@ def recorded(
 
 def _library(folder: Path) -> Library:
     """Return the recorded runs in a folder and in the folders directly below it."""
-    entries = []
-    if folder.is_dir():
-        for file in [*folder.glob(f"*{SUFFIX}"), *folder.glob(f"*/*{SUFFIX}")]:
-            entry = _entry(file)
-            if entry is not None:
-                entries.append(entry)
-    entries.sort(key=lambda entry: (entry.kind != "gpu", entry.hardware, entry.name))
-    return Library(entries)
+    files = [*folder.glob(f"*{SUFFIX}"), *folder.glob(f"*/*{SUFFIX}")]
+    entries = filter(None, map(_entry, files))
+    return Library(sorted(entries, key=lambda each: (each.kind != "gpu", each.hardware, each.name)))
 
 
 def _entry(file: Path) -> Entry | None:
@@ -154,7 +146,7 @@ def _entry(file: Path) -> Entry | None:
     )
 
 
-class Playback:
+class Playback(Tail):
     """Stands in for the process of a live run and the tail of its log: gives events when due."""
 
     def __init__(self, events: list[Event], speed: float, clock: Callable[[], float]):
@@ -162,12 +154,9 @@ class Playback:
         self.clock = clock
         self.begun: float | None = None  # when the first events were read
         steps = [event for event in events if event["event"] == "step"]
-        begin_ns = steps[0]["t"][0] - LEAD_NS
-        last_ns = max(map(_end_ns, steps)) - begin_ns
-        # What came before the beginning or behind the last step is due with it
-        timed = [(min(max(_end_ns(event) - begin_ns, 0), last_ns), event) for event in events]
-        timed.sort(key=lambda pair: pair[0])  # stable
-        self.left = collections.deque(timed)  # (when it is due, ns; the event)
+        self.begin_ns = steps[0]["t"][0] - LEAD_NS
+        self.last_ns = max(map(_end_ns, steps))  # what came behind it is due with it
+        self.left = sorted(events, key=self._due_ns)
 
     def alive(self) -> bool:
         """Return whether more events follow."""
@@ -180,17 +169,20 @@ class Playback:
         """Return the events whose time has come since the last call."""
         if self.begun is None:
             self.begun = self.clock()
-        now_ns = (self.clock() - self.begun) * 1e9 * self.speed
-        found = []
-        while self.left and self.left[0][0] <= now_ns:
-            found.append(self.left.popleft()[1])
+        now_ns = self.begin_ns + (self.clock() - self.begun) * 1e9 * self.speed
+        count = bisect.bisect_right(self.left, now_ns, key=self._due_ns)
+        found = self.left[:count]
+        self.left = self.left[count:]
         return found
+
+    def _due_ns(self, event: Event) -> int:
+        """Return when an event is due, ns on the record's clock."""
+        return min(max(_end_ns(event), self.begin_ns), self.last_ns)
 
     def stop(self) -> None:
         """Play no further: the run ends here as "stopped"."""
         if self.left:
-            end = {"event": "end", "t_ns": 0, "stop": "asked", "code": None}
-            self.left = collections.deque([(0, end)])
+            self.left = [{"event": "end", "t_ns": 0, "stop": "asked", "code": None}]
 
 
 def _end_ns(event: Event) -> int:

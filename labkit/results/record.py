@@ -118,23 +118,19 @@ class _Reader:
     empty: int = 0  # lines without an event
     number: int = 0  # of the line that is read
 
-    def refuse(self, what: str, at_line: bool = False) -> NoReturn:
+    def refuse(self, what: str) -> NoReturn:
         """Raise RecordError."""
-        where = f", line {self.number}" if at_line else ""
-        raise RecordError(f"{self.path}{where}: {what}.")
+        raise RecordError(f"{self.path}, line {max(1, self.number)}: {what}.")
 
     def lines(self, stream: BufferedIOBase) -> Iterator[bytes]:
         """Yield the whole lines; what follows the last of them is torn, or nothing."""
         packed = getattr(stream, "fileobj", None)  # what a gzip stream unpacks
         size = 0
-        checked = 0
         line = stream.readline(MAX_LINE + 1)
         while line.endswith(b"\n"):
             size += len(line)
-            if size - checked > ROOM:
-                checked = size
-                if packed is not None and size > ROOM + MAX_RATIO * packed.tell():
-                    self.refuse(f"unpacks to more than {MAX_RATIO} times its size: no record does")
+            if packed is not None and size > ROOM + MAX_RATIO * packed.tell():
+                self.refuse(f"unpacks to more than {MAX_RATIO} times its size: no record does")
             if size > MAX_BYTES:
                 self.refuse(f"cannot be read (larger than {MAX_BYTES // 2**20} MiB)")
             self.number += 1
@@ -146,10 +142,10 @@ class _Reader:
     def skip(self, line: bytes) -> None:
         """Pass over a line without an event, which is torn or empty."""
         if line.strip() and not _is_torn(line):
-            self.refuse("not an event of a labkit record", at_line=True)
+            self.refuse("not an event of a labkit record")
         self.empty += 1
         if self.empty > MAX_EMPTY:
-            self.refuse(f"more than {MAX_EMPTY:,} lines without an event", at_line=True)
+            self.refuse(f"more than {MAX_EMPTY:,} lines without an event")
 
     def admit(self, event: Event) -> None:
         """Count an event; the first has to be the spec."""
@@ -160,9 +156,9 @@ class _Reader:
                 self.refuse(f"written by a newer labkit (format {event['version']})")
         self.names[event["event"]] += 1
         if self.names.total() - self.names["step"] > MAX_OTHERS:
-            self.refuse(f"more than {MAX_OTHERS:,} events that are not steps", at_line=True)
+            self.refuse(f"more than {MAX_OTHERS:,} events that are not steps")
         if len(self.names) > MAX_NAMES:
-            self.refuse(f"events of more than {MAX_NAMES} kinds", at_line=True)
+            self.refuse(f"events of more than {MAX_NAMES} kinds")
 
 
 def opened(path: str | os.PathLike[str]) -> BufferedIOBase:

@@ -35,8 +35,8 @@ NUMBERS = (  # of a run, as `to_dict` and `--json` list them
     "id", "utc", "recorded", "outcome", "error", "steps", "samples", "warmup", "utilization",
     "throughput", "step_ms", "wait_ms", "copy_ms", "compute_ms", "other_ms", "spread", "noisy",
     "no_events", "compile_s", "startup_s", "peak_memory_gib", "energy_j", "mfu", "mbu",
-    "not_applied", "busy_at_least", "utilization_is_upper_bound", "tokens_per_s",
-    "real_tokens_per_s", "padding", "queued_ms",
+    "not_applied", "busy_at_least", "utilization_is_upper_bound", "padding",
+    "queued_ms",
 )  # fmt: skip
 
 
@@ -136,40 +136,20 @@ class Run(RunLog):
         at_most = "at most " if self.utilization_is_upper_bound else ""
         return f"{at_most}{self.utilization:.0%}"
 
-    @property
+    @live_property
     def throughput(self) -> float | None:
         """Samples per second of wall time, warm-up excluded."""
-        return self._rate("n")
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """Tokens of text a second, padding included; None for images."""
-        return self._rate("tokens")
-
-    @property
-    def real_tokens_per_s(self) -> float | None:
-        """Tokens of text a second, without padding; None for images."""
-        return self._rate("real")
-
-    @of_one_moment
-    def _rate(self, column: str) -> float | None:
-        """Return the sum of a column of the measured steps, a second; None where it has gaps."""
-        total = self._steps.numbers(column, slice(self.warmup, None)).sum()
-        if self._wall_s is None or np.isnan(total):
+        if self._wall_s is None:
             return None
-        return float(total / self._wall_s)
+        return float(self._steps.numbers("n", slice(self.warmup, None)).sum() / self._wall_s)
 
-    @live_property
+    @property
     def padding(self) -> float | None:
-        """Share of the computed tokens that is padding, 0 to 1; None for images.
+        """Share of a watched loop's tokens that is padding, 0 to 1, as far as some batches show.
 
-        Of a watched loop as far as some of its batches show.
+        None where no batch held text.
         """
-        tokens = self.tokens_per_s
-        real = self.real_tokens_per_s
-        if not tokens or real is None:
-            return self._fact("padding", "share")
-        return 1 - real / tokens
+        return self._fact("padding", "share")
 
     @property
     @of_one_moment

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -128,17 +129,9 @@ class RunLog(EventLogResult):
 
         NaN where a step exchanged none.
         """
-        return self._numbers("complete", "averaged")
-
-    @property
-    def tokens(self) -> np.ndarray:
-        """Of text (steps, 2): the tokens computed, and the real ones; else NaN."""
-        return self._numbers("tokens", "real")
-
-    def _numbers(self, *names: str) -> np.ndarray:
         steps = self._steps
         rows = slice(len(steps))
-        return np.column_stack([steps.numbers(name, rows) for name in names])
+        return np.column_stack([steps.numbers(name, rows) for name in ("complete", "averaged")])
 
     # What was seen beside them
 
@@ -222,8 +215,7 @@ class RunLog(EventLogResult):
     @property
     def beside(self) -> list[str]:
         """The other programs that used most of the cores meanwhile, as "python (pid 123)"."""
-        cores = _cores_used(self._events("beside"))
-        return sorted(cores, key=lambda name: -cores[name])[:MOST_NAMED]
+        return [name for name, _ in _cores_used(self._events("beside")).most_common(MOST_NAMED)]
 
     @property
     def on_the_card(self) -> list[str]:
@@ -237,11 +229,11 @@ class RunLog(EventLogResult):
             return None
         begin_ns = self.host_ns[0, 0]
         end_ns = self.host_ns[-1, 3]
-        counts = []
-        for sample in self.telemetry:
-            joules = sample.get("energy_j")
-            if joules is not None and begin_ns <= sample["t_ns"] <= end_ns:
-                counts.append(joules)
+        counts = [
+            sample["energy_j"]
+            for sample in self.telemetry
+            if sample.get("energy_j") is not None and begin_ns <= sample["t_ns"] <= end_ns
+        ]
         return counts[-1] - counts[0] if len(counts) > 1 else None
 
     # One clock: seconds since the first batch was asked for
@@ -303,11 +295,10 @@ class RunLog(EventLogResult):
         return self._timeline.utilization(bins)
 
 
-def _cores_used(events: Sequence[Event]) -> dict[str, float]:
+def _cores_used(events: Sequence[Event]) -> Counter[str]:
     """Return {"python (pid 123)": what it used in all} of the processes that events name."""
-    cores: dict[str, float] = {}
+    cores = Counter()
     for event in events:
         for process in event["processes"]:
-            name = f"{process['name']} (pid {process['pid']})"
-            cores[name] = cores.get(name, 0.0) + process.get("cores", 0.0)
+            cores[f"{process['name']} (pid {process['pid']})"] += process.get("cores", 0.0)
     return cores

@@ -38,9 +38,8 @@ def _remarks(run: Run) -> list[str]:
     remarks = []
     if run.mfu_text:
         remarks.append(f"{run.mfu_text} of {run.peak}")
-    if run.real_tokens_per_s:
-        rate = f"{run.real_tokens_per_s:,.0f} real tokens/s"
-        remarks.append(f"{rate}, padding {run.padding:.0%}")
+    if run.padding:
+        remarks.append(f"padding {run.padding:.0%}")
     if (run.startup_s or 0.0) > SLOW_START_S:
         remarks.append(f"the loop waited {run.startup_s:.1f} s for its workers to start")
     if run.no_events:

@@ -31,13 +31,6 @@ TEMPLATE = "train.py.jinja"
 WIDTH = 100  # columns of a line at most
 INDENT = 4  # before the statements of main()
 PYTORCH_PREFETCH = 2  # its default
-DATASETS = {  # {name: the code that makes it}
-    "jpeg": "Images(image_files())",
-    "array": "Images(decoded(image_files()))",
-    "sleep": "Images(noise())",
-}
-COLLATE = {"jpeg": "default_collate"}  # else "as_it_is"
-MODELS = {"cnn": "cnn", "mlp": "mlp", "transformer": "VisionTransformer"}
 OF_LOADER = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
 
 
@@ -60,10 +53,6 @@ class Script(str):
         with saving.replacing(path) as file:
             file.write(code)
         return path
-
-    def to_dict(self) -> dict[str, str]:
-        """Return {"script": the code}."""
-        return {"script": str(self)}
 
     def __repr__(self) -> str:
         return str(self).rstrip("\n")
@@ -132,10 +121,6 @@ def whole_script(job: Settings, threads: int | None, about: str) -> str:
 
     ValueError names the knob that cannot be written.
     """
-    for name, known in (("dataset", DATASETS), ("model", MODELS)):
-        if job[name] not in known:
-            can = ", ".join(map(repr, known))
-            raise ValueError(f"{name}={job[name]!r} cannot be written as a script yet; {can} can.")
     for name in ("width", "depth"):
         if job[name] is None:
             raise ValueError(
@@ -209,10 +194,7 @@ def _filled(job: Settings, threads: int | None, warmup: int, about: str) -> str:
             **job,
             "about": about,
             "graph_modes": GRAPH_MODES,
-            "collate": COLLATE.get(job["dataset"], "as_it_is"),
             "loader": _loader_call(job),
-            "made_of": DATASETS[job["dataset"]],
-            "model_name": MODELS[job["model"]],
             "threads": threads,
             "warmup": warmup,
         }
@@ -240,7 +222,7 @@ def _loader_call(job: Settings) -> str:
     if job["stall_ms"]:
         arguments.append("collate_fn=SlowDisk()")
     elif job["dataset"] != "jpeg":
-        arguments.append(f"collate_fn={COLLATE.get(job['dataset'], 'as_it_is')}")
+        arguments.append("collate_fn=as_it_is")
     for name in OF_LOADER:
         value = job[name]
         is_default = not value or (name, value) == ("prefetch_factor", PYTORCH_PREFETCH)

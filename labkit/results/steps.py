@@ -20,7 +20,6 @@ PAIRS = {  # {key of an event: the columns of the two numbers that it may hold}
     "copy": ("copy_start", "copy_end"),
     "busy": ("busy_start", "busy_end"),
     "comm": ("complete", "averaged"),
-    "tokens": ("tokens", "real"),
 }
 SAME_MOMENT = {  # where a step has no times of a device, it worked while the host waited
     "copy_start": "ready",

@@ -21,7 +21,6 @@ COLUMNS = {  # {statistic: its head}; of those in `OF_SOME_RUNS`, only where a r
     "throughput": "samples/s",
     "utilization": "busy",
     "mfu": "MFU",
-    "real_tokens_per_s": "real tokens/s",
     "padding": "padding",
     "wait_ms": "wait ms",
     "compute_ms": "compute ms",
@@ -29,12 +28,8 @@ COLUMNS = {  # {statistic: its head}; of those in `OF_SOME_RUNS`, only where a r
 PERIOD_S = 0.05  # between two looks at the runs that go on
 
 
-def _ignore(_: object) -> None:
-    """Do nothing: nobody follows the sweep."""
-
-
 class Sweep(Result):
-    """The runs of a sweep, in the order of its knobs' product: of all `pipelines`, or the first."""
+    """The runs of a sweep, in the order of its knobs' product: of all `settings`, or the first."""
 
     def __init__(self, pipeline: Pipeline, knobs: Settings, devices: Sequence[str] | None = None):
         """Check every combination before anything runs; raises ValueError naming a bad one.
@@ -49,7 +44,8 @@ class Sweep(Result):
         self.settings: list[Settings] = [
             dict(zip(self.knobs, values, strict=True)) for values in products
         ]
-        self.pipelines = [pipeline.but(**setting) for setting in self.settings]
+        for setting in self.settings:
+            pipeline.but(**setting)
         self.runs: list[Run] = []
 
     def __len__(self) -> int:
@@ -64,26 +60,25 @@ class Sweep(Result):
     def measure(
         self,
         start: Callable[[Pipeline], Run],
-        each: Callable[[Run], object] = _ignore,
-        begun: Callable[[Settings], object] = _ignore,
-        period_s: float = PERIOD_S,
-    ) -> Sweep:
-        """Run what is left: a device that is free takes the next setting.
+        each: Callable[[Run], object],
+        begun: Callable[[Settings], object],
+    ) -> None:
+        """Run every setting: a device that is free takes the next one.
 
         `start` launches a pipeline; `each` is called with every run that goes on, `begun` with a
         setting whose run is asked for. An interrupt stops what goes on and keeps what has ended.
         """
-        left = list(zip(self.settings, self.pipelines, strict=True))[len(self.runs) :]
+        left = list(self.settings)
         going_on: dict[str | None, Run] = {}  # the run that each device has
         try:
             while left or going_on:
                 for device in self.devices or (None,):
                     if device not in going_on and left:
-                        setting, pipeline = left.pop(0)
+                        setting = left.pop(0)
                         begun(setting)
-                        run = start(pipeline.but(device=device) if device else pipeline)
-                        going_on[device] = run
-                        self.runs.append(run)
+                        changes = setting | ({"device": device} if device else {})
+                        going_on[device] = start(self.pipeline.but(**changes))
+                        self.runs.append(going_on[device])
                 for device, run in list(going_on.items()):
                     if run.running:
                         each(run)
@@ -91,22 +86,15 @@ class Sweep(Result):
                         run.wait_or_raise()  # for its supervisor: then the device is free
                         del going_on[device]
                 if going_on:
-                    time.sleep(period_s)
+                    time.sleep(PERIOD_S)
         except BaseException:
             for run in going_on.values():
                 run.stop()
-            self._keep_measured()
+            pairs = zip(self.settings, self.runs, strict=False)
+            ended = [setting for setting, run in pairs if run.outcome != "stopped"]
+            self.settings = ended + [each for each in self.settings if each not in ended]
+            self.runs = [run for run in self.runs if run.outcome != "stopped"]
             raise
-        return self
-
-    def _keep_measured(self) -> None:
-        """Leave out the runs that were stopped, and put their settings last: they are left."""
-        stopped = [run.outcome == "stopped" for run in self.runs]
-        is_left = stopped + [True] * (len(self.settings) - len(stopped))
-        order = sorted(range(len(is_left)), key=is_left.__getitem__)
-        self.settings = [self.settings[place] for place in order]
-        self.pipelines = [self.pipelines[place] for place in order]
-        self.runs = [run for run in self.runs if run.outcome != "stopped"]
 
     @property
     def best(self) -> Run | None:
@@ -134,7 +122,7 @@ class Sweep(Result):
             places = [run.asked.device] if self.devices else []
             numbers = [printed(run, name) for name in shown]
             rows.append([*map(repr, setting.values()), *places, *numbers, self._note(run)])
-        left = len(self.pipelines) - len(self.runs)
+        left = len(self.settings) - len(self.runs)
         return Table(rows, head, foot=(f"({left} not run)",) if left else (), left=())
 
     def _note(self, run: Run) -> str:

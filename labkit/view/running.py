@@ -100,7 +100,7 @@ def sweep(
     remember(sweep, swept)
 
     def begun(setting: dict[str, Any]) -> None:
-        shown.next(f"run {len(swept.runs) + 1} of {len(swept.pipelines)} ({said(setting)}): ")
+        shown.next(f"run {len(swept.runs) + 1} of {len(swept.settings)} ({said(setting)}): ")
 
     def each(run: Run) -> None:
         if run is swept.runs[-1]:  # of several at once, the one that began last is shown
@@ -111,7 +111,7 @@ def sweep(
     except KeyboardInterrupt:
         if not in_notebook():
             raise
-        print(f"stopped after {len(swept)} of {len(swept.pipelines)} runs; they are in this Sweep.")
+        print(f"stopped after {len(swept)} of {len(swept.settings)} runs; they are in this Sweep.")
     finally:
         shown.finish(swept)
     return swept

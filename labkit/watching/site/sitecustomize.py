@@ -1,8 +1,8 @@
 """Lets `labkit watch -- python train.py` see the script's loops; Python imports this at its start.
 
 The folder comes through PYTHONPATH, so every Python that the script starts finds it too. Nothing
-happens until one of them imports torch's DataLoader or optimizers, or fastai's DataLoader, which
-are then hooked (`labkit.watching.hook`).
+happens until one of them imports torch's DataLoader or optimizers, which are then hooked
+(`labkit.watching.hook`).
 """
 
 import importlib.util
@@ -10,7 +10,7 @@ import os
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-HOOKED = ["torch.utils.data.dataloader", "torch.optim.optimizer", "fastai.data.load"]
+HOOKED = ["torch.utils.data.dataloader", "torch.optim.optimizer"]
 
 
 class Finder:
