@@ -40,9 +40,12 @@ class StepBreakdown(Result):
 
 
 def breakdown(run: Run) -> StepBreakdown | None:
-    """Break down the average step of `run`, warm-up excluded; None before two measured steps."""
+    """Break down the average step of `run`, warm-up excluded; None before two measured steps.
+
+    None also of a watched loop whose device was not timed.
+    """
     mean = run.mean_ms
-    if mean is None or not mean.any():
+    if mean is None or not mean.any() or run.launches_only:
         return None
     wait, copy, compute, launch, other = mean.tolist()
     return StepBreakdown(

@@ -267,7 +267,7 @@ class Run(RunLog):
 
     @property
     def breakdown(self) -> StepBreakdown | None:
-        """The average step by class; None if the run is too short."""
+        """The average step by class; None if the run is too short, or its device was not timed."""
         from labkit.diagnosis.step_breakdown import breakdown
 
         return breakdown(self)
