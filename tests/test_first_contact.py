@@ -215,8 +215,13 @@ LAUNCHES = Xray(
 def test_what_products_take_of_a_gpu_is_told_by_its_kernels_and_not_by_their_launches():
     kernels = Kernels(kernel_us=1000, eligible_share=0.9)
     on_gpu = Evidence(kind="gpu", compute_share=0.9, xray=LAUNCHES, kernels=kernels)
-    assert efficiency._heavy_share(on_gpu) == 0.9
-    assert efficiency._heavy_share(Evidence(kind="gpu", xray=LAUNCHES)) is None
+    work = {"flops": 1, "bytes": 1}
+    peak = efficiency.Peak(1e12, None, "fp32", "measured here")
+    said, _ = efficiency._reason(work, peak, None, on_gpu, reached=0.2)
+    assert "products and convolutions take 90% of the compute" in said
+    on_a_mac = Evidence(kind="gpu", xray=LAUNCHES)
+    said, remedy = efficiency._reason(work, peak, None, on_a_mac, reached=0.2)
+    assert said == "why was not seen" and "xray=True" not in remedy.text
 
 
 @pytest.mark.parametrize(
