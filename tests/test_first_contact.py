@@ -17,8 +17,10 @@ from played_gpu import log as logged
 import labkit as lk
 from labkit import course
 from labkit.bench import machine, model_size, timeline, user_loop
+from labkit.bench.outside import Sample
 from labkit.diagnosis import cost, device_remedies, efficiency, gather
 from labkit.diagnosis.evidence import Evidence, Kernels, Xray
+from labkit.diagnosis.outside_verdict import judge
 from labkit.diagnosis.run_costs import RunCosts
 from labkit.results.hardware import Machine
 from labkit.view import run_figure, watch_live
@@ -213,8 +215,13 @@ LAUNCHES = Xray(
 def test_what_products_take_of_a_gpu_is_told_by_its_kernels_and_not_by_their_launches():
     kernels = Kernels(kernel_us=1000, eligible_share=0.9)
     on_gpu = Evidence(kind="gpu", compute_share=0.9, xray=LAUNCHES, kernels=kernels)
-    assert efficiency._heavy_share(on_gpu) == 0.9
-    assert efficiency._heavy_share(Evidence(kind="gpu", xray=LAUNCHES)) is None
+    work = {"flops": 1, "bytes": 1}
+    peak = efficiency.Peak(1e12, None, "fp32", "measured here")
+    said, _ = efficiency._reason(work, peak, None, on_gpu, reached=0.2)
+    assert "products and convolutions take 90% of the compute" in said
+    on_a_mac = Evidence(kind="gpu", xray=LAUNCHES)
+    said, remedy = efficiency._reason(work, peak, None, on_a_mac, reached=0.2)
+    assert said == "why was not seen" and "xray=True" not in remedy.text
 
 
 @pytest.mark.parametrize(
@@ -275,6 +282,7 @@ def test_a_loop_watched_on_a_mac_has_a_rate_and_no_busy_share(on_a_mac):
     assert "1600 samples/s, GPU busy unknown, step 10.0 ms" in run.numbers
     assert "too few" not in run.numbers
     assert lk.cost(run, usd_per_hour=1.0).usd_per_epoch > 0
+    assert run.breakdown is None
 
 
 def test_the_figure_of_such_a_loop_says_why_there_is_nothing_to_draw(on_a_mac, monkeypatch):
@@ -349,6 +357,23 @@ def test_a_part_of_a_card_is_not_rented_as_the_whole():
     whole = Machine(kind="gpu", name="NVIDIA A100-SXM4-40GB")
     part = Machine(kind="gpu", name="NVIDIA A100-SXM4-40GB MIG 1g.5gb")
     assert cost.usual_rent(whole) and cost.usual_rent(part) is None
+
+
+@pytest.mark.parametrize(
+    ("busy", "by_others", "named", "said"),
+    [
+        (0.95, 0.0, "compute", "95% of the time NVML saw a kernel running"),
+        (0.95, 0.7, "launch", "25% of the time NVML saw a kernel running"),  # a shared card
+        (None, None, "unsure", "NVML tells nothing of its GPU"),  # a part of a card
+    ],
+)
+def test_a_script_seen_from_outside_is_told_what_its_own_kernels_took(busy, by_others, named, said):
+    card = {"gpu": None, "gpu_now": busy, "others_sm": by_others, "own": True, "memory_gib": 2.0}
+    roles = {"main": 1.0, "main_runs": 1.0, "workers": 0.1, "workers_run": 0.1, "worker_count": 2}
+    more = {"others": 0.0, "machine": 1.1, "gpus": {"GPU-1": card}}
+    found = judge([Sample(at_s=number / 4, **roles, **more) for number in range(80)])
+    assert found["bottleneck"] == named and said in found["evidence"]
+    assert "no GPU" not in found["evidence"] and "on this CPU" not in found["advice"]
 
 
 @pytest.mark.parametrize(

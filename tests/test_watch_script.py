@@ -207,7 +207,8 @@ def test_a_script_is_run_by_our_python_where_it_cannot_run_by_itself(tmp_path, m
 
 
 def samples(main, workers=0.0, count=0, gpu=None, seconds=20):
-    gpus = {} if gpu is None else {"GPU-1": {"own": True, "gpu_now": gpu, "gpu": []}}
+    card = {"own": True, "gpu_now": gpu, "gpu": [], "others_sm": None}
+    gpus = {} if gpu is None else {"GPU-1": card}
     return [
         Sample(i / 4, main, main, count * workers, workers, count, 0.0, 2.0, gpus)
         for i in range(4 * seconds)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.datasheets import card
-from labkit.diagnosis.doubts import LOOK_INSIDE
+from labkit.diagnosis.doubts import LOOK_INSIDE, MAKERS_PROFILER
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured
 from labkit.diagnosis.remedies import Remedy
@@ -204,7 +204,7 @@ def _reason(
         return f"{moves}, and the ridge is at {ridge:.3g}", LARGER
     heavy = _heavy_share(evidence)
     if heavy is None:
-        return "why was not seen", LOOK_INSIDE
+        return "why was not seen", MAKERS_PROFILER if evidence.xray else LOOK_INSIDE
     seen = f"products and convolutions take {heavy:.0%} of the compute"
     if heavy < limits.MOSTLY:
         return f"memory-bound operators, {seen}", FUSE_OTHERS

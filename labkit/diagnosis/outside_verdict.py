@@ -82,7 +82,8 @@ class SeenOutside:
     worker_cores: float = 0.0
     workers_share: float = 0.0  # in which they had work
     foreign_cores: float = 0.0  # of other programs
-    gpu_share: float | None = None  # in which NVML saw a kernel run; None: no GPU in use
+    on_gpu: bool = False  # whether it has a GPU
+    gpu_share: float | None = None  # in which NVML saw its kernels run; None: it did not tell
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> SeenOutside:
@@ -103,6 +104,7 @@ class SeenOutside:
             worker_cores=workers,
             workers_share=fmean(sample.workers_run for sample in kept),
             foreign_cores=max(0.0, foreign),
+            on_gpu=card is not None,
             gpu_share=_mean([_gpu_busy(sample.gpus[card]) for sample in kept]) if card else None,
         )
 
@@ -117,7 +119,8 @@ class SeenOutside:
         if self.gpu_share is None:
             if main_waits:
                 return WORKERS_WORK if workers_work else ALL_WAIT
-            return TRAINS if main_works and workers_wait else ALIKE
+            is_model = main_works and workers_wait and not self.on_gpu  # which it may wait for
+            return TRAINS if is_model else ALIKE
         if self.gpu_share >= BUSY_GPU:
             return GPU_WORKS
         if workers_work:
@@ -128,7 +131,7 @@ class SeenOutside:
 
     def measured(self) -> tuple[Measured, ...]:
         """Return the numbers for a person."""
-        gpu = Measured("no GPU in use")
+        gpu = Measured("NVML tells nothing of its GPU" if self.on_gpu else "no GPU in use")
         if self.gpu_share is not None:
             gpu = Measured("of the time NVML saw a kernel running", self.gpu_share)
         cores = f"({self.main_cores:.1f} cores)"
@@ -181,9 +184,13 @@ def _own_card(samples: Sequence[Sample]) -> str | None:
 
 
 def _gpu_busy(seen: CardReading) -> float | None:
-    """Return NVML's utilization in a sample: its buffered samples, or what nvidia-smi prints."""
+    """Return NVML's utilization in a sample, but for that of other processes.
+
+    It is the mean of the samples that the driver buffered, else what nvidia-smi prints.
+    """
     buffered = _mean([share for _, share in seen["gpu"] or ()])
-    return seen["gpu_now"] if buffered is None else buffered
+    busy = seen["gpu_now"] if buffered is None else buffered
+    return None if busy is None else max(0.0, busy - (seen["others_sm"] or 0.0))
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
