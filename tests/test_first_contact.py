@@ -282,7 +282,6 @@ def test_a_loop_watched_on_a_mac_has_a_rate_and_no_busy_share(on_a_mac):
     assert "1600 samples/s, GPU busy unknown, step 10.0 ms" in run.numbers
     assert "too few" not in run.numbers
     assert lk.cost(run, usd_per_hour=1.0).usd_per_epoch > 0
-    assert run.breakdown is None
 
 
 def test_the_figure_of_such_a_loop_says_why_there_is_nothing_to_draw(on_a_mac, monkeypatch):
