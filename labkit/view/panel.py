@@ -255,10 +255,14 @@ class Panel(TextBox, Generic[Asked, Ran]):
             self._stop.set()
             raise
         finally:
-            if self._stop.is_set():
-                await asyncio.to_thread(run.stop)
-            else:  # for its last process
-                await asyncio.to_thread(run.wait)
+            await asyncio.to_thread(self._end, run)
+
+    def _end(self, run: Ran) -> None:
+        """Stop a run where Stop was pressed, else wait for its last process."""
+        if self._stop.is_set():
+            run.stop()
+        else:
+            run.wait()
 
     async def _pause(self, seconds: float) -> None:
         """Let the kernel do other things for so long, or until Stop is pressed."""
