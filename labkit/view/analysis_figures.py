@@ -187,7 +187,9 @@ def draw_ranks(ranks: RankTraces) -> Figure:
         for part, name in parts.items():
             spent_ms = each.busy.get(part, 0.0) * each.step_us / 1000
             rows.append({"rank": f"rank {each.rank}", "part": name, "step_ms": spent_ms})
-    title = f"{ranks.source[:SOURCE_LENGTH]}: {len(ranks)} ranks; {ranks.headline}"
+    late = ranks.straggler
+    found = "no straggler" if late is None else f"the others wait for rank {late}"
+    title = f"{ranks.source[:SOURCE_LENGTH]}: {len(ranks)} ranks; {found}"
     return plot(pandas.DataFrame(rows), "rank", "step_ms", "part", title=title)
 
 
