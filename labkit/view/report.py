@@ -1,17 +1,15 @@
-"""What people take along of a run: a picture, a table of its steps, or one page with both."""
+"""What people take along of a run: a picture, a table of its steps, or a page."""
 
 from __future__ import annotations
 
 import base64
 import html
-import io
 import os
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 from labkit.results import saving
 from labkit.results.run import Run
+from labkit.view.style import png_of
 
 MARK = "<!-- written by labkit -->"
 HEAD = f"""<!DOCTYPE html>
@@ -27,7 +25,7 @@ HEAD = f"""<!DOCTYPE html>
 
 
 def export(run: Run, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
-    """Write a run in the format of the path's suffix: .html, .md, .png, .svg, .pdf or .csv.
+    """Write a run in the format of the path's suffix: .html, .csv, .png, .svg or .pdf.
 
     Args:
         run: A run with steps.
@@ -45,61 +43,37 @@ def export(run: Run, path: str | os.PathLike[str], overwrite: bool = False) -> P
     if suffix == ".csv":
         return _write(path, run.frame.to_csv(), overwrite)
     if suffix == ".html":
-        return _write(path, page(run), overwrite)
-    if suffix == ".md":
-        return _write(path, markdown(run), overwrite)
-    known = ".html, .md, .csv, .png, .svg or .pdf"
+        return _write(path, page(run, str(run.diagnose())), overwrite)
+    known = ".html, .csv, .png, .svg or .pdf"
     raise ValueError(f"export({str(path)!r}): the format follows from the suffix; give {known}.")
 
 
-def write_report(run: Run, path: str | os.PathLike[str], verdict: str) -> Path:
-    """Write a page of HTML, or Markdown where the suffix is .md, with a verdict that is known.
+def write_page(run: Run, path: str, verdict: str) -> Path:
+    """Write a page of HTML with a verdict that is known.
 
     Raises FileKept where a file that labkit did not write is there, and OSError.
     """
-    path = Path(path)
-    text = markdown(run, verdict) if path.suffix.lower() == ".md" else page(run, verdict)
-    return _write(path, text, overwrite=False)
+    return _write(Path(path), page(run, verdict), overwrite=False)
 
 
-def page(run: Run, verdict: str = "") -> str:
-    """Return a self-contained page of HTML: the verdict, the pictures, the settings, the machine.
-
-    `verdict` is the text of one that is known already; else the run is diagnosed.
-    """
-    parts = [HEAD, f"<title>labkit: {html.escape(run.id)}</title>"]
-    parts.append(f"<h1>{html.escape(_headline(run))}</h1>")
-    parts.append(f"<pre>{html.escape(verdict or str(run.diagnose()))}</pre>")
-    parts.append(_image(run.plot(), "Utilization over the run, and its mean step"))
-    if run.workers.batches:
-        parts.append(_image(run.workers.plot(), "What each loader worker did"))
-        parts.append(f"<pre>{html.escape(str(run.workers))}</pre>")
-    settings = "\n".join(f"{name}={value!r}" for name, value in run.pipeline.changed().items())
-    parts.append(f"<h2>Settings</h2><pre>{html.escape(settings or 'the defaults')}</pre>")
-    parts.append(f"<h2>Machine</h2><pre>{html.escape(str(run.machine))}</pre>")
-    return "\n".join(parts)
-
-
-def markdown(run: Run, verdict: str = "") -> str:
-    """Return the verdict, the numbers and the machine for an issue or a pull request."""
-    verdict = verdict or str(run.diagnose())
-    return (
-        f"{MARK}\n### {_headline(run)}\n\n```text\n{verdict}\n```\n\n"
-        f"{run.numbers}\n\n*{run.machine.line}*\n"
-    )
-
-
-def _headline(run: Run) -> str:
+def page(run: Run, verdict: str) -> str:
+    """Return a self-contained page of HTML: the verdict, the picture, the settings, the machine."""
     recorded = f"RECORDED on {run.machine.name}: " if run.recorded else ""
-    return f"{recorded}{run.diagnose().headline}"
-
-
-def _image(figure: Figure, text: str) -> str:
-    """Return a figure as an image within the page."""
-    file = io.BytesIO()
-    figure.savefig(file, format="png")
-    data = base64.b64encode(file.getvalue()).decode()
-    return f'<p><img alt="{html.escape(text)}" src="data:image/png;base64,{data}"></p>'
+    settings = "\n".join(f"{name}={value!r}" for name, value in run.pipeline.changed().items())
+    picture = base64.b64encode(png_of(run.plot())).decode()
+    parts = [
+        HEAD,
+        f"<title>labkit: {html.escape(run.id)}</title>",
+        f"<h1>{html.escape(recorded + run.diagnose().headline)}</h1>",
+        f"<pre>{html.escape(verdict)}</pre>",
+        '<p><img alt="Utilization over the run, and its mean step" '
+        f'src="data:image/png;base64,{picture}"></p>',
+        f"<h2>Settings</h2><pre>{html.escape(settings or 'the defaults')}</pre>",
+        f"<h2>Machine</h2><pre>{html.escape(str(run.machine))}</pre>",
+    ]
+    if run.workers.batches:
+        parts.insert(-2, f"<h2>Loader</h2><pre>{html.escape(str(run.workers))}</pre>")
+    return "\n".join(parts)
 
 
 def _write(path: Path, text: str, overwrite: bool) -> Path:
@@ -110,5 +84,5 @@ def _write(path: Path, text: str, overwrite: bool) -> Path:
 
 
 def _is_ours(path: Path) -> bool:
-    """Return whether `export` wrote a page or a Markdown file; a .csv holds no mark of it."""
+    """Return whether `export` wrote a page; a .csv holds no mark of it."""
     return MARK in path.read_text(errors="replace")[:200]
