@@ -194,6 +194,7 @@ def record(options: argparse.Namespace) -> Shown:
         metavar="FILE",
         help="write the verdict, the pictures and the settings as one self-contained page",
     ),
+    option("--markdown", metavar="FILE", help="write the verdict for an issue or a pull request"),
     option(
         "--headroom",
         action="store_true",
@@ -214,11 +215,10 @@ def watch(options: argparse.Namespace) -> Shown:
       labkit watch --html report.html -- python train.py
       labkit watch --json -- torchrun --nproc-per-node=2 train.py > verdict.json
     """
-    from labkit.view.watch_command import watch_script, write_html
+    from labkit.view.watch_command import watch_script, write_reports
 
     found, text = watch_script(options.script, options.json, options.outside, options.headroom)
-    if options.html:
-        write_html(found, text, options.html)
+    write_reports(found, text, [options.html, options.markdown])
     if not options.json:
         say(f"labkit watch: {text}")
         return found["exit_code"]

@@ -3,12 +3,16 @@
 import html
 import io
 import json
+import linecache
+import re
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import labkit
@@ -19,6 +23,7 @@ from labkit.view import display
 from labkit.view.display import FIGURE_TEXT, StaticFigure, in_notebook
 from labkit.view.live import LiveView, RunDisplay
 from labkit.view.live_frame import ROW
+from labkit.view.watch_live import marked_cells
 
 MS = 1_000_000
 
@@ -142,6 +147,28 @@ def test_outside_a_notebook_the_progress_is_a_line_on_stderr(trained, monkeypatc
     shown.finish(trained.run)
     assert stderr.getvalue().count("\n") == 1
     assert "run 1 of 2: finished: 34 steps" in stderr.getvalue()
+
+
+class Slow:
+    """Items that take their time, as read from a slow disk."""
+
+    def __len__(self):
+        return 50
+
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        return torch.zeros(2)
+
+
+def test_a_listing_of_the_watched_cell_marks_its_for_line():
+    cell = "<ipython-input-7-ab>"
+    lines = ["seen = 0\n", "for batch in lk.watch(loader, live=False):\n", "    seen += 1\n"]
+    linecache.cache[cell] = (0, None, lines, cell)
+    loader = torch.utils.data.DataLoader(Slow(), batch_size=1)
+    exec(compile("".join(lines), cell, "exec"), {"lk": labkit, "loader": loader})
+    labkit.watch.last.close()
+    [shown] = marked_cells(labkit.watch.last.run.lines)
+    assert re.search(r"\d%  for batch in", shown) and not re.search(r"%  seen = 0", shown)
 
 
 # -- what is left of it --------------------------------------------------------------------------

@@ -25,7 +25,7 @@ def test_a_page_is_self_contained_and_says_that_it_was_recorded(run, tmp_path):
     assert run.export(tmp_path / "run.html").exists()  # its own file is replaced
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".png"])
+@pytest.mark.parametrize("suffix", [".csv", ".png", ".md"])
 def test_a_run_is_written_in_the_format_of_the_suffix(run, tmp_path, suffix):
     assert run.export(tmp_path / f"run{suffix}").stat().st_size > 100
 

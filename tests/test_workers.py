@@ -183,6 +183,7 @@ def test_a_slow_item_is_named_and_waiting_is_told_from_computing(workers):
         shares[computes] = recorded.cpu_share
     assert shares[False] < 0.5 * shares[True] and shares[False] < 0.5
     assert "37 (" in repr(recorded) and recorded.rows.loc[recorded[0].worker, "items"] == 60
+    assert recorded.plot(seconds=0.5).axes
 
 
 def test_rows_of_a_damaged_record_are_left_out(tmp_path):

@@ -15,6 +15,7 @@ from labkit.results.record import Event
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
 
     from labkit.results.run import Run
 
@@ -287,6 +288,12 @@ class LoaderWorkers:
     def to_dict(self) -> list[dict[str, object]]:
         """Return the workers as JSON types."""
         return [asdict(each) for each in self.workers]
+
+    def plot(self, start_s: float | None = None, seconds: float = 3.0) -> Figure:
+        """Draw what each worker did, under the loop, for a few seconds from `start_s` on."""
+        from labkit.view.workers_figure import draw
+
+        return draw(self, start_s=start_s, seconds=seconds)
 
     def __repr__(self) -> str:
         if not self:

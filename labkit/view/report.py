@@ -1,4 +1,4 @@
-"""What people take along of a run: a picture, a table of its steps, or a page."""
+"""What people take along of a run: a picture, a table of its steps, or one page with both."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import base64
 import html
 import os
 from pathlib import Path
+
+from matplotlib.figure import Figure
 
 from labkit.results import saving
 from labkit.results.run import Run
@@ -25,7 +27,7 @@ HEAD = f"""<!DOCTYPE html>
 
 
 def export(run: Run, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
-    """Write a run in the format of the path's suffix: .html, .csv, .png, .svg or .pdf.
+    """Write a run in the format of the path's suffix: .html, .md, .png, .svg, .pdf or .csv.
 
     Args:
         run: A run with steps.
@@ -43,37 +45,62 @@ def export(run: Run, path: str | os.PathLike[str], overwrite: bool = False) -> P
     if suffix == ".csv":
         return _write(path, run.frame.to_csv(), overwrite)
     if suffix == ".html":
-        return _write(path, page(run, str(run.diagnose())), overwrite)
-    known = ".html, .csv, .png, .svg or .pdf"
+        return _write(path, page(run), overwrite)
+    if suffix == ".md":
+        return _write(path, markdown(run), overwrite)
+    known = ".html, .md, .csv, .png, .svg or .pdf"
     raise ValueError(f"export({str(path)!r}): the format follows from the suffix; give {known}.")
 
 
-def write_page(run: Run, path: str, verdict: str) -> Path:
-    """Write a page of HTML with a verdict that is known.
+def write_report(run: Run, path: str | os.PathLike[str], verdict: str) -> Path:
+    """Write a page of HTML, or Markdown where the suffix is .md, with a verdict that is known.
 
     Raises FileKept where a file that labkit did not write is there, and OSError.
     """
-    return _write(Path(path), page(run, verdict), overwrite=False)
+    path = Path(path)
+    text = markdown(run, verdict) if path.suffix.lower() == ".md" else page(run, verdict)
+    return _write(path, text, overwrite=False)
 
 
-def page(run: Run, verdict: str) -> str:
-    """Return a self-contained page of HTML: the verdict, the picture, the settings, the machine."""
-    recorded = f"RECORDED on {run.machine.name}: " if run.recorded else ""
-    settings = "\n".join(f"{name}={value!r}" for name, value in run.pipeline.changed().items())
-    picture = base64.b64encode(png_of(run.plot())).decode()
+def page(run: Run, verdict: str = "") -> str:
+    """Return a self-contained page of HTML: the verdict, the pictures, the settings, the machine.
+
+    `verdict` is the text of one that is known already; else the run is diagnosed.
+    """
     parts = [
         HEAD,
         f"<title>labkit: {html.escape(run.id)}</title>",
-        f"<h1>{html.escape(recorded + run.diagnose().headline)}</h1>",
-        f"<pre>{html.escape(verdict)}</pre>",
-        '<p><img alt="Utilization over the run, and its mean step" '
-        f'src="data:image/png;base64,{picture}"></p>',
-        f"<h2>Settings</h2><pre>{html.escape(settings or 'the defaults')}</pre>",
-        f"<h2>Machine</h2><pre>{html.escape(str(run.machine))}</pre>",
+        f"<h1>{html.escape(_headline(run))}</h1>",
+        f"<pre>{html.escape(verdict or str(run.diagnose()))}</pre>",
+        _image(run.plot(), "Utilization over the run, and its mean step"),
     ]
     if run.workers.batches:
-        parts.insert(-2, f"<h2>Loader</h2><pre>{html.escape(str(run.workers))}</pre>")
+        parts.append(_image(run.workers.plot(), "What each loader worker did"))
+        parts.append(f"<pre>{html.escape(str(run.workers))}</pre>")
+    settings = "\n".join(f"{name}={value!r}" for name, value in run.pipeline.changed().items())
+    parts.append(f"<h2>Settings</h2><pre>{html.escape(settings or 'the defaults')}</pre>")
+    parts.append(f"<h2>Machine</h2><pre>{html.escape(str(run.machine))}</pre>")
     return "\n".join(parts)
+
+
+def markdown(run: Run, verdict: str = "") -> str:
+    """Return the verdict, the numbers and the machine for an issue or a pull request."""
+    verdict = verdict or str(run.diagnose())
+    return (
+        f"{MARK}\n### {_headline(run)}\n\n```text\n{verdict}\n```\n\n"
+        f"{run.numbers}\n\n*{run.machine.line}*\n"
+    )
+
+
+def _headline(run: Run) -> str:
+    recorded = f"RECORDED on {run.machine.name}: " if run.recorded else ""
+    return f"{recorded}{run.diagnose().headline}"
+
+
+def _image(figure: Figure, text: str) -> str:
+    """Return a figure as an image within the page."""
+    data = base64.b64encode(png_of(figure)).decode()
+    return f'<p><img alt="{html.escape(text)}" src="data:image/png;base64,{data}"></p>'
 
 
 def _write(path: Path, text: str, overwrite: bool) -> Path:
@@ -84,5 +111,5 @@ def _write(path: Path, text: str, overwrite: bool) -> Path:
 
 
 def _is_ours(path: Path) -> bool:
-    """Return whether `export` wrote a page; a .csv holds no mark of it."""
+    """Return whether `export` wrote a page or a Markdown file; a .csv holds no mark of it."""
     return MARK in path.read_text(errors="replace")[:200]

@@ -25,7 +25,7 @@ from labkit.results import privacy
 from labkit.results.record import Event
 from labkit.results.run import Run
 from labkit.results.wall_shares import WallShares, wall_shares
-from labkit.view.report import write_page
+from labkit.view.report import write_report
 from labkit.watching.hangs import HangWatch
 
 # What a scheduler sends to its child
@@ -97,18 +97,19 @@ def watch_script(
         return found | judge([]) | {"evidence": told, "advice": ""}, told
 
 
-def write_html(found: Found, text: str, path: str) -> None:
-    """Write what was found as a page of HTML.
+def write_reports(found: Found, text: str, paths: list[str | None]) -> None:
+    """Write what was found to each path that is given: a page (.html) or Markdown (.md).
 
     The script has run: what cannot be written is said, and changes neither verdict nor exit code.
     """
-    if "run" not in found:
-        _say(f"{path} is not written: no training step was seen from inside.")
-        return
-    try:
-        write_page(Run(Path(str(found["record"]))), path, text)
-    except (OSError, ValueError) as error:
-        _say(f"{path} is not written: {error}")
+    for path in filter(None, paths):
+        if "run" not in found:
+            _say(f"{path} is not written: no training step was seen from inside.")
+            continue
+        try:
+            write_report(Run(Path(str(found["record"]))), path, text)
+        except (OSError, ValueError) as error:
+            _say(f"{path} is not written: {error}")
 
 
 def _say(text: str) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import html
+import linecache
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from labkit.bench.user_loop import Tally
 from labkit.diagnosis import thresholds
 from labkit.diagnosis.diagnosis import Diagnosis
+from labkit.diagnosis.hot_lines import CELL, Line, Lines
 from labkit.process import folders, launcher
 from labkit.results.run import Run
 from labkit.view.display import Display, StaticFigure
@@ -21,6 +24,7 @@ from labkit.watching.hangs import HangWatch
 from labkit.watching.passes import say
 from labkit.watching.recorder import Recorder
 
+LEAST_SHARE = 0.01  # of the time, that a line of a cell is marked for
 OPEN_MOST = 8  # watches kept open: the loop's, its validation's, and some for generators
 EMPTY = (
     "watch: the loader gave no batch. If it is an iterator or a generator, it has been used up: "
@@ -263,9 +267,38 @@ def _leave(display: Display, run: Run) -> None:
         return
     display.final(repr(run), StaticFigure.of(run) if found else None)
     if found:
+        from IPython.display import HTML
         from IPython.display import display as show
 
         show(found)
+        for cell in marked_cells(run.lines):
+            show(HTML(cell))
+
+
+def marked_cells(lines: Lines) -> list[str]:
+    """Return the cells of the notebook that the time went to, as HTML.
+
+    The loop's own lines are marked too, with what was done under them: the `for`, a call.
+    """
+    marked = lines.lines + lines.sites(lines.phase < 3)
+    cells = dict.fromkeys(line.file for line in marked if CELL.search(line.file))
+    return [_marked_cell(file, marked) for file in cells]
+
+
+def _marked_cell(file: str, lines: Iterable[Line]) -> str:
+    """Return a cell of the notebook that the time went to, each line with its share, as HTML."""
+    shares: dict[int, float] = {}
+    for line in lines:
+        if line.file == file and line.share >= LEAST_SHARE:  # of one named twice, the larger
+            shares[line.line] = max(line.share, shares.get(line.line, 0.0))
+    rows = []
+    for number, text in enumerate(linecache.getlines(file), 1):
+        share = shares.get(number, 0.0)
+        mark = f"{share:4.0%}" if share else " " * 4
+        alpha = 0.1 + 0.5 * share if share else 0
+        shade = f"background: rgba(213, 94, 0, {alpha:.2f})"
+        rows.append(f'<span style="{shade}">{mark}  {html.escape(text.rstrip())}</span>')
+    return f"<pre>{chr(10).join(rows)}</pre>"
 
 
 def line(recorder: Recorder) -> str:
