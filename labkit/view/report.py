@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import io
 import os
 from pathlib import Path
 
@@ -11,7 +12,6 @@ from matplotlib.figure import Figure
 
 from labkit.results import saving
 from labkit.results.run import Run
-from labkit.view.style import png_of
 
 MARK = "<!-- written by labkit -->"
 HEAD = f"""<!DOCTYPE html>
@@ -99,7 +99,9 @@ def _headline(run: Run) -> str:
 
 def _image(figure: Figure, text: str) -> str:
     """Return a figure as an image within the page."""
-    data = base64.b64encode(png_of(figure)).decode()
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
+    data = base64.b64encode(file.getvalue()).decode()
     return f'<p><img alt="{html.escape(text)}" src="data:image/png;base64,{data}"></p>'
 
 
