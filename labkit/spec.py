@@ -264,6 +264,11 @@ class Distributed(Spec):
             )
         self._check_rendezvous()
         self._check_starve()
+        if sys.platform == "win32":
+            raise RuntimeError(
+                "Distributed runs need Linux or macOS: PyTorch's launcher (torchrun) does not "
+                "start on Windows as installed. Use WSL, or lk.run for one process."
+            )
 
     def _check_rendezvous(self) -> None:
         check_names(self.rendezvous, RENDEZVOUS, "torchrun rendezvous option")
