@@ -1,9 +1,8 @@
 """What this process may use of its machine: cores and memory, as its container limits them.
 
 A container sees all of its host's cores and memory, and is slowed down or killed beyond its quota.
-The quotas are read where Linux has them: at the process's own control group and all groups above,
-of version 2 (docs.kernel.org/admin-guide/cgroup-v2.html) and version 1 (the same site's
-admin-guide/cgroup-v1/memory.html and scheduler/sched-bwc.html).
+The quotas are read where Linux has them: at the process's own control group and all groups above
+(version 2, docs.kernel.org/admin-guide/cgroup-v2.html).
 """
 
 from __future__ import annotations
@@ -61,67 +60,31 @@ def free_ram_bytes() -> int:
 
 def _cpu_quotas() -> Iterator[float]:
     """Yield each limit on the CPU time of this process, in cores."""
-    for group, version in _groups("cpu"):
-        with contextlib.suppress(OSError, ValueError, IndexError, ZeroDivisionError):
-            if version == 2:
-                quota, period = (group / "cpu.max").read_text().split()  # "max 100000": no limit
-            else:
-                quota = (group / "cpu.cfs_quota_us").read_text()  # -1: no limit
-                period = (group / "cpu.cfs_period_us").read_text()
-            if int(quota) > 0:
-                yield int(quota) / int(period)
+    for group in _groups():
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = (group / "cpu.max").read_text().split()  # "max 100000": no limit
+            yield int(quota) / int(period)
 
 
 def _memory_limits() -> Iterator[tuple[int, int]]:
     """Yield each limit on this process's memory, and what is used of it, bytes."""
-    for group, version in _groups("memory"):
-        limit, used, dropped = (
-            ("memory.max", "memory.current", "inactive_file")
-            if version == 2
-            else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        )
+    for group in _groups():
         with contextlib.suppress(OSError, ValueError, KeyError):  # "max": no limit
-            most = int((group / limit).read_text())
+            limit = int((group / "memory.max").read_text())
             stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-            yield most, int((group / used).read_text()) - int(stat[dropped])
+            used = int((group / "memory.current").read_text())
+            yield limit, used - int(stat["inactive_file"])
 
 
-def _groups(controller: str) -> Iterator[tuple[Path, int]]:
-    """Yield the folders of the control groups that this process is in, and their version."""
-    with contextlib.suppress(OSError):
-        own = _own_groups()
-        for line in (ROOT / "proc/self/mountinfo").read_text().splitlines():
-            # id parent device root mount-point options ... - type source options
-            before, _, after = line.partition(" - ")
-            kind, _, options = after.split(maxsplit=2)
-            if kind == "cgroup2":
-                version = 2
-                path = own.get("")
-            elif kind == "cgroup" and controller in options.split(","):
-                version = 1
-                path = own.get(controller)
-            else:
-                continue
-            if path is not None:
-                root, mount = before.split()[3:5]
-                for folder in _upwards(path, root):
-                    yield ROOT / mount.lstrip("/") / folder, version
+def _groups() -> list[Path]:
+    """Return the folders of this process's control group and of all above it.
 
-
-def _own_groups() -> dict[str, str]:
-    """Return this process's control group for each controller; version 2's is called ""."""
-    found = {}
-    for line in (ROOT / "proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        found |= dict.fromkeys(controllers.split(","), path)
-    return found
-
-
-def _upwards(path: str, root: str) -> list[PurePosixPath]:
-    """Return a control group and all above it, relative to where its tree is mounted.
-
-    `root` is the part of the tree that is mounted, which may be the container's own group.
+    A container may not see those of its host: then the topmost folder is its own group's.
     """
-    group = PurePosixPath(path)
-    inside = group.relative_to(root) if group.is_relative_to(root) else PurePosixPath()
-    return [inside, *inside.parents]
+    own = PurePosixPath("/")
+    with contextlib.suppress(OSError):
+        for line in (ROOT / "proc/self/cgroup").read_text().splitlines():
+            if line.startswith("0::"):
+                own = PurePosixPath(line.removeprefix("0::"))
+    tree = ROOT / "sys/fs/cgroup"
+    return [tree / group.relative_to("/") for group in (own, *own.parents)]

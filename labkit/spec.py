@@ -6,7 +6,6 @@ import itertools
 import os
 import re
 import shutil
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -178,14 +177,8 @@ def parse_settings(settings: list[str]) -> Settings:
 
 def compiler() -> str | None:
     """Return the path of the C++ compiler that torch.compile uses on a CPU; None without one."""
-    names = [os.environ.get("CXX", "g++"), "g++", "clang++"]
-    if sys.platform == "win32":
-        names = ["cl"]
-    for name in names:
-        path = shutil.which(name)
-        if path is not None:
-            return path
-    return None
+    found = map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++"))
+    return next(filter(None, found), None)
 
 
 TIMED = ("ms", "iqr_ms", "noisy", "tflops", "gib_s", "error")  # columns that the bench adds

@@ -34,7 +34,6 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
-import standin_profiler
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -65,7 +64,6 @@ class Card(NamedTuple):
     capability: tuple[int, int]
     l2_mib: float
     bus_gb_per_s: float = 25.0
-    threads_per_sm: int = 2048
 
 
 def card(name: str, *more: Any) -> Card:
@@ -75,8 +73,8 @@ def card(name: str, *more: Any) -> Card:
 
 
 CARDS = {
-    "T4": card("Tesla T4", 14.6, 40, (7, 5), 4, 12.0, 1024),
-    "RTX4090": card("NVIDIA GeForce RTX 4090", 23.5, 128, (8, 9), 72, 25.0, 1536),
+    "T4": card("Tesla T4", 14.6, 40, (7, 5), 4, 12.0),
+    "RTX4090": card("NVIDIA GeForce RTX 4090", 23.5, 128, (8, 9), 72),
     "A100": card("NVIDIA A100-SXM4-40GB", 39.4, 108, (8, 0), 40),
     "H200": card("NVIDIA H200", 139.8, 132, (9, 0), 60, 50.0),
 }
@@ -160,7 +158,6 @@ class StandIn:
         self.clock = VirtualClock()
         self.kernels: list[Kernel] = []
         self.syncs = 0  # times the host waited for a card
-        self.profile: Any = None  # the profiler that is recording
         # When each card's stream (by its number) or copy engine (by its name) will be through, ns
         self.free: dict[tuple[int, int | str], int] = {}
         self.queued: deque = deque()  # ends of the kernels in flight
@@ -233,17 +230,6 @@ class StandIn:
 
     def run(self, func: Any, args: tuple, kwargs: dict) -> Any:
         name = func.overloadpacket.__name__
-        start = self.clock.now()
-        first = len(self.kernels)
-        out = self.perform(name, func, args, kwargs)
-        if self.profile is not None:
-            shapes = [list(x.shape) for x in tensors_of(args)]
-            kernels = (first, len(self.kernels))
-            op = f"aten::{name}", start, self.clock.now(), shapes, kernels
-            self.profile.ops.append(standin_profiler.Op(*op))
-        return out
-
-    def perform(self, name: str, func: Any, args: tuple, kwargs: dict) -> Any:
         if name in ("_to_copy", "copy_"):
             return self.copy(func, args, kwargs)
         if name == "_local_scalar_dense":  # `.item()`: the host waits for everything before it
@@ -366,19 +352,12 @@ class StandIn:
         return target
 
     def count_memory(self, tensor: OnCard, device: torch.device) -> None:
-        # Caught: a doubled batch that did not fit, with which the x-ray's other findings went
         storage = tensor.inner.untyped_storage()
         key = storage._cdata
         size = storage.nbytes()
         held = self.held[device.index]
         if not held[key]:
-            room = self.cards[device.index].memory_gib * 2**30
             i = device.index
-            if self.allocated[i] + size > room:
-                raise torch.OutOfMemoryError(
-                    f"CUDA out of memory. Tried to allocate {size / 2**30:.2f} GiB. GPU {i} "
-                    f"has a total capacity of {room / 2**30:.2f} GiB"
-                )
             self.allocated[i] += size
             self.peak[i] = max(self.peak[i], self.allocated[i])
         held[key] += 1
@@ -531,9 +510,7 @@ def install(*cards: Card) -> StandIn:
         weakref.finalize(StandIn, LIBRARY.standin_leave)
         patch_cuda()
         fill_in_kernels()
-        standin_profiler.install()
     GPU = StandIn(cards)
-    standin_profiler.Profile.gpu = GPU
     _answers = Answers(**{name: kind(getattr(GPU, name)) for name, kind in Answers._fields_})
     if first:  # autograd starts a thread for each device that it finds in its first backward pass
         LIBRARY.standin_install(MOST_CARDS, _answers)
@@ -600,43 +577,28 @@ def patch_cuda() -> None:
             major=card.capability[0],
             minor=card.capability[1],
             multi_processor_count=card.sms,
-            warp_size=32,
-            max_threads_per_multi_processor=card.threads_per_sm,
-            is_integrated=0,
             L2_cache_size=int(card.l2_mib * 2**20),
-            shared_memory_per_multiprocessor=102400,
             uuid=f"00000000-0000-0000-0000-00000000000{i}",
-            regs_per_multiprocessor=65536,
-            memory_bus_width=256,
         )
 
-    # Dynamo asks for a function of its own under each name
     answers = {
         "is_available": lambda: bool(GPU.cards),
         "device_count": lambda: len(GPU.cards),
         "is_initialized": lambda: bool(GPU.cards),
-        "_is_in_bad_fork": lambda: False,
         "_lazy_init": lambda: None,
-        "init": lambda: None,
-        "_lazy_call": lambda *a, **k: None,
         "empty_cache": lambda: None,
         "manual_seed": lambda s: None,
-        "manual_seed_all": lambda s: None,
-        "set_per_process_memory_fraction": lambda *a: None,
         "current_device": index,
         "set_device": lambda d: LIBRARY.standin_use(index(d)),
         "get_device_properties": properties,
         "get_device_name": lambda d=None: properties(d).name,
         "get_device_capability": lambda d=None: GPU.cards[index(d)].capability,
         "memory_allocated": lambda d=None: GPU.allocated[index(d)],
-        "memory_reserved": lambda d=None: GPU.allocated[index(d)],
         "max_memory_allocated": lambda d=None: GPU.peak[index(d)],
         "reset_peak_memory_stats": lambda d=None: GPU.peak.__setitem__(
             index(d), GPU.allocated[index(d)]
         ),
         "synchronize": lambda d=None: GPU.host_waits(index(d), -1, -1),
-        "is_bf16_supported": lambda emulated=True: emulated or properties().major >= 8,
-        "current_stream": lambda d=None: torch.accelerator.current_stream(index(d)),
         "Stream": lambda device=None, **k: torch.Stream(torch.device("cuda", index(device))),
         "Event": torch.Event,
     }

@@ -6,11 +6,8 @@ import getpass
 import json
 import os
 import stat
-import subprocess
-import sys
 import time
 from functools import partial
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -145,31 +142,20 @@ def run_of_age(runs, hours, number=0):
     return folder
 
 
-def test_a_run_in_use_stays_here_or_in_another_process(own_home, monkeypatch):
+def test_a_run_in_use_or_of_this_day_stays(own_home, monkeypatch):
     monkeypatch.setattr(folders, "KEPT_RUNS", 1)
     runs = own_home / "runs"
-    held, supervised, watched, ended = (run_of_age(runs, hours) for hours in (9, 8, 7, 6))
+    held, supervised, recent, old = (run_of_age(runs, hours) for hours in (90, 80, 20, 70))
     run = Run(held)
     (supervised / family.PLAN_NAME).write_text("{}")
     plan = family.plan_of(supervised)
-    code = (
-        "import pathlib, sys; from labkit.process import folders; "
-        "print(folders.new_run(), flush=True); sys.stdin.read()"
-    )
-    other = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    theirs = Path(other.stdout.readline().strip())
-    watched.joinpath(folders.OWNER_NAME).write_text((theirs / folders.OWNER_NAME).read_text())
-    for folder in (supervised, watched):
-        os.utime(folder, (0, 0))
+    os.utime(supervised, (0, 0))
     folders.new_run()
-    assert held.exists() and supervised.exists() and watched.exists() and not ended.exists()
-    other.communicate("")
+    assert held.exists() and supervised.exists() and recent.exists() and not old.exists()
     plan[1].close()
     del run
     folders.new_run()
-    assert not [folder for folder in (held, supervised, watched, theirs) if folder.exists()]
+    assert recent.exists() and not held.exists() and not supervised.exists()
 
 
 # -- keys ------------------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
 """What is said of a machine: its cards, those that torch cannot use, and their data sheets."""
 
 import os
-import shutil
-import sys
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -12,11 +10,9 @@ import pynvml
 import pytest
 import torch
 
-from labkit import quotas, spec
+from labkit import quotas
 from labkit.bench import (
     formats,
-    gpu_meter,
-    resolve_config,
     timeline,
     user_loop,
 )
@@ -33,19 +29,30 @@ INSTALL = "pip install --force-reinstall torch --index-url https://download.pyto
 
 
 @pytest.fixture
-def driver(monkeypatch):
+def answers(monkeypatch):
+    """Let functions of a module answer this, whatever they are asked."""
+
+    def set_up(module, **said):
+        for name, answer in said.items():
+            monkeypatch.setattr(module, name, lambda *_, answer=answer: answer)
+
+    return set_up
+
+
+@pytest.fixture
+def driver(monkeypatch, answers):
     """A driver with one card, of which torch knows nothing; what torch says can be chosen."""
 
     def set_up(runs, built, says, visible):
-        for name, answer in {
-            "nvmlInit": None,
-            "nvmlDeviceGetHandleByIndex": 1,
-            "nvmlDeviceGetName": "NVIDIA T4",
-            "nvmlSystemGetDriverVersion": "470.82.01",
-            "nvmlSystemGetCudaDriverVersion": runs,
-            "nvmlDeviceGetCudaComputeCapability": (7, 5),
-        }.items():
-            monkeypatch.setattr(pynvml, name, lambda *_, answer=answer: answer)
+        answers(
+            pynvml,
+            nvmlInit=None,
+            nvmlDeviceGetHandleByIndex=1,
+            nvmlDeviceGetName="NVIDIA T4",
+            nvmlSystemGetDriverVersion="470.82.01",
+            nvmlSystemGetCudaDriverVersion=runs,
+            nvmlDeviceGetCudaComputeCapability=(7, 5),
+        )
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=RuntimeError(says)))
         monkeypatch.setattr(torch.version, "cuda", built)
@@ -84,24 +91,22 @@ CU126 = ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"]
 
 
 @pytest.fixture
-def torch_built_for(monkeypatch):
+def torch_built_for(monkeypatch, answers):
     """A torch that sees cards of these compute capabilities, and has kernels for `built`."""
 
     def set_up(built, *capabilities, runs=13000):
-        answers = {
-            "is_available": True,
-            "device_count": len(capabilities),
-            "get_arch_list": built,
-            "get_device_name": "NVIDIA Card",
-        }
-        for name, answer in answers.items():
-            monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+        answers(
+            torch.cuda,
+            is_available=True,
+            device_count=len(capabilities),
+            get_arch_list=built,
+            get_device_name="NVIDIA Card",
+        )
+        answers(pynvml, nvmlInit=None, nvmlSystemGetCudaDriverVersion=runs)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: capabilities[i])
         monkeypatch.setattr(
             torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda")
         )
-        monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
-        monkeypatch.setattr(pynvml, "nvmlSystemGetCudaDriverVersion", lambda: runs)
 
     return set_up
 
@@ -144,20 +149,11 @@ def test_auto_takes_a_card_that_has_kernels_and_on_which_others_compute_least(
     torch_built_for, monkeypatch
 ):
     torch_built_for(CU130, (7, 0), (8, 0), (8, 0), (8, 0))
-    states = {1: (0.9, 0.5), 2: (0.6, 0.0), 3: (0.0, 0.0)}  # utilization, memory that is held
-    monkeypatch.setattr(bench_machine, "card_uuid", lambda index: index)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda index: index)
-    monkeypatch.setattr(
-        pynvml,
-        "nvmlDeviceGetUtilizationRates",
-        lambda index: SimpleNamespace(gpu=100 * states[index][0]),
-    )
-    monkeypatch.setattr(
-        pynvml,
-        "nvmlDeviceGetMemoryInfo",
-        lambda index: SimpleNamespace(used=int(states[index][1] * 2**34), total=2**34),
-    )
-    assert bench_machine.find_device("auto").index == 2  # busy a moment ago, with a run of ours
+    busy = {1: 0.9, 2: 0.0, 3: 0.0}
+    monkeypatch.setattr(bench_machine, "busy_with_others", busy.get)
+    assert bench_machine.find_device("auto").index == 2
+    monkeypatch.undo()
+    torch_built_for(CU130, (7, 0), (8, 0), (8, 0))
     monkeypatch.setattr(pynvml, "nvmlInit", Mock(side_effect=pynvml.NVMLError_LibraryNotFound()))
     assert bench_machine.find_device("auto").index == 1
 
@@ -168,22 +164,20 @@ def test_auto_takes_a_card_that_has_kernels_and_on_which_others_compute_least(
         (os.getppid(), 6.5, 0.0),  # the kernel's own model, on a card of 8 GiB
         (1_000_000, 0.6, 0.0),  # a context of ours, under a number of the container's host
         (1_000_000, 6.5, 1.0),
+        (1_000_000, 0.0, 0.0),  # busy a moment ago, with a run of ours
     ],
 )
-def test_a_card_on_which_only_we_hold_memory_is_not_busy_with_others(
-    pid, used_gib, busy, monkeypatch
-):
-    monkeypatch.setattr(bench_machine, "card_uuid", lambda index: index)
+def test_a_card_on_which_only_we_hold_memory_is_not_busy_with_others(pid, used_gib, busy, answers):
     used = int(used_gib * 2**30)
-    answers = {
-        "nvmlInit": None,
-        "nvmlDeviceGetHandleByUUID": 1,
-        "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=used + 2**27, total=2**33),
-        "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=pid, usedGpuMemory=used)],
-        "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=100),
-    }
-    for name, answer in answers.items():
-        monkeypatch.setattr(pynvml, name, lambda *_, answer=answer: answer)
+    answers(bench_machine, card_uuid=1)
+    answers(
+        pynvml,
+        nvmlInit=None,
+        nvmlDeviceGetHandleByUUID=1,
+        nvmlDeviceGetMemoryInfo=SimpleNamespace(used=used + 2**27, total=2**33),
+        nvmlDeviceGetComputeRunningProcesses=[SimpleNamespace(pid=pid, usedGpuMemory=used)],
+        nvmlDeviceGetUtilizationRates=SimpleNamespace(gpu=100),
+    )
     assert bench_machine.busy_with_others(0) == busy
 
 
@@ -253,27 +247,6 @@ def test_an_amd_card_without_kernels_in_this_torch_is_not_used(
     assert (why is None) == usable
 
 
-def test_a_jetson_is_named_and_what_its_driver_answers_is_not_asked(
-    torch_built_for, monkeypatch, tmp_path
-):
-    here = tmp_path / "nv_tegra_release"
-    here.write_text("# R36 (release), REVISION: 4.0")
-    monkeypatch.setattr(bench_machine, "TEGRA", here)
-    monkeypatch.setattr(gpu_meter, "TEGRA", here)
-    torch_built_for(["sm_80", "sm_90"], (8, 7))  # as PyPI's wheel; it has no kernel for an Orin
-    why = bench_machine.unused_gpu()
-    assert "no kernels for its compute capability 8.7" in why and "PyTorch for Jetson" in why
-    torch_built_for(["sm_87"], (8, 7))
-    assert bench_machine.find_device("auto") == torch.device("cuda", 0)
-    monkeypatch.setattr(pynvml, "nvmlInit", Mock(side_effect=AssertionError("asked")))
-    properties = SimpleNamespace(
-        name="Orin", uuid="1", total_memory=2**35, multi_processor_count=16, major=8, minor=7
-    )
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    described = Machine.from_dict(bench_machine.describe(torch.device("cuda", 0)))
-    assert described.line.startswith("Orin (Jetson, its memory is the CPU's) (GPU)")
-
-
 @pytest.mark.parametrize("part", ["", " MIG 1g.5gb"])
 def test_nvml_is_asked_for_a_card_or_a_part_of_one_by_its_own_name(part, monkeypatch):
     asked = []
@@ -322,20 +295,15 @@ def test_a_card_has_its_own_data_sheet_and_one_with_a_name_only_alike_has_none()
 
 # -- what a container leaves of a machine ----------------------------------------------------------
 
-V2 = "1 0 0:1 / /sys/fs/cgroup rw shared:1 - cgroup2 cgroup rw,nsdelegate"
-V1 = [
-    "1 0 0:1 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct",
-    "2 0 0:2 /docker/c4 /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory",
-]
-STAT = "anon 1\ninactive_file 100\ntotal_inactive_file 100\n"
+STAT = "anon 1\ninactive_file 100\n"
 
 
 @pytest.fixture
 def machine_with(tmp_path, monkeypatch):
     """A machine of 64 cores and 1,000 bytes of memory with these files; 32 cores are allowed."""
 
-    def set_up(groups, mounts, files):
-        written = {"proc/self/cgroup": groups, "proc/self/mountinfo": mounts} | files
+    def set_up(groups, files):
+        written = {"proc/self/cgroup": groups} | files
         for name, text in written.items():
             path = tmp_path / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -351,8 +319,8 @@ def machine_with(tmp_path, monkeypatch):
     return set_up
 
 
-def group_v2(place, cpu, memory="max", used=0):
-    """Return the files of one control group of version 2."""
+def group(place, cpu, memory="max", used=0):
+    """Return the files of one control group."""
     folder = f"sys/fs/cgroup{place}"
     return {
         f"{folder}/cpu.max": f"{cpu} 100000",
@@ -361,48 +329,21 @@ def group_v2(place, cpu, memory="max", used=0):
     }
 
 
-def group_v1(cpu_place, memory_place, cpu, memory, used):
-    """Return the files of one control group for cores and of one for memory, of version 1."""
-    return {
-        f"sys/fs/cgroup/cpu,cpuacct{cpu_place}/cpu.cfs_quota_us": str(cpu),
-        f"sys/fs/cgroup/cpu,cpuacct{cpu_place}/cpu.cfs_period_us": "50000",
-        f"sys/fs/cgroup/memory{memory_place}/memory.limit_in_bytes": str(memory),
-        f"sys/fs/cgroup/memory{memory_place}/memory.usage_in_bytes": str(used),
-    }
-
-
-MACHINES = {  # (the process's groups, what is mounted, files): cores, why, all memory, free memory
+MACHINES = {  # the process's groups, files: cores, why, all memory, free memory
     "a quota of its own": (
-        ("0::/pod/app", V2, group_v2("/pod/app", 200000, 400, 250)),
-        (2, "quota", 400, 250),
-    ),
+        ("0::/pod/app", group("/pod/app", 200000, 400, 250)), (2, "quota", 400, 250)),
     "a quota of the group above": (
-        ("0::/pod/app", V2, group_v2("/pod/app", "max") | group_v2("/pod", 400000, 500, 600)),
-        (4, "quota", 500, 0),
-    ),
-    "less than a core": (("0::/app", V2, group_v2("/app", 5000)), (1, "quota", 1000, 900)),
+        ("0::/pod/app", group("/pod/app", "max") | group("/pod", 400000, 500, 600)),
+        (4, "quota", 500, 0)),
+    "a group that the container does not see": (
+        ("0::/docker/c4", group("", 300000)), (3, "quota", 1000, 900)),
+    "less than a core": (("0::/app", group("/app", 5000)), (1, "quota", 1000, 900)),
     "more than it may use": (
-        ("0::/", V2, group_v2("", 4800000, 2000, 100)),
-        (32, "affinity", 1000, 900),
-    ),
-    "a quota of the root's, not this process's": (
-        ("0::/app", V2, group_v2("/other", 100000)),
-        (32, "affinity", 1000, 900),
-    ),
-    "version 1": (
-        (
-            "3:memory:/docker/c4/app\n2:cpu,cpuacct:/docker/c4",
-            "\n".join(V1),
-            group_v1("/docker/c4", "/app", 150000, 700, 300),
-        ),
-        (3, "quota", 700, 500),
-    ),
-    "version 1 without limits": (
-        ("2:cpu,cpuacct:/", "\n".join(V1), group_v1("", "", -1, 2**63 - 4096, 300)),
-        (32, "affinity", 1000, 900),
-    ),
-    "no control groups": (("", "", {}), (32, "affinity", 1000, 900)),
-}
+        ("0::/", group("", 4800000, 2000, 100)), (32, "affinity", 1000, 900)),
+    "a quota of another group": (
+        ("0::/app", group("/other", 100000)), (32, "affinity", 1000, 900)),
+    "no control groups": (("", {}), (32, "affinity", 1000, 900)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -414,7 +355,7 @@ def test_a_process_has_the_cores_and_the_memory_that_its_container_leaves_it(nam
 
 
 def test_a_quota_is_what_the_machine_the_model_and_the_tuner_go_by(machine_with, monkeypatch):
-    machine_with("0::/app", V2, group_v2("/app", 800000, 400, 250))
+    machine_with("0::/app", group("/app", 800000, 400, 250))
     threads = Mock()
     monkeypatch.setattr(torch, "set_num_threads", threads)
     bench_machine.use_fixed_threads()
@@ -469,14 +410,3 @@ def test_a_device_whose_events_are_wrong_is_timed_on_the_hosts_clock(
     steps.computing()
     assert steps.step(timeline.Step(0, copied, copied, copied, 4, torch.tensor(1.0))) >= copied
     assert waited.call_count == 2
-
-
-def test_windows_has_another_compiler_and_no_launcher_of_ranks(monkeypatch):
-    monkeypatch.setattr(sys, "platform", "win32")
-    monkeypatch.setattr(shutil, "which", lambda name: name if name == "cl" else None)
-    assert spec.compiler() == "cl"
-    monkeypatch.setattr(shutil, "which", lambda _: None)
-    lacks = resolve_config.compile_lacks(torch.device("cpu"))
-    assert lacks is not None and lacks.endswith("install Visual C++ (cl)")
-    with pytest.raises(RuntimeError, match="need Linux or macOS.*Use WSL"):
-        spec.Distributed(spec.Pipeline(), ranks=2)

@@ -1,11 +1,10 @@
 """What labkit promises on every system, under each start method: `maintain/platforms/check.py`.
 
-Spawn is the way of macOS and Windows, forkserver that of Python 3.14 on Linux.
+Spawn is the way of macOS, forkserver that of Python 3.14 on Linux.
 """
 
 import multiprocessing
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -30,8 +29,8 @@ def test_a_dataset_of_a_cell_is_measured_and_its_watched_loop_is_told_a_remedy_u
 
 
 @pytest.mark.slow
-def test_a_run_with_workers_stops_without_the_names_that_windows_lacks():
-    check("--start", "spawn", "--without-posix", "stop")
+def test_a_run_with_workers_stops_without_the_names_that_a_mac_lacks():
+    check("--start", "spawn", "--like-a-mac", "stop")
 
 
 @pytest.mark.nightly
@@ -43,12 +42,8 @@ def test_every_step_works_under_each_start_method(method):
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_runs_measure_and_leave_nobody_without_the_names_that_windows_lacks():
-    check("--start", "spawn", "--without-posix", "runs", "measure", "kill")
-
-
-def test_processes_that_append_to_one_log_lose_no_line_even_where_appending_is_two_calls():
-    check("--without-posix", "append")
+def test_runs_measure_and_leave_nobody_without_the_names_that_a_mac_lacks():
+    check("--start", "spawn", "--like-a-mac", "runs", "measure", "kill")
 
 
 @pytest.mark.nightly
@@ -65,10 +60,3 @@ def test_a_user_id_without_a_name_or_a_home_measures_on_one_core():
         env=os.environ | {"PYTHON": sys.executable},
     )
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_what_the_workflow_runs_is_here_and_every_job_has_ten_minutes():
-    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
-    scripts = set(re.findall(r"maintain/platforms/[\w.]+", text))
-    assert len(scripts) == 2 and all((ROOT / script).exists() for script in scripts)
-    assert re.findall(r"timeout-minutes: (\d+)", text) == ["10", "10"]

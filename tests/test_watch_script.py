@@ -1,6 +1,5 @@
 """A script is watched to its end, from inside or from outside, and so is what runs beside it."""
 
-import contextlib
 import json
 import os
 import signal
@@ -14,7 +13,7 @@ import psutil
 import pytest
 
 import labkit as lk
-from labkit.bench import gpu_meter, telemetry
+from labkit.bench import gpu_meter
 from labkit.bench.outside import Sample
 from labkit.diagnosis.outside_verdict import judge
 from labkit.results.failures import with_remedy
@@ -154,29 +153,6 @@ def test_other_processes_on_the_card_are_named(monkeypatch):
     assert meter._others() == 1
     meter.ancestors = {other}  # the kernel that the run was started from
     assert meter._others() == 0
-
-
-def test_the_programs_that_use_most_of_the_cores_are_named_and_none_of_the_run(monkeypatch):
-    spent_s = {1: 0.0, 50: 0.0, 51: 0.0, 60: 0.0, 61: 0.0}
-    started_by = {1: 0, 50: 1, 51: 50, 60: 1, 61: 60}  # 50 is the run
-
-    def processes():
-        for pid, seconds in spent_s.items():
-            times = SimpleNamespace(user=seconds, system=0.0)
-            yield SimpleNamespace(
-                pid=pid,
-                cpu_times=lambda times=times: times,
-                ppid=lambda pid=pid: started_by[pid],
-                oneshot=contextlib.nullcontext,
-            )
-
-    monkeypatch.setattr(telemetry.psutil, "process_iter", processes)
-    monkeypatch.setattr(telemetry, "name_of", {60: "chrome", 61: "python"}.get)
-    programs = telemetry.OtherPrograms({50})
-    programs.read_at -= 10
-    spent_s |= {1: 0.5, 51: 10.0, 60: 4.0, 61: 9.0}
-    found = [(each["pid"], each["name"], each["cores"]) for each in programs.read()]
-    assert found == [(61, "python", 0.9), (60, "chrome", 0.4)]
 
 
 @pytest.mark.parametrize("error", [

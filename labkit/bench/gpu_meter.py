@@ -14,7 +14,6 @@ import pynvml
 
 from labkit.process.events import now_ns
 
-TEGRA = Path("/etc/nv_tegra_release")  # of a Jetson, whose driver has little of NVML
 MOST_SHARE = 100  # %: drivers return leftovers of their buffer with shares above it
 Answer = TypeVar("Answer")
 
@@ -68,8 +67,6 @@ class GpuMeter:
         self.ancestors: set[int] = set()  # the notebook's kernel: it may hold the card without work
         with contextlib.suppress(psutil.Error):
             self.ancestors = {each.pid for each in psutil.Process(own_pid).parents()}
-        if TEGRA.exists():  # what it answers all the same need not be true
-            raise RuntimeError("a Jetson's driver has little of NVML: see tegrastats")
         pynvml.nvmlInit()
         self.card = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         self.seen_us = 0  # the driver's stamp of the last utilization sample read

@@ -5,16 +5,12 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import resource
 import time
 from numbers import Integral
 from pathlib import Path
 
 from labkit.process.events import now_ns, private
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None
 
 INDEX_CHARACTERS = 60  # of an index that is not a whole number
 PROGRESS = "progress"  # the files' names begin so; one for each process of the loader
@@ -116,13 +112,13 @@ class Stopwatch:
 
     def __init__(self):
         self.queue = TimeInLine()  # elsewhere than on Linux the line looks like waiting
-        self.tells = self.queue.exists and resource is not None
+        self.tells = self.queue.exists
         self.before = self._read()
 
     def _read(self) -> tuple[int, int, int, int]:
         in_line_ns = 0
         gave_up = 0
-        if self.tells and resource is not None:
+        if self.tells:
             in_line_ns = self.queue.now()
             gave_up = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
         return time.thread_time_ns(), in_line_ns, gave_up, now_ns()

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,6 @@ import pynvml
 import torch
 
 from labkit import quotas
-from labkit.bench.gpu_meter import TEGRA
 
 # PyTorch's builds by CUDA's major version. A driver runs all builds of the versions it knows: CUDA
 # 12 from driver 525 on, CUDA 13 from 580 on (docs.nvidia.com/deploy/cuda-compatibility).
@@ -29,10 +29,6 @@ TURING, BLACKWELL = (7, 5), (10, 0)
 OLDEST = (5, 0)  # Maxwell: what came before has no build of PyTorch 2
 KNOWN = ("cuda", "mps")  # torch's names of the accelerators that labkit measures on; ROCm's is CUDA
 INSTALL = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"
-FOR_JETSON = (
-    "install NVIDIA's PyTorch for Jetson (docs.nvidia.com/deeplearning/frameworks/"
-    "install-pytorch-jetson-platform)"
-)
 IDLE_MEMORY = 0.05  # of a card's: what a driver and a desktop hold
 # And a CUDA context of ours, where a container hides which processes are ours
 IDLE_BYTES = 2**30
@@ -88,15 +84,14 @@ def lacks_kernels(index: int) -> str | None:
             continue
         kind = match[1]
         kernel = (int(match[2]), int(match[3]))
-        # a binary runs on later cards of its generation, intermediate code (PTX) on all later ones;
-        # between a Jetson and other cards no binary does (CUDA's programming guide)
-        as_binary = kernel == card if TEGRA.exists() else kernel[0] == card[0]
-        if kernel <= card and (kind == "compute" or as_binary):
+        # a binary runs on later cards of its generation, intermediate code (PTX) on all later ones
+        # (CUDA's programming guide)
+        if kernel <= card and (kind == "compute" or kernel[0] == card[0]):
             return None
     name = torch.cuda.get_device_name(index)
     why = f"this torch has no kernels for its compute capability {card[0]}.{card[1]}"
     facts = f"torch {torch.__version__} is built for {', '.join(built)}"
-    remedy = FOR_JETSON if TEGRA.exists() else build_for(card, _cuda_of_driver())
+    remedy = build_for(card, _cuda_of_driver())
     return f"{name} cannot be used: {why} ({facts}). Remedy: {remedy}"
 
 
@@ -177,9 +172,6 @@ def unused_gpu() -> str | None:
     if torch.cuda.is_available():
         lacking = [lacks_kernels(index) for index in range(torch.cuda.device_count())]
         return lacking[0] if lacking and all(lacking) else None
-    if TEGRA.exists():
-        why = f"torch {torch.__version__} sees no CUDA device"
-        return f"The Jetson's GPU cannot be used: {why}. Remedy: {FOR_JETSON}"
     return _why_torch_sees_no_card()
 
 
@@ -300,9 +292,6 @@ def _describe_card(device: torch.device) -> dict[str, Any]:
     }
     if torch.version.hip:  # AMD's numbers are not NVIDIA's: 9.4 there is not after Ampere
         found["compute_capability"] = None
-    if TEGRA.exists():
-        found["name"] = f"{card.name} (Jetson, its memory is the CPU's)"
-        return found
     with contextlib.suppress(pynvml.NVMLError):  # what only the driver tells
         pynvml.nvmlInit()
         found["driver"] = pynvml.nvmlSystemGetDriverVersion()
@@ -379,11 +368,6 @@ def peak_bytes(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     if device.type == "mps":
         return torch.mps.driver_allocated_memory()
-    try:
-        import resource
-    except ImportError:  # Windows
-        memory = psutil.Process().memory_info()
-        return getattr(memory, "peak_wset", memory.rss)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
 

@@ -39,7 +39,6 @@ QUICK_ROUNDS = 3
 MOST_KEPT = 200  # times kept of one row
 MOST_TEXT = 300  # characters of an error
 OUT_OF_MEMORY = "out of memory"
-EXEC_KEEPS_THE_PROCESS = hasattr(os, "fork")  # Windows starts another, which nobody waits for
 # Of a card that has failed in mid-kernel: whatever this process asks of it from then on fails too
 CARD_FAILED = re.compile(r"\b(CUDA|HIP) error")
 
@@ -211,7 +210,7 @@ def perform(order: dict, device: torch.device, folder: Path, log: EventLog) -> N
         for row in bench.rows or [{}]:
             values = plain(points[number] | row.get("values", {}) | bench.returned)
             log.write("row", **{**row, "values": values, "error": error})
-        if is_spoilt and number + 1 < len(points) and EXEC_KEEPS_THE_PROCESS:
+        if is_spoilt and number + 1 < len(points):
             os.execv(sys.executable, sys.orig_argv)
     payload.unlink()
     progress.unlink()

@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import multiprocessing.queues
 import os
+import resource
 import signal
 import stat
 import sys
@@ -27,7 +28,6 @@ from labkit.process.family import LINUX, is_ours, socket_folder
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 FEW_FILES = 6
 INTERRUPTED = 130  # exit code of Ctrl-C, as in a shell
-STOPPING = ("SIGINT", "SIGBREAK")  # the second is Windows', for a process in a group of its own
 MAX_TRACEBACK = 8_000  # characters kept of a traceback
 
 workers: list[BaseProcess] = []  # the loader's processes
@@ -75,9 +75,7 @@ def serve(work: Callable[[dict[str, Any], Path, EventLog], int | None], place: s
         log.write("stopped")
         os._exit(INTERRUPTED)
 
-    for name in STOPPING:
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), leave)
+    signal.signal(signal.SIGINT, leave)
     config = getattr(multiprocessing.current_process(), "_config", {})
     use_sockets(socket_folder(folder, os.getpid()), config)
     try:
@@ -107,8 +105,7 @@ def use_sockets(folder: Path, config: dict[str, Any]) -> None:
 
 def fail(log: EventLog, error: BaseException) -> None:
     """Write why the run failed."""
-    if hasattr(signal, "SIGCHLD"):
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise in here too
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise in here too
     text = "".join(traceback.format_exception(error))[-MAX_TRACEBACK:]
     files = short_of_files([os.getpid(), *(worker.pid for worker in workers if worker.pid)])
     time.sleep(0.05)  # a connection to a worker breaks a moment before the worker can be waited for
@@ -125,15 +122,12 @@ def fail(log: EventLog, error: BaseException) -> None:
 
 def short_of_files(pids: list[int]) -> list[int] | None:
     """Return [open, allowed] of one of these processes that has hardly a file left to open."""
-    with contextlib.suppress(ImportError):
-        import resource
-
-        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        for pid in pids:
-            with contextlib.suppress(OSError):  # no /proc, or the process is gone
-                used = len(os.listdir(f"/proc/{pid}/fd"))
-                if used > allowed - FEW_FILES:
-                    return [used, allowed]
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    for pid in pids:
+        with contextlib.suppress(OSError):  # no /proc, or the process is gone
+            used = len(os.listdir(f"/proc/{pid}/fd"))
+            if used > allowed - FEW_FILES:
+                return [used, allowed]
     return None
 
 

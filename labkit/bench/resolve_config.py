@@ -73,8 +73,7 @@ def compile_lacks(device: torch.device) -> str | None:
     if device.type == "mps":
         return "torch.compile for Apple GPUs is not used here: still a prototype in PyTorch"
     if device.type == "cpu":
-        need = "Visual C++ (cl)" if sys.platform == "win32" else "g++ or clang++"
-        lost = f"torch.compile needs a C++ compiler on a CPU and found none: install {need}"
+        lost = "torch.compile needs a C++ compiler on a CPU and found none: install g++ or clang++"
         return None if compiler() else lost
     nvidia = torch.version.hip is None
     if nvidia and torch.cuda.get_device_capability(device) < (7, 0):

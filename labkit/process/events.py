@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from labkit.process.keys import keys_in, masked
-from labkit.process.locks import one_writer
 
 VERSION = 1
 FILE_NAME = "events.jsonl"
@@ -45,7 +44,6 @@ FIRST, LAST = 4 * NUMBER.size, SLOT.size - NUMBER.size  # where the numbers are
 NO_DEVICE = (0,) * 4
 NO_TOKENS = (0, 0)
 DRAIN_S = 0.05
-LEAST_SLEEP_NS = 1_000_000_000
 
 now_ns = time.perf_counter_ns
 
@@ -62,7 +60,7 @@ class EventLog:
     """
 
     def __init__(self, folder: str | Path):
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         self._fd = private(os.path.join(folder, FILE_NAME), flags)
         self._keys = keys_in(os.environ)
         self._reserve = os.path.join(folder, RESERVE_NAME)
@@ -100,9 +98,8 @@ class EventLog:
         """Write `data`; return the lines that have not become whole, to be written again."""
         written = 0
         try:
-            with one_writer(self._fd):
-                while written < len(data):
-                    written += os.write(self._fd, data[written:])
+            while written < len(data):
+                written += os.write(self._fd, data[written:])
         except OSError as error:
             self.error = error
             whole = data.rfind(b"\n", 0, written) + 1
@@ -114,31 +111,6 @@ class EventLog:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-
-
-def asleep_ns() -> int:
-    """Return how long the machine has slept since it was started, ns; 0 where that is unknown.
-
-    The clock of the stamps stands still meanwhile (clock_gettime(2)), so no step looks slow.
-    """
-    if not hasattr(time, "CLOCK_BOOTTIME"):
-        return 0
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-
-
-class SleepWatch:
-    """Writes a `suspended` event into the log where the machine slept (a laptop's lid)."""
-
-    def __init__(self, log: EventLog):
-        self.log = log
-        self.known_ns = asleep_ns()
-
-    def look(self) -> None:
-        """Write for how long it slept since the last look, where it did."""
-        now_asleep = asleep_ns()
-        if now_asleep - self.known_ns > LEAST_SLEEP_NS:
-            self.log.write("suspended", seconds=(now_asleep - self.known_ns) / 1e9)
-            self.known_ns = now_asleep
 
 
 class StepRing:

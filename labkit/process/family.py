@@ -14,20 +14,15 @@ import re
 import shutil
 import signal
 import stat
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
 from labkit.process.events import FILE_NAME, RESERVE_NAME, EventLog, recover
-from labkit.process.locks import try_lock
 
-# Whether the system tells of its processes in /proc, and has pidfds. Elsewhere psutil is asked
-LINUX = sys.platform == "linux" and hasattr(os, "pidfd_open")
-# Windows' counterpart of `start_new_session`: a Ctrl-C in the terminal is the kernel's alone
-OWN_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
+# Only Linux has them; it tells of its processes in /proc. Elsewhere psutil is asked
+LINUX = hasattr(os, "pidfd_open")
 PLAN_NAME = "launch.json"
 PATIENCE_S = 20.0  # how long a run waits for another one's device before it gives up
 PAYLOADS = "*.pkl"  # the reader's own objects, on their way to a bench that ended before
@@ -52,11 +47,6 @@ def _read(pid: int | str, what: str) -> bytes:
     return b""
 
 
-def _kill(pid: int) -> None:
-    with contextlib.suppress(OSError):
-        os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM))  # the same on Windows
-
-
 def descendants(root: int) -> list[int]:
     """Return the pids of all living processes below `root`, zombies left out."""
     children: dict[int, list[int]] = {}
@@ -71,30 +61,25 @@ def descendants(root: int) -> list[int]:
     return found[1:]
 
 
-def end_all(root: int, seen: set[int]) -> dict[int, int]:
-    """SIGKILL all below `root`, cleaners at the deadline only; return {pid: wait status}."""
+def end_all(folder: str | os.PathLike, root: int | None = None) -> set[int]:
+    """SIGKILL all that belongs to the run in `folder`, cleaners at the deadline; return who it was.
+
+    `root` is their ancestor, where it lives: on Linux its descendants are the run.
+    """
     deadline = time.monotonic() + 1.0
-    statuses: dict[int, int] = {}
-    while (alive := descendants(root)) and time.monotonic() < deadline + 0.5:  # hung in a driver
+    seen: set[int] = set()
+    while time.monotonic() < deadline + 0.5:  # longer where one hangs in a driver
+        alive = descendants(root) if LINUX and root else marked(folder)
+        if not alive:
+            break
         seen.update(alive)
-        _kill_all(alive, spare_cleaners=time.monotonic() < deadline)
+        for pid in alive:
+            cleans = any(name in _command(pid) for name in CLEANERS)
+            if not cleans or time.monotonic() > deadline:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
         time.sleep(0.003)
-        statuses |= reap()
-    return statuses | reap()
-
-
-def end_marked(folder: str | os.PathLike) -> None:
-    """Kill every process that was started for the run in `folder`, cleaners at the deadline."""
-    deadline = time.monotonic() + 1.0
-    while (alive := marked(folder)) and time.monotonic() < deadline + 0.5:
-        _kill_all(alive, spare_cleaners=time.monotonic() < deadline)
-        time.sleep(0.01)
-
-
-def _kill_all(pids: list[int], spare_cleaners: bool) -> None:
-    for pid in pids:
-        if not (spare_cleaners and any(name in _command(pid) for name in CLEANERS)):
-            _kill(pid)
+    return seen
 
 
 def _command(pid: int) -> bytes:
@@ -121,15 +106,6 @@ def marked(folder: str | os.PathLike) -> list[int]:
             if process.environ().get(MARK) == str(folder):
                 pids.append(process.pid)
     return pids
-
-
-def reap() -> dict[int, int]:
-    """Collect every dead child; return {pid: wait status}."""
-    statuses = {}
-    with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            statuses[ended[0]] = ended[1]
-    return statuses
 
 
 def logged_pids(folder: str | os.PathLike, name: str) -> set[int]:
@@ -161,15 +137,12 @@ def exit_name(code: Any) -> str:
 
 def exists(pid: int) -> bool:
     """Whether there is a process `pid`."""
-    if not LINUX:  # on Windows to ask as below would end it
-        import psutil
-
-        return psutil.pid_exists(pid)
-    with contextlib.suppress(PermissionError):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        pass
     return True
 
 
@@ -192,20 +165,16 @@ def plan_of(folder: str | os.PathLike) -> tuple[dict[str, Any], IO]:
 def clear(runs: Path) -> None:
     """See to the runs in `runs` whose kernel and supervisor are both gone."""
     for place in runs.glob(f"*/{PLAN_NAME}"):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            with open(place) as file:
-                plan = json.load(file)
-                alive = plan["system"] != this_system() or exists(plan["kernel_pid"])
-                dead = not alive and try_lock(file.fileno())
-                if dead:
-                    clear_up(place.parent, stop="kernel gone", code=None)
-            if dead:
-                place.unlink(missing_ok=True)  # Windows removes no open file
+        with contextlib.suppress(OSError, ValueError, KeyError), open(place) as file:
+            plan = json.load(file)
+            alive = plan["system"] != this_system() or exists(plan["kernel_pid"])
+            if not alive and try_lock(file.fileno()):
+                clear_up(place.parent, stop="kernel gone", code=None)
 
 
 def clear_up(folder: Path, **how: Any) -> None:
     """End what is left of the run, write its steps and `how` it ended; keep no standby."""
-    end_marked(folder)
+    end_all(folder)
     if not (folder / FILE_NAME).exists():
         shutil.rmtree(folder, ignore_errors=True)
         return
@@ -247,10 +216,19 @@ def is_ours(folder: str | os.PathLike) -> bool:
         found = os.lstat(folder)
     except OSError:
         return False
-    if not hasattr(os, "getuid"):
-        return stat.S_ISDIR(found.st_mode)
     others_write = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not others_write
+
+
+def try_lock(fd: int) -> bool:
+    """Lock the open file, until it is closed everywhere; return False where another has it."""
+    import fcntl  # not on Windows, where nothing is run, and traces can be read
+
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
 
 
 class DeviceBusy(RuntimeError):
@@ -274,7 +252,7 @@ def hold(cache: Path, device: str, run: str, waiting: Callable[[str], None]) -> 
             f"{path} belongs to another user: set LABKIT_HOME to a folder of your own, or to "
             "one in which all of you may write before the first run."
         ) from None
-    with contextlib.suppress(OSError, AttributeError):  # whoever may write beside it may lock it
+    with contextlib.suppress(OSError):  # whoever may write beside it may lock it
         os.fchmod(fd, 0o600 | os.stat(folder).st_mode & 0o066)
     deadline, told = time.monotonic() + PATIENCE_S, ""
     while not try_lock(fd):
@@ -284,7 +262,7 @@ def hold(cache: Path, device: str, run: str, waiting: Callable[[str], None]) -> 
             who = json.loads(path.read_text())
             other = f"run {who['run']} (process {who['pid']} on {who['host']}, {who['since']})"
             pid = who["pid"]
-            end += f", in a terminal with kill {pid} (on Windows: taskkill /F /PID {pid})"
+            end += f", in a terminal with kill {pid}"
         text = f"device {device} is in use by {other}"
         if time.monotonic() > deadline:
             raise DeviceBusy(f"{text}: start again when it is over, or end it {end}.")

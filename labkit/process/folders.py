@@ -13,21 +13,20 @@ import tempfile
 import time
 import weakref
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import platformdirs
 
 from labkit.process import family
-from labkit.process.events import FILE_NAME, private
+from labkit.process.events import FILE_NAME
 
 # Older runs that nobody uses are deleted when a new one starts; save() those you want to keep
 KEPT_RUNS = 100
+KEPT_S = 24 * 3600  # another kernel may show a run that is no older
 RUN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
-OWNER_NAME = "owner"  # in a run's folder: the name of the file that its maker holds locked
 
 # What reads or writes a run in this process, and the folder it does so in
 in_use: weakref.WeakKeyDictionary[Any, Path] = weakref.WeakKeyDictionary()
-_locked: list[IO] = []  # open, and so locked, until this process ends
 
 
 def home() -> Path:
@@ -59,7 +58,7 @@ def _temporary() -> Path:
     try:
         user = getpass.getuser()
     except (KeyError, OSError, ImportError):  # a user id without a name, as in many containers
-        user = str(os.getuid()) if hasattr(os, "getuid") else "user"
+        user = str(os.getuid())
     folder = Path(tempfile.gettempdir()) / f"labkit-{user}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -67,39 +66,22 @@ def _temporary() -> Path:
 
 
 def new_run() -> Path:
-    """Make and return the folder of a new run; delete the oldest where there are too many."""
+    """Make and return the folder of a new run; delete old ones where there are too many."""
     runs = family.shared_like_its_parent(home() / "runs")
-    owner = _own_lock(home() / "owners")
-    _delete_oldest(runs, owner)
+    _delete_oldest(runs)
     folder = runs / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
     folder.mkdir(mode=0o700)
-    with open(folder / OWNER_NAME, "w", encoding="utf-8", opener=private) as file:
-        file.write(owner.name)
     return folder
 
 
-@functools.cache
-def _own_lock(owners: Path) -> Path:
-    """Return the path of a file that this process holds locked for as long as it lives."""
-    family.shared_like_its_parent(owners)
-    for path in owners.glob("*.lock"):
-        with contextlib.suppress(OSError):
-            old = time.time() - path.stat().st_mtime > 60  # s: a new one is about to be locked
-            if old and not family.is_locked(path):
-                path.unlink()
-    own = owners / f"{os.getpid()}-{secrets.token_hex(4)}.lock"
-    _locked.append(open(own, "w", opener=private))
-    with contextlib.suppress(OSError):  # a file system without locks
-        family.try_lock(_locked[-1].fileno())
-    return own
-
-
-def _delete_oldest(runs: Path, owner: Path) -> None:
+def _delete_oldest(runs: Path) -> None:
     """Delete what is over KEPT_RUNS, the longest unchanged first, but nothing that is in use."""
     folders = sorted((p for p in runs.iterdir() if RUN_NAME.fullmatch(p.name)), key=_changed_at)
     here = {place for used in in_use.values() for place in (used, *used.parents)}
+    before = time.time() - KEPT_S
     for folder in folders[: max(0, len(folders) - KEPT_RUNS + 1)]:
-        if folder not in here and not _is_used_elsewhere(folder, owner):
+        is_supervised = family.is_locked(folder / family.PLAN_NAME)
+        if _changed_at(folder) < before and folder not in here and not is_supervised:
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -110,14 +92,3 @@ def _changed_at(run: Path) -> float:
         with contextlib.suppress(OSError):
             times.append(path.stat().st_mtime)
     return max(times)
-
-
-def _is_used_elsewhere(run: Path, owner: Path) -> bool:
-    """Whether another process that made the run lives, or the run's supervisor."""
-    name = ""
-    with contextlib.suppress(OSError, ValueError):
-        name = (run / OWNER_NAME).read_text(encoding="utf-8")
-    by_another = bool(name) and name != owner.name
-    if by_another and family.is_locked(owner.parent / Path(name).name):
-        return True
-    return family.is_locked(run / family.PLAN_NAME)

@@ -38,6 +38,8 @@ class Handle:
 
     def __init__(self, module: str = BENCH, after: list[str] | None = None):
         """Make the run's folder. `module` measures; `after` is a command to start in the end."""
+        if sys.platform == "win32":
+            raise RuntimeError("labkit runs on Linux and macOS: on Windows use WSL2.")
         self.folder, self.after = folders.new_run(), after
         self.bench = bench_command(module, self.folder)
         self._process: subprocess.Popen[bytes] | None = None
@@ -83,7 +85,6 @@ class Handle:
                 stderr=errors,
                 env=env,
                 start_new_session=True,
-                creationflags=family.OWN_GROUP,
             )
 
     def begin(self, order: dict[str, Any], head: dict[str, Any]) -> None:
@@ -210,10 +211,8 @@ def fits(standby: Handle) -> bool:
 
 def surroundings() -> tuple:
     """Return what a process inherits from this one, as far as it can change a run."""
-    limits = []
-    with contextlib.suppress(ImportError):  # Windows
-        import resource
+    import resource  # not on Windows
 
-        limits = [resource.getrlimit(kind) for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS)]
+    limits = [resource.getrlimit(kind) for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS)]
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     return dict(os.environ), limits, cores, sys.executable, folders.home()

@@ -1,8 +1,8 @@
 """The supervisor: stands between the kernel and the bench, and leaves nothing behind.
 
 The kernel talks to it through stdin: "go" hands a standby its run, "stop" asks for Stop, end of
-file: it is gone. On Linux it is single-threaded and of the standard library only: no GIL, driver or
-full pipe holds it up. Elsewhere it reads its pipes in threads, and asks psutil for processes.
+file: it is gone. It is single-threaded, and on Linux of the standard library only: no GIL, driver
+or full pipe holds it up. Elsewhere it asks psutil for processes.
 """
 
 from __future__ import annotations
@@ -10,19 +10,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import queue
 import selectors
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import IO
 
 from labkit.process import family
-from labkit.process.events import DRAIN_S, SPEC_NAME, Drain, EventLog, SleepWatch, private
+from labkit.process.events import DRAIN_S, SPEC_NAME, Drain, EventLog, private
 from labkit.process.keys import MASK, keys_in, without_keys
 
 GRACE_S = 1.0  # between asking the bench to stop and killing it
@@ -30,7 +27,7 @@ GRACE_WITHOUT_KERNEL_S = 0.2
 GONE = "kernel gone"
 HEAD_BYTES, TAIL_BYTES = 512 * 1024, 64 * 1024  # kept of what the bench prints
 
-POLL_S = 0.5  # between two looks at kernel and bench, where a standby waits
+POLL_S = 0.5  # between two looks at the kernel, where a standby waits
 
 PR_SET_CHILD_SUBREAPER = 36  # Linux, prctl(2)
 
@@ -42,8 +39,12 @@ class Output:
     """
 
     def __init__(self, fd: int, path: str):
-        self.fd, self.room, self.tail, self.left_out = fd, HEAD_BYTES, bytearray(), 0
+        self.fd = fd
+        os.set_blocking(fd, False)
         self.file = open(path, "wb", buffering=0, opener=private)
+        self.room = HEAD_BYTES
+        self.tail = bytearray()
+        self.left_out = 0
         self.keys = [os.fsencode(key) for key in keys_in(os.environ)]
         self.waiting = b""
 
@@ -69,17 +70,9 @@ class Output:
         del self.tail[:-TAIL_BYTES]
 
     def close(self) -> None:
-        """Take the rest of what a pipe that does not block has, and finish the file."""
-        self.read_all()
-        self.finish()
-
-    def read_all(self) -> None:
-        """Take what comes until nothing does."""
+        """Take the rest, and add the tail behind a line that says how much was left out."""
         while self.read():
             pass
-
-    def finish(self) -> None:
-        """Add the tail behind a line that says how much was left out."""
         self._keep(self.waiting)
         note = f"\n... {self.left_out} bytes left out ...\n" if self.left_out else ""
         with contextlib.suppress(OSError):
@@ -100,25 +93,27 @@ class Supervisor:
     """One run's keeper, from starting the bench to the last process gone."""
 
     def __init__(self, folder: str):
-        self.plan, self.lock = family.plan_of(folder)
+        self.plan, self.lock = family.plan_of(folder)  # the lock holds while the file is open
         self.folder = folder
-        self.bench: subprocess.Popen | None = None
+        self.bench: subprocess.Popen[bytes] | None = None
         self.code: int | None = None  # that the bench ended with; negative ones are signals
         self.going = self.plan["idle_s"] is None  # else a standby: it waits for its run
         self.cause: str | None = None  # of a stop: "asked", "kernel gone" or "disk full"
         self.kill_at = float("inf")
         self.outputs: list[Output] = []
-        self.waiting: list = []  # the stdin of each process that waits for the run
-        self.heard: queue.SimpleQueue[bytes] = queue.SimpleQueue()  # from the kernel
-        self.readers: list[threading.Thread] = []  # one for each of `outputs`
-        self.children: list[subprocess.Popen] = []
+        self.waiting: list[IO[bytes]] = []  # the stdin of each process that waits for the run
+        self.selector = selectors.DefaultSelector()
+        self.family: set[int] = set()
+        if family.LINUX:
+            # become the parent of every descendant whose parent dies, double forks included
+            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
     def run(self) -> None:
         """Start everything, wait for the end of the run, clean up, write the `end` event."""
         # The kernel's interrupt is not ours. A handler, as an ignored signal would be inherited.
         signal.signal(signal.SIGINT, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: self.stop("asked"))
-        self._follow_kernel()
+        self.selector.register(sys.stdin.fileno(), selectors.EVENT_READ, self._listen)
         why = self._start_all()
         if not self._wait_for_run():
             self._clean_up()
@@ -126,11 +121,9 @@ class Supervisor:
             return
         log = EventLog(self.folder)
         steps = Drain(self.folder, log)
-        sleep = SleepWatch(log)
         while self.bench and self.code is None and time.monotonic() < self.kill_at:
             self._react(DRAIN_S)
             steps.drain()
-            sleep.look()
             if log.error is not None:
                 self.stop("disk full")
         self._clean_up()
@@ -139,8 +132,6 @@ class Supervisor:
             why = f"the event log could not be written: {log.error}"
         how = {"stop": None, "why": why} if why else {"stop": self.cause}
         log.write("end", **how, code=self.code)
-        if not family.LINUX:
-            self.lock.close()  # Windows removes no open file
         family.remove_tools(self.folder)
         if not log.flush():
             sys.exit(f"labkit: the event log could not be written: {log.error}")
@@ -157,7 +148,7 @@ class Supervisor:
         self.kill_at = time.monotonic() + (GRACE_WITHOUT_KERNEL_S if cause == GONE else GRACE_S)
         if self.bench and self.code is None:
             with contextlib.suppress(OSError):
-                os.kill(self.bench.pid, getattr(signal, "CTRL_BREAK_EVENT", signal.SIGINT))
+                os.kill(self.bench.pid, signal.SIGINT)
 
     def _start_all(self) -> str | None:
         """Start bench and telemetry; return why that cannot be done, if it cannot."""
@@ -171,15 +162,17 @@ class Supervisor:
         except OSError as error:
             return f"could not start Python: {error}"
         for name in ("stdout", "stderr"):
-            path = f"{self.folder}/bench.{name}"
-            self.outputs.append(output := Output(getattr(self.bench, name).fileno(), path))
-            self._follow(output)
+            output = Output(getattr(self.bench, name).fileno(), f"{self.folder}/bench.{name}")
+            self.outputs.append(output)
+            self.selector.register(output.fd, selectors.EVENT_READ, output.read)
         with contextlib.suppress(OSError):  # numbers without telemetry are still numbers
             env = without_keys(os.environ) | mark
             self._popen([*self.plan["telemetry"], me], subprocess.DEVNULL, env, stdin)
         return None
 
-    def _popen(self, argv: list[str], out: Any, env: dict | None, stdin: int) -> subprocess.Popen:
+    def _popen(
+        self, argv: list[str], out: int | IO[bytes], env: dict[str, str] | None, stdin: int
+    ) -> subprocess.Popen[bytes]:
         child = subprocess.Popen(
             argv,
             stdin=stdin,
@@ -188,15 +181,16 @@ class Supervisor:
             env=env,
             cwd=self.folder,
             start_new_session=True,
-            creationflags=family.OWN_GROUP,
         )
-        self.children.append(child)
+        child.returncode = 0  # its status is collected here, by `_collect`, not by Popen
+        self.family.add(child.pid)
         if child.stdin is not None:
             self.waiting.append(child.stdin)
         return child
 
-    def _hear(self, data: bytes) -> None:
+    def _listen(self) -> bytes:
         """Do what the kernel says; b"" where it is gone."""
+        data = os.read(sys.stdin.fileno(), 4096)
         if b"go" in data:
             self.going = True
             for pipe in self.waiting:  # they wait for their run's spec: it is there
@@ -207,120 +201,43 @@ class Supervisor:
             self.stop(GONE)
         elif b"stop" in data:
             self.stop("asked")
+        return data
 
     def _wait_for_run(self) -> bool:
         """Stand by until the kernel hands over a run; return False where none will come."""
         deadline = time.monotonic() + (self.plan["idle_s"] or 0)
         while not self.going and not self.cause and (left := deadline - time.monotonic()) > 0:
-            self._react(left)
+            self._react(min(left, POLL_S))
             gone = self.bench is None or self.code is not None
             # With its spec there a run is on its way, and has to end with a word
             if gone and not os.path.exists(os.path.join(self.folder, SPEC_NAME)):
                 break
         return self.going
 
-    # -- what Linux has better means for -----------------------------------------------------------
-
-    def _follow_kernel(self) -> None:
-        """Hear what the kernel says from now on."""
-
-        def listen() -> None:
-            while data := os.read(sys.stdin.fileno(), 4096):
-                self.heard.put(data)
-            self.heard.put(b"")
-
-        threading.Thread(target=listen, daemon=True).start()
-
-    def _follow(self, output: Output) -> None:
-        """Keep what comes through the bench's output."""
-        reader = threading.Thread(target=output.read_all, daemon=True)
-        self.readers.append(reader)
-        reader.start()
-
     def _react(self, longest_s: float) -> None:
-        """Serve the kernel, and see whether it and the bench are there, for up to `longest_s`."""
-        left = min(longest_s, POLL_S, self.kill_at - time.monotonic())
-        with contextlib.suppress(queue.Empty):
-            self._hear(self.heard.get(timeout=max(0.0, left)))
-        if not family.exists(self.plan["kernel_pid"]):
+        """Serve kernel and bench for up to `longest_s`, and see whether they are there."""
+        left = min(longest_s, self.kill_at - time.monotonic())
+        for key, _ in self.selector.select(max(0.0, left)):
+            if not key.data():  # the pipe is closed
+                self.selector.unregister(key.fd)
+        if not family.exists(self.plan["kernel_pid"]):  # a process it forked may hold its pipe
             self.stop(GONE)
-        if self.bench and self.code is None:
-            self.code = self.bench.poll()
+        self._collect()
+
+    def _collect(self) -> None:
+        """Reap every dead child, and keep the bench's exit code."""
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if self.bench and ended[0] == self.bench.pid:
+                    self.code = os.waitstatus_to_exitcode(ended[1])
 
     def _clean_up(self) -> None:
         """End all that is left of the run, and collect the bench's exit code and last words."""
-        family.end_marked(self.folder)
-        for child in self.children:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(1)
-        if self.bench and self.code is None:
-            self.code = self.bench.returncode
-        family.remove_segments(family.logged_pids(self.folder, "workers"))
-        for reader, output in zip(self.readers, self.outputs, strict=True):
-            reader.join(1)
-            output.finish()
-
-
-class LinuxSupervisor(Supervisor):
-    """The same in one thread: it sleeps until a pipe or a process has news for it."""
-
-    def __init__(self, folder: str):
-        super().__init__(folder)
-        self.selector = selectors.DefaultSelector()
-        self.family: set[int] = set()
-        # become the parent of every descendant whose parent dies, double forks included
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-
-    def _popen(self, argv: list[str], out: Any, env: dict | None, stdin: int) -> subprocess.Popen:
-        child = super()._popen(argv, out, env, stdin)
-        child.returncode = 0  # its status is collected here, by `reap`, not by Popen
-        self.family.add(child.pid)
-        if child is self.children[0]:
-            self._watch_pid(child.pid, lambda: None)
-        return child
-
-    def _follow_kernel(self) -> None:
-        self._watch(sys.stdin.fileno(), self._listen)
-        self._watch_pid(self.plan["kernel_pid"], lambda: self.stop(GONE))
-
-    def _listen(self) -> None:
-        data = os.read(sys.stdin.fileno(), 4096)
-        if not data:
-            self.selector.unregister(sys.stdin.fileno())
-        self._hear(data)
-
-    def _follow(self, output: Output) -> None:
-        os.set_blocking(output.fd, False)
-        # nothing to be read: the pipe is closed
-        self._watch(output.fd, lambda: output.read() or self.selector.unregister(output.fd))
-
-    def _watch(self, fd: int, react: Callable[[], Any]) -> None:
-        self.selector.register(fd, selectors.EVENT_READ, react)
-
-    def _watch_pid(self, pid: int, react: Callable[[], Any]) -> None:
-        """Have `react` called when the process ends."""
-        try:
-            self._watch(os.pidfd_open(pid), react)
-        except ProcessLookupError:
-            react()
-
-    def _react(self, longest_s: float) -> None:
-        left = min(longest_s, self.kill_at - time.monotonic())
-        for key, _ in self.selector.select(max(0.0, left)):
-            key.data()
-        self._collect(family.reap())
-
-    def _collect(self, statuses: dict[int, int]) -> None:
-        """Keep the bench's exit code, where its wait status is among these."""
-        if self.bench and self.code is None and self.bench.pid in statuses:
-            self.code = os.waitstatus_to_exitcode(statuses[self.bench.pid])
-
-    def _clean_up(self) -> None:
-        self._collect(family.end_all(os.getpid(), self.family))
+        self.family |= family.end_all(self.folder, os.getpid())
         deadline = time.monotonic() + 1
         while self.bench and self.code is None and time.monotonic() < deadline:
             # A zombie can be collected only when its last thread is gone
-            self._collect(family.reap())
+            self._collect()
             time.sleep(0.003)
         family.remove_segments(self.family | family.logged_pids(self.folder, "workers"))
         for output in self.outputs:
@@ -329,5 +246,4 @@ class LinuxSupervisor(Supervisor):
 
 def main(folder: str) -> None:
     """Supervise the run in `folder` to its end."""
-    supervisor = LinuxSupervisor if family.LINUX else Supervisor
-    supervisor(folder).run()
+    Supervisor(folder).run()

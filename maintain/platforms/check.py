@@ -1,7 +1,7 @@
 """What labkit promises on every system, step by step; `.github/workflows/ci.yml` runs these steps.
 
-`python maintain/platforms/check.py [--start spawn] [--without-posix] [STEP ...]` runs the named
-steps, or all of them, with another start method or without the names that Windows lacks.
+`python maintain/platforms/check.py [--start spawn] [--like-a-mac] [STEP ...]` runs the named
+steps, or all of them, with another start method or without the names that a Mac lacks.
 """
 
 import argparse
@@ -16,8 +16,6 @@ from pathlib import Path
 import psutil
 
 HERE = Path(__file__).parent
-LINES = 2_000  # that each of `WRITERS` appends
-WRITERS = 4
 PATIENCE_S = 20.0  # until the last process of a run is gone
 TINY = {"dataset": "sleep", "prep_ms": 5, "model": "mlp", "width": 32, "depth": 1, "xray": False}
 
@@ -95,13 +93,6 @@ while run.running and run.steps < 5:
 print(run.path, flush=True)
 assert run.running, (run.error, run.traceback)
 {then}
-"""
-APPEND = """
-import sys
-from labkit.process.events import EventLog
-log = EventLog(sys.argv[1])
-for number in range(int(sys.argv[3])):
-    log.write("line", writer=int(sys.argv[2]), number=number, text="x" * (number % 300))
 """
 
 
@@ -217,35 +208,20 @@ def kill():
     nobody_left(folder)
 
 
-def append():
-    """Processes that append to one log lose no line."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", APPEND, folder]
-        writers = [
-            subprocess.Popen([*command, str(writer), str(LINES)]) for writer in range(WRITERS)
-        ]
-        assert [writer.wait(120) for writer in writers] == [0] * WRITERS
-        text = Path(folder, "events.jsonl").read_text(encoding="utf-8")
-        events = [json.loads(line) for line in text.splitlines()]
-        wanted = {(writer, number) for writer in range(WRITERS) for number in range(LINES)}
-        assert {(event["writer"], event["number"]) for event in events} == wanted
-        assert len(events) == len(wanted)
-
-
-ALL = (machine, runs, measure, sweep, tune, improve, panel, watch, stop, kill, append)
+ALL = (machine, runs, measure, sweep, tune, improve, panel, watch, stop, kill)
 STEPS = {step.__name__: step for step in ALL}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--start", choices=("fork", "forkserver", "spawn"))
-    parser.add_argument("--without-posix", action="store_true")
+    parser.add_argument("--like-a-mac", action="store_true")
     parser.add_argument("steps", nargs="*", metavar="STEP", help=", ".join(STEPS))
     asked = parser.parse_args()
     if asked.start:
         os.environ["LABKIT_START_METHOD"] = asked.start
-    if asked.without_posix:
-        os.environ["LABKIT_WITHOUT_POSIX"] = "1"
+    if asked.like_a_mac:
+        os.environ["LABKIT_LIKE_A_MAC"] = "1"
     path = [str(HERE / "site"), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
