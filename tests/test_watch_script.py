@@ -1,4 +1,4 @@
-"""A script is watched to its end, from inside or from outside, and so is what runs beside it."""
+"""A script is watched to its end, and so is what runs beside it."""
 
 import json
 import os
@@ -14,8 +14,6 @@ import pytest
 
 import labkit as lk
 from labkit.bench import gpu_meter
-from labkit.bench.outside import Sample
-from labkit.diagnosis.outside_verdict import judge
 from labkit.results.failures import with_remedy
 from labkit.view.watch_command import watch_script
 
@@ -95,7 +93,7 @@ def test_a_script_keeps_its_output_and_ends_with_its_diagnosis(
         assert done.stderr == ""
 
 
-# -- from outside --------------------------------------------------------------------------------
+# -- the command ---------------------------------------------------------------------------------
 
 COMMAND = ["-m", "labkit", "watch"]
 
@@ -104,10 +102,11 @@ COMMAND = ["-m", "labkit", "watch"]
 @posix_signals
 def test_with_json_the_verdict_is_the_only_thing_on_stdout_and_a_signal_is_told_as_by_a_shell():
     code = "import os, time; print(1, flush=True); time.sleep(1); os.kill(os.getpid(), 9)"
-    done = python(*COMMAND, "--json", "--outside", "--", sys.executable, "-c", code)
+    done = python(*COMMAND, "--json", "--", sys.executable, "-c", code)
     found = json.loads(done.stdout)
     assert found["exit_code"] == done.returncode == 137
-    assert found["confidence"] in ("none", "low", "medium") and "1\n" in done.stderr
+    assert (found["bottleneck"], found["seen"]) == ("unsure", "nothing") and "1\n" in done.stderr
+    assert "lk.watch(loader)" in found["advice"]
 
 
 @pytest.mark.slow
@@ -169,7 +168,7 @@ def test_a_notebooks_dataset_that_workers_do_not_know_has_two_remedies_and_none_
 @pytest.mark.parametrize("command", [["--"], ["--", "no-such-command"]])
 def test_a_command_that_cannot_be_started_is_bad_input(command):
     with pytest.raises(ValueError, match="give the script to watch|cannot start 'no-such-command'"):
-        watch_script(command, outside=True)
+        watch_script(command)
 
 
 def test_a_script_is_run_by_our_python_where_it_cannot_run_by_itself(tmp_path, monkeypatch):
@@ -180,29 +179,3 @@ def test_a_script_is_run_by_our_python_where_it_cannot_run_by_itself(tmp_path, m
     monkeypatch.setattr("labkit.view.watch_command._judged", lambda *_: 1 / 0)
     found, text = watch_script([str(tmp_path / "train.py")])
     assert found["exit_code"] == 7 and "the verdict failed (ZeroDivisionError" in text
-
-
-def samples(main, workers=0.0, count=0, gpu=None, seconds=20):
-    card = {"own": True, "gpu_now": gpu, "gpu": [], "others_sm": None}
-    gpus = {} if gpu is None else {"GPU-1": card}
-    return [
-        Sample(i / 4, main, main, count * workers, workers, count, 0.0, 2.0, gpus)
-        for i in range(4 * seconds)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("seen", "bottleneck", "confidence"),
-    [
-        (samples(0.9, gpu=0.95), "compute", "medium"),
-        (samples(0.95, 0.1, 4, gpu=0.3), "launch", "low"),
-        (samples(0.1, 0.95, 2), "input", "medium"),
-        (samples(0.95, 0.1, 2), "compute", "low"),
-        ([], "unsure", "none"),
-    ],
-)
-def test_the_verdict_from_outside_goes_as_far_as_the_evidence(seen, bottleneck, confidence):
-    found = judge(seen)
-    assert (found["bottleneck"], found["confidence"]) == (bottleneck, confidence)
-    assert "lk.watch(loader)" in found["advice"]
-    json.dumps(found, allow_nan=False)

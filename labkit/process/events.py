@@ -20,14 +20,14 @@ import os
 import struct
 import time
 from pathlib import Path
-from typing import Any
 
 from labkit.process.keys import keys_in, masked
 
 VERSION = 1
 FILE_NAME = "events.jsonl"
 SPEC_NAME = "spec.json"  # what the bench is asked to do
-RESERVE_NAME, RESERVE_BYTES = "reserve", 256 * 1024  # given up when the disk is full
+RESERVE_NAME = "reserve"  # a file of so many bytes, given up when the disk is full
+RESERVE_BYTES = 256 * 1024
 MOST_KEPT = 4 * 2**20  # bytes that wait for room on a full disk
 
 RING_NAME = "steps.ring"
@@ -38,7 +38,8 @@ SLOTS = 2_048
 # number, 4 host stamps, samples, CPU time, loss, tokens and the real ones of them (both 0 where
 # there is no text), number again. A slot whose two numbers differ is being written, or was when the
 # end came. The first is written before all else and read after it, the last the other way round.
-SLOT, NUMBER = struct.Struct("=4q7qd3q"), struct.Struct("=q")
+SLOT = struct.Struct("=4q7qd3q")
+NUMBER = struct.Struct("=q")
 WORDS = SLOT.size // 8
 FIRST, LAST = 4 * NUMBER.size, SLOT.size - NUMBER.size  # where the numbers are
 NO_DEVICE = (0,) * 4
@@ -67,7 +68,7 @@ class EventLog:
         self._kept = b""
         self.error: OSError | None = None
 
-    def write(self, event: str, **values: Any) -> None:
+    def write(self, event: str, **values: object) -> None:
         """Append one event, stamped now."""
         line = {"event": event, "t_ns": now_ns(), **values}
         text = json.dumps(line, separators=(",", ":"), allow_nan=False, default=str)
@@ -126,22 +127,31 @@ class StepRing:
         finally:
             os.close(fd)
         # Cold caches: storing nine words so takes a loop 4 µs, Struct.pack_into 7
-        self.words, self.reals = memoryview(self.ring).cast("q"), memoryview(self.ring).cast("d")
+        self.words = memoryview(self.ring).cast("q")
+        self.reals = memoryview(self.ring).cast("d")
 
     def add(
-        self, i: int, t: tuple, samples: int, loss: float, device: tuple = NO_DEVICE,
-        tokens: tuple = NO_TOKENS, cpu_ns: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        i: int,
+        t: tuple[int, ...],
+        samples: int,
+        loss: float,
+        device: tuple[int, ...] = NO_DEVICE,
+        tokens: tuple[int, ...] = NO_TOKENS,
+        cpu_ns: int = 0,
+    ) -> None:
         """Record step `i`: its four host stamps, the device's copy and busy intervals; all ns.
 
         `cpu_ns` is the time that the loop's thread computed; 0 where it was not read.
         """
-        words, at = self.words, i % SLOTS * WORDS
+        words = self.words
+        at = i % SLOTS * WORDS
         words[at + 4] = i + 1
         if device is not NO_DEVICE:
             words[at], words[at + 1], words[at + 2], words[at + 3] = device
         words[at + 5], words[at + 6], words[at + 7], words[at + 8] = t
-        words[at + 9], words[at + 10] = samples, cpu_ns
+        words[at + 9] = samples
+        words[at + 10] = cpu_ns
         self.reals[at + 11] = loss
         if tokens is not NO_TOKENS:
             words[at + 12], words[at + 13] = tokens
@@ -152,7 +162,8 @@ class Drain:
     """The other side: moves steps from the ring in `folder` to the event log."""
 
     def __init__(self, folder: str | Path, log: EventLog):
-        self.path, self.log = Path(folder) / RING_NAME, log
+        self.path = Path(folder) / RING_NAME
+        self.log = log
         self.ring: mmap.mmap | None = None
         self.next = 1  # the number of the first step that is not in the log yet
 

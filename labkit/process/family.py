@@ -110,7 +110,8 @@ def marked(folder: str | os.PathLike) -> list[int]:
 
 def logged_pids(folder: str | os.PathLike, name: str) -> set[int]:
     """Return the pids in the events `name` of a run's log, and its ranks': "hello" or "workers"."""
-    start, found = f'{{"event":"{name}"'.encode(), set()
+    start = f'{{"event":"{name}"'.encode()
+    found: set[int] = set()
     for place in (Path(folder), *Path(folder).glob("rank*")):
         with contextlib.suppress(OSError, ValueError), open(place / FILE_NAME, "rb") as log:
             for line in log:
@@ -148,9 +149,10 @@ def exists(pid: int) -> bool:
 
 def remove_segments(pids: set[int]) -> None:
     """Unlink shared memory that dead torch processes left behind (`/dev/shm/torch_<pid>_...`)."""
-    for path in (path for pid in pids for path in Path("/dev/shm").glob(f"torch_{pid}_*")):
-        with contextlib.suppress(OSError):
-            path.unlink()
+    for pid in pids:
+        for path in Path("/dev/shm").glob(f"torch_{pid}_*"):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def plan_of(folder: str | os.PathLike) -> tuple[dict[str, Any], IO]:
@@ -178,7 +180,8 @@ def clear_up(folder: Path, **how: Any) -> None:
     if not (folder / FILE_NAME).exists():
         shutil.rmtree(folder, ignore_errors=True)
         return
-    deadline, bench = time.monotonic() + 1, logged_pids(folder, "hello")
+    deadline = time.monotonic() + 1
+    bench = logged_pids(folder, "hello")
     while time.monotonic() < deadline and any(map(exists, bench)):
         time.sleep(0.01)
     remove_segments(logged_pids(folder, "workers"))
@@ -254,20 +257,21 @@ def hold(cache: Path, device: str, run: str, waiting: Callable[[str], None]) -> 
         ) from None
     with contextlib.suppress(OSError):  # whoever may write beside it may lock it
         os.fchmod(fd, 0o600 | os.stat(folder).st_mode & 0o066)
-    deadline, told = time.monotonic() + PATIENCE_S, ""
+    deadline = time.monotonic() + PATIENCE_S
+    told = False
     while not try_lock(fd):
         other = "another run"
         end = "in its notebook with Stop"
         with contextlib.suppress(OSError, ValueError, KeyError):  # it has only just taken it
             who = json.loads(path.read_text())
             other = f"run {who['run']} (process {who['pid']} on {who['host']}, {who['since']})"
-            pid = who["pid"]
-            end += f", in a terminal with kill {pid}"
+            end += f", in a terminal with kill {who['pid']}"
         text = f"device {device} is in use by {other}"
         if time.monotonic() > deadline:
             raise DeviceBusy(f"{text}: start again when it is over, or end it {end}.")
         if not told:
-            waiting(told := text)
+            waiting(text)
+            told = True
         time.sleep(0.05)
     os.ftruncate(fd, 0)
     since = time.strftime("since %H:%M:%S")

@@ -22,7 +22,8 @@ from typing import IO, Any
 from labkit.process import family, folders
 from labkit.process.events import RESERVE_BYTES, RESERVE_NAME, SPEC_NAME, EventLog, private
 
-BENCH, RANKS = "labkit.bench", "labkit.bench.torchrun_launcher"
+BENCH = "labkit.bench"
+RANKS = "labkit.bench.torchrun_launcher"
 TELEMETRY = [sys.executable, "-m", "labkit.bench.telemetry"]
 JOIN_S = 5.0  # the supervisor is gone 2 s after a forced stop at the latest
 IDLE_S = 600.0  # how long a standby waits for a run
@@ -36,27 +37,18 @@ _choosing = threading.Lock()  # held while a run or a standby is being started
 class Handle:
     """The kernel's handle on a run's supervisor, or on a standby's."""
 
+    process: subprocess.Popen[bytes]  # the supervisor, once it was started
+    pipe: IO[bytes]  # what it reads
+
     def __init__(self, module: str = BENCH, after: list[str] | None = None):
         """Make the run's folder. `module` measures; `after` is a command to start in the end."""
         if sys.platform == "win32":
             raise RuntimeError("labkit runs on Linux and macOS: on Windows use WSL2.")
-        self.folder, self.after = folders.new_run(), after
+        self.folder = folders.new_run()
+        self.after = after
         self.bench = bench_command(module, self.folder)
-        self._process: subprocess.Popen[bytes] | None = None
+        self.started = False
         self.checked = False
-
-    @property
-    def process(self) -> subprocess.Popen[bytes]:
-        """The supervisor; raises RuntimeError before it was started."""
-        if self._process is None:
-            raise RuntimeError(f"the supervisor of {self.folder} was not started.")
-        return self._process
-
-    @property
-    def _pipe(self) -> IO[bytes]:
-        """What the supervisor reads."""
-        assert self.process.stdin is not None  # `start` asks for a pipe
-        return self.process.stdin
 
     def start(self, idle_s: float | None = None) -> None:
         """Start the supervisor, which starts the others; with `idle_s` as a standby."""
@@ -64,9 +56,13 @@ class Handle:
             self.surroundings = surroundings()
             self.deadline = time.monotonic() + 0.99 * idle_s  # no race with its own end
         plan = {
-            "kernel_pid": os.getpid(), "system": family.this_system(), "idle_s": idle_s,
-            "bench": self.bench, "telemetry": TELEMETRY, "after": self.after,
-        }  # fmt: skip
+            "kernel_pid": os.getpid(),
+            "system": family.this_system(),
+            "idle_s": idle_s,
+            "bench": self.bench,
+            "telemetry": TELEMETRY,
+            "after": self.after,
+        }
         self._write(family.PLAN_NAME, json.dumps(plan))
         code = (
             f"import sys; sys.path[:] = [{ROOT!r}, *filter(None, sys.path)]; "
@@ -78,7 +74,7 @@ class Handle:
         # Alone on Linux, where it needs the standard library only; elsewhere psutil too
         isolated = ["-I", "-S"] if family.LINUX else []
         with open(self.folder / "supervisor.stderr", "wb", opener=private) as errors:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, *isolated, "-c", code],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
@@ -86,6 +82,9 @@ class Handle:
                 env=env,
                 start_new_session=True,
             )
+        assert self.process.stdin is not None
+        self.pipe = self.process.stdin
+        self.started = True
 
     def begin(self, order: dict[str, Any], head: dict[str, Any]) -> None:
         """Have the bench do what `order` says; `head` is the log's first event. Raises OSError."""
@@ -94,10 +93,10 @@ class Handle:
         log.write(**head)
         log.close()
         self._write(SPEC_NAME, json.dumps(order))
-        if self._process is None:
-            self.start()
-        else:
+        if self.started:
             self._say(b"go\n")
+        else:
+            self.start()
         runs.append(self)
 
     def _write(self, name: str, text: str) -> None:
@@ -106,16 +105,16 @@ class Handle:
 
     def _say(self, line: bytes) -> None:
         with contextlib.suppress(OSError, ValueError):  # the supervisor is gone
-            self._pipe.write(line)
-            self._pipe.flush()
+            self.pipe.write(line)
+            self.pipe.flush()
 
     def discard(self) -> None:
         """End a standby, or give up a run that could not be started: nothing of it stays."""
-        if self._process is None:
-            shutil.rmtree(self.folder, ignore_errors=True)
-        else:
-            self._pipe.close()
+        if self.started:
+            self.pipe.close()
             runs.append(self)  # until it has ended
+        else:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def alive(self) -> bool:
         """Whether the supervisor is there; where it was killed, see to what it left."""
@@ -129,7 +128,7 @@ class Handle:
             if code:
                 family.clear_up(self.folder, stop=None, code=None, why=why)
             with contextlib.suppress(OSError):
-                self._pipe.close()
+                self.pipe.close()
             stand_by()
         return code is None
 
