@@ -11,7 +11,7 @@ import re
 import sys
 from collections import deque
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, TypedDict, TypeGuard
 
 from labkit.bench import stack
 
@@ -80,7 +80,7 @@ class Growth:
 
 def _size(value: object) -> tuple[bool, int]:
     """Return whether it holds a graph, and entries of a container or additions behind a tensor."""
-    if type(value) in SIZED:
+    if _is_sized(value):
         return _graph_of(_last(value)) is not None, len(value)
     depth = 0
     nodes = [_graph_of(value)]
@@ -93,6 +93,11 @@ def _size(value: object) -> tuple[bool, int]:
     return True, depth
 
 
+def _is_sized(value: object) -> TypeGuard[list | dict | set | deque]:
+    """Return whether it is a container whose length is asked for without running any code."""
+    return type(value) in SIZED
+
+
 def _last(entries: list | dict | set | deque) -> object:
     """Return the last entry; None of a set, which has no order, and of what is empty."""
     if not entries or isinstance(entries, set):
@@ -102,10 +107,12 @@ def _last(entries: list | dict | set | deque) -> object:
 
 def _bytes_of(value: object) -> int | None:
     """Return about how many bytes a container's entries hold, by its last one; None if unknown."""
-    last = _last(value) if type(value) in SIZED else None
+    if not _is_sized(value):
+        return None
+    last = _last(value)
     if last is None:
         return None
-    parts = last if type(last) in (list, tuple) else [last]
+    parts = last if isinstance(last, (list, tuple)) else [last]
     return len(value) * sum(map(_bytes, parts))
 
 
@@ -114,14 +121,15 @@ def _bytes(part: object) -> int:
     for module, kind in (("torch", "Tensor"), ("numpy", "ndarray")):
         array = getattr(sys.modules.get(module), kind, None)
         if array is not None and issubclass(type(part), array):
-            return int(part.nbytes)
+            return getattr(part, "nbytes", 0)
     return sys.getsizeof(part)
 
 
 def _graph_of(value: object) -> Node | None:
     """Return a tensor's `grad_fn`; None of everything else, whose attributes may be code."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
-    return value.grad_fn if tensor is not None and issubclass(type(value), tensor) else None
+    is_tensor = tensor is not None and issubclass(type(value), tensor)
+    return getattr(value, "grad_fn", None) if is_tensor else None
 
 
 def _line_of(name: str, code: CodeType) -> int:

@@ -21,13 +21,9 @@ Collate = Callable[[object], object]
 
 
 class Source(Protocol):
-    """A dataset with items; one that fetches a batch at once has `__getitems__` too."""
+    """A dataset with items; only some fetch a batch at once."""
 
     def __getitem__(self, index: object, /) -> object: ...
-
-
-class SourceOfBatches(Source, Protocol):
-    """A dataset that fetches a batch at once."""
 
     def __getitems__(self, indices: list[object], /) -> object: ...
 
@@ -109,8 +105,6 @@ class TimedItems(StandIn):
 
 class TimedBatches(TimedItems):
     """Stands for a dataset that fetches a batch at once."""
-
-    real: SourceOfBatches
 
     def __getitems__(self, indices: list[object]) -> object:
         """Return what the dataset's own method does."""

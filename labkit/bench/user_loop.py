@@ -9,7 +9,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -34,7 +34,7 @@ def knobs_of(loader: object) -> dict[str, int | bool]:
         return {}
     knobs = {name: getattr(loader, name, None) for name in READ}
     if knobs["batch_size"] is None:  # where a batch sampler was given
-        knobs["batch_size"] = getattr(loader.batch_sampler, "batch_size", None)
+        knobs["batch_size"] = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     return {name: value for name, value in knobs.items() if isinstance(value, (bool, int))}
 
 
@@ -62,18 +62,18 @@ def padding_of(batch: object) -> float | None:
     torch = sys.modules.get("torch")
     if torch is None:
         return None
-    parts = batch if isinstance(batch, (list, tuple)) else [batch]
+    parts: Sequence[Any] = batch if isinstance(batch, (list, tuple)) else [batch]
+    mask = None
     if isinstance(batch, Mapping):
-        parts = [batch[name] for name in ("attention_mask", "input_ids") if name in batch]
-    matrices = (
-        part for part in parts if torch.is_tensor(part) and part.dim() == 2 and part.numel()
-        and not part.is_floating_point() and part.is_cpu
-    )  # fmt: skip
-    tokens = next(matrices, None)
-    if tokens is None or tokens.shape[1] < LEAST_TOKENS:
+        mask = batch.get("attention_mask")
+        parts = [mask, batch.get("input_ids")]
+    matrices = (part for part in parts if torch.is_tensor(part) and part.dim() == 2 and part.is_cpu)
+    tokens = next((each for each in matrices if not each.is_floating_point()), None)
+    if tokens is None or not len(tokens) or tokens.shape[1] < LEAST_TOKENS:
         return None
-    if isinstance(batch, Mapping) and tokens is batch.get("attention_mask"):
-        padding, within = float((tokens == 0).mean(dtype=torch.float32)), 0
+    within = 0
+    if tokens is mask:
+        padding = float((tokens == 0).mean(dtype=torch.float32))
     else:
         tokens = tokens[:64]
         real = tokens != tokens[:, -1].mode()[0]
@@ -109,7 +109,7 @@ class Tally:
 
 def machine_and_clock(
     write: Write, device: torch.device | None = None
-) -> tuple[dict[str, object], DeviceClock | None]:
+) -> tuple[dict[str, Any], DeviceClock | None]:
     """Describe the machine, without torch as far as Python knows it, and return a GPU's clock.
 
     `device` is the one that is trained on, where that is known.
