@@ -7,7 +7,7 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +28,19 @@ Collate = Callable[[Any], Any]
 VERSION = 1  # part of the folder's name: a new recipe never meets old files
 
 
-class JpegFiles(Dataset):
+class Images(Dataset):
+    """Images and their labels, each again and again."""
+
+    def __len__(self) -> int:
+        return EPOCH
+
+
+class JpegFiles(Images):
     """Real JPEG files, decoded with Pillow; fetched, as in all datasets here, by (draw, index)."""
 
     def __init__(self, folder: Path, job: Job):
         self.job = job
         self.files = [str(folder / f"{number:05d}.jpg") for number in range(COUNT)]
-
-    def __len__(self) -> int:
-        return EPOCH
 
     def __getitem__(self, ticket: tuple[int, int]) -> tuple[torch.Tensor, int]:
         index = ticket[1]
@@ -68,7 +72,7 @@ def augmented(image: Image.Image, rng: random.Random) -> Image.Image:
     return ImageEnhance.Color(image).enhance(rng.uniform(0.8, 1.2))
 
 
-class Batched(Dataset):
+class Batched(Images):
     """Images of an array: decoded once ("array"), or noise and `prep_ms` a batch ("sleep")."""
 
     def __init__(self, job: Job, file: Path | None = None):
@@ -80,9 +84,6 @@ class Batched(Dataset):
             self.batch_s = job.prep_ms / 1e3
             shape = (NOISE_IMAGES, 3, job.image_px, job.image_px)
             self.array = np.random.default_rng(job.seed).integers(0, 256, shape, dtype=np.uint8)
-
-    def __len__(self) -> int:
-        return EPOCH
 
     def __getitems__(self, tickets: list[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
         images = self._images()
@@ -153,7 +154,7 @@ class Stalling:
         return self.collate(samples)
 
 
-def make_dataset(job: Job, cache: Path, progress: Callable[[int, int], None]) -> Dataset:
+def make_dataset(job: Job, cache: Path, progress: Callable[[int, int], None]) -> Images:
     """Build the job's dataset, making its files first where they are missing."""
     if job.dataset == "jpeg":
         return JpegFiles(jpeg_folder(cache, 2 * job.image_px, progress), job)
@@ -161,7 +162,7 @@ def make_dataset(job: Job, cache: Path, progress: Callable[[int, int], None]) ->
     return Batched(job, file)
 
 
-def make_loader(dataset: Dataset, job: Any) -> DataLoader:
+def make_loader(dataset: Images, job: Job) -> DataLoader:
     """Build the DataLoader the job asks for."""
     collate: Collate = torch.utils.data.default_collate
     if hasattr(dataset, "__getitems__"):
@@ -169,15 +170,8 @@ def make_loader(dataset: Dataset, job: Any) -> DataLoader:
     if job.stall_ms:
         collate = Stalling(collate, job)
     shard = getattr(job, "shard", ())
-    sampler = EndlessShuffle(size_of(dataset), job.seed, *shard)
+    sampler = EndlessShuffle(len(dataset), job.seed, *shard)
     return DataLoader(dataset, sampler=sampler, collate_fn=collate, **loader_settings(job))
-
-
-def size_of(dataset: Dataset) -> int:
-    """Return the number of items; torch does not declare the length of a Dataset."""
-    if not isinstance(dataset, Sized):
-        raise TypeError(f"{type(dataset).__name__} has no length: it needs __len__.")
-    return len(dataset)
 
 
 def noise_batch(job: Job) -> tuple[torch.Tensor, torch.Tensor]:

@@ -19,7 +19,6 @@ import torch
 from torch import distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import Dataset
 
 import labkit
 from labkit.bench import data, flops, machine, process, work
@@ -100,12 +99,12 @@ def take_device(wanted: str, ranks: int, local_rank: int) -> tuple[torch.device,
     kind, not_the_gpu = device_kind(wanted, ranks)
     device = torch.device(kind)
     if device.type == "cuda":
-        device = card_of(local_rank)
+        device = torch.device("cuda", machine.usable_cards()[local_rank])
         machine.use(device)
     return device, not_the_gpu
 
 
-def first_makes_files(local_rank: int, job: Job, cache: Path, log: EventLog) -> Dataset:
+def first_makes_files(local_rank: int, job: Job, cache: Path, log: EventLog) -> data.Images:
     """Return the dataset; the machine's first rank makes missing files, while the others wait."""
     if local_rank:
         dist.barrier()
@@ -115,11 +114,6 @@ def first_makes_files(local_rank: int, job: Job, cache: Path, log: EventLog) -> 
     if not local_rank:
         dist.barrier()
     return items
-
-
-def card_of(local_rank: int) -> torch.device:
-    """Return a rank's card, of those for which this torch has kernels."""
-    return torch.device("cuda", machine.usable_cards()[local_rank])
 
 
 def watch_card(device: torch.device, folder: Path, local_rank: int) -> None:
