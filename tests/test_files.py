@@ -110,8 +110,8 @@ def test_a_folder_of_sockets_that_another_user_made_is_neither_used_nor_cleared(
     tmp_path, monkeypatch
 ):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    run = tmp_path / ("long-" * 30)
-    sockets = family.socket_folder(run, 4711)
+    run = tmp_path / "run"
+    sockets = family.socket_folder(run)
     sockets.mkdir()
     sockets.chmod(0o777)
     (sockets / "listener-1").touch()
@@ -119,7 +119,6 @@ def test_a_folder_of_sockets_that_another_user_made_is_neither_used_nor_cleared(
     bench_process.use_sockets(sockets, config)
     assert not config
     run.mkdir()
-    (run / events.FILE_NAME).write_text('{"event":"hello","pid":4711}\n')
     family.remove_tools(run)
     assert (sockets / "listener-1").exists()
     sockets.chmod(0o700)

@@ -221,7 +221,7 @@ def _event(
         **found,
         "samples": samples,
         "precision": precision,  # that most of it runs in
-        "cache_bytes": max(machine.cache_bytes(device).values(), default=0),
+        "cache_bytes": machine.cache_bytes(device),
         "roof": peaks.kept(device),
     }
 

@@ -77,7 +77,7 @@ def serve(work: Callable[[dict[str, Any], Path, EventLog], int | None], place: s
 
     signal.signal(signal.SIGINT, leave)
     config = getattr(multiprocessing.current_process(), "_config", {})
-    use_sockets(socket_folder(folder, os.getpid()), config)
+    use_sockets(socket_folder(folder), config)
     try:
         try:
             ended = work(json.loads((folder / SPEC_NAME).read_text()), folder, log)

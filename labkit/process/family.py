@@ -26,9 +26,6 @@ LINUX = hasattr(os, "pidfd_open")
 PLAN_NAME = "launch.json"
 PATIENCE_S = 20.0  # how long a run waits for another one's device before it gives up
 PAYLOADS = "*.pkl"  # the reader's own objects, on their way to a bench that ended before
-LONGEST_PATH = 103  # bytes of a Unix socket's path on macOS; 107 on Linux
-LONGEST_NAME = 20  # bytes of a slash and its name in the folder
-SOCKETS = ("listener-*", "pym-*")  # what multiprocessing calls them
 
 MARK = "LABKIT_RUN"  # in the environment of a run's processes: the run's folder
 # They clean up behind the others and leave by themselves when the last one is gone
@@ -195,22 +192,20 @@ def clear_up(folder: Path, **how: Any) -> None:
 def remove_tools(folder: str | os.PathLike) -> None:
     """Remove the files that a run needs only while it goes on, its plan last."""
     run = Path(folder)
-    own = {socket_folder(folder, pid) for pid in logged_pids(folder, "hello")} - {run}
-    own = {place for place in own if is_ours(place)}
-    sockets = (path for place in (run, *own) for name in SOCKETS for path in place.glob(name))
-    for path in (*sockets, *run.glob(PAYLOADS), run / RESERVE_NAME, run / PLAN_NAME):
+    sockets = socket_folder(run)
+    if is_ours(sockets):
+        shutil.rmtree(sockets, ignore_errors=True)
+    for path in (*run.glob(PAYLOADS), run / RESERVE_NAME, run / PLAN_NAME):
         with contextlib.suppress(OSError):
             path.unlink()
-    for place in own:
-        with contextlib.suppress(OSError):
-            place.rmdir()
 
 
-def socket_folder(run: str | os.PathLike, bench_pid: int) -> Path:
-    """Return where a bench keeps its processes' sockets: else a killed one's would stay behind."""
-    if len(os.fsencode(run)) + LONGEST_NAME <= LONGEST_PATH:
-        return Path(run)
-    return Path(os.environ.get("TMPDIR") or "/tmp") / f"labkit-{bench_pid}"
+def socket_folder(run: Path) -> Path:
+    """Return where a bench keeps its processes' sockets: else a killed one's would stay behind.
+
+    A socket's path is short: 103 bytes on macOS, 107 on Linux.
+    """
+    return Path(os.environ.get("TMPDIR") or "/tmp") / f"labkit-{run.name}"
 
 
 def is_ours(folder: str | os.PathLike) -> bool:
