@@ -24,7 +24,10 @@ EPOCH = 51_200  # samples, each of one of the images: an epoch is longer than mo
 CLASSES = 10
 NOISE_IMAGES = 64  # of dataset="sleep"
 PATIENCE_S = 120  # with a worker: one that hangs fails the run instead of waiting forever
-Collate = Callable[[Any], Any]
+Batch = tuple[torch.Tensor, torch.Tensor]
+"""Images (B, 3, px, px) uint8 and labels (B,) int64."""
+
+Collate = Callable[[list], object]
 VERSION = 1  # part of the folder's name: a new recipe never meets old files
 
 
@@ -85,7 +88,7 @@ class Batched(Images):
             shape = (NOISE_IMAGES, 3, job.image_px, job.image_px)
             self.array = np.random.default_rng(job.seed).integers(0, 256, shape, dtype=np.uint8)
 
-    def __getitems__(self, tickets: list[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    def __getitems__(self, tickets: list[tuple[int, int]]) -> Batch:
         images = self._images()
         seconds = self.batch_s + self.item_s * len(tickets)
         if seconds:
@@ -144,7 +147,7 @@ class Stalling:
         self.workers = max(1, job.num_workers)
         self.seen = 0  # batches of this worker
 
-    def __call__(self, samples: list[Any]) -> Any:
+    def __call__(self, samples: list) -> object:
         """Collate one batch, after the stall where one is due."""
         worker = get_worker_info()
         batch = self.seen * self.workers + (worker.id if worker else 0)
@@ -174,7 +177,7 @@ def make_loader(dataset: Images, job: Job) -> DataLoader:
     return DataLoader(dataset, sampler=sampler, collate_fn=collate, **loader_settings(job))
 
 
-def noise_batch(job: Job) -> tuple[torch.Tensor, torch.Tensor]:
+def noise_batch(job: Job) -> Batch:
     """Return random images (B, 3, px, px) uint8 and labels (B,) on the host."""
     shape = (job.batch_size, 3, job.image_px, job.image_px)
     return torch.randint(0, 256, shape, dtype=torch.uint8), torch.randint(0, CLASSES, shape[:1])

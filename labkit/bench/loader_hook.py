@@ -21,11 +21,9 @@ Collate = Callable[[object], object]
 
 
 class Source(Protocol):
-    """A dataset with items; only some fetch a batch at once."""
+    """A dataset with items."""
 
     def __getitem__(self, index: object, /) -> object: ...
-
-    def __getitems__(self, indices: list[object], /) -> object: ...
 
 
 class Fetcher(Protocol):
@@ -48,8 +46,10 @@ def watched(fetcher: Fetcher, work: LoaderWork) -> WatchedFetcher:
         fetcher.dataset_iter = TimedStream(fetcher.dataset_iter, work)
     else:
         at_once = getattr(fetcher.dataset, "__getitems__", None)
-        timed = TimedBatches if fetcher.auto_collation and at_once else TimedItems
-        fetcher.dataset = timed(fetcher.dataset, work)
+        if fetcher.auto_collation and at_once:
+            fetcher.dataset = TimedBatches(fetcher.dataset, work, at_once)
+        else:
+            fetcher.dataset = TimedItems(fetcher.dataset, work)
     fetcher.collate_fn = TimedCollate(fetcher.collate_fn, work)
     work.begin_pass(streams)
     return WatchedFetcher(fetcher, work)
@@ -104,12 +104,16 @@ class TimedItems(StandIn):
 
 
 class TimedBatches(TimedItems):
-    """Stands for a dataset that fetches a batch at once."""
+    """Stands for a dataset that fetches a batch at once, by `at_once`."""
+
+    def __init__(self, real: Source, work: LoaderWork, at_once: Callable[[list], object]):
+        super().__init__(real, work)
+        self.at_once = at_once
 
     def __getitems__(self, indices: list[object]) -> object:
         """Return what the dataset's own method does."""
         self.work.name_item(indices)
-        items = self.real.__getitems__(indices)
+        items = self.at_once(indices)
         self.work.end_item(indices)
         return items
 

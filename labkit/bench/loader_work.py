@@ -9,7 +9,6 @@ import contextlib
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 from labkit.bench.loader_clocks import (
     BATCH,
@@ -79,7 +78,7 @@ class LoaderWork:
         self.room = MOST_ROWS // self.workers
         self.due = 0
         self.gathered: list[tuple] = []  # of each batch since the last write
-        self.laps: list[list[Any]] = []  # and of those whose items are timed one by one
+        self.laps: list[list[object]] = []  # and of those whose items are timed one by one
         names = ("batches", "items", "busy_ns", "cpu_ns", "line_ns", "bytes", "disk")
         self.totals = dict.fromkeys(names, 0)
         self.slowest: list[tuple[int, int | str, int]] = []
@@ -160,7 +159,7 @@ class LoaderWork:
             self.due = ready + GATHER_NS
             self.flush()
 
-    def _laps_row(self, collate: tuple[int, int, int], between_ns: int) -> list[Any]:
+    def _laps_row(self, collate: tuple[int, int, int], between_ns: int) -> list[object]:
         """Return the row of a batch that predictions are made from, in µs."""
         items = self.items
         sums = [sum(column) for column in zip(*items, strict=True)] or [0, 0, 0]
@@ -205,7 +204,7 @@ class LoaderWork:
         self.memory_due = now + max(MEMORY_NS, MEMORY_TIMES * took_ns)
         return held
 
-    def _summed_up(self) -> list[list[Any]]:
+    def _summed_up(self) -> list[list[object]]:
         """Add what has gathered to the totals; return the rows of the batches that are kept."""
         gathered, self.gathered = self.gathered, []
         kept = []

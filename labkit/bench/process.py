@@ -20,8 +20,9 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from labkit.knobs import Settings
 from labkit.process.events import SPEC_NAME, EventLog
 from labkit.process.family import LINUX, is_ours, socket_folder
 
@@ -29,6 +30,8 @@ PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 FEW_FILES = 6
 INTERRUPTED = 130  # exit code of Ctrl-C, as in a shell
 MAX_TRACEBACK = 8_000  # characters kept of a traceback
+
+DatasetType = TypeVar("DatasetType")
 
 workers: list[BaseProcess] = []  # the loader's processes
 held: list[
@@ -59,7 +62,7 @@ def wait_for_run() -> None:
         os.close(nothing)
 
 
-def serve(work: Callable[[dict[str, Any], Path, EventLog], int | None], place: str = "") -> None:
+def serve(work: Callable[[Settings, Path, EventLog], int | None], place: str = "") -> None:
     """Do `work(spec, folder, log)`, write how it ended in `place`; exit with its code, or 0.
 
     The command line has the run's folder, and the process that this one is not to outlive.
@@ -92,7 +95,7 @@ def serve(work: Callable[[dict[str, Any], Path, EventLog], int | None], place: s
     os._exit(code)  # workers and threads end with the process; the supervisor sees to it
 
 
-def use_sockets(folder: Path, config: dict[str, Any]) -> None:
+def use_sockets(folder: Path, config: dict[str, str]) -> None:
     """Have `multiprocessing`, by its `config`, keep its sockets in `folder`, if that is our own.
 
     Otherwise they are where Python puts them, and not found again after a kill.
@@ -131,7 +134,7 @@ def short_of_files(pids: list[int]) -> list[int] | None:
     return None
 
 
-def planted(fault: str | None, dataset: Any, trainer: Any) -> Any:
+def planted(fault: str | None, dataset: DatasetType, trainer: object) -> DatasetType:
     """Plant a spec's `fault`, "module:function:argument"; return what the dataset becomes."""
     if not fault:
         return dataset
@@ -166,7 +169,7 @@ def _report_errors_of(queues: Any) -> None:
     queues._start_thread = start_reporting
 
 
-def _send_error(queue: Any, error: Exception, batch: Any) -> None:
+def _send_error(queue: Any, error: Exception, batch: tuple[int, object]) -> None:
     """Put the error in the place of `batch`; called by the queue's thread while handling it."""
     from torch._utils import ExceptionWrapper
 

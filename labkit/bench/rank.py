@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import distributed as dist
@@ -27,6 +27,7 @@ from labkit.bench.loop import UNLIMITED_S, Trainer, train
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.timeline import DeviceTimeline, HostTimeline, Step
 from labkit.bench.user_loop import telemetry_beside
+from labkit.knobs import Settings
 from labkit.process.events import NO_DEVICE, NO_TOKENS, VERSION, EventLog, StepRing, line_of, now_ns
 
 Resolved = tuple[Job, dict[str, str]]
@@ -43,7 +44,7 @@ class Place(NamedTuple):
     world_size: int
 
 
-def run(spec: dict[str, Any], folder: Path, log: EventLog) -> None:
+def run(spec: Settings, folder: Path, log: EventLog) -> None:
     """Join the other ranks, train with them, and write what this one did."""
     place = Place(
         int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])

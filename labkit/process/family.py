@@ -126,10 +126,10 @@ def this_system() -> str:
     return platform.node()
 
 
-def exit_name(code: Any) -> str:
-    """Name an exit code as Python counts them: negative ones are signals."""
+def exit_name(code: int | None) -> str:
+    """Name an exit code as Python counts them: negative ones are signals; a record's may be any."""
     with contextlib.suppress(ValueError, TypeError):
-        return signal.Signals(-code).name
+        return signal.Signals(-(code or 0)).name
     return f"exit code {code}"
 
 
@@ -171,7 +171,7 @@ def clear(runs: Path) -> None:
                 clear_up(place.parent, stop="kernel gone", code=None)
 
 
-def clear_up(folder: Path, **how: Any) -> None:
+def clear_up(folder: Path, **how: object) -> None:
     """End what is left of the run, write its steps and `how` it ended; keep no standby."""
     end_all(folder)
     if not (folder / FILE_NAME).exists():

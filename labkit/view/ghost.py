@@ -74,7 +74,8 @@ def bar(
     low, high = ends
     inside = f"<i class='range' style='left:{low / top:.2%};width:{(high - low) / top:.2%}'></i>"
     for mark, value in marks.items():
-        inside += f"<i style='left:{value / top:.2%};border-left:{MARKS[mark]}'></i>"
+        border = MARKS[mark]
+        inside += f"<i style='left:{value / top:.2%};border-left:{border}'></i>"
     text = f"{marks['predicted']:{form}} ({low:{form}} to {high:{form}})"
     return f"<div class='row'><b>{name}</b><div>{inside}</div><span>{text}</span></div>"
 
