@@ -52,7 +52,8 @@ class Ghost(widgets.HTML):
         known = {name: one for name, one in drawn.items() if one is not None}
         legend = ""
         for name in known:
-            legend += f"<span style='border-left:{MARKS[name]}'>{name}</span>"
+            border = MARKS[name]
+            legend += f"<span style='border-left:{border}'>{name}</span>"
         rates = {name: one.throughput or 0.0 for name, one in known.items()}
         shares = {name: one.utilization or 0.0 for name, one in known.items()}
         low, high = found.throughput_range or (0.0, 0.0)
