@@ -27,7 +27,7 @@ PATIENCE_S = 120  # with a worker: one that hangs fails the run instead of waiti
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Images (B, 3, px, px) uint8 and labels (B,) int64."""
 
-Collate = Callable[[list], object]
+Collate = Callable[..., object]
 VERSION = 1  # part of the folder's name: a new recipe never meets old files
 
 
@@ -39,14 +39,13 @@ class Images(Dataset):
 
 
 class JpegFiles(Images):
-    """Real JPEG files, decoded with Pillow; fetched, as in all datasets here, by (draw, index)."""
+    """Real JPEG files, decoded with Pillow."""
 
     def __init__(self, folder: Path, job: Job):
         self.job = job
         self.files = [str(folder / f"{number:05d}.jpg") for number in range(COUNT)]
 
-    def __getitem__(self, ticket: tuple[int, int]) -> tuple[torch.Tensor, int]:
-        index = ticket[1]
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         place = index % COUNT
         if self.job.io_ms:
             time.sleep(self.job.io_ms / 1e3)  # the simulated delay of a network drive
@@ -88,14 +87,14 @@ class Batched(Images):
             shape = (NOISE_IMAGES, 3, job.image_px, job.image_px)
             self.array = np.random.default_rng(job.seed).integers(0, 256, shape, dtype=np.uint8)
 
-    def __getitems__(self, tickets: list[tuple[int, int]]) -> Batch:
+    def __getitems__(self, indices: list[int]) -> Batch:
         images = self._images()
-        seconds = self.batch_s + self.item_s * len(tickets)
+        seconds = self.batch_s + self.item_s * len(indices)
         if seconds:
             time.sleep(seconds)
-        indices = np.array([index % len(images) for _, index in tickets])
-        batch = torch.from_numpy(images[indices])  # (B, 3, px, px) uint8, copied by the index
-        return batch, torch.from_numpy(indices % CLASSES)  # (B,) int64
+        places = np.array(indices) % len(images)
+        batch = torch.from_numpy(images[places])  # (B, 3, px, px) uint8, copied by the index
+        return batch, torch.from_numpy(places % CLASSES)  # (B,) int64
 
     def _images(self) -> np.ndarray:
         """Return the array; a file's is opened in the worker: no map is copied to a process."""
@@ -107,7 +106,7 @@ class Batched(Images):
 
 
 class EndlessShuffle(Sampler):
-    """Shuffled epochs without end, as (draw, index): the n-th sample whatever the workers.
+    """Shuffled epochs without end: the n-th sample is the same whatever the workers.
 
     The order is that of DataLoader(shuffle=True) behind torch.manual_seed(seed).
     """
@@ -118,8 +117,8 @@ class EndlessShuffle(Sampler):
         self.rank = rank
         self.ranks = ranks
 
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        return itertools.islice(enumerate(self._indices()), self.rank, None, self.ranks)
+    def __iter__(self) -> Iterator[int]:
+        return itertools.islice(self._indices(), self.rank, None, self.ranks)
 
     def _indices(self) -> Iterator[int]:
         drawn = torch.Generator().manual_seed(self.seed)

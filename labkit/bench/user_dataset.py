@@ -92,7 +92,7 @@ def _checked(dataset: Any) -> Any:
 
 
 class NamesTheItem(Dataset):
-    """The reader's dataset, fetched by a ticket: (draw number, index); errors name the item."""
+    """The reader's dataset; errors name the item."""
 
     def __init__(self, dataset: Any):
         self.dataset = dataset
@@ -102,11 +102,11 @@ class NamesTheItem(Dataset):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, ticket: tuple[int, int]) -> object:
-        return self._fetch("__getitem__", ticket[1])
+    def __getitem__(self, index: int) -> object:
+        return self._fetch("__getitem__", index)
 
-    def _batch(self, tickets: list[tuple[int, int]]) -> object:
-        return self._fetch("__getitems__", [index for _, index in tickets])
+    def _batch(self, indices: list[int]) -> object:
+        return self._fetch("__getitems__", indices)
 
     def _fetch(self, how: str, which: object) -> object:
         try:

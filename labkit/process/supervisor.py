@@ -113,6 +113,7 @@ class Supervisor:
         # The kernel's interrupt is not ours. A handler, as an ignored signal would be inherited.
         signal.signal(signal.SIGINT, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: self.stop("asked"))
+        self._wake_at_a_childs_end()
         self.selector.register(sys.stdin.fileno(), selectors.EVENT_READ, self._listen)
         why = self._start_all()
         if not self._wait_for_run():
@@ -139,6 +140,14 @@ class Supervisor:
             path = f"{self.folder}/after.log"
             with contextlib.suppress(OSError), open(path, "wb", opener=private) as out:
                 self._popen(self.plan["after"], out, None, subprocess.DEVNULL)
+
+    def _wake_at_a_childs_end(self) -> None:
+        """Let the selector return when a child ends: its workers may hold its pipes open."""
+        woken, wake = os.pipe()
+        os.set_blocking(wake, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # Python tells of handled signals only
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        self.selector.register(woken, selectors.EVENT_READ, lambda: os.read(woken, 4096))
 
     def stop(self, cause: str) -> None:
         """Ask the bench to end; it is killed when its grace is over."""
