@@ -188,6 +188,7 @@ def record(options: argparse.Namespace) -> Shown:
 
 
 @command(
+    option("--outside", action="store_true", help="look from outside only"),
     option(
         "--html",
         metavar="FILE",
@@ -206,7 +207,7 @@ def watch(options: argparse.Namespace) -> Shown:
 
     The script keeps its arguments, streams, signals and exit code; the verdict goes to stderr in
     the end. Loops over a torch DataLoader (or else an optimizer's steps) are recorded in its own
-    process and in the loader's workers.
+    process and in the loader's workers; --outside leaves the process alone.
 
     examples:
       labkit watch -- python train.py --epochs 1
@@ -216,7 +217,7 @@ def watch(options: argparse.Namespace) -> Shown:
     """
     from labkit.view.watch_command import watch_script, write_reports
 
-    found, text = watch_script(options.script, options.json, options.headroom)
+    found, text = watch_script(options.script, options.json, options.outside, options.headroom)
     write_reports(found, text, [options.html, options.markdown])
     if not options.json:
         say(f"labkit watch: {text}")

@@ -76,6 +76,7 @@ def fake(ms, kind="cpu", own=1.0, name="a <CPU>", **more):
         "peak": None,
         "event": lambda name: None,
         "workers": (),
+        "beside": (),
         "on_the_card": (),
         "queued_ms": None,
         "wall_shares": None,

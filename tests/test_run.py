@@ -114,6 +114,18 @@ def test_a_run_is_read_as_it_goes_on_and_workers_change_no_sample(tiny):
         assert launch(pipeline.but(num_workers=0)).wait().loss == run.loss  # of the same seed
 
 
+def test_a_machine_that_slept_in_mid_run_leaves_a_mark_and_no_slow_step(tmp_path, monkeypatch):
+    write_record(tmp_path / "events.jsonl")
+    slept = iter([0, 5, 90 * 10**9, 90 * 10**9])
+    monkeypatch.setattr(events, "asleep_ns", lambda: next(slept))
+    watch = events.SleepWatch(events.EventLog(tmp_path))
+    for _ in range(3):
+        watch.look()
+    run = lk.load(tmp_path)
+    assert run.suspended_s == 90 and run.steps_ms.sum(axis=1).max() == pytest.approx(60)
+    assert repr(run).endswith("the machine slept for 90 s, which no step contains")
+
+
 def test_a_step_that_is_finished_while_it_is_read_is_left_for_the_next_look(tmp_path, monkeypatch):
     """Read from front to back, it came with the loss that its slot held before."""
     ring = events.StepRing(tmp_path)

@@ -13,7 +13,7 @@ from labkit.diagnosis.symptoms import PAGE_OF, PAGES, page_of
 
 DIAGNOSIS = ROOT / "labkit" / "diagnosis"
 FOLDER = ROOT / "notebooks" / "symptoms"
-NO_RULES = {"diagnosis", "doubts"}  # why there is no verdict, or hardly one
+NO_RULES = {"diagnosis", "doubts", "outside_verdict"}  # why there is no verdict, or hardly one
 CAUSE = re.compile(  # an argument or a name of its own: one text, or either of two
     r'''(?:\bcause ?= ?|\bFinding\(\s*"\w+",\s*|\bBodyWork\(\s*)"([^"]+)"'''
     r"""(?: if [\w. ]+ else "([^"]+)")?"""

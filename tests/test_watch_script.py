@@ -1,5 +1,6 @@
-"""A script is watched to its end, and so is what runs beside it."""
+"""A script is watched to its end, from inside or from outside, and so is what runs beside it."""
 
+import contextlib
 import json
 import os
 import signal
@@ -13,7 +14,9 @@ import psutil
 import pytest
 
 import labkit as lk
-from labkit.bench import gpu_meter
+from labkit.bench import gpu_meter, telemetry
+from labkit.bench.outside import Sample
+from labkit.diagnosis.outside_verdict import judge
 from labkit.results.failures import with_remedy
 from labkit.view.watch_command import watch_script
 
@@ -93,7 +96,7 @@ def test_a_script_keeps_its_output_and_ends_with_its_diagnosis(
         assert done.stderr == ""
 
 
-# -- the command ---------------------------------------------------------------------------------
+# -- from outside --------------------------------------------------------------------------------
 
 COMMAND = ["-m", "labkit", "watch"]
 
@@ -102,11 +105,10 @@ COMMAND = ["-m", "labkit", "watch"]
 @posix_signals
 def test_with_json_the_verdict_is_the_only_thing_on_stdout_and_a_signal_is_told_as_by_a_shell():
     code = "import os, time; print(1, flush=True); time.sleep(1); os.kill(os.getpid(), 9)"
-    done = python(*COMMAND, "--json", "--", sys.executable, "-c", code)
+    done = python(*COMMAND, "--json", "--outside", "--", sys.executable, "-c", code)
     found = json.loads(done.stdout)
     assert found["exit_code"] == done.returncode == 137
-    assert (found["bottleneck"], found["seen"]) == ("unsure", "nothing") and "1\n" in done.stderr
-    assert "lk.watch(loader)" in found["advice"]
+    assert found["confidence"] in ("none", "low", "medium") and "1\n" in done.stderr
 
 
 @pytest.mark.slow
@@ -154,6 +156,29 @@ def test_other_processes_on_the_card_are_named(monkeypatch):
     assert meter._others() == 0
 
 
+def test_the_programs_that_use_most_of_the_cores_are_named_and_none_of_the_run(monkeypatch):
+    spent_s = {1: 0.0, 50: 0.0, 51: 0.0, 60: 0.0, 61: 0.0}
+    started_by = {1: 0, 50: 1, 51: 50, 60: 1, 61: 60}  # 50 is the run
+
+    def processes():
+        for pid, seconds in spent_s.items():
+            times = SimpleNamespace(user=seconds, system=0.0)
+            yield SimpleNamespace(
+                pid=pid,
+                cpu_times=lambda times=times: times,
+                ppid=lambda pid=pid: started_by[pid],
+                oneshot=contextlib.nullcontext,
+            )
+
+    monkeypatch.setattr(telemetry.psutil, "process_iter", processes)
+    monkeypatch.setattr(telemetry, "name_of", {60: "chrome", 61: "python"}.get)
+    programs = telemetry.OtherPrograms({50})
+    programs.read_at -= 10
+    spent_s |= {1: 0.5, 51: 10.0, 60: 4.0, 61: 9.0}
+    found = [(each["pid"], each["name"], each["cores"]) for each in programs.read()]
+    assert found == [(61, "python", 0.9), (60, "chrome", 0.4)]
+
+
 @pytest.mark.parametrize("error", [
     "AttributeError: Can't get attribute 'Images' on <module '__main__' (built-in)>",
     "RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly",
@@ -168,7 +193,7 @@ def test_a_notebooks_dataset_that_workers_do_not_know_has_two_remedies_and_none_
 @pytest.mark.parametrize("command", [["--"], ["--", "no-such-command"]])
 def test_a_command_that_cannot_be_started_is_bad_input(command):
     with pytest.raises(ValueError, match="give the script to watch|cannot start 'no-such-command'"):
-        watch_script(command)
+        watch_script(command, outside=True)
 
 
 def test_a_script_is_run_by_our_python_where_it_cannot_run_by_itself(tmp_path, monkeypatch):
@@ -179,3 +204,29 @@ def test_a_script_is_run_by_our_python_where_it_cannot_run_by_itself(tmp_path, m
     monkeypatch.setattr("labkit.view.watch_command._judged", lambda *_: 1 / 0)
     found, text = watch_script([str(tmp_path / "train.py")])
     assert found["exit_code"] == 7 and "the verdict failed (ZeroDivisionError" in text
+
+
+def samples(main, workers=0.0, count=0, gpu=None, seconds=20):
+    card = {"own": True, "gpu_now": gpu, "gpu": [], "others_sm": None}
+    gpus = {} if gpu is None else {"GPU-1": card}
+    return [
+        Sample(i / 4, main, main, count * workers, workers, count, 0.0, 2.0, gpus)
+        for i in range(4 * seconds)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seen", "bottleneck", "confidence"),
+    [
+        (samples(0.9, gpu=0.95), "compute", "medium"),
+        (samples(0.95, 0.1, 4, gpu=0.3), "launch", "low"),
+        (samples(0.1, 0.95, 2), "input", "medium"),
+        (samples(0.95, 0.1, 2), "compute", "low"),
+        ([], "unsure", "none"),
+    ],
+)
+def test_the_verdict_from_outside_goes_as_far_as_the_evidence(seen, bottleneck, confidence):
+    found = judge(seen)
+    assert (found["bottleneck"], found["confidence"]) == (bottleneck, confidence)
+    assert "lk.watch(loader)" in found["advice"]
+    json.dumps(found, allow_nan=False)

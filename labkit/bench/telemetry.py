@@ -7,6 +7,7 @@ events to its log until the supervisor ends it. A metric that is not here is Non
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import sys
 import time
@@ -17,7 +18,7 @@ from typing import Any, TypedDict
 import psutil
 
 from labkit import quotas
-from labkit.bench.gpu_meter import GpuMeter, OtherProcess
+from labkit.bench.gpu_meter import GpuMeter, OtherProcess, name_of
 from labkit.bench.process import die_with, wait_for_run
 from labkit.process.events import FILE_NAME, EventLog
 
@@ -25,6 +26,10 @@ PERIOD_S = 0.2
 THIN_AFTER_S = 3_600.0  # a run of days must not fill the disk
 POLL_S = 0.02  # between looks at a log that does not have all it should yet
 AUTOGRAD = "pt_autograd"  # torch's name of the threads that launch a device's backward pass
+NAMED_EVERY = 25  # samples between two looks at what else uses the cores: 5 s
+NAMED_FIRST = 5  # the sample with the first of them: runs may last seconds only
+MOST_NAMED = 3
+LEAST_CORES = 0.1  # that a program uses, to be named
 LEAST_S = 1e-9  # between two readings: nothing is divided by zero
 
 
@@ -40,6 +45,12 @@ class CpuReading(TypedDict):
     rss_gib: float | None
     line_cpu: float | None  # share of all cores' time for which threads stood in line for one
     launch_line: float | None  # share of the time for which a thread that launches kernels did
+
+
+class BusyProgram(OtherProcess):
+    """A program outside of the run, and the cores that it uses."""
+
+    cores: float
 
 
 def period_s(age_s: float) -> float:
@@ -142,6 +153,49 @@ def _in_line_ns(pid: int) -> Iterator[tuple[str, int]]:
             yield str(path), int(path.read_text().split()[1])
 
 
+class OtherPrograms:
+    """The programs outside of the run that use the machine's cores most."""
+
+    def __init__(self, own: set[int]):
+        """`own` are the processes that, with all that they started, are the run."""
+        self.own = own
+        self.spent_s = self._spent_s()
+        self.read_at = time.monotonic()
+
+    def read(self) -> list[BusyProgram]:
+        """Return those since the last call, the busiest first."""
+        spent_s = self._spent_s()
+        now = time.monotonic()
+        elapsed_s = max(LEAST_S, now - self.read_at)
+        cores = {}
+        for pid, seconds in spent_s.items():
+            cores[pid] = (seconds - self.spent_s.get(pid, 0.0)) / elapsed_s
+        self.spent_s = spent_s
+        self.read_at = now
+        busiest = sorted(cores, key=lambda pid: -cores[pid])[:MOST_NAMED]
+        return [
+            {"pid": pid, "name": name_of(pid), "cores": round(cores[pid], 2)}
+            for pid in busiest
+            if cores[pid] >= LEAST_CORES
+        ]
+
+    def _spent_s(self) -> dict[int, float]:
+        """Return the CPU time of each process outside of the run, s."""
+        parents = {}
+        spent_s = {}
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error), process.oneshot():
+                times = process.cpu_times()
+                parents[process.pid] = process.ppid()
+                spent_s[process.pid] = times.user + times.system
+        return {pid: seconds for pid, seconds in spent_s.items() if not self._is_own(pid, parents)}
+
+    def _is_own(self, pid: int, parents: dict[int, int]) -> bool:
+        while pid in parents and pid not in self.own and parents[pid] != pid:
+            pid = parents[pid]
+        return pid in self.own
+
+
 def _card_of(machine: dict[str, Any], bench_pid: int, log: EventLog) -> GpuMeter | None:
     """Return the meter of the run's card; None without a card, or where NVML does not answer."""
     uuid = machine.get("uuid")
@@ -162,10 +216,11 @@ def main(parent: int) -> None:
     hello, machine = wait_for(Path(FILE_NAME), ("hello", "machine"))
     cpu = CpuMeter(hello["pid"])
     card = _card_of(machine, hello["pid"], log)
+    programs = OtherPrograms({hello["pid"], parent})
     begun = time.monotonic()
     due = begun
     named: list[OtherProcess] = []
-    while True:
+    for count in itertools.count():
         if card is None:
             log.write("telemetry", **cpu.read())
         else:
@@ -174,6 +229,10 @@ def main(parent: int) -> None:
             if on_the_card != named:
                 named = on_the_card
                 log.write("on_the_card", processes=named)
+        if count % NAMED_EVERY == NAMED_FIRST:
+            busiest = programs.read()
+            if busiest:
+                log.write("beside", processes=busiest)
         due += period_s(due - begun)  # from when it was due: no drift
         time.sleep(max(0.0, due - time.monotonic()))
 

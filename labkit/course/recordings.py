@@ -40,7 +40,7 @@ MOST_TELEMETRY = 400
 # pids, the card's UUID, paths and tracebacks are not shipped by mistake
 WHOLE = (
     "samples begin epoch step items handoff measurement row skipped memory telemetry drift "
-    "clock work compiled lost xray xray_trace no_xray done stopped end"
+    "clock work suspended compiled lost xray xray_trace no_xray done stopped end"
 )
 KEYS = {
     "spec": "version run utc labkit pipeline experiment params script",

@@ -251,7 +251,8 @@ def _beside_others(evidence: Evidence, run: Run) -> tuple[list[str], float]:
     foreign = evidence.foreign_cores or 0.0
     taken = evidence.stolen_by_others
     if foreign / cores > limits.FOREIGN_LOAD / 2:
-        notes.append(f"{OTHERS} used {foreign:.1f} of {cores} cores meanwhile.")
+        named = f": {listed(run.beside)}" if run.beside else ""
+        notes.append(f"{OTHERS} used {foreign:.1f} of {cores} cores meanwhile{named}.")
     elif taken > limits.FOREIGN_LOAD / 2:
         notes.append(f"{OTHERS} had the model's core for {taken:.0%} of the time.")
     if evidence.crowded_by > limits.FOREIGN_LOAD / 2:  # alone it need not come out the same

@@ -16,7 +16,7 @@ from labkit.diagnosis.run_costs import RunCosts, cores_used, known_of
 from labkit.diagnosis.thresholds import FOREIGN_LOAD
 from labkit.knobs import check_names
 from labkit.results.event_log import of_one_moment
-from labkit.results.result import Result, Table
+from labkit.results.result import Result, Table, listed
 from labkit.spec import KNOBS, Pipeline
 
 if TYPE_CHECKING:
@@ -161,7 +161,8 @@ def outcome_of(found: Prediction, came: Run) -> str:
     cores = came.machine.cpu_cores or 1
     others = cores_used(came)[1] or 0.0
     if others > FOREIGN_LOAD * cores:
-        return f"{NOT_COMPARABLE}: other programs use {others:.1f} of {cores} cores"
+        named = f": {listed(came.beside)}" if came.beside else ""
+        return f"{NOT_COMPARABLE}: other programs use {others:.1f} of {cores} cores{named}"
     rate, busy_s = _rate_and_busy_s(came)
     expected, expected_busy_s = _rate_and_busy_s(found)
     apart = rate / expected - 1

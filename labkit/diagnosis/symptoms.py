@@ -9,9 +9,11 @@ PAGES = {  # the name of a page: the causes that it explains
         "too_few_workers",
         "all ranks are short of data",
         "data prepared outside a DataLoader",
+        "busy_workers",
+        "idle_gpu",
     ),
     "costly-items": ("item", "collate", "cores"),
-    "slow-storage": ("storage_latency", "shared_supply"),
+    "slow-storage": ("storage_latency", "shared_supply", "all_wait"),
     "slow-items": ("slow_items", "stalls"),
     "uneven-shards": ("uneven_shards",),
     "hand-over": ("hand_over",),
@@ -57,6 +59,7 @@ PAGES = {  # the name of a page: the causes that it explains
         "low MFU",
         "elementwise chains",
         "elementwise kernels",
+        "busy_gpu",
     ),
 }
 PAGE_OF = {cause: page for page, causes in PAGES.items() for cause in causes}

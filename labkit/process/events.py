@@ -45,6 +45,7 @@ FIRST, LAST = 4 * NUMBER.size, SLOT.size - NUMBER.size  # where the numbers are
 NO_DEVICE = (0,) * 4
 NO_TOKENS = (0, 0)
 DRAIN_S = 0.05
+LEAST_SLEEP_NS = 1_000_000_000
 
 now_ns = time.perf_counter_ns
 
@@ -112,6 +113,31 @@ class EventLog:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+def asleep_ns() -> int:
+    """Return how long the machine has slept since it was started, ns; 0 where that is unknown.
+
+    The clock of the stamps stands still meanwhile (clock_gettime(2)), so no step looks slow.
+    """
+    if not hasattr(time, "CLOCK_BOOTTIME"):
+        return 0
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+
+
+class SleepWatch:
+    """Writes a `suspended` event into the log where the machine slept (a laptop's lid)."""
+
+    def __init__(self, log: EventLog):
+        self.log = log
+        self.known_ns = asleep_ns()
+
+    def look(self) -> None:
+        """Write for how long it slept since the last look, where it did."""
+        now_asleep = asleep_ns()
+        if now_asleep - self.known_ns > LEAST_SLEEP_NS:
+            self.log.write("suspended", seconds=(now_asleep - self.known_ns) / 1e9)
+            self.known_ns = now_asleep
 
 
 class StepRing:

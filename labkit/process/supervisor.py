@@ -19,7 +19,7 @@ import time
 from typing import IO
 
 from labkit.process import family
-from labkit.process.events import DRAIN_S, SPEC_NAME, Drain, EventLog, private
+from labkit.process.events import DRAIN_S, SPEC_NAME, Drain, EventLog, SleepWatch, private
 from labkit.process.keys import MASK, keys_in, without_keys
 
 GRACE_S = 1.0  # between asking the bench to stop and killing it
@@ -122,9 +122,11 @@ class Supervisor:
             return
         log = EventLog(self.folder)
         steps = Drain(self.folder, log)
+        sleep = SleepWatch(log)
         while self.bench and self.code is None and time.monotonic() < self.kill_at:
             self._react(DRAIN_S)
             steps.drain()
+            sleep.look()
             if log.error is not None:
                 self.stop("disk full")
         self._clean_up()

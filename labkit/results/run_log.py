@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -12,6 +15,7 @@ from labkit.results.steps import HOST, Steps, Texts
 from labkit.spec import PX, STEPS, Pipeline
 
 CPU_VALUES = {"image_px": PX, "steps": STEPS}
+MOST_NAMED = 3  # of the programs beside it
 GIB = 2**30
 ENDINGS = ("done", "error", "end")  # events after which nothing follows
 
@@ -27,6 +31,8 @@ class RunLog(EventLogResult):
         "epoch": list,
         "pass": list,
         "saved": list,
+        "suspended": list,
+        "beside": list,
         "on_the_card": list,
     }
     loader: object = None  # that `lk.watch` looked at, while this process has it
@@ -147,6 +153,11 @@ class RunLog(EventLogResult):
         return self._fact("clock", "why")
 
     @property
+    def suspended_s(self) -> float:
+        """Time the machine slept in mid-run, s: no part of any step; 0 if never."""
+        return sum(event["seconds"] for event in self._events("suspended"))
+
+    @property
     def compile_s(self) -> float | None:
         """Time torch.compile took, s; None for an eager run."""
         return self._fact("compiled", "seconds")
@@ -202,13 +213,14 @@ class RunLog(EventLogResult):
         return self._fact("no_xray", "why")
 
     @property
+    def beside(self) -> list[str]:
+        """The other programs that used most of the cores meanwhile, as "python (pid 123)"."""
+        return [name for name, _ in _cores_used(self._events("beside")).most_common(MOST_NAMED)]
+
+    @property
     def on_the_card(self) -> list[str]:
         """The other processes that were on the same GPU meanwhile, as "python (pid 123)"."""
-        named: dict[str, None] = {}  # in the order in which they came
-        for event in self._events("on_the_card"):
-            for process in event["processes"]:
-                named[f"{process['name']} (pid {process['pid']})"] = None
-        return list(named)
+        return list(_cores_used(self._events("on_the_card")))
 
     @live_property
     def energy_j(self) -> float | None:
@@ -281,3 +293,12 @@ class RunLog(EventLogResult):
     def timeline(self, bins: int = 200) -> tuple[np.ndarray, np.ndarray]:
         """Return utilization over the whole run, in equal stretches: (bins,) s, (bins,) 0 to 1."""
         return self._timeline.utilization(bins)
+
+
+def _cores_used(events: Sequence[Event]) -> Counter[str]:
+    """Return {"python (pid 123)": what it used in all} of the processes that events name."""
+    cores = Counter()
+    for event in events:
+        for process in event["processes"]:
+            cores[f"{process['name']} (pid {process['pid']})"] += process.get("cores", 0.0)
+    return cores

@@ -45,6 +45,8 @@ def _remarks(run: Run) -> list[str]:
     if run.no_events:
         how = "timed on the host's clock, waiting for each step"
         remarks.append(f"{how}: {run.no_events}")
+    if run.suspended_s:
+        remarks.append(f"the machine slept for {run.suspended_s:,.0f} s, which no step contains")
     delay = "hidden" if run.alias else run.pipeline.simulated_delay
     if delay:
         remarks.append(f"simulated delay: {delay}")

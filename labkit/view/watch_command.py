@@ -1,6 +1,6 @@
 """`labkit watch -- python train.py`: run a script unchanged, and say what held it back.
 
-Its training loop is recorded from inside (`labkit.watching.hook`).
+Its training loop is recorded from inside (`labkit.watching.hook`), its processes from outside.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from labkit.bench.outside import Outside, Sample
 from labkit.diagnosis import watched_ranks
+from labkit.diagnosis.outside_verdict import judge
 from labkit.process import folders
 from labkit.process.events import EventLog, now_ns
 from labkit.results import privacy
@@ -30,12 +32,6 @@ PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 SITE = Path(__file__).parents[1] / "watching" / "site"
 GROUP_S = 0.3  # in which a signal reaches every process of a group
 SURE = ((0.9, "high"), (0.6, "medium"), (0.01, "low"))
-UNSEEN: dict[str, str] = {
-    "bottleneck": "unsure",
-    "confidence": "none",
-    "evidence": "no training step was seen.",
-    "advice": "`for batch in lk.watch(loader):` in the script would settle it.",
-}
 NOT_TRAINED = "headroom: not measured, as no optimizer made a step within a DataLoader's loop."
 
 
@@ -47,13 +43,16 @@ class Ended:
     exit_code: int  # for a signal 128 and its number, as in a shell
     start_ns: int
     end_ns: int
+    samples: list[Sample]  # seen from outside
     hangs: HangWatch
+    outside: bool  # it was to be looked at from there only
     headroom: bool
 
 
 def watch_script(
     command: list[str],
     quiet_stdout: bool = False,
+    outside: bool = False,
     headroom: bool = False,
 ) -> tuple[dict[str, Any], str]:
     """Run `command` (a first "--" is left out) in our place; return what was found, and a text.
@@ -61,8 +60,8 @@ def watch_script(
     A script that cannot be executed by itself, `train.py`, is run by our own Python.
 
     The dict has `exit_code` (for a signal 128 and its number, as in a shell), `bottleneck`,
-    `confidence`, `evidence`, `advice`, `seen` ("inside" or "nothing") and what else is known.
-    `quiet_stdout` sends the script's stdout to stderr, `headroom`
+    `confidence`, `evidence`, `advice`, `seen` ("inside" or "outside") and what else is known.
+    `quiet_stdout` sends the script's stdout to stderr, `outside` looks from there only, `headroom`
     replays some batches of its training loops. Raises ValueError where there is no command, or it
     cannot be started.
     """
@@ -72,23 +71,25 @@ def watch_script(
     if command[0].endswith(".py") and Path(command[0]).is_file() and not shutil.which(command[0]):
         command = [sys.executable, *command]
     folder = folders.new_run()
-    path = os.pathsep.join(filter(None, [str(SITE), os.environ.get("PYTHONPATH")]))
-    env = os.environ | {"LABKIT_WATCHING": str(folder), "PYTHONPATH": path}
-    env |= {"LABKIT_HEADROOM": "1"} if headroom else {}
+    env = dict(os.environ)
+    if not outside:
+        paths = filter(None, [str(SITE), env.get("PYTHONPATH")])
+        env |= {"LABKIT_WATCHING": str(folder), "PYTHONPATH": os.pathsep.join(paths)}
+        env |= {"LABKIT_HEADROOM": "1"} if headroom else {}
     hangs = HangWatch(lambda: _folders_in(folder), _say)
     start_ns = now_ns()
     with hangs:
-        code = _run(command, env, quiet_stdout)
+        code, samples = _run(command, env, quiet_stdout)
     code = 128 - code if code < 0 else code
-    ended = Ended(folder, code, start_ns, now_ns(), hangs, headroom)
+    ended = Ended(folder, code, start_ns, now_ns(), samples, hangs, outside, headroom)
     seconds = round((ended.end_ns - start_ns) / 1e9, 3)
     found = {"command": privacy.masked(command), "exit_code": code}
-    found |= {"seconds": seconds, "seen": "nothing"}
+    found |= {"seconds": seconds, "seen": "outside"}
     try:
         return _judged(found, ended)
     except (Exception, KeyboardInterrupt) as error:  # the script is over: its exit code counts
         told = f"the verdict failed ({type(error).__name__}: {error}); the script ran to its end."
-        return found | UNSEEN | {"evidence": told, "advice": ""}, told
+        return found | judge([]) | {"evidence": told, "advice": ""}, told
 
 
 def write_reports(found: dict[str, Any], text: str, paths: list[str | None]) -> None:
@@ -112,7 +113,7 @@ def _say(text: str) -> None:
 
 
 def _judged(found: dict[str, Any], ended: Ended) -> tuple[dict[str, Any], str]:
-    """Judge a script that has ended by its runs."""
+    """Judge a script that has ended by its runs, or else from outside."""
     hang = ended.hangs.last
     if hang is not None:
         found["hang"] = {
@@ -126,16 +127,20 @@ def _judged(found: dict[str, Any], ended: Ended) -> tuple[dict[str, Any], str]:
     runs = _runs_in(ended.folder)
     if runs:
         return _from_inside(found, runs, ended)
-    found |= UNSEEN
+    found |= judge(ended.samples)
     if hang is not None:
         told = f"before the first step was over, {hang.text}"
         found |= {"evidence": told, "record": str(hang.folder)}
         return found, f"{told}\nrecord: {hang.folder}"
     shutil.rmtree(ended.folder, ignore_errors=True)
-    if 0 < ended.exit_code < 128:
+    if 0 < ended.exit_code < 128 and not ended.outside:
         told = f"the script failed (exit code {ended.exit_code}) before a training step was seen."
-        found |= {"evidence": told, "advice": ""}
-    return found, f"bottleneck unsure: {found['evidence']} {found['advice']}".rstrip()
+        found |= judge([]) | {"evidence": told, "advice": ""}
+    sure = "" if found["confidence"] == "none" else f" ({found['confidence']} confidence)"
+    return found, (
+        f"bottleneck {found['bottleneck']}{sure}, seen from outside: {found['evidence']} "
+        f"{found['advice']}".rstrip()
+    )
 
 
 def _folders_in(folder: Path) -> list[Path]:
@@ -271,8 +276,8 @@ class Group:
         self.other = None
 
 
-def _run(command: list[str], env: dict[str, str], quiet_stdout: bool) -> int:
-    """Run the command to its end; return its exit code."""
+def _run(command: list[str], env: dict[str, str], quiet_stdout: bool) -> tuple[int, list[Sample]]:
+    """Run the command to its end; return its exit code, and what was seen from outside."""
     started: list[subprocess.Popen] = []
     group = Group()
 
@@ -292,7 +297,10 @@ def _run(command: list[str], env: dict[str, str], quiet_stdout: bool) -> int:
         sys.stdout.flush()
         stdout = sys.stderr if quiet_stdout else None
         started.append(subprocess.Popen(command, stdout=stdout, env=env))
-        return started[0].wait()
+        seen = None
+        with contextlib.suppress(Exception):  # it has ended, or may not be looked at
+            seen = Outside(started[0].pid)
+        return started[0].wait(), [] if seen is None else seen.stop()
     except OSError as error:
         remedy = "Give the command as a shell takes it: labkit watch -- python train.py"
         raise ValueError(f"cannot start {command[0]!r}: {error.strerror}. {remedy}") from None
