@@ -76,9 +76,10 @@ class WatchedFetcher(StandIn):
         work = self.work
         if work.over:
             return self.real.fetch(index)
-        number = work.in_pass
+        number: int | None = work.in_pass
         if work.worker >= 0:  # torch's loop of a worker knows which batch of the pass it is
-            number = stack.locals_of(sys._getframe(1)).get("idx")
+            known = stack.locals_of(sys._getframe(1)).get("idx")
+            number = known if isinstance(known, int) else None
         count = 0 if work.streams else len(index) if isinstance(index, (list, tuple)) else 1
         work.begin(number, count)
         try:

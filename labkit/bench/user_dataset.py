@@ -30,7 +30,7 @@ from labkit.bench.models import set_layout
 from labkit.knobs import Settings
 from labkit.spec import STEP_KNOBS
 
-Batch: TypeAlias = object  # whatever the reader's collate function makes
+Batch: TypeAlias = Any  # whatever the reader's collate function makes
 Order: TypeAlias = Settings  # as `labkit.tuning.source` writes it into the spec
 PARTS = ("dataset", "collate_fn", "step", "model", "optimizer")
 ONE = torch.empty(1)  # expanded, it counts samples and holds none
