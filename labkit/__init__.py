@@ -32,7 +32,6 @@ if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Py
     from labkit.view.panels import panel
     from labkit.view.rows_figure import plot
     from labkit.view.running import distributed, improve, run, sweep, tune
-    from labkit.view.wandb_log import to_wandb
     from labkit.view.watch_live import watch
     from labkit.watching.headroom import headroom
 
@@ -66,7 +65,6 @@ _HOMES = {  # public name: the module that defines it
     "score": "labkit.course.score",
     "script": "labkit.results.script",
     "sweep": "labkit.view.running",
-    "to_wandb": "labkit.view.wandb_log",
     "trace": "labkit.diagnosis.trace",
     "tune": "labkit.view.running",
     "watch": "labkit.view.watch_live",

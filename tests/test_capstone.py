@@ -10,7 +10,6 @@ import labkit as lk
 from labkit.course import slow_script as script
 from labkit.course.slow_script import SlowScript, changed_code, other_work, slow_script, stages
 from labkit.results.launch import launch
-from labkit.view.wandb_log import to_wandb
 
 
 def test_the_stages_add_one_fix_at_a_time_and_a_wrong_one_is_refused():
@@ -105,25 +104,3 @@ def test_everything_fixed_is_the_same_training_and_at_least_twice_as_fast():
     assert other_work(fast, slow) is None
     assert fast.throughput > 2 * slow.throughput and slow.event("samples")["batches"] == 3
     assert slow.event("spec")["script"] == {"fixes": []}
-
-
-# -- in W&B ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_runs_are_one_offline_project_and_an_active_run_is_used_as_it_is(tmp_path, monkeypatch):
-    wandb = pytest.importorskip("wandb")
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    runs = {"before": lk.recorded("capstone-0"), "after": lk.recorded("capstone-6")}
-    folder = to_wandb(runs, project="capstone", folder=tmp_path)
-    assert len(list(folder.glob("offline-run-*/*.wandb"))) == 2
-    settings = wandb.Settings(console="off", silent=True, x_disable_stats=True)
-    mine = wandb.init(mode="offline", dir=str(tmp_path / "mine"), settings=settings)
-    try:
-        mine.log({"loss": 1.0})
-        assert to_wandb(runs) is None
-        assert wandb.run is mine and mine.step == 1  # no step of the script's own was taken
-        assert mine.summary["labkit/after/utilization"] == runs["after"].utilization
-        assert mine.summary["labkit/before/bottleneck"] == runs["before"].diagnose().bottleneck
-    finally:
-        mine.finish()

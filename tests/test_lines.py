@@ -111,7 +111,7 @@ def test_a_slow_loader_is_blamed_on_its_line_in_the_loop_and_in_workers(loader, 
     line = found.lines[0]
     assert line.function.endswith(function) and line.call == "time.sleep()" and line.share > 0.5
     assert found.to_dict()["lines"][0]["line"] == line.line
-    assert watch.run.lines.plot().axes and "stacks sampled" in str(watch.run.lines)
+    assert "stacks sampled" in str(watch.run.lines)
     assert watch.loader.worker_init_fn is None  # given back
 
 

@@ -17,6 +17,9 @@ from labkit.process import family
 from labkit.results.failures import REMEDIES
 from labkit.results.library import play
 from labkit.spec import KNOBS, Distributed, Pipeline
+from labkit.tuning.result import Ladder
+from labkit.tuning.trial import Trial
+from labkit.view import history, panels
 from labkit.view.controls import Control
 from labkit.view.ghost import expected
 
@@ -115,20 +118,12 @@ def load_recorded(name):
     return lk.load(lk.recorded(name).path)
 
 
-def test_auto_says_what_it_is_and_equals_it():
+def test_auto_equals_what_it_stands_for():
     shown = with_runs("workers-0")
-    workers, ahead, delay = (
-        shown.controls[name] for name in ("num_workers", "prefetch_factor", "io_ms")
-    )
-    assert delay.widget.options[0] == ("auto (2.5)", "None") and delay.value is None
-    assert ahead.widget.options[0][0] == "auto"  # there is nobody to prefetch
+    delay = shown.controls["io_ms"]
+    assert delay.widget.options[0] == ("auto", "None") and delay.value is None
     delay.value = 2.5
     assert expected(shown.run, shown.asked) is None  # the same pipeline
-    workers.value = 2
-    assert ahead.widget.options[0][0] == "auto (2)" and ahead.value is None
-    ahead.value = 8
-    workers.value = 3
-    assert ahead.value == 8
 
 
 def test_a_moved_slider_says_what_to_expect_and_a_run_how_right_that_was():
@@ -186,6 +181,54 @@ def test_a_cell_takes_a_panels_run_or_measures_it_there():
     assert "(num_workers 0 → 6): CPU busy 14% → 74%. 4.95x faster" in shown.comparison.value
     with pytest.raises(ValueError, match="did you mean 'num_workers'"):
         shown.run_of(num_worker=6)
+
+
+def test_the_next_kernel_lists_the_runs_of_this_one_and_compares_with_them(monkeypatch):
+    monkeypatch.setattr(history, "in_notebook", lambda: True)
+    before = with_runs("workers-0", "workers-6")
+    after = with_runs("workers-2")  # a panel of the same knobs in the same notebook
+    newest, six, none = after.history.rows
+    assert newest["name"] == "num_workers 2" and six["numbers"].startswith("1302 samples/s")
+    after.history.handle(do="pin", key=none["key"])
+    assert after.history.pinned[1].throughput == before.runs[0].throughput
+    assert after.view.overlay and "Against the pinned run (as it opened)" in after.comparison.value
+    assert len(with_runs().history.rows) == 3
+    assert lk.panel(Pipeline(), ["io_ms"]).history.rows == []  # another panel
+
+
+def test_improve_shows_every_step_of_the_autopilot_and_sets_the_best_knobs(monkeypatch):
+    start, best = load_recorded("workers-0"), load_recorded("workers-6")
+    tried = [
+        Trial({"num_workers": 0}, rates=[start.throughput], runs=[start], kept=True),
+        Trial({"num_workers": 6}, changes={"num_workers": 6}, rates=[best.throughput], runs=[best]),
+    ]
+
+    class Climb:
+        found = Ladder("pipeline", {"num_workers": 0}, Pipeline(), tried=tried)
+        bench = SimpleNamespace()
+
+        def run(self):
+            self.bench.each(start)
+            self.each()
+            shown.stop()  # pressed while the second run goes on
+            with pytest.raises(KeyboardInterrupt):
+                self.bench.each(best)
+            tried[1].kept = True
+            self.found.stopped = "interrupted: this is the best so far"
+            return self.found
+
+    async def scenario():
+        shown.improve()
+        assert shown.running and shown.improve_button.disabled
+        await ended(shown)
+        assert shown.controls["num_workers"].value == 6 and not shown.improve_button.disabled
+        assert "4.95x the start" in shown.comparison.value
+        assert "done: interrupted" in shown.verdict.value
+        assert [row["name"] for row in shown.history.rows] == ["num_workers=6", "start"]
+
+    monkeypatch.setattr(panels, "improver", lambda *_: Climb())
+    shown = lk.panel(Pipeline(), ["num_workers"])
+    asyncio.run(scenario())
 
 
 def test_what_a_panel_shows_can_be_copied_as_code():

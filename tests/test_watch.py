@@ -3,6 +3,7 @@
 import copy
 import gc
 import json
+import os
 import pickle
 import random
 import time
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+import labkit as lk
 from labkit.results import privacy
 from labkit.view import watch_live
 from labkit.view.watch_live import watch
@@ -305,7 +307,7 @@ def test_a_model_given_to_a_loop_that_is_already_watched_is_the_one_that_is_coun
         watch(watch.last, model=3)
 
 
-def test_keys_in_a_command_are_masked():
+def test_keys_are_masked_and_an_anonymous_record_names_nobody(starved, tmp_path, monkeypatch):
     command = [
         "train.py",
         "--api-key",
@@ -319,6 +321,19 @@ def test_keys_in_a_command_are_masked():
     shown = privacy.masked(command)
     assert shown[3:5] == ["--tokenizer", "bert"] and shown[-1] == "***"
     assert "private" not in " ".join(shown)
+    monkeypatch.setattr(privacy.getpass, "getuser", lambda: "anna")
+    error = "cannot read '/home/Anna Maria/data/x.jpg' of anna (pid 4711)"
+    event = {"event": "error", "message": error, "pid": 4711}
+    beside = {"event": "beside", "processes": [{"pid": 1, "name": "chess", "cores": 1.0}]}
+    events = [json.dumps(each).encode() for each in (event, beside)]
+    (line, _) = privacy.anonymous(events)
+    found = json.loads(line)
+    assert found["message"] == "cannot read 'x.jpg' of user (pid 0)" and found["pid"] == 1
+    loaded = lk.load(starved.run.save(tmp_path / "run.jsonl", anonymous=True))
+    assert loaded.utilization == starved.run.utilization
+    assert [x.line for x in loaded.lines.lines] == [x.line for x in starved.run.lines.lines]
+    text = (tmp_path / "run.jsonl").read_text()
+    assert str(ROOT) not in text and f":{os.getpid()}," not in text
 
 
 # -- in a notebook -------------------------------------------------------------------------------

@@ -81,6 +81,10 @@ def least_busy(traces):
     return min(range(4), key=lambda number: sum(b - a for a, b in traces[number]["kernels"]))
 
 
+def waits_most(collectives):
+    return max(collectives, key=lambda rank: sum(b - a for a, b in collectives[rank]))
+
+
 def never_flipped(images, flips, brightness):
     return nb11.whole_batch(images, torch.zeros_like(flips), brightness)
 
@@ -142,5 +146,10 @@ CODE = {
         "cheat: everything": lambda n, _, rank, epoch: nb09.every_nth(n, 1, 0, epoch),
     },
     "10-starved": {"least busy": least_busy, "cheat: always the first": lambda traces: 0},
+    "10-straggler": {"waits most": waits_most, "cheat: always rank 0": lambda collectives: 0},
     "10-gap": {"cheat: always the loader": always_the_loader},
+    "10-exposed": {
+        "hidden ones too": lambda _, sent: sum(end - start for start, end in sent),
+        "cheat": lambda *_: 0.0,
+    },
 }  # fmt: skip

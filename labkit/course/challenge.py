@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 
 REPEATS = 3  # of a measurement that is close to its mark, baseline included
 TOO_NOISY = "Too noisy to judge: repeats lie on both sides of the mark. Run this cell again."
-NOTEBOOKS = tuple(f"{number:02}" for number in range(13))
+FILES = Path(__file__).with_name("challenges").glob("nb*.py")
+NOTEBOOKS = sorted(path.stem.removeprefix("nb") for path in FILES)  # "00", "01" ...
 
 Answer = Callable[..., Any]  # the reader's function or class
 Numbers = Mapping[str, float]  # what a check measured, by the `what` of its goals

@@ -138,7 +138,8 @@ def other_work(run: Run, first: Run) -> str | None:
     for each in (run, first):
         if each.outcome != "finished" or not each.event("samples"):
             return f"not a finished run of the slow script: {each!r}"
-    if pixels_of(run) != pixels_of(first) or run.samples != first.samples:
+    pixels, first_pixels = ((each.event("samples") or {}).get("crc32") for each in (run, first))
+    if pixels != first_pixels or run.samples != first.samples:
         return "not the same samples in the same order"
     mean_before = statistics.fmean(first.loss)
     if any(each.pipeline.to_dict()["precision"] in HALF_PRECISION for each in (run, first)):
@@ -150,11 +151,6 @@ def other_work(run: Run, first: Run) -> str | None:
         if not abs(now - before) <= SAME_LOSS * max(abs(before), mean_before):
             return f"another loss in step {step}: {now:.4f}, it was {before:.4f}"
     return None
-
-
-def pixels_of(run: Run) -> int | None:
-    """Return the checksum of the pixels of a run's first batches."""
-    return (run.event("samples") or {}).get("crc32")
 
 
 def changed_code(fix: str) -> Script:

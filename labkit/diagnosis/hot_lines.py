@@ -20,8 +20,6 @@ from labkit.results.record import Event
 from labkit.results.result import Result, Table
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from labkit.results.run import Run
 
 Key = TypeVar("Key")
@@ -224,12 +222,6 @@ class Lines(Result):
         if rows[0].share >= SPREAD * whole or most[0].function == "<module>":
             return rows[:3]
         return (replace(most[0], share=whole, call=""), *rows[:2])
-
-    def plot(self) -> Figure:
-        """Draw the costliest lines as bars."""
-        from labkit.view.run_figure import draw_lines
-
-        return draw_lines(self)
 
     def table(self) -> Table:
         """Return the costliest lines, of the loop and then of its loader's workers."""

@@ -9,8 +9,9 @@ from labkit.diagnosis import loader_remedies as cures
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence, WorkerEvidence
 from labkit.diagnosis.findings import Finding, Measured
-from labkit.diagnosis.hot_lines import WORKER
+from labkit.diagnosis.hot_lines import WORKER, Line
 from labkit.diagnosis.loop_body import COLLATE, loading_mask
+from labkit.diagnosis.remedies import Remedy
 
 TIMED = "timed in the workers"
 
@@ -29,12 +30,34 @@ def _computing(evidence: Evidence, workers: WorkerEvidence) -> float:
     return max(share, min(1.0, share + in_line))
 
 
+def _found(
+    cause: str,
+    *measured: Measured | None,
+    remedies: tuple[Remedy, ...],
+    lines: tuple[Line, ...] = (),
+) -> Finding:
+    """Return a cause of the waiting with its numbers, as far as they were measured."""
+    known = tuple(each for each in measured if each is not None)
+    return Finding("input", cause, measured=known, remedies=remedies, lines=lines)
+
+
 def _cpu(workers: WorkerEvidence) -> Measured:
     """Return the CPU time of the workers over the time in which they prepare items."""
     seen = f"CPU in each of {workers.workers} workers while it prepares items"
     if (workers.in_line_share or 0.0) > limits.IN_LINE:
         seen += f", and {workers.in_line_share:.0%} in line for a core"
     return Measured(seen, workers.cpu_share, by=TIMED)
+
+
+def _on_cores(workers: WorkerEvidence) -> Measured | None:
+    """Return how many workers there are for how many cores."""
+    if workers.cores is None:
+        return None
+    return Measured(f"{workers.workers} workers on {workers.cores:g} cores")
+
+
+def _ms(what: str, took_ms: float | None) -> Measured | None:
+    return None if took_ms is None else Measured(what, took_ms, "ms")
 
 
 def _steps(evidence: Evidence) -> tuple[Measured, ...]:
@@ -48,9 +71,8 @@ def hang(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     if workers.stalled_s is None or workers.stall_is_over or workers.stalled_s < limits.HANGS_S:
         return None
     where = f"since worker {workers.stalled_worker} last made progress{_at_item(workers)}"
-    measured = (Measured(where, workers.stalled_s, "s", TIMED), *_steps(evidence))
-    remedies = (cures.GIVE_UP_WAITING,)
-    return Finding("input", "hang", measured=measured, remedies=remedies)
+    stalled = Measured(where, workers.stalled_s, "s", TIMED)
+    return _found("hang", stalled, *_steps(evidence), remedies=(cures.GIVE_UP_WAITING,))
 
 
 def hang_that_ended(evidence: Evidence) -> Finding | None:
@@ -59,9 +81,8 @@ def hang_that_ended(evidence: Evidence) -> Finding | None:
     if workers is None or workers.stalled_s is None or not workers.stall_is_over:
         return None
     where = f"passed without progress of worker {workers.stalled_worker}{_at_item(workers)}; "
-    measured = (Measured(f"{where}then the loop went on", workers.stalled_s, "s", TIMED),)
-    remedies = (cures.GIVE_UP_WAITING,)
-    return Finding("input", "hang that ended", measured=measured, remedies=remedies)
+    stalled = Measured(f"{where}then the loop went on", workers.stalled_s, "s", TIMED)
+    return _found("hang that ended", stalled, remedies=(cures.GIVE_UP_WAITING,))
 
 
 def _at_item(workers: WorkerEvidence) -> str:
@@ -74,11 +95,9 @@ def workers_restart(evidence: Evidence, workers: WorkerEvidence) -> Finding | No
     share = workers.epoch_start_share or 0.0
     if share < evidence.wait_share / 2 or not share:
         return None
-    measured = [Measured("of the time is the start of later epochs", share, by=TIMED)]
-    if workers.epoch_start_ms is not None:
-        measured.append(Measured("to an epoch's first batch", workers.epoch_start_ms, "ms"))
-    remedies = (cures.PERSISTENT,)
-    return Finding("input", "workers_restart", measured=tuple(measured), remedies=remedies)
+    starts = Measured("of the time is the start of later epochs", share, by=TIMED)
+    each = _ms("to an epoch's first batch", workers.epoch_start_ms)
+    return _found("workers_restart", starts, each, remedies=(cures.PERSISTENT,))
 
 
 def cold_start(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -90,8 +109,8 @@ def cold_start(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     if loop and loop.cold < evidence.wait_share / 2:  # it was slow, and most waiting came later
         return None
     seen = "the time of the later epochs is what an item of the first one takes"
-    measured = (Measured(seen, ratio, "times", TIMED),)
-    return Finding("input", "cold_start", measured=measured, remedies=(cures.READ_ONCE,))
+    slower = Measured(seen, ratio, "times", TIMED)
+    return _found("cold_start", slower, remedies=(cures.READ_ONCE,))
 
 
 def slow_items(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -107,15 +126,14 @@ def slow_items(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     seen = "the mean time is what the slowest items take"
     if workers.slow_items:
         seen += f": {', '.join(map(str, workers.slow_items[:5]))}"
-    measured = [Measured(seen, ratio, "times", TIMED)]
+    slower = Measured(seen, ratio, "times", TIMED)
+    behind = None
     if late is not None:
-        measured.append(Measured("of the waiting a later batch was ready already", late))
+        behind = Measured("of the waiting a later batch was ready already", late)
     elif workers.idle_share is not None:
-        measured.append(
-            Measured("of the time the other workers have nothing to do", workers.idle_share)
-        )
+        behind = Measured("of the time the other workers have nothing to do", workers.idle_share)
     remedies = (cures.OUT_OF_ORDER, cures.SLOW_ITEMS_OFFLINE)
-    return Finding("input", "slow_items", measured=tuple(measured), remedies=remedies)
+    return _found("slow_items", slower, behind, remedies=remedies)
 
 
 def uneven_shards(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -141,11 +159,9 @@ def hand_over(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     if evidence.crowded_by > limits.FOREIGN_LOAD:  # the loop had no core to take a batch on
         return None
     seen = "of the time the workers have nothing to do while the loop waits"
-    measured = [Measured(seen, workers.idle_share, by=TIMED)]
-    if workers.hand_over_ms is not None:
-        measured.append(Measured("to hand a batch over", workers.hand_over_ms, "ms"))
-    remedies = (cures.UINT8_BATCHES,)
-    return Finding("input", "hand_over", measured=tuple(measured), remedies=remedies)
+    idle = Measured(seen, workers.idle_share, by=TIMED)
+    took = _ms("to hand a batch over", workers.hand_over_ms)
+    return _found("hand_over", idle, took, remedies=(cures.UINT8_BATCHES,))
 
 
 def threads(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -157,13 +173,12 @@ def threads(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     crowd = in_line is not None and in_line > single and alone
     if workers.cpu_share < limits.SEVERAL_THREADS and not crowd:
         return None
-    measured = [_cpu(workers)]
+    stand = None
     if crowd:
         seen = f"threads stand in line for a core, more than the {single} of the workers and model"
-        measured.append(Measured(seen, in_line, "number", "Linux's schedstat"))
-    measured += _steps(evidence)
+        stand = Measured(seen, in_line, "number", "Linux's schedstat")
     remedies = (cures.ONE_THREAD, cures.ONE_THREAD_EVERYWHERE)
-    return Finding("input", "threads", measured=tuple(measured), remedies=remedies)
+    return _found("threads", _cpu(workers), stand, *_steps(evidence), remedies=remedies)
 
 
 def cores(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -175,18 +190,14 @@ def cores(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     computing = _computing(evidence, workers)
     if computing < limits.MOSTLY_WAITS or (computing < limits.COMPUTES and not full):
         return None
-    measured = (
-        _cpu(workers),
-        Measured(f"{workers.workers} workers on {workers.cores:g} cores"),
-        *_steps(evidence),
-    )
     remedies = (
         cures.FEWER_THREADS,
         cures.DECODE_SMALLER,
         cures.AUGMENT_ON_DEVICE,
         cures.LEANER_ITEMS,
     )
-    return Finding("input", "cores", measured=measured, remedies=remedies)
+    steps = _steps(evidence)
+    return _found("cores", _cpu(workers), _on_cores(workers), *steps, remedies=remedies)
 
 
 def too_few_workers(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -195,11 +206,8 @@ def too_few_workers(evidence: Evidence, workers: WorkerEvidence) -> Finding | No
     more = advised is None or advised.num_workers > workers.workers
     if _computing(evidence, workers) < limits.COMPUTES or evidence.stalls or not more:
         return None
-    measured = [_cpu(workers)]
-    if workers.cores is not None:
-        measured.append(Measured(f"{workers.workers} workers on {workers.cores:g} cores"))
     remedies = (cures.WORKERS, cures.MORE_WORKERS)
-    return Finding("input", "too_few_workers", measured=tuple(measured), remedies=remedies)
+    return _found("too_few_workers", _cpu(workers), _on_cores(workers), remedies=remedies)
 
 
 def shared_supply(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -210,8 +218,8 @@ def shared_supply(evidence: Evidence, workers: WorkerEvidence) -> Finding | None
     if _computing(evidence, workers) >= limits.MOSTLY_WAITS:
         return None
     seen = "as long as with a single worker is what each item waits"
-    measured = (_cpu(workers), Measured(seen, slower, "times", TIMED))
-    return Finding("input", "shared_supply", measured=measured, remedies=(cures.FEWER_BYTES,))
+    waits = Measured(seen, slower, "times", TIMED)
+    return _found("shared_supply", _cpu(workers), waits, remedies=(cures.FEWER_BYTES,))
 
 
 def storage_latency(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -221,17 +229,10 @@ def storage_latency(evidence: Evidence, workers: WorkerEvidence) -> Finding | No
     loading = evidence.loop.loading if evidence.loop else None
     if loading is not None and loading.cause == COLLATE:
         return None  # it is the collate function that waits
-    measured = [_cpu(workers)]
-    if workers.item_wait_ms is not None:
-        measured.append(Measured("of waiting for each item", workers.item_wait_ms, "ms"))
+    waits = _ms("of waiting for each item", workers.item_wait_ms)
     remedies = (cures.WORKERS, cures.LARGER_READS)
-    return Finding(
-        name="input",
-        cause="storage_latency",
-        measured=tuple(measured),
-        remedies=remedies,
-        lines=loading.lines if loading is not None else (),
-    )
+    lines = loading.lines if loading is not None else ()
+    return _found("storage_latency", _cpu(workers), waits, remedies=remedies, lines=lines)
 
 
 WORKER_RULES = (
@@ -285,42 +286,30 @@ def what_passes_and_lines_show(evidence: Evidence) -> Finding | None:
     lines = loop.lines
     worth = max(evidence.wait_share, 1e-9) / 2
     if loop.restart >= worth:
-        seen = (
-            f"of the time goes to the first batches of {loop.passes - 1} later passes, for which "
-        )
-        seen += "the workers start anew"
-        return Finding(
-            name="input",
-            cause="workers_restart",
-            measured=(Measured(seen, loop.restart),),
+        seen = f"of the time goes to the first batches of {loop.passes - 1} later passes, for "
+        seen += "which the workers start anew"
+        return _found(
+            "workers_restart",
+            Measured(seen, loop.restart),
             remedies=(cures.PERSISTENT, *cures.FEED),
             lines=lines.worst(lines.mask("waiting"))[:1],
         )
     if loop.cold >= worth:
         seen = "of the time is what the first pass took longer than the later ones"
         early = (lines.step < loop.first_pass) | (lines.phase == WORKER)
-        return Finding(
-            name="input",
-            cause="cold_start",
-            measured=(Measured(seen, loop.cold),),
+        return _found(
+            "cold_start",
+            Measured(seen, loop.cold),
             remedies=(cures.READ_ONCE, *cures.FEED),
             lines=lines.worst(loading_mask(lines) & early)[:1],
         )
-    return _by_the_lines(evidence)
-
-
-def _by_the_lines(evidence: Evidence) -> Finding | None:
-    """Return what stands out in preparing items."""
-    found = evidence.loop.loading if evidence.loop else None
+    found = loop.loading
     if found is None:
         return None
-    words = "of what the loader does is collating:" if found.cause == COLLATE else ""
-    words = words or "of preparing an item is"
-    cure = cures.LEANER_COLLATE if found.cause == COLLATE else cures.CHEAPER_LINE
-    return Finding(
-        name="input",
-        cause=found.cause,
-        measured=(Measured(f"{words} {found.lines[0].what}", found.share),),
-        remedies=(cure, *cures.FEED),
-        lines=found.lines,
-    )
+    words = "of preparing an item is"
+    cure = cures.CHEAPER_LINE
+    if found.cause == COLLATE:
+        words = "of what the loader does is collating:"
+        cure = cures.LEANER_COLLATE
+    part = Measured(f"{words} {found.lines[0].what}", found.share)
+    return _found(found.cause, part, remedies=(cure, *cures.FEED), lines=found.lines)

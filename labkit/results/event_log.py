@@ -6,7 +6,6 @@ import contextlib
 import functools
 import gzip
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +25,7 @@ from typing import (
 from labkit.process import folders
 from labkit.process.events import FILE_NAME
 from labkit.process.interrupts import held, in_notebook
-from labkit.results import saving
+from labkit.results import privacy, saving
 from labkit.results.failures import reason_of_failure
 from labkit.results.hardware import Machine
 from labkit.results.record import Event, Tail, events_of, is_record, opened, record_file
@@ -304,15 +303,19 @@ class EventLogResult:
 
     # Saving and showing it
 
-    def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
+    def save(
+        self, path: str | os.PathLike[str], overwrite: bool = False, anonymous: bool = False
+    ) -> Path:
         """Write the record to `path`: one file, packed where its name ends in .gz; return it.
 
         An earlier record there is replaced. Any other file is replaced only with `overwrite`, else
         FileKept is raised, which is a ValueError and an OSError. Where writing fails, the file that
-        was there stays.
+        was there stays. `anonymous` leaves out folders, the user's name, process ids and the names
+        of other programs: for a record to share.
         """
         path = Path(path)
-        if path.exists() and os.path.samefile(record_file(self.path), path):
+        same = path.exists() and os.path.samefile(record_file(self.path), path)
+        if same and not anonymous:
             return path
         saving.check(path, is_record, overwrite)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -321,7 +324,7 @@ class EventLogResult:
             new = files.enter_context(saving.replacing(path))
             if path.suffix == ".gz":
                 new = files.enter_context(gzip.GzipFile("", "wb", fileobj=new))
-            shutil.copyfileobj(old, new)
+            new.writelines(privacy.anonymous(old) if anonymous else old)
             new.writelines(f"{line}\n".encode() for line in self._extra_lines())
         return path
 

@@ -1,8 +1,11 @@
-"""What leaves a printed command before others see it: keys."""
+"""What leaves a record, or a printed command, before others see it: keys, names, paths, pids."""
 
 from __future__ import annotations
 
+import getpass
+import json
 import re
+from collections.abc import Iterable, Iterator
 
 from labkit.process.keys import MASK
 
@@ -13,6 +16,11 @@ SECRET_WORDS = {
 LOOKS_LIKE_A_KEY = re.compile(  # of OpenAI, Hugging Face, GitHub, AWS, Slack; a JSON web token
     r"\b(sk-|hf_|gh[pousr]_|github_pat_|AKIA|xox[abprs]-|eyJ)[\w.\-]{8,}"
 )
+# a folder, up to its last separator: names may hold blanks
+FOLDER = re.compile(r"""(?<![\w.)/\\])(?:[A-Za-z]:)?[/\\](?:[^"'<>|*?\n/\\]*[/\\])+""")
+NAMES_OTHERS = ("beside", "on_the_card")  # events about other programs of the machine
+CELL = re.compile(r"ipykernel_\d+[/\\]")
+PID = re.compile(r"\b(pid|process|worker)(\W{1,3})\d+")
 
 
 def masked(command: list[str]) -> list[str]:
@@ -30,3 +38,50 @@ def masked(command: list[str]) -> list[str]:
             shown.append(LOOKS_LIKE_A_KEY.sub(MASK, word))
         hide_next = secret and not assigned and word.startswith("-")
     return shown
+
+
+def anonymous(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a record without folders, the user's name, process ids and keys.
+
+    Nor are other programs named.
+
+    A process id becomes a number of its own, so that what belongs together still does; of a path
+    the file's name stays.
+    """
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # an id without a name
+        user = ""
+    numbers: dict[int, int] = {}
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:  # torn by a kill
+            continue
+        if isinstance(event, dict) and event.get("event") not in NAMES_OTHERS:
+            yield json.dumps(_scrubbed(event, user, numbers), separators=(",", ":")).encode()
+            yield b"\n"
+
+
+def _scrubbed(value: object, user: str, numbers: dict[int, int]) -> object:
+    """Return a value of JSON without what `anonymous` leaves out."""
+    if isinstance(value, dict):
+        scrubbed = {}
+        for key, each in value.items():
+            if key == "pid" and isinstance(each, int):
+                scrubbed[key] = numbers.setdefault(each, len(numbers) + 1)
+            else:
+                scrubbed[key] = _scrubbed(each, user, numbers)
+        return scrubbed
+    if isinstance(value, list):
+        return [_scrubbed(each, user, numbers) for each in value]
+    if not isinstance(value, str):
+        return value
+    text = FOLDER.sub(_cell_or_nothing, LOOKS_LIKE_A_KEY.sub(MASK, value))
+    if len(user) > 2:
+        text = re.sub(rf"\b{re.escape(user)}\b", "user", text)
+    return PID.sub(r"\1\g<2>0", text)
+
+
+def _cell_or_nothing(folder: re.Match[str]) -> str:
+    return "ipykernel_0/" if CELL.search(folder.group()) else ""

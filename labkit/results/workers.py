@@ -45,6 +45,7 @@ class Worker:
     batches: int
     items: int
     p50_ms: float  # of preparing a batch
+    p95_ms: float
     p99_ms: float
     busy_ms: float  # in which it prepared batches, in all
     cpu_share: float  # CPU time of the process, all threads, over the time that it prepared
@@ -134,7 +135,7 @@ class LoaderWorkers:
         slowest.sort(key=lambda item: item.ms, reverse=True)
         busy_ns = max(1, totals["busy_ns"])
         own = self.batches.only(self.batches.worker == number)
-        p50, p99 = np.percentile((own.ready - own.start) * 1e3, [50, 99])
+        p50, p95, p99 = np.percentile((own.ready - own.start) * 1e3, [50, 95, 99])
         fetched_s = np.maximum(own.fetched - own.start - own.in_line_s, 0)
         item_ms = float(fetched_s.sum() * 1e3 / own.items.sum())
         return Worker(
@@ -143,6 +144,7 @@ class LoaderWorkers:
             batches=totals["batches"],
             items=totals["items"],
             p50_ms=float(p50),
+            p95_ms=float(p95),
             p99_ms=float(p99),
             busy_ms=busy_ns / 1e6,
             cpu_share=totals["cpu_ns"] / busy_ns,

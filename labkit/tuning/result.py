@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from labkit.diagnosis.diagnosis import Diagnosis
 from labkit.diagnosis.loader_code import LoopCode
@@ -13,9 +12,6 @@ from labkit.results.script import Script, changed_lines, loader_line, script
 from labkit.spec import Pipeline
 from labkit.tuning.settings import Knobs, LoaderSetting
 from labkit.tuning.trial import Trial, cheapest_of_fastest, is_tie
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 CELL = 90  # characters of a cell: errors can be long
 HEAD = ("change", "predicted", "samples/s", "gain", "losses", "", "why it was tried")
@@ -248,12 +244,6 @@ class Ladder(Found):
             said = "nothing was changed"
         state = self.stopped or "going on"
         return f"improve({self.name}): {said}, {self.winner.rate:,.0f} samples/s; {state}"
-
-    def plot(self) -> Figure:
-        """Draw a bar of samples/s for each step that was kept."""
-        from labkit.view.ladder import draw_ladder
-
-        return draw_ladder(self)
 
     def to_dict(self) -> dict[str, object]:
         """Return the result as JSON types."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pandas
 from matplotlib.figure import Figure
 
 from labkit.diagnosis.public_traces import PublicTrace
@@ -14,8 +15,9 @@ from labkit.diagnosis.trace_breakdown import Breakdown, Change, RankTraces, Trac
 from labkit.diagnosis.witnesses import driver_samples, samples
 from labkit.results.run import Run
 from labkit.view import style
-from labkit.view.primitives import Bar, Lane, StackedBar, draw_lanes, hbars, rows_in, stack
-from labkit.view.style import BOLD, PLAIN, drawable, our_style, page, percent
+from labkit.view.primitives import Bar, Lane, draw_lanes, hbars, rows_in
+from labkit.view.rows_figure import plot
+from labkit.view.style import BOLD, drawable, our_style, page, percent
 
 MANY = 100  # readings of the telemetry, from which on their dots would make one band
 DOTS = {"marker": ".", "markersize": 5, "linestyle": "none", "color": "#0072B2", "zorder": 3}
@@ -177,56 +179,31 @@ def _changed_bar(change: Change) -> Bar:
     return Bar(name, change.after_us, text, colour, before=change.before_us)
 
 
-@our_style
 def draw_ranks(ranks: RankTraces) -> Figure:
     """Draw where the average step of every rank went: who waits in collectives, and for whom."""
-    parts = {
-        "compute_busy": CLASSES["kernel"],
-        "exposed_comm": CLASSES["communication"],
-        "idle": ("device idle", style.OTHER),
-    }
+    parts = {"compute_busy": "kernel", "exposed_comm": "communication", "idle": "device idle"}
     rows = []
     for each in ranks:
-        spent_ms = {part: each.busy.get(part, 0.0) * each.step_us / 1000 for part in parts}
-        late = ", the straggler" if each.rank == ranks.straggler else ""
-        rows.append(StackedBar(f"rank {each.rank}", spent_ms, f"{_ms(each.step_us)}{late}"))
-    found = "no straggler"
-    if ranks.straggler is not None:
-        found = f"the others wait for rank {ranks.straggler}"
-    header = f"{drawable(ranks.source, SOURCE_LENGTH)}: {len(ranks)} ranks; {found}"
-    return _stack_page([(header, BOLD)], rows, parts, "ms of an average step")
+        for part, name in parts.items():
+            spent_ms = each.busy.get(part, 0.0) * each.step_us / 1000
+            rows.append({"rank": f"rank {each.rank}", "part": name, "step_ms": spent_ms})
+    late = ranks.straggler
+    found = "no straggler" if late is None else f"the others wait for rank {late}"
+    title = f"{ranks.source[:SOURCE_LENGTH]}: {len(ranks)} ranks; {found}"
+    return plot(pandas.DataFrame(rows), "rank", "step_ms", "part", title=title)
 
 
-@our_style
 def draw_reference(known: PublicTrace) -> Figure:
     """Draw the reference numbers of a trace that could not be read: what each rank's time was."""
-    parts = {
-        "kernel": CLASSES["kernel"],
-        "exposed": CLASSES["communication"],
-        "none": ("no kernel", style.OTHER),
-    }
     rows = []
     for rank, found in known.numbers.items():
         busy = found["kernel_busy"] or 0.0
         exposed = found.get("exposed_comm") or 0.0
-        spent = {"kernel": busy - exposed, "exposed": exposed, "none": 1 - busy}
-        rows.append(StackedBar(rank, spent, f"of {found['window_ms']:,.1f} ms"))
-    header = [
-        (f"{known.mark}: {known.hardware}", BOLD),
-        (f"{known.bottleneck}: {known.why}", PLAIN),
-    ]
-    return _stack_page(header, rows, parts, "share of the traced time")
-
-
-def _stack_page(
-    header: Sequence[style.TextLine],
-    rows: Sequence[StackedBar],
-    parts: Mapping[str, tuple[str, str]],
-    xlabel: str,
-) -> Figure:
-    figure, (axes,) = page(header, [(0.36, rows_in(len(rows)))])
-    stack(axes, rows, parts, xlabel)
-    return figure
+        spent = {"kernel": busy - exposed, "communication": exposed, "no kernel": 1 - busy}
+        for part, share in spent.items():
+            rows.append({"rank": rank, "part": part, "share of the traced time, %": 100 * share})
+    title = f"{known.mark}: {known.hardware}"
+    return plot(pandas.DataFrame(rows), "rank", "share of the traced time, %", "part", title=title)
 
 
 def _bars_page(header: str, panels: Mapping[str, list[Bar]]) -> Figure:

@@ -59,18 +59,6 @@ class Control(widgets.VBox):
             self.widget.set_trait("options", [*options, (shown(value), wanted)])
         self.widget.set_trait("value", wanted)
 
-    def show_auto(self, value: Value) -> None:
-        """Show beside "auto" what it stands for; nothing where `value` is None."""
-        if not isinstance(self.widget, (widgets.SelectionSlider, widgets.Dropdown)):
-            return
-        text = "auto" if value is None else f"auto ({shown(value)})"
-        options = [(text if each == NONE else name, each) for name, each in self.widget.options]
-        if options != list(self.widget.options):
-            kept = self.widget.value
-            with self.widget.hold_sync():
-                self.widget.options = options
-                self.widget.value = kept
-
 
 def make_widget(knob: Knob, value: Value) -> Widget:
     """Return the widget that suits the knob, set to `value`, unable to leave the knob's range."""

@@ -1,16 +1,24 @@
-"""The list of a panel's last runs: one of them can be pinned, to compare later ones with."""
+"""The list of a panel's last runs, kept for the next kernel: one can be pinned, to compare with."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
+import os
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Generic, TypedDict, TypeVar
+from typing import Generic, TypedDict, TypeVar, cast
 
 import anywidget
 import traitlets
 
+from labkit.process import folders
+from labkit.process.events import private
+from labkit.process.family import shared_like_its_parent
+from labkit.process.interrupts import in_notebook
+from labkit.results.library import load
 from labkit.results.ranks import Ranks
 from labkit.results.run import Run
 from labkit.view.home_thread import HomeThread
@@ -27,6 +35,7 @@ class Row(TypedDict):
     name: str
     numbers: str
     verdict: str
+    folder: str  # of the run
     pinned: bool
 
 
@@ -47,10 +56,16 @@ class History(anywidget.AnyWidget, Generic[Ran]):
         when_pinned: Callable[[], None],
         texts: Mapping[str, Callable[[], str]],
         home: HomeThread,
+        file: Path | None,
     ):
-        """Call `when_pinned` when another run is; `texts` makes what there is to copy, by name."""
+        """Begin with the runs in `file`, where there is one, and keep it up to date.
+
+        `when_pinned` is called when another run is; `texts` makes what there is to copy, by name.
+        """
         super().__init__(copies=list(texts))
-        self.runs: dict[int, Ran] = {}  # by the key of its row
+        self.runs: dict[int, Ran] = {}  # by the key of its row, once it is needed
+        self.file = file
+        self.rows = [] if file is None else stored_rows(file)
         self.texts = texts
         self.when_pinned = when_pinned
         self.on_msg(lambda _self, asked, _buffers: home.call(self.handle, **asked))
@@ -60,27 +75,81 @@ class History(anywidget.AnyWidget, Generic[Ran]):
         """The name and the run that later ones are compared with; None for the one before."""
         for row in self.rows:
             if row["pinned"]:
-                return row["name"], self.runs[row["key"]]
+                return row["name"], self.run_of(row)
         return None
+
+    def run_of(self, row: Row) -> Ran:
+        """Return the run of a row; an earlier kernel's is read from its folder."""
+        if row["key"] not in self.runs:
+            run = cast("Ran", load(row["folder"]))
+            run.recorded = False  # it was measured here
+            self.runs[row["key"]] = run
+        return self.runs[row["key"]]
 
     def add(self, run: Ran, name: str, verdict: str) -> None:
         """Put a run on top of the list; the oldest goes."""
-        key = 1 + max(self.runs, default=0)
+        key = 1 + max((row["key"] for row in self.rows), default=0)
         numbers = ", ".join(run.numbers.split(", ")[:2]) if run.throughput else ""
-        row = Row(key=key, name=name, numbers=numbers, verdict=verdict, pinned=False)
+        row = Row(
+            key=key,
+            name=name,
+            numbers=numbers,
+            verdict=verdict,
+            folder=str(run.path),
+            pinned=False,
+        )
         rows = [row, *self.rows]
-        self.runs[key] = run
         self.rows = [row for place, row in enumerate(rows) if place < MOST_ROWS or row["pinned"]]
-        self.runs = {row["key"]: self.runs[row["key"]] for row in self.rows}
+        self.runs[key] = run
+        keys = {row["key"] for row in self.rows}
+        self.runs = {key: run for key, run in self.runs.items() if key in keys}
+        if self.file is not None:
+            with contextlib.suppress(OSError):  # a full disk loses the list, not the run
+                shared_like_its_parent(self.file.parent)
+                with open(self.file, "w", encoding="utf-8", opener=private) as file:
+                    json.dump(self.rows, file)
 
     def handle(self, do: str, key: int = 0, value: str = "") -> None:
         """Do what the page asks: "pin" the run of a row, or "copy" a text."""
         if do == "copy":
             threading.Thread(target=self._copy, args=[self.texts[value]], daemon=True).start()
             return
-        self.rows = [row | {"pinned": row["key"] == key and not row["pinned"]} for row in self.rows]
+        rows: list[Row] = [row.copy() for row in self.rows]
+        for row in rows:
+            row["pinned"] = row["key"] == key and not row["pinned"] and self._is_there(row)
+        self.rows = rows
         self.when_pinned()
+
+    def _is_there(self, row: Row) -> bool:
+        """Return whether the run of a row can be read; say in the row why not."""
+        try:
+            self.run_of(row)
+        except (OSError, ValueError) as error:  # its folder made room for later runs
+            row["verdict"] = f"cannot be shown: {error}"
+            return False
+        return True
 
     def _copy(self, make: Callable[[], str]) -> None:
         with contextlib.suppress(ValueError):  # the panel says which controls do not go together
             self.send({"copy": make()})
+
+
+def file_of(panel: str) -> Path | None:
+    """Return where this notebook's list of runs of a panel is stored; None outside a notebook."""
+    if not in_notebook():
+        return None
+    notebook = os.environ.get("JPY_SESSION_NAME") or os.getcwd()
+    name = hashlib.sha256(f"{notebook}\n{panel}".encode()).hexdigest()[:16]
+    return folders.home() / "panels" / f"{name}.json"
+
+
+def stored_rows(file: Path) -> list[Row]:
+    """Return the rows of an earlier kernel whose runs are still there."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        stored: list[Row] = json.loads(file.read_text(encoding="utf-8"))
+        rows = [row for row in stored if Path(row["folder"]).exists()]
+        for key, row in enumerate(rows):
+            row["key"] = key
+            row["pinned"] = False
+        return rows[:MOST_ROWS]
+    return []

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import html
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import ClassVar, Generic, TypeVar
 
 import ipywidgets as widgets
@@ -23,7 +23,7 @@ from labkit.results.event_log import POLL_S
 from labkit.spec import Distributed, Pipeline
 from labkit.view.controls import Control, in_words, shown
 from labkit.view.display import StaticFigure, why_no_widgets
-from labkit.view.history import History, Ran
+from labkit.view.history import History, Ran, file_of
 from labkit.view.home_thread import HomeThread
 from labkit.view.live import LiveView
 
@@ -73,13 +73,12 @@ class Panel(TextBox, Generic[Asked, Ran]):
         self.opened_with = self.values
         self._stop = asyncio.Event()
         self._refused = False  # whether the controls do not go together
-        self._telling = False  # whether they are being told what auto stands for
         self.home = HomeThread()
         self.view = LiveView()
         self.verdict = widgets.HTML()
         self.comparison = widgets.HTML()
         self.figure = widgets.Image(format="png", layout=Layout(max_width="100%", display="none"))
-        self.history: History[Ran] = History(self._pinned, self.copies(), self.home)
+        self.history: History[Ran] = History(self._pinned, self.copies(), self.home, file_of(what))
         self.run_button = self._button("Run", "play", self.start)
         self.run_button.button_style = "primary"
         self.stop_button = self._button("Stop", "stop", self.stop)
@@ -87,9 +86,9 @@ class Panel(TextBox, Generic[Asked, Ran]):
         knobs = widgets.GridBox(list(controls.values()), layout=grid)
         self.instead = f"Where no widgets show, {self.terminal} leaves a picture and a table."
         text = f"labkit panel {what}: run this cell in Jupyter to use it. {self.instead}"
-        buttons = widgets.HBox([self.run_button, self.stop_button])
+        self.buttons = widgets.HBox([self.run_button, self.stop_button])
         below = [self.verdict, self.comparison, self.history, self.figure]
-        super().__init__(text, [knobs, buttons, *said, self.view, *below])
+        super().__init__(text, [knobs, self.buttons, *said, self.view, *below])
         self.add_class("labkit-panel")
         for control in self.controls.values():
             control.widget.observe(lambda _change: self.home.call(self._changed), "value")
@@ -120,10 +119,6 @@ class Panel(TextBox, Generic[Asked, Ran]):
     def difference(self, run: Ran, before: Ran | None, name: str) -> list[str]:
         """Say what was changed since `before`, which is called `name`, and what it brought."""
         raise NotImplementedError
-
-    def automatic(self, values: Settings) -> Settings:
-        """Return what None stands for in the controls."""
-        return {}
 
     def copies(self) -> dict[str, Callable[[], str]]:
         """Return what makes the texts that can be copied, by name."""
@@ -172,6 +167,9 @@ class Panel(TextBox, Generic[Asked, Ran]):
 
     def start(self) -> None:
         """Start what is `asked` and follow it, unless a run is going on."""
+        self._start(self._session)
+
+    def _start(self, session: Callable[[], Awaitable[None]]) -> None:
         if self.running or self._refused:
             return
         try:
@@ -181,7 +179,7 @@ class Panel(TextBox, Generic[Asked, Ran]):
             return
         self._stop = asyncio.Event()
         self._busy(True)
-        self._task = loop.create_task(self._session())
+        self._task = loop.create_task(self._guarded(session))
 
     def stop(self) -> None:
         """Ask the run to stop; the panel says so at once and shows what it did by then."""
@@ -218,13 +216,17 @@ class Panel(TextBox, Generic[Asked, Ran]):
         return run
 
     async def _session(self) -> None:
-        """Run once, from the press of the button to the last figure; say what went wrong."""
+        """Run once, from the press of the button to the last figure."""
+        await self._pause(SETTLE_S)
+        run, before = self._begin()
+        await self._follow(run)
+        self._show(run, before)
+
+    async def _guarded(self, session: Callable[[], Awaitable[None]]) -> None:
+        """Do what a button asks, and say what went wrong: in a task nobody would see it."""
         try:
-            await self._pause(SETTLE_S)
-            run, before = self._begin()
-            await self._follow(run)
-            self._show(run, before)
-        except Exception as error:  # in a task nobody would see it
+            await session()
+        except Exception as error:
             plain = isinstance(error, (ValueError, OSError, RuntimeError))
             self.say(str(error) if plain else f"{type(error).__name__}: {error}", good=False)
         finally:
@@ -255,10 +257,14 @@ class Panel(TextBox, Generic[Asked, Ran]):
             self._stop.set()
             raise
         finally:
-            if self._stop.is_set():
-                await asyncio.to_thread(run.stop)
-            else:  # for its last process
-                await asyncio.to_thread(run.wait)
+            await asyncio.to_thread(self._end, run)
+
+    def _end(self, run: Ran) -> None:
+        """Stop a run where Stop was pressed, else wait for its last process."""
+        if self._stop.is_set():
+            run.stop()
+        else:
+            run.wait()
 
     async def _pause(self, seconds: float) -> None:
         """Let the kernel do other things for so long, or until Stop is pressed."""
@@ -317,21 +323,20 @@ class Panel(TextBox, Generic[Asked, Ran]):
 
     def _busy(self, busy: bool, in_cell: bool = False) -> None:
         """Enable what can be pressed; a cell that waits for its run lets nothing be heard."""
-        self.run_button.disabled = busy or self._refused
+        self._allow(not busy and not self._refused)
         self.stop_button.disabled = in_cell or not busy
         self.stop_button.tooltip = CELL_TIP if in_cell else STOP_TIP
         for old in (self.verdict, self.comparison, self.figure):
             (old.add_class if busy else old.remove_class)(OLD)
 
+    def _allow(self, allowed: bool) -> None:
+        """Enable or disable every button but Stop."""
+        for button in self.buttons.children:
+            if button is not self.stop_button:
+                button.disabled = not allowed
+
     def _changed(self) -> None:
         """Say at once what the controls would bring, or where they do not go together."""
-        if self._telling:
-            return
-        self._telling = True
-        automatic = self.automatic(self.values)
-        for name in automatic.keys() & self.controls.keys():
-            self.controls[name].show_auto(automatic[name])
-        self._telling = False
         was_refused = self._refused
         try:
             asked = self.asked
@@ -348,7 +353,7 @@ class Panel(TextBox, Generic[Asked, Ran]):
         """Let nothing be started, and say why; "" lets it be."""
         self._refused = bool(why)
         self.run_button.tooltip = why
-        self.run_button.disabled = self._refused or self.running
+        self._allow(not self._refused and not self.running)
         if why:
             self.say(why, good=False)
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from labkit.diagnosis.prediction import Prediction
 from labkit.knobs import Settings, check_names
-from labkit.results.hardware import machine
 from labkit.results.launch import launch
 from labkit.results.ranks import Ranks
+from labkit.results.result import Table
 from labkit.results.run import Run
 from labkit.results.script import script
-from labkit.spec import KNOBS, Distributed, Pipeline, automatic
-from labkit.view.controls import Control, shown
+from labkit.spec import KNOBS, Distributed, Pipeline
+from labkit.tuning.job import improver
+from labkit.view.controls import Control, in_words, shown
 from labkit.view.display import StaticFigure
 from labkit.view.ghost import Ghost, expected
 from labkit.view.panel import OLD, Panel
@@ -21,6 +23,7 @@ from labkit.view.run_header import busy_of
 from labkit.view.running import pipeline_with
 
 USUAL_KNOBS = ("num_workers", "prefetch_factor", "batch_size", "io_ms")
+IMPROVE_TIP = "Fix what is on top, measure, ask again, until nothing is worth it: at most 12 runs"
 STARVED = "io_ms of rank 1"
 OF_RANKS = ("batch_size", "accumulation_steps")  # knobs of the pipeline that a panel of ranks has
 
@@ -56,6 +59,9 @@ class PipelinePanel(Panel[Pipeline, Run]):
         self._found: Prediction | None = None
         controls = {name: Control(KNOBS[name], getattr(pipeline, name)) for name in knobs}
         super().__init__(f"for {', '.join(knobs)}", controls, [self.ghost])
+        self.improve_button = self._button("Improve", "magic", self.improve)
+        self.improve_button.tooltip = IMPROVE_TIP
+        self.buttons.children = (*self.buttons.children, self.improve_button)
 
     def asked_of(self, values: Settings) -> Pipeline:
         """Return the pipeline with these knobs; raises ValueError where they conflict."""
@@ -82,14 +88,6 @@ class PipelinePanel(Panel[Pipeline, Run]):
         what = ", ".join(moved) or "nothing changed"
         busy = f"{run.machine.kind.upper()} busy {before.busy_text} → {run.busy_text}"
         return [f"Against {name} ({what}): {busy}. {run.compare(before).verdict}", *lines]
-
-    def automatic(self, values: Settings) -> Settings:
-        """Return what None stands for here, as far as it is known by now."""
-        knobs = self.pipeline.to_dict() | values
-        if self.pipeline.device == "cpu" or not machine.cache_info().currsize:  # asking takes 2 s
-            return automatic(knobs)
-        here = machine()
-        return automatic(knobs, here.kind == "gpu", here.cpu_cores or 1)
 
     def copies(self) -> dict[str, Callable[[], str]]:
         """Return what is asked as a script of plain PyTorch, and as a line of labkit."""
@@ -123,6 +121,39 @@ class PipelinePanel(Panel[Pipeline, Run]):
     def _refuse(self, why: str) -> None:
         super()._refuse(why)
         (self.ghost.add_class if why else self.ghost.remove_class)(OLD)
+
+    def improve(self) -> None:
+        """Let the autopilot (`lk.improve`) change what is asked, and show every step."""
+        self._start(self._climb)
+
+    async def _climb(self) -> None:
+        """Climb in a thread; the controls and the list show what was kept."""
+        search = improver(self.asked, (), None)
+        self.say("The autopilot measures what is set, and then what its verdict advises.")
+
+        def running(run: Run) -> None:
+            if self._stop.is_set():
+                raise KeyboardInterrupt  # as ■ does: the search keeps the best so far
+            self.home.call(self.view.follow, run)
+
+        def stepped() -> None:
+            self.home.call(self._tell_climb, search.found.table("going on"))
+
+        search.bench.each = running
+        search.each = stepped
+        ladder = await asyncio.to_thread(search.run)
+        for trial in ladder.kept:
+            if trial.runs:
+                run = trial.runs[-1]
+                self.view.finish(run)
+                self.history.add(run, trial.what, run.diagnose().bottleneck)
+        for name in ladder.changes.keys() & self.controls.keys():
+            self.controls[name].value = ladder.changes[name]
+        self.say(f"The autopilot is done: {in_words(ladder.stopped)}.")
+        self._tell_climb(ladder.table())
+
+    def _tell_climb(self, table: Table) -> None:
+        self.comparison.value = table._repr_html_()
 
 
 def run_verdict(run: Run) -> str:

@@ -15,11 +15,9 @@ from labkit.view.style import (
     BEFORE,
     CHARACTER_IN,
     INSIDE,
-    LINES,
     TEXT_SIZE,
     WIDTH_IN,
     drawable,
-    legend_above,
 )
 
 ROW_IN = 0.34  # a row of bars
@@ -39,20 +37,10 @@ class Bar:
     """A row of `hbars`: a bar from 0 to `value`, with `text` behind it."""
 
     name: str
-    value: float | None  # None draws no bar: the text says why
-    text: str = ""
-    colour: str = LINES[0]
+    value: float
+    text: str
+    colour: str
     before: float | None = None  # the same row of an earlier run
-    ink: str = "black"  # of the text
-
-
-@dataclass
-class StackedBar:
-    """A row of `stack`: {part: value} one behind the other, with `text` behind them."""
-
-    name: str
-    values: Mapping[str, float]
-    text: str = ""
 
 
 @dataclass
@@ -73,13 +61,12 @@ def hbars(axes: Axes, bars: Sequence[Bar], xlabel: str = "") -> None:
     """Draw a bar per row, from top to bottom. Without an `xlabel` there is no axis below them."""
     ends = []
     for row, bar in enumerate(bars):
-        value = bar.value or 0.0
-        axes.barh(row, value, BAR_HEIGHT, color=bar.colour, alpha=0.85, linewidth=0)
+        axes.barh(row, bar.value, BAR_HEIGHT, color=bar.colour, alpha=0.85, linewidth=0)
         if bar.before is not None:
             axes.plot([bar.before] * 2, [row - 0.4, row + 0.4], color=BEFORE, linewidth=2)
-        end = max(value, bar.before or 0.0)
+        end = max(bar.value, bar.before or 0.0)
         ends.append((end, bar.text))
-        write_beside(axes, end, row, bar.text, bar.ink)
+        write_beside(axes, end, row, bar.text)
     name_rows(axes, [bar.name for bar in bars])
     fit(axes, ends)
     axes.set_xlabel(xlabel)
@@ -89,35 +76,34 @@ def hbars(axes: Axes, bars: Sequence[Bar], xlabel: str = "") -> None:
 
 def stack(
     axes: Axes,
-    bars: Sequence[StackedBar],
+    rows: Mapping[str, Mapping[str, float]],
     parts: Mapping[str, tuple[str, str]],
-    xlabel: str = "",
-    inside: Callable[[float], str] | None = None,
-    legend: bool = True,
+    inside: Callable[[float], str],
+    total: Callable[[float], str],
 ) -> None:
-    """Draw a bar of parts per row, from top to bottom.
+    """Draw the parts of each row one behind the other, rows from top to bottom.
 
-    `parts` are {part: (name in the legend, colour)}, from left to right. `inside` writes a part's
-    value into it.
+    Args:
+        axes: Where to draw.
+        rows: {name: {part: value}}.
+        parts: {part: (name in the legend, colour)}, from left to right.
+        inside: Writes a part's value into it.
+        total: Writes the sum of a row behind it.
     """
     ends = []
-    for row, bar in enumerate(bars):
+    for row, values in enumerate(rows.values()):
         left = 0.0
         for part, (_, colour) in parts.items():
-            width = bar.values.get(part) or 0.0
+            width = values.get(part, 0.0)
             axes.barh(row, width, BAR_HEIGHT, left=left, color=colour, linewidth=0)
-            if inside is not None:
-                ink = "white" if np.dot(to_rgb(colour), LUMINANCE) < DARK else INSIDE
-                middle = left + width / 2
-                axes.text(middle, row, inside(width), color=ink, ha="center", va="center")
+            ink = "white" if np.dot(to_rgb(colour), LUMINANCE) < DARK else INSIDE
+            middle = left + width / 2
+            axes.text(middle, row, inside(width), color=ink, ha="center", va="center")
             left += width
-        ends.append((left, bar.text))
-        write_beside(axes, left, row, bar.text)
-    name_rows(axes, [bar.name for bar in bars])
+        ends.append((left, total(left)))
+        write_beside(axes, left, row, total(left))
+    name_rows(axes, list(rows))
     fit(axes, ends)
-    axes.set_xlabel(xlabel)
-    if legend:
-        legend_above(axes, patches(parts.values()))
 
 
 def patches(named: Iterable[tuple[str, str]]) -> list[Patch]:
@@ -160,7 +146,7 @@ def hide_xaxis(axes: Axes) -> None:
     axes.spines["bottom"].set_visible(False)
 
 
-def write_beside(axes: Axes, end: float, row: float, text: str, colour: str = "black") -> None:
+def write_beside(axes: Axes, end: float, row: float, text: str) -> None:
     """Write `text` behind the end of a row's bar."""
     halo = withStroke(linewidth=3, foreground=axes.get_facecolor())  # over lines that cross it
     axes.annotate(
@@ -169,7 +155,6 @@ def write_beside(axes: Axes, end: float, row: float, text: str, colour: str = "b
         (GAP_PT, 0),
         textcoords="offset points",
         va="center",
-        color=colour,
         annotation_clip=False,
         path_effects=[halo],
         parse_math=False,

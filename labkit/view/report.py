@@ -67,10 +67,13 @@ def page(run: Run, verdict: str = "") -> str:
 
     `verdict` is the text of one that is known already; else the run is diagnosed.
     """
-    parts = [HEAD, f"<title>labkit: {html.escape(run.id)}</title>"]
-    parts.append(f"<h1>{html.escape(_headline(run))}</h1>")
-    parts.append(f"<pre>{html.escape(verdict or str(run.diagnose()))}</pre>")
-    parts.append(_image(run.plot(), "Utilization over the run, and its mean step"))
+    parts = [
+        HEAD,
+        f"<title>labkit: {html.escape(run.id)}</title>",
+        f"<h1>{html.escape(_headline(run))}</h1>",
+        f"<pre>{html.escape(verdict or str(run.diagnose()))}</pre>",
+        _image(run.plot(), "Utilization over the run, and its mean step"),
+    ]
     if run.workers.batches:
         parts.append(_image(run.workers.plot(), "What each loader worker did"))
         parts.append(f"<pre>{html.escape(str(run.workers))}</pre>")

@@ -1,13 +1,11 @@
-"""The figures of one run, and of the lines of its code.
+"""The figure of one run: its teeth, its utilization over the whole run, and its mean step.
 
-One run: the teeth and the utilization over the whole run, two axes on one clock, and the mean step.
 The teeth are true intervals, never samples, and only those of a short window are drawn, so that a
-run of a million steps is as quick to draw as one of a hundred.
+run of a million steps is as quick to draw as one of a hundred. A watched run has the costliest
+lines of its code as well.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -24,17 +22,16 @@ from labkit.view.display import FIGURE_PX
 from labkit.view.primitives import (
     Bar,
     Lane,
-    StackedBar,
     draw_lanes,
     hbars,
     hide_xaxis,
+    patches,
     rows_in,
     stack,
 )
 from labkit.view.run_header import device_of, run_header
 from labkit.view.style import (
     BEFORE,
-    BOLD,
     COMPUTE,
     COPY,
     GREY,
@@ -232,13 +229,16 @@ def draw_mean_steps(axes: Axes, run: Run, before: Run | None) -> None:
         name = "loop body" if run.watched and part == "compute" else name
         named[part] = (f"{name} {numbers}", colour)
     least = LABELLED * max(totals.values())
-    stack(
-        axes,
-        [StackedBar(name, parts, f"{ms(totals[name])} ms") for name, parts in rows.items()],
-        named,
-        f"ms of the mean {what}: what the device did, or waited for (warm-up left out)",
-        inside=lambda value: ms(value) if value >= least else "",
-    )
+
+    def inside(value: float) -> str:
+        return ms(value) if value >= least else ""
+
+    def total(value: float) -> str:
+        return f"{ms(value)} ms"
+
+    stack(axes, rows, named, inside, total)
+    legend_above(axes, patches(named.values()))
+    axes.set_xlabel(f"ms of the mean {what}: what the device did, or waited for (warm-up left out)")
 
 
 def share_text(share: float) -> str:
@@ -246,17 +246,9 @@ def share_text(share: float) -> str:
     return f"{share:.0%}" if share >= LABELLED else ""
 
 
-@our_style
-def draw_lines(lines: Lines) -> Figure:
-    """Draw what the loop's body was made of, and a bar for each of the costliest lines."""
-    bars = line_bars(lines)
-    if not bars:
-        return page([(f"No lines: {lines.missing or 'none has 2 % of the time'}.", GREY)], [])[0]
-    top = lines.lines[0]
-    title = f"{top.share:.0%} of the time is in {top.what}"
-    figure, axes = page([(title, BOLD)], _line_panels(lines, bars))
-    _draw_lines(axes, lines, bars)
-    return figure
+def no_text(_whole: float) -> str:
+    """Return what stands behind a bar of shares: they sum to 1."""
+    return ""
 
 
 def _line_panels(lines: Lines, bars: list[Bar]) -> list[tuple[float, float]]:
@@ -267,22 +259,17 @@ def _line_panels(lines: Lines, bars: list[Bar]) -> list[tuple[float, float]]:
 def _draw_lines(axes: list[Axes], lines: Lines, bars: list[Bar]) -> None:
     """Draw the body of the loop as one bar of its parts, and below it the costliest lines."""
     if lines.body:
-        parts = _named_body(lines.body)
-        stack(axes[0], [StackedBar("loop body", lines.body)], parts, inside=share_text)
+        parts = {}
+        for part, (name, colour) in BODY.items():
+            share = lines.body.get(part, 0.0)
+            if share >= LEAST_SHARE:
+                parts[part] = (f"{name} {share:.0%}", colour)
+        stack(axes[0], {"loop body": lines.body}, parts, share_text, no_text)
+        legend_above(axes[0], patches(parts.values()))
         hide_xaxis(axes[0])
     hbars(axes[-1], bars, "share of the time (of workers: of their work), by line of your code")
     axes[-1].set_xticks([tick for tick in axes[-1].get_xticks() if tick <= 1])
     axes[-1].xaxis.set_major_formatter(PercentFormatter(1))
-
-
-def _named_body(body: Mapping[str, float]) -> dict[str, tuple[str, str]]:
-    """Return the parts of a loop's body that are worth an entry, each with its share."""
-    named = {}
-    for part, (name, colour) in BODY.items():
-        share = body.get(part, 0.0)
-        if share >= LEAST_SHARE:
-            named[part] = (f"{name} {share:.0%}", colour)
-    return named
 
 
 def line_bars(lines: Lines) -> list[Bar]:

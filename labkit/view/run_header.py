@@ -35,11 +35,11 @@ def run_header(run: Run, before: Run | None = None) -> list[TextLine]:
 def message(run: Run, before: Run | None = None) -> str:
     """Return the title: what came out, in numbers, and what was changed to get there."""
     if run.throughput is None:
-        return run.alias or "No numbers"
+        return "No numbers"
     busy = busy_of(run)
     if before is None or not before.throughput:
         return f"{run.throughput:,.0f} {run.unit}/s, {busy}"
-    changed = run.alias or _apart(before, run)
+    changed = _apart(before, run)
     gain = run.throughput / before.throughput
     return f"{changed[:TITLE_LENGTH]}: {gain:.1f}x the throughput, {busy}"
 
@@ -81,8 +81,6 @@ def delays_of(runs: Iterable[Run | Ranks], varied: Iterable[str] = ()) -> str:
     Where they differ by one of the `varied` knobs, the figure itself says which is which.
     """
     runs = list(runs)
-    if any(run.alias for run in runs):
-        return "simulated delays are hidden"
     measured = [run for run in runs if run.throughput is not None]
     found = dict.fromkeys(run.pipeline.simulated_delay for run in measured)
     if not any(found):
@@ -94,10 +92,10 @@ def delays_of(runs: Iterable[Run | Ranks], varied: Iterable[str] = ()) -> str:
 
 
 def knobs_of(run: Run) -> str:
-    """Return the knobs that were asked for and are not the defaults, or the run's alias."""
+    """Return the knobs that were asked for and are not the defaults."""
     fixes = _fixes(run)
     text = f"the slow script, {fixes}" if fixes else said(run.asked.changed())
-    return (run.alias or text or "the default pipeline")[:KNOBS_LENGTH]
+    return (text or "the default pipeline")[:KNOBS_LENGTH]
 
 
 def device_of(run: Run) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
+from labkit.knobs import Settings
 from labkit.process.interrupts import held, in_notebook
 from labkit.results.launch import launch
 from labkit.results.ranks import Ranks
@@ -28,7 +28,7 @@ def run(
     wait: bool = True,
     wandb: wandb_log.Asked = None,
     before: Run | None = None,
-    **knobs: Any,
+    **knobs: object,
 ) -> Run:
     """Measure a pipeline in its own process and return its Run.
 
@@ -56,10 +56,10 @@ def distributed(
     *,
     ranks: int = 2,
     no_sync: bool = False,
-    starve: Mapping[int, Mapping[str, Any]] | None = None,
-    rendezvous: Mapping[str, Any] | None = None,
+    starve: Mapping[int, Settings] | None = None,
+    rendezvous: Mapping[str, int | str] | None = None,
     wait: bool = True,
-    **knobs: Any,
+    **knobs: object,
 ) -> Ranks:
     """Run a pipeline on several ranks under DistributedDataParallel and return its Ranks.
 
@@ -85,7 +85,7 @@ def distributed(
 
 
 def sweep(
-    pipeline: Pipeline | None = None, *, devices: Sequence[str] | None = None, **knobs: Any
+    pipeline: Pipeline | None = None, *, devices: Sequence[str] | None = None, **knobs: object
 ) -> Sweep:
     """Run every combination of the given values, isolated, one at a time on a device.
 
@@ -99,7 +99,7 @@ def sweep(
     shown = RunDisplay(height=SWEEP_PX)
     remember(sweep, swept)
 
-    def begun(setting: dict[str, Any]) -> None:
+    def begun(setting: Settings) -> None:
         shown.next(f"run {len(swept.runs) + 1} of {len(swept.settings)} ({said(setting)}): ")
 
     def each(run: Run) -> None:
@@ -140,7 +140,7 @@ def follow(started: Run | Ranks, before: Run | None = None) -> Run | Ranks:
     return started
 
 
-def pipeline_with(pipeline: Pipeline | None, knobs: dict[str, Any]) -> Pipeline:
+def pipeline_with(pipeline: Pipeline | None, knobs: Mapping[str, object]) -> Pipeline:
     """Return `pipeline`, or the default one, with some knobs changed; ValueError on a bad one."""
     if pipeline is not None and not isinstance(pipeline, Pipeline):
         raise ValueError(f"pipeline={pipeline!r}: give a labkit.Pipeline, or knobs by name.")
@@ -148,12 +148,12 @@ def pipeline_with(pipeline: Pipeline | None, knobs: dict[str, Any]) -> Pipeline:
 
 
 def tune(
-    dataset_or_pipeline: Any,
+    dataset_or_pipeline: object,
     *,
-    collate_fn: Any = None,
-    step: Any = None,
+    collate_fn: Callable | str | None = None,
+    step: Callable | str | None = None,
     batch_size: int | None = None,
-    baseline: dict[str, Any] | None = None,
+    baseline: Settings | None = None,
     max_workers: int | None = None,
     seconds: float = 1.5,
 ) -> Tuning:
@@ -210,12 +210,12 @@ def tune(
 
 
 def improve(
-    pipeline_or_dataset: Any = None,
+    pipeline_or_dataset: object = None,
     *,
-    step: Any = None,
-    model: Any = None,
-    optimizer: Any = None,
-    collate_fn: Any = None,
+    step: Callable | str | None = None,
+    model: object = None,
+    optimizer: object = None,
+    collate_fn: Callable | str | None = None,
     batch_size: int | None = None,
     may_change: Collection[str] = (),
     seconds: float | None = None,

@@ -15,9 +15,9 @@ from matplotlib.ticker import PercentFormatter
 from labkit.results.ranks import RankRun, Ranks
 from labkit.results.sweep import Sweep
 from labkit.view.display import RANKS_PX
-from labkit.view.primitives import Lane, StackedBar, draw_lanes, patches, rows_in, stack
+from labkit.view.primitives import Lane, draw_lanes, patches, rows_in, stack
 from labkit.view.rows_figure import bars_in, draw_legend, draw_series, is_lines, legend_in
-from labkit.view.run_figure import share_text
+from labkit.view.run_figure import no_text, share_text
 from labkit.view.run_header import delays_of, device_of, doubts, said, several_header
 from labkit.view.series import Series, SeriesMaker
 from labkit.view.style import (
@@ -175,12 +175,12 @@ def draw_ranks(ranks: Ranks) -> Figure:
     tall = max(rows_in(len(times.ranks)), (room_in(RANKS_PX, header) - sum(spaces)) / 2)
     figure, (lanes, shares) = page(header, [(space, tall) for space in spaces])
     _draw_lanes(lanes, [rank for rank in ranks if rank.steps])
-    bars = []
+    rows = {}
     for row, rank in enumerate(times.ranks):
-        values = {part: getattr(times, part)[row] for part in PARTS}
-        bars.append(StackedBar(f"rank {rank}", values))
-    what = "share of wall time, warm-up left out"
-    stack(shares, bars, PARTS, what, inside=share_text, legend=False)  # the lanes have it
+        values = {part: float(getattr(times, part)[row]) for part in PARTS}
+        rows[f"rank {rank}"] = values
+    stack(shares, rows, PARTS, share_text, no_text)
+    shares.set_xlabel("share of wall time, warm-up left out")
     shares.set_xlim(0, 1)
     shares.xaxis.set_major_formatter(PercentFormatter(1))
     return figure

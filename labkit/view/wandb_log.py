@@ -11,21 +11,17 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import psutil
 
-from labkit.process import folders
 from labkit.results.library import load
 from labkit.results.run import Run
 from labkit.results.step_classes import split_steps
-from labkit.tuning.result import Ladder
 
 Mode = Literal["offline", "online", "disabled"]
-MODES: tuple[Mode, ...] = ("offline", "online", "disabled")
 PATIENCE_S = 120  # then this process gives up, whatever the server does
 POINTS = 500  # of the utilization timeline
 PARTS = ("wait_ms", "copy_ms", "compute_ms", "other_ms")
@@ -57,67 +53,11 @@ def command(asked: Asked) -> list[str] | None:
         settings |= asked
     if set(settings) - {"project", "mode", "name"}:
         raise ValueError(f"wandb={asked!r}: use the keys project, mode and name.")
-    mode = _checked(settings["mode"])
-    if mode == "online" and not os.environ.get("WANDB_API_KEY"):
+    if settings["mode"] not in get_args(Mode):
+        raise ValueError(f"wandb mode {settings['mode']!r}: use one of {get_args(Mode)}.")
+    if settings["mode"] == "online" and not os.environ.get("WANDB_API_KEY"):
         raise ValueError("wandb mode 'online' needs WANDB_API_KEY set; 'offline' needs no key.")
     return [sys.executable, "-m", "labkit.view.wandb_log", ".", json.dumps(settings)]
-
-
-def _checked(mode: object) -> Mode:
-    for known in MODES:
-        if mode == known:
-            return known
-    raise ValueError(f"wandb mode {mode!r} is not allowed: use one of {MODES}.")
-
-
-def to_wandb(
-    what: Run | Mapping[str, Run] | Ladder,
-    *,
-    project: str = "labkit",
-    mode: str = "offline",
-    folder: str | os.PathLike[str] | None = None,
-) -> Path | None:
-    """Log finished runs (a Run or a dictionary of Runs) to Weights & Biases.
-
-    Into the W&B run that is active, where there is one: the numbers in its summary below "labkit/",
-    the timeline as a chart of its next step; None is returned. Otherwise each becomes a W&B run of
-    `project`; offline ones are kept in `folder`, or labkit's cache folder, which is returned, and
-    `wandb sync FOLDER/offline-run-*` uploads them.
-    """
-    try:
-        import wandb
-    except ImportError:
-        raise ImportError("wandb is not installed: pip install wandb") from None
-    checked = _checked(mode)
-    named = what.runs if isinstance(what, Ladder) else what
-    if isinstance(named, Run):
-        named = {"": named}
-    is_named = isinstance(named, Mapping) and len(named) > 0
-    if not is_named or not all(isinstance(run, Run) for run in named.values()):
-        raise ValueError(f"{what!r}: give a Run or a dictionary of Runs.")
-    folder = Path(folder or folders.home() / "wandb" / project)
-    for name, run in named.items():
-        if wandb.run is None:
-            folder.mkdir(parents=True, exist_ok=True)
-            log(run, folder, project, checked, name)
-        else:
-            log_into_active(run, name)
-    return folder / "wandb" if wandb.run is None else None
-
-
-def log_into_active(run: Run, name: str) -> None:
-    """Add a run's numbers and its timeline to the W&B run that is active."""
-    import wandb
-
-    active = wandb.run
-    assert active is not None
-    place = f"labkit/{name}" if name else "labkit"
-    active.summary.update({f"{place}/{key}": value for key, value in summary(run).items()})
-    rows = np.column_stack(run.timeline(POINTS)).tolist()
-    table = wandb.Table(columns=["seconds", "utilization"], data=rows)
-    title = f"true utilization {name}"
-    chart = wandb.plot.line(table, "seconds", "utilization", title=title)
-    active.log({f"{place}/utilization": chart}, commit=False)  # takes no step in it
 
 
 def summary(run: Run) -> dict[str, object]:

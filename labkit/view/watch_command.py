@@ -12,9 +12,9 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from labkit.bench.outside import Outside, Sample
 from labkit.diagnosis import watched_ranks
@@ -22,12 +22,14 @@ from labkit.diagnosis.outside_verdict import judge
 from labkit.process import folders
 from labkit.process.events import EventLog, now_ns
 from labkit.results import privacy
+from labkit.results.record import Event
 from labkit.results.run import Run
 from labkit.results.wall_shares import WallShares, wall_shares
 from labkit.view.report import write_report
 from labkit.watching.hangs import HangWatch
 
 # What a scheduler sends to its child
+Found = dict[str, object]  # what `labkit watch --json` prints
 PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 SITE = Path(__file__).parents[1] / "watching" / "site"
 GROUP_S = 0.3  # in which a signal reaches every process of a group
@@ -54,7 +56,7 @@ def watch_script(
     quiet_stdout: bool = False,
     outside: bool = False,
     headroom: bool = False,
-) -> tuple[dict[str, Any], str]:
+) -> tuple[Found, str]:
     """Run `command` (a first "--" is left out) in our place; return what was found, and a text.
 
     A script that cannot be executed by itself, `train.py`, is run by our own Python.
@@ -82,9 +84,12 @@ def watch_script(
         code, samples = _run(command, env, quiet_stdout)
     code = 128 - code if code < 0 else code
     ended = Ended(folder, code, start_ns, now_ns(), samples, hangs, outside, headroom)
-    seconds = round((ended.end_ns - start_ns) / 1e9, 3)
-    found = {"command": privacy.masked(command), "exit_code": code}
-    found |= {"seconds": seconds, "seen": "outside"}
+    found: Found = {
+        "command": privacy.masked(command),
+        "exit_code": code,
+        "seconds": round((ended.end_ns - start_ns) / 1e9, 3),
+        "seen": "outside",
+    }
     try:
         return _judged(found, ended)
     except (Exception, KeyboardInterrupt) as error:  # the script is over: its exit code counts
@@ -92,17 +97,17 @@ def watch_script(
         return found | judge([]) | {"evidence": told, "advice": ""}, told
 
 
-def write_reports(found: dict[str, Any], text: str, paths: list[str | None]) -> None:
+def write_reports(found: Found, text: str, paths: list[str | None]) -> None:
     """Write what was found to each path that is given: a page (.html) or Markdown (.md).
 
     The script has run: what cannot be written is said, and changes neither verdict nor exit code.
     """
     for path in filter(None, paths):
-        if "record" not in found or "run" not in found:
+        if "run" not in found:
             _say(f"{path} is not written: no training step was seen from inside.")
             continue
         try:
-            write_report(Run(Path(found["record"])), path, text)
+            write_report(Run(Path(str(found["record"]))), path, text)
         except (OSError, ValueError) as error:
             _say(f"{path} is not written: {error}")
 
@@ -112,7 +117,7 @@ def _say(text: str) -> None:
         print(f"labkit watch: {text}", file=sys.stderr, flush=True)
 
 
-def _judged(found: dict[str, Any], ended: Ended) -> tuple[dict[str, Any], str]:
+def _judged(found: Found, ended: Ended) -> tuple[Found, str]:
     """Judge a script that has ended by its runs, or else from outside."""
     hang = ended.hangs.last
     if hang is not None:
@@ -158,11 +163,9 @@ def _runs_in(folder: Path) -> list[Run]:
     return found
 
 
-def _from_inside(
-    found: dict[str, Any], runs: list[Run], ended: Ended
-) -> tuple[dict[str, Any], str]:
+def _from_inside(found: Found, runs: list[Run], ended: Ended) -> tuple[Found, str]:
     """Judge the loop that took most of the time; of several ranks, that of all of them."""
-    runs = sorted(runs, key=_loop_s)
+    runs = sorted(runs, key=attrgetter("length_s"))
     longest = {_rank_of(run): run for run in runs}
     longest |= {_rank_of(run): run for run in runs if _place_of(run) == _place_of(runs[-1])}
     judged = watched_ranks.diagnose(longest)
@@ -173,9 +176,7 @@ def _from_inside(
     found |= verdict.to_dict()
     found |= {"seen": "inside", "confidence": sure, "evidence": verdict.evidence}
     found |= {"advice": verdict.advice, "record": str(run.path)}
-    lines = run.lines.to_dict()["lines"]
-    assert isinstance(lines, list)
-    found["lines"] = lines[:20]
+    found["lines"] = [line.to_dict() for line in run.lines.lines[:20]]
     found["ranks"] = {str(rank): each.bottleneck for rank, each in judged.own.items()}
     found["run"] = {name: value for name, value in run.to_dict().items() if name != "loss"}
     found["workers"] = run.workers.to_dict()
@@ -184,11 +185,12 @@ def _from_inside(
         found["wall_shares"] = shares.to_dict()
         texts.append(f"whole time: {shares}")
     if ended.headroom:
-        found["headroom"] = _headroom_of(runs)
-        texts.append(found["headroom"]["text"] if found["headroom"] else NOT_TRAINED)
-    if "hang" in found:
-        after = " It moved again afterwards." if found["hang"]["over"] else ""
-        texts.append(f"a hang: {found['hang']['text']}{after}")
+        headroom = _headroom_of(runs)
+        found["headroom"] = headroom
+        texts.append(headroom["text"] if headroom else NOT_TRAINED)
+    if ended.hangs.last is not None:
+        after = "" if ended.hangs.hanging else " It moved again afterwards."
+        texts.append(f"a hang: {ended.hangs.last.text}{after}")
     if len(run.lines):
         texts.append(str(run.lines))
     if len(judged.own) > 1:
@@ -198,18 +200,13 @@ def _from_inside(
     return found, "\n".join(texts)
 
 
-def _loop_s(run: Run) -> float:
-    """Return how long a run's loop went on, s."""
-    return run.length_s
-
-
 def _rank_of(run: Run) -> int:
     """Return the rank of a run's process, by its folder's name."""
     rank = run.path.name.split("-")[0]
     return int(rank) if rank.isdigit() else 0
 
 
-def _place_of(run: Run) -> list[Any]:
+def _place_of(run: Run) -> list[str | int]:
     """Return the file and the line of a run's loop; [] where its code is a framework's."""
     return (run.event("spec") or {}).get("watched", {}).get("place") or []
 
@@ -226,7 +223,7 @@ def _whole_time(run: Run, runs: list[Run], ended: Ended) -> WallShares | None:
     return shares
 
 
-def _headroom_of(runs: list[Run]) -> dict[str, Any] | None:
+def _headroom_of(runs: list[Run]) -> Event | None:
     """Return what replay found of the longest loop that was replayed; None where none was."""
     events = [run.event("headroom") for run in runs]
     known = [event for event in events if event is not None]

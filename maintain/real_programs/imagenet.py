@@ -1,71 +1,90 @@
-"""To the shape of torchvision's references/classification/train.py (BSD-3-Clause): JPEG folders.
-
-Its MetricLogger wraps the loader in a generator; the mixup runs in the collate function.
-"""
+"""To the shape of pytorch/examples imagenet/main.py (BSD-3-Clause): with --dummy, or with files."""
 
 import argparse
+import time
 
 import torch
-import torchvision
-from torch import nn
-from torch.utils.data.dataloader import default_collate
-from torchvision.transforms import v2
+from torch import nn, optim
+from torch.utils.data import DataLoader
+from torchvision import datasets, models, transforms
 
 
-class MetricLogger:
+class AverageMeter:
     def __init__(self):
-        self.meters = {}
+        self.sum = 0.0
+        self.count = 0
 
-    def update(self, **values):
-        self.meters.update(values)
+    def update(self, val, n=1):
+        self.sum += val * n
+        self.count += n
 
-    def log_every(self, iterable, print_freq, header):
-        for i, obj in enumerate(iterable):
-            yield obj
-            if i % print_freq == 0:
-                print(header, i, self.meters)
+    @property
+    def avg(self):
+        return self.sum / max(self.count, 1)
 
 
-def train_one_epoch(model, criterion, optimizer, data_loader, epoch):
+def accuracy(output, target):
+    with torch.no_grad():
+        return 100.0 * (output.argmax(1) == target).float().mean().item()
+
+
+def train(train_loader, model, criterion, optimizer, epoch):
+    data_time = AverageMeter()
+    losses = AverageMeter()
+    top1 = AverageMeter()
     model.train()
-    metric_logger = MetricLogger()
-    for image, target in metric_logger.log_every(data_loader, 10, f"Epoch: [{epoch}]"):
-        output = model(image)
+    end = time.time()
+    for i, (images, target) in enumerate(train_loader):
+        data_time.update(time.time() - end)
+        output = model(images)
         loss = criterion(output, target)
+        losses.update(loss.item(), images.size(0))
+        top1.update(accuracy(output, target), images.size(0))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        acc1 = (output.argmax(1) == target.argmax(1)).float().mean()
-        metric_logger.update(loss=loss.item(), acc1=acc1.item())
+        end = time.time()
+        if i % 10 == 0:
+            print(f"Epoch: [{epoch}][{i}] Data {data_time.avg:.3f} Loss {losses.avg:.3f}")
+
+
+@torch.no_grad()
+def validate(val_loader, model):
+    top1 = AverageMeter()
+    model.eval()
+    for images, target in val_loader:
+        top1.update(accuracy(model(images), target), images.size(0))
+    print(f" * Acc@1 {top1.avg:.3f}")
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("-b", "--batch-size", default=32, type=int)
+    parser = argparse.ArgumentParser(description="PyTorch ImageNet Training")
+    parser.add_argument("-j", "--workers", default=4, type=int)
     parser.add_argument("--epochs", default=90, type=int)
-    parser.add_argument("-j", "--workers", default=16, type=int)
-    parser.add_argument("--crop", default=224, type=int)
+    parser.add_argument("-b", "--batch-size", default=256, type=int)
+    parser.add_argument("--images", default=1_281_167, type=int)  # not in the original
+    parser.add_argument("--px", default=224, type=int)  # not in the original
+    parser.add_argument("--dummy", action="store_true")
     args = parser.parse_args()
-    torch.manual_seed(0)
-    to_tensor = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
-    augmented = [v2.RandomResizedCrop(args.crop, antialias=True), v2.TrivialAugmentWide()]
-    dataset = torchvision.datasets.ImageFolder("data/images", v2.Compose([*augmented, *to_tensor]))
-    num_classes = len(dataset.classes)
-    mixup = v2.MixUp(alpha=0.2, num_classes=num_classes)
-    data_loader = torch.utils.data.DataLoader(
-        dataset,
-        batch_size=args.batch_size,
-        sampler=torch.utils.data.RandomSampler(dataset),
-        num_workers=args.workers,
-        pin_memory=True,
-        collate_fn=lambda batch: mixup(*default_collate(batch)),
-    )
-    model = torchvision.models.mobilenet_v3_small(num_classes=num_classes)
-    criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
+    torch.manual_seed(1)
+    if args.dummy:
+        shape = (3, args.px, args.px)
+        train_dataset = datasets.FakeData(args.images, shape, 1000, transforms.ToTensor())
+        val_dataset = datasets.FakeData(args.images // 25, shape, 1000, transforms.ToTensor())
+    else:
+        crop = transforms.Compose([transforms.RandomResizedCrop(args.px), transforms.ToTensor()])
+        train_dataset = datasets.ImageFolder("data/images", crop)
+        val_dataset = train_dataset
+    model = models.resnet18()
+    criterion = nn.CrossEntropyLoss()
+    optimizer = optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-4)
+    loaders = {"batch_size": args.batch_size, "num_workers": args.workers}
+    train_loader = DataLoader(train_dataset, shuffle=True, **loaders)
+    val_loader = DataLoader(val_dataset, shuffle=False, **loaders)
     for epoch in range(args.epochs):
-        train_one_epoch(model, criterion, optimizer, data_loader, epoch)
-        torch.save({"model": model.state_dict(), "epoch": epoch}, "checkpoint.pth")
+        train(train_loader, model, criterion, optimizer, epoch)
+        validate(val_loader, model)
+        torch.save({"epoch": epoch, "optimizer": optimizer.state_dict()}, "checkpoint.pth.tar")
     torch.save(model.state_dict(), "model.pt")
 
 

@@ -99,6 +99,40 @@ def lanes_with_a_gap(generator: random.Random) -> dict[str, Spans]:
     }
 
 
+def without_kernels(kernels: Spans, collectives: Spans) -> float:
+    """Return the ms of the collectives in which no kernel runs."""
+    exposed = 0.0
+    for start, end in collectives:
+        beside = [min(end, stop) - max(start, begin) for begin, stop in kernels]
+        exposed += end - start - sum(shared for shared in beside if shared > 0)
+    return exposed
+
+
+@code(
+    "10-exposed",
+    hints=(
+        "The time of the collectives, less the time in which a kernel runs beside them.",
+        "Two spans share min(ends) - max(starts), if that is above 0.",
+    ),
+    goals=(EXACT,),
+    example=without_kernels,
+)
+def exposed_communication(answer: Answer) -> Numbers:
+    """Communication that nothing hides.
+
+    Write a function of (kernels, collectives), two lists of (start, end) in ms, each sorted and
+    without overlap. It returns the ms in which a collective runs and no kernel.
+    """
+    generator = random.Random(12)
+    errors = []
+    for _ in range(ROUNDS):
+        kernels = random_spans(generator, 12, 30)
+        collectives = random_spans(generator, 6, 60)
+        exposed = answer(list(kernels), list(collectives))
+        errors.append(abs(exposed - without_kernels(kernels, collectives)))
+    return {ERROR: max(errors)}
+
+
 def most_in_loader(traces: list[dict[str, Spans]]) -> int:
     """Return which trace spends the largest share of its time in the DataLoader."""
 
@@ -135,3 +169,48 @@ def starved_one(answer: Answer) -> Numbers:
         traces = [excerpt(name, later_ms=generator.randrange(1000)) for name in names]
         right += answer(traces) == names.index(starved)
     return {RIGHT: right / ROUNDS}
+
+
+def least_inside(collectives: dict[int, Spans]) -> int:
+    """Return the rank that spends the least time in collectives."""
+
+    def inside(rank: int) -> float:
+        return sum(end - start for start, end in collectives[rank])
+
+    return min(collectives, key=inside)
+
+
+@code(
+    "10-straggler",
+    hints=(
+        "A collective ends for all at once, when the last rank has come. Who waits longest in it?",
+        "The rank that comes last spends the least time in collectives.",
+    ),
+    goals=(ALL_RIGHT,),
+    example=least_inside,
+)
+def straggler(answer: Answer) -> Numbers:
+    """The late rank.
+
+    Write a function of collectives, {rank: [(start, end), ...]} in ms: when each rank was in each
+    of the same collectives. It returns the rank that the others wait for.
+    """
+    generator = random.Random(13)
+    right = 0
+    for _ in range(ROUNDS):
+        late = generator.randrange(8)
+        right += answer(collectives_with(generator, late)) == late
+    return {RIGHT: right / ROUNDS}
+
+
+def collectives_with(generator: random.Random, late: int) -> dict[int, Spans]:
+    """Return when eight ranks were in ten collectives, most of which one rank entered last."""
+    spans: dict[int, Spans] = {rank: [] for rank in range(8)}
+    for number in range(10):
+        usual = 100 * number + 30
+        end = usual + 40
+        for rank in spans:
+            own_late = rank == late and number not in (0, 9)  # the first and last tell nothing
+            start = end - 5 if own_late else usual + generator.uniform(0, 20)
+            spans[rank].append((start, end))
+    return spans
