@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import labkit as lk
 from labkit.results.record import is_record
@@ -221,7 +221,7 @@ def watch(options: argparse.Namespace) -> Shown:
     write_reports(found, text, [options.html, options.markdown])
     if not options.json:
         say(f"labkit watch: {text}")
-        return found["exit_code"]
+        return cast("int", found["exit_code"])
     return None, {"values": found, "code": found["exit_code"]}
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 
-from labkit.bench.user_loop import Mark
+from labkit.bench.device_clock import Mark
 from labkit.process import folders
 from labkit.process.events import now_ns
 from labkit.results.run import Run

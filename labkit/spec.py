@@ -178,14 +178,10 @@ def parse_settings(settings: list[str]) -> Settings:
 
 def compiler() -> str | None:
     """Return the path of the C++ compiler that torch.compile uses on a CPU; None without one."""
-    names = [os.environ.get("CXX", "g++"), "g++", "clang++"]
+    names = (os.environ.get("CXX", "g++"), "g++", "clang++")
     if sys.platform == "win32":
-        names = ["cl"]
-    for name in names:
-        path = shutil.which(name)
-        if path is not None:
-            return path
-    return None
+        names = ("cl",)
+    return next(filter(None, map(shutil.which, names)), None)
 
 
 TIMED = ("ms", "iqr_ms", "noisy", "tflops", "gib_s", "error")  # columns that the bench adds

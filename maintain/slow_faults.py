@@ -13,7 +13,6 @@ import json
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -23,8 +22,6 @@ from labkit.bench.formats import DTYPES
 from labkit.bench.loop import Trainer
 from labkit.bench.models import AdamW
 from labkit.bench.user_dataset import NamesTheItem
-
-Ticket: TypeAlias = tuple[int, int]  # draw number, index
 
 
 def plant_all(text: str, dataset: Dataset, trainer: Trainer) -> Dataset:
@@ -64,36 +61,36 @@ def on_stem(trainer: Trainer, change: Callable[[torch.Tensor], torch.Tensor]) ->
 
 
 class SlowItems(NamesTheItem):
-    """A dataset of which `work(dataset, ticket)` is done for every sample fetched."""
+    """A dataset of which `work(dataset, index)` is done for every sample fetched."""
 
-    def __init__(self, dataset: Dataset, work: Callable[[Dataset, Ticket], None]):
+    def __init__(self, dataset: Dataset, work: Callable[[Dataset, int], None]):
         super().__init__(dataset)
         self.work = work
 
-    def __getitem__(self, ticket: Ticket) -> object:
-        self.work(self.dataset, ticket)
-        return self.dataset[ticket]
+    def __getitem__(self, index: int) -> object:
+        self.work(self.dataset, index)
+        return self.dataset[index]
 
-    def _batch(self, tickets: list[Ticket]) -> object:
-        for ticket in tickets:
-            self.work(self.dataset, ticket)
-        return self.dataset.__getitems__(tickets)
-
-
-# Of an item: (amount, dataset, ticket)
+    def _batch(self, indices: list[int]) -> object:
+        for index in indices:
+            self.work(self.dataset, index)
+        return self.dataset.__getitems__(indices)
 
 
-def slow_decode(amount: int, dataset: Dataset, ticket: Ticket) -> None:
+# Of an item: (amount, dataset, index)
+
+
+def slow_decode(amount: int, dataset: Dataset, index: int) -> None:
     for _ in range(amount):
-        _ = dataset[ticket]
+        _ = dataset[index]
 
 
-def object_building(amount: int, _dataset: Dataset, _ticket: Ticket) -> None:
+def object_building(amount: int, _dataset: Dataset, _index: int) -> None:
     records = [{"id": i, "box": (i, i + 1, 2.0), "tag": str(i)} for i in range(amount)]
     _ = sum(record["id"] for record in records)
 
 
-def oversubscribed(amount: int, _dataset: Dataset, _ticket: Ticket) -> None:
+def oversubscribed(amount: int, _dataset: Dataset, _index: int) -> None:
     if torch.get_num_threads() != 16:
         torch.set_num_threads(16)  # the loader had set 1
     for _ in range(amount):

@@ -27,14 +27,13 @@ import sys
 import tempfile
 import time
 import weakref
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
-import standin_profiler
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -65,7 +64,6 @@ class Card(NamedTuple):
     capability: tuple[int, int]
     l2_mib: float
     bus_gb_per_s: float = 25.0
-    threads_per_sm: int = 2048
 
 
 def card(name: str, *more: Any) -> Card:
@@ -75,8 +73,7 @@ def card(name: str, *more: Any) -> Card:
 
 
 CARDS = {
-    "T4": card("Tesla T4", 14.6, 40, (7, 5), 4, 12.0, 1024),
-    "RTX4090": card("NVIDIA GeForce RTX 4090", 23.5, 128, (8, 9), 72, 25.0, 1536),
+    "T4": card("Tesla T4", 14.6, 40, (7, 5), 4, 12.0),
     "A100": card("NVIDIA A100-SXM4-40GB", 39.4, 108, (8, 0), 40),
     "H200": card("NVIDIA H200", 139.8, 132, (9, 0), 60, 50.0),
 }
@@ -131,7 +128,7 @@ class OnCard(torch.Tensor):
             device=device,
         )
         made.inner = inner
-        GPU.count_memory(made, device)
+        GPU.made[device.index] += 1
         return made
 
     def __repr__(self, **_: Any) -> str:
@@ -160,20 +157,14 @@ class StandIn:
         self.clock = VirtualClock()
         self.kernels: list[Kernel] = []
         self.syncs = 0  # times the host waited for a card
-        self.profile: Any = None  # the profiler that is recording
-        # When each card's stream (by its number) or copy engine (by its name) will be through, ns
-        self.free: dict[tuple[int, int | str], int] = {}
+        self.free: dict[tuple[int, int], int] = {}  # when each card's stream will be through, ns
         self.queued: deque = deque()  # ends of the kernels in flight
         self.events: dict[int, int] = {}  # when each event passes, ns
         self.arriving: deque = deque()  # (when, do it): copies to the host under way
         self.shapes: dict[tuple, Any] = {}  # of what an operator makes, once it is known
-        self.held: dict[int, Counter] = {i: Counter() for i in range(len(cards))}
-        self.allocated = [0] * len(cards)
-        self.peak = [0] * len(cards)
+        self.made = [0] * len(cards)  # tensors
 
-    def enqueue(
-        self, name: str, card: int, us: float, flops=0.0, bytes=0.0, kind="fp32", engine=""
-    ) -> int:
+    def enqueue(self, name: str, card: int, us: float, flops=0.0, bytes=0.0, kind="fp32") -> int:
         # Caught: an optimizer that updated one tensor after the other
         self.clock.spend(LAUNCH_US)
         while self.queued and self.queued[0] <= self.clock.now():
@@ -181,10 +172,9 @@ class StandIn:
         if len(self.queued) >= QUEUE:
             self.clock.wait_until(self.queued.popleft())
         stream = LIBRARY.standin_stream(card)
-        lanes = [(card, stream)] + ([(card, engine)] if engine else [])
-        start = max(self.clock.now(), *(self.free.get(lane, 0) for lane in lanes))
+        start = max(self.clock.now(), self.free.get((card, stream), 0))
         end = start + round(us * 1e3)
-        self.free |= dict.fromkeys(lanes, end)
+        self.free[card, stream] = end
         self.queued.append(end)
         self.kernels.append(Kernel(name, card, stream, start, end, flops, bytes, kind))
         return end
@@ -233,17 +223,6 @@ class StandIn:
 
     def run(self, func: Any, args: tuple, kwargs: dict) -> Any:
         name = func.overloadpacket.__name__
-        start = self.clock.now()
-        first = len(self.kernels)
-        out = self.perform(name, func, args, kwargs)
-        if self.profile is not None:
-            shapes = [list(x.shape) for x in tensors_of(args)]
-            kernels = (first, len(self.kernels))
-            op = f"aten::{name}", start, self.clock.now(), shapes, kernels
-            self.profile.ops.append(standin_profiler.Op(*op))
-        return out
-
-    def perform(self, name: str, func: Any, args: tuple, kwargs: dict) -> Any:
         if name in ("_to_copy", "copy_"):
             return self.copy(func, args, kwargs)
         if name == "_local_scalar_dense":  # `.item()`: the host waits for everything before it
@@ -341,21 +320,21 @@ class StandIn:
         else:
             pinned = source.device.type == "cpu" and source.is_pinned()
             crossing = size if pinned else size / PAGEABLE
-            end = self.over_the_bus("memcpyHtoD", target.index, crossing, "up")
+            end = self.over_the_bus("memcpyHtoD", target.index, crossing)
             if waits or (not pinned and size > BLOCKING_COPY):
                 self.syncs += 1
                 self.clock.wait_until(end)
         return args[0] if in_place else self.outside(out, target)
 
-    def over_the_bus(self, name: str, card: int, size: int, engine: str) -> int:
+    def over_the_bus(self, name: str, card: int, size: float) -> int:
         us = SHORTEST_KERNEL_US + size / (self.cards[card].bus_gb_per_s * 1e3)
-        return self.enqueue(name, card, us, bytes=size, engine=engine)
+        return self.enqueue(name, card, us, bytes=size)
 
     def to_host(self, source, target, size: int, waits: bool, kwargs: dict) -> torch.Tensor:
         """Copy to the host: its numbers are there when the queue has done it, NaN before."""
         if target is None:
             target = torch.empty(source.shape, dtype=kwargs.get("dtype") or source.dtype)
-        end = self.over_the_bus("memcpyDtoH", source.device.index, size, "down")
+        end = self.over_the_bus("memcpyDtoH", source.device.index, size)
         self.arriving.append((end, target.zero_))
         if waits or not target.is_pinned():
             self.syncs += 1
@@ -364,33 +343,6 @@ class StandIn:
         elif target.is_floating_point():
             target.fill_(float("nan"))
         return target
-
-    def count_memory(self, tensor: OnCard, device: torch.device) -> None:
-        # Caught: a doubled batch that did not fit, with which the x-ray's other findings went
-        storage = tensor.inner.untyped_storage()
-        key = storage._cdata
-        size = storage.nbytes()
-        held = self.held[device.index]
-        if not held[key]:
-            room = self.cards[device.index].memory_gib * 2**30
-            i = device.index
-            if self.allocated[i] + size > room:
-                raise torch.OutOfMemoryError(
-                    f"CUDA out of memory. Tried to allocate {size / 2**30:.2f} GiB. GPU {i} "
-                    f"has a total capacity of {room / 2**30:.2f} GiB"
-                )
-            self.allocated[i] += size
-            self.peak[i] = max(self.peak[i], self.allocated[i])
-        held[key] += 1
-        weakref.finalize(tensor, self.release, device.index, key, size).atexit = False
-
-    def release(self, card: int, key: int, size: int) -> None:
-        """A tensor is gone; so is its storage where it was the last."""
-        held = self.held[card]
-        held[key] -= 1
-        if held[key] <= 0:
-            del held[key]
-            self.allocated[card] -= size
 
     def busy_ns(self, start: int, end: int) -> int:
         """Return the ns between two moments in which a kernel was running."""
@@ -531,9 +483,7 @@ def install(*cards: Card) -> StandIn:
         weakref.finalize(StandIn, LIBRARY.standin_leave)
         patch_cuda()
         fill_in_kernels()
-        standin_profiler.install()
     GPU = StandIn(cards)
-    standin_profiler.Profile.gpu = GPU
     _answers = Answers(**{name: kind(getattr(GPU, name)) for name, kind in Answers._fields_})
     if first:  # autograd starts a thread for each device that it finds in its first backward pass
         LIBRARY.standin_install(MOST_CARDS, _answers)
@@ -600,43 +550,26 @@ def patch_cuda() -> None:
             major=card.capability[0],
             minor=card.capability[1],
             multi_processor_count=card.sms,
-            warp_size=32,
-            max_threads_per_multi_processor=card.threads_per_sm,
-            is_integrated=0,
             L2_cache_size=int(card.l2_mib * 2**20),
-            shared_memory_per_multiprocessor=102400,
             uuid=f"00000000-0000-0000-0000-00000000000{i}",
-            regs_per_multiprocessor=65536,
-            memory_bus_width=256,
         )
 
-    # Dynamo asks for a function of its own under each name
     answers = {
         "is_available": lambda: bool(GPU.cards),
         "device_count": lambda: len(GPU.cards),
         "is_initialized": lambda: bool(GPU.cards),
-        "_is_in_bad_fork": lambda: False,
         "_lazy_init": lambda: None,
-        "init": lambda: None,
-        "_lazy_call": lambda *a, **k: None,
         "empty_cache": lambda: None,
         "manual_seed": lambda s: None,
-        "manual_seed_all": lambda s: None,
-        "set_per_process_memory_fraction": lambda *a: None,
         "current_device": index,
         "set_device": lambda d: LIBRARY.standin_use(index(d)),
         "get_device_properties": properties,
         "get_device_name": lambda d=None: properties(d).name,
         "get_device_capability": lambda d=None: GPU.cards[index(d)].capability,
-        "memory_allocated": lambda d=None: GPU.allocated[index(d)],
-        "memory_reserved": lambda d=None: GPU.allocated[index(d)],
-        "max_memory_allocated": lambda d=None: GPU.peak[index(d)],
-        "reset_peak_memory_stats": lambda d=None: GPU.peak.__setitem__(
-            index(d), GPU.allocated[index(d)]
-        ),
+        "memory_allocated": lambda d=None: GPU.made[index(d)],
+        "max_memory_allocated": lambda d=None: GPU.made[index(d)],
+        "reset_peak_memory_stats": lambda d=None: None,
         "synchronize": lambda d=None: GPU.host_waits(index(d), -1, -1),
-        "is_bf16_supported": lambda emulated=True: emulated or properties().major >= 8,
-        "current_stream": lambda d=None: torch.accelerator.current_stream(index(d)),
         "Stream": lambda device=None, **k: torch.Stream(torch.device("cuda", index(device))),
         "Event": torch.Event,
     }

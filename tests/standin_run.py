@@ -14,7 +14,6 @@ import torch
 import labkit as lk
 from labkit import quotas
 from labkit.bench import flops, machine
-from labkit.bench import profile as xray
 from labkit.bench.loop import Trainer, train
 from labkit.bench.model_size import noise_batch
 from labkit.bench.resolve_config import resolve_config
@@ -79,13 +78,11 @@ def _train(gpu, asked, folder, prep_ms, fault, card) -> None:
         job.num_workers,
         job.prefetch_factor or 2,
     )
-    xray.keep_time(job)
     flops.write_work(trainer, log)
     gpu.syncs_before = gpu.syncs
-    steps = train(trainer, batches, timeline, job)
+    train(trainer, batches, timeline, job)
     drain.drain()
     log.write("memory", peak_bytes=machine.peak_bytes(card))
-    xray.look(trainer, batches, job, steps, folder, log)
     drain.remove()
     log.write("done")
     log.write("end", stop=None, code=0)

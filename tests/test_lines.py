@@ -21,8 +21,9 @@ from torch.utils.data import DataLoader, Dataset
 import labkit as lk
 from labkit.__main__ import main
 from labkit.bench import loader_clocks, stack
+from labkit.bench.growth import Growth
 from labkit.bench.sampler import Sampler
-from labkit.bench.user_loop import Growth, padding_of
+from labkit.bench.user_loop import padding_of
 from labkit.diagnosis.hot_lines import Line
 from labkit.view import watch_live
 

@@ -7,7 +7,7 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +24,28 @@ EPOCH = 51_200  # samples, each of one of the images: an epoch is longer than mo
 CLASSES = 10
 NOISE_IMAGES = 64  # of dataset="sleep"
 PATIENCE_S = 120  # with a worker: one that hangs fails the run instead of waiting forever
-Collate = Callable[[Any], Any]
+Batch = tuple[torch.Tensor, torch.Tensor]
+"""Images (B, 3, px, px) uint8 and labels (B,) int64."""
+
+Collate = Callable[..., object]
 VERSION = 1  # part of the folder's name: a new recipe never meets old files
 
 
-class JpegFiles(Dataset):
-    """Real JPEG files, decoded with Pillow; fetched, as in all datasets here, by (draw, index)."""
+class Images(Dataset):
+    """Images and their labels, each again and again."""
+
+    def __len__(self) -> int:
+        return EPOCH
+
+
+class JpegFiles(Images):
+    """Real JPEG files, decoded with Pillow."""
 
     def __init__(self, folder: Path, job: Job):
         self.job = job
         self.files = [str(folder / f"{number:05d}.jpg") for number in range(COUNT)]
 
-    def __len__(self) -> int:
-        return EPOCH
-
-    def __getitem__(self, ticket: tuple[int, int]) -> tuple[torch.Tensor, int]:
-        index = ticket[1]
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         place = index % COUNT
         if self.job.io_ms:
             time.sleep(self.job.io_ms / 1e3)  # the simulated delay of a network drive
@@ -68,7 +74,7 @@ def augmented(image: Image.Image, rng: random.Random) -> Image.Image:
     return ImageEnhance.Color(image).enhance(rng.uniform(0.8, 1.2))
 
 
-class Batched(Dataset):
+class Batched(Images):
     """Images of an array: decoded once ("array"), or noise and `prep_ms` a batch ("sleep")."""
 
     def __init__(self, job: Job, file: Path | None = None):
@@ -81,17 +87,14 @@ class Batched(Dataset):
             shape = (NOISE_IMAGES, 3, job.image_px, job.image_px)
             self.array = np.random.default_rng(job.seed).integers(0, 256, shape, dtype=np.uint8)
 
-    def __len__(self) -> int:
-        return EPOCH
-
-    def __getitems__(self, tickets: list[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    def __getitems__(self, indices: list[int]) -> Batch:
         images = self._images()
-        seconds = self.batch_s + self.item_s * len(tickets)
+        seconds = self.batch_s + self.item_s * len(indices)
         if seconds:
             time.sleep(seconds)
-        indices = np.array([index % len(images) for _, index in tickets])
-        batch = torch.from_numpy(images[indices])  # (B, 3, px, px) uint8, copied by the index
-        return batch, torch.from_numpy(indices % CLASSES)  # (B,) int64
+        places = np.array(indices) % len(images)
+        batch = torch.from_numpy(images[places])  # (B, 3, px, px) uint8, copied by the index
+        return batch, torch.from_numpy(places % CLASSES)  # (B,) int64
 
     def _images(self) -> np.ndarray:
         """Return the array; a file's is opened in the worker: no map is copied to a process."""
@@ -103,7 +106,7 @@ class Batched(Dataset):
 
 
 class EndlessShuffle(Sampler):
-    """Shuffled epochs without end, as (draw, index): the n-th sample whatever the workers.
+    """Shuffled epochs without end: the n-th sample is the same whatever the workers.
 
     The order is that of DataLoader(shuffle=True) behind torch.manual_seed(seed).
     """
@@ -114,8 +117,8 @@ class EndlessShuffle(Sampler):
         self.rank = rank
         self.ranks = ranks
 
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        return itertools.islice(enumerate(self._indices()), self.rank, None, self.ranks)
+    def __iter__(self) -> Iterator[int]:
+        return itertools.islice(self._indices(), self.rank, None, self.ranks)
 
     def _indices(self) -> Iterator[int]:
         drawn = torch.Generator().manual_seed(self.seed)
@@ -143,7 +146,7 @@ class Stalling:
         self.workers = max(1, job.num_workers)
         self.seen = 0  # batches of this worker
 
-    def __call__(self, samples: list[Any]) -> Any:
+    def __call__(self, samples: list) -> object:
         """Collate one batch, after the stall where one is due."""
         worker = get_worker_info()
         batch = self.seen * self.workers + (worker.id if worker else 0)
@@ -153,7 +156,7 @@ class Stalling:
         return self.collate(samples)
 
 
-def make_dataset(job: Job, cache: Path, progress: Callable[[int, int], None]) -> Dataset:
+def make_dataset(job: Job, cache: Path, progress: Callable[[int, int], None]) -> Images:
     """Build the job's dataset, making its files first where they are missing."""
     if job.dataset == "jpeg":
         return JpegFiles(jpeg_folder(cache, 2 * job.image_px, progress), job)
@@ -161,7 +164,7 @@ def make_dataset(job: Job, cache: Path, progress: Callable[[int, int], None]) ->
     return Batched(job, file)
 
 
-def make_loader(dataset: Dataset, job: Any) -> DataLoader:
+def make_loader(dataset: Images, job: Job) -> DataLoader:
     """Build the DataLoader the job asks for."""
     collate: Collate = torch.utils.data.default_collate
     if hasattr(dataset, "__getitems__"):
@@ -169,18 +172,11 @@ def make_loader(dataset: Dataset, job: Any) -> DataLoader:
     if job.stall_ms:
         collate = Stalling(collate, job)
     shard = getattr(job, "shard", ())
-    sampler = EndlessShuffle(size_of(dataset), job.seed, *shard)
+    sampler = EndlessShuffle(len(dataset), job.seed, *shard)
     return DataLoader(dataset, sampler=sampler, collate_fn=collate, **loader_settings(job))
 
 
-def size_of(dataset: Dataset) -> int:
-    """Return the number of items; torch does not declare the length of a Dataset."""
-    if not isinstance(dataset, Sized):
-        raise TypeError(f"{type(dataset).__name__} has no length: it needs __len__.")
-    return len(dataset)
-
-
-def noise_batch(job: Job) -> tuple[torch.Tensor, torch.Tensor]:
+def noise_batch(job: Job) -> Batch:
     """Return random images (B, 3, px, px) uint8 and labels (B,) on the host."""
     shape = (job.batch_size, 3, job.image_px, job.image_px)
     return torch.randint(0, 256, shape, dtype=torch.uint8), torch.randint(0, CLASSES, shape[:1])

@@ -74,7 +74,7 @@ def count(model: torch.nn.Module, train: Callable[[torch.nn.Module], None]) -> d
     from torch.utils.flop_counter import FlopCounterMode  # a tenth of a second, for Triton
 
     model = unwrapped(model)
-    stand_ins: dict[int, Any] = {}  # by the id of what they stand for in the copy
+    stand_ins: dict[int, object] = {}  # by the id of what they stand for in the copy
     for weights in model.parameters():
         stand_ins[id(weights)] = torch.nn.Parameter(_empty(weights), weights.requires_grad)
     for buffer in model.buffers():
@@ -221,7 +221,7 @@ def _event(
         **found,
         "samples": samples,
         "precision": precision,  # that most of it runs in
-        "cache_bytes": max(machine.cache_bytes(device).values(), default=0),
+        "cache_bytes": machine.cache_bytes(device),
         "roof": peaks.kept(device),
     }
 
@@ -229,8 +229,8 @@ def _event(
 class FirstArguments(NamedTuple):
     """The arguments of a model's first training call, tensors without their numbers."""
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
     autocasts: bool
     formats: dict[str, str]  # {"convolution" or "product": the number format it runs in}
     device: torch.device
@@ -245,7 +245,9 @@ class FirstCall:
         self.given: FirstArguments | None = None
         self.hook = model.register_forward_pre_hook(self._look, with_kwargs=True)
 
-    def _look(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _look(
+        self, module: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
         if not (module.training and torch.is_grad_enabled()):
             return
         self.hook.remove()

@@ -84,9 +84,9 @@ class GpuMeter:
             "gpu_now": first_answer(self._utilization),
             "gpu": first_answer(self._driver_samples),
             "memory_gib": first_answer(self._memory_gib),
-            "power_w": first_answer(self._power_w),
-            "power_limit_w": first_answer(self._power_limit_w),
-            "energy_j": first_answer(self._energy_j),
+            "power_w": self._thousandth(pynvml.nvmlDeviceGetPowerUsage),
+            "power_limit_w": self._thousandth(pynvml.nvmlDeviceGetEnforcedPowerLimit),
+            "energy_j": self._thousandth(pynvml.nvmlDeviceGetTotalEnergyConsumption),
             "sm_mhz": first_answer(self._sm_mhz),
             "clock_reasons": first_answer(self._clock_reasons, self._clock_reasons_before_535),
             "others": first_answer(self._others),
@@ -102,14 +102,9 @@ class GpuMeter:
         memory = pynvml.nvmlDeviceGetMemoryInfo(self.card)
         return round(float(memory.used) / 2**30, 3)
 
-    def _power_w(self) -> float:
-        return pynvml.nvmlDeviceGetPowerUsage(self.card) / 1e3
-
-    def _power_limit_w(self) -> float:
-        return pynvml.nvmlDeviceGetEnforcedPowerLimit(self.card) / 1e3
-
-    def _energy_j(self) -> float:
-        return pynvml.nvmlDeviceGetTotalEnergyConsumption(self.card) / 1e3
+    def _thousandth(self, ask: Callable[[object], int]) -> float | None:
+        """Return W or J of a card that answers in mW or mJ."""
+        return first_answer(lambda: ask(self.card) / 1e3)
 
     def _sm_mhz(self) -> int:
         return pynvml.nvmlDeviceGetClockInfo(self.card, pynvml.NVML_CLOCK_SM)

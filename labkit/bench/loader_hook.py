@@ -10,154 +10,154 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import TracebackType
+from typing import Protocol
 
 from labkit.bench import stack
-from labkit.bench.loader_clocks import INDEX
 from labkit.bench.loader_work import LoaderWork
 from labkit.process.events import now_ns
 
+Collate = Callable[[object], object]
 
-def watched(fetcher: Any, work: LoaderWork) -> WatchedFetcher:
+
+class Source(Protocol):
+    """A dataset with items."""
+
+    def __getitem__(self, index: object, /) -> object: ...
+
+
+class Fetcher(Protocol):
+    """What torch makes for a pass; of a stream it has the iterator as `dataset_iter`."""
+
+    dataset: Source
+    collate_fn: Collate
+    auto_collation: bool
+    dataset_iter: Iterator[object]
+
+    def fetch(self, index: object, /) -> object:
+        """Return a batch."""
+        ...
+
+
+def watched(fetcher: Fetcher, work: LoaderWork) -> WatchedFetcher:
     """Return what stands for a new fetcher of torch's, at the start of a pass."""
     streams = hasattr(fetcher, "dataset_iter")
     if streams:
         fetcher.dataset_iter = TimedStream(fetcher.dataset_iter, work)
     else:
         at_once = getattr(fetcher.dataset, "__getitems__", None)
-        timed = TimedBatches if fetcher.auto_collation and at_once else TimedItems
-        fetcher.dataset = timed(fetcher.dataset, work)
+        if fetcher.auto_collation and at_once:
+            fetcher.dataset = TimedBatches(fetcher.dataset, work, at_once)
+        else:
+            fetcher.dataset = TimedItems(fetcher.dataset, work)
     fetcher.collate_fn = TimedCollate(fetcher.collate_fn, work)
     work.begin_pass(streams)
     return WatchedFetcher(fetcher, work)
 
 
-class WatchedFetcher:
+class StandIn:
+    """Has the attributes of what it stands for."""
+
+    def __init__(self, real: object, work: LoaderWork):
+        self.real = real
+        self.work = work
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.real, name)
+
+
+class WatchedFetcher(StandIn):
     """Stands for a fetcher of torch's, whose batches are timed."""
 
-    def __init__(self, fetcher: Any, work: LoaderWork):
-        self._fetcher = fetcher
-        self._work = work
+    real: Fetcher
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._fetcher, name)
-
-    def fetch(self, index: Any) -> Any:
+    def fetch(self, index: object) -> object:
         """Return the batch that torch's fetcher makes."""
-        work = self._work
+        work = self.work
         if work.over:
-            return self._fetcher.fetch(index)
-        number = work.in_pass
+            return self.real.fetch(index)
+        number: int | None = work.in_pass
         if work.worker >= 0:  # torch's loop of a worker knows which batch of the pass it is
-            number = stack.locals_of(sys._getframe(1)).get("idx")
+            known = stack.locals_of(sys._getframe(1)).get("idx")
+            number = known if isinstance(known, int) else None
         count = 0 if work.streams else len(index) if isinstance(index, (list, tuple)) else 1
         work.begin(number, count)
         try:
-            batch = self._fetcher.fetch(index)
+            batch = self.real.fetch(index)
         except BaseException as error:
             work.idle(now_ns())
-            without_our_frames(error)
+            error.__traceback__ = without_ours(error.__traceback__)
             raise
         work.end()
         return batch
 
 
-class TimedItems:
+class TimedItems(StandIn):
     """Stands for a dataset, before torch's fetcher only."""
 
-    def __init__(self, dataset: Any, work: LoaderWork):
-        self.dataset = dataset
-        self.work = work
-        self.words = work.words
+    real: Source
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.dataset, name)
-
-    def __getitem__(self, index: Any) -> Any:
-        if type(index) is int:
-            self.words[INDEX] = index
-        else:
-            self.work.name_item(index)
-        try:
-            item = self.dataset[index]
-        except BaseException as error:
-            without_our_frames(error)
-            raise
+    def __getitem__(self, index: object) -> object:
+        self.work.name_item(index)
+        item = self.real[index]
         self.work.end_item(index)
         return item
 
 
 class TimedBatches(TimedItems):
-    """Stands for a dataset that fetches a batch at once."""
+    """Stands for a dataset that fetches a batch at once, by `at_once`."""
 
-    def __getitems__(self, indices: list[Any]) -> Any:
+    def __init__(self, real: Source, work: LoaderWork, at_once: Callable[[list], object]):
+        super().__init__(real, work)
+        self.at_once = at_once
+
+    def __getitems__(self, indices: list[object]) -> object:
         """Return what the dataset's own method does."""
-        work = self.work
-        work.name_item(indices)
-        try:
-            items = self.dataset.__getitems__(indices)
-        except BaseException as error:
-            without_our_frames(error)
-            raise
-        work.end_item(indices)
+        self.work.name_item(indices)
+        items = self.at_once(indices)
+        self.work.end_item(indices)
         return items
 
 
-class TimedStream:
+class TimedStream(StandIn):
     """Stands for the iterator of an iterable dataset."""
 
-    def __init__(self, iterator: Iterator[Any], work: LoaderWork):
-        self.iterator = iterator
-        self.work = work
-        self.words = work.words
-        self.number = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.iterator, name)
+    real: Iterator[object]
+    number = 0
 
     def __iter__(self) -> TimedStream:
         return self
 
-    def __next__(self) -> Any:
-        self.words[INDEX] = self.number
-        try:
-            item = next(self.iterator)
-        except BaseException as error:
-            without_our_frames(error)
-            raise
+    def __next__(self) -> object:
+        self.work.name_item(self.number)
+        item = next(self.real)
         self.work.end_item(self.number)
         self.work.count += 1
         self.number += 1
         return item
 
 
-class TimedCollate:
+class TimedCollate(StandIn):
     """Stands for a collate function."""
 
-    def __init__(self, collate: Callable[[Any], Any], work: LoaderWork):
-        self.collate = collate
-        self.work = work
+    real: Collate
 
-    def __call__(self, samples: Any) -> Any:
+    def __call__(self, samples: object) -> object:
         """Return what the function itself does."""
         self.work.begin_collate()
-        try:
-            return self.collate(samples)
-        except BaseException as error:
-            without_our_frames(error)
-            raise
+        return self.real(samples)
 
 
-def without_our_frames(error: BaseException) -> None:
-    """Take the frame that calls this, the outermost so far, out of an error's traceback.
+def without_ours(traceback: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of labkit: an error reads as without us."""
+    while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(stack.HOME):
+        traceback = traceback.tb_next
+    if traceback is not None:
+        traceback.tb_next = without_ours(traceback.tb_next)
+    return traceback
 
-    A bare `raise` then goes on as if that frame had not been there (from Python 3.11 on).
-    """
-    if error.__traceback__ is not None:
-        error.__traceback__ = error.__traceback__.tb_next
 
-
-def hook_fetchers(work: LoaderWork, is_wanted: Callable[[Any], bool]) -> Callable[[], None]:
+def hook_fetchers(work: LoaderWork, is_wanted: Callable[[object], bool]) -> Callable[[], None]:
     """Time the batches of each fetcher that torch makes of a wanted dataset.
 
     Returns what ends that.
@@ -165,7 +165,7 @@ def hook_fetchers(work: LoaderWork, is_wanted: Callable[[Any], bool]) -> Callabl
     kinds = sys.modules["torch.utils.data"]._DatasetKind
     plain = kinds.create_fetcher
 
-    def create_fetcher(kind: int, dataset: Any, *settings: Any) -> Any:
+    def create_fetcher(kind: int, dataset: object, *settings: object) -> Fetcher | WatchedFetcher:
         fetcher = plain(kind, dataset, *settings)
         if work.over or not is_wanted(dataset):
             return fetcher

@@ -9,7 +9,7 @@ import contextlib
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from labkit.bench.loader_clocks import (
     BATCH,
@@ -37,6 +37,22 @@ SLOWEST = 5  # items of a process that are named
 WORTH_A_LOOK_NS = 300_000  # of a batch: two readings of the time in line take 2.6 µs, 0.9 % of it
 MEMORY_NS = 1_000_000_000  # between two looks at a process's memory, at least,
 MEMORY_TIMES = 250  # and so many times the CPU time of a look: 0.4 %
+
+
+class Row(NamedTuple):
+    """A batch, as an `items` event holds it: moments and times in ns."""
+
+    done: int  # batches of this process before it
+    batch: int  # its number in the pass
+    of_pass: int
+    start: int
+    fetched: int  # all items are there
+    ready: int  # it is collated
+    cpu_ns: int
+    items: int
+    slow_ns: int  # of the slowest of them
+    line_ns: int  # in line for a core
+    slow_index: object
 
 
 class LoaderWork:
@@ -78,8 +94,8 @@ class LoaderWork:
         self.keep_every = 1
         self.room = MOST_ROWS // self.workers
         self.due = 0
-        self.gathered: list[tuple] = []  # of each batch since the last write
-        self.laps: list[list[Any]] = []  # and of those whose items are timed one by one
+        self.gathered: list[Row] = []  # of each batch since the last write
+        self.laps: list[list[object]] = []  # and of those whose items are timed one by one
         names = ("batches", "items", "busy_ns", "cpu_ns", "line_ns", "bytes", "disk")
         self.totals = dict.fromkeys(names, 0)
         self.slowest: list[tuple[int, int | str, int]] = []
@@ -115,7 +131,7 @@ class LoaderWork:
         words[SINCE] = self.start
 
     def name_item(self, index: object) -> None:
-        """Note an index that is no whole number."""
+        """Note the item that is being fetched, for who looks while it hangs."""
         if self.progress is not None:
             self.progress.name_item(index)
 
@@ -148,10 +164,20 @@ class LoaderWork:
         self.idle(ready)
         between_ns = self.cpu_ns - self.process_ns
         self.process_ns = cpu_ns
-        self.gathered.append(
-            (self.done, self.batch, self.passes, self.start, self.fetched, ready,
-             cpu_ns - self.cpu_ns, self.count, self.slow_ns, in_line_ns, self.slow_index)
-        )  # fmt: skip
+        row = Row(
+            done=self.done,
+            batch=self.batch,
+            of_pass=self.passes,
+            start=self.start,
+            fetched=self.fetched,
+            ready=ready,
+            cpu_ns=cpu_ns - self.cpu_ns,
+            items=self.count,
+            slow_ns=self.slow_ns,
+            line_ns=in_line_ns,
+            slow_index=self.slow_index,
+        )
+        self.gathered.append(row)
         if collate is not None:
             self.laps.append(self._laps_row(collate, between_ns))
         self.in_pass += 1
@@ -160,7 +186,7 @@ class LoaderWork:
             self.due = ready + GATHER_NS
             self.flush()
 
-    def _laps_row(self, collate: tuple[int, int, int], between_ns: int) -> list[Any]:
+    def _laps_row(self, collate: tuple[int, int, int], between_ns: int) -> list[object]:
         """Return the row of a batch that predictions are made from, in µs."""
         items = self.items
         sums = [sum(column) for column in zip(*items, strict=True)] or [0, 0, 0]
@@ -205,30 +231,31 @@ class LoaderWork:
         self.memory_due = now + max(MEMORY_NS, MEMORY_TIMES * took_ns)
         return held
 
-    def _summed_up(self) -> list[list[Any]]:
+    def _summed_up(self) -> list[list[object]]:
         """Add what has gathered to the totals; return the rows of the batches that are kept."""
-        gathered, self.gathered = self.gathered, []
-        kept = []
+        gathered = self.gathered
+        self.gathered = []
+        kept: list[list[object]] = []
         totals = self.totals
         for row in gathered:
-            done, batch, _, start, _, ready, cpu_ns, count, slow_ns, in_line_ns, slow_index = row
             totals["batches"] += 1
-            totals["items"] += count
-            totals["busy_ns"] += ready - start
-            totals["cpu_ns"] += cpu_ns
-            totals["line_ns"] += in_line_ns
-            index = plain_index(slow_index)
-            if done:  # the first batch of a process opens files and imports modules
-                self.slowest.append((max(0, slow_ns - in_line_ns), index, batch))
-            if done >= self.room * self.keep_every:
+            totals["items"] += row.items
+            totals["busy_ns"] += row.ready - row.start
+            totals["cpu_ns"] += row.cpu_ns
+            totals["line_ns"] += row.line_ns
+            index = plain_index(row.slow_index)
+            if row.done:  # the first batch of a process opens files and imports modules
+                self.slowest.append((max(0, row.slow_ns - row.line_ns), index, row.batch))
+            if row.done >= self.room * self.keep_every:
                 self.keep_every *= 2
-            if done % self.keep_every == 0:
+            if row.done % self.keep_every == 0:
                 kept.append([*row[:-1], index])
         self.slowest.sort(key=lambda each: each[0], reverse=True)
         del self.slowest[SLOWEST:]
-        before, self.read_before = self.read_before, self.bytes_read.now()
-        totals["bytes"] += self.read_before[0] - before[0]
-        totals["disk"] += self.read_before[1] - before[1]
+        read, from_disk = self.bytes_read.now()
+        totals["bytes"] += read - self.read_before[0]
+        totals["disk"] += from_disk - self.read_before[1]
+        self.read_before = (read, from_disk)
         return kept
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from labkit.bench.data import CLASSES, noise_batch
+from labkit.bench.data import CLASSES, Batch, noise_batch
 from labkit.bench.formats import DTYPES, use_tf32
 from labkit.bench.job import Job
 from labkit.bench.models import MODELS, AdamW, set_layout
@@ -20,9 +20,6 @@ from labkit.process.events import now_ns
 
 STARTING_NS = 120_000_000_000  # what workers get to start in, at the most
 UNLIMITED_S = 1e9
-
-Batch = tuple[torch.Tensor, torch.Tensor]
-"""Images (B, 3, px, px) uint8 and labels (B,) int64."""
 
 
 class CopyStream:

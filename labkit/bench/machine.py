@@ -348,22 +348,16 @@ def _said_by(*command: str) -> str:
     return ""
 
 
-def cache_bytes(device: torch.device) -> dict[str, int]:
-    """Return each data cache's size in bytes by name ("L1d", "L2"); {} where nobody tells."""
+def cache_bytes(device: torch.device) -> int:
+    """Return the size of the largest data cache in bytes; 0 where nobody tells."""
     if device.type == "cuda":
-        return {"L2": torch.cuda.get_device_properties(device).L2_cache_size}
-    if device.type != "cpu":
-        return {}
-    found = {}
-    for folder in sorted(CACHES.glob("index*")):
+        return torch.cuda.get_device_properties(device).L2_cache_size
+    sizes = [0]
+    for path in CACHES.glob("index*/size") if device.type == "cpu" else ():
         with contextlib.suppress(OSError, ValueError, KeyError):
-            kind = (folder / "type").read_text().strip()
-            level = (folder / "level").read_text().strip()
-            size = (folder / "size").read_text().strip()
-            if kind != "Instruction":
-                name = f"L{level}d" if kind == "Data" else f"L{level}"
-                found[name] = int(size[:-1]) * UNITS[size[-1]]
-    return found
+            size = path.read_text().strip()  # "32K"
+            sizes.append(int(size[:-1]) * UNITS[size[-1]])
+    return max(sizes)
 
 
 def _gib(size_bytes: int) -> float:

@@ -22,7 +22,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch.utils.benchmark import Timer
 
 from labkit.bench import machine, model_size, resolve_config
 from labkit.bench.by_value import send_by_value
@@ -32,14 +31,13 @@ from labkit.spec import NOISY, TIMED, quick_run
 MIN_SECONDS = 0.1  # of timing for a row
 QUICK_PART = 10  # with LABKIT_QUICK=1 a row takes one part in so many, whatever its noise
 MOST_TIMES = 4  # the least time, at the most: for times that do not settle
-BLOCK_SECONDS = 2e-3  # a block of calls takes as long, on a CPU
+BLOCK_SECONDS = 2e-3  # a block of calls takes as long
 WARM_SECONDS = 0.05  # of work before CUDA is timed: until then its clocks may be low
 ROUNDS = 7  # of several ways that are timed in turn
 QUICK_ROUNDS = 3
 MOST_KEPT = 200  # times kept of one row
 MOST_TEXT = 300  # characters of an error
 OUT_OF_MEMORY = "out of memory"
-EXEC_KEEPS_THE_PROCESS = hasattr(os, "fork")  # Windows starts another, which nobody waits for
 # Of a card that has failed in mid-kernel: whatever this process asks of it from then on fails too
 CARD_FAILED = re.compile(r"\b(CUDA|HIP) error")
 
@@ -122,30 +120,16 @@ class Bench:
 
     def _times(self, work: Work, seconds: float) -> list[float]:
         """Return times of one call (s), one for each block of calls."""
-        more = self._blocks_of(work, seconds)
-        times = more()
-        spent = seconds
-        while noisy(times) and spent < MOST_TIMES * seconds and not quick_run():
-            times += more()
-            spent += seconds
-        return times
-
-    def _blocks_of(self, work: Work, seconds: float) -> Callable[[], list[float]]:
-        """Warm `work` up; return what times it for so many seconds, block by block."""
         calls = self._calls_in_a_block(work)
-        if self.device.type == "cpu":
-            threads = torch.get_num_threads()
-            timer = Timer("work()", globals={"work": work}, num_threads=threads)
-            return lambda: timer.blocked_autorange(min_run_time=seconds).times
-
-        def blocks() -> list[float]:
-            times = []
+        times: list[float] = []
+        most = seconds if quick_run() else MOST_TIMES * seconds
+        spent = 0.0
+        while not times or (noisy(times) and spent < most):
+            spent += seconds
             ends = time.perf_counter() + seconds
             while not times or time.perf_counter() < ends:
                 times.append(self._block(work, calls))
-            return times
-
-        return blocks
+        return times
 
     def _calls_in_a_block(self, work: Work) -> int:
         """Warm `work` up, and return how many calls make a block."""
@@ -211,7 +195,7 @@ def perform(order: dict, device: torch.device, folder: Path, log: EventLog) -> N
         for row in bench.rows or [{}]:
             values = plain(points[number] | row.get("values", {}) | bench.returned)
             log.write("row", **{**row, "values": values, "error": error})
-        if is_spoilt and number + 1 < len(points) and EXEC_KEEPS_THE_PROCESS:
+        if is_spoilt and number + 1 < len(points):
             os.execv(sys.executable, sys.orig_argv)
     payload.unlink()
     progress.unlink()

@@ -57,22 +57,23 @@ def fill(job: Job, device: torch.device) -> None:
         job.width = WIDTH_ON_GPU[job.model]
         if job.model == "cnn" and job.image_px > PX:  # as much arithmetic a layer on larger images
             job.width = max(32, round(job.width * PX / job.image_px / 32) * 32)
-        job.width = width_that_fits(job.model, job.width, job.image_px, device)
-        job.depth = job.depth or kept_depth(job.model, job.width, job.image_px, device)
+        job.width = width_that_fits(job, device)
+        job.depth = job.depth or kept_depth(job, device)
     job.depth = job.depth or STATED_WIDTH_DEPTH
 
 
-def width_that_fits(model: str, width: int, px: int, device: torch.device) -> int:
-    """Return `width`, halved until the device has the memory to train the models that are probed.
+def width_that_fits(job: Job, device: torch.device) -> int:
+    """Return the job's width, halved until the device has the memory for the models it probes.
 
     An MLP's weights grow with the square of its width, and its first layer with the images.
     """
     memory = quotas.ram_bytes()  # of an Apple GPU too
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
+    width = job.width
     while width > 1:
         with torch.device("meta"):
-            probed = MODELS[model](width, PROBED[1], CLASSES, px)
+            probed = MODELS[job.model](width, PROBED[1], CLASSES, job.image_px)
         weights = sum(each.nbytes for each in probed.parameters())
         if COPIES * weights <= MOST_MEMORY * memory:
             break
@@ -80,18 +81,18 @@ def width_that_fits(model: str, width: int, px: int, device: torch.device) -> in
     return width
 
 
-def kept_depth(model: str, width: int, px: int, device: torch.device) -> int:
+def kept_depth(job: Job, device: torch.device) -> int:
     """Return the depth at which a step takes about `STEP_MS`: found before, or now and kept.
 
     A depth that was found while others computed on the card serves only until one is found alone.
     """
-    alone = place_of_depth(model, width, px, device)
+    alone = place_of_depth(job, device)
     shared = alone.with_suffix(".shared.txt")
     busy = others_compute_on(device)
     for path in (alone, shared) if busy else (alone,):
         if path.exists():
             return int(path.read_text())
-    depth = find_depth(model, width, px, device)
+    depth = find_depth(job, device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)  # what was tried is no part of the run
     keep(shared if busy else alone, str(depth))
@@ -103,25 +104,25 @@ def others_compute_on(device: torch.device) -> bool:
     return device.type == "cuda" and machine.busy_with_others(device.index or 0) > DESKTOP
 
 
-def place_of_depth(model: str, width: int, px: int, device: torch.device) -> Path:
+def place_of_depth(job: Job, device: torch.device) -> Path:
     """Return the file in which a depth is kept, named by all that it depends on."""
     facts = [device.type]
     if device.type == "cuda":
         driver = machine.describe(device)["driver"]
         facts = [torch.cuda.get_device_name(device), f"driver {driver}"]
-    facts += [f"torch {torch.__version__}", model, str(width), str(px)]
+    facts += [f"torch {torch.__version__}", job.model, str(job.width), str(job.image_px)]
     return folders.home() / "depths" / f"{' '.join(facts).replace('/', ' ')}.txt"
 
 
-def find_depth(model: str, width: int, px: int, device: torch.device) -> int:
+def find_depth(job: Job, device: torch.device) -> int:
     """Return the depth at which a step takes about `STEP_MS`, with the card's clocks up."""
     load(device)
     depth = PROBED[0]
     for _ in range(TRIES):
-        few, more = (time_step(model, width, depth, px, device) for depth in PROBED)
+        few, more = (time_step(job, depth, device) for depth in PROBED)
         a_layer = max((more - few) / (PROBED[1] - PROBED[0]), 1e-3)
         depth = min(max(PROBED[0] + round((STEP_MS - few) / a_layer), 1), DEEPEST)
-        took = time_step(model, width, depth, px, device)
+        took = time_step(job, depth, device)
         whole_layers = max(OFF * STEP_MS, a_layer / 2)  # no depth comes closer than half a layer
         if abs(took - STEP_MS) <= whole_layers or (depth == 1 and took > STEP_MS):
             break
@@ -146,9 +147,9 @@ def keep(path: Path, text: str) -> None:
     part.replace(path)
 
 
-def time_step(model: str, width: int, depth: int, px: int, device: torch.device) -> float:
-    """Return the time of one training step with its batch on the device, ms, host ahead."""
-    job = plain_job(device, model=model, width=width, depth=depth, image_px=px)
+def time_step(of: Job, depth: int, device: torch.device) -> float:
+    """Return the time of one plain step of a job's model, its batch on the device, ms."""
+    job = plain_job(device, model=of.model, width=of.width, depth=depth, image_px=of.image_px)
     trainer = Trainer(job, device)
     images, labels = trainer.to_device(*noise_batch(job))
     took = []

@@ -62,7 +62,7 @@ def memory_rate(bench: Bench) -> float:
     A copy would read its target too before a CPU overwrites it, which nobody counts.
     """
     free = free_bytes(bench.device)
-    cache = max(machine.cache_bytes(bench.device).values(), default=0)
+    cache = machine.cache_bytes(bench.device)
     enough = int(min(LEAST_BYTES, SHARE_OF_FREE * free))  # a small card has less to give
     wanted = max(enough, TIMES_CACHE * cache)
     if wanted > SHARE_OF_FREE * free:

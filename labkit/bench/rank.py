@@ -13,13 +13,12 @@ import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import Dataset
 
 import labkit
 from labkit.bench import data, flops, machine, process, work
@@ -28,6 +27,7 @@ from labkit.bench.loop import UNLIMITED_S, Trainer, train
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.timeline import DeviceTimeline, HostTimeline, Step
 from labkit.bench.user_loop import telemetry_beside
+from labkit.knobs import Settings
 from labkit.process.events import NO_DEVICE, NO_TOKENS, VERSION, EventLog, StepRing, line_of, now_ns
 
 Resolved = tuple[Job, dict[str, str]]
@@ -44,7 +44,7 @@ class Place(NamedTuple):
     world_size: int
 
 
-def run(spec: dict[str, Any], folder: Path, log: EventLog) -> None:
+def run(spec: Settings, folder: Path, log: EventLog) -> None:
     """Join the other ranks, train with them, and write what this one did."""
     place = Place(
         int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
@@ -100,12 +100,12 @@ def take_device(wanted: str, ranks: int, local_rank: int) -> tuple[torch.device,
     kind, not_the_gpu = device_kind(wanted, ranks)
     device = torch.device(kind)
     if device.type == "cuda":
-        device = card_of(local_rank)
+        device = torch.device("cuda", machine.usable_cards()[local_rank])
         machine.use(device)
     return device, not_the_gpu
 
 
-def first_makes_files(local_rank: int, job: Job, cache: Path, log: EventLog) -> Dataset:
+def first_makes_files(local_rank: int, job: Job, cache: Path, log: EventLog) -> data.Images:
     """Return the dataset; the machine's first rank makes missing files, while the others wait."""
     if local_rank:
         dist.barrier()
@@ -115,11 +115,6 @@ def first_makes_files(local_rank: int, job: Job, cache: Path, log: EventLog) -> 
     if not local_rank:
         dist.barrier()
     return items
-
-
-def card_of(local_rank: int) -> torch.device:
-    """Return a rank's card, of those for which this torch has kernels."""
-    return torch.device("cuda", machine.usable_cards()[local_rank])
 
 
 def watch_card(device: torch.device, folder: Path, local_rank: int) -> None:

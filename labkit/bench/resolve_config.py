@@ -10,19 +10,19 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from labkit import quotas
 from labkit.bench import formats, machine, model_size
 from labkit.bench.job import Job
+from labkit.knobs import Settings
 from labkit.process.family import hold
 from labkit.spec import GRAPH_MODES, automatic, compiler
 
 
 def resolve_config(
-    asked: dict[str, Any], device: torch.device, own_model: bool = True, here: bool = True
+    asked: Settings, device: torch.device, own_model: bool = True, here: bool = True
 ) -> tuple[Job, dict[str, str]]:
     """Return the job (every knob's final value) and {knob: why it was not applied}."""
     job = Job(**asked)
@@ -44,7 +44,7 @@ def resolve_config(
     return job, dropped
 
 
-def _inapplicable(job: Job, device: torch.device) -> Iterator[tuple[str, Any, str]]:
+def _inapplicable(job: Job, device: torch.device) -> Iterator[tuple[str, object, str]]:
     """Yield (knob, what runs instead, why) for what this device or job cannot honour."""
     if device.type != "cuda":
         bus = "there is no CUDA device to copy to"
@@ -88,7 +88,7 @@ def compile_lacks(device: torch.device) -> str | None:
     return None
 
 
-def resolve_elsewhere(asked: dict[str, Any], cache: Path) -> dict[str, Any]:
+def resolve_elsewhere(asked: Settings, cache: Path) -> Settings:
     """Return the job of a pipeline that is not run, what is not applied, and a CPU's threads."""
     machine.use_fixed_threads()
     try:

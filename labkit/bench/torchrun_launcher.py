@@ -13,11 +13,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from labkit.bench import process
 from labkit.process import family
 from labkit.process.events import FILE_NAME, EventLog
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "gloo", "NCCL", "Broken pipe")
 CARDS = (
@@ -71,12 +74,14 @@ def hold_devices(spec: dict, log: EventLog) -> None:
         family.hold(Path(spec["cache"]), name, spec["run"], waiting=log.stage)
 
 
-def name_the_failed(failures: dict[int, Any], folder: Path, log: EventLog) -> None:
+def name_the_failed(failures: dict[int, ProcessFailure], folder: Path, log: EventLog) -> None:
     """Write which rank was killed or raised first; the others only lost their peer."""
     log.write("ranks_ended", codes={rank: each.exitcode for rank, each in failures.items()})
-    killed = [r for r, f in failures.items() if f.exitcode < 0 and f.exitcode != -signal.SIGTERM]
+    killed = []
     raised = []  # (whether it only lost its peer, when, rank, event)
     for rank, failed in failures.items():
+        if failed.exitcode < 0 and failed.exitcode != -signal.SIGTERM:
+            killed.append(rank)
         with contextlib.suppress(OSError, ValueError, StopIteration):
             lines = (folder / f"rank{failed.local_rank}" / FILE_NAME).read_text().splitlines()
             error = json.loads(next(x for x in lines if x.startswith('{"event":"error"')))
@@ -84,13 +89,21 @@ def name_the_failed(failures: dict[int, Any], folder: Path, log: EventLog) -> No
             raised.append((lost, error["t_ns"], rank, error))
     if raised and not killed:
         _, _, rank, error = min(raised, key=lambda found: found[:2])
-        why, traceback = f"{error['kind']}: {error['message']}", error["traceback"]
+        why = f"{error['kind']}: {error['message']}"
+        traceback = error["traceback"]
     else:
-        rank, traceback = killed[0] if killed else min(failures), None
+        rank = killed[0] if killed else min(failures)
         how = family.exit_name(failures[rank].exitcode)
         why = f"process {failures[rank].pid} was ended by {how}"
-    log.write("error", kind=f"Rank {rank}", message=why, traceback=traceback, workers={},
-              failed_rank=rank)  # fmt: skip
+        traceback = None
+    log.write(
+        "error",
+        kind=f"Rank {rank}",
+        message=why,
+        traceback=traceback,
+        workers={},
+        failed_rank=rank,
+    )
 
 
 if __name__ == "__main__":

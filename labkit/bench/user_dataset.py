@@ -27,10 +27,11 @@ from labkit.bench.by_value import send_by_value
 from labkit.bench.formats import DTYPES
 from labkit.bench.job import Job
 from labkit.bench.models import set_layout
+from labkit.knobs import Settings
 from labkit.spec import STEP_KNOBS
 
 Batch: TypeAlias = Any  # whatever the reader's collate function makes
-Order: TypeAlias = dict[str, Any]  # as `labkit.tuning.source` writes it into the spec
+Order: TypeAlias = Settings  # as `labkit.tuning.source` writes it into the spec
 PARTS = ("dataset", "collate_fn", "step", "model", "optimizer")
 ONE = torch.empty(1)  # expanded, it counts samples and holds none
 NO_LOSS = torch.tensor(float("nan"))
@@ -56,11 +57,11 @@ def prepare(order: Order, job: Job, folder: Path) -> tuple[OwnStep, Batches]:
     return trainer, Batches(loader, job, parts["collate_fn"])
 
 
-def _fetch(order: Order, folder: Path) -> dict[str, Any]:
+def _fetch(order: Order, folder: Path) -> Settings:
     """Return {part: object or None}; the payload is deleted as soon as it has been read."""
     os.chdir(order["cwd"])  # the reader's relative paths
     sys.path += [place for place in order["path"] if place not in sys.path]
-    parts: dict[str, Any] = dict.fromkeys(PARTS)
+    parts: Settings = dict.fromkeys(PARTS)
     for name, text in order["imports"].items():  # "module:name"
         parts[name] = pkgutil.resolve_name(text)
     made = parts["dataset"]  # a dataset already, or the function or class that makes one
@@ -91,7 +92,7 @@ def _checked(dataset: Any) -> Any:
 
 
 class NamesTheItem(Dataset):
-    """The reader's dataset, fetched by a ticket: (draw number, index); errors name the item."""
+    """The reader's dataset; errors name the item."""
 
     def __init__(self, dataset: Any):
         self.dataset = dataset
@@ -101,13 +102,13 @@ class NamesTheItem(Dataset):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, ticket: tuple[int, int]) -> Any:
-        return self._fetch("__getitem__", ticket[1])
+    def __getitem__(self, index: int) -> object:
+        return self._fetch("__getitem__", index)
 
-    def _batch(self, tickets: list[tuple[int, int]]) -> Any:
-        return self._fetch("__getitems__", [index for _, index in tickets])
+    def _batch(self, indices: list[int]) -> object:
+        return self._fetch("__getitems__", indices)
 
-    def _fetch(self, how: str, which: Any) -> Any:
+    def _fetch(self, how: str, which: object) -> object:
         try:
             return getattr(self.dataset, how)(which)
         except Exception as error:
@@ -217,7 +218,7 @@ class Batches:
     """The loader's batches without end, each with how many samples it holds."""
 
     def __init__(
-        self, loader: DataLoader[Any], job: Job, collate: Callable[[list[Any]], Batch] | None
+        self, loader: DataLoader[object], job: Job, collate: Callable[[list], Batch] | None
     ):
         self.loader = loader
         self.job = job
@@ -276,7 +277,7 @@ class Batches:
                 )
 
 
-def mapped(batch: Batch, change: Callable[[Any], object]) -> Batch:
+def mapped(batch: Any, change: Callable[[object], object]) -> Any:
     """Return a batch with `change` made to what is in it, however deep in tuples and mappings."""
     if isinstance(batch, Mapping):
         return {name: mapped(part, change) for name, part in batch.items()}

@@ -21,6 +21,7 @@ from labkit.bench.loop import Trainer, Trains, train
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.sampler import Sampler, in_workers
 from labkit.bench.timeline import make_timeline
+from labkit.knobs import Settings
 from labkit.process.events import EventLog
 from labkit.process.family import hold
 from labkit.spec import quick_run
@@ -30,10 +31,10 @@ QUICK_S = 0.5  # and at least so many seconds
 LEAST_WARMUP = 3  # steps left out of the statistics, where no more batches are prefetched
 
 TrainerType = TypeVar("TrainerType", bound=Trainer)
-Loader = DataLoader[Any] | user_dataset.Batches
+Loader = DataLoader[object] | user_dataset.Batches
 
 
-def do(spec: dict[str, Any], folder: Path, log: EventLog) -> None:
+def do(spec: Settings, folder: Path, log: EventLog) -> None:
     """Take the device, do what `spec` describes on it, and write what it took."""
     if "source" not in spec or "measure" in spec:  # a reader's own step keeps its threads
         machine.use_fixed_threads()
@@ -51,7 +52,7 @@ def do(spec: dict[str, Any], folder: Path, log: EventLog) -> None:
         run_pipeline(spec, device, folder, log)
 
 
-def run_pipeline(spec: dict[str, Any], device: torch.device, folder: Path, log: EventLog) -> None:
+def run_pipeline(spec: Settings, device: torch.device, folder: Path, log: EventLog) -> None:
     """Set up the pipeline that `spec` describes, and train."""
     own = "source" in spec
     job, not_applied = resolve_config(spec["pipeline"], device, own_model=not own)
@@ -77,7 +78,7 @@ def run_pipeline(spec: dict[str, Any], device: torch.device, folder: Path, log: 
 
 
 def prepare(
-    spec: dict[str, Any], job: Job, device: torch.device, folder: Path, log: EventLog
+    spec: Settings, job: Job, device: torch.device, folder: Path, log: EventLog
 ) -> tuple[Trains, Loader]:
     """Return what trains, and the loader that feeds it."""
     if "source" in spec:

@@ -49,9 +49,9 @@ class Files(JpegFiles):
         self.manifest = items.open_manifest(json.dumps(records))
         self.packed = step_of("copies", fixes).packed
 
-    def __getitem__(self, ticket: tuple[int, int]) -> tuple[torch.Tensor, int]:
-        pixels, _ = super().__getitem__(ticket)
-        image, label = self.load_item(pixels, ticket[1] % COUNT, self.manifest)
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        pixels, _ = super().__getitem__(index)
+        image, label = self.load_item(pixels, index % COUNT, self.manifest)
         return self.packed(image), label
 
 

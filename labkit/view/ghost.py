@@ -52,7 +52,8 @@ class Ghost(widgets.HTML):
         known = {name: one for name, one in drawn.items() if one is not None}
         legend = ""
         for name in known:
-            legend += f"<span style='border-left:{MARKS[name]}'>{name}</span>"
+            border = MARKS[name]
+            legend += f"<span style='border-left:{border}'>{name}</span>"
         rates = {name: one.throughput or 0.0 for name, one in known.items()}
         shares = {name: one.utilization or 0.0 for name, one in known.items()}
         low, high = found.throughput_range or (0.0, 0.0)
@@ -74,7 +75,8 @@ def bar(
     low, high = ends
     inside = f"<i class='range' style='left:{low / top:.2%};width:{(high - low) / top:.2%}'></i>"
     for mark, value in marks.items():
-        inside += f"<i style='left:{value / top:.2%};border-left:{MARKS[mark]}'></i>"
+        border = MARKS[mark]
+        inside += f"<i style='left:{value / top:.2%};border-left:{border}'></i>"
     text = f"{marks['predicted']:{form}} ({low:{form}} to {high:{form}})"
     return f"<div class='row'><b>{name}</b><div>{inside}</div><span>{text}</span></div>"
 

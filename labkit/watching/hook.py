@@ -23,6 +23,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from labkit.bench import stack
+from labkit.bench.loader_hook import without_ours
 from labkit.process.events import now_ns
 from labkit.watching.headroom import Blocks, HeadroomPass
 from labkit.watching.passes import Pass, StandsIn
@@ -126,21 +127,12 @@ def _error_shown(
 ) -> None:
     """Show an error that ends the script as without us: none of its frames is ours."""
     with contextlib.suppress(Exception):
-        shown = _without_ours(shown)
+        shown = without_ours(shown)
         each = error
         while each is not None:
-            each.__traceback__ = _without_ours(each.__traceback__)
+            each.__traceback__ = without_ours(each.__traceback__)
             each = each.__cause__ or each.__context__
     _shown[-1](kind, error, shown)
-
-
-def _without_ours(shown: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the frames of labkit."""
-    while shown is not None and shown.tb_frame.f_code.co_filename.startswith(stack.HOME):
-        shown = shown.tb_next
-    if shown is not None:
-        shown.tb_next = _without_ours(shown.tb_next)
-    return shown
 
 
 def _recorded(plain: Callable[[DataLoader], Iterator[object]]) -> Callable:

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Iterator, Sized
 from typing import TYPE_CHECKING, cast
 
+from labkit.bench.device_clock import Mark
 from labkit.bench.loader_clocks import IDLE, SINCE, STATE
-from labkit.bench.user_loop import Mark
 from labkit.process.events import now_ns
 
 if TYPE_CHECKING:

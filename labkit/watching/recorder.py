@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, cast
 
 import labkit
 from labkit.bench import stack, user_loop
+from labkit.bench.device_clock import DeviceClock
+from labkit.bench.growth import Growth
 from labkit.bench.loader_clocks import PROGRESS, SINCE, STATE, USUAL, Progress, no_words
 from labkit.bench.loader_work import LoaderWork
 from labkit.bench.sampler import WATCHED, Sampler, in_workers
@@ -74,10 +76,10 @@ class Recorder:
         self.kind = ""  # of the device; known when the first body has run
         self.device: torch.device | None = None  # of what an optimizer trains
         self.unit = "samples"
-        self.clock: user_loop.DeviceClock | None = None
+        self.clock: DeviceClock | None = None
         self.telemetry: subprocess.Popen | None = None
         self.sampler = Sampler(folder, stack.place_of(getattr(loader, "collate_fn", None)))
-        self.growth = user_loop.Growth()
+        self.growth = Growth()
         self.padding: list[float] = []  # of the batches that were looked at, the share of it
         self.epoch = -1
         self.next = 0  # step

@@ -34,6 +34,7 @@ from helpers import processes_of
 from planted import counted, wait_until
 
 import labkit
+from labkit.process.family import socket_folder
 
 KERNEL = """
 import json, sys, time
@@ -58,7 +59,7 @@ ALWAYS = {"model": "mlp", "width": 32, "depth": 1, "steps": 10**6, "seconds": 60
 KILLED_FIRST = ("kernel", "supervisor", "bench", "worker")
 ROLES = (*KILLED_FIRST, "telemetry")
 PATIENCE_S = 10.0  # before what is still there counts as an orphan
-LEFT_FILES = ("*.ring", "reserve", "launch.json", "listener-*", "pym-*")
+LEFT_FILES = ("*.ring", "reserve", "launch.json")
 
 
 @dataclass
@@ -170,6 +171,7 @@ class Kill:
         left.bad += self.kernel_saw not in (None, len(recorded))
         left.segments = sum(len(glob.glob(f"/dev/shm/torch_{pid}_*")) for pid in self.family)
         left.files = sum(len(list(self.folder.glob(name))) for name in LEFT_FILES)
+        left.files += socket_folder(self.folder).exists()
         return left
 
 

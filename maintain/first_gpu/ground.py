@@ -50,8 +50,8 @@ def depths(model: str, device: torch.device) -> None:
     """Find the depth of a model anew, and time a step at it a second time."""
     job = job_of(model, device)
     for _ in range(TIMES):
-        depth = model_size.find_depth(model, job.width, job.image_px, device)
-        again_ms = model_size.time_step(model, job.width, depth, job.image_px, device)
+        depth = model_size.find_depth(job, device)
+        again_ms = model_size.time_step(job, depth, device)
         tell("depth", model=model, width=job.width, depth=depth, step_ms=again_ms)
 
 

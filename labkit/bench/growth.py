@@ -1,0 +1,144 @@
+"""What grows from step to step in somebody else's loop: a list that is kept, a graph of losses.
+
+Nothing here imports torch or runs the loop's own code: only built-in containers and tensors are
+asked for their size.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+from collections import deque
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, TypedDict, TypeGuard
+
+from labkit.bench import stack
+
+if TYPE_CHECKING:
+    from torch.autograd.graph import Node
+
+SIZED = (list, dict, set, deque)
+LEAST = 32  # entries, or additions in a graph: what is smaller is no growth
+DEEP = 64  # additions behind a tensor that are followed
+RISES = 3  # looks in a row at which it was larger: what is emptied now and then is no growth
+
+
+class Grown(TypedDict):
+    """A variable that grows, as the `growth` event holds it."""
+
+    name: str
+    graph: bool  # whether it keeps autograd's graph of each step
+    before: int  # entries, or additions in the graph
+    after: int
+    bytes: int | None
+    file: str
+    function: str
+    line: int
+
+
+class Growth:
+    """Looks at the variables of a loop now and then, and remembers how large they were at first."""
+
+    def __init__(self):
+        self.seen: dict[str, tuple[int, int, int]] = {}  # {name: (first size, last, rises)}
+        self.found: dict[str, Grown] = {}
+
+    def look(self, frame: FrameType | None, loop: CodeType | None) -> None:
+        """Look at the frame of the code `loop`, which called what `frame` runs."""
+        while frame is not None and frame.f_code is not loop:
+            frame = frame.f_back
+        if frame is None or loop is None:
+            return
+        names = dict(stack.locals_of(frame))
+        owner = names.get("self")
+        if hasattr(owner, "__dict__"):
+            names |= {f"self.{name}": value for name, value in vars(owner).items()}
+        for name, value in names.items():
+            is_graph, size = _size(value)
+            if not size or name.startswith("_"):
+                continue
+            first, last, rises = self.seen.get(name, (size, size, 0))
+            if size < last:
+                first = size
+                rises = 0
+            elif size > last or size == DEEP:
+                rises += 1
+            self.seen[name] = first, size, rises
+            if rises >= RISES and size >= max(LEAST, 2 * first):
+                self.found[name] = {
+                    "name": name,
+                    "graph": is_graph,
+                    "before": first,
+                    "after": size,
+                    "bytes": _bytes_of(value),
+                    "file": loop.co_filename,
+                    "function": loop.co_name,
+                    "line": _line_of(name, loop),
+                }
+
+
+def _size(value: object) -> tuple[bool, int]:
+    """Return whether it holds a graph, and entries of a container or additions behind a tensor."""
+    if _is_sized(value):
+        return _graph_of(_last(value)) is not None, len(value)
+    depth = 0
+    nodes = [_graph_of(value)]
+    while depth < DEEP:
+        node = next((each for each in nodes if type(each).__name__.startswith("AddBackward")), None)
+        if node is None:
+            break
+        depth += 1
+        nodes = [before for before, _ in node.next_functions]
+    return True, depth
+
+
+def _is_sized(value: object) -> TypeGuard[list | dict | set | deque]:
+    """Return whether it is a container whose length is asked for without running any code."""
+    return type(value) in SIZED
+
+
+def _last(entries: list | dict | set | deque) -> object:
+    """Return the last entry; None of a set, which has no order, and of what is empty."""
+    if not entries or isinstance(entries, set):
+        return None
+    return next(reversed(entries.values() if isinstance(entries, dict) else entries))
+
+
+def _bytes_of(value: object) -> int | None:
+    """Return about how many bytes a container's entries hold, by its last one; None if unknown."""
+    if not _is_sized(value):
+        return None
+    last = _last(value)
+    if last is None:
+        return None
+    parts = last if isinstance(last, (list, tuple)) else [last]
+    return len(value) * sum(map(_bytes, parts))
+
+
+def _bytes(part: object) -> int:
+    """Return the bytes of an array's numbers, or of another object alone."""
+    for module, kind in (("torch", "Tensor"), ("numpy", "ndarray")):
+        array = getattr(sys.modules.get(module), kind, None)
+        if array is not None and issubclass(type(part), array):
+            return getattr(part, "nbytes", 0)
+    return sys.getsizeof(part)
+
+
+def _graph_of(value: object) -> Node | None:
+    """Return a tensor's `grad_fn`; None of everything else, whose attributes may be code."""
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    is_tensor = tensor is not None and issubclass(type(value), tensor)
+    return getattr(value, "grad_fn", None) if is_tensor else None
+
+
+def _line_of(name: str, code: CodeType) -> int:
+    """Return the line of the loop's function that makes `name` larger, as far as its text tells."""
+    named = rf"(?<![\w.]){re.escape(name)}(?:\[[^\]]*\])?"
+    grows = re.compile(rf"{named}(?:\.(?:append|extend|add|update|insert)\(|\s*\+?=)")
+    lines = linecache.getlines(code.co_filename)
+    found = code.co_firstlineno
+    for *_, number in code.co_lines():
+        if number and found < number <= len(lines) and grows.search(lines[number - 1]):
+            found = number
+    return found
