@@ -111,7 +111,6 @@ class EventLogResult:
         self.path = Path(path)
         self.recorded = recorded
         folders.in_use[self] = self.path.absolute()
-        self.alias: str | None = None  # what figures call it where its knobs are to stay hidden
         self._process = process
         self._alive = False  # whether the process was, when the log was last read
         self._reading = threading.Lock()

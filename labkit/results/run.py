@@ -336,7 +336,7 @@ class Run(RunLog):
 
     def _what(self) -> str:
         knobs = ", ".join(f"{name}={value!r}" for name, value in self.asked.changed().items())
-        return self.alias or knobs or "defaults"
+        return knobs or "defaults"
 
     @property
     def numbers(self) -> str:

@@ -47,7 +47,7 @@ def _remarks(run: Run) -> list[str]:
         remarks.append(f"{how}: {run.no_events}")
     if run.suspended_s:
         remarks.append(f"the machine slept for {run.suspended_s:,.0f} s, which no step contains")
-    delay = "hidden" if run.alias else run.pipeline.simulated_delay
+    delay = run.pipeline.simulated_delay
     if delay:
         remarks.append(f"simulated delay: {delay}")
     if run.spread is not None and run.noisy:
