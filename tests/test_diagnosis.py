@@ -66,8 +66,6 @@ def fake(ms, kind="cpu", own=1.0, name="a <CPU>", **more):
         "xray_facts": dict(CALM),
         "pipeline": lk.Pipeline(),
         "seconds": lambda t_ns: t_ns / 1e9,
-        "tokens": np.full((len(ms), 2), np.nan),
-        "tokens_per_s": None,
         "padding": None,
         "item_events": (),
         "outcome": "finished",

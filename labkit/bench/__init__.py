@@ -1,1 +1,4 @@
-"""The measured side: the process of the experiment. The only floor that imports torch."""
+"""The measured side: the process of the experiment.
+
+Below the course it is the only room that imports torch.
+"""

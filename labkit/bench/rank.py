@@ -28,7 +28,7 @@ from labkit.bench.resolve_config import resolve_config
 from labkit.bench.timeline import DeviceTimeline, HostTimeline, Step
 from labkit.bench.user_loop import telemetry_beside
 from labkit.knobs import Settings
-from labkit.process.events import NO_DEVICE, NO_TOKENS, VERSION, EventLog, StepRing, line_of, now_ns
+from labkit.process.events import NO_DEVICE, VERSION, EventLog, StepRing, line_of, now_ns
 
 Resolved = tuple[Job, dict[str, str]]
 """The job, and {knob: why it was not applied}."""
@@ -264,11 +264,10 @@ class DirectSteps(StepRing):
         samples: int,
         loss: float,
         device: tuple[int, ...] = NO_DEVICE,
-        tokens: tuple[int, ...] = NO_TOKENS,
         cpu_ns: int = 0,
     ) -> None:
         """Write step `i`; the arguments are a StepRing's, and the CPU time of its compute."""
-        line = line_of((*device, i + 1, *t, samples, cpu_ns, loss, *tokens, i + 1))
+        line = line_of((*device, i + 1, *t, samples, cpu_ns, loss, i + 1))
         marks = self.exchanged.pop(i, None)
         if marks:
             start, end = map(self.as_ns, marks)
@@ -286,7 +285,7 @@ class RankHostTimeline(HostTimeline, DirectSteps):
         spent = time.thread_time_ns() - self.cpu_ns
         stamps = (step.asked, step.ready, step.copied, done)
         loss = step.loss.item()
-        self.add(step.number, stamps, step.samples, loss, tokens=step.tokens, cpu_ns=spent)
+        self.add(step.number, stamps, step.samples, loss, cpu_ns=spent)
         return done
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from labkit.process.events import NO_TOKENS, EventLog, StepRing, now_ns
+from labkit.process.events import EventLog, StepRing, now_ns
 
 # The thread's CPU clock is a system call: two readings cost a loop with cold caches 11 to 26 µs.
 # So it is read in every step that takes a few milliseconds, and in one of many shorter ones.
@@ -80,7 +80,6 @@ class Step(NamedTuple):
     copied: int  # and when it had issued their copy
     samples: int
     loss: torch.Tensor
-    tokens: tuple[int, int] = NO_TOKENS  # of text: computed, and the real ones of them
 
 
 class HostTimeline(StepRing):
@@ -115,7 +114,7 @@ class HostTimeline(StepRing):
                 self.computing = now_ns
         stamps = (step.asked, step.ready, step.copied, done)
         loss = step.loss.item()
-        self.add(step.number, stamps, step.samples, loss, tokens=step.tokens, cpu_ns=spent)
+        self.add(step.number, stamps, step.samples, loss, cpu_ns=spent)
         return done
 
     def finish(self) -> None:
@@ -213,7 +212,7 @@ class DeviceTimeline(StepRing):
         self._move_to(marks[0])
         device = tuple(map(self.host_ns, marks))
         stamps = (step.asked, step.ready, step.copied, done)
-        self.add(step.number, stamps, step.samples, step.loss.item(), device, step.tokens)
+        self.add(step.number, stamps, step.samples, step.loss.item(), device)
         self.events.idle += marks[1:]
 
     def _move_to(self, first: torch.Event) -> None:

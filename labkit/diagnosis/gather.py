@@ -23,6 +23,7 @@ from labkit.diagnosis.recommendation import (
 from labkit.diagnosis.run_costs import cores_used, launchers_in_line, readings
 from labkit.diagnosis.trace_breakdown import Breakdown, RankTraces
 from labkit.diagnosis.witnesses import throttled, witnesses
+from labkit.results import wall_shares
 from labkit.results.record import Event
 from labkit.results.step_classes import CLASSES, split_steps
 
@@ -171,7 +172,7 @@ def _known(run: Run, matrix: np.ndarray, lost_s: float, ranks_cores: float) -> E
         early_gib=early,
         late_gib=late,
         workers=WorkerEvidence.of(run),
-        loop_share=wall and wall.share("training loop") + wall.share("loop"),
+        loop_share=wall and wall.share(wall_shares.TRAINING) + wall.share(wall_shares.LOOP),
         elsewhere={part: wall.share(part) for part in ELSEWHERE} if wall else {},
         knobs=run.pipeline.to_dict(),
         code=LoopCode.of(run.loop_code) if run.watched else None,

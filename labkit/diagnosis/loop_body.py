@@ -210,12 +210,6 @@ def _of_loading(lines: Lines) -> BodyWork | None:
     return BodyWork("item", found, found[0].share / whole)
 
 
-def loads(run: Run) -> str:
-    """Say what most of preparing an item of `run` is, with the line; "" where none stands out."""
-    found = _of_loading(run.lines)
-    return f"{found.share:.0%} of preparing an item is {found.lines[0].what}" if found else ""
-
-
 def costliest_of_loading(lines: Lines) -> tuple[Line, ...]:
     """Return the costliest lines of preparing items, where enough of it was sampled."""
     return lines.rows(loading_mask(lines))[:3]

@@ -12,12 +12,13 @@ from labkit.diagnosis.findings import Finding, Measured, bound
 from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.loop_body import IN_WORDS, group_of
 from labkit.diagnosis.remedies import Remedy
+from labkit.results import wall_shares
 
 SCHEDSTAT = "time in line, Linux's schedstat"
 ELSEWHERE = {  # parts of a script's time that are no training: cause, remedy
-    "validation": ("validation", cures.VALIDATE_LESS),
-    "checkpoints": ("checkpoints", cures.SAVE_LESS),
-    "between epochs": ("between_epochs", cures.LESS_BETWEEN),
+    wall_shares.VALIDATION: ("validation", cures.VALIDATE_LESS),
+    wall_shares.SAVING: ("checkpoints", cures.SAVE_LESS),
+    wall_shares.BETWEEN: ("between_epochs", cures.LESS_BETWEEN),
 }
 
 

@@ -1,1 +1,1 @@
-"""The processes of a run: supervisor, its family, device lock, events. Standard library only."""
+"""The processes of a run: supervisor, its family, device lock, events."""

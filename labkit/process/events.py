@@ -28,7 +28,8 @@ from labkit.process.locks import one_writer
 VERSION = 1
 FILE_NAME = "events.jsonl"
 SPEC_NAME = "spec.json"  # what the bench is asked to do
-RESERVE_NAME, RESERVE_BYTES = "reserve", 256 * 1024  # given up when the disk is full
+RESERVE_NAME = "reserve"  # a file of so many bytes, given up when the disk is full
+RESERVE_BYTES = 256 * 1024
 MOST_KEPT = 4 * 2**20  # bytes that wait for room on a full disk
 
 RING_NAME = "steps.ring"
@@ -36,14 +37,14 @@ RING_NAME = "steps.ring"
 # the loop comes round to it: with 16,384 slots recording a step took 39 µs, with 2,048 12 µs.
 SLOTS = 2_048
 # A slot: copy start and end, busy start and end on the device (all 0 where it has none), then
-# number, 4 host stamps, samples, CPU time, loss, tokens and the real ones of them (both 0 where
-# there is no text), number again. A slot whose two numbers differ is being written, or was when the
-# end came. The first is written before all else and read after it, the last the other way round.
-SLOT, NUMBER = struct.Struct("=4q7qd3q"), struct.Struct("=q")
+# number, 4 host stamps, samples, CPU time, loss, number again. A slot whose two numbers differ is
+# being written, or was when the end came. The first is written before all else and read after it,
+# the last the other way round.
+SLOT = struct.Struct("=4q7qdq")
+NUMBER = struct.Struct("=q")
 WORDS = SLOT.size // 8
 FIRST, LAST = 4 * NUMBER.size, SLOT.size - NUMBER.size  # where the numbers are
 NO_DEVICE = (0,) * 4
-NO_TOKENS = (0, 0)
 DRAIN_S = 0.05
 LEAST_SLEEP_NS = 1_000_000_000
 
@@ -154,33 +155,40 @@ class StepRing:
         finally:
             os.close(fd)
         # Cold caches: storing nine words so takes a loop 4 µs, Struct.pack_into 7
-        self.words, self.reals = memoryview(self.ring).cast("q"), memoryview(self.ring).cast("d")
+        self.words = memoryview(self.ring).cast("q")
+        self.reals = memoryview(self.ring).cast("d")
 
     def add(
-        self, i: int, t: tuple, samples: int, loss: float, device: tuple = NO_DEVICE,
-        tokens: tuple = NO_TOKENS, cpu_ns: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        i: int,
+        t: tuple[int, ...],
+        samples: int,
+        loss: float,
+        device: tuple[int, ...] = NO_DEVICE,
+        cpu_ns: int = 0,
+    ) -> None:
         """Record step `i`: its four host stamps, the device's copy and busy intervals; all ns.
 
         `cpu_ns` is the time that the loop's thread computed; 0 where it was not read.
         """
-        words, at = self.words, i % SLOTS * WORDS
+        words = self.words
+        at = i % SLOTS * WORDS
         words[at + 4] = i + 1
         if device is not NO_DEVICE:
             words[at], words[at + 1], words[at + 2], words[at + 3] = device
         words[at + 5], words[at + 6], words[at + 7], words[at + 8] = t
-        words[at + 9], words[at + 10] = samples, cpu_ns
+        words[at + 9] = samples
+        words[at + 10] = cpu_ns
         self.reals[at + 11] = loss
-        if tokens is not NO_TOKENS:
-            words[at + 12], words[at + 13] = tokens
-        words[at + 14] = i + 1
+        words[at + 12] = i + 1
 
 
 class Drain:
     """The other side: moves steps from the ring in `folder` to the event log."""
 
     def __init__(self, folder: str | Path, log: EventLog):
-        self.path, self.log = Path(folder) / RING_NAME, log
+        self.path = Path(folder) / RING_NAME
+        self.log = log
         self.ring: mmap.mmap | None = None
         self.next = 1  # the number of the first step that is not in the log yet
 
@@ -229,12 +237,11 @@ def recover(folder: str | Path) -> None:
 
 def line_of(step: tuple) -> str:
     """Return a slot of the ring as the line of JSON that the log holds."""
-    c0, c1, b0, b1, number, t0, t1, t2, t3, samples, cpu_ns, loss, tokens, real, _ = step
+    c0, c1, b0, b1, number, t0, t1, t2, t3, samples, cpu_ns, loss, _ = step
     text = f"{loss:.9g}" if math.isfinite(loss) else "null"  # 9 digits: all of a float32; no NaN
-    read = f',"tokens":[{tokens},{real}]' if tokens else ""
     cpu = f',"cpu":{cpu_ns}' if cpu_ns else ""
     device = f',"copy":[{c0},{c1}],"busy":[{b0},{b1}]' if b1 else ""
     return (
         f'{{"event":"step","i":{number - 1},"t":[{t0},{t1},{t2},{t3}],'
-        f'"n":{samples},"loss":{text}{read}{cpu}{device}}}'
+        f'"n":{samples},"loss":{text}{cpu}{device}}}'
     )

@@ -68,7 +68,6 @@ class Entry:
     date: str
     torch: str
     path: Path
-    experiment: bool  # measurements rather than steps
 
     def load(self) -> Loaded:
         """Load it; it is marked RECORDED wherever it shows."""
@@ -94,7 +93,7 @@ class Library(list[Entry]):
         runs = "1 run" if len(self) == 1 else f"{len(self)} runs"
         return (
             f"{runs} RECORDED on {machines}, such as\n{names}.\n"
-            "lk.recorded(name) loads one, lk.panel(name) plays it; .rows lists them all."
+            "lk.recorded(name) loads one; .rows lists them all."
         )
 
 
@@ -142,7 +141,6 @@ def _entry(file: Path) -> Entry | None:
         date=str(spec.get("utc", "unknown"))[:10],
         torch=str(machine["versions"].get("torch", "unknown"))[:20],
         path=file,
-        experiment="measure" in spec or "experiment" in spec,
     )
 
 

@@ -16,8 +16,12 @@ from labkit.results.result import percent
 if TYPE_CHECKING:
     from labkit.results.run import Run
 
-BEFORE, BETWEEN, AFTER = "before the first batch", "between epochs", "after the last epoch"
-TRAINING, VALIDATION, SAVING = "training loop", "validation", "checkpoints"
+BEFORE = "before the first batch"
+TRAINING = "training loop"
+VALIDATION = "validation"
+SAVING = "checkpoints"
+BETWEEN = "between epochs"
+AFTER = "after the last epoch"
 LOOP = "loop"  # where it is not known which of them trains
 NAMED = 0.01  # of the time: a smaller share is not in the sentence
 

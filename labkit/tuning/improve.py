@@ -29,6 +29,8 @@ TO_DEVICE = ("pin_memory", "non_blocking", "prefetch_to_device")
 # Change when a batch is there, and neither the samples in it (every run draws the same ones) nor
 # what is computed of them: random augmentation may part the losses, and nothing else can
 FEEDS = {*LOADER, *TO_DEVICE, "persistent_workers"}
+KEPT = "kept"  # what is said of a trial that gains,
+NO_GAIN = "no gain"  # and of one that may be tried again with others; else the reason
 UNCHANGED = 2.0  # times the difference of two unchanged runs' losses, that a change may make
 EXACT = 0.02  # relative difference of mean losses where nothing but the order of additions differs
 BF16_CAPABILITY = 8.0  # compute capability of the first cards with BF16 units
@@ -107,8 +109,8 @@ class Improver(Search[Ladder]):
     def judge(self, trial: Trial) -> None:
         """Keep a trial that gains, measured again where it is close, or say why not."""
         trial.said = f"failed: {trial.error}" if trial.error else self._judgement(trial)
-        trial.kept = trial.said == "kept"
-        if trial.said not in ("kept", "no gain"):
+        trial.kept = trial.said == KEPT
+        if trial.said not in (KEPT, NO_GAIN):
             self.banned.append(trial.changes)
 
     def finish(self) -> None:
@@ -185,7 +187,7 @@ class Improver(Search[Ladder]):
         return self.lacks(changes, run, self.best.knobs)
 
     def _judgement(self, trial: Trial) -> str:
-        """Return "kept", or why it is not."""
+        """Return `KEPT`, `NO_GAIN`, or why the change is out of the question."""
         run = trial.runs[-1]
         before = self.best
         for name in trial.changes:
@@ -198,14 +200,14 @@ class Improver(Search[Ladder]):
         trial.gain = trial.speed / before.speed
         noise = max(SURE, run.spread or 0.0, before.runs[-1].spread or 0.0)
         if trial.gain > 1 + noise:
-            return "kept"
+            return KEPT
         if trial.gain <= 1 or not self._has_room():
-            return "no gain"
+            return NO_GAIN
         self.measure(before)
         self.measure(trial)
         trial.gain = trial.speed / before.speed
         is_apart = min(trial.rates) > max(before.rates)
-        return "kept" if trial.gain > 1 + WORTH and is_apart else "no gain"
+        return KEPT if trial.gain > 1 + WORTH and is_apart else NO_GAIN
 
     def _losses_differ(self, trial: Trial, before: Trial) -> str:
         """Return why a change is undone for its losses, or "" where they hold.

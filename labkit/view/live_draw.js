@@ -1,4 +1,4 @@
-// The drawing of the live view: float32 frames (see live.py) drawn as the intervals of the last steps, the busy
+// The drawing of the live view: float32 frames (see live_frame.py) drawn as the intervals of the last steps, the busy
 // share over the whole run, and the mean step by what its time went to; as the final figure does.
 // Steps are kept as they come, so that hovering and zooming ask nothing of the kernel.
 

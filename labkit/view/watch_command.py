@@ -28,8 +28,8 @@ from labkit.results.wall_shares import WallShares, wall_shares
 from labkit.view.report import write_report
 from labkit.watching.hangs import HangWatch
 
-# What a scheduler sends to its child
 Found = dict[str, object]  # what `labkit watch --json` prints
+# What a scheduler sends to its child
 PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 SITE = Path(__file__).parents[1] / "watching" / "site"
 GROUP_S = 0.3  # in which a signal reaches every process of a group

@@ -16,7 +16,7 @@ from typing import Any
 from labkit.bench.user_loop import Tally
 from labkit.diagnosis import thresholds
 from labkit.diagnosis.diagnosis import Diagnosis
-from labkit.diagnosis.hot_lines import CELL, Line, Lines
+from labkit.diagnosis.hot_lines import CELL, WORKER, Line, Lines
 from labkit.process import folders, launcher
 from labkit.results.run import Run
 from labkit.view.display import Display, StaticFigure
@@ -280,7 +280,7 @@ def marked_cells(lines: Lines) -> list[str]:
 
     The loop's own lines are marked too, with what was done under them: the `for`, a call.
     """
-    marked = lines.lines + lines.sites(lines.phase < 3)
+    marked = lines.lines + lines.sites(lines.phase < WORKER)
     cells = dict.fromkeys(line.file for line in marked if CELL.search(line.file))
     return [_marked_cell(file, marked) for file in cells]
 

@@ -30,7 +30,7 @@ from labkit.bench.loader_clocks import PROGRESS, SINCE, STATE, USUAL, Progress, 
 from labkit.bench.loader_work import LoaderWork
 from labkit.bench.sampler import WATCHED, Sampler, in_workers
 from labkit.process import folders
-from labkit.process.events import NO_TOKENS, VERSION, EventLog, line_of, now_ns
+from labkit.process.events import VERSION, EventLog, line_of, now_ns
 from labkit.watching.loader_call import call_of
 from labkit.watching.passes import Beat, Pass, Row, length_of, one_a_batch, say
 
@@ -268,7 +268,7 @@ class Recorder:
             start, end = busy or (0, 0)
             device = (start, start, start, end)  # the copy is inside
             place = number + 1
-            slot = (*device, place, *stamps, samples, 0, loss, *NO_TOKENS, place)
+            slot = (*device, place, *stamps, samples, 0, loss, place)
             self.lines.append(line_of(slot))
 
     def _write(self) -> None:
