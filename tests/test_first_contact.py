@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock, Mock
 
+import numpy as np
 import pandas as pd
 import pynvml
 import pytest
@@ -23,6 +24,7 @@ from labkit.diagnosis.evidence import Evidence, Kernels, Xray
 from labkit.diagnosis.outside_verdict import judge
 from labkit.diagnosis.run_costs import RunCosts
 from labkit.results.hardware import Machine
+from labkit.results.step_classes import body_seconds
 from labkit.view import run_figure, watch_live
 from labkit.watching import recorder
 
@@ -347,6 +349,28 @@ def test_a_device_without_events_is_timed_by_waiting_for_it(monkeypatch):
 
     monkeypatch.setattr(torch, "Event", none)
     assert "doesn't support events" in (timeline.why_no_events(torch.device("cpu")) or "")
+
+
+def test_a_mac_is_timed_by_waiting_since_to_read_its_events_waits_too():
+    """In torch up to 2.13 an event of MPS that is read twice is waited for without end."""
+    assert "without waiting" in (timeline.why_no_events(torch.device("mps")) or "")
+
+
+def test_the_end_of_a_loop_watched_on_a_mac_has_its_diagnosis(on_a_mac):
+    left = []
+    watch_live._leave(SimpleNamespace(handle=None, final=left.append), on_a_mac(wait_ms=9.0))
+    assert "Bottleneck input" in left[0]
+
+
+def test_a_queue_that_fills_is_no_step_that_takes_longer_and_longer():
+    """The host issues a step each 3 ms, the card takes 10 ms: the last ones wait in its queue."""
+    number = np.arange(100)
+    ready = 0.003 * number
+    ends = 0.010 * (number + 1)
+    stamps = np.column_stack([ready, ready, ready, ready, ends - 0.010, ends])
+    assert body_seconds(stamps) == pytest.approx(0.010)
+    alone = np.column_stack([ends - 0.010, *[ends - 0.008] * 4, ends])  # as on a CPU
+    assert body_seconds(alone) == pytest.approx(0.008)
 
 
 # -- cards of other kinds --------------------------------------------------------------------------

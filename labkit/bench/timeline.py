@@ -45,8 +45,11 @@ class EventPool:
 def why_no_events(device: torch.device) -> str | None:
     """Return why pairs of timing events cannot be trusted on `device`; None where they can.
 
-    On MPS they may come in reverse order or never pass (github.com/pytorch/pytorch/issues/196395).
+    On MPS they may come in reverse order or never pass (github.com/pytorch/pytorch/issues/196395),
+    and to read one submits the queue and waits for it; read twice, it waits for ever.
     """
+    if device.type == "mps":
+        return "events of MPS cannot be read without waiting for the device"
     try:
         return _why_not_trusted(EventPool(device), device)
     except RuntimeError as error:  # what a backend without them says
@@ -150,7 +153,7 @@ class Issued(NamedTuple):
 
 
 class DeviceTimeline(StepRing):
-    """Steps of a device that runs behind the host (CUDA, MPS): four events a step, no sync.
+    """Steps of a device that runs behind the host (CUDA): four events a step, no sync.
 
     Event times have 32 bits: each step is placed by the time from the step before to its own first
     event. Anchors at the start and the end tie them to the host's clock; their difference is the

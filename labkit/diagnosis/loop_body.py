@@ -10,6 +10,7 @@ import numpy as np
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.hot_lines import Line, Lines
+from labkit.results.step_classes import body_seconds
 
 if TYPE_CHECKING:
     from labkit.results.run import Run
@@ -78,7 +79,7 @@ def of_run(run: Run) -> Loop | None:
     found = run.lines
     first = max(run.warmup, 1)
     stamps = run.stamps
-    spent = stamps[:, 5] - stamps[:, 1]  # (steps,) s, in the body
+    spent = body_seconds(stamps)
     wall = max(float(stamps[-1, 5] - stamps[first - 1, 5]), 1e-9)
     measured = found.mask("body") & (found.step >= first)
 

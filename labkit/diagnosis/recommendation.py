@@ -21,6 +21,7 @@ from labkit.diagnosis.prediction import (
 from labkit.diagnosis.run_costs import cores_used
 from labkit.diagnosis.thresholds import FOREIGN_LOAD, HANDOFF_US
 from labkit.results.event_log import of_one_moment
+from labkit.results.step_classes import body_seconds
 
 if TYPE_CHECKING:
     from labkit.diagnosis.hot_lines import Lines
@@ -177,7 +178,7 @@ def _of_times(run: Run, lines: Lines | None) -> Workers | None:
     if cores and others > FOREIGN_LOAD * cores:  # what other programs take, no worker has
         cores = max(1.0, cores - others)
     wait_s = stamps[:, 1] - stamps[:, 0]
-    body_s = stamps[:, 5] - stamps[:, 1]
+    body_s = body_seconds(stamps)
     made_s = wait_s
     if own:  # workers that never rest make a batch in a step's time each
         mean_s = float(np.mean(wait_s + body_s))

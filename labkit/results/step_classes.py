@@ -149,6 +149,16 @@ def split_steps(stamps: np.ndarray) -> np.ndarray:
     return np.column_stack([wait, last - first, end - start, launch, np.maximum(other, 0.0)])
 
 
+def body_seconds(stamps: np.ndarray) -> np.ndarray:
+    """Return how long the body of each step took, (steps,) s: not while it was behind another.
+
+    A GPU's queue holds steps whose data the host had long before: their time in it is no work.
+    """
+    ends = np.maximum.accumulate(stamps[:, 5])
+    free = np.concatenate([[-np.inf], ends[:-1]])
+    return ends - np.maximum(stamps[:, 1], free)
+
+
 def _within_gap(
     host: np.ndarray, begin: np.ndarray, first: np.ndarray, last: np.ndarray, start: np.ndarray
 ) -> np.ndarray:

@@ -256,7 +256,7 @@ def _after_cell(result: object) -> None:
 
 def _leave(display: Display, run: Run) -> None:
     """Leave the run and its diagnosis; in a notebook its figure, where the line was."""
-    found = run.diagnose() if run.utilization is not None else None
+    found = run.diagnose() if run.throughput is not None else None
     if display.handle is None:
         said = ""
         if found:

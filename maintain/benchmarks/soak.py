@@ -34,7 +34,6 @@ from helpers import processes_of
 from planted import counted, wait_until
 
 import labkit
-from labkit.process.family import socket_folder
 
 KERNEL = """
 import json, sys, time
@@ -171,7 +170,6 @@ class Kill:
         left.bad += self.kernel_saw not in (None, len(recorded))
         left.segments = sum(len(glob.glob(f"/dev/shm/torch_{pid}_*")) for pid in self.family)
         left.files = sum(len(list(self.folder.glob(name))) for name in LEFT_FILES)
-        left.files += socket_folder(self.folder).exists()
         return left
 
 
