@@ -17,12 +17,13 @@ from played_gpu import log as logged
 
 import labkit as lk
 from labkit import course
-from labkit.bench import machine, model_size, timeline, user_loop
+from labkit.bench import flops, machine, model_size, profile, timeline, user_loop
 from labkit.bench.outside import Sample
-from labkit.diagnosis import cost, device_remedies, efficiency, gather
+from labkit.diagnosis import cost, device_remedies, efficiency, gather, rules
 from labkit.diagnosis.evidence import Evidence, Kernels, Xray
 from labkit.diagnosis.outside_verdict import judge
 from labkit.diagnosis.run_costs import RunCosts
+from labkit.diagnosis.witnesses import Witness
 from labkit.results.hardware import Machine
 from labkit.results.step_classes import body_seconds
 from labkit.view import run_figure, watch_live
@@ -371,6 +372,45 @@ def test_a_queue_that_fills_is_no_step_that_takes_longer_and_longer():
     assert body_seconds(stamps) == pytest.approx(0.010)
     alone = np.column_stack([ends - 0.010, *[ends - 0.008] * 4, ends])  # as on a CPU
     assert body_seconds(alone) == pytest.approx(0.008)
+
+
+def test_the_first_bf16_step_of_a_process_loads_kernels_and_is_not_held_against_the_format(
+    monkeypatch,
+):
+    plain = SimpleNamespace(name="plain")
+    bf16 = SimpleNamespace(name="bf16")
+    took = {"plain": [10.0] * 9, "bf16": [80.0, *[5.0] * 8]}
+    monkeypatch.setattr(profile, "_timed", lambda _, setting: took[setting.name].pop(0))
+    on_gpu = SimpleNamespace(device=torch.device("cuda"), optimizer=None)
+    times = profile._timed_in_turn(on_gpu, {"plain": plain, "bf16": bf16})
+    assert set(times["bf16"]) == {5.0}
+
+
+def test_the_format_of_a_model_is_that_of_an_autocast_within_its_forward():
+    """As accelerate wraps it, and with it Hugging Face's Trainer."""
+
+    class Wrapped(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 2)
+
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.layer(x)
+
+    model = Wrapped()
+    first = flops.FirstCall(model)
+    model(torch.ones(3, 4))
+    assert first.given.autocasts and set(first.given.formats.values()) == {"bf16"}
+    assert first.given.rows == 3 and not model.layer._forward_pre_hooks
+
+
+def test_time_of_python_in_a_body_is_not_booked_as_gaps_between_kernels_too():
+    rests = Witness("its SMs work 1% of the time", works=False, share=0.01)
+    known = {"kind": "gpu", "compute_share": 0.9, "witnesses": (rests,)}
+    python = Evidence(**known, body={"python": 0.9})
+    assert rules.idle_while_busy(Evidence(**known)).lost_share == pytest.approx(0.9 * 0.99)
+    assert rules.idle_while_busy(python).lost_share == pytest.approx(0.9 * 0.09)
 
 
 # -- cards of other kinds --------------------------------------------------------------------------

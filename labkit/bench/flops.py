@@ -237,6 +237,20 @@ class FirstArguments(NamedTuple):
     rows: int  # of the first argument
 
 
+def _formats_of(weights: torch.Tensor) -> tuple[bool, dict[str, str]]:
+    """Return whether autocast is on, and the format of each kind of work with these weights."""
+    device = weights.device
+    autocasts = torch.is_autocast_enabled(device.type)
+    dtype = torch.get_autocast_dtype(device.type) if autocasts else weights.dtype
+    kind = next(name for name, (known, _) in FORMATS.items() if known is dtype)
+    # as they are set now: convolutions and matrix products have a setting each
+    kinds = {"convolution": kind, "product": kind}
+    if kind == "fp32":
+        for work in kinds:
+            kinds[work] = formats.fp32_runs_in(work, device)
+    return autocasts, kinds
+
+
 class FirstCall:
     """Sees the shapes of a user's model's first training call; counts on a copy what it takes."""
 
@@ -244,6 +258,11 @@ class FirstCall:
         self.model = model
         self.given: FirstArguments | None = None
         self.hook = model.register_forward_pre_hook(self._look, with_kwargs=True)
+        # accelerate switches autocast on within the model's forward: there is where to look
+        parts = (part for part in model.modules() if part is not model)
+        weighty = (part for part in parts if next(part.parameters(recurse=False), None) is not None)
+        first = next(weighty, None)
+        self.inside = first and first.register_forward_pre_hook(self._look_inside)
 
     def _look(
         self, module: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
@@ -253,18 +272,19 @@ class FirstCall:
         self.hook.remove()
         with contextlib.suppress(Exception):
             weights = next(module.parameters())
-            device = weights.device
-            autocasts = torch.is_autocast_enabled(device.type)
-            dtype = torch.get_autocast_dtype(device.type) if autocasts else weights.dtype
-            kind = next(name for name, (known, _) in FORMATS.items() if known is dtype)
-            # as they are set now: convolutions and matrix products have a setting each
-            kinds = {"convolution": kind, "product": kind}
-            if kind == "fp32":
-                for work in kinds:
-                    kinds[work] = formats.fp32_runs_in(work, device)
+            autocasts, kinds = _formats_of(weights)
             rows = len(tree_leaves((args, kwargs))[0])
             args, kwargs = tree_map(_without_numbers, (args, kwargs))
-            self.given = FirstArguments(args, kwargs, autocasts, kinds, device, rows)
+            self.given = FirstArguments(args, kwargs, autocasts, kinds, weights.device, rows)
+
+    def _look_inside(self, part: torch.nn.Module, _args: tuple[object, ...]) -> None:
+        if self.given is None:  # not in a training call yet
+            return
+        if self.inside is not None:
+            self.inside.remove()
+        with contextlib.suppress(Exception):
+            autocasts, kinds = _formats_of(next(part.parameters()))
+            self.given = self.given._replace(autocasts=autocasts, formats=kinds)
 
     def write(self, log: EventLog, samples: int | None) -> None:
         """Write the `work` event of a batch of `samples`; None: as many as the call has rows."""

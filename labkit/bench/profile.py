@@ -267,7 +267,10 @@ def _timed_in_turn(trainer: Trains, settings: dict[str, Setting]) -> dict[str, l
                     trainer.optimizer.zero_grad(set_to_none=True)
                 del going_on[name], times[name]  # no room for it: the others stand
                 continue
-            is_hopeless = name == "bf16" and latest[name] > HOPELESS * latest["plain"]
+            # A GPU's first step in a format also loads its kernels: that tells nothing
+            is_told = turn or trainer.device.type == "cpu"
+            too_slow = latest[name] > HOPELESS * latest["plain"]
+            is_hopeless = name == "bf16" and is_told and too_slow
             if turn or is_hopeless:  # the first of each warms up
                 times[name].append(latest[name])
             if is_hopeless:

@@ -222,12 +222,14 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
     if witness is None or witness.works:
         return None
     busy = evidence.compute_share
+    # what the loop's body does besides training is a finding of its own
+    besides = sum(evidence.body.get(part, 0.0) for part in ("python", "logging", "waiting"))
     seen = f"of the time the device is busy by its events, but {witness.said}: gaps between "
     seen += "kernels, or kernels too small for it"
     found = Finding(
         name="launch",
         cause="gaps or small kernels",
-        lost_share=(1 - witness.share) * busy,
+        lost_share=max(0.0, 1 - witness.share - besides) * busy,
         measured=(
             Measured(seen, busy, by=evidence.source),
             Measured("an x-ray (xray=True) tells gaps from small kernels"),
