@@ -402,7 +402,30 @@ def test_the_format_of_a_model_is_that_of_an_autocast_within_its_forward():
     first = flops.FirstCall(model)
     model(torch.ones(3, 4))
     assert first.given.autocasts and set(first.given.formats.values()) == {"bf16"}
-    assert first.given.rows == 3 and not model.layer._forward_pre_hooks
+    assert first.given.rows == 3
+    first.remove()
+    assert not model._forward_pre_hooks and not model.layer._forward_pre_hooks
+
+
+def test_no_hook_lies_within_what_dynamo_compiles_or_torchscript_has():
+    def hooked(model):
+        flops.FirstCall(model)
+        return [bool(part._forward_pre_hooks) for part in model.modules()]
+
+    def net():
+        return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+
+    assert hooked(net()) == [True, True, False]
+    assert hooked(torch.compile(net(), backend="eager")) == [True, False, False, False]
+    in_place = net()
+    in_place.compile(backend="eager")
+    assert not any(hooked(in_place))
+
+    class Scripted(torch.nn.Linear):
+        def register_forward_pre_hook(self, *_, **__):
+            raise RuntimeError("register_forward_pre_hook is not supported on ScriptModules")
+
+    assert hooked(torch.nn.Sequential(Scripted(4, 4))) == [True, False]
 
 
 def test_time_of_python_in_a_body_is_not_booked_as_gaps_between_kernels_too():

@@ -23,6 +23,7 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.hooks import RemovableHandle
 
 from labkit.bench import formats, machine, model_size, peaks
 from labkit.bench.formats import DTYPES, FORMATS
@@ -251,25 +252,46 @@ def _formats_of(weights: torch.Tensor) -> tuple[bool, dict[str, str]]:
     return autocasts, kinds
 
 
+def _is_compiled(part: torch.nn.Module) -> bool:
+    return getattr(part, "_compiled_call_impl", None) is not None or hasattr(part, "_orig_mod")
+
+
 class FirstCall:
-    """Sees the shapes of a user's model's first training call; counts on a copy what it takes."""
+    """Sees the shapes of a user's model's first training call; counts on a copy what it takes.
+
+    Nothing is hooked where Dynamo compiles: it would trace the hooks, and compile anew without
+    them. A model that was compiled in place (`model.compile()`) is not counted.
+    """
 
     def __init__(self, model: torch.nn.Module):
         self.model = model
         self.given: FirstArguments | None = None
-        self.hook = model.register_forward_pre_hook(self._look, with_kwargs=True)
+        self.knows_formats = False
+        self.hooks: list[RemovableHandle] = []
+        if getattr(model, "_compiled_call_impl", None) is not None:
+            return
+        self.hooks.append(model.register_forward_pre_hook(self._look, with_kwargs=True))
+        parts = list(model.modules())[1:]
+        if any(map(_is_compiled, model.modules())):
+            return
         # accelerate switches autocast on within the model's forward: there is where to look
-        parts = (part for part in model.modules() if part is not model)
         weighty = (part for part in parts if next(part.parameters(recurse=False), None) is not None)
         first = next(weighty, None)
-        self.inside = first and first.register_forward_pre_hook(self._look_inside)
+        if first is not None:
+            with contextlib.suppress(RuntimeError):  # a scripted part takes no hook
+                self.hooks.append(first.register_forward_pre_hook(self._look_inside))
+
+    def remove(self) -> None:
+        """Leave the model as it was."""
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks.clear()
 
     def _look(
         self, module: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> None:
-        if not (module.training and torch.is_grad_enabled()):
+        if self.given is not None or not (module.training and torch.is_grad_enabled()):
             return
-        self.hook.remove()
         with contextlib.suppress(Exception):
             weights = next(module.parameters())
             autocasts, kinds = _formats_of(weights)
@@ -278,16 +300,16 @@ class FirstCall:
             self.given = FirstArguments(args, kwargs, autocasts, kinds, weights.device, rows)
 
     def _look_inside(self, part: torch.nn.Module, _args: tuple[object, ...]) -> None:
-        if self.given is None:  # not in a training call yet
+        if self.given is None or self.knows_formats:  # not in a training call yet, or no more
             return
-        if self.inside is not None:
-            self.inside.remove()
+        self.knows_formats = True
         with contextlib.suppress(Exception):
             autocasts, kinds = _formats_of(next(part.parameters()))
             self.given = self.given._replace(autocasts=autocasts, formats=kinds)
 
     def write(self, log: EventLog, samples: int | None) -> None:
         """Write the `work` event of a batch of `samples`; None: as many as the call has rows."""
+        self.remove()
         given = self.given
         if given is None:
             return

@@ -123,7 +123,7 @@ class Recorder:
         from labkit.bench.flops import FirstCall  # the loop has imported torch by now
 
         if self.call is not None:
-            self.call.hook.remove()
+            self.call.remove()
         self.call = FirstCall(cast("torch.nn.Module", model))
 
     def trained_by(self, optimizer: torch.optim.Optimizer) -> None:
@@ -345,7 +345,7 @@ class Recorder:
         self.sampler.stop()
         self.flush()
         if self.call is not None:
-            self.call.hook.remove()
+            self.call.remove()
         if self.work is not None:
             self.work.close()
         (self.folder / WATCHED).unlink(missing_ok=True)
