@@ -259,8 +259,9 @@ def _is_compiled(part: torch.nn.Module) -> bool:
 class FirstCall:
     """Sees the shapes of a user's model's first training call; counts on a copy what it takes.
 
-    Nothing is hooked where Dynamo compiles: it would trace the hooks, and compile anew without
-    them. A model that was compiled in place (`model.compile()`) is not counted.
+    Nothing is hooked in a model or a part that shows that Dynamo compiles it: it would trace the
+    hooks, and compile anew without them. A model compiled in place (`model.compile()`), or within
+    accelerate's autocast, is not counted.
     """
 
     def __init__(self, model: torch.nn.Module):
@@ -268,11 +269,14 @@ class FirstCall:
         self.given: FirstArguments | None = None
         self.knows_formats = False
         self.hooks: list[RemovableHandle] = []
-        if getattr(model, "_compiled_call_impl", None) is not None:
+        compiled = any(map(_is_compiled, model.modules()))
+        wrapped = hasattr(model, "_original_forward")  # by accelerate, with autocast within
+        if getattr(model, "_compiled_call_impl", None) is not None or (compiled and wrapped):
             return
-        self.hooks.append(model.register_forward_pre_hook(self._look, with_kwargs=True))
+        with contextlib.suppress(RuntimeError):  # a scripted model takes no hook
+            self.hooks.append(model.register_forward_pre_hook(self._look, with_kwargs=True))
         parts = list(model.modules())[1:]
-        if any(map(_is_compiled, model.modules())):
+        if compiled:
             return
         # accelerate switches autocast on within the model's forward: there is where to look
         weighty = (part for part in parts if next(part.parameters(recurse=False), None) is not None)
