@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import labkit as lk
-from labkit.diagnosis import device_remedies, loader_remedies, ranking, rules
+from labkit.diagnosis import device_remedies, loader_remedies, ranking, rules, worker_remedies
 from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.evidence import Evidence, Kernels, WorkerEvidence
 from labkit.diagnosis.findings import BOTTLENECKS
@@ -124,7 +124,8 @@ def told(finding, evidence):
 
 def test_every_loss_has_a_name_in_words_and_a_threshold_every_remedy_a_section_that_is_there():
     assert set(WORTH_NAMING) == set(BOTTLENECKS) - {"unsure"}
-    rows = [*vars(loader_remedies).values(), *vars(device_remedies).values()]
+    tables = (loader_remedies, worker_remedies, device_remedies)
+    rows = [row for table in tables for row in vars(table).values()]
     taught = {row.lesson for row in rows if isinstance(row, Remedy) and row.lesson}
     assert taught == set(LESSONS)
     for number, heading in LESSONS.values():

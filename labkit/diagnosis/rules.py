@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from labkit.diagnosis import device_remedies as cures
 from labkit.diagnosis import loader_remedies as feeding
-from labkit.diagnosis import loop_rules
+from labkit.diagnosis import loop_rules, worker_remedies
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured, bound
@@ -76,7 +76,7 @@ def cores_taken_by_workers(evidence: Evidence) -> Finding | None:
                 by="thread CPU time against wall time",
             ),
         ),
-        remedies=feeding.FEED if fewer else (feeding.FEWER_THREADS, feeding.LEANER_ITEMS),
+        remedies=feeding.FEED if fewer else (worker_remedies.FEWER_THREADS, feeding.LEANER_ITEMS),
     )
 
 
@@ -129,7 +129,7 @@ def outside_pytorch(evidence: Evidence) -> Finding | None:
     measured = (Measured(seen, lost, by=evidence.source),)
     if PREPARES.search(names):
         cause = "data prepared outside a DataLoader"
-        return Finding("input", cause, lost, measured, (feeding.INTO_A_DATASET,))
+        return Finding("input", cause, lost, measured, (worker_remedies.INTO_A_DATASET,))
     return Finding("host", "host work", lost, measured, (cures.IN_ANOTHER_PROCESS,))
 
 

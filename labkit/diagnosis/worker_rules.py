@@ -5,8 +5,9 @@ Each rule looks for one cause in the `WorkerEvidence`; the first that finds its 
 
 from __future__ import annotations
 
-from labkit.diagnosis import loader_remedies as cures
+from labkit.diagnosis import loader_remedies as feeding
 from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis import worker_remedies as cures
 from labkit.diagnosis.evidence import Evidence, WorkerEvidence
 from labkit.diagnosis.findings import Finding, Measured
 from labkit.diagnosis.hot_lines import WORKER, Line
@@ -192,9 +193,9 @@ def cores(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
         return None
     remedies = (
         cures.FEWER_THREADS,
-        cures.DECODE_SMALLER,
-        cures.AUGMENT_ON_DEVICE,
-        cures.LEANER_ITEMS,
+        feeding.DECODE_SMALLER,
+        feeding.AUGMENT_ON_DEVICE,
+        feeding.LEANER_ITEMS,
     )
     steps = _steps(evidence)
     return _found("cores", _cpu(workers), _on_cores(workers), *steps, remedies=remedies)
@@ -206,7 +207,7 @@ def too_few_workers(evidence: Evidence, workers: WorkerEvidence) -> Finding | No
     more = advised is None or advised.num_workers > workers.workers
     if _computing(evidence, workers) < limits.COMPUTES or evidence.stalls or not more:
         return None
-    remedies = (cures.WORKERS, cures.MORE_WORKERS)
+    remedies = (feeding.WORKERS, cures.MORE_WORKERS)
     return _found("too_few_workers", _cpu(workers), _on_cores(workers), remedies=remedies)
 
 
@@ -230,7 +231,7 @@ def storage_latency(evidence: Evidence, workers: WorkerEvidence) -> Finding | No
     if loading is not None and loading.cause == COLLATE:
         return None  # it is the collate function that waits
     waits = _ms("of waiting for each item", workers.item_wait_ms)
-    remedies = (cures.WORKERS, cures.LARGER_READS)
+    remedies = (feeding.WORKERS, cures.LARGER_READS)
     lines = loading.lines if loading is not None else ()
     return _found("storage_latency", _cpu(workers), waits, remedies=remedies, lines=lines)
 
@@ -291,7 +292,7 @@ def what_passes_and_lines_show(evidence: Evidence) -> Finding | None:
         return _found(
             "workers_restart",
             Measured(seen, loop.restart),
-            remedies=(cures.PERSISTENT, *cures.FEED),
+            remedies=(cures.PERSISTENT, *feeding.FEED),
             lines=lines.worst(lines.mask("waiting"))[:1],
         )
     if loop.cold >= worth:
@@ -300,16 +301,16 @@ def what_passes_and_lines_show(evidence: Evidence) -> Finding | None:
         return _found(
             "cold_start",
             Measured(seen, loop.cold),
-            remedies=(cures.READ_ONCE, *cures.FEED),
+            remedies=(cures.READ_ONCE, *feeding.FEED),
             lines=lines.worst(loading_mask(lines) & early)[:1],
         )
     found = loop.loading
     if found is None:
         return None
     words = "of preparing an item is"
-    cure = cures.CHEAPER_LINE
+    cure = feeding.CHEAPER_LINE
     if found.cause == COLLATE:
         words = "of what the loader does is collating:"
-        cure = cures.LEANER_COLLATE
+        cure = feeding.LEANER_COLLATE
     part = Measured(f"{words} {found.lines[0].what}", found.share)
-    return _found(found.cause, part, remedies=(cure, *cures.FEED), lines=found.lines)
+    return _found(found.cause, part, remedies=(cure, *feeding.FEED), lines=found.lines)
