@@ -103,7 +103,7 @@ def samples_a_second(
 
 def measure_grid(job: LoaderSearch) -> tuple[dict[LoaderSetting, float], float]:
     """Measure the settings of GRID once; return their samples/s, and the seconds it took."""
-    start = LoaderSetting.of(job.tuning.start)
+    start = LoaderSetting.of(job.found.start)
     begun = time.monotonic()
     rates: dict[LoaderSetting, float] = {}
     for workers, prefetch in GRID:
