@@ -3,6 +3,8 @@
 import ast
 import json
 import math
+import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock, Mock
@@ -12,12 +14,22 @@ import pandas as pd
 import pynvml
 import pytest
 import torch
-from played_gpu import GPU, MS
+from played_gpu import GPU, MS, play
 from played_gpu import log as logged
 
 import labkit as lk
 from labkit import course
-from labkit.bench import flops, machine, model_size, profile, timeline, user_loop
+from labkit.bench import (
+    device_clock,
+    flops,
+    gpu_meter,
+    machine,
+    model_size,
+    profile,
+    resolve_config,
+    timeline,
+    user_loop,
+)
 from labkit.bench.outside import Sample
 from labkit.diagnosis import cost, device_remedies, efficiency, gather, rules
 from labkit.diagnosis.evidence import Evidence, Kernels, Xray
@@ -25,9 +37,10 @@ from labkit.diagnosis.outside_verdict import judge
 from labkit.diagnosis.run_costs import RunCosts
 from labkit.diagnosis.witnesses import Witness
 from labkit.results.hardware import Machine
+from labkit.results.run import Run
 from labkit.results.step_classes import body_seconds
 from labkit.view import run_figure, watch_live
-from labkit.watching import recorder
+from labkit.watching import hook, recorder
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
@@ -521,3 +534,92 @@ def test_a_link_that_an_idle_card_has_slowed_is_told_with_its_best(monkeypatch):
     assert machine.pcie_link(None) == "generation 1 x16 now, at most generation 5 x16"
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCurrPcieLinkGeneration", lambda _: 5)
     assert machine.pcie_link(None) == "generation 5 x16"
+
+
+class EventOfCuda:
+    """An event as CUDA has it: to ask it within a capture, or one captured, is an error."""
+
+    capturing = broken = False
+
+    def __init__(self):
+        self.is_captured = EventOfCuda.capturing
+
+    def query(self):
+        if EventOfCuda.capturing or self.is_captured:
+            EventOfCuda.broken = EventOfCuda.capturing or EventOfCuda.broken
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        return True
+
+    def elapsed_time(self, _later):
+        return 1.0
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.15])  # with and without a look at the events before
+def test_a_step_that_is_captured_into_a_graph_is_left_alone(pause_s, tmp_path, monkeypatch):
+    plain = user_loop.machine_and_clock
+
+    def with_clock(write, _device=None):
+        here, _ = plain(write, torch.device("cpu"))
+        pool = SimpleNamespace(idle=[], record=EventOfCuda)
+        return here | {"kind": "gpu"}, device_clock.DeviceClock(pool, write)
+
+    monkeypatch.setattr(EventOfCuda, "broken", False)
+    monkeypatch.setattr(user_loop, "machine_and_clock", with_clock)
+    monkeypatch.setattr(hook, "_loops", [])
+    monkeypatch.setenv("LABKIT_WATCHING", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: EventOfCuda.capturing)
+    steps = hook.OptimizerSteps()
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+
+    def train(count):
+        for _ in range(count):
+            steps(optimizer, (), {})
+            time.sleep(0.02)
+
+    train(11)
+    time.sleep(pause_s)
+    monkeypatch.setattr(EventOfCuda, "capturing", True)
+    train(1)
+    monkeypatch.setattr(EventOfCuda, "capturing", False)
+    train(10)
+    hook._close()
+    [folder] = tmp_path.iterdir()
+    assert not EventOfCuda.broken and Run(folder).steps >= 17
+
+
+@pytest.mark.parametrize(
+    ("platform", "package"), [("win32", "triton-windows"), ("linux", "triton")]
+)
+def test_the_triton_that_is_named_is_one_that_pip_finds(platform, package, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
+    monkeypatch.setattr(resolve_config.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(resolve_config.sys, "platform", platform)
+    assert resolve_config.compile_lacks(torch.device("cuda")).endswith(f"pip install {package}")
+
+
+def test_a_program_that_draws_is_no_other_program_that_computes(monkeypatch):
+    other = os.getppid()  # what started the run is not counted, so a process apart from both
+    listed = [SimpleNamespace(pid=pid) for pid in (os.getpid(), 1, 2)]
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda _: object())
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda _: listed)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetGraphicsRunningProcesses", lambda _: listed[:2])
+    meter = gpu_meter.GpuMeter("GPU-0", os.getpid())
+    meter.ancestors = {other}
+    assert [each["pid"] for each in meter.named_others()] == [2]
+
+
+def test_an_engine_that_cudnn_lacks_is_no_lack_of_memory_on_an_empty_card(monkeypatch):
+    error = RuntimeError("FIND was unable to find an engine to execute this computation")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for free_gib, is_memory in ((7, False), (0.1, True)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free_gib: (free, 8))
+        assert machine.refused(error) == is_memory
+
+
+def test_a_watched_loop_has_no_delay_of_launches_for_only_its_batches_are_stamped(tmp_path):
+    steps, _ = play(steps=40)
+    own = logged(tmp_path, GPU, {"num_workers": 0}, *steps)
+    watched = logged(tmp_path, GPU, {"num_workers": 0}, *steps, spec=WATCHED)
+    assert own.queued_ms is not None and watched.queued_ms is None

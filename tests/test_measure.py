@@ -1,5 +1,6 @@
 """`lk.measure`: a function of one's own on the bench, row by row."""
 
+import contextlib
 import json
 import linecache
 import threading
@@ -95,6 +96,31 @@ def test_a_card_that_failed_or_is_full_is_left_to_a_fresh_process(says, row, tmp
     errors = [event["error"] for event in map(json.loads, lines) if event["event"] == "row"]
     assert len(errors) == 2 and all(error.startswith(row) for error in errors)
     assert len(replaced) == (0 if "layer" in says else 1)  # no process follows the last row
+
+
+@pytest.mark.parametrize(
+    ("says", "then"),
+    [("CUDA out of memory", None), ("CUDA error: an illegal access", bench_measure.FAILED_BEFORE)],
+)
+def test_windows_where_no_process_is_replaced_goes_on_in_the_same_one(
+    says, then, tmp_path, monkeypatch
+):
+    def fails_first(bench, n):
+        if n == 1:
+            raise RuntimeError(says)
+        bench.time(lambda: None)
+
+    monkeypatch.setattr(bench_measure.sys, "platform", "win32")
+    monkeypatch.setattr(bench_measure.os, "execv", None)
+    (tmp_path / "f.pkl").write_bytes(cloudpickle.dumps(fails_first))
+    source = {"payload": "f.pkl", "path": [], "code": {"fails_first": []}}
+    order = {"points": [{"n": 1}, {"n": 2}], "source": source}
+    with contextlib.closing(EventLog(tmp_path)) as log:
+        bench_measure.perform(order, CPU, tmp_path, log)
+    lines = (tmp_path / "events.jsonl").read_text().splitlines()
+    rows = [event for event in map(json.loads, lines) if event["event"] == "row"]
+    assert [row["values"]["n"] for row in rows] == [1, 2]
+    assert rows[1]["error"] == then and ("seconds" in rows[1]) == (then is None)
 
 
 def test_ways_are_timed_in_turn_a_row_each():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -58,7 +59,10 @@ class DeviceClock:
     def mark(self) -> Mark:
         """Record an event on the current stream."""
         before = now_ns()
-        return Mark(self.events.record(), before)
+        event = self.events.record()
+        if sys.platform == "win32":
+            event.query()  # sends it off: the driver may hold back what it has collected
+        return Mark(event, before)
 
     def add(self, number: int, stamps: Stamps, samples: int, start: Mark, end: Mark) -> None:
         """Keep a step, whose body has been issued, until the device is through with it."""

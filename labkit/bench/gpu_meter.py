@@ -131,13 +131,21 @@ class GpuMeter:
         """Return the other processes with a compute context on the card, idle or not.
 
         What started the run, such as a notebook's kernel with a model of its own, is not among
-        them. None while the run is not among those listed: it has no context yet, or the driver
-        reports process ids of another namespace (the host's, in a container).
+        them, nor is what draws with it: Windows lists every program with a window. None while the
+        run is not among those listed: it has no context yet, or the driver reports process ids of
+        another namespace (the host's, in a container).
         """
         running = pynvml.nvmlDeviceGetComputeRunningProcesses(self.card)
         listed = {process.pid for process in running}
         others = {pid for pid in listed if not self._is_own(pid)}
-        return others - self.ancestors if others != listed else None
+        if others == listed:
+            return None
+        drawing = first_answer(self._drawing_pids) or set()
+        return others - self.ancestors - drawing
+
+    def _drawing_pids(self) -> set[int]:
+        running = pynvml.nvmlDeviceGetGraphicsRunningProcesses(self.card)
+        return {process.pid for process in running}
 
     def _others(self) -> int | None:
         """Return how many other processes have a compute context on the card."""

@@ -385,13 +385,20 @@ def peak_bytes(device: torch.device) -> int:
 # What PyTorch and its libraries say when an allocation is refused
 REFUSED = re.compile(
     r"out of memory|can't allocate memory|not enough memory|bad_alloc|could not create a"
-    r"|cannot allocate memory|STATUS_ALLOC_FAILED|unable to find an engine",
+    r"|cannot allocate memory|STATUS_ALLOC_FAILED",
     re.IGNORECASE,
 )
 
 
+NO_ENGINE = "unable to find an engine"  # cuDNN: no memory for any, or none made for this card
+FULL_SHARE = 0.1  # of a card's memory, free: below that it is the memory
+
+
 def refused(error: BaseException) -> bool:
     """Whether `error` means that memory ran out, as against any other failure."""
+    if NO_ENGINE in str(error).lower():
+        free, total = torch.cuda.mem_get_info() if torch.cuda.is_available() else (0, 1)
+        return free < FULL_SHARE * total
     return isinstance(error, MemoryError) or bool(REFUSED.search(str(error)))
 
 

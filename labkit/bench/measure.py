@@ -39,6 +39,7 @@ MOST_KEPT = 200  # times kept of one row
 MOST_TEXT = 300  # characters of an error
 OUT_OF_MEMORY = "out of memory"
 # Of a card that has failed in mid-kernel: whatever this process asks of it from then on fails too
+FAILED_BEFORE = "the card failed in an earlier row: measure this one again"
 CARD_FAILED = re.compile(r"\b(CUDA|HIP) error")
 
 Work = Callable[[], object]
@@ -146,6 +147,7 @@ class Bench:
             first = torch.cuda.Event(enable_timing=True)
             last = torch.cuda.Event(enable_timing=True)
             first.record()
+            first.query()  # sends it off: a driver for Windows may hold back what it has collected
             for _ in range(calls):
                 work()
             last.record()
@@ -169,7 +171,8 @@ def perform(order: dict, device: torch.device, folder: Path, log: EventLog) -> N
     """Call the reader's function for each point of the grid, and write its rows as they come.
 
     Where one runs out of memory, or its card fails, this process replaces itself by a fresh one,
-    which goes on with the next: nothing of what was allocated, or broken, is left.
+    which goes on with the next: nothing of what was allocated, or broken, is left. Windows cannot
+    replace a process: there the memory is given back, and a card that failed ends the measurement.
     """
     payload = folder / order["source"]["payload"]
     sys.path += [place for place in order["source"]["path"] if place not in sys.path]
@@ -191,12 +194,21 @@ def perform(order: dict, device: torch.device, folder: Path, log: EventLog) -> N
             torch.cuda.reset_peak_memory_stats(device)
         bench = Bench(device)
         error = call(function, points[number], bench, order["source"]["code"])
-        is_spoilt = error == OUT_OF_MEMORY or CARD_FAILED.search(error or "")
         for row in bench.rows or [{}]:
             values = plain(points[number] | row.get("values", {}) | bench.returned)
             log.write("row", **{**row, "values": values, "error": error})
-        if is_spoilt and number + 1 < len(points):
+        has_failed = CARD_FAILED.search(error or "") is not None
+        if number + 1 == len(points) or not (has_failed or error == OUT_OF_MEMORY):
+            continue
+        if sys.platform != "win32":
             os.execv(sys.executable, sys.orig_argv)
+        elif has_failed:
+            for point in points[number + 1 :]:
+                log.write("row", values=plain(point), error=FAILED_BEFORE)
+            break
+        else:
+            del bench
+            gc.collect()
     payload.unlink()
     progress.unlink()
 

@@ -80,7 +80,10 @@ def compile_lacks(device: torch.device) -> str | None:
     if nvidia and torch.cuda.get_device_capability(device) < (7, 0):
         return "torch.compile needs a Volta card (compute capability 7.0) or later: Triton does"
     if importlib.util.find_spec("triton") is None:
-        return "torch.compile on a GPU needs Triton and found none: pip install triton"
+        package = "triton-windows" if sys.platform == "win32" else "triton"
+        return f"torch.compile on a GPU needs Triton and found none: pip install {package}"
+    if sys.platform == "win32":
+        return None  # that package brings its compiler
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         return "Triton needs a C compiler to launch its kernels and found none: install gcc"
     if not Path(sysconfig.get_path("include"), "Python.h").exists():

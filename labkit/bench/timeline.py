@@ -179,6 +179,7 @@ class DeviceTimeline(StepRing):
         # The first event of the step that was written last, and when it was on the host's clock
         self.first = self.events.record()
         self.first_ns = now_ns()
+        torch.accelerator.synchronize(device)  # a driver for Windows may hold the event back
 
     def copying(self) -> int:
         """Mark the start of the copy on the stream it is issued to; return the host's time."""

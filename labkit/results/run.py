@@ -116,7 +116,8 @@ class Run(RunLog):
         measured = slice(self.warmup, self.steps)
         started = self._steps.moments("busy_start", measured)
         issued = self._steps.moments("copied", measured)
-        is_known = self.machine.kind == "gpu" and self._steps.has_device_times()
+        has_times = self.machine.kind == "gpu" and self._steps.has_device_times()
+        is_known = has_times and not self.watched  # of which only the batch's arrival is stamped
         return float((started - issued).mean() / 1e6) if is_known and len(issued) else None
 
     @property

@@ -217,6 +217,8 @@ class OptimizerSteps:
         self.first = self.first or id(optimizer)
         if self.first != id(optimizer) or os.getpid() != _pid:
             return  # of several optimizers the first one counts
+        if _is_capturing():
+            return  # into a CUDA graph: an event that is asked now would break the capture
         self.seen += 1
         with contextlib.suppress(Exception):
             if self.seen == PATIENCE:
@@ -228,6 +230,12 @@ class OptimizerSteps:
                 self.steps = Pass(recorder, itertools.repeat(None), 0, recorder.beat)
             if self.steps is not None:
                 next(self.steps)
+
+
+def _is_capturing() -> bool:
+    """Return whether the current stream is being captured into a CUDA graph."""
+    cuda = sys.modules["torch"].cuda  # without a context, a CPU build refuses the second question
+    return cuda.is_initialized() and cuda.is_current_stream_capturing()
 
 
 def _note_training(optimizer: torch.optim.Optimizer) -> None:
