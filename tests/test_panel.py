@@ -148,6 +148,16 @@ def test_a_moved_slider_says_what_to_expect_and_a_run_how_right_that_was():
     assert "labkit-old" in shown.ghost._dom_classes
 
 
+def test_a_starved_run_is_told_what_a_perfect_loader_would_give_and_a_fed_one_is_not():
+    starved = load_recorded("workers-0")
+    waits = starved.diagnose().findings[0].lost_share
+    perfect = starved.throughput / (1 - waits)
+    assert f"\nWith a perfect loader: about {perfect:,.0f} samples/s." in panels.run_verdict(
+        starved
+    )
+    assert "perfect loader" not in panels.run_verdict(load_recorded("batch-256"))
+
+
 def test_the_list_keeps_the_last_runs_and_compares_with_the_pinned_one():
     shown = with_runs("workers-0", *["workers-6"] * 9)
     listed = shown.history.rows

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from labkit.diagnosis.diagnosis import Diagnosis
 from labkit.diagnosis.prediction import Prediction
 from labkit.knobs import Settings, check_names
 from labkit.results.launch import launch
@@ -160,7 +161,16 @@ def run_verdict(run: Run) -> str:
     """Say how busy the device was, what limits the run, and where its loss stopped being one."""
     gone = [] if run.watched else [step for step, loss in enumerate(run.loss) if loss != loss]
     nan = f" The loss is NaN from step {gone[0]} on: see notebook 05." if gone else ""
-    return f"{busy_of(run)}. {run.diagnose()}{nan}"
+    found = run.diagnose()
+    return f"{busy_of(run)}. {found}{_headroom(run, found)}{nan}"
+
+
+def _headroom(run: Run, found: Diagnosis) -> str:
+    """Say what the loop would do if it never waited for data, at the pace of its steps now."""
+    waiting = found.findings[0].lost_share
+    if found.bottleneck != "input" or not run.throughput or waiting >= 1:
+        return ""
+    return f"\nWith a perfect loader: about {run.throughput / (1 - waiting):,.0f} samples/s."
 
 
 class RanksPanel(Panel[Distributed, Ranks]):
