@@ -20,14 +20,13 @@ import pytest
 
 import labkit as lk
 from labkit.bench import by_value, user_dataset
-from labkit.diagnosis.prediction import WORTH
+from labkit.diagnosis.prediction import WORTH, Estimate
 from labkit.diagnosis.recommendation import recommend_workers
 from labkit.tuning import memory, source
-from labkit.tuning.forecast import Forecast
 from labkit.tuning.result import Tuning
 from labkit.tuning.search import LoaderSearch
 from labkit.tuning.settings import LoaderSetting
-from labkit.tuning.trial import Expected, Outcome, Trial
+from labkit.tuning.trial import Outcome, Trial, forecast
 
 torch = pytest.importorskip("torch")
 START = LoaderSetting(batch_size=16)
@@ -48,7 +47,7 @@ def searched(true, predicted=waiting, start=START, tuning=None, spread=0.0, refu
 
     def forecast(_run, here, changes):
         value = predicted(here.but(**changes))
-        return Expected(value, value / 1.1, value * 1.1)
+        return Estimate(value, value / 1.1, value * 1.1)
 
     run = copy.copy(RECORDED)
     run.spread = spread
@@ -125,7 +124,7 @@ def test_the_first_number_of_workers_tried_is_the_one_that_the_verdict_recommend
     search = LoaderSearch(
         tuning,
         None,
-        Forecast(),
+        forecast,
         lambda setting, trials: None,
         max_workers=12,
         cores=run.machine.cpu_cores,

@@ -206,7 +206,7 @@ def of_run(run: Run, ranks_cores: float = 0.0) -> Diagnosis:
         findings = (withheld, *(f for f in findings if f.name != "compute" or f.lost_share))
     else:
         findings, confidence = resampled(
-            len(table.sums), lambda rows: ranking.rank(table.evidence(rows)), findings
+            table.rows, lambda rows: ranking.rank(table.evidence(rows)), findings
         )
     findings = with_low_mfu(run, evidence, findings)
     beside, sure = _beside_others(evidence, run)
@@ -247,15 +247,14 @@ def _beside_others(evidence: Evidence, run: Run) -> tuple[list[str], float]:
     """Return notes on other programs of the machine, and what of the confidence they leave."""
     notes = []
     sure = 1.0
-    cores = evidence.cores or 1
-    foreign = evidence.foreign_cores or 0.0
+    use = evidence.use
     taken = evidence.stolen_by_others
-    if foreign / cores > limits.FOREIGN_LOAD / 2:
+    if use.others_share > limits.FOREIGN_LOAD / 2:
         named = f": {listed(run.beside)}" if run.beside else ""
-        notes.append(f"{OTHERS} used {foreign:.1f} of {cores} cores meanwhile{named}.")
+        notes.append(f"{OTHERS} used {use.others:.1f} of {use.cores} cores meanwhile{named}.")
     elif taken > limits.FOREIGN_LOAD / 2:
         notes.append(f"{OTHERS} had the model's core for {taken:.0%} of the time.")
-    if evidence.crowded_by > limits.FOREIGN_LOAD / 2:  # alone it need not come out the same
+    if evidence.is_disturbed:
         sure = 1 - min(evidence.crowded_by, 1.0)
     if evidence.kind == "gpu" and run.on_the_card:
         notes.append(f"{OTHERS} were on the same GPU: {listed(run.on_the_card)}.")

@@ -115,9 +115,9 @@ def device_shared(evidence: Evidence, watched: bool, first: Finding) -> Finding 
         return _gpu_shared(evidence)
     limit = limits.FOREIGN_LOAD
     taken = evidence.stolen_by_others
-    of_cores = f"of {evidence.cores} were used by other programs"
-    cores = Measured(of_cores, evidence.foreign_cores, "cores", "psutil")
-    known = (cores,) if evidence.foreign_cores is not None else ()
+    use = evidence.use
+    of_cores = f"of {use.cores} were used by other programs"
+    known = () if use.others is None else (Measured(of_cores, use.others, "cores", "psutil"),)
     # Who takes the CPU's core makes all that the host does longer in proportion, so its shares
     # stand. But that starves loader workers, which is then no fault of the pipeline, and a device
     # that others use is not the limit.
@@ -127,8 +127,7 @@ def device_shared(evidence: Evidence, watched: bool, first: Finding) -> Finding 
         seen = "of the time another program had the core that the model's thread needed"
         by = f"thread CPU time; threshold {limit:.0%}"
         return doubt(NEIGHBOUR, Measured(seen, taken, by=by), *known, remedy=STOP_OTHERS)
-    foreign = (evidence.foreign_cores or 0.0) > limit * (evidence.cores or 1)
-    if watched and foreign and _may_be_others(evidence, first):
+    if watched and use.is_shared and _may_be_others(evidence, first):
         seen = "a watched loop cannot tell how much longer that made its steps"
         return doubt(NEIGHBOUR, *known, Measured(seen), remedy=STOP_OTHERS)
     return None
@@ -136,10 +135,11 @@ def device_shared(evidence: Evidence, watched: bool, first: Finding) -> Finding 
 
 def _may_be_others(evidence: Evidence, first: Finding) -> bool:
     """Return whether others may have made a watched loop's steps long: its thread is not timed."""
-    changes = first.cause == "cold_start" or (first.cause == "drift" and not evidence.growth)
     slow = first.name in ("compute", "launch") and first.cause != "padding"
-    in_line = evidence.waiting_threads
-    return (slow or changes) and (in_line is None or in_line > limits.FOREIGN_LOAD)
+    in_line = evidence.use.in_line
+    waited = in_line is None or in_line > limits.FOREIGN_LOAD
+    longer_and_longer = evidence.loop is not None and evidence.loop.drift is not None
+    return (slow or first.cause == "cold_start") and (waited or longer_and_longer)
 
 
 def _gpu_shared(evidence: Evidence) -> Finding | None:

@@ -11,12 +11,15 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.hot_lines import Line, Lines
 from labkit.diagnosis.loader_code import LoopCode, Setting
 from labkit.diagnosis.loop_body import Loop, costliest_of_loading
+from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.recommendation import Workers
-from labkit.diagnosis.witnesses import Witness
+from labkit.diagnosis.witnesses import Heat, Witness
 from labkit.results.supply import late_share, memory_growth, wait_over_alone
+from labkit.results.wall_shares import WallShares
 
 if TYPE_CHECKING:
     from labkit.results.run import Run
@@ -52,6 +55,25 @@ class Kernels:
     eligible_share: float | None = None  # in operators that could use Tensor Cores
     unaligned_share: float | None = None  # in products of sizes that are no multiple of 8
     moving_share: float | None = None  # in elementwise kernels, which only move data
+
+
+@dataclass(frozen=True)
+class Launches:
+    """How a GPU's kernels came to be launched."""
+
+    queued_ms: float  # from issuing a step's compute to its start
+    in_line_share: float  # of the time the threads that launch had no core
+    ahead_share: float  # of the time the GPU works on what had been issued in full
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What grew while a loop was watched."""
+
+    variables: tuple[dict[str, Any], ...] = ()
+    # GiB that its processes held, early and late, where this rose to the end
+    early_gib: float | None = None
+    late_gib: float | None = None
 
 
 @dataclass(frozen=True)
@@ -162,22 +184,16 @@ class Evidence:
     wait_us: float | None = None  # of the average step
     compute_us: float | None = None  # of the average step
     quick_compute_us: float | None = None  # of the quickest twentieth of the steps
-    queued_ms: float | None = None  # from issuing a step's compute to its start on a GPU
-    ahead_share: float = 0.0  # a GPU works on what had been issued in full
     launches_only: bool = False  # a step's parts are the host's: the device's times are not known
 
     # The machine, and who else uses it
-    cores: int | None = None  # that the run may use
-    own_cores: float | None = None  # that it used
-    foreign_cores: float | None = None  # that other programs used
-    waiting_threads: float | None = None  # of the run, on average in line for a core
+    use: CoreUse = CoreUse()
     threads: int | None = None  # that torch computes an operator with, on a CPU
     stolen_by_workers: float | None = None  # our workers had the core that the model needed
     stolen_by_others: float = 0.0  # other programs had it
-    launchers_share: float | None = None  # threads that launch kernels had no core
+    launches: Launches | None = None
     others_on_gpu: float | None = None  # other processes' kernels ran on the same GPU
-    throttled_share: float = 0.0  # of the readings: heat held the clock down
-    throttled_by: float | None = None  # and by how much of its highest, 0 to 1
+    heat: Heat | None = None
 
     # What looked inside
     xray: Xray | None = None
@@ -186,13 +202,9 @@ class Evidence:
     lines: Lines | None = None
     loop: Loop | None = None  # of a watched loop
     body: Mapping[str, float] = field(default_factory=dict)  # of its body: no training
-    growth: tuple[dict[str, Any], ...] = ()  # variables of a watched loop that grew
-    early_gib: float | None = None  # that the processes held, where this rose to the end
-    late_gib: float | None = None
+    growth: Growth = Growth()  # of what a watched loop keeps
     workers: WorkerEvidence | None = None
-    # Of a script's whole time, 0 to 1: its training loop, and the other parts by their name
-    loop_share: float | None = None
-    elsewhere: Mapping[str, float] = field(default_factory=dict)
+    whole: WallShares | None = None  # of a script's time, in its loops and outside of them
 
     # The settings, and what the simulation makes of them
     knobs: Mapping[str, Setting] = field(default_factory=dict)
@@ -203,8 +215,7 @@ class Evidence:
     compiles: bool = True  # whether torch.compile can act on the device
     advised: Workers | None = None  # the recommended number of workers
     deeper_queue: int | None = None  # a prefetch_factor that helps against stalls
-    # Times the throughput with a perfect loader, by replay within a pass: value, low, high
-    headroom: tuple[float, float, float] | None = None
+    headroom: Estimate | None = None  # the gain of a perfect loader, by replay within a pass
 
     # A profiler's trace
     from_trace: bool = False
@@ -222,7 +233,17 @@ class Evidence:
     @property
     def crowded_by(self) -> float:
         """The larger of the shares of the cores and of the model's core that others had."""
-        return max((self.foreign_cores or 0.0) / (self.cores or 1), self.stolen_by_others)
+        return max(self.use.others_share, self.stolen_by_others)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether others have so much of the machine that times of the run are not its own."""
+        return self.crowded_by > limits.FOREIGN_LOAD
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether others have so much of it that a run alone may come out otherwise."""
+        return self.crowded_by > limits.FOREIGN_LOAD / 2
 
     @property
     def stalls(self) -> bool:

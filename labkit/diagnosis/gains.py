@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding
-from labkit.diagnosis.prediction import WORTH, predict
-from labkit.diagnosis.remedies import Gain, Remedy
+from labkit.diagnosis.prediction import WORTH, Estimate, predict
+from labkit.diagnosis.remedies import Remedy
 
 if TYPE_CHECKING:
     from labkit.results.run import Run
@@ -29,20 +29,20 @@ def with_gains(finding: Finding, evidence: Evidence, run: Run | None) -> Finding
             continue
         gain = _gain(filled, finding, evidence, run)
         if gain is not None and ceiling is not None:
-            gain = _no_more_than(gain, ceiling)
-        if gain is not None and gain[0] <= 1 + WORTH:
+            gain = gain.no_more_than(ceiling)
+        if gain is not None and gain.value <= 1 + WORTH:
             continue
-        (sure if gain is not None and gain[1] > 1 else others).append((filled, gain))
+        (sure if gain is not None and gain.low > 1 else others).append((filled, gain))
     kept = sure + others
     expected = kept[0][1] if kept else None
     at_most = finding.at_most
     if ceiling is not None:
-        at_most = min(at_most or ceiling[0], ceiling[0])
+        at_most = min(at_most or ceiling.value, ceiling.value)
     remedies = tuple(remedy for remedy, _ in kept)
     return replace(finding, remedies=remedies, expected=expected, at_most=at_most)
 
 
-def _ceiling(finding: Finding, evidence: Evidence) -> Gain | None:
+def _ceiling(finding: Finding, evidence: Evidence) -> Estimate | None:
     """Return the gain of a perfect loader; None where it was not measured, or bounds nothing here.
 
     Replay leaves out the start of a pass, for which workers that start anew make a loop wait.
@@ -51,12 +51,7 @@ def _ceiling(finding: Finding, evidence: Evidence) -> Gain | None:
     return evidence.headroom if bounded else None
 
 
-def _no_more_than(gain: Gain, most: Gain) -> Gain:
-    value, low, high = (min(each, limit) for each, limit in zip(gain, most, strict=True))
-    return value, low, high
-
-
-def _gain(remedy: Remedy, finding: Finding, evidence: Evidence, run: Run | None) -> Gain | None:
+def _gain(remedy: Remedy, finding: Finding, evidence: Evidence, run: Run | None) -> Estimate | None:
     """Return the gain of a remedy's settings; None where nothing tells it."""
     if remedy.expects is not None:
         return remedy.expects(evidence)
@@ -68,20 +63,18 @@ def _gain(remedy: Remedy, finding: Finding, evidence: Evidence, run: Run | None)
     count = int(changes.get("num_workers") or 0) if "num_workers" in changes else now
     fewer = count < now  # that also gives a model on the CPU its cores back
     if advised is not None and "num_workers" in changes and count == advised.num_workers:
-        gain = (advised.gain, *advised.gain_range)
-        return gain if fewer else _within_the_device(gain, evidence)
+        return advised.gain if fewer else _within_the_device(advised.gain, evidence)
     if run is None or run.watched or not run.throughput:
         return None
-    found = predict(run, **changes)
-    if not found.throughput or found.throughput_range is None:
+    found = predict(run, **changes).estimate
+    if found is None:
         return None
-    low, high = found.throughput_range
-    gain = (found.throughput / run.throughput, low / run.throughput, high / run.throughput)
+    gain = found.times(1 / run.throughput)
     fed = finding.name == "input" and not fewer
     return _within_the_device(gain, evidence) if fed else gain
 
 
-def _within_the_device(gain: Gain, evidence: Evidence) -> Gain:
+def _within_the_device(gain: Estimate, evidence: Evidence) -> Estimate:
     """Return a gain no larger than that of a loader for which the device never waits."""
     most = 1 / max(evidence.compute_share, 0.01)
-    return _no_more_than(gain, (most, most, most))
+    return gain.no_more_than(Estimate(most, most, most))

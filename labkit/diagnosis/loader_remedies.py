@@ -27,7 +27,7 @@ def _made_us(evidence: Evidence) -> float:
     if not count:
         return evidence.wait_us or math.inf
     made = (evidence.lines.made_us if evidence.lines else None) or math.inf
-    return made * min(1, (evidence.cores or math.inf) / (count + 1))
+    return made * min(1, (evidence.use.cores or math.inf) / (count + 1))
 
 
 def quickly_made(evidence: Evidence) -> bool:
@@ -86,7 +86,7 @@ def other_workers(evidence: Evidence) -> Values | None:
     if advised.threads is not None:
         code = SET_THREADS.format(threads=advised.threads)
         kept += f", with {advised.threads} thread{'s' * (advised.threads > 1)} for the model"
-    warned = too_many(count, evidence.cores)
+    warned = too_many(count, evidence.use.cores)
     return {"how": how, "kept": kept, "warned": warned, "set_threads": code, **changes}
 
 
@@ -116,8 +116,8 @@ def cheaper_items(evidence: Evidence) -> Values | None:
         return None
     if evidence.advised is None:
         return {"why": ""} if count is None else {"why": "Try other numbers of workers. "}
-    busy = (evidence.own_cores or 0.0) >= limits.CORES_BUSY * (evidence.cores or math.inf)
-    if busy:
+    use = evidence.use
+    if (use.own or 0.0) >= limits.CORES_BUSY * (use.cores or math.inf):
         return {"why": "All cores are busy, so more workers gain nothing. "}
     return {"why": "Another number of workers is not expected to gain. "}
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from labkit.diagnosis.evidence import Evidence, Setting
+from labkit.diagnosis.prediction import Estimate
 from labkit.spec import KNOBS
 
 NOTEBOOKS = {
@@ -43,7 +44,6 @@ LESS_WAITING = "the loop waits for a smaller share of the time"
 TRY_FIRST = {"fused_optimizer", "compile"}
 
 Values = Mapping[str, Setting]
-Gain = tuple[float, float, float]  # times the throughput: value, low, high
 
 
 def always(evidence: Evidence) -> Values | None:
@@ -66,7 +66,7 @@ class Remedy:
     code: str = ""  # PyTorch to paste, before the lines that make those changes
     cost: str = "nothing"
     # What it should bring, where its settings do not tell: None for not known
-    expects: Callable[[Evidence], Gain | None] | None = None
+    expects: Callable[[Evidence], Estimate | None] | None = None
     check: str = SAME_LOSSES  # what tells that it helped
     price: int = 1  # 1 (cheap) to 3 (dear), for choosing among remedies
     changes: Values = field(default_factory=dict)  # {knob: value}, filled in by `for_run`
@@ -78,7 +78,7 @@ class Remedy:
         values = self.fits(evidence)
         if values is None:
             return None
-        return self.filled(rank=rank, cores=evidence.cores, **self.sets, **values)
+        return self.filled(rank=rank, cores=evidence.use.cores, **self.sets, **values)
 
     def filled(self, **values: Setting | None) -> Remedy:
         """Return the remedy with these values in its words, its code and its settings."""

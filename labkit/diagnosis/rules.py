@@ -71,7 +71,7 @@ def cores_taken_by_workers(evidence: Evidence) -> Finding | None:
         measured=(
             Measured(
                 "of the time a loader worker had the core that the model's thread needed, with "
-                f"{count} workers on {evidence.cores} cores",
+                f"{count} workers on {evidence.use.cores} cores",
                 evidence.stolen_by_workers,
                 by="thread CPU time against wall time",
             ),
@@ -176,31 +176,29 @@ def noisy_neighbour(evidence: Evidence) -> Finding | None:
 
     A device that still has work in its queue does not notice.
     """
-    in_line = evidence.launchers_share
-    if evidence.queued_ms is None or not in_line:
+    launches = evidence.launches
+    if launches is None or not launches.in_line_share:
         return None
-    dry = 1 - evidence.ahead_share
-    foreign = evidence.foreign_cores or 0.0
+    dry = 1 - launches.ahead_share
+    use = evidence.use
+    others = use.others or 0.0
+    waited = "of the time the threads that launch kernels had no core"
     measured = [
-        Measured(
-            "of the time the threads that launch kernels had no core",
-            in_line,
-            by=loop_rules.SCHEDSTAT,
-        ),
+        Measured(waited, launches.in_line_share, by=loop_rules.SCHEDSTAT),
         Measured("of the time the GPU's queue could run dry", dry),
     ]
-    if evidence.own_cores is not None and evidence.cores:
-        used = f"{evidence.own_cores:.1f} of {evidence.cores} cores"
+    if use.own is not None:
+        used = f"{use.own:.1f} of {use.cores} cores"
         measured.append(Measured(f"this run used {used} with {evidence.num_workers or 0} workers"))
-        measured.append(Measured("were used by other programs", foreign, unit="cores"))
-    began = f"a step's compute began {evidence.queued_ms:.1f} ms after it was issued"
+        measured.append(Measured("were used by other programs", others, unit="cores"))
+    began = f"a step's compute began {launches.queued_ms:.1f} ms after it was issued"
     measured.append(Measured(began))
     return Finding(
         name="launch",
         cause=NEIGHBOUR,
-        lost_share=in_line * dry,
+        lost_share=launches.in_line_share * dry,
         measured=tuple(measured),
-        remedies=(cures.ALONE if foreign > (evidence.own_cores or 0.0) else cures.QUIETER,),
+        remedies=(cures.ALONE if others > (use.own or 0.0) else cures.QUIETER,),
     )
 
 
@@ -343,15 +341,14 @@ def padding(evidence: Evidence) -> Finding | None:
 
 def held_down(evidence: Evidence) -> Finding | None:
     """Heat holds the card's clock down: it is busy, and slower than it could be."""
-    time = evidence.throttled_share
-    slower = evidence.throttled_by
-    if time < limits.HELD_DOWN:
+    heat = evidence.heat
+    if heat is None or heat.share < limits.HELD_DOWN:
         return None
     seen = "of the readings show heat or a power brake holding the card's clock down"
-    measured = [Measured(seen, time, by="NVML's clock reasons")]
-    if slower is not None:
-        measured.append(Measured("of its highest clock here is left", 1 - slower))
-    lost = time * (slower or 0.0) * evidence.compute_share
+    measured = [Measured(seen, heat.share, by="NVML's clock reasons")]
+    if heat.slower is not None:
+        measured.append(Measured("of its highest clock here is left", 1 - heat.slower))
+    lost = heat.share * (heat.slower or 0.0) * evidence.compute_share
     return Finding("compute", "throttle", lost, tuple(measured), (cures.COOLER,))
 
 

@@ -25,9 +25,9 @@ def _computing(evidence: Evidence, workers: WorkerEvidence) -> float:
     share = workers.cpu_share
     if workers.in_line_share is not None:
         return max(share, min(1.0, share + workers.in_line_share))
-    if evidence.crowded_by <= limits.FOREIGN_LOAD:
+    if not evidence.is_crowded:
         return share
-    in_line = (evidence.waiting_threads or 0.0) / workers.workers
+    in_line = (evidence.use.in_line or 0.0) / workers.workers
     return max(share, min(1.0, share + in_line))
 
 
@@ -157,7 +157,7 @@ def hand_over(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     """The workers rest while the loop waits: batches are late on their way."""
     if workers.idle_share is None or workers.idle_share < limits.WORKERS_REST:
         return None
-    if evidence.crowded_by > limits.FOREIGN_LOAD:  # the loop had no core to take a batch on
+    if evidence.is_crowded:  # the loop had no core to take a batch on
         return None
     seen = "of the time the workers have nothing to do while the loop waits"
     idle = Measured(seen, workers.idle_share, by=TIMED)
@@ -169,13 +169,12 @@ def threads(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     """Libraries in the workers compute with several threads each."""
     # Where the cores are full, they stand in line: more of them than processes of one thread
     single = workers.workers + (evidence.threads or 1)
-    in_line = evidence.waiting_threads
-    alone = evidence.crowded_by <= limits.FOREIGN_LOAD  # others make every thread stand in line
-    crowd = in_line is not None and in_line > single and alone
-    if workers.cpu_share < limits.SEVERAL_THREADS and not crowd:
+    in_line = evidence.use.in_line or 0.0
+    stand_in_line = in_line > single and not evidence.is_crowded  # others make every thread do so
+    if workers.cpu_share < limits.SEVERAL_THREADS and not stand_in_line:
         return None
     stand = None
-    if crowd:
+    if stand_in_line:
         seen = f"threads stand in line for a core, more than the {single} of the workers and model"
         stand = Measured(seen, in_line, "number", "Linux's schedstat")
     remedies = (cures.ONE_THREAD, cures.ONE_THREAD_EVERYWHERE)
@@ -187,7 +186,7 @@ def cores(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     if workers.cores is None or workers.workers < workers.cores:
         return None
     full = workers.wanted_cores >= limits.COMPUTES * workers.cores
-    full = full or (evidence.own_cores or 0.0) >= limits.CORES_BUSY * workers.cores
+    full = full or (evidence.use.own or 0.0) >= limits.CORES_BUSY * workers.cores
     computing = _computing(evidence, workers)
     if computing < limits.MOSTLY_WAITS or (computing < limits.COMPUTES and not full):
         return None

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from labkit.diagnosis.diagnosis import Diagnosis
 from labkit.diagnosis.findings import Finding
 from labkit.diagnosis.losses import TOLERANCE, agree
+from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.remedies import Remedy
 from labkit.results.hardware import Machine
 from labkit.results.run import Run
@@ -16,7 +17,7 @@ from labkit.spec import compiler
 from labkit.tuning.result import Ladder
 from labkit.tuning.search import SURE, Runner, Search
 from labkit.tuning.settings import Knobs, LoaderSetting
-from labkit.tuning.trial import Expected, Trial
+from labkit.tuning.trial import Trial
 
 MOST_RUNS = 12
 LOOKS = 2  # at a setting whose run gave no verdict
@@ -43,7 +44,7 @@ class Improver(Search[Ladder]):
         self,
         found: Ladder,
         bench: Runner,
-        forecast: Callable[[Run, LoaderSetting, Knobs], Expected | None],
+        forecast: Callable[[Run, LoaderSetting, Knobs], Estimate | None],
         *,
         lacks: Callable[[Knobs, Run, Knobs], str | None],
         may_change: Collection[str] = (),

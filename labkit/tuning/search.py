@@ -9,16 +9,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
+from labkit.diagnosis.core_use import CoreUse
+from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.recommendation import TIE as AS_GOOD
 from labkit.diagnosis.recommendation import WORKERS
-from labkit.diagnosis.run_costs import cores_used
-from labkit.diagnosis.thresholds import FOREIGN_LOAD
 from labkit.process import launcher
 from labkit.results.run import Run
 from labkit.results.script import PYTORCH_PREFETCH
 from labkit.tuning.result import Found, Tuning
 from labkit.tuning.settings import Knobs, LoaderSetting, distance
-from labkit.tuning.trial import TIE, Expected, Outcome, Trial, cheapest_of_fastest
+from labkit.tuning.trial import TIE, Outcome, Trial, cheapest_of_fastest
 
 PREFETCH_FACTORS = (2, 4, 8)  # with one batch a worker, workers wait between batches
 MOST_TRIED = 8  # loader settings measured, the start included
@@ -27,7 +27,7 @@ RUNS_EACH = 3  # of the start and of the best, where they are close
 SURE = 0.10  # a gain above this needs no second measurement
 
 Result = TypeVar("Result", bound=Found)
-Forecast = Callable[[Run, LoaderSetting, Knobs], "Expected | None"]  # a run, its loader, changes
+Forecast = Callable[[Run, LoaderSetting, Knobs], "Estimate | None"]  # a run, its loader, changes
 Refuse = Callable[[LoaderSetting, Sequence[Trial]], "str | None"]
 
 
@@ -192,15 +192,14 @@ class LoaderSearch(Search[Tuning]):
             why = "keeps the workers from one epoch to the next; changes nothing within an epoch"
         found.reasons["persistent_workers"] = why
         runs = [run for trial in found.tried for run in trial.runs]
-        shares = [(cores_used(run)[1] or 0.0) / (run.machine.cpu_cores or 1) for run in runs]
-        disturbed = [share for share in shares if share > FOREIGN_LOAD]
-        if disturbed:
+        shared = [use.others_share for use in map(CoreUse.of, runs) if use.is_shared]
+        if shared:
             found.notes.append(
-                f"Other programs used up to {max(disturbed):.0%} of the cores in {len(disturbed)} "
-                f"of {len(runs)} runs: their numbers are doubtful."
+                f"Other programs used up to {max(shared):.0%} of the cores in {len(shared)} of "
+                f"{len(runs)} runs: their numbers are doubtful."
             )
 
-    def expected(self, setting: LoaderSetting) -> Expected | None:
+    def expected(self, setting: LoaderSetting) -> Estimate | None:
         """Predict a setting from the nearest run, and correct by how that run itself came out."""
         measured = [trial for trial in self.found.tried if trial.runs]
         nearest = min(measured, key=lambda trial: distance(trial.setting, setting))
