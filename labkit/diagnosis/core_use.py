@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from labkit.diagnosis.thresholds import FOREIGN_LOAD
 from labkit.results.record import Event
-
-if TYPE_CHECKING:
-    from labkit.results.run import Run
+from labkit.results.run import Run
 
 
 @dataclass(frozen=True)

@@ -73,13 +73,25 @@ def gaps_hidden(busy: float, seen: tuple[Witness, ...], remedy: Remedy) -> Findi
     )
 
 
-def device_untimed(evidence: Evidence) -> Finding:
+def of_a_busy_device(evidence: Evidence) -> Finding | None:
+    """The device seems to be the limit, and nothing saw whether it works."""
+    if evidence.launches_only:
+        return _device_untimed(evidence)
+    if evidence.gaps_may_hide:
+        remedy = LOOK_INSIDE if evidence.could_look else PROFILE
+        if evidence.xray is not None:  # it looked, and saw nothing of the device
+            remedy = MAKERS_PROFILER
+        return gaps_hidden(evidence.compute_share, evidence.witnesses, remedy)
+    return _body_unseen(evidence) if evidence.loop and not evidence.body else None
+
+
+def _device_untimed(evidence: Evidence) -> Finding:
     """A watched loop's body takes the time, and nobody timed the device."""
     seen = "of the time the host is in the loop's body; what the device did was not timed here"
     return doubt("device not timed", Measured(seen, evidence.compute_share), remedy=HEADROOM)
 
 
-def body_unseen(evidence: Evidence) -> Finding:
+def _body_unseen(evidence: Evidence) -> Finding:
     """A watched loop's body takes the time, and too few samples tell what it does."""
     lines = evidence.loop.lines if evidence.loop else None
     missing = (lines.missing if lines is not None else "") or "too few stacks were sampled"

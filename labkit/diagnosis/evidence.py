@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.core_use import CoreUse
@@ -17,12 +17,10 @@ from labkit.diagnosis.loader_code import LoopCode, Setting
 from labkit.diagnosis.loop_body import Loop, costliest_of_loading
 from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.recommendation import Workers
-from labkit.diagnosis.witnesses import Heat, Witness
+from labkit.diagnosis.witnesses import Heat, Witness, deciding
+from labkit.results.run import Run
 from labkit.results.supply import late_share, memory_growth, wait_over_alone
 from labkit.results.wall_shares import WallShares
-
-if TYPE_CHECKING:
-    from labkit.results.run import Run
 
 
 @dataclass(frozen=True)
@@ -244,6 +242,23 @@ class Evidence:
     def is_disturbed(self) -> bool:
         """Whether others have so much of it that a run alone may come out otherwise."""
         return self.crowded_by > limits.FOREIGN_LOAD / 2
+
+    @property
+    def could_look(self) -> bool:
+        """Whether the run has an x-ray to switch on: a watched loop has none."""
+        return self.knobs.get("xray") is not None
+
+    @property
+    def looked_inside(self) -> bool:
+        """Whether a profiler saw what happens inside the compute."""
+        return self.xray is not None or self.kernels is not None or self.from_trace
+
+    @property
+    def gaps_may_hide(self) -> bool:
+        """Whether a GPU that looks busy may wait for launches, and nothing can tell."""
+        if self.kind != "gpu" or self.kernels is not None or self.launches_only:
+            return False
+        return deciding(self.witnesses) is None
 
     @property
     def stalls(self) -> bool:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding
 from labkit.diagnosis.prediction import WORTH, Estimate, predict
 from labkit.diagnosis.remedies import Remedy
-
-if TYPE_CHECKING:
-    from labkit.results.run import Run
+from labkit.results.run import Run
 
 
 def with_gains(finding: Finding, evidence: Evidence, run: Run | None) -> Finding:

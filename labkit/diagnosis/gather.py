@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import fields, replace
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,10 +23,8 @@ from labkit.diagnosis.recommendation import (
 from labkit.diagnosis.trace_breakdown import Breakdown, RankTraces
 from labkit.diagnosis.witnesses import throttled, witnesses
 from labkit.results.record import Event
+from labkit.results.run import Run
 from labkit.results.step_classes import CLASSES, split_steps
-
-if TYPE_CHECKING:
-    from labkit.results.run import Run
 
 # Share of the time spent waiting for data from which it is asked how many workers would be best
 WORTH_A_LOOK = limits.WORTH_NAMING["input"] / 2

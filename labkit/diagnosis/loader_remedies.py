@@ -97,16 +97,10 @@ def too_many(workers: int, cores: int | None) -> str:
     return f"; PyTorch warns above your {cores} cores, but workers waiting on I/O use none"
 
 
-def some_workers(evidence: Evidence) -> Values | None:
+def some_workers(evidence: Evidence) -> bool:
     """Fit a loop that has no loader to set, and of which no number is known."""
     unknown = evidence.advised is None and evidence.num_workers is None
-    fits = unknown and not evidence.loader_workers and not quickly_made(evidence)
-    return {} if fits else None
-
-
-def behind(evidence: Evidence) -> Values | None:
-    """Fit a trace whose loader has workers, of which it tells no more."""
-    return {} if evidence.loader_workers else None
+    return unknown and not evidence.loader_workers and not quickly_made(evidence)
 
 
 def cheaper_items(evidence: Evidence) -> Values | None:
@@ -165,7 +159,7 @@ BEHIND = Remedy(
     "The loader's workers do not keep up: do less work per item, or do it once before training; "
     "where CPU cores are idle, try more workers.",
     "workers",
-    behind,
+    lambda evidence: evidence.loader_workers,  # of a trace, which tells no more of them
 )
 CHEAPER_ITEMS = Remedy(
     "cheaper_items",
@@ -184,15 +178,15 @@ STEPS = {  # what the costliest line of preparing an item may be, by its names
 }
 
 
-def item_does(step: str, evidence: Evidence) -> Values | None:
+def item_does(step: str, evidence: Evidence) -> bool:
     """Fit items most of whose time goes to one of the `STEPS`."""
-    named = [f"{line.call} {line.function}" for line in evidence.loading_lines[:1]]
-    return {} if any(STEPS[step].search(name) for name in named) else None
+    costliest = evidence.loading_lines[:1]
+    return any(STEPS[step].search(f"{line.call} {line.function}") for line in costliest)
 
 
-def single_items(evidence: Evidence) -> Values | None:
+def single_items(evidence: Evidence) -> bool:
     """Fit items that are fetched one by one: of a quick batch that is no longer so."""
-    return None if quickly_made(evidence) else {}
+    return not quickly_made(evidence)
 
 
 LEANER_ITEMS = Remedy(

@@ -6,7 +6,7 @@ The loader is simulated (`loader_simulation`) with what the run's own items and 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,10 +17,8 @@ from labkit.diagnosis.run_costs import RunCosts, known_of
 from labkit.knobs import check_names
 from labkit.results.event_log import of_one_moment
 from labkit.results.result import Result, Table, listed
+from labkit.results.run import Run
 from labkit.spec import KNOBS, Pipeline
-
-if TYPE_CHECKING:
-    from labkit.results.run import Run
 
 DRAWS = 5  # simulated runs, each from its own bootstrap sample of what was measured
 STEPS = 240  # of a simulated run at the most

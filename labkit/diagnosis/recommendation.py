@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from labkit.diagnosis.core_use import CoreUse
+from labkit.diagnosis.hot_lines import Lines
 from labkit.diagnosis.loader_simulation import Simulation, Work
 from labkit.diagnosis.prediction import (
     DRAWS,
@@ -21,11 +21,8 @@ from labkit.diagnosis.prediction import (
 )
 from labkit.diagnosis.thresholds import HANDOFF_US
 from labkit.results.event_log import of_one_moment
+from labkit.results.run import Run
 from labkit.results.step_classes import body_seconds
-
-if TYPE_CHECKING:
-    from labkit.diagnosis.hot_lines import Lines
-    from labkit.results.run import Run
 
 RANKING_DRAWS = 1  # simulated runs, to find the settings that may be best: those are drawn in full
 MAY_BE_BEST = 0.06  # so far below the best of that ranking

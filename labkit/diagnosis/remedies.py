@@ -46,11 +46,6 @@ TRY_FIRST = {"fused_optimizer", "compile"}
 Values = Mapping[str, Setting]
 
 
-def always(evidence: Evidence) -> Values | None:
-    """Fit every run."""
-    return {}
-
-
 @dataclass(frozen=True)
 class Remedy:
     """A change that helps against some cause."""
@@ -58,8 +53,8 @@ class Remedy:
     key: str
     text: str  # what to change, with {names} of what `fits` returns
     lesson: str = ""  # a key of `LESSONS`
-    # What fills in the text, and settings; None where the remedy is not for this run
-    fits: Callable[[Evidence], Values | None] = always
+    # Whether it is for a run; or, where it is, what fills in its text, and settings
+    fits: Callable[[Evidence], Values | bool | None] = lambda evidence: True
     sets: Values = field(default_factory=dict)  # for runs that have none of these settings yet
     on: str = ""  # "cpu" or "gpu": for that device alone
     arguments: Mapping[str, str] = field(default_factory=dict)  # of the user's DataLoader, as code
@@ -76,8 +71,9 @@ class Remedy:
         if self.on not in ("", evidence.kind) or any(map(evidence.knobs.get, self.sets)):
             return None
         values = self.fits(evidence)
-        if values is None:
+        if not values:
             return None
+        values = {} if values is True else values
         return self.filled(rank=rank, cores=evidence.use.cores, **self.sets, **values)
 
     def filled(self, **values: Setting | None) -> Remedy:

@@ -52,10 +52,10 @@ def cores_returned(evidence: Evidence) -> Estimate | None:
     return Estimate(gain, gain / (1 + ERROR), gain * (1 + ERROR))
 
 
-def workers_rest(evidence: Evidence) -> Values | None:
+def workers_rest(evidence: Evidence) -> bool:
     """Fit workers that rest behind a late batch: others make as many batches in any order."""
     idle = evidence.workers.idle_share if evidence.workers else None
-    return None if idle is not None and idle < limits.REST_BEHIND else {}
+    return idle is None or idle >= limits.REST_BEHIND
 
 
 def nobody_waits_in_order(evidence: Evidence) -> Estimate | None:
@@ -72,21 +72,16 @@ def nobody_waits_in_order(evidence: Evidence) -> Estimate | None:
     return Estimate(value, (1 + value) / 2, min(most, value * (1 + ERROR)))
 
 
-def own_init(evidence: Evidence) -> Values | None:
+def own_init(evidence: Evidence) -> bool:
     """Fit a loader without a worker_init_fn of its own, which this one would replace."""
-    arguments = (evidence.code and evidence.code.arguments) or {}
-    return None if "worker_init_fn" in arguments else {}
+    arguments = evidence.code and evidence.code.arguments
+    return "worker_init_fn" not in (arguments or {})
 
 
 def reshardable(evidence: Evidence) -> Values | None:
     """Fit a loader whose workers were seen: that many shards, or a multiple of it."""
     workers = evidence.workers
     return None if workers is None else {"workers": workers.workers, "shards": 4 * workers.workers}
-
-
-def unpredicted(evidence: Evidence) -> Values | None:
-    """Fit a loader whose best number of workers nothing predicts."""
-    return {} if evidence.advised is None else None
 
 
 def stuck(evidence: Evidence) -> Values | None:
@@ -149,7 +144,7 @@ MORE_WORKERS = Remedy(
     "more_workers",
     "Try more workers, up to the number of cores: `labkit tune` finds how many.",
     "workers",
-    unpredicted,
+    lambda evidence: evidence.advised is None,  # else that number is predicted
     check=LESS_WAITING,
 )
 LARGER_READS = Remedy(
