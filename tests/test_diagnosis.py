@@ -23,7 +23,9 @@ from labkit.diagnosis.remedies import LESSONS, NOTEBOOKS, Remedy
 from labkit.diagnosis.thresholds import WORTH_NAMING
 from labkit.diagnosis.wording import worded
 from labkit.results.hardware import Machine
+from labkit.results.supply import MemoryGrowth
 from labkit.results.wall_shares import WallShare, WallShares
+from labkit.results.workers import Hang
 
 NOTEBOOKS_FOLDER = Path(__file__).parents[1] / "notebooks"
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
@@ -333,10 +335,15 @@ WAITING = {"cpu_shares": (0.1, 0.2), "cores": 8, "item_wait_ms": 9.0}
 LOADER = LoopCode("loader", call="", arguments={"dataset": "data", "num_workers": "2"})
 
 
+def seen_in(workers):
+    return WorkerEvidence(**{name: value for name, value in workers.items() if name != "cores"})
+
+
 def diagnosed(workers, **more):
     """What is said of a loop that waits half of the time for workers that show this."""
     known = {"wait_share": 0.5, "compute_share": 0.5, "code": LOADER, "knobs": {"num_workers": 2}}
-    evidence = Evidence("gpu", workers=WorkerEvidence(**workers), **known | more)
+    known["use"] = CoreUse(workers["cores"])
+    evidence = Evidence("gpu", workers=seen_in(workers), **known | more)
     return told(ranking.rank(evidence)[0], evidence)
 
 
@@ -354,7 +361,7 @@ def diagnosed(workers, **more):
      (BUSY | {"slowest_ratio": 30.0, "slow_items": (7,), "late_share": 0.05}, "cores", "cores", ""),
      (BUSY | {"epoch_start_share": 0.4}, "workers_restart", "persistent", "persistent_workers=Tr"),
      (BUSY | {"first_epoch_ratio": 4.0}, "cold_start", "later epochs", ""),
-     (BUSY | {"stalled_s": 90.0, "stalled_worker": 1}, "hang", "worker 1", "timeout=90")],
+     (BUSY | {"hang": Hang(1, None, 90.0, over=False)}, "hang", "worker 1", "timeout=90")],
     ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",
 )  # fmt: skip
 def test_what_the_workers_show_names_the_cause_and_the_remedy(workers, cause, said, code):
@@ -372,7 +379,7 @@ def test_full_cores_are_the_libraries_threads_only_where_more_are_in_line_than_t
     seen,
 ):
     found = diagnosed(
-        {"cpu_shares": (0.5,) * 4, "cores": 2, "idle_share": 0.0}, use=CoreUse(**seen)
+        {"cpu_shares": (0.5,) * 4, "cores": 2, "idle_share": 0.0}, use=CoreUse(2, **seen)
     )
     assert found.cause == ("threads" if "in_line" in seen else "cores")
 
@@ -380,7 +387,7 @@ def test_full_cores_are_the_libraries_threads_only_where_more_are_in_line_than_t
 def test_workers_whose_cores_others_have_are_not_said_to_wait_for_storage():
     beside = CoreUse(2, others=1.5, in_line=1.4)
     for workers in ({"cpu_shares": (0.25, 0.25), "cores": 2}, WAITING):
-        found = diagnosed(workers, use=beside if workers is not WAITING else CoreUse())
+        found = diagnosed(workers, use=beside if workers is not WAITING else CoreUse(8))
         assert found.cause == ("storage_latency" if workers is WAITING else "cores")
 
 
@@ -401,7 +408,7 @@ def test_a_step_that_fills_the_cores_is_named_and_made_cheaper_where_it_is_known
         share=0.8,
         what="`Image.open()` in __getitem__() (train.py:9)",
     )
-    evidence = Evidence("gpu", wait_share=0.5, workers=WorkerEvidence(**BUSY))
+    evidence = Evidence("gpu", wait_share=0.5, use=CoreUse(2), workers=seen_in(BUSY))
     for lines, code in (((), ""), ((line,), "draft")):
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(Evidence, "loading_lines", property(lambda _, lines=lines: lines))
@@ -428,8 +435,8 @@ def test_no_advice_for_the_input_promises_more_than_the_measured_headroom(headro
 
 
 def test_a_hang_after_which_the_loop_went_on_is_a_warning_and_not_the_verdict():
-    over = {"stalled_s": 90.0, "stalled_worker": 1, "stalled_item": 7, "stall_is_over": True}
-    evidence = Evidence("gpu", wait_share=0.5, workers=WorkerEvidence(**BUSY | over))
+    workers = seen_in(BUSY | {"hang": Hang(1, 7, 90.0, over=True)})
+    evidence = Evidence("gpu", wait_share=0.5, use=CoreUse(2), workers=workers)
     verdict, *warnings = ranking.rank(evidence)
     assert verdict.cause == "cores"
     told_last = told(warnings[-1], evidence)
@@ -442,8 +449,8 @@ def test_a_hang_after_which_the_loop_went_on_is_a_warning_and_not_the_verdict():
 
 
 def test_memory_of_the_workers_that_grows_is_said_whatever_it_costs():
-    grown = BUSY | {"cores": 8, "memory_growth_gib": 2.0}
-    found = diagnosed(grown | {"memory_copied_gib": 1.5}, wait_share=0.0)
+    grown = BUSY | {"cores": 8, "memory": MemoryGrowth(2.0, 0.0)}
+    found = diagnosed(grown | {"memory": MemoryGrowth(2.0, 1.5)}, wait_share=0.0)
     assert (found.name, found.cause, found.lost_share) == ("host", "memory_growth", 0.0)
     assert "2.0 GiB" in found.evidence and "np.array" in found.code
     kept = diagnosed(grown, wait_share=0.0)

@@ -190,7 +190,7 @@ def test_workers_beside_a_model_on_the_cpu_come_with_threads_that_leave_them_cor
 
 def test_threads_that_wait_for_cores_of_busy_workers_are_given_up_first():
     code = LoopCode(loader="loader", call="DataLoader", arguments={"dataset": "data"})
-    busy = WorkerEvidence((0.4,) * 4, cores=2, in_line_share=0.6, item_cpu_ms=0.6)
+    busy = WorkerEvidence((0.4,) * 4, in_line_share=0.6, item_cpu_ms=0.6)
     known = {"code": code, "workers": busy, "use": CoreUse(2), "threads": 2, "wait_us": 9e3,
              "compute_us": 9e3, "quick_compute_us": 1e3,
              "knobs": {"num_workers": 4, "batch_size": 32}}  # fmt: skip
@@ -203,7 +203,7 @@ def test_threads_that_wait_for_cores_of_busy_workers_are_given_up_first():
 
 def test_batches_out_of_order_are_advised_where_workers_rest_behind_a_late_one():
     def told(idle):
-        late = WorkerEvidence((0.1, 0.1), cores=2, idle_share=idle, late_share=0.9,
+        late = WorkerEvidence((0.1, 0.1), idle_share=idle, late_share=0.9,
                               slowest_ratio=40.0, slow_batch_ratio=5.0)  # fmt: skip
         return fed(workers=late, wait_share=0.9, knobs={"num_workers": 2})
 

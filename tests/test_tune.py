@@ -190,16 +190,18 @@ def test_an_interrupted_cell_returns_what_a_sweep_or_a_tuning_has(monkeypatch, c
     assert "nothing measured" in lk.tune(lk.Pipeline()).headline
 
 
-def test_what_may_not_fit_in_memory_is_left_out_with_the_numbers():
+def test_what_may_not_fit_in_memory_is_left_out_with_the_numbers(monkeypatch):
     gib = 2**30
     run = SimpleNamespace(telemetry=[{"rss_gib": 2.0}], event=lambda name: {"bytes": gib})
     tried = [Trial(START.to_dict(), rates=[100.0], runs=[run])]  # 1 GiB a batch, 2 GiB a process
     small = START.but(num_workers=1, prefetch_factor=1)
     deep = small.but(prefetch_factor=8)
     many = small.but(num_workers=16)
-    assert memory.refusal(small, tried, 32 * gib, 8 * gib) is None
-    assert "/dev/shm" in memory.refusal(deep, tried, 32 * gib, 8 * gib)
-    assert "RAM" in memory.refusal(many, tried, 32 * gib, None)
+    monkeypatch.setattr(memory, "free_memory", lambda: (32 * gib, 8 * gib))
+    assert memory.refused(small, tried) is None
+    assert "/dev/shm" in memory.refused(deep, tried)
+    monkeypatch.setattr(memory, "free_memory", lambda: (32 * gib, None))
+    assert "RAM" in memory.refused(many, tried)
     tuning = searched(waiting, refuse=lambda s, _trials: "no memory" if s.num_workers > 2 else None)
     assert tuning.best["num_workers"] == 2 and "no memory" in tuning.notes[0]
 

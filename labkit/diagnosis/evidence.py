@@ -19,8 +19,9 @@ from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.recommendation import Workers
 from labkit.diagnosis.witnesses import Heat, Witness, deciding
 from labkit.results.run import Run
-from labkit.results.supply import late_share, memory_growth, wait_over_alone
+from labkit.results.supply import MemoryGrowth, late_share, memory_growth, wait_over_alone
 from labkit.results.wall_shares import WallShares
+from labkit.results.workers import Hang
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,6 @@ class WorkerEvidence:
     """What the loader's workers did while the loop ran."""
 
     cpu_shares: tuple[float, ...]  # of each worker: CPU time over the time it prepares items
-    cores: float | None = None  # that the run may use
     in_line_share: float | None = None  # of that time: without a core, on average of the workers
     idle_share: float | None = None  # time in which the average worker had no batch to make
     late_share: float | None = None  # of the loop's waiting: a later batch was ready meanwhile
@@ -91,12 +91,8 @@ class WorkerEvidence:
     first_epoch_ratio: float | None = None  # time of a batch in the first epoch over later ones
     epoch_start_ms: float | None = None  # from the start of a later epoch to its first batch
     epoch_start_share: float | None = None  # and what all of these take
-    memory_growth_gib: float | None = None  # of all workers, since their first batches
-    memory_copied_gib: float = 0.0  # of it: pages that were shared with the main process
-    stalled_s: float | None = None  # for which a worker that had work finished no item
-    stall_is_over: bool = False  # the loop went on afterwards
-    stalled_worker: int | None = None
-    stalled_item: int | str | None = None
+    memory: MemoryGrowth | None = None
+    hang: Hang | None = None  # of a worker that had work, and finished no item
     item_cpu_ms: float | None = None
     item_wait_ms: float | None = None
     wait_over_alone: float | None = None  # an item's wait over that with a single worker
@@ -129,13 +125,9 @@ class WorkerEvidence:
         starts = seen.epoch_start_ms[1:]
         first, *later = seen.epoch_item_ms
         hang = seen.hang
-        if hang is not None and hang.worker is None:  # the body took long, or the hand-over
-            hang = None
         busy_ms = [worker.busy_ms for worker in workers]
-        grown = memory_growth(seen.events)
         return cls(
             cpu_shares=tuple(worker.cpu_share for worker in workers),
-            cores=run.machine.cpu_cores,
             in_line_share=fmean(worker.in_line_share for worker in workers) or None,
             idle_share=seen.idle_share,
             hand_over_ms=seen.handover_ms,
@@ -146,14 +138,10 @@ class WorkerEvidence:
             first_epoch_ratio=first / fmean(later) if later and fmean(later) else None,
             epoch_start_ms=fmean(starts) if starts else None,
             epoch_start_share=sum(starts) / 1e3 / run.length_s if starts else None,
-            stalled_s=hang and hang.seconds,
-            stall_is_over=bool(hang and hang.over),
-            stalled_worker=hang and hang.worker,
-            stalled_item=hang and hang.index,
+            hang=None if hang is None or hang.worker is None else hang,  # the loop's own
             late_share=late_share(seen.batches),
             wait_over_alone=wait_over_alone(seen.batches),
-            memory_growth_gib=grown and grown.gained,
-            memory_copied_gib=grown.copied if grown else 0.0,
+            memory=memory_growth(seen.events),
             item_cpu_ms=fmean(worker.item_cpu_ms for worker in workers),
             item_wait_ms=fmean(max(0.0, w.item_ms - w.item_cpu_ms) for w in workers),
         )

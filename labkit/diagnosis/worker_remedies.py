@@ -86,10 +86,8 @@ def reshardable(evidence: Evidence) -> Values | None:
 
 def stuck(evidence: Evidence) -> Values | None:
     """Fit a worker that has made no progress for long."""
-    workers = evidence.workers
-    if workers is None or workers.stalled_s is None:
-        return None
-    return {"limit_s": max(60, round(workers.stalled_s))}
+    hang = evidence.workers.hang if evidence.workers else None
+    return hang and {"limit_s": max(60, round(hang.seconds))}
 
 
 PERSISTENT = Remedy(

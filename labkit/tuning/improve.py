@@ -15,9 +15,10 @@ from labkit.results.hardware import Machine
 from labkit.results.run import Run
 from labkit.spec import compiler
 from labkit.tuning.result import Ladder
-from labkit.tuning.search import SURE, Runner, Search
+from labkit.tuning.search import SURE, Search
 from labkit.tuning.settings import Knobs, LoaderSetting
 from labkit.tuning.trial import Trial
+from labkit.tuning.trial_bench import TrialBench
 
 MOST_RUNS = 12
 LOOKS = 2  # at a setting whose run gave no verdict
@@ -43,7 +44,7 @@ class Improver(Search[Ladder]):
     def __init__(
         self,
         found: Ladder,
-        bench: Runner,
+        bench: TrialBench,
         forecast: Callable[[Run, LoaderSetting, Knobs], Estimate | None],
         *,
         lacks: Callable[[Knobs, Run, Knobs], str | None],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.prediction import Estimate
@@ -18,7 +18,8 @@ from labkit.results.run import Run
 from labkit.results.script import PYTORCH_PREFETCH
 from labkit.tuning.result import Found, Tuning
 from labkit.tuning.settings import Knobs, LoaderSetting, distance
-from labkit.tuning.trial import TIE, Outcome, Trial, cheapest_of_fastest
+from labkit.tuning.trial import TIE, Trial, cheapest_of_fastest
+from labkit.tuning.trial_bench import TrialBench
 
 PREFETCH_FACTORS = (2, 4, 8)  # with one batch a worker, workers wait between batches
 MOST_TRIED = 8  # loader settings measured, the start included
@@ -31,17 +32,6 @@ Forecast = Callable[[Run, LoaderSetting, Knobs], "Estimate | None"]  # a run, it
 Refuse = Callable[[LoaderSetting, Sequence[Trial]], "str | None"]
 
 
-class Runner(Protocol):
-    """Runs knobs."""
-
-    count: int  # runs that were made
-    each: Callable[[Run], object] | None  # called with the run that is going on
-
-    def measure(self, knobs: Knobs, rate: float | None) -> Outcome:
-        """Run knobs; `rate` are the samples/s that are expected."""
-        ...
-
-
 def do_nothing() -> None:
     """Do nothing after a trial."""
 
@@ -49,7 +39,7 @@ def do_nothing() -> None:
 class Search(Generic[Result]):
     """A search that fills its result as it goes."""
 
-    def __init__(self, found: Result, bench: Runner):
+    def __init__(self, found: Result, bench: TrialBench):
         """Set up a search; nothing runs yet."""
         self.found = found
         self.bench = bench
@@ -111,7 +101,7 @@ class LoaderSearch(Search[Tuning]):
     def __init__(
         self,
         found: Tuning,
-        bench: Runner,
+        bench: TrialBench,
         forecast: Forecast,
         refuse: Refuse,
         *,
