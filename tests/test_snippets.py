@@ -22,6 +22,7 @@ from labkit.diagnosis.wording import worded
 from labkit.tuning.job import tuner
 from labkit.tuning.settings import LoaderSetting
 from labkit.tuning.trial import Trial
+from labkit.watching.loader_call import call_of
 
 torch = pytest.importorskip("torch")
 forks = pytest.mark.skipif(
@@ -186,6 +187,28 @@ def test_workers_beside_a_model_on_the_cpu_come_with_threads_that_leave_them_cor
     assert fed(code=LoopCode(), advised=advised).code == ""  # no threads without the loader's line
     plain = Workers(2, Estimate(1.7, 1.3, 2.2))
     assert "set_num_threads" not in fed(code=code, advised=plain, use=CoreUse(2)).code
+
+
+@pytest.mark.parametrize("kind", ["", "sampler", "dataset"])
+def test_workers_are_kept_with_a_word_on_what_set_epoch_sets_where_there_is_one(kind):
+    data_of = torch.utils.data
+
+    class Shards(data_of.TensorDataset):
+        def set_epoch(self, epoch):
+            pass
+
+    class Order(data_of.SequentialSampler):
+        def set_epoch(self, epoch):
+            pass
+
+    data = (Shards if kind == "dataset" else data_of.TensorDataset)(torch.zeros(64, 4))
+    order = Order(data) if kind == "sampler" else None
+    loader = data_of.DataLoader(data, 8, sampler=order, num_workers=2)
+    code = LoopCode.of(call_of(loader))
+    workers = WorkerEvidence((0.9, 0.9), epoch_start_share=0.4)
+    told = fed(code=code, workers=workers, knobs={"num_workers": 2})
+    assert told.cause == "workers_restart" and "persistent_workers=True" in told.advice
+    assert ("do not see what set_epoch() sets" in told.advice) == bool(kind)
 
 
 def test_threads_that_wait_for_cores_of_busy_workers_are_given_up_first():

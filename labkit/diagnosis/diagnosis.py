@@ -191,7 +191,7 @@ def of_run(run: Run, ranks_cores: float = 0.0) -> Diagnosis:
     source = source_of(run)
     unseen = (BODY_NOTE,) if run.watched and not run.lines.body else ()
     table = StepTable(run, ranks_cores)
-    short = doubts.too_short(len(table))
+    short = doubts.too_short(table.steps)
     if short:
         return Diagnosis((worded(short),), 0.0, source, unseen)
     evidence = table.evidence()

@@ -90,6 +90,13 @@ class Finding:
         }
 
 
+def costs(
+    name: str, cause: str, lost_share: float, seen: str, by: str, *remedies: Remedy
+) -> Finding:
+    """Return a finding of which one number is known, what it costs: `seen` says of what that is."""
+    return Finding(name, cause, lost_share, (Measured(seen, lost_share, by=by),), remedies)
+
+
 def bound(lost_share: float) -> float | None:
     """Return the gain where all of a loss goes and no more; None where that says too little."""
     most = 1 / (1 - min(lost_share, 0.98))

@@ -69,9 +69,6 @@ class StepTable:
         }
         self.blame = self._blame()
 
-    def __len__(self) -> int:
-        return self.steps
-
     def _blame(self) -> float:
         """Return the part (0 to 1) of what was taken from the model's thread that workers took."""
         use = self.known.use

@@ -8,6 +8,7 @@ from functools import partial
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence, Setting
+from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.remedies import LESS_WAITING, Remedy, Values
 
 DEEPEST = 16  # a deeper queue than this takes memory and hides what is wrong
@@ -86,8 +87,21 @@ def other_workers(evidence: Evidence) -> Values | None:
     if advised.threads is not None:
         code = SET_THREADS.format(threads=advised.threads)
         kept += f", with {advised.threads} thread{'s' * (advised.threads > 1)} for the model"
-    warned = too_many(count, evidence.use.cores)
-    return {"how": how, "kept": kept, "warned": warned, "set_threads": code, **changes}
+    return {
+        "how": how,
+        "kept": kept,
+        "warned": too_many(count, evidence.use.cores),
+        "epochs": epochs_unseen(evidence.code) if "persistent_workers" in changes else "",
+        "set_threads": code,
+        **changes,
+    }
+
+
+def epochs_unseen(code: LoopCode | None) -> str:
+    """Say, behind a sentence, what workers that are kept miss; "" where there is no `set_epoch`."""
+    if code is None or not code.sets_epoch:
+        return ""
+    return " Workers that are kept do not see what set_epoch() sets in the main process's dataset."
 
 
 def too_many(workers: int, cores: int | None) -> str:
@@ -141,7 +155,7 @@ DEEPER_QUEUE = Remedy(
 )
 WORKERS = Remedy(
     "workers",
-    "{how} num_workers={num_workers}{kept}{warned}.",
+    "{how} num_workers={num_workers}{kept}{warned}.{epochs}",
     "workers",
     other_workers,
     code="{set_threads}",

@@ -83,7 +83,7 @@ class Summary(NamedTuple):
 
 
 class Simulation:
-    """The loader and the training loop; `asked`, `ready`, `begin`, `end` are s, as `Run.stamps`.
+    """The loader and the training loop; `begin` and `end` of the steps are s, as `Run.busy`.
 
     Processes are generators that yield what they do next; None: until woken. `virtual`
     is the work that a thread which always computes would have done by now: as all threads advance
@@ -102,8 +102,6 @@ class Simulation:
         self.cores = cores
         self.workers = workers
         self.prefetch = prefetch
-        self.asked: list[float] = []
-        self.ready: list[float] = []
         self.begin: list[float] = []
         self.end: list[float] = []
         self.host = work.host.tolist()
@@ -212,7 +210,8 @@ class Simulation:
         for batch in range(ahead):
             self._ask(batch)
         for batch, parts in enumerate(self.parts):
-            self.asked.append(self.now)
+            asked = self.now
+            waited = self.idle[batch]
             if not self.workers:
                 yield from parts
             while self.workers and batch not in there:
@@ -221,8 +220,9 @@ class Simulation:
                 there.add(self.arrived.popleft())
                 yield Part(0.0, self.work.take)
             if self.workers:  # data is endless: the last batches come under the same load
+                waited = self.now - asked
                 self._ask(ahead + batch)
-            yield from self._step(batch)
+            yield from self._step(batch, waited)
 
     def _spinning(self) -> Iterator[Part | None]:
         """Have the step's other threads spin when it is over, until they give up."""
@@ -234,18 +234,16 @@ class Simulation:
         self.queues[batch % self.workers].append(batch)
         self._wake(1 + batch % self.workers)
 
-    def _step(self, batch: int) -> Iterator[Part]:
+    def _step(self, batch: int, waited: float) -> Iterator[Part]:
         """Have the CPU compute a batch, or a GPU, which may still be at earlier ones."""
-        self.ready.append(self.now)
         if self.work.around:
             yield Part(0.0, self.work.around)
         if self.work.gpu is None:
-            yield from self._on_cores(batch)
+            yield from self._on_cores(batch, waited)
         else:
             yield from self._on_gpu(batch, self.work.gpu)
 
-    def _on_cores(self, batch: int) -> Iterator[Part]:
-        waited = self.ready[-1] - self.asked[-1] if self.workers else self.idle[batch]
+    def _on_cores(self, batch: int, waited: float) -> Iterator[Part]:
         self.begin.append(self.now)
         cpu = self.host[batch] + self.work.cold * float(coldness(waited))
         spins = self.workers + 1 not in self.asleep  # these threads have a core already

@@ -14,7 +14,7 @@ from labkit.diagnosis import loader_remedies as feeding
 from labkit.diagnosis import loop_rules, worker_remedies
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import Finding, Measured, bound
+from labkit.diagnosis.findings import Finding, Measured, bound, costs
 from labkit.diagnosis.loop_body import synchronises
 from labkit.diagnosis.witnesses import deciding
 from labkit.diagnosis.worker_rules import (
@@ -83,14 +83,10 @@ def cores_taken_by_workers(evidence: Evidence) -> Finding | None:
 def copies(evidence: Evidence) -> Finding | None:
     """The device waits for a copy from the host."""
     lost = evidence.copy_share
-    return Finding(
-        name="transfer",
-        cause="copies",
-        lost_share=lost,
-        measured=(Measured("of the time the device waits for a copy", lost, by=evidence.source),),
-        remedies=(cures.ONE_BLOCK, cures.PINNED, cures.OVERLAPPED),
-        at_most=bound(lost),
-    )
+    seen = "of the time the device waits for a copy"
+    remedies = (cures.ONE_BLOCK, cures.PINNED, cures.OVERLAPPED)
+    found = costs("transfer", "copies", lost, seen, evidence.source, *remedies)
+    return replace(found, at_most=bound(lost))
 
 
 def host_work(evidence: Evidence) -> Finding | None:
@@ -104,8 +100,7 @@ def host_work(evidence: Evidence) -> Finding | None:
         seen = "of the time the device waits while the host issues work: in operators, in calls "
         seen += "of the runtime, in Python between them"
         remedies = cures.FEWER_LAUNCHES
-    measured = (Measured(seen, lost, by=evidence.source),)
-    return Finding("launch", cause, lost, measured, remedies)
+    return costs("launch", cause, lost, seen, evidence.source, *remedies)
 
 
 def pauses(evidence: Evidence) -> Finding | None:
@@ -114,8 +109,8 @@ def pauses(evidence: Evidence) -> Finding | None:
         return None
     seen = "of the time is lost to single steps that compute far longer than an ordinary one"
     lost = evidence.pause_share
-    measured = (Measured(seen, lost, by=evidence.source),)
-    return Finding("launch", "pauses inside steps", lost, measured, (cures.NOW_AND_THEN,))
+    cause = "pauses inside steps"
+    return costs("launch", cause, lost, seen, evidence.source, cures.NOW_AND_THEN)
 
 
 def outside_pytorch(evidence: Evidence) -> Finding | None:
@@ -126,11 +121,11 @@ def outside_pytorch(evidence: Evidence) -> Finding | None:
     names = ", ".join(evidence.outside_where)
     seen = "of the time the device waits for host work outside of PyTorch"
     seen += f", most of it in {names}" if names else ""
-    measured = (Measured(seen, lost, by=evidence.source),)
+    by = evidence.source
     if PREPARES.search(names):
         cause = "data prepared outside a DataLoader"
-        return Finding("input", cause, lost, measured, (worker_remedies.INTO_A_DATASET,))
-    return Finding("host", "host work", lost, measured, (cures.IN_ANOTHER_PROCESS,))
+        return costs("input", cause, lost, seen, by, worker_remedies.INTO_A_DATASET)
+    return costs("host", "host work", lost, seen, by, cures.IN_ANOTHER_PROCESS)
 
 
 def collectives(evidence: Evidence) -> Finding | None:
@@ -210,8 +205,8 @@ def gaps_between_kernels(evidence: Evidence) -> Finding | None:
     lost = evidence.gap_share * evidence.compute_share
     seen = "of the time no kernel runs inside the step's compute: kernels take "
     seen += f"{kernels.kernel_us / 1e3:.1f} ms of {evidence.compute_us / 1e3:.1f} ms"
-    measured = (Measured(seen, lost, by="x-ray against events"),)
-    return Finding("launch", "gaps between kernels", lost, measured, cures.FEWER_LAUNCHES)
+    by = "x-ray against events"
+    return costs("launch", "gaps between kernels", lost, seen, by, *cures.FEWER_LAUNCHES)
 
 
 def idle_while_busy(evidence: Evidence) -> Finding | None:
@@ -254,8 +249,7 @@ def full_precision(evidence: Evidence) -> Finding | None:
         return None
     lost = max(0.0, 1 - 1 / speedup) * evidence.compute_share
     seen = f"of the time is the cost of FP32: in BF16 the same compute took 1/{speedup:.2f} as long"
-    measured = (Measured(seen, lost, by="measured on this run's own step"),)
-    return Finding("precision", "FP32", lost, measured, (cures.BF16,))
+    return costs("precision", "FP32", lost, seen, "measured on this run's own step", cures.BF16)
 
 
 def no_tensor_cores(evidence: Evidence) -> Finding | None:

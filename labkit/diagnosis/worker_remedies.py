@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.loader_remedies import SET_THREADS
+from labkit.diagnosis.loader_remedies import SET_THREADS, epochs_unseen
 from labkit.diagnosis.loader_simulation import OVERSUBSCRIBED
 from labkit.diagnosis.prediction import MODEL_ERROR, Estimate
 from labkit.diagnosis.recommendation import threads_beside
@@ -92,8 +92,9 @@ def stuck(evidence: Evidence) -> Values | None:
 
 PERSISTENT = Remedy(
     "persistent_workers",
-    "Keep the workers between epochs: persistent_workers=True.",
+    "Keep the workers between epochs: persistent_workers=True.{epochs}",
     "epochs",
+    lambda evidence: {"epochs": epochs_unseen(evidence.code)},
     sets={"persistent_workers": True},
     cost="the workers' memory between epochs",
     expects=restarts_saved,

@@ -13,7 +13,7 @@ from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.remedies import Remedy
 from labkit.results.hardware import Machine
 from labkit.results.run import Run
-from labkit.spec import compiler
+from labkit.spec import compiler, too_old_for
 from labkit.tuning.result import Ladder
 from labkit.tuning.search import SURE, Search
 from labkit.tuning.settings import Knobs, LoaderSetting
@@ -35,7 +35,6 @@ KEPT = "kept"  # what is said of a trial that gains,
 NO_GAIN = "no gain"  # and of one that may be tried again with others; else the reason
 UNCHANGED = 2.0  # times the difference of two unchanged runs' losses, that a change may make
 EXACT = 0.02  # relative difference of mean losses where nothing but the order of additions differs
-BF16_CAPABILITY = 8.0  # compute capability of the first cards with BF16 units
 
 
 class Improver(Search[Ladder]):
@@ -246,9 +245,9 @@ def lacking(changes: Knobs, machine: Machine, knobs: Knobs) -> str | None:
     is_cuda = machine.device.startswith("cuda")
     if not is_cuda and not changes.keys().isdisjoint(TO_DEVICE):
         return "there is no CUDA device to copy to"
-    capability = float(machine.compute_capability or BF16_CAPABILITY)
-    if is_cuda and changes.get("precision") == "bf16" and capability < BF16_CAPABILITY:
-        return f"BF16 needs compute capability 8.0; this card has {machine.compute_capability}"
+    too_old = too_old_for("bf16", machine.compute_capability)
+    if too_old and changes.get("precision") == "bf16":
+        return too_old
     if changes.get("compile") and not (machine.compiles and (is_cuda or compiler())):
         return "torch.compile finds no compiler for this device"
     if changes.get("channels_last") and knobs.get("model", "cnn") != "cnn":

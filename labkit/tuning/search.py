@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from labkit.diagnosis.core_use import CoreUse
+from labkit.diagnosis.loader_remedies import epochs_unseen
 from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.recommendation import TIE as AS_GOOD
 from labkit.diagnosis.recommendation import WORKERS
@@ -32,10 +33,6 @@ Forecast = Callable[[Run, LoaderSetting, Knobs], "Estimate | None"]  # a run, it
 Refuse = Callable[[LoaderSetting, Sequence[Trial]], "str | None"]
 
 
-def do_nothing() -> None:
-    """Do nothing after a trial."""
-
-
 class Search(Generic[Result]):
     """A search that fills its result as it goes."""
 
@@ -43,7 +40,7 @@ class Search(Generic[Result]):
         """Set up a search; nothing runs yet."""
         self.found = found
         self.bench = bench
-        self.each: Callable[[], None] = do_nothing  # called when a trial has been judged
+        self.each: Callable[[], object] = lambda: None  # called when a trial has been judged
         self.begun_s = 0.0  # on the monotonic clock
 
     def propose(self) -> Trial | None:
@@ -178,8 +175,9 @@ class LoaderSearch(Search[Tuning]):
         found.line = winner.runs[-1].machine.line  # with the threads of the reader's step
         why = "there are no workers to keep"
         if winner.setting.num_workers:
-            found.extra["persistent_workers"] = True
             why = "keeps the workers from one epoch to the next; changes nothing within an epoch"
+            unseen = epochs_unseen(found.code)
+            why = f"{why}.{unseen}" if unseen else why
         found.reasons["persistent_workers"] = why
         runs = [run for trial in found.tried for run in trial.runs]
         shared = [use.others_share for use in map(CoreUse.of, runs) if use.is_shared]
