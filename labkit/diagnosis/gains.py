@@ -53,25 +53,17 @@ def _gain(remedy: Remedy, finding: Finding, evidence: Evidence, run: Run | None)
     if remedy.expects is not None:
         return remedy.expects(evidence)
     changes = remedy.changes
-    advised = evidence.advised
     if not changes:
         return None
-    now = evidence.num_workers or 0
-    count = int(changes.get("num_workers") or 0) if "num_workers" in changes else now
-    fewer = count < now  # that also gives a model on the CPU its cores back
-    if advised is not None and "num_workers" in changes and count == advised.num_workers:
-        return advised.gain if fewer else _within_the_device(advised.gain, evidence)
-    if run is None or run.watched or not run.throughput:
-        return None
-    found = predict(run, **changes).estimate
-    if found is None:
-        return None
-    gain = found.times(1 / run.throughput)
-    fed = finding.name == "input" and not fewer
-    return _within_the_device(gain, evidence) if fed else gain
-
-
-def _within_the_device(gain: Estimate, evidence: Evidence) -> Estimate:
-    """Return a gain no larger than that of a loader for which the device never waits."""
-    most = 1 / max(evidence.compute_share, 0.01)
+    count = changes.get("num_workers")
+    fewer = count is not None and int(count) < (evidence.num_workers or 0)
+    gain = None
+    if evidence.advised is not None and count == evidence.advised.num_workers:
+        gain = evidence.advised.gain
+    elif run is not None and not run.watched and run.throughput:
+        found = predict(run, **changes).estimate
+        gain = found and found.times(1 / run.throughput)
+    if gain is None or finding.name != "input" or fewer:  # these give a CPU's model its cores back
+        return gain
+    most = 1 / max(evidence.compute_share, 0.01)  # of a loader for which the device never waits
     return gain.no_more_than(Estimate(most, most, most))

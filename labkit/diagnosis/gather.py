@@ -96,10 +96,11 @@ class StepTable:
         steps = sums["steps"]
         total = sum(sums[name] for name in CLASSES) or 1.0  # drawn steps may have taken no time
         stolen = self._stolen(sums) / total
-        beside_workers = self.known.num_workers and sums["timed"] > 0
-        loop = self.known.loop
+        known = self.known
+        beside_workers = known.kind == "cpu" and known.num_workers and sums["timed"] > 0
+        loop = known.loop
         return replace(
-            self.known,
+            known,
             source=f"step stamps, {steps:.0f} steps",
             **{f"{name}_share": sums[name] / total for name in CLASSES},
             pause_share=sums["pauses"] / total,

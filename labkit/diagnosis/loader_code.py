@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 from labkit.results.script import call_lines
 
@@ -69,21 +68,20 @@ class LoopCode:
     arguments: Mapping[str, str | None] | None = None
     training: str | None = None
     dataset_type: str | None = None
-    sets_epoch: bool = False  # whether its dataset or sampler has a `set_epoch`
+    epoch_setter: str | None = None  # the class of its dataset or sampler with a `set_epoch`
 
     @classmethod
     def of(cls, recorded: object) -> LoopCode:
         """Return what a record tells, and nothing of what is not of the right type."""
         recorded = recorded if isinstance(recorded, Mapping) else {}
         arguments = recorded.get("arguments")
-        known: dict[str, Any] = {
+        known = {
             field.name: recorded.get(field.name)
             for field in fields(cls)
             if isinstance(recorded.get(field.name), str)
         }
         if isinstance(arguments, Mapping) and set(arguments) <= set(ARGUMENTS):
             known["arguments"] = arguments
-        known["sets_epoch"] = recorded.get("sets_epoch") is True
         return cls(**known)
 
     def with_names(self) -> LoopCode:

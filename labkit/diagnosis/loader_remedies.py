@@ -99,7 +99,7 @@ def other_workers(evidence: Evidence) -> Values | None:
 
 def epochs_unseen(code: LoopCode | None) -> str:
     """Say, behind a sentence, what workers that are kept miss; "" where there is no `set_epoch`."""
-    if code is None or not code.sets_epoch:
+    if code is None or code.epoch_setter is None:
         return ""
     return " Workers that are kept do not see what set_epoch() sets in the main process's dataset."
 
