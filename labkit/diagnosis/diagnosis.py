@@ -239,16 +239,14 @@ def _caveats(evidence: Evidence, run: Run, seconds: float) -> tuple[tuple[str, .
     """Return what else had a part in a run's times, and how much of the confidence that leaves."""
     caveats = []
     sure = 1.0
-    use = evidence.use
-    taken = evidence.stolen_by_others
-    if use.others_share > limits.FOREIGN_LOAD / 2:
-        named = f": {listed(run.beside)}" if run.beside else ""
-        cores = f"{use.others:.1f} of {use.cores} cores"
-        caveats.append(f"Other programs used {cores} meanwhile{named}.")
-    elif taken > limits.FOREIGN_LOAD / 2:
-        caveats.append(f"Other programs had the model's core for {taken:.0%} of the time.")
     if evidence.is_disturbed:
         sure = 1 - min(evidence.crowded_by, 1.0)
+        taken = f"had the model's core for {evidence.stolen_by_others:.0%} of the time"
+        use = evidence.use
+        if use.others_share > limits.FOREIGN_LOAD / 2:
+            named = f": {listed(run.beside)}" if run.beside else ""
+            taken = f"used {use.others:.1f} of {use.cores} cores meanwhile{named}"
+        caveats.append(f"Other programs {taken}.")
     if evidence.kind == "gpu" and run.on_the_card:
         caveats.append(f"Other programs were on the same GPU: {listed(run.on_the_card)}.")
         share = evidence.others_on_gpu

@@ -66,7 +66,7 @@ class Launches:
 
 
 @dataclass(frozen=True)
-class Growth:
+class LoopGrowth:
     """What grew while a loop was watched."""
 
     variables: tuple[dict[str, Any], ...] = ()
@@ -188,7 +188,7 @@ class Evidence:
     lines: Lines | None = None
     loop: Loop | None = None  # of a watched loop
     body: Mapping[str, float] = field(default_factory=dict)  # of its body: no training
-    growth: Growth = Growth()  # of what a watched loop keeps
+    growth: LoopGrowth = LoopGrowth()  # of what a watched loop keeps
     workers: WorkerEvidence | None = None
     whole: WallShares | None = None  # of a script's time, in its loops and outside of them
 

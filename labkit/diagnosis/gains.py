@@ -18,8 +18,7 @@ def with_gains(finding: Finding, evidence: Evidence, run: Run | None) -> Finding
     left out. None promises more than the measured headroom, where there is one.
     """
     ceiling = _ceiling(finding, evidence)
-    sure = []
-    others = []
+    kept: list[tuple[Remedy, Estimate | None]] = []
     for remedy in finding.remedies:
         filled = remedy.for_run(evidence, rank=finding.rank)
         if filled is None:
@@ -27,16 +26,18 @@ def with_gains(finding: Finding, evidence: Evidence, run: Run | None) -> Finding
         gain = _gain(filled, finding, evidence, run)
         if gain is not None and ceiling is not None:
             gain = gain.no_more_than(ceiling)
-        if gain is not None and gain.value <= 1 + WORTH:
-            continue
-        (sure if gain is not None and gain.low > 1 else others).append((filled, gain))
-    kept = sure + others
-    expected = kept[0][1] if kept else None
+        if gain is None or gain.value > 1 + WORTH:
+            kept.append((filled, gain))
+    kept.sort(key=lambda each: each[1] is None or each[1].low <= 1)  # the sure ones in front
     at_most = finding.at_most
     if ceiling is not None:
         at_most = min(at_most or ceiling.value, ceiling.value)
-    remedies = tuple(remedy for remedy, _ in kept)
-    return replace(finding, remedies=remedies, expected=expected, at_most=at_most)
+    return replace(
+        finding,
+        remedies=tuple(remedy for remedy, _ in kept),
+        expected=kept[0][1] if kept else None,
+        at_most=at_most,
+    )
 
 
 def _ceiling(finding: Finding, evidence: Evidence) -> Estimate | None:

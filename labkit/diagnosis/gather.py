@@ -11,7 +11,7 @@ import numpy as np
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.core_use import CoreUse, readings, while_it_trained
-from labkit.diagnosis.evidence import Evidence, Growth, Kernels, Launches, WorkerEvidence, Xray
+from labkit.diagnosis.evidence import Evidence, Kernels, Launches, LoopGrowth, WorkerEvidence, Xray
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.loop_body import IN_WORDS, of_run
 from labkit.diagnosis.prediction import Estimate
@@ -149,7 +149,7 @@ def _known(run: Run, columns: dict[str, np.ndarray], ranks_cores: float) -> Evid
     if run.watched:
         known = replace(
             known,
-            growth=Growth(tuple(run.growth), *_swelling(run)),
+            growth=LoopGrowth(tuple(run.growth), *_swelling(run)),
             code=LoopCode.of(run.loop_code),
             trainer=bool(run.trainer),
         )
