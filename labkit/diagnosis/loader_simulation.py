@@ -82,6 +82,7 @@ class Summary(NamedTuple):
     stretch: float  # time of a CPU's steps over what they take on cores of their own
 
 
+@dataclass(eq=False)
 class Simulation:
     """The loader and the training loop; `begin` and `end` of the steps are s, as `Run.busy`.
 
@@ -90,18 +91,15 @@ class Simulation:
     alike, whoever computes is done when it has grown by what is left.
     """
 
-    def __init__(
-        self,
-        work: Work,
-        cores: float,
-        workers: int,
-        prefetch: int = 2,
-        seconds: float | None = None,
-    ):
-        self.work = work
-        self.cores = cores
-        self.workers = workers
-        self.prefetch = prefetch
+    work: Work
+    cores: float
+    workers: int
+    prefetch: int
+    seconds: float | None = None  # after which it ends; None: with the work
+
+    def __post_init__(self) -> None:
+        work = self.work
+        workers = range(self.workers)
         self.begin: list[float] = []
         self.end: list[float] = []
         self.host = work.host.tolist()
@@ -121,13 +119,13 @@ class Simulation:
         self.computing: list[tuple[float, int, int, int]] = []  # (virtual end, order, process, ...)
         self.running = 0
         self.order = 0
-        self.queues: list[deque[int]] = [deque() for _ in range(workers)]
+        self.queues: list[deque[int]] = [deque() for _ in workers]
         self.arrived: deque[int] = deque()
         self.asleep: set[int] = set()
-        self.processes = [self._loop(), *map(self._worker, range(workers)), self._spinning()]
-        for number in range(workers + 2):
+        self.processes = [self._loop(), *map(self._worker, workers), self._spinning()]
+        for number in range(len(self.processes)):
             self._go_on(number)
-        limit = NEVER if seconds is None else seconds
+        limit = NEVER if self.seconds is None else self.seconds
         while (self.timers or self.computing) and len(self.end) < len(self.host):
             self._advance()
             if self.now > limit and self.end and self.end[-1] > limit:

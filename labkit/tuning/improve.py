@@ -237,7 +237,7 @@ class Improver(Search[Ladder]):
         """Return the trial whose losses are compared with: the last one with other batches."""
         kept = self.found.kept
         other_batches = [trial for trial in kept if "batch_size" in trial.changes]
-        return other_batches[-1] if other_batches else kept[0]
+        return [kept[0], *other_batches][-1]
 
 
 def lacking(changes: Knobs, machine: Machine, knobs: Knobs) -> str | None:
