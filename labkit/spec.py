@@ -19,6 +19,7 @@ STEP_KNOBS = ("precision", "compile", "channels_last", "fused_optimizer")  # of 
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile: these record CUDA graphs
 OF_WORKERS = ("prefetch_factor", "persistent_workers")
 SIZE = {"kind": "int", "low": 1, "auto": "chosen for the device"}
+AMPERE = 8.0  # compute capability of the first cards with BF16 and TF32
 NOISY = 0.10  # IQR over median above which a measurement is noisy, as in torch.utils.benchmark
 
 
@@ -182,6 +183,13 @@ def compiler() -> str | None:
     if sys.platform == "win32":
         names = ("cl",)
     return next(filter(None, map(shutil.which, names)), None)
+
+
+def too_old_for(name: str, capability: str | float | None) -> str | None:
+    """Return why an NVIDIA card has no BF16 or TF32; None where it has, or is of another maker."""
+    if not capability or float(capability) >= AMPERE:
+        return None
+    return f"{name.upper()} needs compute capability {AMPERE} (Ampere); this card has {capability}"
 
 
 TIMED = ("ms", "iqr_ms", "noisy", "tflops", "gib_s", "error")  # columns that the bench adds

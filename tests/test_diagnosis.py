@@ -12,15 +12,20 @@ import pytest
 import labkit as lk
 from labkit.diagnosis import device_remedies, loader_remedies, ranking, rules, worker_remedies
 from labkit.diagnosis.card_formats import tensor_formats
+from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.evidence import Evidence, Kernels, WorkerEvidence
 from labkit.diagnosis.findings import BOTTLENECKS
 from labkit.diagnosis.gains import with_gains
 from labkit.diagnosis.loader_code import LoopCode
+from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.recommendation import Workers
 from labkit.diagnosis.remedies import LESSONS, NOTEBOOKS, Remedy
 from labkit.diagnosis.thresholds import WORTH_NAMING
 from labkit.diagnosis.wording import worded
 from labkit.results.hardware import Machine
+from labkit.results.supply import MemoryGrowth
+from labkit.results.wall_shares import WallShare, WallShares
+from labkit.results.workers import Hang
 
 NOTEBOOKS_FOLDER = Path(__file__).parents[1] / "notebooks"
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
@@ -197,8 +202,12 @@ def test_a_core_taken_from_the_model_is_blamed_on_who_took_it(
      (4, 0, "Make batches in the loop"), (4, None, "Try other numbers of workers. Do less")],
 )  # fmt: skip
 def test_the_advice_has_the_recommended_number_and_no_other(now, best, said):
-    choice = None if best is None else Workers(best, 1.0 if now == best else 2.0, (1.5, 2.5))
-    evidence = Evidence("cpu", wait_share=0.5, cores=2, knobs={"num_workers": now}, advised=choice)
+    choice = (
+        None if best is None else Workers(best, Estimate(1.0 if now == best else 2.0, 1.5, 2.5))
+    )
+    evidence = Evidence(
+        "cpu", wait_share=0.5, use=CoreUse(2), knobs={"num_workers": now}, advised=choice
+    )
     finding = told(rules.waiting_for_data(evidence), evidence)
     assert said in finding.advice
     changes = [remedy.changes for remedy in finding.remedies if remedy.changes]
@@ -326,10 +335,15 @@ WAITING = {"cpu_shares": (0.1, 0.2), "cores": 8, "item_wait_ms": 9.0}
 LOADER = LoopCode("loader", call="", arguments={"dataset": "data", "num_workers": "2"})
 
 
+def seen_in(workers):
+    return WorkerEvidence(**{name: value for name, value in workers.items() if name != "cores"})
+
+
 def diagnosed(workers, **more):
     """What is said of a loop that waits half of the time for workers that show this."""
     known = {"wait_share": 0.5, "compute_share": 0.5, "code": LOADER, "knobs": {"num_workers": 2}}
-    evidence = Evidence("gpu", workers=WorkerEvidence(**workers), **known | more)
+    known["use"] = CoreUse(workers["cores"])
+    evidence = Evidence("gpu", workers=seen_in(workers), **known | more)
     return told(ranking.rank(evidence)[0], evidence)
 
 
@@ -347,11 +361,11 @@ def diagnosed(workers, **more):
      (BUSY | {"slowest_ratio": 30.0, "slow_items": (7,), "late_share": 0.05}, "cores", "cores", ""),
      (BUSY | {"epoch_start_share": 0.4}, "workers_restart", "persistent", "persistent_workers=Tr"),
      (BUSY | {"first_epoch_ratio": 4.0}, "cold_start", "later epochs", ""),
-     (BUSY | {"stalled_s": 90.0, "stalled_worker": 1}, "hang", "worker 1", "timeout=90")],
+     (BUSY | {"hang": Hang(1, None, 90.0, over=False)}, "hang", "worker 1", "timeout=90")],
     ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",
 )  # fmt: skip
 def test_what_the_workers_show_names_the_cause_and_the_remedy(workers, cause, said, code):
-    more = {"advised": Workers(6, 1.8, (1.4, 2.2))} if "num_workers" in code else {}
+    more = {"advised": Workers(6, Estimate(1.8, 1.4, 2.2))} if "num_workers" in code else {}
     found = diagnosed(workers, **more)
     assert (found.name, found.cause) == ("input", cause)
     assert said in f"{found.evidence} {found.advice}"
@@ -360,26 +374,31 @@ def test_what_the_workers_show_names_the_cause_and_the_remedy(workers, cause, sa
     assert ("num_workers=" in found.advice) == bool(more)
 
 
-@pytest.mark.parametrize("seen", [{"waiting_threads": 9.0}, {"own_cores": 1.9}])
+@pytest.mark.parametrize("seen", [{"in_line": 9.0}, {"own": 1.9}])
 def test_full_cores_are_the_libraries_threads_only_where_more_are_in_line_than_there_are_workers(
     seen,
 ):
-    found = diagnosed({"cpu_shares": (0.5,) * 4, "cores": 2, "idle_share": 0.0}, **seen)
-    assert found.cause == ("threads" if "waiting_threads" in seen else "cores")
+    found = diagnosed(
+        {"cpu_shares": (0.5,) * 4, "cores": 2, "idle_share": 0.0}, use=CoreUse(2, **seen)
+    )
+    assert found.cause == ("threads" if "in_line" in seen else "cores")
 
 
 def test_workers_whose_cores_others_have_are_not_said_to_wait_for_storage():
-    beside = {"foreign_cores": 1.5, "waiting_threads": 1.4, "cores": 2}
+    beside = CoreUse(2, others=1.5, in_line=1.4)
     for workers in ({"cpu_shares": (0.25, 0.25), "cores": 2}, WAITING):
-        found = diagnosed(workers, **beside if workers is not WAITING else {})
+        found = diagnosed(workers, use=beside if workers is not WAITING else CoreUse(8))
         assert found.cause == ("storage_latency" if workers is WAITING else "cores")
 
 
 def test_validation_that_outweighs_the_training_loop_comes_before_its_loader():
-    found = diagnosed(BUSY, loop_share=0.2, elsewhere={"validation": 0.7, "checkpoints": 0.1})
+    def whole(**shares):
+        return WallShares([WallShare(part, 0.0, share, "") for part, share in shares.items()], 1.0)
+
+    found = diagnosed(BUSY, whole=whole(loop=0.2, validation=0.7, checkpoints=0.1))
     assert (found.name, found.cause) == ("host", "validation")
     assert "70% of the whole time" in found.evidence
-    assert diagnosed(BUSY, loop_share=0.7, elsewhere={"validation": 0.2}).name == "input"
+    assert diagnosed(BUSY, whole=whole(loop=0.7, validation=0.2)).name == "input"
 
 
 def test_a_step_that_fills_the_cores_is_named_and_made_cheaper_where_it_is_known():
@@ -389,7 +408,7 @@ def test_a_step_that_fills_the_cores_is_named_and_made_cheaper_where_it_is_known
         share=0.8,
         what="`Image.open()` in __getitem__() (train.py:9)",
     )
-    evidence = Evidence("gpu", wait_share=0.5, workers=WorkerEvidence(**BUSY))
+    evidence = Evidence("gpu", wait_share=0.5, use=CoreUse(2), workers=seen_in(BUSY))
     for lines, code in (((), ""), ((line,), "draft")):
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(Evidence, "loading_lines", property(lambda _, lines=lines: lines))
@@ -398,9 +417,9 @@ def test_a_step_that_fills_the_cores_is_named_and_made_cheaper_where_it_is_known
         assert code in found.code and bool(code) == bool(found.code)
 
 
-@pytest.mark.parametrize(("headroom", "expected"), [(None, 1.8), ((1.3, 1.2, 1.5), 1.3)])
+@pytest.mark.parametrize(("headroom", "expected"), [(None, 1.8), (Estimate(1.3, 1.2, 1.5), 1.3)])
 def test_no_advice_for_the_input_promises_more_than_the_measured_headroom(headroom, expected):
-    advised = Workers(6, 1.8, (1.4, 2.2))
+    advised = Workers(6, Estimate(1.8, 1.4, 2.2))
     found = diagnosed(BUSY | {"cores": 8}, advised=advised, headroom=headroom)
     assert found.expected[0] == expected and f"{expected}x the throughput" in found.advice
     uneven = diagnosed(IDLE | {"busiest_over_mean": 1.6}, headroom=headroom)
@@ -411,13 +430,13 @@ def test_no_advice_for_the_input_promises_more_than_the_measured_headroom(headro
     assert "1.3x the throughput at most" in diagnosed(BUSY, headroom=headroom).advice
     anew = diagnosed(BUSY | {"epoch_start_share": 0.4}, headroom=headroom)
     assert anew.at_most is None  # no replay saw the start of an epoch
-    nothing = diagnosed(BUSY | {"cores": 8}, advised=advised, headroom=(1.0, 1.0, 1.1))
+    nothing = diagnosed(BUSY | {"cores": 8}, advised=advised, headroom=Estimate(1.0, 1.0, 1.1))
     assert "num_workers" not in nothing.advice
 
 
 def test_a_hang_after_which_the_loop_went_on_is_a_warning_and_not_the_verdict():
-    over = {"stalled_s": 90.0, "stalled_worker": 1, "stalled_item": 7, "stall_is_over": True}
-    evidence = Evidence("gpu", wait_share=0.5, workers=WorkerEvidence(**BUSY | over))
+    workers = seen_in(BUSY | {"hang": Hang(1, 7, 90.0, over=True)})
+    evidence = Evidence("gpu", wait_share=0.5, use=CoreUse(2), workers=workers)
     verdict, *warnings = ranking.rank(evidence)
     assert verdict.cause == "cores"
     told_last = told(warnings[-1], evidence)
@@ -430,8 +449,8 @@ def test_a_hang_after_which_the_loop_went_on_is_a_warning_and_not_the_verdict():
 
 
 def test_memory_of_the_workers_that_grows_is_said_whatever_it_costs():
-    grown = BUSY | {"cores": 8, "memory_growth_gib": 2.0}
-    found = diagnosed(grown | {"memory_copied_gib": 1.5}, wait_share=0.0)
+    grown = BUSY | {"cores": 8, "memory": MemoryGrowth(2.0, 0.0)}
+    found = diagnosed(grown | {"memory": MemoryGrowth(2.0, 1.5)}, wait_share=0.0)
     assert (found.name, found.cause, found.lost_share) == ("host", "memory_growth", 0.0)
     assert "2.0 GiB" in found.evidence and "np.array" in found.code
     kept = diagnosed(grown, wait_share=0.0)

@@ -491,8 +491,8 @@ def test_compiling_is_advised_only_where_it_can_act(device, capability, compiles
     assert Machine.from_dict(facts).compiles == compiles
     run = logged(tmp_path, facts, lk.Pipeline().to_dict(), *host_steps(1.0, 5.0))
     evidence = gather.StepTable(run).evidence()
-    for fits in (device_remedies.compiled, device_remedies.fusible):
-        assert (fits(evidence) is not None) == compiles
+    for remedy in (device_remedies.COMPILE, device_remedies.FUSE):
+        assert bool(remedy.fits(evidence)) == compiles
 
 
 @pytest.mark.parametrize(("lacks", "half"), [(None, "bfloat16"), ("BF16 needs 8.0", "float16")])

@@ -10,12 +10,13 @@ import pytest
 import labkit as lk
 from labkit.diagnosis.diagnosis import Diagnosis
 from labkit.diagnosis.findings import Finding
+from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.remedies import Remedy
 from labkit.results.hardware import Machine
 from labkit.tuning.improve import Improver, lacking
 from labkit.tuning.job import improver
 from labkit.tuning.result import Ladder
-from labkit.tuning.trial import Expected, Outcome
+from labkit.tuning.trial import Outcome
 from labkit.view.running import rung_line
 
 # -- the climb, on a made-up machine ---------------------------------------------------------------
@@ -80,9 +81,9 @@ def climbed(world, start=START, hopes=None, lacks=lambda *_: None, **more):
     def forecast(run, here, changes):
         if "num_workers" in changes:
             value = workers(changes) * run.throughput / workers(here.to_dict())
-            return Expected(value, value / 1.3, value * 1.3)
+            return Estimate(value, value / 1.3, value * 1.3)
         hope = (hopes or {}).get(next(iter(changes)))
-        return hope and Expected(1, 0.9, 1.1).times(run.throughput * hope)
+        return hope and Estimate(1, 0.9, 1.1).times(run.throughput * hope)
 
     ladder = Ladder("fake", dict(start), line="a CPU")
     return Improver(ladder, world, forecast, lacks=lacks, **more).run()

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from played_gpu import log as logged
 from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
@@ -145,6 +146,42 @@ def test_a_variable_that_the_memory_goes_to_is_named_with_its_line():
     (found,) = drift
     assert "`kept` in" in found.evidence and "memory rose" in found.evidence
     assert found.lines[0].line == kept_at()
+
+
+@pytest.mark.parametrize(("others", "cause"), [(0.0, "drift"), (0.3, ""), (1.2, "neighbour")])
+def test_steps_that_grow_beside_other_programs_are_not_blamed_on_the_loops_own_lines(
+    others, cause, tmp_path
+):
+    place = [
+        "optimizer",
+        "",
+        "train.py",
+        57,
+        "train",
+        "optimizer.step()",
+        ["train.py", 57, "train"],
+    ]
+    used = {"cpus": 2, "own_cpu": 0.5, "cpu": 0.5 + others / 2, "line_cpu": 0.02}
+    now = 10**9
+    steps = []
+    rows = []
+    for number, body_ms in enumerate(np.linspace(8.0, 20.0, 300)):
+        done = now + int(body_ms * 1e6)
+        stamps = [now, now, now, done]
+        steps.append({"event": "step", "i": number, "t": stamps, "n": 16, "loss": 1.0})
+        rows.append([(now + done) // 2, int(body_ms * 1e6), 0])
+        now = done
+    read = [{"event": "telemetry", "t_ns": row[0], **used} for row in rows[::25]]
+    lines = {"event": "lines", "pid": 0, "places": {"0": place}, "rows": rows}
+    machine = {"device": "cpu", "kind": "cpu", "name": "CPU", "cpu_cores": 2, "threads": 1}
+    spec = {"watched": {"loader": "DataLoader"}}
+    knobs = {"num_workers": 0}
+    run = logged(tmp_path, machine | {"versions": {}}, knobs, *steps, *read, lines, spec=spec)
+    found = run.diagnose()
+    causes = [each.cause for each in found.findings]
+    assert ("drift" in causes) == (cause == "drift"), found
+    assert cause in causes or cause == ""
+    assert ("Other programs used" in str(found)) == (others > 0)
 
 
 def kept_at():

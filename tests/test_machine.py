@@ -22,8 +22,8 @@ from labkit.bench import (
 )
 from labkit.bench import machine as bench_machine
 from labkit.diagnosis.card_formats import tensor_formats
+from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.datasheets import card
-from labkit.diagnosis.run_costs import cores_used
 from labkit.results.failures import with_remedy
 from labkit.results.hardware import Machine
 from labkit.tuning import memory
@@ -433,11 +433,11 @@ def test_what_others_do_on_cores_that_a_run_may_not_use_takes_nothing_from_it():
         telemetry=[sample],
         machine=Machine(cpu_cores=2),
     )
-    assert cores_used(run)[:2] == (2.0, 0.0)
+    assert CoreUse.of(run) == CoreUse(2, own=2.0, others=0.0)
     sample |= {"own_cpu": 1 / 64, "cpu": 1.0}
-    assert cores_used(run)[:2] == (1.0, 1.0)
+    assert CoreUse.of(run) == CoreUse(2, own=1.0, others=1.0)
     run.machine = Machine(cpu_cores=64)
-    assert cores_used(run)[:2] == (1.0, 63.0)
+    assert CoreUse.of(run) == CoreUse(64, own=1.0, others=63.0)
 
 
 def test_a_small_shared_memory_is_said_with_its_remedy():

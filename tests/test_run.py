@@ -227,7 +227,7 @@ def test_a_diagnosis_of_ten_times_the_samples_calls_hardly_more_and_draws_no_mor
     many = calls_of(20_000)
     assert many < 1.5 * few
     run = lk.load(write_record(tmp_path / "long.jsonl", steps=20_000))
-    assert len(StepTable(run).sums) <= MOST_DRAWN
+    assert StepTable(run).rows <= MOST_DRAWN
     assert StepTable(run).evidence().wait_share == pytest.approx(5 / 6)
 
 

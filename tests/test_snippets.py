@@ -12,14 +12,17 @@ import pytest
 import labkit as lk
 from labkit.diagnosis import loader_remedies as cures
 from labkit.diagnosis import rules
+from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.evidence import Evidence, WorkerEvidence
 from labkit.diagnosis.gains import with_gains
 from labkit.diagnosis.loader_code import LoopCode
+from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.recommendation import Workers
 from labkit.diagnosis.wording import worded
 from labkit.tuning.job import tuner
 from labkit.tuning.settings import LoaderSetting
 from labkit.tuning.trial import Trial
+from labkit.watching.loader_call import call_of
 
 torch = pytest.importorskip("torch")
 forks = pytest.mark.skipif(
@@ -157,7 +160,7 @@ def recorded_code(loader):
 def test_the_advice_for_a_watched_loop_is_in_the_names_of_its_script():
     names = user_script("DataLoader(data, 8, shuffle=True, collate_fn=pad_together)")
     code = LoopCode.of(in_script(names, "watching(train_loader)", watching=recorded_code))
-    assert fed(code=code, advised=Workers(4, 2.0, (1.5, 2.5))).code == (
+    assert fed(code=code, advised=Workers(4, Estimate(2.0, 1.5, 2.5))).code == (
         "train_loader = DataLoader(\n"
         "    data, batch_size=8, shuffle=True, num_workers=4, collate_fn=pad_together\n"
         ")\n"
@@ -172,9 +175,9 @@ def test_the_advice_for_a_watched_loop_is_in_the_names_of_its_script():
 
 def test_workers_beside_a_model_on_the_cpu_come_with_threads_that_leave_them_cores():
     code = LoopCode(loader="loader", call="DataLoader", arguments={"dataset": "data"})
-    advised = Workers(2, 1.7, (1.3, 2.2), threads=1)
+    advised = Workers(2, Estimate(1.7, 1.3, 2.2), threads=1)
     short = SimpleNamespace(passes=3, pass_s=1.0, restart=0.0, loading=None, cold=0.0)
-    told = fed(code=code, advised=advised, cores=2)
+    told = fed(code=code, advised=advised, use=CoreUse(2))
     assert told.code.startswith("import torch\n\ntorch.set_num_threads(1)")
     assert told.code.endswith("loader = DataLoader(data, num_workers=2)\n")
     kept = cures.WORKERS.for_run(
@@ -182,26 +185,48 @@ def test_workers_beside_a_model_on_the_cpu_come_with_threads_that_leave_them_cor
     )
     assert kept.changes == {"num_workers": 2, "persistent_workers": True}
     assert fed(code=LoopCode(), advised=advised).code == ""  # no threads without the loader's line
-    plain = Workers(2, 1.7, (1.3, 2.2))
-    assert "set_num_threads" not in fed(code=code, advised=plain, cores=2).code
+    plain = Workers(2, Estimate(1.7, 1.3, 2.2))
+    assert "set_num_threads" not in fed(code=code, advised=plain, use=CoreUse(2)).code
+
+
+@pytest.mark.parametrize("kind", ["", "sampler", "dataset"])
+def test_workers_are_kept_with_a_word_on_what_set_epoch_sets_where_there_is_one(kind):
+    data_of = torch.utils.data
+
+    class Shards(data_of.TensorDataset):
+        def set_epoch(self, epoch):
+            pass
+
+    class Order(data_of.SequentialSampler):
+        def set_epoch(self, epoch):
+            pass
+
+    data = (Shards if kind == "dataset" else data_of.TensorDataset)(torch.zeros(64, 4))
+    order = Order(data) if kind == "sampler" else None
+    loader = data_of.DataLoader(data, 8, sampler=order, num_workers=2)
+    code = LoopCode.of(call_of(loader))
+    workers = WorkerEvidence((0.9, 0.9), epoch_start_share=0.4)
+    told = fed(code=code, workers=workers, knobs={"num_workers": 2})
+    assert told.cause == "workers_restart" and "persistent_workers=True" in told.advice
+    assert ("do not see what set_epoch() sets" in told.advice) == bool(kind)
 
 
 def test_threads_that_wait_for_cores_of_busy_workers_are_given_up_first():
     code = LoopCode(loader="loader", call="DataLoader", arguments={"dataset": "data"})
-    busy = WorkerEvidence((0.4,) * 4, cores=2, in_line_share=0.6, item_cpu_ms=0.6)
-    known = {"code": code, "workers": busy, "cores": 2, "threads": 2, "wait_us": 9e3,
+    busy = WorkerEvidence((0.4,) * 4, in_line_share=0.6, item_cpu_ms=0.6)
+    known = {"code": code, "workers": busy, "use": CoreUse(2), "threads": 2, "wait_us": 9e3,
              "compute_us": 9e3, "quick_compute_us": 1e3,
              "knobs": {"num_workers": 4, "batch_size": 32}}  # fmt: skip
     told = fed(**known)
     assert "1 of its 2 threads" in told.advice and "torch.set_num_threads(1)" in told.code
     assert told.expected[0] == pytest.approx(1.56, abs=0.05)  # 36.8 ms of two cores, over 21.2 + 2
-    for calm in ({"compute_us": 1.2e3}, {"threads": 1}, {"cores": 8}, {"code": None}):
+    for calm in ({"compute_us": 1.2e3}, {"threads": 1}, {"use": CoreUse(8)}, {"code": None}):
         assert "set_num_threads" not in fed(**known | calm).code, calm
 
 
 def test_batches_out_of_order_are_advised_where_workers_rest_behind_a_late_one():
     def told(idle):
-        late = WorkerEvidence((0.1, 0.1), cores=2, idle_share=idle, late_share=0.9,
+        late = WorkerEvidence((0.1, 0.1), idle_share=idle, late_share=0.9,
                               slowest_ratio=40.0, slow_batch_ratio=5.0)  # fmt: skip
         return fed(workers=late, wait_share=0.9, knobs={"num_workers": 2})
 
@@ -253,7 +278,9 @@ def test_a_trainers_user_is_given_a_line_that_changes_their_training_arguments()
         bf16: bool = False
 
     code = LoopCode(training="args")
-    finding = fed(cores=2, trainer=True, advised=Workers(2, 2.0, (1.5, 2.5)), code=code)
+    finding = fed(
+        use=CoreUse(2), trainer=True, advised=Workers(2, Estimate(2.0, 1.5, 2.5)), code=code
+    )
     assert "dataloader_num_workers=2" in finding.advice
     exec(finding.code, names := {"args": TrainingArguments(0.1)})
     assert names["args"] == TrainingArguments(0.1, dataloader_num_workers=2)

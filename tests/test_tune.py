@@ -20,14 +20,13 @@ import pytest
 
 import labkit as lk
 from labkit.bench import by_value, user_dataset
-from labkit.diagnosis.prediction import WORTH
+from labkit.diagnosis.prediction import WORTH, Estimate
 from labkit.diagnosis.recommendation import recommend_workers
 from labkit.tuning import memory, source
-from labkit.tuning.forecast import Forecast
 from labkit.tuning.result import Tuning
 from labkit.tuning.search import LoaderSearch
 from labkit.tuning.settings import LoaderSetting
-from labkit.tuning.trial import Expected, Outcome, Trial
+from labkit.tuning.trial import Outcome, Trial, forecast
 
 torch = pytest.importorskip("torch")
 START = LoaderSetting(batch_size=16)
@@ -48,7 +47,7 @@ def searched(true, predicted=waiting, start=START, tuning=None, spread=0.0, refu
 
     def forecast(_run, here, changes):
         value = predicted(here.but(**changes))
-        return Expected(value, value / 1.1, value * 1.1)
+        return Estimate(value, value / 1.1, value * 1.1)
 
     run = copy.copy(RECORDED)
     run.spread = spread
@@ -125,7 +124,7 @@ def test_the_first_number_of_workers_tried_is_the_one_that_the_verdict_recommend
     search = LoaderSearch(
         tuning,
         None,
-        Forecast(),
+        forecast,
         lambda setting, trials: None,
         max_workers=12,
         cores=run.machine.cpu_cores,
@@ -191,16 +190,18 @@ def test_an_interrupted_cell_returns_what_a_sweep_or_a_tuning_has(monkeypatch, c
     assert "nothing measured" in lk.tune(lk.Pipeline()).headline
 
 
-def test_what_may_not_fit_in_memory_is_left_out_with_the_numbers():
+def test_what_may_not_fit_in_memory_is_left_out_with_the_numbers(monkeypatch):
     gib = 2**30
     run = SimpleNamespace(telemetry=[{"rss_gib": 2.0}], event=lambda name: {"bytes": gib})
     tried = [Trial(START.to_dict(), rates=[100.0], runs=[run])]  # 1 GiB a batch, 2 GiB a process
     small = START.but(num_workers=1, prefetch_factor=1)
     deep = small.but(prefetch_factor=8)
     many = small.but(num_workers=16)
-    assert memory.refusal(small, tried, 32 * gib, 8 * gib) is None
-    assert "/dev/shm" in memory.refusal(deep, tried, 32 * gib, 8 * gib)
-    assert "RAM" in memory.refusal(many, tried, 32 * gib, None)
+    monkeypatch.setattr(memory, "free_memory", lambda: (32 * gib, 8 * gib))
+    assert memory.refused(small, tried) is None
+    assert "/dev/shm" in memory.refused(deep, tried)
+    monkeypatch.setattr(memory, "free_memory", lambda: (32 * gib, None))
+    assert "RAM" in memory.refused(many, tried)
     tuning = searched(waiting, refuse=lambda s, _trials: "no memory" if s.num_workers > 2 else None)
     assert tuning.best["num_workers"] == 2 and "no memory" in tuning.notes[0]
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from labkit.bench import machine
+from labkit.spec import too_old_for
 
 # name: (dtype of the tensors, float32_matmul_precision)
 FORMATS = {
@@ -73,9 +74,7 @@ def lacks(name: str, device: torch.device) -> str | None:
         return "TF32 is a mode of NVIDIA's Tensor Cores; this device has none"
     if name in ("tf32", "bf16") and device.type == "cuda" and not amd:
         major, minor = torch.cuda.get_device_capability(device)
-        if major < 8:
-            need = f"{name.upper()} needs compute capability 8.0 (Ampere)"
-            return f"{need}; this card has {major}.{minor}"
+        return too_old_for(name, f"{major}.{minor}")
     return None
 
 

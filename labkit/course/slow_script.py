@@ -17,7 +17,7 @@ from labkit.results.hardware import machine
 from labkit.results.launch import launch
 from labkit.results.run import Run
 from labkit.results.script import Script, script
-from labkit.spec import Pipeline
+from labkit.spec import Pipeline, too_old_for
 
 # In the order in which the bottleneck moves; the course's notebook 08 climbs them as a ladder
 FIXES = {
@@ -69,8 +69,7 @@ class SlowScript(Spec):
         """
         here = machine()
         on_gpu = here.kind == "gpu"
-        is_old_card = on_gpu and float(here.compute_capability or 9) < 8
-        half = "fp16" if is_old_card else "bf16"
+        half = "fp16" if too_old_for("bf16", here.compute_capability) else "bf16"
         workers = max(2, min(here.cpu_cores or 1, MOST_WORKERS))
         has_workers = "data" in self.fixes
         copies_whole = on_gpu and "copies" in self.fixes

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from labkit.spec import too_old_for
+
 # Cards whose Tensor Cores compute in FP16 alone, and cards without Tensor Cores
 FP16_ONLY = re.compile(r"V100|TITAN V|T4\b|TITAN RTX|RTX (?:20\d\d|[3-8]000\b(?! Ada))")
 NO_TENSOR_CORES = re.compile(r"P100|P40|P4\b|GTX|TITAN X|K80|K40|M40|M60|\bT\d{3,4}\b|MX\d{3}")
@@ -32,6 +34,6 @@ def tensor_formats(name: str | None, capability: str | None) -> tuple[str, ...] 
         return ()
     if version is None and FP16_ONLY.search(name):
         return ("fp16",)
-    if version is not None and version < 8:
+    if too_old_for("bf16", version):
         return ("fp16",)
     return ("bf16", "fp16") if version is not None or BOTH.search(name) else None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.diagnosis.run_costs import readings
+from labkit.diagnosis.core_use import readings
 from labkit.results.result import Result, Table
 from labkit.results.step_classes import busy_until
 

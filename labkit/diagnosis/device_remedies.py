@@ -23,21 +23,6 @@ def compiled(evidence: Evidence) -> Values | None:
     return {"compile": "reduce-overhead" if evidence.kind == "gpu" else "default"}
 
 
-def fusible(evidence: Evidence) -> Values | None:
-    """Fit a model that can be compiled, for its memory traffic."""
-    return {} if evidence.compiles else None
-
-
-def pinned(evidence: Evidence) -> Values | None:
-    """Fit copies from pinned memory that the compute does not hide."""
-    return {} if evidence.knobs.get("pin_memory") else None
-
-
-def trains(evidence: Evidence) -> Values | None:
-    """Fit a step with an optimizer; inference has none."""
-    return {} if evidence.trains else None
-
-
 def larger_batch(times: int, evidence: Evidence) -> Values | None:
     """Fit a loop whose batch size is known."""
     size = evidence.knobs.get("batch_size")
@@ -58,7 +43,7 @@ OVERLAPPED = Remedy(
     "overlapped",
     "Copy the next batch under the compute of this one (prefetch_to_device=True).",
     "copies",
-    pinned,
+    lambda evidence: bool(evidence.knobs.get("pin_memory")),
     {"prefetch_to_device": True},
     "gpu",
     cost="device memory for one more batch",
@@ -84,7 +69,7 @@ FUSED_OPTIMIZER = Remedy(
     "fused_optimizer",
     "Use a fused optimizer (fused_optimizer=True).",
     "launches",
-    trains,
+    lambda evidence: evidence.trains,
     {"fused_optimizer": True},
 )
 LARGER_BATCH = Remedy(
@@ -197,11 +182,6 @@ THREADS = Remedy(
 # -- formats and memory traffic --------------------------------------------------------------------
 
 
-def bf16(evidence: Evidence) -> Values | None:
-    """Fit a step that was measured in BF16."""
-    return {"precision": "bf16"}
-
-
 def sixteen_bits(evidence: Evidence) -> Values | None:
     """Fit a card whose formats are known: BF16 before FP16."""
     if not evidence.formats:
@@ -215,7 +195,7 @@ BF16 = Remedy(
     "bf16",
     "Set precision='bf16' and compare the losses.",
     "formats",
-    bf16,
+    lambda evidence: {"precision": "bf16"},
     cost="accuracy: fewer digits",
     check="losses within 16-bit rounding, and the metric",
     price=2,
@@ -246,7 +226,7 @@ FUSE = Remedy(
     "fuse",
     "Fuse elementwise operators: torch.compile, or a fused kernel.",
     "fusion",
-    fusible,
+    lambda evidence: evidence.compiles,
     {"compile": "default"},
     cost="compiling at the start, and again for each new shape",
     check=ROUNDED,

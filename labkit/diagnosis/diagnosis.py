@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,7 +21,6 @@ from labkit.diagnosis.gather import StepTable, of_trace, of_traces
 from labkit.diagnosis.public_traces import PublicTrace
 from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.trace import Breakdown, RankTraces, trace
-from labkit.diagnosis.witnesses import deciding
 from labkit.diagnosis.wording import worded
 from labkit.process.events import FILE_NAME
 from labkit.results.event_log import of_one_moment
@@ -31,12 +29,8 @@ from labkit.results.measurements import Measurements
 from labkit.results.ranks import Ranks
 from labkit.results.record import BODY_NOTE, RecordError
 from labkit.results.result import Result, Table, but, copy_buttons, listed
+from labkit.results.run import Run
 
-if TYPE_CHECKING:
-    from labkit.results.run import Run
-
-OTHERS = "Other programs"  # what a note on the machine's other load begins with
-SHORT = "A short look"  # and one on a loop that was measured for a moment
 SHOWN = 4  # findings of the details
 
 
@@ -49,7 +43,8 @@ class Diagnosis(Result):
     # of a trace, how far the first loss is ahead of the second or of its threshold
     confidence: float
     source: str  # where it was measured; says RECORDED, and on what, where that was not here
-    notes: tuple[str, ...] = ()  # what limits the verdict
+    notes: tuple[str, ...] = ()  # what limits the verdict,
+    caveats: tuple[str, ...] = ()  # and what limits it so much that it is said with it
     of_pipeline: bool = False  # rather than of somebody's loop or trace
 
     @property
@@ -86,7 +81,7 @@ class Diagnosis(Result):
             "confidence": round(self.confidence, 3),
             "findings": [finding.to_dict() for finding in self.findings],
             "source": self.source,
-            "notes": list(self.notes),
+            "notes": [*self.notes, *self.caveats],
             "rank": self.rank,
         }
 
@@ -99,7 +94,7 @@ class Diagnosis(Result):
         if first.lost_share:
             what += f": {first.lost_share:.0%} of the time"
         what += f"; confidence {self.confidence:.0%}" if self.confidence else ""
-        what += "".join(f". {note}" for note in self.notes if note.startswith((OTHERS, SHORT)))
+        what += "".join(f". {caveat}" for caveat in self.caveats)
         code = first.code.strip()
         if "\n" in code:
             code = "".join(f"\n    {line}" for line in code.splitlines())
@@ -117,7 +112,8 @@ class Diagnosis(Result):
         rows = [
             (f"{f.name}: {f.cause}", f"{f.lost_share:.0%}", f.evidence, f.advice) for f in shown
         ]
-        foot = [f"{self.source}; confidence {self.confidence:.0%}", *self.notes]
+        sure = f"{self.source}; confidence {self.confidence:.0%}"
+        foot = [sure, *self.notes, *self.caveats]
         copies: dict[str, str] = {}
         for finding in shown:
             foot += [f"{finding.cause}, also: {other.text}" for other in finding.remedies[1:]]
@@ -170,9 +166,10 @@ def diagnose(
         return diagnose(load(path) if is_record else trace(path))
     if isinstance(what, (Breakdown, RankTraces)):
         evidence = of_trace(what) if isinstance(what, Breakdown) else of_traces(what)
-        findings, notes, most = _looked_inside(ranking.rank(evidence), evidence)
+        findings, most = _trusted(ranking.rank(evidence), evidence)
+        told = tuple(_told(each, evidence) for each in findings)
         confidence = min(ranking.lead(evidence), most)
-        return Diagnosis(_told(findings, evidence), confidence, what.source, tuple(notes))
+        return Diagnosis(told, confidence, what.source, tuple(_not_seen(evidence)))
     if isinstance(what, PublicTrace):
         missing = (Remedy("published", what.missing),)
         seen = (Measured(what.why.rstrip(".")),)
@@ -192,11 +189,11 @@ def diagnose(
 def of_run(run: Run, ranks_cores: float = 0.0) -> Diagnosis:
     """Diagnose one run, beside which other ranks of the same job used so many cores."""
     source = source_of(run)
-    unseen = [BODY_NOTE] if run.watched and not run.lines.body else []
+    unseen = (BODY_NOTE,) if run.watched and not run.lines.body else ()
     table = StepTable(run, ranks_cores)
-    short = doubts.too_short(len(table))
+    short = doubts.too_short(table.steps)
     if short:
-        return Diagnosis((worded(short),), 0.0, source, tuple(unseen))
+        return Diagnosis((worded(short),), 0.0, source, unseen)
     evidence = table.evidence()
     findings = ranking.rank(evidence)
     confidence = 0.0
@@ -206,21 +203,16 @@ def of_run(run: Run, ranks_cores: float = 0.0) -> Diagnosis:
         findings = (withheld, *(f for f in findings if f.name != "compute" or f.lost_share))
     else:
         findings, confidence = resampled(
-            len(table.sums), lambda rows: ranking.rank(table.evidence(rows)), findings
+            table.rows, lambda rows: ranking.rank(table.evidence(rows)), findings
         )
-    findings = with_low_mfu(run, evidence, findings)
-    beside, sure = _beside_others(evidence, run)
-    measured_s = table.seconds
-    if run.watched and measured_s < limits.LONG_ENOUGH_S:
-        longer = f"{measured_s:.1f} s were measured, and a longer run gives a surer verdict."
-        beside.append(f"{SHORT}: {longer}")
-        sure *= measured_s / limits.LONG_ENOUGH_S
-    findings, inside, most = _looked_inside(findings, evidence)
+    findings, most = _trusted(with_low_mfu(run, evidence, findings), evidence)
+    caveats, sure = _caveats(evidence, run, table.seconds)
     return Diagnosis(
-        _told(findings, evidence, run),
+        tuple(_told(each, evidence, run) for each in findings),
         min(confidence * sure, most),
         source,
-        (*unseen, *inside, *beside),
+        (*unseen, *_not_seen(evidence)),
+        caveats,
         of_pipeline=evidence.loop is None,
     )
 
@@ -243,66 +235,58 @@ def resampled(
     return (doubts.too_close(confidence, names), *found), confidence
 
 
-def _beside_others(evidence: Evidence, run: Run) -> tuple[list[str], float]:
-    """Return notes on other programs of the machine, and what of the confidence they leave."""
-    notes = []
+def _caveats(evidence: Evidence, run: Run, seconds: float) -> tuple[tuple[str, ...], float]:
+    """Return what else had a part in a run's times, and how much of the confidence that leaves."""
+    caveats = []
     sure = 1.0
-    cores = evidence.cores or 1
-    foreign = evidence.foreign_cores or 0.0
-    taken = evidence.stolen_by_others
-    if foreign / cores > limits.FOREIGN_LOAD / 2:
-        named = f": {listed(run.beside)}" if run.beside else ""
-        notes.append(f"{OTHERS} used {foreign:.1f} of {cores} cores meanwhile{named}.")
-    elif taken > limits.FOREIGN_LOAD / 2:
-        notes.append(f"{OTHERS} had the model's core for {taken:.0%} of the time.")
-    if evidence.crowded_by > limits.FOREIGN_LOAD / 2:  # alone it need not come out the same
+    if evidence.is_disturbed:
         sure = 1 - min(evidence.crowded_by, 1.0)
+        taken = f"had the model's core for {evidence.stolen_by_others:.0%} of the time"
+        use = evidence.use
+        if use.others_share > limits.FOREIGN_LOAD / 2:
+            named = f": {listed(run.beside)}" if run.beside else ""
+            taken = f"used {use.others:.1f} of {use.cores} cores meanwhile{named}"
+        caveats.append(f"Other programs {taken}.")
     if evidence.kind == "gpu" and run.on_the_card:
-        notes.append(f"{OTHERS} were on the same GPU: {listed(run.on_the_card)}.")
+        caveats.append(f"Other programs were on the same GPU: {listed(run.on_the_card)}.")
         share = evidence.others_on_gpu
         sure = min(sure, limits.UNSEEN if share is None else 1 - share)
-    return notes, sure
+    if run.watched and seconds < limits.LONG_ENOUGH_S:
+        longer = f"{seconds:.1f} s were measured, and a longer run gives a surer verdict."
+        caveats.append(f"A short look: {longer}")
+        sure *= seconds / limits.LONG_ENOUGH_S
+    return tuple(caveats), sure
 
 
-def _looked_inside(
-    findings: tuple[Finding, ...], evidence: Evidence
-) -> tuple[tuple[Finding, ...], list[str], float]:
-    """Return findings that trust a busy device no further than something looked inside.
-
-    With them come notes, and the most confidence that is left.
-    """
+def _not_seen(evidence: Evidence) -> list[str]:
+    """Return notes on what no instrument saw of the device."""
     notes = []
-    looked = evidence.xray is not None or evidence.kernels is not None or evidence.from_trace
-    could_look = evidence.knobs.get("xray") is not None  # a watched loop could not
-    gaps_may_hide = evidence.kind == "gpu" and evidence.kernels is None
-    gaps_may_hide = gaps_may_hide and not evidence.launches_only
-    gaps_may_hide = gaps_may_hide and not deciding(evidence.witnesses)
-    if could_look and not looked:
+    if evidence.could_look and not evidence.looked_inside:
         notes.append("No x-ray: what happens inside the compute was not seen (xray=True).")
     elif evidence.xray and evidence.kind == "gpu" and evidence.kernels is None:
         notes.append("The x-ray holds no device activity: gaps between kernels were not seen.")
-    if gaps_may_hide:
+    if evidence.gaps_may_hide:
         notes.append("On a GPU gaps between kernels count as busy: its share is an upper bound.")
-    most = limits.UNSEEN if evidence.launches_only else 1.0
     if evidence.launches_only:
         notes.append("The device was not timed: it may work while the loop waits for data.")
+    return notes
+
+
+def _trusted(
+    findings: tuple[Finding, ...], evidence: Evidence
+) -> tuple[tuple[Finding, ...], float]:
+    """Return findings that trust a busy device no further than something looked inside.
+
+    With them comes the most confidence that is left.
+    """
     if findings[0].name != "compute":
-        return findings, notes, most
-    if evidence.launches_only:
-        return (doubts.device_untimed(evidence), *findings), notes, 0.0
-    if gaps_may_hide:
-        remedy = doubts.LOOK_INSIDE if could_look else doubts.PROFILE
-        if evidence.xray is not None:  # it looked, and saw nothing of the device
-            remedy = doubts.MAKERS_PROFILER
-        hidden = doubts.gaps_hidden(evidence.compute_share, evidence.witnesses, remedy)
-        return (hidden, *findings), notes, 0.0
-    if evidence.loop and not evidence.body:
-        return (doubts.body_unseen(evidence), *findings), notes, 0.0
-    return findings, notes, most if looked or evidence.body else limits.UNSEEN
+        return findings, limits.UNSEEN if evidence.launches_only else 1.0
+    doubt = doubts.of_a_busy_device(evidence)
+    if doubt is not None:
+        return (doubt, *findings), 0.0
+    return findings, 1.0 if evidence.looked_inside or evidence.body else limits.UNSEEN
 
 
-def _told(
-    findings: tuple[Finding, ...], evidence: Evidence, run: Run | None = None
-) -> tuple[Finding, ...]:
-    """Return findings with what their remedies should bring, in words."""
-    return tuple(worded(with_gains(each, evidence, run), evidence) for each in findings)
+def _told(finding: Finding, evidence: Evidence, run: Run | None = None) -> Finding:
+    """Return a finding with what its remedies should bring, in words."""
+    return worded(with_gains(finding, evidence, run), evidence)

@@ -73,13 +73,25 @@ def gaps_hidden(busy: float, seen: tuple[Witness, ...], remedy: Remedy) -> Findi
     )
 
 
-def device_untimed(evidence: Evidence) -> Finding:
+def of_a_busy_device(evidence: Evidence) -> Finding | None:
+    """The device seems to be the limit, and nothing saw whether it works."""
+    if evidence.launches_only:
+        return _device_untimed(evidence)
+    if evidence.gaps_may_hide:
+        remedy = LOOK_INSIDE if evidence.could_look else PROFILE
+        if evidence.xray is not None:  # it looked, and saw nothing of the device
+            remedy = MAKERS_PROFILER
+        return gaps_hidden(evidence.compute_share, evidence.witnesses, remedy)
+    return _body_unseen(evidence) if evidence.loop and not evidence.body else None
+
+
+def _device_untimed(evidence: Evidence) -> Finding:
     """A watched loop's body takes the time, and nobody timed the device."""
     seen = "of the time the host is in the loop's body; what the device did was not timed here"
     return doubt("device not timed", Measured(seen, evidence.compute_share), remedy=HEADROOM)
 
 
-def body_unseen(evidence: Evidence) -> Finding:
+def _body_unseen(evidence: Evidence) -> Finding:
     """A watched loop's body takes the time, and too few samples tell what it does."""
     lines = evidence.loop.lines if evidence.loop else None
     missing = (lines.missing if lines is not None else "") or "too few stacks were sampled"
@@ -115,9 +127,9 @@ def device_shared(evidence: Evidence, watched: bool, first: Finding) -> Finding 
         return _gpu_shared(evidence)
     limit = limits.FOREIGN_LOAD
     taken = evidence.stolen_by_others
-    of_cores = f"of {evidence.cores} were used by other programs"
-    cores = Measured(of_cores, evidence.foreign_cores, "cores", "psutil")
-    known = (cores,) if evidence.foreign_cores is not None else ()
+    use = evidence.use
+    of_cores = f"of {use.cores} were used by other programs"
+    known = () if use.others is None else (Measured(of_cores, use.others, "cores", "psutil"),)
     # Who takes the CPU's core makes all that the host does longer in proportion, so its shares
     # stand. But that starves loader workers, which is then no fault of the pipeline, and a device
     # that others use is not the limit.
@@ -127,8 +139,7 @@ def device_shared(evidence: Evidence, watched: bool, first: Finding) -> Finding 
         seen = "of the time another program had the core that the model's thread needed"
         by = f"thread CPU time; threshold {limit:.0%}"
         return doubt(NEIGHBOUR, Measured(seen, taken, by=by), *known, remedy=STOP_OTHERS)
-    foreign = (evidence.foreign_cores or 0.0) > limit * (evidence.cores or 1)
-    if watched and foreign and _may_be_others(evidence, first):
+    if watched and use.is_shared and _may_be_others(evidence, first):
         seen = "a watched loop cannot tell how much longer that made its steps"
         return doubt(NEIGHBOUR, *known, Measured(seen), remedy=STOP_OTHERS)
     return None
@@ -136,10 +147,11 @@ def device_shared(evidence: Evidence, watched: bool, first: Finding) -> Finding 
 
 def _may_be_others(evidence: Evidence, first: Finding) -> bool:
     """Return whether others may have made a watched loop's steps long: its thread is not timed."""
-    changes = first.cause == "cold_start" or (first.cause == "drift" and not evidence.growth)
     slow = first.name in ("compute", "launch") and first.cause != "padding"
-    in_line = evidence.waiting_threads
-    return (slow or changes) and (in_line is None or in_line > limits.FOREIGN_LOAD)
+    in_line = evidence.use.in_line
+    waited = in_line is None or in_line > limits.FOREIGN_LOAD
+    longer_and_longer = evidence.loop is not None and evidence.loop.drift is not None
+    return (slow or first.cause == "cold_start") and (waited or longer_and_longer)
 
 
 def _gpu_shared(evidence: Evidence) -> Finding | None:

@@ -8,18 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.hot_lines import Line, Lines
 from labkit.diagnosis.loader_code import LoopCode, Setting
 from labkit.diagnosis.loop_body import Loop, costliest_of_loading
+from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.recommendation import Workers
-from labkit.diagnosis.witnesses import Witness
-from labkit.results.supply import late_share, memory_growth, wait_over_alone
-
-if TYPE_CHECKING:
-    from labkit.results.run import Run
+from labkit.diagnosis.witnesses import Heat, Witness, deciding
+from labkit.results.run import Run
+from labkit.results.supply import MemoryGrowth, late_share, memory_growth, wait_over_alone
+from labkit.results.wall_shares import WallShares
+from labkit.results.workers import Hang
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,29 @@ class Kernels:
 
 
 @dataclass(frozen=True)
+class Launches:
+    """How a GPU's kernels came to be launched."""
+
+    queued_ms: float  # from issuing a step's compute to its start
+    in_line_share: float  # of the time the threads that launch had no core
+    ahead_share: float  # of the time the GPU works on what had been issued in full
+
+
+@dataclass(frozen=True)
+class LoopGrowth:
+    """What grew while a loop was watched."""
+
+    variables: tuple[dict[str, Any], ...] = ()
+    # GiB that its processes held, early and late, where this rose to the end
+    early_gib: float | None = None
+    late_gib: float | None = None
+
+
+@dataclass(frozen=True)
 class WorkerEvidence:
     """What the loader's workers did while the loop ran."""
 
     cpu_shares: tuple[float, ...]  # of each worker: CPU time over the time it prepares items
-    cores: float | None = None  # that the run may use
     in_line_share: float | None = None  # of that time: without a core, on average of the workers
     idle_share: float | None = None  # time in which the average worker had no batch to make
     late_share: float | None = None  # of the loop's waiting: a later batch was ready meanwhile
@@ -71,12 +91,8 @@ class WorkerEvidence:
     first_epoch_ratio: float | None = None  # time of a batch in the first epoch over later ones
     epoch_start_ms: float | None = None  # from the start of a later epoch to its first batch
     epoch_start_share: float | None = None  # and what all of these take
-    memory_growth_gib: float | None = None  # of all workers, since their first batches
-    memory_copied_gib: float = 0.0  # of it: pages that were shared with the main process
-    stalled_s: float | None = None  # for which a worker that had work finished no item
-    stall_is_over: bool = False  # the loop went on afterwards
-    stalled_worker: int | None = None
-    stalled_item: int | str | None = None
+    memory: MemoryGrowth | None = None
+    hang: Hang | None = None  # of a worker that had work, and finished no item
     item_cpu_ms: float | None = None
     item_wait_ms: float | None = None
     wait_over_alone: float | None = None  # an item's wait over that with a single worker
@@ -109,13 +125,9 @@ class WorkerEvidence:
         starts = seen.epoch_start_ms[1:]
         first, *later = seen.epoch_item_ms
         hang = seen.hang
-        if hang is not None and hang.worker is None:  # the body took long, or the hand-over
-            hang = None
         busy_ms = [worker.busy_ms for worker in workers]
-        grown = memory_growth(seen.events)
         return cls(
             cpu_shares=tuple(worker.cpu_share for worker in workers),
-            cores=run.machine.cpu_cores,
             in_line_share=fmean(worker.in_line_share for worker in workers) or None,
             idle_share=seen.idle_share,
             hand_over_ms=seen.handover_ms,
@@ -126,14 +138,10 @@ class WorkerEvidence:
             first_epoch_ratio=first / fmean(later) if later and fmean(later) else None,
             epoch_start_ms=fmean(starts) if starts else None,
             epoch_start_share=sum(starts) / 1e3 / run.length_s if starts else None,
-            stalled_s=hang and hang.seconds,
-            stall_is_over=bool(hang and hang.over),
-            stalled_worker=hang and hang.worker,
-            stalled_item=hang and hang.index,
+            hang=None if hang is None or hang.worker is None else hang,  # the loop's own
             late_share=late_share(seen.batches),
             wait_over_alone=wait_over_alone(seen.batches),
-            memory_growth_gib=grown and grown.gained,
-            memory_copied_gib=grown.copied if grown else 0.0,
+            memory=memory_growth(seen.events),
             item_cpu_ms=fmean(worker.item_cpu_ms for worker in workers),
             item_wait_ms=fmean(max(0.0, w.item_ms - w.item_cpu_ms) for w in workers),
         )
@@ -162,22 +170,16 @@ class Evidence:
     wait_us: float | None = None  # of the average step
     compute_us: float | None = None  # of the average step
     quick_compute_us: float | None = None  # of the quickest twentieth of the steps
-    queued_ms: float | None = None  # from issuing a step's compute to its start on a GPU
-    ahead_share: float = 0.0  # a GPU works on what had been issued in full
     launches_only: bool = False  # a step's parts are the host's: the device's times are not known
 
     # The machine, and who else uses it
-    cores: int | None = None  # that the run may use
-    own_cores: float | None = None  # that it used
-    foreign_cores: float | None = None  # that other programs used
-    waiting_threads: float | None = None  # of the run, on average in line for a core
+    use: CoreUse = CoreUse()
     threads: int | None = None  # that torch computes an operator with, on a CPU
     stolen_by_workers: float | None = None  # our workers had the core that the model needed
     stolen_by_others: float = 0.0  # other programs had it
-    launchers_share: float | None = None  # threads that launch kernels had no core
+    launches: Launches | None = None
     others_on_gpu: float | None = None  # other processes' kernels ran on the same GPU
-    throttled_share: float = 0.0  # of the readings: heat held the clock down
-    throttled_by: float | None = None  # and by how much of its highest, 0 to 1
+    heat: Heat | None = None
 
     # What looked inside
     xray: Xray | None = None
@@ -186,13 +188,9 @@ class Evidence:
     lines: Lines | None = None
     loop: Loop | None = None  # of a watched loop
     body: Mapping[str, float] = field(default_factory=dict)  # of its body: no training
-    growth: tuple[dict[str, Any], ...] = ()  # variables of a watched loop that grew
-    early_gib: float | None = None  # that the processes held, where this rose to the end
-    late_gib: float | None = None
+    growth: LoopGrowth = LoopGrowth()  # of what a watched loop keeps
     workers: WorkerEvidence | None = None
-    # Of a script's whole time, 0 to 1: its training loop, and the other parts by their name
-    loop_share: float | None = None
-    elsewhere: Mapping[str, float] = field(default_factory=dict)
+    whole: WallShares | None = None  # of a script's time, in its loops and outside of them
 
     # The settings, and what the simulation makes of them
     knobs: Mapping[str, Setting] = field(default_factory=dict)
@@ -203,8 +201,7 @@ class Evidence:
     compiles: bool = True  # whether torch.compile can act on the device
     advised: Workers | None = None  # the recommended number of workers
     deeper_queue: int | None = None  # a prefetch_factor that helps against stalls
-    # Times the throughput with a perfect loader, by replay within a pass: value, low, high
-    headroom: tuple[float, float, float] | None = None
+    headroom: Estimate | None = None  # the gain of a perfect loader, by replay within a pass
 
     # A profiler's trace
     from_trace: bool = False
@@ -222,7 +219,34 @@ class Evidence:
     @property
     def crowded_by(self) -> float:
         """The larger of the shares of the cores and of the model's core that others had."""
-        return max((self.foreign_cores or 0.0) / (self.cores or 1), self.stolen_by_others)
+        return max(self.use.others_share, self.stolen_by_others)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether others have so much of the machine that times of the run are not its own."""
+        return self.crowded_by > limits.FOREIGN_LOAD
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether others have so much of it that a run alone may come out otherwise."""
+        return self.crowded_by > limits.FOREIGN_LOAD / 2
+
+    @property
+    def could_look(self) -> bool:
+        """Whether the run has an x-ray to switch on: a watched loop has none."""
+        return self.knobs.get("xray") is not None
+
+    @property
+    def looked_inside(self) -> bool:
+        """Whether a profiler saw what happens inside the compute."""
+        return self.xray is not None or self.kernels is not None or self.from_trace
+
+    @property
+    def gaps_may_hide(self) -> bool:
+        """Whether a GPU that looks busy may wait for launches, and nothing can tell."""
+        if self.kind != "gpu" or self.kernels is not None or self.launches_only:
+            return False
+        return deciding(self.witnesses) is None
 
     @property
     def stalls(self) -> bool:

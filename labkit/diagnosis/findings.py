@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from labkit.diagnosis.hot_lines import Line
+from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.remedies import LESSONS, NOTEBOOKS, Remedy
 from labkit.diagnosis.symptoms import page_of
 
@@ -45,8 +46,7 @@ class Finding:
     lines: tuple[Line, ...] = ()  # of the user's code, the costliest first
     rank: int | None = None  # of several ranks, the one to blame
     at_most: float | None = None  # times the throughput, whatever is done against it
-    # Of the first remedy: times the throughput, and from where to where; None: not known
-    expected: tuple[float, float, float] | None = None
+    expected: Estimate | None = None  # times the throughput with the first remedy; None: not known
     # Put into words by `wording.worded`
     evidence: str = ""
     advice: str = ""
@@ -88,6 +88,13 @@ class Finding:
             "lesson": self.link,
             "page": self.page,
         }
+
+
+def costs(
+    name: str, cause: str, lost_share: float, seen: str, by: str, *remedies: Remedy
+) -> Finding:
+    """Return a finding of which one number is known, what it costs: `seen` says of what that is."""
+    return Finding(name, cause, lost_share, (Measured(seen, lost_share, by=by),), remedies)
 
 
 def bound(lost_share: float) -> float | None:

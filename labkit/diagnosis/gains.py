@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding
-from labkit.diagnosis.prediction import WORTH, predict
-from labkit.diagnosis.remedies import Gain, Remedy
-
-if TYPE_CHECKING:
-    from labkit.results.run import Run
+from labkit.diagnosis.prediction import WORTH, Estimate, predict
+from labkit.diagnosis.remedies import Remedy
+from labkit.results.run import Run
 
 
 def with_gains(finding: Finding, evidence: Evidence, run: Run | None) -> Finding:
@@ -21,28 +18,29 @@ def with_gains(finding: Finding, evidence: Evidence, run: Run | None) -> Finding
     left out. None promises more than the measured headroom, where there is one.
     """
     ceiling = _ceiling(finding, evidence)
-    sure = []
-    others = []
+    kept: list[tuple[Remedy, Estimate | None]] = []
     for remedy in finding.remedies:
         filled = remedy.for_run(evidence, rank=finding.rank)
         if filled is None:
             continue
         gain = _gain(filled, finding, evidence, run)
         if gain is not None and ceiling is not None:
-            gain = _no_more_than(gain, ceiling)
-        if gain is not None and gain[0] <= 1 + WORTH:
-            continue
-        (sure if gain is not None and gain[1] > 1 else others).append((filled, gain))
-    kept = sure + others
-    expected = kept[0][1] if kept else None
+            gain = gain.no_more_than(ceiling)
+        if gain is None or gain.value > 1 + WORTH:
+            kept.append((filled, gain))
+    kept.sort(key=lambda each: each[1] is None or each[1].low <= 1)  # the sure ones in front
     at_most = finding.at_most
     if ceiling is not None:
-        at_most = min(at_most or ceiling[0], ceiling[0])
-    remedies = tuple(remedy for remedy, _ in kept)
-    return replace(finding, remedies=remedies, expected=expected, at_most=at_most)
+        at_most = min(at_most or ceiling.value, ceiling.value)
+    return replace(
+        finding,
+        remedies=tuple(remedy for remedy, _ in kept),
+        expected=kept[0][1] if kept else None,
+        at_most=at_most,
+    )
 
 
-def _ceiling(finding: Finding, evidence: Evidence) -> Gain | None:
+def _ceiling(finding: Finding, evidence: Evidence) -> Estimate | None:
     """Return the gain of a perfect loader; None where it was not measured, or bounds nothing here.
 
     Replay leaves out the start of a pass, for which workers that start anew make a loop wait.
@@ -51,37 +49,22 @@ def _ceiling(finding: Finding, evidence: Evidence) -> Gain | None:
     return evidence.headroom if bounded else None
 
 
-def _no_more_than(gain: Gain, most: Gain) -> Gain:
-    value, low, high = (min(each, limit) for each, limit in zip(gain, most, strict=True))
-    return value, low, high
-
-
-def _gain(remedy: Remedy, finding: Finding, evidence: Evidence, run: Run | None) -> Gain | None:
+def _gain(remedy: Remedy, finding: Finding, evidence: Evidence, run: Run | None) -> Estimate | None:
     """Return the gain of a remedy's settings; None where nothing tells it."""
     if remedy.expects is not None:
         return remedy.expects(evidence)
     changes = remedy.changes
-    advised = evidence.advised
     if not changes:
         return None
-    now = evidence.num_workers or 0
-    count = int(changes.get("num_workers") or 0) if "num_workers" in changes else now
-    fewer = count < now  # that also gives a model on the CPU its cores back
-    if advised is not None and "num_workers" in changes and count == advised.num_workers:
-        gain = (advised.gain, *advised.gain_range)
-        return gain if fewer else _within_the_device(gain, evidence)
-    if run is None or run.watched or not run.throughput:
-        return None
-    found = predict(run, **changes)
-    if not found.throughput or found.throughput_range is None:
-        return None
-    low, high = found.throughput_range
-    gain = (found.throughput / run.throughput, low / run.throughput, high / run.throughput)
-    fed = finding.name == "input" and not fewer
-    return _within_the_device(gain, evidence) if fed else gain
-
-
-def _within_the_device(gain: Gain, evidence: Evidence) -> Gain:
-    """Return a gain no larger than that of a loader for which the device never waits."""
-    most = 1 / max(evidence.compute_share, 0.01)
-    return _no_more_than(gain, (most, most, most))
+    count = changes.get("num_workers")
+    fewer = count is not None and int(count) < (evidence.num_workers or 0)
+    gain = None
+    if evidence.advised is not None and count == evidence.advised.num_workers:
+        gain = evidence.advised.gain
+    elif run is not None and not run.watched and run.throughput:
+        found = predict(run, **changes).estimate
+        gain = found and found.times(1 / run.throughput)
+    if gain is None or finding.name != "input" or fewer:  # these give a CPU's model its cores back
+        return gain
+    most = 1 / max(evidence.compute_share, 0.01)  # of a loader for which the device never waits
+    return gain.no_more_than(Estimate(most, most, most))

@@ -5,30 +5,26 @@ from __future__ import annotations
 import re
 from dataclasses import fields, replace
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.card_formats import tensor_formats
-from labkit.diagnosis.evidence import Evidence, Kernels, WorkerEvidence, Xray
+from labkit.diagnosis.core_use import CoreUse, readings, while_it_trained
+from labkit.diagnosis.evidence import Evidence, Kernels, Launches, LoopGrowth, WorkerEvidence, Xray
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.loop_body import of_run
-from labkit.diagnosis.loop_rules import ELSEWHERE
+from labkit.diagnosis.loop_body import IN_WORDS, of_run
+from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.recommendation import (
     recommend_prefetch,
     recommend_workers,
     workers_from_times,
 )
-from labkit.diagnosis.run_costs import cores_used, launchers_in_line, readings
 from labkit.diagnosis.trace_breakdown import Breakdown, RankTraces
 from labkit.diagnosis.witnesses import throttled, witnesses
-from labkit.results import wall_shares
 from labkit.results.record import Event
+from labkit.results.run import Run
 from labkit.results.step_classes import CLASSES, split_steps
-
-if TYPE_CHECKING:
-    from labkit.results.run import Run
 
 # Share of the time spent waiting for data from which it is asked how many workers would be best
 WORTH_A_LOOK = limits.WORTH_NAMING["input"] / 2
@@ -36,17 +32,12 @@ WORTH_A_LOOK = limits.WORTH_NAMING["input"] / 2
 PASSES = r"(?i)elementwise|multi_tensor_apply(?!.*fused)"
 # CUTLASS ends a kernel's name in its alignment: 16-bit sizes in multiples of 8 run in `align8`
 UNALIGNED = r"(?:tensorop|wmma|[hs]?16816|[hs]1688|h884).*_align[12]\b"
-# Columns of `StepTable.sums`, behind the classes of a step
-PAUSES, TIMED, LOST, STEPS, SAMPLED = range(len(CLASSES), len(CLASSES) + 5)
 
 
 class StepTable:
     """The measured steps of a run: evidence can be drawn from all of them, and from resamples.
 
-    `sums` (rows, columns) holds what the evidence is a sum of; a row is one or more steps. The
-    columns: the classes of a step, pauses, the compute of steps whose thread was timed and what of
-    it the thread did not run, s; steps; of a watched loop the sampled shares. A long run has
-    `MOST_DRAWN` blocks at most, so that drawing it anew costs no more than a short one.
+    `columns` holds what adds up over the steps, s, in rows of one step or of a few.
     """
 
     def __init__(self, run: Run, ranks_cores: float = 0.0):
@@ -55,140 +46,151 @@ class StepTable:
         matrix = split_steps(run.stamps[first:])  # (steps, classes), s
         self.steps = len(matrix) if matrix.any() else 0  # stamps may show no time
         self.seconds = float(matrix.sum())
-        compute = matrix[:, 2]
+        columns = dict(zip(CLASSES, matrix.T, strict=True))
+        compute = columns["compute"]
         own = run.thread_s[first + 1 :]  # (steps,) s; NaN where not stamped
         ran = np.fmin(compute, own)
         # On a CPU only time of the model's own thread counts: to lose the core is no pause of ours
-        pauses = _pauses(ran, run.pipeline.to_dict().get("accumulation_steps") or 1)
-        timed = np.where(np.isnan(own), 0.0, compute)
-        columns = [matrix, pauses, timed, compute - ran, np.ones(len(matrix))]
-        self.known = _known(run, matrix, float((compute - ran).sum()), ranks_cores)
+        cycle = run.pipeline.to_dict().get("accumulation_steps") or 1
+        columns["pauses"] = _pauses(ran, cycle)
+        columns["timed"] = np.where(np.isnan(own), 0.0, compute)
+        columns["lost"] = compute - ran
+        columns["steps"] = np.ones(len(matrix))
+        self.known = _known(run, columns, ranks_cores)
         if self.known.loop:
-            columns += [self.known.loop.sampled, self.known.loop.body]
-        table = np.column_stack(columns)
-        size_of_block = max(1, -(-len(table) // limits.MOST_DRAWN))
-        blocks = np.arange(0, len(table), size_of_block)
-        self.sums = np.add.reduceat(table, blocks) if len(table) else table
+            columns["sampled"] = self.known.loop.sampled
+            columns |= zip(IN_WORDS, self.known.loop.body.T, strict=True)
+        size_of_block = max(1, -(-len(matrix) // limits.MOST_DRAWN))
+        blocks = np.arange(0, len(matrix), size_of_block)
+        self.rows = len(blocks)
+        self.columns = {
+            name: np.add.reduceat(column, blocks) if self.rows else column
+            for name, column in columns.items()
+        }
         self.blame = self._blame()
-
-    def __len__(self) -> int:
-        return self.steps
 
     def _blame(self) -> float:
         """Return the part (0 to 1) of what was taken from the model's thread that workers took."""
-        known = self.known
-        if not known.num_workers:
+        use = self.known.use
+        if not self.known.num_workers:
             return 0.0
-        if known.foreign_cores is None or not self.steps:
+        if use.others is None or not self.steps:
             return 1.0
-        sums = self.sums.sum(axis=0)
-        classes = sums[: len(CLASSES)]
-        running = (1 - (self._stolen(sums) or 0.0)) * classes[2] / classes.sum()
-        workers = max(0.0, (known.own_cores or 0.0) - float(running))
-        return workers / max(workers + known.foreign_cores, 1e-9)
+        sums = self._sums(slice(None))
+        ran = sums["compute"] - self._stolen(sums)
+        workers = max(0.0, (use.own or 0.0) - ran / self.seconds)
+        return workers / max(workers + use.others, 1e-9)
 
-    def _stolen(self, sums: np.ndarray) -> float | None:
-        """Return the share of the compute in which its thread did not run; None if never read."""
-        if self.known.kind != "cpu" or sums[TIMED] <= 0:
-            return None
-        return float(sums[LOST] / sums[TIMED])
+    def _sums(self, rows: np.ndarray | slice) -> dict[str, float]:
+        return {name: float(column[rows].sum()) for name, column in self.columns.items()}
 
-    def evidence(self, rows: np.ndarray | None = None) -> Evidence:
-        """Return the evidence of all steps, or of the given rows of `sums` (a resampled run)."""
-        sums = (self.sums if rows is None else self.sums[rows]).sum(axis=0)
-        classes = sums[: len(CLASSES)]
-        total = float(classes.sum()) or 1.0  # of drawn steps, none need have taken any time
-        wait, copy, compute, launch, other = (classes / total).tolist()
-        steps = float(sums[STEPS])
-        stolen = self._stolen(sums)
-        lost = (stolen or 0.0) * compute
-        ours = stolen is not None and self.known.num_workers
-        loop = self.known.loop
+    def _stolen(self, sums: dict[str, float]) -> float:
+        """Return the time (s) of a CPU's compute in which its thread did not run."""
+        if self.known.kind != "cpu" or sums["timed"] <= 0:
+            return 0.0
+        return sums["lost"] / sums["timed"] * sums["compute"]
+
+    def evidence(self, rows: np.ndarray | slice = slice(None)) -> Evidence:
+        """Return the evidence of all steps, or of the given rows (a resampled run)."""
+        sums = self._sums(rows)
+        steps = sums["steps"]
+        total = sum(sums[name] for name in CLASSES) or 1.0  # drawn steps may have taken no time
+        stolen = self._stolen(sums) / total
+        known = self.known
+        beside_workers = known.kind == "cpu" and known.num_workers and sums["timed"] > 0
+        loop = known.loop
         return replace(
-            self.known,
+            known,
             source=f"step stamps, {steps:.0f} steps",
-            wait_share=wait,
-            copy_share=copy,
-            compute_share=compute,
-            launch_share=launch,
-            other_share=other,
-            pause_share=float(sums[PAUSES]) / total,
-            stolen_by_workers=lost * self.blame if ours else None,
-            stolen_by_others=lost * (1 - self.blame),
-            compute_us=compute * total / steps * 1e6,
-            wait_us=wait * total / steps * 1e6,
-            body=loop.shares(*sums[SAMPLED:]) if loop else {},
+            **{f"{name}_share": sums[name] / total for name in CLASSES},
+            pause_share=sums["pauses"] / total,
+            stolen_by_workers=stolen * self.blame if beside_workers else None,
+            stolen_by_others=stolen * (1 - self.blame),
+            compute_us=sums["compute"] / steps * 1e6,
+            wait_us=sums["wait"] / steps * 1e6,
+            body=loop.shares(*(sums[name] for name in ("sampled", *IN_WORDS))) if loop else {},
         )
 
 
-def _known(run: Run, matrix: np.ndarray, lost_s: float, ranks_cores: float) -> Evidence:
-    """Return what does not change from one resampling of the steps to the next.
-
-    Of the compute in `matrix` (steps, classes) its thread did not run for `lost_s`.
-    """
+def _known(run: Run, columns: dict[str, np.ndarray], ranks_cores: float) -> Evidence:
+    """Return what does not change from one resampling of the steps to the next."""
     machine = run.machine
     on_gpu = machine.kind == "gpu"
-    wait = matrix[:, 0]
-    used, foreign, in_line = cores_used(run)
-    launchers = launchers_in_line(run) if on_gpu else None
+    wait = columns["wait"]
+    compute = columns["compute"]
+    use = CoreUse.of(run)
+    if use.others is not None:
+        use = replace(use, others=max(0.0, use.others - ranks_cores))
     lines = run.lines if run.samples_of_lines else None
-    worth = WORTH_A_LOOK * matrix.sum()
-    waits = wait.sum() > worth
-    crowded = run.pipeline.num_workers and not on_gpu and lost_s > worth
-    crowded = crowded or (launchers or 0.0) > limits.WORTH_NAMING["launch"] / 2
-    deeper = recommend_prefetch(run) if waits and run.pipeline.num_workers else None
-    xray = _xray(run.xray_facts)
-    kernels = _kernels(run.xray) if on_gpu else None
     loop = of_run(run)
     parts = loop.lines.body.keys() if loop else set()
-    throttled_share, throttled_by = (throttled(run) if on_gpu else None) or (0.0, None)
-    wall = run.wall_shares
-    early, late = _swelling(run) if run.watched else (None, None)
+    xray = _xray(run.xray_facts)
     worst = np.sort(wait)[-max(1, round(limits.WORST_STEPS * len(wait))) :]
-    return Evidence(
+    known = Evidence(
         kind=machine.kind,
         inside=f"x-ray of {xray.steps:g} steps" if xray else "x-ray",
         stall_share=float(worst.sum() / wait.sum()) if wait.any() else 0.0,
         padding_share=run.padding,
-        quick_compute_us=_quick_us(matrix[:, 2]),
-        queued_ms=run.queued_ms,
-        ahead_share=run.busy_at_least or 0.0,
+        # of a step that has the cores to itself
+        quick_compute_us=float(np.quantile(compute, limits.QUICK)) * 1e6 if len(compute) else None,
         launches_only=run.launches_only,
-        cores=machine.cpu_cores,
-        own_cores=used,
-        foreign_cores=None if foreign is None else max(0.0, foreign - ranks_cores),
-        waiting_threads=in_line,
-        threads=None if on_gpu else machine.threads,
-        launchers_share=launchers,
-        others_on_gpu=_others_on_gpu(run) if on_gpu else None,
-        throttled_share=throttled_share,
-        throttled_by=throttled_by,
+        use=use,
         xray=xray,
-        kernels=kernels,
-        witnesses=witnesses(run) if kernels is None else (),
+        witnesses=witnesses(run),
         lines=lines,
         loop=loop,
-        growth=tuple(run.growth) if run.watched else (),
-        early_gib=early,
-        late_gib=late,
         workers=WorkerEvidence.of(run),
-        loop_share=wall and wall.share(wall_shares.TRAINING) + wall.share(wall_shares.LOOP),
-        elsewhere={part: wall.share(part) for part in ELSEWHERE} if wall else {},
+        whole=run.wall_shares,
         knobs=run.pipeline.to_dict(),
-        code=LoopCode.of(run.loop_code) if run.watched else None,
-        trainer=bool(run.watched and run.trainer),
         trains=not parts or bool({"backward", "optimizer"} & parts),
-        formats=tensor_formats(machine.name, machine.compute_capability) if on_gpu else None,
         compiles=machine.compiles,
-        advised=recommend_workers(run, lines) if waits or crowded else None,
-        deeper_queue=deeper and deeper[0],
         headroom=_headroom(run.event("headroom")),
+    )
+    if run.watched:
+        known = replace(
+            known,
+            growth=LoopGrowth(tuple(run.growth), *_swelling(run)),
+            code=LoopCode.of(run.loop_code),
+            trainer=bool(run.trainer),
+        )
+    known = _of_gpu(known, run) if on_gpu else replace(known, threads=machine.threads)
+    return _advised(known, run, columns)
+
+
+def _of_gpu(known: Evidence, run: Run) -> Evidence:
+    """Return the evidence with what a GPU showed."""
+    machine = run.machine
+    in_line = [each.get("launch_line") for each in while_it_trained(run)]
+    in_line = [share for share in in_line if share is not None]
+    launches = None
+    if in_line and run.queued_ms is not None:
+        share = min(fmean(in_line), 1.0)
+        launches = Launches(run.queued_ms, share, run.busy_at_least or 0.0)
+    kernels = _kernels(run.xray)
+    return replace(
+        known,
+        launches=launches,
+        others_on_gpu=_others_on_gpu(run),
+        heat=throttled(run),
+        kernels=kernels,
+        witnesses=() if kernels else known.witnesses,
+        formats=tensor_formats(machine.name, machine.compute_capability),
     )
 
 
-def _quick_us(compute: np.ndarray) -> float | None:
-    """Return how long a step computes that has the cores to itself, µs."""
-    return float(np.quantile(compute, limits.QUICK)) * 1e6 if len(compute) else None
+def _advised(known: Evidence, run: Run, columns: dict[str, np.ndarray]) -> Evidence:
+    """Return the evidence with the settings that simulations recommend, where they may matter."""
+    worth = WORTH_A_LOOK * sum(columns[name].sum() for name in CLASSES)
+    waits = columns["wait"].sum() > worth
+    workers = known.num_workers
+    crowded = workers and known.kind != "gpu" and columns["lost"].sum() > worth
+    if known.launches:
+        crowded = crowded or known.launches.in_line_share > limits.WORTH_NAMING["launch"] / 2
+    return replace(
+        known,
+        advised=recommend_workers(run, known.lines) if waits or crowded else None,
+        deeper_queue=recommend_prefetch(run) if waits and workers else None,
+    )
 
 
 def _pauses(compute: np.ndarray, cycle: int) -> np.ndarray:
@@ -236,11 +238,11 @@ def _named_share(trace: Breakdown, pattern: str) -> float | None:
     return min(1.0, spent_us / trace.steps / max(trace.kernel_us, 1e-9))
 
 
-def _headroom(seen: Event | None) -> tuple[float, float, float] | None:
+def _headroom(seen: Event | None) -> Estimate | None:
     """Return what replay measured of a perfect loader, with its range; None where it did not."""
-    if seen is None or None in (seen.get("factor"), seen.get("low"), seen.get("high")):
+    if seen is None or None in map(seen.get, ("factor", "low", "high")):
         return None
-    return max(1.0, seen["factor"]), max(1.0, seen["low"]), max(1.0, seen["high"])
+    return Estimate(*(max(1.0, seen[name]) for name in ("factor", "low", "high")))
 
 
 def _swelling(run: Run) -> tuple[float | None, float | None]:
@@ -264,9 +266,9 @@ def _others_on_gpu(run: Run) -> float | None:
         return None
     start = run.stamps[max(run.warmup - 1, 0), 5]
     end = run.stamps[-1, 5]
-    timed = [(at, s.get("others_sm")) for at, s in readings(run)]
-    shares = [share for at, share in timed if start < at <= end and share is not None]
-    return fmean(shares) if shares else None
+    shares = [each.get("others_sm") for moment, each in readings(run) if start < moment <= end]
+    known = [share for share in shares if share is not None]
+    return fmean(known) if known else None
 
 
 def of_trace(breakdown: Breakdown) -> Evidence:

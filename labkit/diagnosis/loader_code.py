@@ -68,6 +68,7 @@ class LoopCode:
     arguments: Mapping[str, str | None] | None = None
     training: str | None = None
     dataset_type: str | None = None
+    epoch_setter: str | None = None  # the class of its dataset or sampler with a `set_epoch`
 
     @classmethod
     def of(cls, recorded: object) -> LoopCode:

@@ -8,6 +8,7 @@ from functools import partial
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence, Setting
+from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.remedies import LESS_WAITING, Remedy, Values
 
 DEEPEST = 16  # a deeper queue than this takes memory and hides what is wrong
@@ -27,7 +28,7 @@ def _made_us(evidence: Evidence) -> float:
     if not count:
         return evidence.wait_us or math.inf
     made = (evidence.lines.made_us if evidence.lines else None) or math.inf
-    return made * min(1, (evidence.cores or math.inf) / (count + 1))
+    return made * min(1, (evidence.use.cores or math.inf) / (count + 1))
 
 
 def quickly_made(evidence: Evidence) -> bool:
@@ -86,8 +87,21 @@ def other_workers(evidence: Evidence) -> Values | None:
     if advised.threads is not None:
         code = SET_THREADS.format(threads=advised.threads)
         kept += f", with {advised.threads} thread{'s' * (advised.threads > 1)} for the model"
-    warned = too_many(count, evidence.cores)
-    return {"how": how, "kept": kept, "warned": warned, "set_threads": code, **changes}
+    return {
+        "how": how,
+        "kept": kept,
+        "warned": too_many(count, evidence.use.cores),
+        "epochs": epochs_unseen(evidence.code) if "persistent_workers" in changes else "",
+        "set_threads": code,
+        **changes,
+    }
+
+
+def epochs_unseen(code: LoopCode | None) -> str:
+    """Say, behind a sentence, what workers that are kept miss; "" where there is no `set_epoch`."""
+    if code is None or code.epoch_setter is None:
+        return ""
+    return " Workers that are kept do not see what set_epoch() sets in the main process's dataset."
 
 
 def too_many(workers: int, cores: int | None) -> str:
@@ -97,16 +111,10 @@ def too_many(workers: int, cores: int | None) -> str:
     return f"; PyTorch warns above your {cores} cores, but workers waiting on I/O use none"
 
 
-def some_workers(evidence: Evidence) -> Values | None:
+def some_workers(evidence: Evidence) -> bool:
     """Fit a loop that has no loader to set, and of which no number is known."""
     unknown = evidence.advised is None and evidence.num_workers is None
-    fits = unknown and not evidence.loader_workers and not quickly_made(evidence)
-    return {} if fits else None
-
-
-def behind(evidence: Evidence) -> Values | None:
-    """Fit a trace whose loader has workers, of which it tells no more."""
-    return {} if evidence.loader_workers else None
+    return unknown and not evidence.loader_workers and not quickly_made(evidence)
 
 
 def cheaper_items(evidence: Evidence) -> Values | None:
@@ -116,8 +124,8 @@ def cheaper_items(evidence: Evidence) -> Values | None:
         return None
     if evidence.advised is None:
         return {"why": ""} if count is None else {"why": "Try other numbers of workers. "}
-    busy = (evidence.own_cores or 0.0) >= limits.CORES_BUSY * (evidence.cores or math.inf)
-    if busy:
+    use = evidence.use
+    if (use.own or 0.0) >= limits.CORES_BUSY * (use.cores or math.inf):
         return {"why": "All cores are busy, so more workers gain nothing. "}
     return {"why": "Another number of workers is not expected to gain. "}
 
@@ -147,7 +155,7 @@ DEEPER_QUEUE = Remedy(
 )
 WORKERS = Remedy(
     "workers",
-    "{how} num_workers={num_workers}{kept}{warned}.",
+    "{how} num_workers={num_workers}{kept}{warned}.{epochs}",
     "workers",
     other_workers,
     code="{set_threads}",
@@ -165,7 +173,7 @@ BEHIND = Remedy(
     "The loader's workers do not keep up: do less work per item, or do it once before training; "
     "where CPU cores are idle, try more workers.",
     "workers",
-    behind,
+    lambda evidence: evidence.loader_workers,  # of a trace, which tells no more of them
 )
 CHEAPER_ITEMS = Remedy(
     "cheaper_items",
@@ -184,15 +192,15 @@ STEPS = {  # what the costliest line of preparing an item may be, by its names
 }
 
 
-def item_does(step: str, evidence: Evidence) -> Values | None:
+def item_does(step: str, evidence: Evidence) -> bool:
     """Fit items most of whose time goes to one of the `STEPS`."""
-    named = [f"{line.call} {line.function}" for line in evidence.loading_lines[:1]]
-    return {} if any(STEPS[step].search(name) for name in named) else None
+    costliest = evidence.loading_lines[:1]
+    return any(STEPS[step].search(f"{line.call} {line.function}") for line in costliest)
 
 
-def single_items(evidence: Evidence) -> Values | None:
+def single_items(evidence: Evidence) -> bool:
     """Fit items that are fetched one by one: of a quick batch that is no longer so."""
-    return None if quickly_made(evidence) else {}
+    return not quickly_made(evidence)
 
 
 LEANER_ITEMS = Remedy(

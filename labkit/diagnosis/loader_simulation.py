@@ -82,28 +82,24 @@ class Summary(NamedTuple):
     stretch: float  # time of a CPU's steps over what they take on cores of their own
 
 
+@dataclass(eq=False)
 class Simulation:
-    """The loader and the training loop; `asked`, `ready`, `begin`, `end` are s, as `Run.stamps`.
+    """The loader and the training loop; `begin` and `end` of the steps are s, as `Run.busy`.
 
     Processes are generators that yield what they do next; None: until woken. `virtual`
     is the work that a thread which always computes would have done by now: as all threads advance
     alike, whoever computes is done when it has grown by what is left.
     """
 
-    def __init__(
-        self,
-        work: Work,
-        cores: float,
-        workers: int,
-        prefetch: int = 2,
-        seconds: float | None = None,
-    ):
-        self.work = work
-        self.cores = cores
-        self.workers = workers
-        self.prefetch = prefetch
-        self.asked: list[float] = []
-        self.ready: list[float] = []
+    work: Work
+    cores: float
+    workers: int
+    prefetch: int
+    seconds: float | None = None  # after which it ends; None: with the work
+
+    def __post_init__(self) -> None:
+        work = self.work
+        workers = range(self.workers)
         self.begin: list[float] = []
         self.end: list[float] = []
         self.host = work.host.tolist()
@@ -123,13 +119,13 @@ class Simulation:
         self.computing: list[tuple[float, int, int, int]] = []  # (virtual end, order, process, ...)
         self.running = 0
         self.order = 0
-        self.queues: list[deque[int]] = [deque() for _ in range(workers)]
+        self.queues: list[deque[int]] = [deque() for _ in workers]
         self.arrived: deque[int] = deque()
         self.asleep: set[int] = set()
-        self.processes = [self._loop(), *map(self._worker, range(workers)), self._spinning()]
-        for number in range(workers + 2):
+        self.processes = [self._loop(), *map(self._worker, workers), self._spinning()]
+        for number in range(len(self.processes)):
             self._go_on(number)
-        limit = NEVER if seconds is None else seconds
+        limit = NEVER if self.seconds is None else self.seconds
         while (self.timers or self.computing) and len(self.end) < len(self.host):
             self._advance()
             if self.now > limit and self.end and self.end[-1] > limit:
@@ -212,7 +208,8 @@ class Simulation:
         for batch in range(ahead):
             self._ask(batch)
         for batch, parts in enumerate(self.parts):
-            self.asked.append(self.now)
+            asked = self.now
+            waited = self.idle[batch]
             if not self.workers:
                 yield from parts
             while self.workers and batch not in there:
@@ -221,8 +218,9 @@ class Simulation:
                 there.add(self.arrived.popleft())
                 yield Part(0.0, self.work.take)
             if self.workers:  # data is endless: the last batches come under the same load
+                waited = self.now - asked
                 self._ask(ahead + batch)
-            yield from self._step(batch)
+            yield from self._step(batch, waited)
 
     def _spinning(self) -> Iterator[Part | None]:
         """Have the step's other threads spin when it is over, until they give up."""
@@ -234,18 +232,16 @@ class Simulation:
         self.queues[batch % self.workers].append(batch)
         self._wake(1 + batch % self.workers)
 
-    def _step(self, batch: int) -> Iterator[Part]:
+    def _step(self, batch: int, waited: float) -> Iterator[Part]:
         """Have the CPU compute a batch, or a GPU, which may still be at earlier ones."""
-        self.ready.append(self.now)
         if self.work.around:
             yield Part(0.0, self.work.around)
         if self.work.gpu is None:
-            yield from self._on_cores(batch)
+            yield from self._on_cores(batch, waited)
         else:
             yield from self._on_gpu(batch, self.work.gpu)
 
-    def _on_cores(self, batch: int) -> Iterator[Part]:
-        waited = self.ready[-1] - self.asked[-1] if self.workers else self.idle[batch]
+    def _on_cores(self, batch: int, waited: float) -> Iterator[Part]:
         self.begin.append(self.now)
         cpu = self.host[batch] + self.work.cold * float(coldness(waited))
         spins = self.workers + 1 not in self.asleep  # these threads have a core already

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from operator import itemgetter
 
 from labkit.diagnosis import device_remedies as cures
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured, bound
 from labkit.diagnosis.hot_lines import Line
-from labkit.diagnosis.loop_body import IN_WORDS, group_of
+from labkit.diagnosis.loop_body import IN_WORDS, Drift, group_of
 from labkit.diagnosis.remedies import Remedy
 from labkit.results import wall_shares
 
@@ -22,13 +21,20 @@ ELSEWHERE = {  # parts of a script's time that are no training: cause, remedy
 }
 
 
+def _drift(evidence: Evidence) -> Drift | None:
+    """Return how a watched loop's steps grow; None where others' load may have grown instead."""
+    if evidence.loop is None or (evidence.is_disturbed and kept(evidence) is None):
+        return None
+    return evidence.loop.drift
+
+
 def _in_the_body(evidence: Evidence, group: str, remedy: Remedy) -> Finding | None:
     """A group of a watched loop's work, see `loop_body.IN_WORDS`, costs time."""
     loop = evidence.loop
     if loop is None or group not in evidence.body:
         return None
     lost = evidence.body[group] * evidence.compute_share
-    drift = loop.drift
+    drift = _drift(evidence)
     if drift and drift.share > lost / 2 and (loop.lines.of_part(group) & drift.mask).any():
         return None  # it is what makes the steps longer and longer: said there
     work = group_of(loop, group)
@@ -54,9 +60,13 @@ IN_THE_BODY = (
 
 def elsewhere(evidence: Evidence) -> Finding | None:
     """More of a script's time goes to validation or checkpoints than to its training loop."""
-    loop = evidence.loop_share
-    part, share = max(evidence.elsewhere.items(), key=itemgetter(1), default=("", 0.0))
-    if loop is None or share <= loop:
+    whole = evidence.whole
+    if whole is None:
+        return None
+    loop = whole.share(wall_shares.TRAINING) + whole.share(wall_shares.LOOP)
+    part = max(ELSEWHERE, key=whole.share)
+    share = whole.share(part)
+    if share <= loop:
         return None
     cause, remedy = ELSEWHERE[part]
     measured = (
@@ -68,11 +78,10 @@ def elsewhere(evidence: Evidence) -> Finding | None:
 
 def longer_and_longer(evidence: Evidence) -> Finding | None:
     """A watched loop's steps take longer and longer."""
-    loop = evidence.loop
-    if loop is None or loop.drift is None:
+    drift = _drift(evidence)
+    if evidence.loop is None or drift is None:
         return None
-    drift = loop.drift
-    lines = loop.lines.worst(drift.mask)
+    lines = evidence.loop.lines.worst(drift.mask)
     seen = "as long as the first steps is what the last ones take"
     measured = [Measured(seen, drift.growth, "times", by=evidence.source)]
     if lines:
@@ -88,12 +97,12 @@ def longer_and_longer(evidence: Evidence) -> Finding | None:
 
 def too_many_threads(evidence: Evidence) -> Finding | None:
     """Torch computes with more threads than there are cores: each waits for the others."""
-    cores = evidence.cores or 0
+    use = evidence.use
+    cores = use.cores or 0
     threads = evidence.threads or 0
-    foreign = evidence.foreign_cores or 0.0
-    wanted = (evidence.own_cores or 0.0) + (evidence.waiting_threads or 0.0)
+    wanted = (use.own or 0.0) + (use.in_line or 0.0)
     crowded = threads > cores > 0 and wanted > limits.CROWDED * cores
-    if not crowded or foreign >= limits.FOREIGN_LOAD * cores:
+    if not crowded or use.is_shared:
         return None
     lost = (1 - cores / wanted) * evidence.compute_share
     seen = f"torch computes with {threads} threads on {cores} cores: on average {wanted:.1f} "
@@ -104,11 +113,12 @@ def too_many_threads(evidence: Evidence) -> Finding | None:
 
 def kept(evidence: Evidence) -> Finding | None:
     """Something grows from step to step: it may cost no time, but ends in want of memory."""
-    rose = evidence.late_gib is not None
-    gained = (evidence.late_gib or 0.0) - (evidence.early_gib or 0.0)
+    growth = evidence.growth
+    rose = growth.late_gib is not None
+    gained = (growth.late_gib or 0.0) - (growth.early_gib or 0.0)
     least = limits.BLAMED * gained * 2**30  # bytes that explain why the memory rose
-    graphs = [each for each in evidence.growth if each["graph"]]
-    large = [each for each in evidence.growth if rose and (each.get("bytes") or 0) >= least]
+    graphs = [each for each in growth.variables if each["graph"]]
+    large = [each for each in growth.variables if rose and (each.get("bytes") or 0) >= least]
     grown = graphs or large
     if not grown:
         return None
@@ -118,7 +128,7 @@ def kept(evidence: Evidence) -> Finding | None:
     seen = f"`{name}` in {where.address} grew from {line['before']} to {line['after']} while the "
     measured = [Measured(f"{seen}loop was watched")]
     if rose:
-        held = f"{evidence.early_gib:.2g} to {evidence.late_gib:.2g} GiB"
+        held = f"{growth.early_gib:.2g} to {growth.late_gib:.2g} GiB"
         measured.append(Measured(f"the program's memory rose from {held}"))
     remedy = cures.KEEP_LESS
     if graphs:

@@ -6,21 +6,19 @@ The loader is simulated (`loader_simulation`) with what the run's own items and 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import numpy as np
 
+from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.loader_code import Setting
 from labkit.diagnosis.loader_simulation import CannotPredict, Simulation
-from labkit.diagnosis.run_costs import RunCosts, cores_used, known_of
-from labkit.diagnosis.thresholds import FOREIGN_LOAD
+from labkit.diagnosis.run_costs import RunCosts, known_of
 from labkit.knobs import check_names
 from labkit.results.event_log import of_one_moment
 from labkit.results.result import Result, Table, listed
+from labkit.results.run import Run
 from labkit.spec import KNOBS, Pipeline
-
-if TYPE_CHECKING:
-    from labkit.results.run import Run
 
 DRAWS = 5  # simulated runs, each from its own bootstrap sample of what was measured
 STEPS = 240  # of a simulated run at the most
@@ -50,6 +48,25 @@ BATCH_FACTOR = 4  # the step's time at other batch sizes is a straight line only
 NOT_COMPARABLE = "not comparable"  # what came with what was predicted
 
 
+class Estimate(NamedTuple):
+    """A throughput in samples/s, or a gain in times the throughput, with its range."""
+
+    value: float
+    low: float
+    high: float
+
+    def times(self, factor: float) -> Estimate:
+        """Return the estimate scaled by a factor."""
+        return Estimate(*(each * factor for each in self))
+
+    def no_more_than(self, most: Estimate) -> Estimate:
+        """Return the estimate with value and range cut at those of another one."""
+        return Estimate(*map(min, self, most))
+
+    def __str__(self) -> str:
+        return f"{self.low:,.0f} to {self.high:,.0f}"
+
+
 @dataclass(frozen=True, repr=False)
 class Prediction(Result):
     """What a run with some knobs changed would measure; its ranges are (low, high)."""
@@ -63,6 +80,13 @@ class Prediction(Result):
     helps: bool = False  # whether it is faster than the measured run by more than the noise
     why: str = ""  # what the prediction rests on, in a sentence
     cannot: str | None = None  # why nothing can be predicted, and what to do
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """The throughput with its range, samples/s; None where nothing can be predicted."""
+        if not self.throughput or self.throughput_range is None:
+            return None
+        return Estimate(self.throughput, *self.throughput_range)
 
     def table(self) -> Table:
         """Return the prediction in one line."""
@@ -86,12 +110,17 @@ def predict(run: Run, **changes: Setting) -> Prediction:
     return predict_from(run, changes, DRAWS)
 
 
-def predict_from(run: Run, changes: dict[str, Setting], draws: int) -> Prediction:
-    """Return a prediction from so many simulated runs."""
+def predict_from(
+    run: Run, changes: dict[str, Setting], draws: int, pipeline: Pipeline | None = None
+) -> Prediction:
+    """Return a prediction from so many simulated runs.
+
+    A bench's run of a user's own data is read as if it were of `pipeline`.
+    """
     check_names(changes, KNOBS)
     changes = {name: KNOBS[name].check(value) for name, value in changes.items()}
     try:
-        known = known_of(run, run.steps, len(run.item_events), run.outcome)
+        known = known_of(run, pipeline, run.steps, len(run.item_events), run.outcome)
         target = _target(known.pipeline, changes)
         step, notes = _step(run, known.pipeline, target)
         if target.num_workers and not known.pipeline.num_workers and not known.handoff:
@@ -158,11 +187,11 @@ def outcome_of(found: Prediction, came: Run) -> str:
 
     Where other programs took the cores, the two are not comparable, and that is said instead.
     """
-    cores = came.machine.cpu_cores or 1
-    others = cores_used(came)[1] or 0.0
-    if others > FOREIGN_LOAD * cores:
+    use = CoreUse.of(came)
+    if use.is_shared:
         named = f": {listed(came.beside)}" if came.beside else ""
-        return f"{NOT_COMPARABLE}: other programs use {others:.1f} of {cores} cores{named}"
+        taken = f"{use.others:.1f} of {use.cores} cores"
+        return f"{NOT_COMPARABLE}: other programs use {taken}{named}"
     rate, busy_s = _rate_and_busy_s(came)
     expected, expected_busy_s = _rate_and_busy_s(found)
     apart = rate / expected - 1

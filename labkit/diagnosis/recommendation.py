@@ -4,28 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from labkit.diagnosis.core_use import CoreUse
+from labkit.diagnosis.hot_lines import Lines
 from labkit.diagnosis.loader_simulation import Simulation, Work
 from labkit.diagnosis.prediction import (
     DRAWS,
     MODEL_ERROR,
     STEPS,
     WORTH,
-    Prediction,
+    Estimate,
     predict,
     predict_from,
 )
-from labkit.diagnosis.run_costs import cores_used
-from labkit.diagnosis.thresholds import FOREIGN_LOAD, HANDOFF_US
+from labkit.diagnosis.thresholds import HANDOFF_US
 from labkit.results.event_log import of_one_moment
+from labkit.results.run import Run
 from labkit.results.step_classes import body_seconds
-
-if TYPE_CHECKING:
-    from labkit.diagnosis.hot_lines import Lines
-    from labkit.results.run import Run
 
 RANKING_DRAWS = 1  # simulated runs, to find the settings that may be best: those are drawn in full
 MAY_BE_BEST = 0.06  # so far below the best of that ranking
@@ -39,14 +36,15 @@ LEVEL = 3  # or after so many of them no larger one is looked at
 TIE = 0.03  # a throughput this close to the best is as good: then fewer workers are
 
 
+AS_IT_IS = Estimate(1.0, 1.0, 1.0)  # the gain of what does not change
+
+
 @dataclass(frozen=True)
 class Workers:
     """A recommended number of loader workers, and what the simulation expects of it."""
 
     num_workers: int
-    gain: float  # the throughput with them over the run's own; 1.0 where the run has them
-    gain_range: tuple[float, float]  # low, high
-    limit: str | None = None  # what then holds the run back, as in a `Prediction`
+    gain: Estimate  # the throughput with them over the run's own
     # That torch should compute with, so that the workers have cores; None: as many as it does now
     threads: int | None = None
 
@@ -77,13 +75,10 @@ def recommend_workers(run: Run, lines: Lines | None = None) -> Workers | None:
     least = (1 - MAY_BE_BEST) * max(roughly.values())
     near = [count for count, value in roughly.items() if value >= least]
     chosen = _fewest(own, {count: rate(count, DRAWS) for count in (own, *near)})
-    found = predict(run, num_workers=chosen)
     if chosen == own:
-        return Workers(own, 1.0, (1.0, 1.0), found.limit)
-    if not found.throughput or not found.throughput_range or not run.throughput:
-        return None
-    low, high = (rate / run.throughput for rate in found.throughput_range)
-    return Workers(chosen, found.throughput / run.throughput, (low, high), found.limit)
+        return Workers(own, AS_IT_IS)
+    found = predict(run, num_workers=chosen).estimate
+    return Workers(chosen, found.times(1 / run.throughput)) if found and run.throughput else None
 
 
 def workers_from_times(
@@ -135,17 +130,12 @@ def workers_from_times(
 
     known = rates(likely)
     chosen = _fewest(own, known, error)
-    gain = known[chosen] / known[own]
     if chosen == own:
-        return Workers(own, 1.0, (1.0, 1.0))
-    others = [known, rates(0.0)] if computes is None else [known]
-    gains = [each[chosen] / each[own] for each in others if chosen in each]
-    return Workers(
-        num_workers=chosen,
-        gain=gain,
-        gain_range=(min(gains) / (1 + error), max(gains) * (1 + error)),
-        threads=kept(chosen) if kept(chosen) < threads else None,
-    )
+        return Workers(own, AS_IT_IS)
+    possible = [known, rates(0.0)] if computes is None else [known]
+    gains = [each[chosen] / each[own] for each in possible if chosen in each]
+    gain = Estimate(gains[0], min(gains) / (1 + error), max(gains) * (1 + error))
+    return Workers(chosen, gain, threads=kept(chosen) if kept(chosen) < threads else None)
 
 
 def threads_beside(busy_workers: float, threads: int, cores: float | None) -> int:
@@ -173,10 +163,10 @@ def _of_times(run: Run, lines: Lines | None) -> Workers | None:
     stamps = run.stamps[run.warmup :]
     if own is None or len(stamps) < 2:
         return None
-    cores = run.machine.cpu_cores
-    others = cores_used(run)[1] or 0.0
-    if cores and others > FOREIGN_LOAD * cores:  # what other programs take, no worker has
-        cores = max(1.0, cores - others)
+    use = CoreUse.of(run)
+    cores = use.cores
+    if cores and use.is_shared:  # what other programs take, no worker has
+        cores = max(1.0, cores * (1 - use.others_share))
     wait_s = stamps[:, 1] - stamps[:, 0]
     body_s = body_seconds(stamps)
     made_s = wait_s
@@ -219,25 +209,26 @@ def _fewest(own: int | None, rates: dict[int, float], worth: float = WORTH) -> i
     """Return the fewest workers that are as good as the best; `own` where that gains too little."""
     own = own or 0
     best = max(rates.values())
-    if best <= (1 + worth) * rates[own]:
-        return own
-    return min(count for count, rate in rates.items() if rate >= (1 - TIE) * best)
+    return own if best <= (1 + worth) * rates[own] else _fewest_as_good(rates)
+
+
+def _fewest_as_good(rates: dict[int, float]) -> int:
+    """Return the smallest of the numbers whose rate is as good as the best."""
+    least = (1 - TIE) * max(rates.values())
+    return min(number for number, rate in rates.items() if rate >= least)
 
 
 @of_one_moment
-def recommend_prefetch(run: Run) -> tuple[int, Prediction] | None:
-    """Return the smallest prefetch_factor that is as good as the best, and what it would bring.
+def recommend_prefetch(run: Run) -> int | None:
+    """Return the smallest prefetch_factor that is as good as the best.
 
     None where none gains more than `WORTH`, or where nothing can be predicted.
     """
+    now = run.pipeline.to_dict()["prefetch_factor"] or 2
     rates: dict[int, float] = {}
     for factor in PREFETCH:
-        if factor > (run.pipeline.to_dict()["prefetch_factor"] or 2):
+        if factor > now:
             found = predict_from(run, {"prefetch_factor": factor}, RANKING_DRAWS)
             if found.throughput and found.helps:
                 rates[factor] = found.throughput
-    if not rates:
-        return None
-    least = (1 - TIE) * max(rates.values())
-    factor = min(factor for factor, rate in rates.items() if rate >= least)
-    return factor, predict(run, prefetch_factor=factor)
+    return _fewest_as_good(rates) if rates else None

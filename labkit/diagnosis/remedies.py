@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from labkit.diagnosis.evidence import Evidence, Setting
+from labkit.diagnosis.prediction import Estimate
 from labkit.spec import KNOBS
 
 NOTEBOOKS = {
@@ -43,12 +44,6 @@ LESS_WAITING = "the loop waits for a smaller share of the time"
 TRY_FIRST = {"fused_optimizer", "compile"}
 
 Values = Mapping[str, Setting]
-Gain = tuple[float, float, float]  # times the throughput: value, low, high
-
-
-def always(evidence: Evidence) -> Values | None:
-    """Fit every run."""
-    return {}
 
 
 @dataclass(frozen=True)
@@ -58,15 +53,15 @@ class Remedy:
     key: str
     text: str  # what to change, with {names} of what `fits` returns
     lesson: str = ""  # a key of `LESSONS`
-    # What fills in the text, and settings; None where the remedy is not for this run
-    fits: Callable[[Evidence], Values | None] = always
+    # Whether it is for a run; or, where it is, what fills in its text, and settings
+    fits: Callable[[Evidence], Values | bool | None] = lambda evidence: True
     sets: Values = field(default_factory=dict)  # for runs that have none of these settings yet
     on: str = ""  # "cpu" or "gpu": for that device alone
     arguments: Mapping[str, str] = field(default_factory=dict)  # of the user's DataLoader, as code
     code: str = ""  # PyTorch to paste, before the lines that make those changes
     cost: str = "nothing"
     # What it should bring, where its settings do not tell: None for not known
-    expects: Callable[[Evidence], Gain | None] | None = None
+    expects: Callable[[Evidence], Estimate | None] | None = None
     check: str = SAME_LOSSES  # what tells that it helped
     price: int = 1  # 1 (cheap) to 3 (dear), for choosing among remedies
     changes: Values = field(default_factory=dict)  # {knob: value}, filled in by `for_run`
@@ -76,9 +71,10 @@ class Remedy:
         if self.on not in ("", evidence.kind) or any(map(evidence.knobs.get, self.sets)):
             return None
         values = self.fits(evidence)
-        if values is None:
+        if not values:
             return None
-        return self.filled(rank=rank, cores=evidence.cores, **self.sets, **values)
+        values = {} if values is True else values
+        return self.filled(rank=rank, cores=evidence.use.cores, **self.sets, **values)
 
     def filled(self, **values: Setting | None) -> Remedy:
         """Return the remedy with these values in its words, its code and its settings."""

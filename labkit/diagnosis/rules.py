@@ -14,7 +14,7 @@ from labkit.diagnosis import loader_remedies as feeding
 from labkit.diagnosis import loop_rules, worker_remedies
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import Finding, Measured, bound
+from labkit.diagnosis.findings import Finding, Measured, bound, costs
 from labkit.diagnosis.loop_body import synchronises
 from labkit.diagnosis.witnesses import deciding
 from labkit.diagnosis.worker_rules import (
@@ -71,7 +71,7 @@ def cores_taken_by_workers(evidence: Evidence) -> Finding | None:
         measured=(
             Measured(
                 "of the time a loader worker had the core that the model's thread needed, with "
-                f"{count} workers on {evidence.cores} cores",
+                f"{count} workers on {evidence.use.cores} cores",
                 evidence.stolen_by_workers,
                 by="thread CPU time against wall time",
             ),
@@ -83,14 +83,10 @@ def cores_taken_by_workers(evidence: Evidence) -> Finding | None:
 def copies(evidence: Evidence) -> Finding | None:
     """The device waits for a copy from the host."""
     lost = evidence.copy_share
-    return Finding(
-        name="transfer",
-        cause="copies",
-        lost_share=lost,
-        measured=(Measured("of the time the device waits for a copy", lost, by=evidence.source),),
-        remedies=(cures.ONE_BLOCK, cures.PINNED, cures.OVERLAPPED),
-        at_most=bound(lost),
-    )
+    seen = "of the time the device waits for a copy"
+    remedies = (cures.ONE_BLOCK, cures.PINNED, cures.OVERLAPPED)
+    found = costs("transfer", "copies", lost, seen, evidence.source, *remedies)
+    return replace(found, at_most=bound(lost))
 
 
 def host_work(evidence: Evidence) -> Finding | None:
@@ -104,8 +100,7 @@ def host_work(evidence: Evidence) -> Finding | None:
         seen = "of the time the device waits while the host issues work: in operators, in calls "
         seen += "of the runtime, in Python between them"
         remedies = cures.FEWER_LAUNCHES
-    measured = (Measured(seen, lost, by=evidence.source),)
-    return Finding("launch", cause, lost, measured, remedies)
+    return costs("launch", cause, lost, seen, evidence.source, *remedies)
 
 
 def pauses(evidence: Evidence) -> Finding | None:
@@ -114,8 +109,8 @@ def pauses(evidence: Evidence) -> Finding | None:
         return None
     seen = "of the time is lost to single steps that compute far longer than an ordinary one"
     lost = evidence.pause_share
-    measured = (Measured(seen, lost, by=evidence.source),)
-    return Finding("launch", "pauses inside steps", lost, measured, (cures.NOW_AND_THEN,))
+    cause = "pauses inside steps"
+    return costs("launch", cause, lost, seen, evidence.source, cures.NOW_AND_THEN)
 
 
 def outside_pytorch(evidence: Evidence) -> Finding | None:
@@ -126,11 +121,11 @@ def outside_pytorch(evidence: Evidence) -> Finding | None:
     names = ", ".join(evidence.outside_where)
     seen = "of the time the device waits for host work outside of PyTorch"
     seen += f", most of it in {names}" if names else ""
-    measured = (Measured(seen, lost, by=evidence.source),)
+    by = evidence.source
     if PREPARES.search(names):
         cause = "data prepared outside a DataLoader"
-        return Finding("input", cause, lost, measured, (worker_remedies.INTO_A_DATASET,))
-    return Finding("host", "host work", lost, measured, (cures.IN_ANOTHER_PROCESS,))
+        return costs("input", cause, lost, seen, by, worker_remedies.INTO_A_DATASET)
+    return costs("host", "host work", lost, seen, by, cures.IN_ANOTHER_PROCESS)
 
 
 def collectives(evidence: Evidence) -> Finding | None:
@@ -176,31 +171,29 @@ def noisy_neighbour(evidence: Evidence) -> Finding | None:
 
     A device that still has work in its queue does not notice.
     """
-    in_line = evidence.launchers_share
-    if evidence.queued_ms is None or not in_line:
+    launches = evidence.launches
+    if launches is None or not launches.in_line_share:
         return None
-    dry = 1 - evidence.ahead_share
-    foreign = evidence.foreign_cores or 0.0
+    dry = 1 - launches.ahead_share
+    use = evidence.use
+    others = use.others or 0.0
+    waited = "of the time the threads that launch kernels had no core"
     measured = [
-        Measured(
-            "of the time the threads that launch kernels had no core",
-            in_line,
-            by=loop_rules.SCHEDSTAT,
-        ),
+        Measured(waited, launches.in_line_share, by=loop_rules.SCHEDSTAT),
         Measured("of the time the GPU's queue could run dry", dry),
     ]
-    if evidence.own_cores is not None and evidence.cores:
-        used = f"{evidence.own_cores:.1f} of {evidence.cores} cores"
+    if use.own is not None:
+        used = f"{use.own:.1f} of {use.cores} cores"
         measured.append(Measured(f"this run used {used} with {evidence.num_workers or 0} workers"))
-        measured.append(Measured("were used by other programs", foreign, unit="cores"))
-    began = f"a step's compute began {evidence.queued_ms:.1f} ms after it was issued"
+        measured.append(Measured("were used by other programs", others, unit="cores"))
+    began = f"a step's compute began {launches.queued_ms:.1f} ms after it was issued"
     measured.append(Measured(began))
     return Finding(
         name="launch",
         cause=NEIGHBOUR,
-        lost_share=in_line * dry,
+        lost_share=launches.in_line_share * dry,
         measured=tuple(measured),
-        remedies=(cures.ALONE if foreign > (evidence.own_cores or 0.0) else cures.QUIETER,),
+        remedies=(cures.ALONE if others > (use.own or 0.0) else cures.QUIETER,),
     )
 
 
@@ -212,8 +205,8 @@ def gaps_between_kernels(evidence: Evidence) -> Finding | None:
     lost = evidence.gap_share * evidence.compute_share
     seen = "of the time no kernel runs inside the step's compute: kernels take "
     seen += f"{kernels.kernel_us / 1e3:.1f} ms of {evidence.compute_us / 1e3:.1f} ms"
-    measured = (Measured(seen, lost, by="x-ray against events"),)
-    return Finding("launch", "gaps between kernels", lost, measured, cures.FEWER_LAUNCHES)
+    by = "x-ray against events"
+    return costs("launch", "gaps between kernels", lost, seen, by, *cures.FEWER_LAUNCHES)
 
 
 def idle_while_busy(evidence: Evidence) -> Finding | None:
@@ -256,8 +249,7 @@ def full_precision(evidence: Evidence) -> Finding | None:
         return None
     lost = max(0.0, 1 - 1 / speedup) * evidence.compute_share
     seen = f"of the time is the cost of FP32: in BF16 the same compute took 1/{speedup:.2f} as long"
-    measured = (Measured(seen, lost, by="measured on this run's own step"),)
-    return Finding("precision", "FP32", lost, measured, (cures.BF16,))
+    return costs("precision", "FP32", lost, seen, "measured on this run's own step", cures.BF16)
 
 
 def no_tensor_cores(evidence: Evidence) -> Finding | None:
@@ -343,15 +335,14 @@ def padding(evidence: Evidence) -> Finding | None:
 
 def held_down(evidence: Evidence) -> Finding | None:
     """Heat holds the card's clock down: it is busy, and slower than it could be."""
-    time = evidence.throttled_share
-    slower = evidence.throttled_by
-    if time < limits.HELD_DOWN:
+    heat = evidence.heat
+    if heat is None or heat.share < limits.HELD_DOWN:
         return None
     seen = "of the readings show heat or a power brake holding the card's clock down"
-    measured = [Measured(seen, time, by="NVML's clock reasons")]
-    if slower is not None:
-        measured.append(Measured("of its highest clock here is left", 1 - slower))
-    lost = time * (slower or 0.0) * evidence.compute_share
+    measured = [Measured(seen, heat.share, by="NVML's clock reasons")]
+    if heat.slower is not None:
+        measured.append(Measured("of its highest clock here is left", 1 - heat.slower))
+    lost = heat.share * (heat.slower or 0.0) * evidence.compute_share
     return Finding("compute", "throttle", lost, tuple(measured), (cures.COOLER,))
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from statistics import fmean
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.loader_simulation import (
     ONE_BY_ONE,
     RUN_AHEAD,
@@ -17,7 +17,6 @@ from labkit.diagnosis.loader_simulation import (
     coldness,
 )
 from labkit.results.item_costs import ItemCosts, item_costs
-from labkit.results.record import Event
 from labkit.spec import Pipeline
 
 if TYPE_CHECKING:
@@ -41,12 +40,13 @@ class RunCosts:
     Raises CannotPredict where it tells too little.
     """
 
-    def __init__(self, run: Run):
-        if not isinstance(run.pipeline, Pipeline):
+    def __init__(self, run: Run, pipeline: Pipeline | None = None):
+        known = pipeline or run.pipeline
+        if not isinstance(known, Pipeline):
             raise CannotPredict(
                 "a watched loader does not show what items cost: tune(...) measures it"
             )
-        self.pipeline = run.pipeline
+        self.pipeline = known
         self.costs, self.throughput = _batches(run)
         # {(pipeline, time of a step over the measured one): what each draw's simulation came to}
         self.simulated: dict[tuple[Pipeline, float], list[tuple[float, ...]]] = {}
@@ -127,7 +127,7 @@ class RunCosts:
         It is what the run used beyond the step's threads and the loader.
         """
         others = self.host_threads - 1
-        used = cores_used(run)[0]
+        used = CoreUse.of(run).own
         if not others or used is None:
             return 0.0
         slept = float(np.mean(self.costs.wait + self.costs.collate_wait))
@@ -188,49 +188,10 @@ class RunCosts:
         return wait + due * target.stall_ms / 1e3
 
 
-def readings(run: Run) -> list[tuple[float, Event]]:
-    """Return the instruments' samples of a run, each behind its moment in s."""
-    moments = run.seconds(np.array([sample["t_ns"] for sample in run.telemetry]))
-    return list(zip(moments, run.telemetry, strict=True))
-
-
-def _while_it_trained(run: Run) -> list[Event]:
-    return [sample for moment, sample in readings(run) if 0 < moment <= run.length_s]
-
-
-def cores_used(run: Run) -> tuple[float | None, float | None, float | None]:
-    """Return the cores that the run used while it trained, that others took, and in line for.
-
-    What others use of the cores beyond this run's limit takes nothing from it.
-    """
-    known = []
-    in_line = []
-    for sample in _while_it_trained(run):
-        if None not in (sample.get("own_cpu"), sample.get("cpu"), sample.get("cpus")):
-            known.append(sample)
-            if sample.get("line_cpu") is not None:
-                in_line.append(sample["line_cpu"] * sample["cpus"])
-    if not known:
-        return None, None, None
-    used = fmean(sample["own_cpu"] * sample["cpus"] for sample in known)
-    everyone = fmean(sample["cpu"] * sample["cpus"] for sample in known)
-    cores = known[0]["cpus"]
-    spare = max(0.0, cores - (run.machine.cpu_cores or cores))  # which this run may not use
-    others = max(0.0, everyone - used - spare)
-    return used, others, fmean(in_line) if in_line else None
-
-
-def launchers_in_line(run: Run) -> float | None:
-    """Return the share of the time (0 to 1) in which threads that launch kernels had no core."""
-    found = [sample.get("launch_line") for sample in _while_it_trained(run)]
-    shares = [share for share in found if share is not None]
-    return min(fmean(shares), 1.0) if shares else None
-
-
 @functools.lru_cache(maxsize=1)  # a slider asks many changes of one run
-def known_of(run: Run, *_of_what_is_there_by_now: object) -> RunCosts:
+def known_of(run: Run, pipeline: Pipeline | None, *_of_what_is_there_by_now: object) -> RunCosts:
     """Return what `run` tells; the rest only says whether it tells more by now."""
-    return RunCosts(run)
+    return RunCosts(run, pipeline)
 
 
 def _batches(run: Run) -> tuple[ItemCosts, float]:

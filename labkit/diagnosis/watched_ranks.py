@@ -18,11 +18,11 @@ import numpy as np
 
 from labkit.diagnosis import device_remedies as cures
 from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.diagnosis import Diagnosis, of_run, resampled
 from labkit.diagnosis.findings import Finding, Measured, bound
 from labkit.diagnosis.rank_verdict import RankTimes, one_is_late, step_parts
 from labkit.diagnosis.remedies import Remedy
-from labkit.diagnosis.run_costs import cores_used
 from labkit.diagnosis.wording import worded
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ class RanksVerdict:
 
 def diagnose(runs: Mapping[int, Run]) -> RanksVerdict:
     """Name what holds the ranks of a watched script back, from the run of each rank's loop."""
-    cores = {rank: cores_used(run) for rank, run in runs.items()}
-    used = sum(each[0] or 0.0 for each in cores.values())
-    own = {rank: of_run(run, used - (cores[rank][0] or 0.0)) for rank, run in runs.items()}
+    cores = {rank: CoreUse.of(run) for rank, run in runs.items()}
+    used = sum(each.own or 0.0 for each in cores.values())
+    own = {rank: of_run(run, used - (cores[rank].own or 0.0)) for rank, run in runs.items()}
     first = min(runs)
     if len(runs) == 1:
         return RanksVerdict(first, own[first], own)
@@ -73,7 +73,7 @@ def diagnose(runs: Mapping[int, Run]) -> RanksVerdict:
     longer = _longer_line(runs, blamed) if found.name == "straggler" else None
     told = (*map(worded, doubts), _told(found, own[blamed], longer))
     rest = tuple(each for each in own[blamed].findings if each.lost_share)
-    by_others = (cores[blamed][0] or 0.0) + (cores[blamed][1] or 0.0) - used
+    by_others = (cores[blamed].own or 0.0) + (cores[blamed].others or 0.0) - used
     crowded = by_others / (runs[blamed].machine.cpu_cores or 1)
     if crowded > limits.FOREIGN_LOAD / 2:  # alone it need not come out the same
         confidence *= 1 - min(crowded, 1.0)

@@ -31,6 +31,14 @@ class Witness:
     share: float = 1.0  # of the busy time in which it worked, 0 to 1, where it says "not"
 
 
+@dataclass(frozen=True)
+class Heat:
+    """What heat did to a GPU's clock."""
+
+    share: float  # of the readings in which it held the clock down
+    slower: float | None  # by how much of its highest, 0 to 1; None: the clock was not read
+
+
 def samples(run: Run, key: str) -> Samples:
     """Return a metric that was read once per telemetry event, GPM's too, while the run trained."""
     pairs = []
@@ -57,8 +65,8 @@ def _while_training(run: Run, pairs: list[tuple[int, float | None]]) -> Samples:
     return seconds[inside], values[inside]
 
 
-def throttled(run: Run) -> tuple[float, float | None] | None:
-    """Return the share of samples in which heat held a GPU's clock down, and how far (0 to 1).
+def throttled(run: Run) -> Heat | None:
+    """Return for how long heat held a GPU's clock down, and how far.
 
     The power limit does not count: a card that works hard is held to it. None: never, or not known.
     """
@@ -72,8 +80,8 @@ def throttled(run: Run) -> tuple[float, float | None] | None:
         return None
     share = float(is_hot.sum() / known.sum())
     if not np.isfinite(mhz[is_hot]).any():
-        return share, None
-    return share, 1 - float(np.nanmean(mhz[is_hot]) / np.nanmax(mhz[known]))
+        return Heat(share, None)
+    return Heat(share, 1 - float(np.nanmean(mhz[is_hot]) / np.nanmax(mhz[known])))
 
 
 def witnesses(run: Run) -> tuple[Witness, ...]:

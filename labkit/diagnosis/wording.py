@@ -32,6 +32,8 @@ def worded(finding: Finding, evidence: Evidence | None = None) -> Finding:
 
     Without evidence there are no settings to fill in, and no code.
     """
+    if not finding.remedies:
+        return replace(finding, evidence=why(finding))
     advice = _advice(finding)
     if evidence is not None and evidence.trainer:
         advice = OF_LOADER.sub(r"dataloader_\1", advice)
@@ -58,8 +60,6 @@ def why(finding: Finding) -> str:
 
 def _advice(finding: Finding) -> str:
     """Return what to change first, what to expect of it, and where that is explained."""
-    if not finding.remedies:
-        return ""
     parts = [finding.remedies[0].text, _expectation(finding), _where_to_read(finding)]
     return " ".join(filter(None, parts))
 
@@ -96,8 +96,6 @@ def _code(finding: Finding, evidence: Evidence) -> str:
     "" for a remedy of words alone, and on a CPU for one that may as well make it slower, which
     nothing has measured.
     """
-    if not finding.remedies:
-        return ""
     remedy = finding.remedies[0]
     unproven = evidence.kind == "cpu" and TRY_FIRST & remedy.changes.keys()
     if unproven and not finding.expected:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.loader_remedies import SET_THREADS
+from labkit.diagnosis.loader_remedies import SET_THREADS, epochs_unseen
 from labkit.diagnosis.loader_simulation import OVERSUBSCRIBED
-from labkit.diagnosis.prediction import MODEL_ERROR
+from labkit.diagnosis.prediction import MODEL_ERROR, Estimate
 from labkit.diagnosis.recommendation import threads_beside
-from labkit.diagnosis.remedies import LESS_WAITING, Gain, Remedy, Values
+from labkit.diagnosis.remedies import LESS_WAITING, Remedy, Values
 
 ERROR = MODEL_ERROR["input"]  # of these gains: 1.62x and 1.65x expected, 1.60x and 1.68x came
 
 
-def restarts_saved(evidence: Evidence) -> Gain | None:
+def restarts_saved(evidence: Evidence) -> Estimate | None:
     """Return the gain where no later pass waits for workers that start."""
     restart = evidence.loop.restart if evidence.loop else 0.0
     if not restart:
         return None
     most = 1 / (1 - min(restart, 0.9))
-    return most, (1 + most) / 2, most
+    return Estimate(most, (1 + most) / 2, most)
 
 
 def threads_left(evidence: Evidence) -> Values | None:
@@ -32,14 +32,15 @@ def threads_left(evidence: Evidence) -> Values | None:
     if (evidence.compute_us or 0.0) < limits.HELD_BACK * alone_us:
         return None
     wanted = workers.workers * min(1.0, workers.cpu_share + (workers.in_line_share or 0.0))
-    kept = threads_beside(wanted, threads, evidence.cores)
+    kept = threads_beside(wanted, threads, evidence.use.cores)
     return {"threads": kept, "now": threads} if kept < threads else None
 
 
-def cores_returned(evidence: Evidence) -> Gain | None:
+def cores_returned(evidence: Evidence) -> Estimate | None:
     """Return the gain where the workers' items and undisturbed steps are all that takes cores."""
     workers = evidence.workers
-    if workers is None or workers.item_cpu_ms is None or not evidence.cores:
+    cores = evidence.use.cores
+    if workers is None or workers.item_cpu_ms is None or not cores:
         return None
     if not evidence.wait_share or not evidence.wait_us:
         return None
@@ -47,17 +48,17 @@ def cores_returned(evidence: Evidence) -> Gain | None:
     alone_ms = (evidence.quick_compute_us or 0.0) / 1e3 * (evidence.threads or 1)
     batch_ms = workers.item_cpu_ms * float(size) + alone_ms
     step_ms = evidence.wait_us / evidence.wait_share / 1e3
-    gain = OVERSUBSCRIBED * evidence.cores * step_ms / batch_ms
-    return gain, gain / (1 + ERROR), gain * (1 + ERROR)
+    gain = OVERSUBSCRIBED * cores * step_ms / batch_ms
+    return Estimate(gain, gain / (1 + ERROR), gain * (1 + ERROR))
 
 
-def workers_rest(evidence: Evidence) -> Values | None:
+def workers_rest(evidence: Evidence) -> bool:
     """Fit workers that rest behind a late batch: others make as many batches in any order."""
     idle = evidence.workers.idle_share if evidence.workers else None
-    return None if idle is not None and idle < limits.REST_BEHIND else {}
+    return idle is None or idle >= limits.REST_BEHIND
 
 
-def nobody_waits_in_order(evidence: Evidence) -> Gain | None:
+def nobody_waits_in_order(evidence: Evidence) -> Estimate | None:
     """Return the gain where workers that rest behind a late batch go on.
 
     Less than the time in which a later batch was ready is saved, and no more than the workers make
@@ -68,13 +69,13 @@ def nobody_waits_in_order(evidence: Evidence) -> Gain | None:
         return None
     most = 1 / max(1 - evidence.wait_share * workers.late_share, 0.1)
     value = min(most, 1 / max(1 - workers.idle_share, 0.1))
-    return value, (1 + value) / 2, min(most, value * (1 + ERROR))
+    return Estimate(value, (1 + value) / 2, min(most, value * (1 + ERROR)))
 
 
-def own_init(evidence: Evidence) -> Values | None:
+def own_init(evidence: Evidence) -> bool:
     """Fit a loader without a worker_init_fn of its own, which this one would replace."""
-    arguments = (evidence.code and evidence.code.arguments) or {}
-    return None if "worker_init_fn" in arguments else {}
+    arguments = evidence.code and evidence.code.arguments
+    return "worker_init_fn" not in (arguments or {})
 
 
 def reshardable(evidence: Evidence) -> Values | None:
@@ -83,23 +84,17 @@ def reshardable(evidence: Evidence) -> Values | None:
     return None if workers is None else {"workers": workers.workers, "shards": 4 * workers.workers}
 
 
-def unpredicted(evidence: Evidence) -> Values | None:
-    """Fit a loader whose best number of workers nothing predicts."""
-    return {} if evidence.advised is None else None
-
-
 def stuck(evidence: Evidence) -> Values | None:
     """Fit a worker that has made no progress for long."""
-    workers = evidence.workers
-    if workers is None or workers.stalled_s is None:
-        return None
-    return {"limit_s": max(60, round(workers.stalled_s))}
+    hang = evidence.workers.hang if evidence.workers else None
+    return hang and {"limit_s": max(60, round(hang.seconds))}
 
 
 PERSISTENT = Remedy(
     "persistent_workers",
-    "Keep the workers between epochs: persistent_workers=True.",
+    "Keep the workers between epochs: persistent_workers=True.{epochs}",
     "epochs",
+    lambda evidence: {"epochs": epochs_unseen(evidence.code)},
     sets={"persistent_workers": True},
     cost="the workers' memory between epochs",
     expects=restarts_saved,
@@ -148,7 +143,7 @@ MORE_WORKERS = Remedy(
     "more_workers",
     "Try more workers, up to the number of cores: `labkit tune` finds how many.",
     "workers",
-    unpredicted,
+    lambda evidence: evidence.advised is None,  # else that number is predicted
     check=LESS_WAITING,
 )
 LARGER_READS = Remedy(

@@ -13,6 +13,7 @@ from labkit.diagnosis.findings import Finding, Measured
 from labkit.diagnosis.hot_lines import WORKER, Line
 from labkit.diagnosis.loop_body import COLLATE, loading_mask
 from labkit.diagnosis.remedies import Remedy
+from labkit.results.workers import Hang
 
 TIMED = "timed in the workers"
 
@@ -25,9 +26,9 @@ def _computing(evidence: Evidence, workers: WorkerEvidence) -> float:
     share = workers.cpu_share
     if workers.in_line_share is not None:
         return max(share, min(1.0, share + workers.in_line_share))
-    if evidence.crowded_by <= limits.FOREIGN_LOAD:
+    if not evidence.is_crowded:
         return share
-    in_line = (evidence.waiting_threads or 0.0) / workers.workers
+    in_line = (evidence.use.in_line or 0.0) / workers.workers
     return max(share, min(1.0, share + in_line))
 
 
@@ -50,11 +51,10 @@ def _cpu(workers: WorkerEvidence) -> Measured:
     return Measured(seen, workers.cpu_share, by=TIMED)
 
 
-def _on_cores(workers: WorkerEvidence) -> Measured | None:
+def _on_cores(evidence: Evidence, workers: WorkerEvidence) -> Measured | None:
     """Return how many workers there are for how many cores."""
-    if workers.cores is None:
-        return None
-    return Measured(f"{workers.workers} workers on {workers.cores:g} cores")
+    cores = evidence.use.cores
+    return None if cores is None else Measured(f"{workers.workers} workers on {cores} cores")
 
 
 def _ms(what: str, took_ms: float | None) -> Measured | None:
@@ -67,28 +67,28 @@ def _steps(evidence: Evidence) -> tuple[Measured, ...]:
     return tuple(Measured(f"of the workers' time is in {line.what}", line.share) for line in first)
 
 
-def hang(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
+def worker_hangs(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     """A worker that has an item to make made no progress to the end of the record."""
-    if workers.stalled_s is None or workers.stall_is_over or workers.stalled_s < limits.HANGS_S:
+    hang = workers.hang
+    if hang is None or hang.over or hang.seconds < limits.HANGS_S:
         return None
-    where = f"since worker {workers.stalled_worker} last made progress{_at_item(workers)}"
-    stalled = Measured(where, workers.stalled_s, "s", TIMED)
+    where = f"since worker {hang.worker} last made progress{_at_item(hang)}"
+    stalled = Measured(where, hang.seconds, "s", TIMED)
     return _found("hang", stalled, *_steps(evidence), remedies=(cures.GIVE_UP_WAITING,))
 
 
 def hang_that_ended(evidence: Evidence) -> Finding | None:
     """A worker made no progress for long, and then the loop went on: worth a word, no more."""
-    workers = evidence.workers
-    if workers is None or workers.stalled_s is None or not workers.stall_is_over:
+    hang = evidence.workers.hang if evidence.workers else None
+    if hang is None or not hang.over:
         return None
-    where = f"passed without progress of worker {workers.stalled_worker}{_at_item(workers)}; "
-    stalled = Measured(f"{where}then the loop went on", workers.stalled_s, "s", TIMED)
+    where = f"passed without progress of worker {hang.worker}{_at_item(hang)}; "
+    stalled = Measured(f"{where}then the loop went on", hang.seconds, "s", TIMED)
     return _found("hang that ended", stalled, remedies=(cures.GIVE_UP_WAITING,))
 
 
-def _at_item(workers: WorkerEvidence) -> str:
-    item = workers.stalled_item
-    return "" if item is None else f", at item {item}"
+def _at_item(hang: Hang) -> str:
+    return "" if hang.index is None else f", at item {hang.index}"
 
 
 def workers_restart(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -157,7 +157,7 @@ def hand_over(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     """The workers rest while the loop waits: batches are late on their way."""
     if workers.idle_share is None or workers.idle_share < limits.WORKERS_REST:
         return None
-    if evidence.crowded_by > limits.FOREIGN_LOAD:  # the loop had no core to take a batch on
+    if evidence.is_crowded:  # the loop had no core to take a batch on
         return None
     seen = "of the time the workers have nothing to do while the loop waits"
     idle = Measured(seen, workers.idle_share, by=TIMED)
@@ -169,13 +169,12 @@ def threads(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     """Libraries in the workers compute with several threads each."""
     # Where the cores are full, they stand in line: more of them than processes of one thread
     single = workers.workers + (evidence.threads or 1)
-    in_line = evidence.waiting_threads
-    alone = evidence.crowded_by <= limits.FOREIGN_LOAD  # others make every thread stand in line
-    crowd = in_line is not None and in_line > single and alone
-    if workers.cpu_share < limits.SEVERAL_THREADS and not crowd:
+    in_line = evidence.use.in_line or 0.0
+    stand_in_line = in_line > single and not evidence.is_crowded  # others make every thread do so
+    if workers.cpu_share < limits.SEVERAL_THREADS and not stand_in_line:
         return None
     stand = None
-    if crowd:
+    if stand_in_line:
         seen = f"threads stand in line for a core, more than the {single} of the workers and model"
         stand = Measured(seen, in_line, "number", "Linux's schedstat")
     remedies = (cures.ONE_THREAD, cures.ONE_THREAD_EVERYWHERE)
@@ -184,10 +183,11 @@ def threads(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
 
 def cores(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     """The workers compute all the time, and there is no core for another one."""
-    if workers.cores is None or workers.workers < workers.cores:
+    use = evidence.use
+    if use.cores is None or workers.workers < use.cores:
         return None
-    full = workers.wanted_cores >= limits.COMPUTES * workers.cores
-    full = full or (evidence.own_cores or 0.0) >= limits.CORES_BUSY * workers.cores
+    full = workers.wanted_cores >= limits.COMPUTES * use.cores
+    full = full or (use.own or 0.0) >= limits.CORES_BUSY * use.cores
     computing = _computing(evidence, workers)
     if computing < limits.MOSTLY_WAITS or (computing < limits.COMPUTES and not full):
         return None
@@ -197,8 +197,8 @@ def cores(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
         feeding.AUGMENT_ON_DEVICE,
         feeding.LEANER_ITEMS,
     )
-    steps = _steps(evidence)
-    return _found("cores", _cpu(workers), _on_cores(workers), *steps, remedies=remedies)
+    measured = (_cpu(workers), _on_cores(evidence, workers), *_steps(evidence))
+    return _found("cores", *measured, remedies=remedies)
 
 
 def too_few_workers(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -208,7 +208,8 @@ def too_few_workers(evidence: Evidence, workers: WorkerEvidence) -> Finding | No
     if _computing(evidence, workers) < limits.COMPUTES or evidence.stalls or not more:
         return None
     remedies = (feeding.WORKERS, cures.MORE_WORKERS)
-    return _found("too_few_workers", _cpu(workers), _on_cores(workers), remedies=remedies)
+    measured = (_cpu(workers), _on_cores(evidence, workers))
+    return _found("too_few_workers", *measured, remedies=remedies)
 
 
 def shared_supply(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -237,7 +238,7 @@ def storage_latency(evidence: Evidence, workers: WorkerEvidence) -> Finding | No
 
 
 WORKER_RULES = (
-    hang,
+    worker_hangs,
     workers_restart,
     cold_start,
     slow_items,
@@ -262,16 +263,15 @@ def why_workers_are_late(evidence: Evidence) -> Finding | None:
 
 def memory_growth(evidence: Evidence) -> Finding | None:
     """The workers hold more and more memory: said whatever time it costs."""
-    workers = evidence.workers
-    gained = workers.memory_growth_gib if workers else None
-    if workers is None or gained is None or gained < limits.WORKERS_GREW_GIB:
+    memory = evidence.workers.memory if evidence.workers else None
+    if memory is None or memory.gained < limits.WORKERS_GREW_GIB:
         return None
-    copied = workers.memory_copied_gib or 0.0
-    measured = [Measured("more is held by the workers than at their first batch", gained, "GiB")]
+    more = "more is held by the workers than at their first batch"
+    measured = [Measured(more, memory.gained, "GiB")]
     remedies = (cures.KEEP_NO_ITEMS, cures.ARRAYS)
-    if copied >= gained / 2:
+    if memory.copied >= memory.gained / 2:
         shared = "of it had been shared with the main process until a worker touched it"
-        measured.append(Measured(shared, copied, "GiB"))
+        measured.append(Measured(shared, memory.copied, "GiB"))
         remedies = (cures.ARRAYS,)
     return Finding("host", "memory_growth", measured=tuple(measured), remedies=remedies)
 

@@ -9,14 +9,16 @@ from collections.abc import Callable, Collection, Iterator
 from labkit.diagnosis.diagnosis import Diagnosis
 from labkit.diagnosis.findings import Finding
 from labkit.diagnosis.losses import TOLERANCE, agree
+from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.remedies import Remedy
 from labkit.results.hardware import Machine
 from labkit.results.run import Run
-from labkit.spec import compiler
+from labkit.spec import compiler, too_old_for
 from labkit.tuning.result import Ladder
-from labkit.tuning.search import SURE, Runner, Search
+from labkit.tuning.search import SURE, Search
 from labkit.tuning.settings import Knobs, LoaderSetting
-from labkit.tuning.trial import Expected, Trial
+from labkit.tuning.trial import Trial
+from labkit.tuning.trial_bench import TrialBench
 
 MOST_RUNS = 12
 LOOKS = 2  # at a setting whose run gave no verdict
@@ -33,7 +35,6 @@ KEPT = "kept"  # what is said of a trial that gains,
 NO_GAIN = "no gain"  # and of one that may be tried again with others; else the reason
 UNCHANGED = 2.0  # times the difference of two unchanged runs' losses, that a change may make
 EXACT = 0.02  # relative difference of mean losses where nothing but the order of additions differs
-BF16_CAPABILITY = 8.0  # compute capability of the first cards with BF16 units
 
 
 class Improver(Search[Ladder]):
@@ -42,8 +43,8 @@ class Improver(Search[Ladder]):
     def __init__(
         self,
         found: Ladder,
-        bench: Runner,
-        forecast: Callable[[Run, LoaderSetting, Knobs], Expected | None],
+        bench: TrialBench,
+        forecast: Callable[[Run, LoaderSetting, Knobs], Estimate | None],
         *,
         lacks: Callable[[Knobs, Run, Knobs], str | None],
         may_change: Collection[str] = (),
@@ -236,7 +237,7 @@ class Improver(Search[Ladder]):
         """Return the trial whose losses are compared with: the last one with other batches."""
         kept = self.found.kept
         other_batches = [trial for trial in kept if "batch_size" in trial.changes]
-        return other_batches[-1] if other_batches else kept[0]
+        return [kept[0], *other_batches][-1]
 
 
 def lacking(changes: Knobs, machine: Machine, knobs: Knobs) -> str | None:
@@ -244,9 +245,9 @@ def lacking(changes: Knobs, machine: Machine, knobs: Knobs) -> str | None:
     is_cuda = machine.device.startswith("cuda")
     if not is_cuda and not changes.keys().isdisjoint(TO_DEVICE):
         return "there is no CUDA device to copy to"
-    capability = float(machine.compute_capability or BF16_CAPABILITY)
-    if is_cuda and changes.get("precision") == "bf16" and capability < BF16_CAPABILITY:
-        return f"BF16 needs compute capability 8.0; this card has {machine.compute_capability}"
+    too_old = too_old_for("bf16", machine.compute_capability)
+    if too_old and changes.get("precision") == "bf16":
+        return too_old
     if changes.get("compile") and not (machine.compiles and (is_cuda or compiler())):
         return "torch.compile finds no compiler for this device"
     if changes.get("channels_last") and knobs.get("model", "cnn") != "cnn":

@@ -13,13 +13,13 @@ from labkit.diagnosis.recommendation import LEAST_MAX_WORKERS
 from labkit.results.hardware import machine
 from labkit.results.run import Run
 from labkit.spec import KNOBS, STEP_KNOBS, Pipeline
-from labkit.tuning.forecast import Forecast
 from labkit.tuning.improve import Improver, lacking
 from labkit.tuning.memory import refused
 from labkit.tuning.result import Ladder, Tuning
 from labkit.tuning.search import LoaderSearch
 from labkit.tuning.settings import LOADER_KNOBS, Knobs, LoaderSetting
 from labkit.tuning.source import Source, TorchLoader, source_of, source_of_loader
+from labkit.tuning.trial import forecast
 from labkit.tuning.trial_bench import TrialBench, warm_up
 from labkit.watching.loader_call import call_of, call_with
 
@@ -138,7 +138,7 @@ def tuner(
     return LoaderSearch(
         tuning,
         TrialBench(asked.pipeline, asked.source, seconds),
-        Forecast(),
+        forecast,
         refused,
         max_workers=most,
         cores=here.cpu_cores or 1,
@@ -194,7 +194,7 @@ def improver(
     return Improver(
         ladder,
         TrialBench(asked.pipeline, asked.source, IMPROVE_S, look=True),
-        Forecast(),
+        forecast,
         lacks=lacks,
         may_change=may_change,
         seconds=seconds,

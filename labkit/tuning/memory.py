@@ -14,11 +14,6 @@ SHARE = 0.8  # of the memory that is free: the rest is for what was not foreseen
 GIB = 2**30
 
 
-def refused(setting: LoaderSetting, trials: Sequence[Trial]) -> str | None:
-    """Return why there is no memory now for a setting; None if there is."""
-    return refusal(setting, trials, *free_memory())
-
-
 def free_memory() -> tuple[int, int | None]:
     """Return the bytes free in RAM (of the container, where there is one) and in /dev/shm."""
     shared = None
@@ -27,14 +22,13 @@ def free_memory() -> tuple[int, int | None]:
     return quotas.free_ram_bytes(), shared
 
 
-def refusal(
-    setting: LoaderSetting, trials: Sequence[Trial], ram: int, shared: int | None
-) -> str | None:
+def refused(setting: LoaderSetting, trials: Sequence[Trial]) -> str | None:
     """Return why there is no memory for a setting, from what smaller ones took; None if there is.
 
     Counted are the batches in the queues, one in each worker's hands, and a copy of the process for
     each worker: a forked worker shares its parent's pages until it counts a reference in them.
     """
+    ram, shared = free_memory()
     sample_bytes = 0.0
     worker_bytes = 0.0
     for trial in trials:

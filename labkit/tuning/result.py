@@ -144,7 +144,6 @@ class Found(Result):
 class Tuning(Found):
     """The result of a search over the loader's arguments."""
 
-    extra: Knobs = field(default_factory=dict)  # arguments found without a search
     loader_alone: bool = False  # whether no step was given: the speed-up is not that of training
     chosen: Trial | None = None  # to take, where the search has ended
 
@@ -155,9 +154,13 @@ class Tuning(Found):
 
     @property
     def best(self) -> Knobs:
-        """The setting to take (at worst the start's): arguments of a DataLoader or a Pipeline."""
-        setting = self.winner.setting if self.winner else LoaderSetting.of(self.start)
-        return setting.but(**self.extra).to_dict() if setting.num_workers else setting.to_dict()
+        """The setting to take (at worst the start's): arguments of a DataLoader or a Pipeline.
+
+        Where it has workers, they are kept from one epoch to the next: no search is needed for it.
+        """
+        if self.winner is None:
+            return LoaderSetting.of(self.start).to_dict()
+        return self.winner.setting.but(persistent_workers=True).to_dict()
 
     @property
     def snippet(self) -> str:

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
+from labkit.diagnosis.core_use import CoreUse
+from labkit.diagnosis.loader_remedies import epochs_unseen
+from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.recommendation import TIE as AS_GOOD
 from labkit.diagnosis.recommendation import WORKERS
-from labkit.diagnosis.run_costs import cores_used
-from labkit.diagnosis.thresholds import FOREIGN_LOAD
 from labkit.process import launcher
 from labkit.results.run import Run
 from labkit.results.script import PYTORCH_PREFETCH
 from labkit.tuning.result import Found, Tuning
 from labkit.tuning.settings import Knobs, LoaderSetting, distance
-from labkit.tuning.trial import TIE, Expected, Outcome, Trial, cheapest_of_fastest
+from labkit.tuning.trial import TIE, Trial, cheapest_of_fastest
+from labkit.tuning.trial_bench import TrialBench
 
 PREFETCH_FACTORS = (2, 4, 8)  # with one batch a worker, workers wait between batches
 MOST_TRIED = 8  # loader settings measured, the start included
@@ -27,33 +29,18 @@ RUNS_EACH = 3  # of the start and of the best, where they are close
 SURE = 0.10  # a gain above this needs no second measurement
 
 Result = TypeVar("Result", bound=Found)
-Forecast = Callable[[Run, LoaderSetting, Knobs], "Expected | None"]  # a run, its loader, changes
+Forecast = Callable[[Run, LoaderSetting, Knobs], "Estimate | None"]  # a run, its loader, changes
 Refuse = Callable[[LoaderSetting, Sequence[Trial]], "str | None"]
-
-
-class Runner(Protocol):
-    """Runs knobs."""
-
-    count: int  # runs that were made
-    each: Callable[[Run], object] | None  # called with the run that is going on
-
-    def measure(self, knobs: Knobs, rate: float | None) -> Outcome:
-        """Run knobs; `rate` are the samples/s that are expected."""
-        ...
-
-
-def do_nothing() -> None:
-    """Do nothing after a trial."""
 
 
 class Search(Generic[Result]):
     """A search that fills its result as it goes."""
 
-    def __init__(self, found: Result, bench: Runner):
+    def __init__(self, found: Result, bench: TrialBench):
         """Set up a search; nothing runs yet."""
         self.found = found
         self.bench = bench
-        self.each: Callable[[], None] = do_nothing  # called when a trial has been judged
+        self.each: Callable[[], object] = lambda: None  # called when a trial has been judged
         self.begun_s = 0.0  # on the monotonic clock
 
     def propose(self) -> Trial | None:
@@ -111,7 +98,7 @@ class LoaderSearch(Search[Tuning]):
     def __init__(
         self,
         found: Tuning,
-        bench: Runner,
+        bench: TrialBench,
         forecast: Forecast,
         refuse: Refuse,
         *,
@@ -188,19 +175,19 @@ class LoaderSearch(Search[Tuning]):
         found.line = winner.runs[-1].machine.line  # with the threads of the reader's step
         why = "there are no workers to keep"
         if winner.setting.num_workers:
-            found.extra["persistent_workers"] = True
             why = "keeps the workers from one epoch to the next; changes nothing within an epoch"
+            unseen = epochs_unseen(found.code)
+            why = f"{why}.{unseen}" if unseen else why
         found.reasons["persistent_workers"] = why
         runs = [run for trial in found.tried for run in trial.runs]
-        shares = [(cores_used(run)[1] or 0.0) / (run.machine.cpu_cores or 1) for run in runs]
-        disturbed = [share for share in shares if share > FOREIGN_LOAD]
-        if disturbed:
+        shared = [use.others_share for use in map(CoreUse.of, runs) if use.is_shared]
+        if shared:
             found.notes.append(
-                f"Other programs used up to {max(disturbed):.0%} of the cores in {len(disturbed)} "
-                f"of {len(runs)} runs: their numbers are doubtful."
+                f"Other programs used up to {max(shared):.0%} of the cores in {len(shared)} of "
+                f"{len(runs)} runs: their numbers are doubtful."
             )
 
-    def expected(self, setting: LoaderSetting) -> Expected | None:
+    def expected(self, setting: LoaderSetting) -> Estimate | None:
         """Predict a setting from the nearest run, and correct by how that run itself came out."""
         measured = [trial for trial in self.found.tried if trial.runs]
         nearest = min(measured, key=lambda trial: distance(trial.setting, setting))

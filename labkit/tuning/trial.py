@@ -7,26 +7,14 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
+from labkit.diagnosis.prediction import DRAWS, Estimate, predict_from
 from labkit.results.run import Run
+from labkit.spec import Pipeline
 from labkit.tuning.settings import Knobs, LoaderSetting
 
 TIE = 0.015  # throughputs closer than this are the same: repeats of one run differ by more
 NOISE = 0.08  # a run repeated on two busy cores differs by so much (median of 60 x 10 runs: 7 %)
-
-
-class Expected(NamedTuple):
-    """A predicted throughput, samples/s."""
-
-    value: float
-    low: float
-    high: float
-
-    def times(self, factor: float) -> Expected:
-        """Return the prediction scaled by a factor."""
-        return Expected(self.value * factor, self.low * factor, self.high * factor)
-
-    def __str__(self) -> str:
-        return f"{self.low:,.0f} to {self.high:,.0f}"
+OWN_DATA = Pipeline(io_ms=0)  # stands for data of the reader's own: no wait is stated
 
 
 class Outcome(NamedTuple):
@@ -44,7 +32,7 @@ class Trial:
     knobs: Knobs
     why: str = ""  # the finding that it acts against, or what its prediction promised
     changes: Knobs = field(default_factory=dict)  # the knobs that differ from those before it
-    expected: Expected | None = None  # None: nothing predicts it
+    expected: Estimate | None = None  # samples/s; None: nothing predicts it
     promise: float = 0.0  # the gain that is hoped for, for the price of the change
     rates: list[float] = field(default_factory=list)  # samples/s, one for each run
     runs: list[Run] = field(default_factory=list, repr=False)
@@ -56,7 +44,7 @@ class Trial:
 
     @classmethod
     def changing(
-        cls, before: Knobs, knobs: Knobs, why: str, expected: Expected | None = None
+        cls, before: Knobs, knobs: Knobs, why: str, expected: Estimate | None = None
     ) -> Trial:
         """Return the trial of the knobs `before` with those of `knobs` in their place."""
         changes = {name: value for name, value in knobs.items() if value != before.get(name)}
@@ -104,6 +92,12 @@ class Trial:
             "predicted_range": self.expected[1:] if self.expected else None,
             "losses": self.loss_change,
         }
+
+
+def forecast(run: Run, here: LoaderSetting, changes: Knobs) -> Estimate | None:
+    """Return the samples/s that changes to a run with the loader `here` give; None: not known."""
+    own_data = OWN_DATA.but(**here.to_dict()) if run.watched else None
+    return predict_from(run, changes, DRAWS, own_data).estimate
 
 
 def is_tie(trial: Trial, fastest: Trial) -> bool:

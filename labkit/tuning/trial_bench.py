@@ -36,7 +36,10 @@ class TrialBench:
         self.each: Callable[[Run], object] | None = None  # called with the run that is going on
 
     def measure(self, knobs: Knobs, rate: float | None) -> Outcome:
-        """Run knobs; once more, and longer, where a run of unknown rate was too short."""
+        """Run knobs; once more, and longer, where a run of unknown rate was too short.
+
+        `rate` are the samples/s that are expected.
+        """
         run = self._run(knobs, rate)
         is_short = run.steps < FEWEST_FIRST + LoaderSetting.of(knobs).in_flight
         if run.outcome == "finished" and rate is None and is_short:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from labkit.diagnosis.run_costs import cores_used
-from labkit.diagnosis.thresholds import FOREIGN_LOAD
+from labkit.diagnosis.core_use import CoreUse
 from labkit.results.ranks import Ranks
 from labkit.results.result import noise
 from labkit.results.run import Run
@@ -66,10 +65,10 @@ def machine_lines(runs: Iterable[Run | Ranks]) -> list[TextLine]:
 def doubts(run: Run | Ranks) -> list[TextLine]:
     """Return the lines that say what the numbers are worth: NOISY, shared, stopped, failed."""
     lines = [noise(run.spread or 0.0)] if run.noisy else []
-    cores = run.machine.cpu_cores or 1
-    others = cores_used(run)[1] if isinstance(run, Run) else None
-    if others and others > FOREIGN_LOAD * cores:
-        lines.append(f"SHARED MACHINE: other programs used {others:.1f} of {cores} cores (psutil)")
+    use = CoreUse.of(run) if isinstance(run, Run) else CoreUse()
+    if use.is_shared:
+        others = f"{use.others:.1f} of {use.cores} cores"
+        lines.append(f"SHARED MACHINE: other programs used {others} (psutil)")
     if run.outcome != "finished":
         lines.append(f"{run.ended}: {run.error}" if run.error else run.ended)
     return [(line, LOUD) for line in lines]

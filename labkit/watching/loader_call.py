@@ -28,19 +28,23 @@ def call_of(loader: object, model: object = None, optimizer: object = None) -> d
     Returns:
         `loader`, `model` and `optimizer`: the variables that hold them, None where there is none
         (the two last are looked for by their type where they are not given); `training`: the one
-        with Hugging Face's TrainingArguments; `dataset_type`: its class; `call`: what the script
+        with Hugging Face's TrainingArguments; `dataset_type`: its class; `epoch_setter`: the one of
+        it and its samplers that has a `set_epoch`; `call`: what the script
         calls to make a loader, "" where it has no name for torch's DataLoader; `arguments`:
         {name: code}, defaults left out, the code None where the script has no name for the object.
         `call` and `arguments` are None where the loader is no DataLoader, or is made inside a
         framework.
     """
     names = Names(_user_frame(loader))
+    parts = ("dataset", "sampler", "batch_sampler")
+    kinds = [type(getattr(loader, part, None)) for part in parts]
     found = {
         "loader": names.of(loader),
         "model": names.only("torch.nn", "Module", model),
         "optimizer": names.only("torch.optim", "Optimizer", optimizer),
         "training": names.only("transformers", "TrainingArguments", None),
-        "dataset_type": type(getattr(loader, "dataset", None)).__name__,
+        "dataset_type": kinds[0].__name__,
+        "epoch_setter": next((each.__name__ for each in kinds if hasattr(each, "set_epoch")), None),
         "call": None,
         "arguments": None,
     }

@@ -1,0 +1,62 @@
+"""Who had the machine's cores while a run trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+
+from labkit.diagnosis.thresholds import FOREIGN_LOAD
+from labkit.results.record import Event
+from labkit.results.run import Run
+
+
+@dataclass(frozen=True)
+class CoreUse:
+    """Cores, on average over the time in which a run trained. None: not recorded."""
+
+    cores: int | None = None  # that the run may use
+    own: float | None = None  # that it used
+    others: float | None = None  # of its cores, that other programs used
+    in_line: float | None = None  # threads of the run that waited for a core
+
+    @property
+    def others_share(self) -> float:
+        """The part of the run's cores that other programs used, 0 to 1."""
+        return (self.others or 0.0) / (self.cores or 1)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other programs load the machine so much that the run's times are not its own."""
+        return self.others_share > FOREIGN_LOAD
+
+    @classmethod
+    def of(cls, run: Run) -> CoreUse:
+        """Return what was recorded of a run."""
+        cores = run.machine.cpu_cores
+        samples = while_it_trained(run)
+        counted = ("own_cpu", "cpu", "cpus")
+        known = [each for each in samples if None not in map(each.get, counted)]
+        if not known:
+            return cls(cores)
+        own = fmean(each["own_cpu"] * each["cpus"] for each in known)
+        everyone = fmean(each["cpu"] * each["cpus"] for each in known)
+        in_line = [
+            each["line_cpu"] * each["cpus"] for each in known if each.get("line_cpu") is not None
+        ]
+        here = known[0]["cpus"]
+        spare = max(0.0, here - (cores or here))  # who is on cores beyond the run's takes nothing
+        others = max(0.0, everyone - own - spare)
+        return cls(cores, own, others, fmean(in_line) if in_line else None)
+
+
+def readings(run: Run) -> list[tuple[float, Event]]:
+    """Return the instruments' samples of a run, each behind its moment in s."""
+    moments = run.seconds(np.array([sample["t_ns"] for sample in run.telemetry]))
+    return list(zip(moments, run.telemetry, strict=True))
+
+
+def while_it_trained(run: Run) -> list[Event]:
+    """Return the instruments' samples that lie within the training."""
+    return [sample for moment, sample in readings(run) if 0 < moment <= run.length_s]
