@@ -96,6 +96,8 @@ class EventLogResult:
 
     SERIES: ClassVar[dict[str, type[list[Event] | Texts | Steps]]] = {}
     """Events of which every one is kept, and in what; of all others the last is kept."""
+    NUMBERS: ClassVar[tuple[str, ...]] = ("id", "utc", "recorded", "outcome", "error", "mark")
+    """The attributes that `to_dict` and `--json` list."""
 
     def __init__(
         self,
@@ -179,6 +181,7 @@ class EventLogResult:
         self.computed = {}
 
     def _absorb(self, events: Iterable[Event]) -> None:
+        """Take in what was read."""
         for event in events:
             self._take(event)
 
@@ -189,10 +192,6 @@ class EventLogResult:
             self._series[name].append(event)
         else:
             self._kept[name] = event
-
-    def _is_alive(self) -> bool:
-        """Return whether its process was alive when the log was last read."""
-        return self._alive
 
     # What every log says
 
@@ -239,7 +238,7 @@ class EventLogResult:
         if self._kept.get("end", {}).get("stop") is not None:
             return "stopped"
         ended = "error" in self._kept or "end" in self._kept
-        return "running" if self._is_alive() and not ended else "failed"
+        return "running" if self._alive and not ended else "failed"
 
     @live_property
     def error(self) -> str | None:
@@ -339,6 +338,12 @@ class EventLogResult:
     def _what(self) -> str:
         """Say what was measured, as in the parentheses of `Run(...)`."""
         raise NotImplementedError
+
+    @of_one_moment
+    def to_dict(self) -> dict[str, object]:
+        """Return what was measured under its attributes' names, as JSON types."""
+        numbers = {name: getattr(self, name) for name in self.NUMBERS}
+        return {**numbers, "machine": self.machine.to_dict()}
 
     @of_one_moment
     def __repr__(self) -> str:

@@ -79,13 +79,7 @@ class Measurements(EventLogResult):
 
     def to_dict(self) -> dict[str, object]:
         """Everything measured, as JSON types."""
-        names = ("id", "utc", "recorded", "outcome", "error", "mark")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "measure": self.name,
-            "machine": self.machine.to_dict(),
-            "rows": list(self._rows),
-        }
+        return {**super().to_dict(), "measure": self.name, "rows": list(self._rows)}
 
     def __len__(self) -> int:
         self._now()

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from labkit.results.event_log import EventLogResult, live_property
 from labkit.results.record import Event, Watched, pipeline_of
 from labkit.results.step_classes import Timeline
-from labkit.results.steps import HOST, Steps, Texts
+from labkit.results.steps import HOST, STAMPS, Steps, Texts
 from labkit.spec import PX, STEPS, Pipeline
 
 CPU_VALUES = {"image_px": PX, "steps": STEPS}
@@ -275,13 +275,11 @@ class RunLog(EventLogResult):
 
         When it asked for data, had it, had issued the copy, and had issued the compute.
         """
-        steps = self._steps
-        rows = slice(len(steps))
-        return np.column_stack([steps.moments(name, rows) for name in HOST])
+        return self._steps.table(HOST, slice(self.steps))
 
     def stamps_ns(self, rows: slice) -> np.ndarray:
         """Return the `stamps` (n, 6) of some steps on the machine's own clock, ns."""
-        return self._steps.stamps(rows)
+        return self._steps.table(STAMPS, rows)
 
     def seconds(self, at_ns: ArrayLike) -> np.ndarray:
         """Return moments of this run's clock (ns) in s; NaN between passes over a watched loader.

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
-from labkit.results.steps import Steps
+from labkit.results.steps import STAMPS, Steps
 
 CLASSES = {  # of a step's time
     "wait": "waiting for data",
@@ -49,11 +49,11 @@ class Timeline:
 
     def stretch(self, start: int, stop: int) -> np.ndarray:
         """Return the stamps (n, 6), s, of the steps from `start` up to `stop`: as `stamps`."""
-        return self._seconds(self._steps.stamps(slice(start, min(stop, self.count))))
+        return self._seconds(self._steps.table(STAMPS, slice(start, min(stop, self.count))))
 
     @cached_property
     def stamps(self) -> np.ndarray:
-        """The stamps of every step (steps, 6), s: see `Steps.stamps`."""
+        """The stamps of every step (steps, 6), s: those in `STAMPS`."""
         return self.stretch(0, self.count)
 
     @cached_property

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -94,9 +94,9 @@ class Steps:
         """Return the loss of every step (steps,): NaN where it was not finite."""
         return np.array(self._losses)
 
-    def stamps(self, rows: slice = ALL) -> np.ndarray:
-        """Return the moments in `STAMPS` (rows, 6) int64, ns on the log's clock."""
-        return np.column_stack([self.moments(name, rows) for name in STAMPS])
+    def table(self, names: Iterable[str], rows: slice) -> np.ndarray:
+        """Return several columns of `moments` (rows, names) int64, ns on the log's clock."""
+        return np.column_stack([self.moments(name, rows) for name in names])
 
     def has_device_times(self) -> bool:
         """Return whether the times of a device are known, of a step at least."""
