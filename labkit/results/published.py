@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pandas
 
-from labkit.results.shipped import DATA
+from labkit.results.templates import DATA
 
 FOLDER = DATA / "published"
 
