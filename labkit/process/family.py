@@ -72,29 +72,33 @@ def descendants(root: int) -> list[int]:
 
 
 def end_all(root: int, seen: set[int]) -> dict[int, int]:
-    """SIGKILL all below `root`, cleaners at the deadline only; return {pid: wait status}."""
-    deadline = time.monotonic() + 1.0
+    """SIGKILL all below `root`, and note them in `seen`; return {pid: wait status}."""
     statuses: dict[int, int] = {}
-    while (alive := descendants(root)) and time.monotonic() < deadline + 0.5:  # hung in a driver
-        seen.update(alive)
-        _kill_all(alive, spare_cleaners=time.monotonic() < deadline)
-        time.sleep(0.003)
-        statuses |= reap()
+
+    def alive() -> list[int]:
+        statuses.update(reap())
+        found = descendants(root)
+        seen.update(found)
+        return found
+
+    _end(alive)
     return statuses | reap()
 
 
 def end_marked(folder: str | os.PathLike) -> None:
-    """Kill every process that was started for the run in `folder`, cleaners at the deadline."""
+    """Kill every process that was started for the run in `folder`."""
+    _end(lambda: marked(folder))
+
+
+def _end(alive: Callable[[], list[int]]) -> None:
+    """SIGKILL all that are `alive` until none is, cleaners at the deadline only."""
     deadline = time.monotonic() + 1.0
-    while (alive := marked(folder)) and time.monotonic() < deadline + 0.5:
-        _kill_all(alive, spare_cleaners=time.monotonic() < deadline)
-        time.sleep(0.01)
-
-
-def _kill_all(pids: list[int], spare_cleaners: bool) -> None:
-    for pid in pids:
-        if not (spare_cleaners and any(name in _command(pid) for name in CLEANERS)):
-            _kill(pid)
+    while (pids := alive()) and time.monotonic() < deadline + 0.5:  # hung in a driver
+        is_over = time.monotonic() >= deadline
+        for pid in pids:
+            if is_over or not any(name in _command(pid) for name in CLEANERS):
+                _kill(pid)
+        time.sleep(0.003)
 
 
 def _command(pid: int) -> bytes:
@@ -247,10 +251,9 @@ def is_ours(folder: str | os.PathLike) -> bool:
         found = os.lstat(folder)
     except OSError:
         return False
-    if not hasattr(os, "getuid"):
-        return stat.S_ISDIR(found.st_mode)
     others_write = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not others_write
+    is_open = hasattr(os, "getuid") and (found.st_uid != os.getuid() or others_write)
+    return stat.S_ISDIR(found.st_mode) and not is_open
 
 
 class DeviceBusy(RuntimeError):

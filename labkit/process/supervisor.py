@@ -42,9 +42,13 @@ class Output:
     """
 
     def __init__(self, fd: int, path: str):
-        self.fd, self.room, self.tail, self.left_out = fd, HEAD_BYTES, bytearray(), 0
+        self.fd = fd
+        self.room = HEAD_BYTES
+        self.tail = bytearray()
+        self.left_out = 0
         self.file = open(path, "wb", buffering=0, opener=private)
         self.keys = [os.fsencode(key) for key in keys_in(os.environ)]
+        self.longest_front = max(map(len, self.keys), default=1) - 1
         self.waiting = b""
 
     def read(self) -> bytes:
@@ -55,7 +59,7 @@ class Output:
         text = self.waiting + data
         for key in self.keys:
             text = text.replace(key, MASK.encode())
-        kept = len(text) - _front_bytes(text, self.keys)
+        kept = max(0, len(text) - self.longest_front)
         self.waiting = text[kept:]
         self._keep(text[:kept])
         return data
@@ -67,11 +71,6 @@ class Output:
         self.room = max(0, self.room - len(data))
         self.left_out += max(0, len(self.tail) - TAIL_BYTES)
         del self.tail[:-TAIL_BYTES]
-
-    def close(self) -> None:
-        """Take the rest of what a pipe that does not block has, and finish the file."""
-        self.read_all()
-        self.finish()
 
     def read_all(self) -> None:
         """Take what comes until nothing does."""
@@ -85,15 +84,6 @@ class Output:
         with contextlib.suppress(OSError):
             self.file.write(note.encode() + self.tail)
         self.file.close()
-
-
-def _front_bytes(text: bytes, keys: list[bytes]) -> int:
-    """Return how many bytes at the end of `text` may be the front of a key."""
-    longest = 0
-    for key in keys:
-        sizes = (size for size in range(len(key) - 1, 0, -1) if text.endswith(key[:size]))
-        longest = max(longest, next(sizes, 0))
-    return longest
 
 
 class Supervisor:
@@ -324,7 +314,8 @@ class LinuxSupervisor(Supervisor):
             time.sleep(0.003)
         family.remove_segments(self.family | family.logged_pids(self.folder, "workers"))
         for output in self.outputs:
-            output.close()
+            output.read_all()
+            output.finish()
 
 
 def main(folder: str) -> None:

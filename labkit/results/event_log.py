@@ -15,11 +15,9 @@ from typing import (
     Any,
     ClassVar,
     Concatenate,
-    Generic,
     ParamSpec,
     Protocol,
     TypeVar,
-    overload,
 )
 
 from labkit.process import folders
@@ -70,25 +68,17 @@ def of_one_moment(
     return computed
 
 
-class live_property(Generic[Log, Value]):
+class live_property(property):
     """A property of a log that may still grow: computed once for each moment of it."""
 
-    def __init__(self, compute: Callable[[Log], Value]):
-        self.compute = compute
-        self.__doc__ = compute.__doc__
-
-    @overload
-    def __get__(self, log: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, log: Log, owner: type) -> Value: ...
-    def __get__(self, log: Log | None, owner: type) -> Self | Value:
+    def __get__(self, log: EventLogResult | None, owner: type | None = None) -> Any:
         if log is None:
             return self
         with log.as_of_now():
             computed = log.computed  # of this moment: a thread may read on meanwhile
-            if self.compute not in computed:
-                computed[self.compute] = self.compute(log)
-            return computed[self.compute]
+            if self not in computed:
+                computed[self] = super().__get__(log)
+            return computed[self]
 
 
 class EventLogResult:
@@ -116,7 +106,7 @@ class EventLogResult:
         self._process = process
         self._alive = False  # whether the process was, when the log was last read
         self._reading = threading.Lock()
-        self.computed: dict[Callable[..., object], Any] = {}  # the live properties of this moment
+        self.computed: dict[live_property, Any] = {}  # of this moment
         self._kept: dict[str, Event] = {}  # the last event of each name
         self._series: dict[str, Any] = {name: make() for name, make in self.SERIES.items()}
         self._holds: set[object] = set()  # while one is in here, nothing new is read

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any
 
@@ -88,6 +88,17 @@ class Result:
 def printable(text: str) -> str:
     """Return `text` with every character that a terminal might obey as its escape: "\\x1b"."""
     return STEERS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a value of JSON with every text in it changed, keys included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [with_texts(each, change) for each in value]
+    if isinstance(value, dict):
+        return {change(key): with_texts(each, change) for key, each in value.items()}
+    return value
 
 
 def but(changes: Mapping[str, object]) -> str:

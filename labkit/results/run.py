@@ -223,7 +223,7 @@ class Run(RunLog):
     @live_property
     def spread(self) -> float | None:
         """Unevenness: IQR over median of the throughput of the run's five stretches."""
-        return unevenness(self._timeline.ends(max(0, self.warmup - 1)), BLOCKS)
+        return unevenness(self._timeline.moments("busy_end", max(0, self.warmup - 1)), BLOCKS)
 
     @property
     def noisy(self) -> bool:

@@ -242,13 +242,13 @@ class RunLog(EventLogResult):
     def _timeline(self) -> Timeline:
         return Timeline(self._steps, [event["step"] for event in self.epochs])
 
-    @property
+    @live_property
     def stamps(self) -> np.ndarray:
         """Times (steps, 6), s: asked, ready, copy start and end, busy start and end.
 
         On a CPU copy and compute are what the host did, else the device's own.
         """
-        return self._timeline.stamps
+        return self._timeline.stretch(0, self.steps)
 
     def stretch(self, start: int, stop: int) -> np.ndarray:
         """Return the `stamps` (n, 6) of the steps from `start` up to `stop` only."""
@@ -259,15 +259,17 @@ class RunLog(EventLogResult):
         """The device's busy intervals (steps, 2): start and end, s."""
         return self.stamps[:, 4:6]
 
-    @property
+    @live_property
     def issued(self) -> np.ndarray:
         """Time at which the host had issued each step (steps,), s; early on a fed GPU."""
-        return self._timeline.issued
+        return self._timeline.moments("done")
 
     @property
     def length_s(self) -> float:
         """When the last step was over, s."""
-        return float(self._timeline.ends(self.steps - 1)[0]) if self.steps else 0.0
+        if not self.steps:
+            return 0.0
+        return float(self._timeline.moments("busy_end", self.steps - 1)[0])
 
     @property
     def host_ns(self) -> np.ndarray:

@@ -186,14 +186,12 @@ def _statements(knobs: Settings) -> list[str]:
 def _filled(job: Settings, threads: int | None, warmup: int, about: str) -> str:
     """Return the template, filled in for a job."""
     return template(TEMPLATE).render(
-        {
-            **job,
-            "about": about,
-            "graph_modes": GRAPH_MODES,
-            "loader": _loader_call(job),
-            "threads": threads,
-            "warmup": warmup,
-        }
+        job,
+        about=about,
+        graph_modes=GRAPH_MODES,
+        loader=_loader_call(job),
+        threads=threads,
+        warmup=warmup,
     )
 
 
