@@ -28,7 +28,8 @@ from labkit.process.keys import MASK, keys_in, without_keys
 GRACE_S = 1.0  # between asking the bench to stop and killing it
 GRACE_WITHOUT_KERNEL_S = 0.2
 GONE = "kernel gone"
-HEAD_BYTES, TAIL_BYTES = 512 * 1024, 64 * 1024  # kept of what the bench prints
+HEAD_BYTES = 512 * 1024  # kept of what the bench prints: its beginning
+TAIL_BYTES = 64 * 1024  # and its end
 
 POLL_S = 0.5  # between two looks at kernel and bench, where a standby waits
 
@@ -155,18 +156,18 @@ class Supervisor:
         stdin = subprocess.DEVNULL if self.going else subprocess.PIPE
         me = str(os.getpid())
         try:
-            self.bench = self._popen(
-                [*self.plan["bench"], me], subprocess.PIPE, os.environ | mark, stdin
-            )
+            bench = [*self.plan["bench"], me]
+            self.bench = self._popen(bench, subprocess.PIPE, os.environ | mark, stdin)
         except OSError as error:
             return f"could not start Python: {error}"
         for name in ("stdout", "stderr"):
             path = f"{self.folder}/bench.{name}"
-            self.outputs.append(output := Output(getattr(self.bench, name).fileno(), path))
+            output = Output(getattr(self.bench, name).fileno(), path)
+            self.outputs.append(output)
             self._follow(output)
         with contextlib.suppress(OSError):  # numbers without telemetry are still numbers
-            env = without_keys(os.environ) | mark
-            self._popen([*self.plan["telemetry"], me], subprocess.DEVNULL, env, stdin)
+            telemetry = [*self.plan["telemetry"], me]
+            self._popen(telemetry, subprocess.DEVNULL, without_keys(os.environ) | mark, stdin)
         return None
 
     def _popen(self, argv: list[str], out: Any, env: dict | None, stdin: int) -> subprocess.Popen:

@@ -183,6 +183,11 @@ class RunLog(EventLogResult):
         return self._events("epoch")
 
     @property
+    def first_steps(self) -> list[int]:
+        """The number of the first step of each pass."""
+        return [event["step"] for event in self.epochs]
+
+    @property
     def passes(self) -> list[Event]:
         """And as they ended: `n`, `began`, `ended` (ns), and whether one `trains`."""
         return self._events("pass")
@@ -229,18 +234,15 @@ class RunLog(EventLogResult):
             return None
         begin_ns = self.host_ns[0, 0]
         end_ns = self.host_ns[-1, 3]
-        counts = [
-            sample["energy_j"]
-            for sample in self.telemetry
-            if sample.get("energy_j") is not None and begin_ns <= sample["t_ns"] <= end_ns
-        ]
+        samples = [each for each in self.telemetry if begin_ns <= each["t_ns"] <= end_ns]
+        counts = [each["energy_j"] for each in samples if each.get("energy_j") is not None]
         return counts[-1] - counts[0] if len(counts) > 1 else None
 
     # One clock: seconds since the first batch was asked for
 
     @live_property
     def _timeline(self) -> Timeline:
-        return Timeline(self._steps, [event["step"] for event in self.epochs])
+        return Timeline(self._steps, self.first_steps)
 
     @live_property
     def stamps(self) -> np.ndarray:

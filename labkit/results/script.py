@@ -33,11 +33,6 @@ OF_LOADER = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers
 class Script(str):
     """Plain PyTorch code: a string that prints as code, here and in a notebook."""
 
-    @property
-    def text(self) -> str:
-        """The code as a plain string."""
-        return str(self)
-
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
         """Write the code to a file, such as "train.py"; return its path.
 

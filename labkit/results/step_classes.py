@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -65,10 +65,12 @@ class Timeline:
 
     def busy_s(self, start: int) -> float:
         """Return for how long the device was busy with the steps from `start` on, s."""
-        total = 0.0
+        return sum(float(np.diff(busy).sum()) for busy in self._busy(start))
+
+    def _busy(self, start: int) -> Iterator[np.ndarray]:
+        """Yield the busy intervals (n, 2), s, of the steps from `start` on, a stretch at a time."""
         for first in range(start, self.count, STRETCH):
-            total += float(np.diff(self.stretch(first, first + STRETCH)[:, 4:6]).sum())
-        return total
+            yield self.stretch(first, first + STRETCH)[:, 4:6]
 
     def _seconds(self, at_ns: np.ndarray) -> np.ndarray:
         """Return moments on the clock that stands still in pauses."""
@@ -89,8 +91,8 @@ class Timeline:
             return np.empty(0), np.empty(0)
         edges = np.linspace(0.0, self.moments("busy_end", self.count - 1)[0], bins + 1)
         busy_s = np.zeros(bins + 1)  # by each edge
-        for first in range(0, self.count, STRETCH):
-            busy_s += busy_until(self.stretch(first, first + STRETCH)[:, 4:6], edges)
+        for busy in self._busy(0):
+            busy_s += busy_until(busy, edges)
         return (edges[:-1] + edges[1:]) / 2, np.diff(busy_s) / np.diff(edges)
 
 

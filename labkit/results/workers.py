@@ -200,7 +200,7 @@ class LoaderWorkers:
         unordered = arguments.get("in_order") == "False"
         if unordered or len(set(passes)) < len(passes):  # replayed steps lie between
             return times_ns
-        firsts = np.array([event["step"] for event in self.run.epochs] or [0])
+        firsts = np.array(self.run.first_steps or [0])
         step = firsts[epoch] + number
         behind = np.append(firsts[1:], len(host_ns))[epoch]
         known = step < np.minimum(behind, len(host_ns))
@@ -235,8 +235,9 @@ class LoaderWorkers:
     def epoch_start_ms(self) -> list[float]:
         """The wait for the first batch of each pass, with the start of the workers."""
         host_ns = self.run.host_ns
-        firsts = {event["step"] for event in self.run.epochs if event["step"] < len(host_ns)}
-        return [float((host_ns[step, 1] - host_ns[step, 0]) / 1e6) for step in sorted(firsts)]
+        firsts = sorted({step for step in self.run.first_steps if step < len(host_ns)})
+        asked, ready = host_ns[firsts, :2].T
+        return ((ready - asked) / 1e6).tolist()
 
     @cached_property
     def epoch_item_ms(self) -> list[float]:
