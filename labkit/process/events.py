@@ -113,9 +113,10 @@ class EventLog:
 
     def close(self) -> None:
         """Let go of the file; what is written later is lost, and nothing else happens."""
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd = -1
+        fd = self._fd
+        self._fd = -1  # first: another thread may be writing
+        if fd >= 0:
+            os.close(fd)
 
 
 def asleep_ns() -> int:

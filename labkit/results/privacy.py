@@ -67,7 +67,7 @@ def anonymous(lines: Iterable[bytes]) -> Iterator[bytes]:
         except ValueError:  # torn by a kill
             continue
         if isinstance(event, dict) and event.get("event") not in NAMES_OTHERS:
-            scrubbed = with_texts(event, lambda text: _scrubbed(text, user))
+            scrubbed = with_texts(event, lambda text: _scrubbed(text, user), str)
             yield f"{json.dumps(scrubbed, separators=(',', ':'))}\n".encode()
 
 

@@ -184,7 +184,7 @@ def event_on(line: bytes) -> Event | None:
     if not is_sound(event):
         return None
     # Names in a record are anybody's
-    return with_texts(event, printable) if MAY_STEER.search(line) else event
+    return with_texts(event, printable, printable) if MAY_STEER.search(line) else event
 
 
 def _is_torn(line: bytes) -> bool:
