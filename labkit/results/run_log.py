@@ -302,5 +302,5 @@ def _cores_used(events: Sequence[Event]) -> Counter[str]:
     cores = Counter()
     for event in events:
         for process in event["processes"]:
-            cores[f"{process['name']} (pid {process['pid']})"] += process.get("cores") or 0.0
+            cores[f"{process['name']} (pid {process['pid']})"] += process.get("cores") or 0
     return cores
