@@ -190,7 +190,8 @@ def test_a_key_is_in_no_event_and_in_nothing_that_was_printed(tmp_path, monkeypa
         os.write(writing, part.encode())
         output.read()
     os.close(writing)
-    output.close()
+    output.read_all()
+    output.finish()
     assert (tmp_path / "bench.stdout").read_text() == "hf_ is no key, *** is one: hf_pla"
 
 

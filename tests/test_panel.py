@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from helpers import ended, until
+from replay import play
 
 import labkit as lk
 from labkit.process import family
 from labkit.results.failures import REMEDIES
-from labkit.results.library import play
 from labkit.spec import KNOBS, Distributed, Pipeline
 from labkit.tuning.result import Ladder
 from labkit.tuning.trial import Trial

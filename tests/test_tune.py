@@ -22,6 +22,7 @@ import labkit as lk
 from labkit.bench import by_value, user_dataset
 from labkit.diagnosis.prediction import WORTH, Estimate
 from labkit.diagnosis.recommendation import recommend_workers
+from labkit.results.run import Run
 from labkit.tuning import memory, source
 from labkit.tuning.result import Tuning
 from labkit.tuning.search import LoaderSearch
@@ -50,7 +51,7 @@ def searched(true, predicted=waiting, start=START, tuning=None, spread=0.0, refu
         return Estimate(value, value / 1.1, value * 1.1)
 
     run = copy.copy(RECORDED)
-    run.spread = spread
+    run.computed = {Run.spread: spread}
     tuning = tuning or Tuning("fake", start.to_dict())
     allowed = refuse or (lambda setting, trials: None)
     bench = SimpleNamespace(count=0, measure=measure)

@@ -326,7 +326,7 @@ def test_keys_are_masked_and_an_anonymous_record_names_nobody(starved, tmp_path,
     event = {"event": "error", "message": error, "pid": 4711}
     beside = {"event": "beside", "processes": [{"pid": 1, "name": "chess", "cores": 1.0}]}
     events = [json.dumps(each).encode() for each in (event, beside)]
-    (line, _) = privacy.anonymous(events)
+    (line,) = privacy.anonymous(events)
     found = json.loads(line)
     assert found["message"] == "cannot read 'x.jpg' of user (pid 0)" and found["pid"] == 1
     loaded = lk.load(starved.run.save(tmp_path / "run.jsonl", anonymous=True))

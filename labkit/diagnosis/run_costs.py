@@ -242,7 +242,7 @@ def _drawn(count: int, steps: int, rng: np.random.Generator) -> np.ndarray:
     return pool[rng.integers(count, size=steps)]
 
 
-def _profile(items: list[np.ndarray]) -> np.ndarray:
+def _profile(items: np.ndarray) -> np.ndarray:
     """Return (batches, parts): which share of each batch's time its first, second ... part took."""
     parts = PARTS if len(items[0]) else 1
     sums = np.array([[part.sum() for part in np.array_split(each, parts)] for each in items])

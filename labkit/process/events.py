@@ -43,7 +43,8 @@ SLOTS = 2_048
 SLOT = struct.Struct("=4q7qdq")
 NUMBER = struct.Struct("=q")
 WORDS = SLOT.size // 8
-FIRST, LAST = 4 * NUMBER.size, SLOT.size - NUMBER.size  # where the numbers are
+FIRST = 4 * NUMBER.size  # where the numbers are
+LAST = SLOT.size - NUMBER.size
 NO_DEVICE = (0,) * 4
 DRAIN_S = 0.05
 LEAST_SLEEP_NS = 1_000_000_000
@@ -112,7 +113,8 @@ class EventLog:
 
     def close(self) -> None:
         """Let go of the file; what is written later is lost, and nothing else happens."""
-        fd, self._fd = self._fd, -1
+        fd = self._fd
+        self._fd = -1  # first: another thread may be writing
         if fd >= 0:
             os.close(fd)
 
@@ -136,10 +138,10 @@ class SleepWatch:
 
     def look(self) -> None:
         """Write for how long it slept since the last look, where it did."""
-        now_asleep = asleep_ns()
-        if now_asleep - self.known_ns > LEAST_SLEEP_NS:
-            self.log.write("suspended", seconds=(now_asleep - self.known_ns) / 1e9)
-            self.known_ns = now_asleep
+        slept_ns = asleep_ns() - self.known_ns
+        if slept_ns > LEAST_SLEEP_NS:
+            self.log.write("suspended", seconds=slept_ns / 1e9)
+            self.known_ns += slept_ns
 
 
 class StepRing:

@@ -72,29 +72,33 @@ def descendants(root: int) -> list[int]:
 
 
 def end_all(root: int, seen: set[int]) -> dict[int, int]:
-    """SIGKILL all below `root`, cleaners at the deadline only; return {pid: wait status}."""
-    deadline = time.monotonic() + 1.0
+    """SIGKILL all below `root`, and note them in `seen`; return {pid: wait status}."""
     statuses: dict[int, int] = {}
-    while (alive := descendants(root)) and time.monotonic() < deadline + 0.5:  # hung in a driver
-        seen.update(alive)
-        _kill_all(alive, spare_cleaners=time.monotonic() < deadline)
-        time.sleep(0.003)
-        statuses |= reap()
+
+    def alive() -> list[int]:
+        statuses.update(reap())
+        found = descendants(root)
+        seen.update(found)
+        return found
+
+    _end(alive)
     return statuses | reap()
 
 
 def end_marked(folder: str | os.PathLike) -> None:
-    """Kill every process that was started for the run in `folder`, cleaners at the deadline."""
+    """Kill every process that was started for the run in `folder`."""
+    _end(lambda: marked(folder))
+
+
+def _end(alive: Callable[[], list[int]]) -> None:
+    """SIGKILL all that are `alive` until none is, cleaners at the deadline only."""
     deadline = time.monotonic() + 1.0
-    while (alive := marked(folder)) and time.monotonic() < deadline + 0.5:
-        _kill_all(alive, spare_cleaners=time.monotonic() < deadline)
-        time.sleep(0.01)
-
-
-def _kill_all(pids: list[int], spare_cleaners: bool) -> None:
-    for pid in pids:
-        if not (spare_cleaners and any(name in _command(pid) for name in CLEANERS)):
-            _kill(pid)
+    while (pids := alive()) and time.monotonic() < deadline + 0.5:  # hung in a driver
+        is_over = time.monotonic() >= deadline
+        for pid in pids:
+            if is_over or not any(name in _command(pid) for name in CLEANERS):
+                _kill(pid)
+        time.sleep(0.003)
 
 
 def _command(pid: int) -> bytes:
@@ -134,7 +138,8 @@ def reap() -> dict[int, int]:
 
 def logged_pids(folder: str | os.PathLike, name: str) -> set[int]:
     """Return the pids in the events `name` of a run's log, and its ranks': "hello" or "workers"."""
-    start, found = f'{{"event":"{name}"'.encode(), set()
+    start = f'{{"event":"{name}"'.encode()
+    found = set()
     for place in (Path(folder), *Path(folder).glob("rank*")):
         with contextlib.suppress(OSError, ValueError), open(place / FILE_NAME, "rb") as log:
             for line in log:
@@ -175,9 +180,10 @@ def exists(pid: int) -> bool:
 
 def remove_segments(pids: set[int]) -> None:
     """Unlink shared memory that dead torch processes left behind (`/dev/shm/torch_<pid>_...`)."""
-    for path in (path for pid in pids for path in Path("/dev/shm").glob(f"torch_{pid}_*")):
-        with contextlib.suppress(OSError):
-            path.unlink()
+    for pid in pids:
+        for path in Path("/dev/shm").glob(f"torch_{pid}_*"):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def plan_of(folder: str | os.PathLike) -> tuple[dict[str, Any], IO]:
@@ -209,7 +215,8 @@ def clear_up(folder: Path, **how: Any) -> None:
     if not (folder / FILE_NAME).exists():
         shutil.rmtree(folder, ignore_errors=True)
         return
-    deadline, bench = time.monotonic() + 1, logged_pids(folder, "hello")
+    deadline = time.monotonic() + 1
+    bench = logged_pids(folder, "hello")
     while time.monotonic() < deadline and any(map(exists, bench)):
         time.sleep(0.01)
     remove_segments(logged_pids(folder, "workers"))
@@ -223,10 +230,13 @@ def clear_up(folder: Path, **how: Any) -> None:
 def remove_tools(folder: str | os.PathLike) -> None:
     """Remove the files that a run needs only while it goes on, its plan last."""
     run = Path(folder)
-    own = {socket_folder(folder, pid) for pid in logged_pids(folder, "hello")} - {run}
-    own = {place for place in own if is_ours(place)}
-    sockets = (path for place in (run, *own) for name in SOCKETS for path in place.glob(name))
-    for path in (*sockets, *run.glob(PAYLOADS), run / RESERVE_NAME, run / PLAN_NAME):
+    named = {socket_folder(folder, pid) for pid in logged_pids(folder, "hello")}
+    own = [place for place in named - {run} if is_ours(place)]
+    tools = [*run.glob(PAYLOADS), run / RESERVE_NAME]
+    for place in (run, *own):
+        for name in SOCKETS:
+            tools += place.glob(name)
+    for path in (*tools, run / PLAN_NAME):
         with contextlib.suppress(OSError):
             path.unlink()
     for place in own:
@@ -247,10 +257,9 @@ def is_ours(folder: str | os.PathLike) -> bool:
         found = os.lstat(folder)
     except OSError:
         return False
-    if not hasattr(os, "getuid"):
-        return stat.S_ISDIR(found.st_mode)
     others_write = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not others_write
+    is_open = hasattr(os, "getuid") and (found.st_uid != os.getuid() or others_write)
+    return stat.S_ISDIR(found.st_mode) and not is_open
 
 
 class DeviceBusy(RuntimeError):
@@ -276,7 +285,8 @@ def hold(cache: Path, device: str, run: str, waiting: Callable[[str], None]) -> 
         ) from None
     with contextlib.suppress(OSError, AttributeError):  # whoever may write beside it may lock it
         os.fchmod(fd, 0o600 | os.stat(folder).st_mode & 0o066)
-    deadline, told = time.monotonic() + PATIENCE_S, ""
+    deadline = time.monotonic() + PATIENCE_S
+    told = False
     while not try_lock(fd):
         other = "another run"
         end = "in its notebook with Stop"
@@ -289,7 +299,8 @@ def hold(cache: Path, device: str, run: str, waiting: Callable[[str], None]) -> 
         if time.monotonic() > deadline:
             raise DeviceBusy(f"{text}: start again when it is over, or end it {end}.")
         if not told:
-            waiting(told := text)
+            waiting(text)
+        told = True
         time.sleep(0.05)
     os.ftruncate(fd, 0)
     since = time.strftime("since %H:%M:%S")

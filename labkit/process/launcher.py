@@ -22,7 +22,8 @@ from typing import IO, Any
 from labkit.process import family, folders
 from labkit.process.events import RESERVE_BYTES, RESERVE_NAME, SPEC_NAME, EventLog, private
 
-BENCH, RANKS = "labkit.bench", "labkit.bench.torchrun_launcher"
+BENCH = "labkit.bench"
+RANKS = "labkit.bench.torchrun_launcher"
 TELEMETRY = [sys.executable, "-m", "labkit.bench.telemetry"]
 JOIN_S = 5.0  # the supervisor is gone 2 s after a forced stop at the latest
 IDLE_S = 600.0  # how long a standby waits for a run
@@ -36,19 +37,15 @@ _choosing = threading.Lock()  # held while a run or a standby is being started
 class Handle:
     """The kernel's handle on a run's supervisor, or on a standby's."""
 
+    process: subprocess.Popen[bytes]  # the supervisor, once it was started
+
     def __init__(self, module: str = BENCH, after: list[str] | None = None):
         """Make the run's folder. `module` measures; `after` is a command to start in the end."""
-        self.folder, self.after = folders.new_run(), after
+        self.folder = folders.new_run()
+        self.after = after
         self.bench = bench_command(module, self.folder)
-        self._process: subprocess.Popen[bytes] | None = None
+        self.started = False
         self.checked = False
-
-    @property
-    def process(self) -> subprocess.Popen[bytes]:
-        """The supervisor; raises RuntimeError before it was started."""
-        if self._process is None:
-            raise RuntimeError(f"the supervisor of {self.folder} was not started.")
-        return self._process
 
     @property
     def _pipe(self) -> IO[bytes]:
@@ -70,21 +67,21 @@ class Handle:
             f"import sys; sys.path[:] = [{ROOT!r}, *filter(None, sys.path)]; "
             f"from labkit.process.supervisor import main; main({str(self.folder)!r})"
         )
-        env = dict(os.environ)  # whole: the dataset may need a key, or the process that logs
-        env["LABKIT_HOME"] = str(folders.home())
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), ROOT]))
+        python_path = filter(None, [os.environ.get("PYTHONPATH"), ROOT])
+        own = {"LABKIT_HOME": str(folders.home()), "PYTHONPATH": os.pathsep.join(python_path)}
         # Alone on Linux, where it needs the standard library only; elsewhere psutil too
         isolated = ["-I", "-S"] if family.LINUX else []
         with open(self.folder / "supervisor.stderr", "wb", opener=private) as errors:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, *isolated, "-c", code],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
-                env=env,
+                env=os.environ | own,  # whole: the dataset may need a key, or the process that logs
                 start_new_session=True,
                 creationflags=family.OWN_GROUP,
             )
+        self.started = True
 
     def begin(self, order: dict[str, Any], head: dict[str, Any]) -> None:
         """Have the bench do what `order` says; `head` is the log's first event. Raises OSError."""
@@ -93,7 +90,7 @@ class Handle:
         log.write(**head)
         log.close()
         self._write(SPEC_NAME, json.dumps(order))
-        if self._process is None:
+        if not self.started:
             self.start()
         else:
             self._say(b"go\n")
@@ -110,7 +107,7 @@ class Handle:
 
     def discard(self) -> None:
         """End a standby, or give up a run that could not be started: nothing of it stays."""
-        if self._process is None:
+        if not self.started:
             shutil.rmtree(self.folder, ignore_errors=True)
         else:
             self._pipe.close()
@@ -153,13 +150,14 @@ def bench_command(module: str, folder: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def starting(module: str = BENCH, after: list[str] | None = None) -> Iterator[Handle]:
+def starting(module: str, after: list[str] | None) -> Iterator[Handle]:
     """Give a handle to begin a run with: the standby where it fits, else one that is cold."""
     global _standby
     with _choosing:
         runs[:] = [handle for handle in runs if handle.alive()]
         family.clear(folders.home() / "runs")
-        handle, _standby = _standby, None
+        handle = _standby
+        _standby = None
         if not (handle and module == BENCH and after is None and fits(handle)):
             if handle:
                 handle.discard()  # its import would disturb the run that starts now
@@ -190,7 +188,8 @@ def end_standby() -> None:
     """End the standby, if there is one: what is measured in the kernel wants to be alone."""
     global _standby
     with _choosing:
-        handle, _standby = _standby, None
+        handle = _standby
+        _standby = None
         if handle is not None:
             handle.discard()
             handle.process.wait(JOIN_S)

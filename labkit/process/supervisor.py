@@ -28,7 +28,8 @@ from labkit.process.keys import MASK, keys_in, without_keys
 GRACE_S = 1.0  # between asking the bench to stop and killing it
 GRACE_WITHOUT_KERNEL_S = 0.2
 GONE = "kernel gone"
-HEAD_BYTES, TAIL_BYTES = 512 * 1024, 64 * 1024  # kept of what the bench prints
+HEAD_BYTES = 512 * 1024  # kept of what the bench prints: its beginning
+TAIL_BYTES = 64 * 1024  # and its end
 
 POLL_S = 0.5  # between two looks at kernel and bench, where a standby waits
 
@@ -42,9 +43,13 @@ class Output:
     """
 
     def __init__(self, fd: int, path: str):
-        self.fd, self.room, self.tail, self.left_out = fd, HEAD_BYTES, bytearray(), 0
+        self.fd = fd
+        self.room = HEAD_BYTES
+        self.tail = bytearray()
+        self.left_out = 0
         self.file = open(path, "wb", buffering=0, opener=private)
         self.keys = [os.fsencode(key) for key in keys_in(os.environ)]
+        self.longest_front = max(map(len, self.keys), default=1) - 1
         self.waiting = b""
 
     def read(self) -> bytes:
@@ -55,7 +60,7 @@ class Output:
         text = self.waiting + data
         for key in self.keys:
             text = text.replace(key, MASK.encode())
-        kept = len(text) - _front_bytes(text, self.keys)
+        kept = max(0, len(text) - self.longest_front)
         self.waiting = text[kept:]
         self._keep(text[:kept])
         return data
@@ -67,11 +72,6 @@ class Output:
         self.room = max(0, self.room - len(data))
         self.left_out += max(0, len(self.tail) - TAIL_BYTES)
         del self.tail[:-TAIL_BYTES]
-
-    def close(self) -> None:
-        """Take the rest of what a pipe that does not block has, and finish the file."""
-        self.read_all()
-        self.finish()
 
     def read_all(self) -> None:
         """Take what comes until nothing does."""
@@ -85,15 +85,6 @@ class Output:
         with contextlib.suppress(OSError):
             self.file.write(note.encode() + self.tail)
         self.file.close()
-
-
-def _front_bytes(text: bytes, keys: list[bytes]) -> int:
-    """Return how many bytes at the end of `text` may be the front of a key."""
-    longest = 0
-    for key in keys:
-        sizes = (size for size in range(len(key) - 1, 0, -1) if text.endswith(key[:size]))
-        longest = max(longest, next(sizes, 0))
-    return longest
 
 
 class Supervisor:
@@ -165,18 +156,18 @@ class Supervisor:
         stdin = subprocess.DEVNULL if self.going else subprocess.PIPE
         me = str(os.getpid())
         try:
-            self.bench = self._popen(
-                [*self.plan["bench"], me], subprocess.PIPE, os.environ | mark, stdin
-            )
+            bench = [*self.plan["bench"], me]
+            self.bench = self._popen(bench, subprocess.PIPE, os.environ | mark, stdin)
         except OSError as error:
             return f"could not start Python: {error}"
         for name in ("stdout", "stderr"):
             path = f"{self.folder}/bench.{name}"
-            self.outputs.append(output := Output(getattr(self.bench, name).fileno(), path))
+            output = Output(getattr(self.bench, name).fileno(), path)
+            self.outputs.append(output)
             self._follow(output)
         with contextlib.suppress(OSError):  # numbers without telemetry are still numbers
-            env = without_keys(os.environ) | mark
-            self._popen([*self.plan["telemetry"], me], subprocess.DEVNULL, env, stdin)
+            telemetry = [*self.plan["telemetry"], me]
+            self._popen(telemetry, subprocess.DEVNULL, without_keys(os.environ) | mark, stdin)
         return None
 
     def _popen(self, argv: list[str], out: Any, env: dict | None, stdin: int) -> subprocess.Popen:
@@ -324,7 +315,8 @@ class LinuxSupervisor(Supervisor):
             time.sleep(0.003)
         family.remove_segments(self.family | family.logged_pids(self.folder, "workers"))
         for output in self.outputs:
-            output.close()
+            output.read_all()
+            output.finish()
 
 
 def main(folder: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -69,12 +70,11 @@ class Comparison(Result):
         """{knob: (before, after)} of the knobs that differ in what ran, and were asked for."""
         old = self.before.pipeline.to_dict()
         new = self.after.pipeline.to_dict()
-        asked = (self.before.asked.to_dict(), self.after.asked.to_dict())
-        return {
-            name: (value, new[name])
-            for name, value in old.items()
-            if value != new[name] and any(knobs[name] is not None for knobs in asked)
-        }
+        asked_old = self.before.asked.to_dict()
+        asked_new = self.after.asked.to_dict()
+        differ = [name for name in old if old[name] != new[name]]
+        left_open = {name for name in differ if asked_old[name] is asked_new[name] is None}
+        return {name: (old[name], new[name]) for name in differ if name not in left_open}
 
     @property
     def speedup(self) -> float | None:
@@ -121,9 +121,10 @@ class Comparison(Result):
 
     def slower_by(self, limit: float) -> bool:
         """Return whether a step takes over `limit` (0.05 is 5 %) longer, beyond the noise."""
-        return any(
-            part.slower and part.after_ms > (1 + limit) * part.before_ms for part in self.parts[:1]
-        )
+        if not self.parts:
+            return False
+        step = self.parts[0]
+        return step.slower and step.after_ms > (1 + limit) * step.before_ms
 
     def plot(self) -> Figure:
         """Draw both runs on one time scale, the earlier one above, as a matplotlib Figure."""
@@ -145,10 +146,7 @@ class Comparison(Result):
     def table(self) -> Table:
         """Return the changed knobs and the numbers, before and after, with the verdict below."""
         rows = [(name, repr(old), repr(new), "") for name, (old, new) in self.changed.items()]
-        runs = (self.before, self.after)
-        for name in (*COMPARED, *OF_SOME_RUNS):
-            if name in COMPARED or any(getattr(run, name) is not None for run in runs):
-                rows.append(self._row(name))
+        rows += map(self._row, known((*COMPARED, *OF_SOME_RUNS), (self.before, self.after)))
         return Table(rows, ("", "before", "after", "ratio"), foot=(self.verdict, *self._remarks()))
 
     def _row(self, name: str) -> tuple[str, str, str, str]:
@@ -176,6 +174,12 @@ class Comparison(Result):
         return remarks
 
 
+def known(statistics: Iterable[str], runs: Sequence[Run]) -> list[str]:
+    """Return what a table shows: of statistics that few runs have, those that one of these has."""
+    missing = {name for name in OF_SOME_RUNS if all(getattr(run, name) is None for run in runs)}
+    return [name for name in statistics if name not in missing]
+
+
 def printed(run: Run, name: str) -> str:
     """Return a statistic of a run as it is printed in a table; "-" where it has none."""
     value = getattr(run, name)
@@ -183,7 +187,7 @@ def printed(run: Run, name: str) -> str:
         return "-"
     if name == "utilization":
         return run.busy_text
-    if name in ("mfu", "mbu", "padding"):
+    if name in OF_SOME_RUNS:
         return str(percent(value))
     return f"{value:.1f}"
 

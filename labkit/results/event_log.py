@@ -15,11 +15,9 @@ from typing import (
     Any,
     ClassVar,
     Concatenate,
-    Generic,
     ParamSpec,
     Protocol,
     TypeVar,
-    overload,
 )
 
 from labkit.process import folders
@@ -70,25 +68,17 @@ def of_one_moment(
     return computed
 
 
-class live_property(Generic[Log, Value]):
+class live_property(property):
     """A property of a log that may still grow: computed once for each moment of it."""
 
-    def __init__(self, compute: Callable[[Log], Value]):
-        self.compute = compute
-        self.__doc__ = compute.__doc__
-
-    @overload
-    def __get__(self, log: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, log: Log, owner: type) -> Value: ...
-    def __get__(self, log: Log | None, owner: type) -> Self | Value:
+    def __get__(self, log: EventLogResult | None, owner: type | None = None) -> Any:
         if log is None:
             return self
         with log.as_of_now():
             computed = log.computed  # of this moment: a thread may read on meanwhile
-            if self.compute not in computed:
-                computed[self.compute] = self.compute(log)
-            return computed[self.compute]
+            if self not in computed:
+                computed[self] = super().__get__(log)
+            return computed[self]
 
 
 class EventLogResult:
@@ -96,6 +86,8 @@ class EventLogResult:
 
     SERIES: ClassVar[dict[str, type[list[Event] | Texts | Steps]]] = {}
     """Events of which every one is kept, and in what; of all others the last is kept."""
+    NUMBERS: ClassVar[tuple[str, ...]] = ("id", "utc", "recorded", "outcome", "error", "mark")
+    """The attributes that `to_dict` and `--json` list."""
 
     def __init__(
         self,
@@ -114,7 +106,7 @@ class EventLogResult:
         self._process = process
         self._alive = False  # whether the process was, when the log was last read
         self._reading = threading.Lock()
-        self.computed: dict[Callable[..., object], Any] = {}  # the live properties of this moment
+        self.computed: dict[live_property, Any] = {}  # of this moment
         self._kept: dict[str, Event] = {}  # the last event of each name
         self._series: dict[str, Any] = {name: make() for name, make in self.SERIES.items()}
         self._holds: set[object] = set()  # while one is in here, nothing new is read
@@ -179,6 +171,7 @@ class EventLogResult:
         self.computed = {}
 
     def _absorb(self, events: Iterable[Event]) -> None:
+        """Take in what was read."""
         for event in events:
             self._take(event)
 
@@ -189,10 +182,6 @@ class EventLogResult:
             self._series[name].append(event)
         else:
             self._kept[name] = event
-
-    def _is_alive(self) -> bool:
-        """Return whether its process was alive when the log was last read."""
-        return self._alive
 
     # What every log says
 
@@ -239,7 +228,7 @@ class EventLogResult:
         if self._kept.get("end", {}).get("stop") is not None:
             return "stopped"
         ended = "error" in self._kept or "end" in self._kept
-        return "running" if self._is_alive() and not ended else "failed"
+        return "running" if self._alive and not ended else "failed"
 
     @live_property
     def error(self) -> str | None:
@@ -339,6 +328,12 @@ class EventLogResult:
     def _what(self) -> str:
         """Say what was measured, as in the parentheses of `Run(...)`."""
         raise NotImplementedError
+
+    @of_one_moment
+    def to_dict(self) -> dict[str, object]:
+        """Return what was measured under its attributes' names, as JSON types."""
+        numbers = {name: getattr(self, name) for name in self.NUMBERS}
+        return {**numbers, "machine": self.machine.to_dict()}
 
     @of_one_moment
     def __repr__(self) -> str:

@@ -1,8 +1,9 @@
 """What an event of a log has to look like, so that readers can rely on it.
 
 `labkit/data/events.json` says it: {event: {kind of value: the keys that hold one}}. A key with ?
-may be missing or null. The kinds are those of `CHECKS`, and "list of KIND", "dict of KIND" (its
-values), "4 of KIND" (a list of four).
+may be missing or null, and "*" stands for all that are not named. The kinds are those of `CHECKS`,
+the names of `events.json` (a dict of that shape), and "list of KIND", "dict of KIND" (its values),
+"4 of KIND" (a list of four).
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from labkit.results.shipped import entries
 
 MAX_RANKS = 64  # of one machine
 MOST = 2**62  # of a whole number: a time in ns, a size in bytes, a count
+BATCH_NUMBERS = 10  # of a row of the loader's recorder, before the slowest item's index
+OTHERS = "*"
 
 Check = Callable[[object], bool]
 
@@ -47,22 +50,32 @@ def _is_unit(value: object) -> bool:
     return value in ("samples", "batches")
 
 
-def _is_process(value: object) -> bool:
-    """Return whether it names a process of the machine, with the cores it used where known."""
-    return (
-        isinstance(value, dict)
-        and isinstance(value.get("name"), str)
-        and _is_count(value.get("pid"))
-        and _is_number(value.get("cores", 0))
-    )
-
-
 def _is_place(value: object) -> bool:
     """Return whether it is a sampled place, see `bench.stack.Place`."""
     match value:
         case [str(), str(), str(), int(), str(), str(), None | [str(), int(), str()]]:
             return True
     return False
+
+
+def _is_batch(value: object) -> bool:
+    """Return whether it is a `bench.loader_work.Row`."""
+    match value:
+        case [*numbers, int() | str()]:
+            return len(numbers) == BATCH_NUMBERS and all(map(_is_count, numbers))
+    return False
+
+
+def _is_slow_item(value: object) -> bool:
+    """Return whether it is an item's time, its index and its batch."""
+    match value:
+        case [took_ns, int() | str(), batch]:
+            return _is_count(took_ns) and _is_count(batch)
+    return False
+
+
+def _is_no_bad_number(value: object) -> bool:
+    return type(value) not in (int, float) or _is_number(value)
 
 
 def _is_a(kind: type) -> Check:
@@ -82,15 +95,25 @@ CHECKS: dict[str, Check] = {
     "duration": _is_duration,
     "rank": _is_rank,
     "unit": _is_unit,
-    "process": _is_process,
     "place": _is_place,
+    "batch": _is_batch,
+    "slow item": _is_slow_item,
 }
+
+
+def _or_missing(check: Check) -> Check:
+    return lambda value: value is None or check(value)
+
+
+COMMON = {"of_rank": _or_missing(_is_rank), OTHERS: _is_no_bad_number}
 
 
 def _check_of(kind: str) -> Check:
     """Return the check of a kind of value, as `events.json` names it."""
     if kind in CHECKS:
         return CHECKS[kind]
+    if kind in SHAPES:
+        return lambda value: fits(value, kind)
     container, inner = kind.split(" of ", 1)
     check = _check_of(inner)
     if container == "dict":
@@ -105,28 +128,33 @@ def _check_of(kind: str) -> Check:
     return is_such_list
 
 
-def _rules_of(shape: dict[str, str]) -> list[tuple[str, Check]]:
-    """Return (key, its check) for each key of an event."""
-    return [(key, _check_of(kind)) for kind, keys in shape.items() for key in keys.split()]
+def _rules_of(shape: dict[str, str]) -> dict[str, Check]:
+    """Return {key: the check of its value} of an event."""
+    rules = dict(COMMON)
+    for kind, keys in shape.items():
+        check = _check_of(kind)
+        for key in keys.split():
+            name = key.rstrip("?")
+            rules[name] = check if name == key else _or_missing(check)
+    return rules
 
 
-RULES = {event: _rules_of(shape) for event, shape in entries("events.json").items()}
+SHAPES = entries("events.json")
+RULES = {name: _rules_of(shape) for name, shape in SHAPES.items()}
+
+
+def fits(values: object, name: str) -> bool:
+    """Return whether `values` has the shape of that name, with what readers rely on."""
+    if not isinstance(values, dict):
+        return False
+    rules = RULES.get(name, COMMON)
+    has_what_it_must = all(check(values.get(key)) for key, check in rules.items())
+    others = (value for key, value in values.items() if key not in rules)
+    return has_what_it_must and all(map(rules[OTHERS], others))
 
 
 def is_sound(event: object) -> bool:
     """Return whether a line is an event, with what readers rely on as `events.json` has it."""
     if not isinstance(event, dict) or not isinstance(event.get("event"), str):
         return False
-    rest = dict(event)  # what no rule is about: only its numbers are checked
-    name = rest.pop("event")
-    for key, check in RULES.get(name, ()):
-        value = rest.pop(key.rstrip("?"), None)
-        may_lack = value is None and key.endswith("?")
-        if not may_lack and not check(value):
-            return False
-    if not _is_rank(rest.pop("of_rank", 0)):
-        return False
-    is_free = name != "telemetry"  # to hold something other than numbers and gaps
-    return all(
-        _is_gap(value) or (is_free and type(value) not in (int, float)) for value in rest.values()
-    )
+    return fits(event, event["event"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from labkit.results.columns import Columns
 from labkit.results.event_shapes import MOST
 
 if TYPE_CHECKING:
@@ -19,30 +21,17 @@ NUMBERS = 10  # of a row of the bench's item timer, a batch each; then two lists
 
 
 @dataclass(frozen=True)
-class ItemCosts:
+class ItemCosts(Columns):
     """Per prepared batch, in the order of their start; times in s, one entry a batch."""
 
     number: np.ndarray  # which batch of its loader process it was, from 0
-    start: np.ndarray  # when it began, on the run's clock
     cpu: np.ndarray  # CPU time of fetching its samples
     wait: np.ndarray  # time of fetching in which the process wanted no core: it read or slept
     collate_cpu: np.ndarray  # as `cpu` and `wait`, of the collate step
     collate_wait: np.ndarray
     between: np.ndarray  # CPU time of the process, all threads, since the batch before
-    item_cpu: list[np.ndarray]  # as `cpu`, of single samples; empty where not timed singly
-    item_wait: list[np.ndarray]
-
-    def __len__(self) -> int:
-        return len(self.start)
-
-    def only(self, keep: np.ndarray) -> ItemCosts:
-        """Return the batches where the mask `keep` is true."""
-        rows = np.flatnonzero(keep)
-        kept = []
-        for column in vars(self).values():
-            is_list = isinstance(column, list)
-            kept.append([column[row] for row in rows] if is_list else column[rows])
-        return ItemCosts(*kept)
+    item_cpu: np.ndarray  # arrays: as `cpu`, of single samples; empty where not timed singly
+    item_wait: np.ndarray
 
 
 def item_costs(run: RunLog) -> ItemCosts | None:
@@ -62,9 +51,14 @@ def item_costs(run: RunLog) -> ItemCosts | None:
         collate_cpu=collate_cpu,
         collate_wait=np.maximum(0.0, collate_wait - LINE_MISSED * collate_line),
         between=between,
-        item_cpu=[np.array(row[-2]) / 1e6 for row in rows],
-        item_wait=[np.array(row[-1]) / 1e6 for row in rows],
+        item_cpu=_arrays(row[-2] for row in rows),
+        item_wait=_arrays(row[-1] for row in rows),
     )
+
+
+def _arrays(times_us: Iterable[list[float]]) -> np.ndarray:
+    """Return an array of arrays, s."""
+    return np.fromiter((np.array(times) / 1e6 for times in times_us), dtype=object)
 
 
 def _is_sound(row: object) -> bool:

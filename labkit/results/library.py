@@ -1,4 +1,4 @@
-"""Saved and recorded runs: load one, list what is there, play one back.
+"""Saved and recorded runs: load one, list what is there.
 
 A recorded run is `<machine>/<name>.jsonl.gz` in the package or in a folder of `labkit record`; what
 it is stands in its first events.
@@ -6,13 +6,10 @@ it is stands in its first events.
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import itertools
 import os
 import re
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +17,7 @@ from typing import TYPE_CHECKING
 import labkit
 from labkit.results.measurements import Measurements
 from labkit.results.ranks import Ranks
-from labkit.results.record import Event, RecordError, Tail, events_of, read_record
+from labkit.results.record import Event, RecordError, events_of
 from labkit.results.run import Run
 
 if TYPE_CHECKING:
@@ -28,9 +25,7 @@ if TYPE_CHECKING:
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 HEAD_EVENTS = 20  # of a record: its spec and its machine are among them
-LEAD_NS = 300_000_000  # of a replay, before the first step: what came earlier is there at once
 SUFFIX = ".jsonl.gz"
-MAX_SPEED = 1e6  # of a replay
 EXAMPLES = 8  # records that a listing names
 
 Loaded = Run | Measurements | Ranks
@@ -142,64 +137,3 @@ def _entry(file: Path) -> Entry | None:
         torch=str(machine["versions"].get("torch", "unknown"))[:20],
         path=file,
     )
-
-
-class Playback(Tail):
-    """Stands in for the process of a live run and the tail of its log: gives events when due."""
-
-    def __init__(self, events: list[Event], speed: float, clock: Callable[[], float]):
-        self.speed = speed
-        self.clock = clock
-        self.begun: float | None = None  # when the first events were read
-        steps = [event for event in events if event["event"] == "step"]
-        self.begin_ns = steps[0]["t"][0] - LEAD_NS
-        self.last_ns = max(map(_end_ns, steps))  # what came behind it is due with it
-        self.left = sorted(events, key=self._due_ns)
-
-    def alive(self) -> bool:
-        """Return whether more events follow."""
-        return bool(self.left)
-
-    def join(self) -> None:
-        """There is no process to wait for."""
-
-    def read(self) -> list[Event]:
-        """Return the events whose time has come since the last call."""
-        if self.begun is None:
-            self.begun = self.clock()
-        now_ns = self.begin_ns + (self.clock() - self.begun) * 1e9 * self.speed
-        count = bisect.bisect_right(self.left, now_ns, key=self._due_ns)
-        found = self.left[:count]
-        self.left = self.left[count:]
-        return found
-
-    def _due_ns(self, event: Event) -> int:
-        """Return when an event is due, ns on the record's clock."""
-        return min(max(_end_ns(event), self.begin_ns), self.last_ns)
-
-    def stop(self) -> None:
-        """Play no further: the run ends here as "stopped"."""
-        if self.left:
-            self.left = [{"event": "end", "t_ns": 0, "stop": "asked", "code": None}]
-
-
-def _end_ns(event: Event) -> int:
-    if event["event"] == "step":
-        return max(event["t"][3], (event.get("busy") or (0, 0))[1])
-    return int(event.get("t_ns") or 0)
-
-
-def play(
-    path: str | os.PathLike[str], speed: float = 1.0, clock: Callable[[], float] = time.monotonic
-) -> Run:
-    """Return a Run that grows like the recorded one did, `speed` times as fast.
-
-    Raises RecordError where `path` is no record of a run, ValueError on a bad speed.
-    """
-    if not isinstance(speed, (int, float)) or not 0 < speed <= MAX_SPEED:
-        raise ValueError(f"speed={speed!r} is not allowed: use 1 for the real pace, 10 for faster.")
-    events = read_record(path)
-    if not any(event["event"] == "step" for event in events):
-        raise RecordError(f"{path}: it has no steps to replay.")
-    played = Playback(events, float(speed), clock)
-    return Run(Path(path), process=played, recorded=True, tail=played)

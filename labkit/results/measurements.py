@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.results.event_log import EventLogResult, Process, of_one_moment
+from labkit.results.event_log import EventLogResult, live_property, of_one_moment
 from labkit.results.record import Event
 from labkit.spec import NOISY, TIMED
 
@@ -26,21 +25,14 @@ Row = dict[str, Any]
 class Measurements(EventLogResult):
     """The rows that `lk.measure` measured. Live or recorded, like a Run."""
 
-    def __init__(self, path: Path, process: Process | None = None, recorded: bool = False):
-        """Read the log at `path`; the arguments are those of an `EventLogResult`."""
-        self._rows: list[Row] = []
-        super().__init__(path, process, recorded)
+    SERIES = {"row": list}
 
     def _take(self, event: Event) -> None:
-        kind = event["event"]
-        if kind == "row":
-            self._rows.append(row_of(event))
-        elif kind == "measurement":  # of a record made before functions were measured
-            values = {"of": event["of"], **event["case"], **(event.get("values") or {})}
-            self._rows.append(row_of({**event, "values": values}))
-        elif kind == "skipped":  # likewise
-            self._rows.append({"of": event["what"], "error": f"skipped: {event['why']}"})
-        super()._take(event)
+        super()._take(as_row(event))
+
+    @live_property
+    def _rows(self) -> list[Row]:
+        return [row_of(event) for event in self._events("row")]
 
     @property
     def name(self) -> str:
@@ -79,16 +71,9 @@ class Measurements(EventLogResult):
 
     def to_dict(self) -> dict[str, object]:
         """Everything measured, as JSON types."""
-        names = ("id", "utc", "recorded", "outcome", "error", "mark")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "measure": self.name,
-            "machine": self.machine.to_dict(),
-            "rows": list(self._rows),
-        }
+        return {**super().to_dict(), "measure": self.name, "rows": list(self._rows)}
 
     def __len__(self) -> int:
-        self._now()
         return len(self._rows)
 
     def _what(self) -> str:
@@ -132,6 +117,17 @@ class Measurements(EventLogResult):
 
         head = html.escape(self.head).replace("\n", "<br>")
         return f"<small>{head}</small>{self.shown().to_html(index=False, border=0)}"
+
+
+def as_row(event: Event) -> Event:
+    """Return the `row` for an event of a record made before functions were measured."""
+    if event["event"] == "measurement":
+        values = {"of": event["of"], **event["case"], **(event.get("values") or {})}
+        return {**event, "event": "row", "values": values}
+    if event["event"] == "skipped":
+        why = f"skipped: {event['why']}"
+        return {"event": "row", "values": {"of": event["what"]}, "error": why}
+    return event
 
 
 def row_of(event: Event) -> Row:

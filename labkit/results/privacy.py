@@ -6,8 +6,10 @@ import getpass
 import json
 import re
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from labkit.process.keys import MASK
+from labkit.results.result import with_texts
 
 SECRET_WORDS = {
     "key", "apikey", "token", "secret", "password", "passwd", "pwd", "credential", "credentials",
@@ -53,31 +55,25 @@ def anonymous(lines: Iterable[bytes]) -> Iterator[bytes]:
     except (OSError, KeyError):  # an id without a name
         user = ""
     numbers: dict[int, int] = {}
+
+    def renumbered(values: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(values.get("pid"), int):
+            values["pid"] = numbers.setdefault(values["pid"], len(numbers) + 1)
+        return values
+
     for line in lines:
         try:
-            event = json.loads(line)
+            event = json.loads(line, object_hook=renumbered)
         except ValueError:  # torn by a kill
             continue
         if isinstance(event, dict) and event.get("event") not in NAMES_OTHERS:
-            yield json.dumps(_scrubbed(event, user, numbers), separators=(",", ":")).encode()
-            yield b"\n"
+            scrubbed = with_texts(event, lambda text: _scrubbed(text, user), str)
+            yield f"{json.dumps(scrubbed, separators=(',', ':'))}\n".encode()
 
 
-def _scrubbed(value: object, user: str, numbers: dict[int, int]) -> object:
-    """Return a value of JSON without what `anonymous` leaves out."""
-    if isinstance(value, dict):
-        scrubbed = {}
-        for key, each in value.items():
-            if key == "pid" and isinstance(each, int):
-                scrubbed[key] = numbers.setdefault(each, len(numbers) + 1)
-            else:
-                scrubbed[key] = _scrubbed(each, user, numbers)
-        return scrubbed
-    if isinstance(value, list):
-        return [_scrubbed(each, user, numbers) for each in value]
-    if not isinstance(value, str):
-        return value
-    text = FOLDER.sub(_cell_or_nothing, LOOKS_LIKE_A_KEY.sub(MASK, value))
+def _scrubbed(text: str, user: str) -> str:
+    """Return a text without what `anonymous` leaves out."""
+    text = FOLDER.sub(_cell_or_nothing, LOOKS_LIKE_A_KEY.sub(MASK, text))
     if len(user) > 2:
         text = re.sub(rf"\b{re.escape(user)}\b", "user", text)
     return PID.sub(r"\1\g<2>0", text)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pandas
 
-from labkit.results.shipped import DATA
+from labkit.results.templates import DATA
 
 FOLDER = DATA / "published"
 
@@ -22,26 +22,17 @@ def published(name: str | None = None) -> pandas.DataFrame:
     """
     tables = pandas.read_csv(FOLDER.with_suffix(".csv"), index_col="name", keep_default_na=False)
     if name is None:
-        return listing(tables)
+        found = {name: read(name) for name in tables.index}
+        cards = [", ".join(table["card"].unique()) for table in found.values()]
+        rows = list(map(len, found.values()))
+        columns = {"name": list(found), "what": list(tables["what"]), "rows": rows, "cards": cards}
+        return pandas.DataFrame(columns)
     if name not in tables.index:
         available = ", ".join(tables.index)
         raise ValueError(f"No published measurements {name!r}; available: {available}.")
     table = read(name)
     table.attrs = {"name": name, **tables.loc[name]}
     return table
-
-
-def listing(tables: pandas.DataFrame) -> pandas.DataFrame:
-    """Return name, subject, number of rows and cards of each published table."""
-    each = [(name, read(name)) for name in tables.index]
-    return pandas.DataFrame(
-        {
-            "name": tables.index,
-            "what": list(tables["what"]),
-            "rows": [len(table) for _, table in each],
-            "cards": [", ".join(table["card"].unique()) for _, table in each],
-        }
-    )
 
 
 def read(name: str) -> pandas.DataFrame:

@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     from labkit.diagnosis.rank_verdict import RankTimes
 
 FREE = ("steps", "seconds", "xray", "device")  # knobs in which a run and its ranks may differ
-NUMBERS = (
-    "id", "utc", "recorded", "outcome", "error", "failed_rank", "world_size", "no_sync", "steps",
-    "throughput", "spread", "noisy",
-)  # fmt: skip
 
 
 class RankRun(Run):
@@ -48,9 +44,6 @@ class RankRun(Run):
         super().__init__(log.parent, whole._process, whole.recorded, tail=Tail(log))
         self._whole = whole
         self._holds = whole._holds  # every rank is seen at the same moment
-
-    def _is_alive(self) -> bool:
-        return self._whole._is_alive()
 
     def refresh(self) -> Self:
         """Read what has been written, by every rank."""
@@ -70,6 +63,11 @@ class RankRun(Run):
 
 class Ranks(EventLogResult):
     """A distributed run: `ranks[1]` is a Run, `len(ranks)` how many have begun on this machine."""
+
+    NUMBERS = (
+        *EventLogResult.NUMBERS, "failed_rank", "world_size", "no_sync", "steps", "throughput",
+        "spread", "noisy",
+    )  # fmt: skip
 
     def __init__(self, path: Path, process: Process | None = None, recorded: bool = False):
         """Read the run at `path`; the arguments are those of an `EventLogResult`."""
@@ -103,6 +101,7 @@ class Ranks(EventLogResult):
     def _forget(self) -> None:
         super()._forget()
         for rank in self._ranks.values():
+            rank._alive = self._alive
             rank._forget()
 
     def log_of(self, number: int) -> Path:
@@ -258,12 +257,11 @@ class Ranks(EventLogResult):
         times = self.times
         diagnosis = self.diagnose() if self.steps else None
         return {
-            **{name: getattr(self, name) for name in NUMBERS},
+            **super().to_dict(),
             "starve": self._fact("spec", "starve", {}),
             "loss": [None if math.isnan(loss) else loss for loss in self.loss],
             "times": times and times.to_dict(),
             "diagnosis": diagnosis and diagnosis.to_dict(),
-            "machine": self.machine.to_dict(),
             "pipeline": self.pipeline.to_dict(),
             "ranks": [{"rank": rank.rank, **rank.to_dict()} for rank in self],
         }

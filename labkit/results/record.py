@@ -13,7 +13,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NoReturn
 from labkit.knobs import Settings
 from labkit.process.events import FILE_NAME, VERSION
 from labkit.results.event_shapes import is_sound
-from labkit.results.result import printable
+from labkit.results.result import printable, with_texts
 from labkit.spec import KNOBS, Pipeline
 
 Event = dict[str, Any]
@@ -91,74 +91,64 @@ def events_of(path: str | os.PathLike[str]) -> Iterator[Event]:
 
     However small the file is and whatever it unpacks to, the work ends at the bounds above.
     """
-    reader = _Reader(path)
+    names: Counter[str] = Counter()  # of the events so far
+    empty = 0  # lines without an event: torn or empty
+    number = 0  # of lines
     try:
         with opened(path) as stream:
-            for line in reader.lines(stream):
+            for line in _whole_lines(stream):
+                number += 1
                 event = event_on(line)
-                if event is None:
-                    reader.skip(line)
-                else:
-                    reader.admit(event)
+                if event is not None:
+                    _count(event, names)
                     yield event
+                    continue
+                if line.strip() and not _is_torn(line):
+                    raise _Refused("not an event of a labkit record")
+                empty += 1
+                if empty > MAX_EMPTY:
+                    raise _Refused(f"more than {MAX_EMPTY:,} lines without an event")
+        if not names:
+            raise _Refused(NO_SPEC)
+    except _Refused as refusal:
+        raise RecordError(f"{path}, line {max(1, number)}: {refusal}.") from None
     except FileNotFoundError:
         raise RecordError(f"{path}: no record here; give a folder or a .jsonl file.") from None
     except BROKEN as error:
         raise RecordError(f"{path}: cannot be read ({error}).") from None
-    if not reader.names:
-        reader.refuse(NO_SPEC)
 
 
-@dataclass
-class _Reader:
-    """Counts what a record holds, and refuses one beyond the bounds."""
+class _Refused(Exception):
+    """A record beyond the bounds, or none; the message says what is wrong."""
 
-    path: str | os.PathLike[str]
-    names: Counter[str] = field(default_factory=Counter)  # of the events so far
-    empty: int = 0  # lines without an event
-    number: int = 0  # of the line that is read
 
-    def refuse(self, what: str) -> NoReturn:
-        """Raise RecordError."""
-        raise RecordError(f"{self.path}, line {max(1, self.number)}: {what}.")
+def _whole_lines(stream: BufferedIOBase) -> Iterator[bytes]:
+    """Yield the whole lines of a record; what follows the last of them is torn, or nothing."""
+    packed = getattr(stream, "fileobj", None)  # what a gzip stream unpacks
+    size = 0
+    while (line := stream.readline(MAX_LINE + 1)).endswith(b"\n"):
+        size += len(line)
+        if packed is not None and size > ROOM + MAX_RATIO * packed.tell():
+            raise _Refused(f"unpacks to more than {MAX_RATIO} times its size: no record does")
+        if size > MAX_BYTES:
+            raise _Refused(f"cannot be read (larger than {MAX_BYTES // 2**20} MiB)")
+        yield line[:-1]
+    if len(line) > MAX_LINE:
+        raise _Refused(f"a line is longer than {MAX_LINE // 2**10} KiB")
 
-    def lines(self, stream: BufferedIOBase) -> Iterator[bytes]:
-        """Yield the whole lines; what follows the last of them is torn, or nothing."""
-        packed = getattr(stream, "fileobj", None)  # what a gzip stream unpacks
-        size = 0
-        line = stream.readline(MAX_LINE + 1)
-        while line.endswith(b"\n"):
-            size += len(line)
-            if packed is not None and size > ROOM + MAX_RATIO * packed.tell():
-                self.refuse(f"unpacks to more than {MAX_RATIO} times its size: no record does")
-            if size > MAX_BYTES:
-                self.refuse(f"cannot be read (larger than {MAX_BYTES // 2**20} MiB)")
-            self.number += 1
-            yield line[:-1]
-            line = stream.readline(MAX_LINE + 1)
-        if len(line) > MAX_LINE:
-            self.refuse(f"a line is longer than {MAX_LINE // 2**10} KiB")
 
-    def skip(self, line: bytes) -> None:
-        """Pass over a line without an event, which is torn or empty."""
-        if line.strip() and not _is_torn(line):
-            self.refuse("not an event of a labkit record")
-        self.empty += 1
-        if self.empty > MAX_EMPTY:
-            self.refuse(f"more than {MAX_EMPTY:,} lines without an event")
-
-    def admit(self, event: Event) -> None:
-        """Count an event; the first has to be the spec."""
-        if not self.names:
-            if event["event"] != "spec":
-                self.refuse(NO_SPEC)
-            if event["version"] > VERSION:
-                self.refuse(f"written by a newer labkit (format {event['version']})")
-        self.names[event["event"]] += 1
-        if self.names.total() - self.names["step"] > MAX_OTHERS:
-            self.refuse(f"more than {MAX_OTHERS:,} events that are not steps")
-        if len(self.names) > MAX_NAMES:
-            self.refuse(f"events of more than {MAX_NAMES} kinds")
+def _count(event: Event, names: Counter[str]) -> None:
+    """Count an event of a record; the first has to be the spec."""
+    if not names:
+        if event["event"] != "spec":
+            raise _Refused(NO_SPEC)
+        if event["version"] > VERSION:
+            raise _Refused(f"written by a newer labkit (format {event['version']})")
+    names[event["event"]] += 1
+    if names.total() - names["step"] > MAX_OTHERS:
+        raise _Refused(f"more than {MAX_OTHERS:,} events that are not steps")
+    if len(names) > MAX_NAMES:
+        raise _Refused(f"events of more than {MAX_NAMES} kinds")
 
 
 def opened(path: str | os.PathLike[str]) -> BufferedIOBase:
@@ -193,18 +183,8 @@ def event_on(line: bytes) -> Event | None:
         return event_on(line[torn:]) if torn > 0 else None
     if not is_sound(event):
         return None
-    return _shown(event) if MAY_STEER.search(line) else event
-
-
-def _shown(value: Any) -> Any:
-    """Return a value of JSON with all its text printable: names in a record are anybody's."""
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, list):
-        return [_shown(each) for each in value]
-    if isinstance(value, dict):
-        return {printable(key): _shown(each) for key, each in value.items()}
-    return value
+    # Names in a record are anybody's
+    return with_texts(event, printable, printable) if MAY_STEER.search(line) else event
 
 
 def _is_torn(line: bytes) -> bool:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import html
 import itertools
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any
+
+from labkit.results.templates import template
 
 # What may steer a terminal, hide text or turn its direction, and what no terminal can show
 STEERS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-COPY = "navigator.clipboard.writeText(this.dataset.text); this.textContent = &quot;copied&quot;"
+LISTED = 3  # names in a sentence
 
 
 @dataclass(frozen=True)
@@ -52,32 +53,12 @@ class Table:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        rows = [self._html_row(self.head, "th")] if self.head else []
-        for number, row in enumerate(self.rows):
-            rows.append(self._html_row(row, "th" if number in self.bold else "td"))
-        title = f"<b>{html.escape(self.title)}</b>" if self.title else ""
-        below = ""
-        for line in self.foot:
-            text = html.escape(line)
-            below += f"<div style='white-space:pre-wrap'><small>{text}</small></div>"
-        return f"{title}<table>{''.join(rows)}</table>{below}{copy_buttons(self.copies)}"
-
-    def _html_row(self, row: Sequence[object], tag: str) -> str:
-        cells = ""
-        for column, value in enumerate(row):
-            side = "left" if column in self.left else "right"
-            cells += f"<{tag} style='text-align:{side}'>{html.escape(_cell(value))}</{tag}>"
-        return f"<tr>{cells}</tr>"
+        return template("table.html").render(vars(self))
 
 
 def copy_buttons(copies: Mapping[str, str]) -> str:
     """Return the HTML of a button for each {what: text to copy}."""
-    buttons = ""
-    for what, text in copies.items():
-        if text:
-            attributes = f"data-text='{html.escape(text)}' onclick='{COPY}'"
-            buttons += f"<button {attributes}>copy as {what}</button> "
-    return buttons
+    return template("buttons.html").render(copies=copies)
 
 
 def _cell(value: object) -> str:
@@ -109,16 +90,27 @@ def printable(text: str) -> str:
     return STEERS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def with_texts(value: Any, change: Callable[[str], str], of_key: Callable[[str], str]) -> Any:
+    """Return a value of JSON with every text in it changed, and every key of a dict by `of_key`."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [with_texts(each, change, of_key) for each in value]
+    if isinstance(value, dict):
+        return {of_key(key): with_texts(each, change, of_key) for key, each in value.items()}
+    return value
+
+
 def but(changes: Mapping[str, object]) -> str:
     """Return changed knobs as they are typed."""
     return f"pipeline.but({', '.join(f'{name}={value!r}' for name, value in changes.items())})"
 
 
-def listed(names: Sequence[str], most: int = 3) -> str:
+def listed(names: Sequence[str]) -> str:
     """Return names as a list in words: "a, b and c"; of many the first, and how many more."""
-    shown = list(names[:most])
-    if len(names) > most:
-        shown.append(f"{len(names) - most} more")
+    shown = list(names[:LISTED])
+    if len(names) > LISTED:
+        shown.append(f"{len(names) - LISTED} more")
     if len(shown) < 2:
         return "".join(shown)
     return f"{', '.join(shown[:-1])} and {shown[-1]}"
@@ -131,6 +123,6 @@ def percent(share: float | None) -> str | None:
     return f"{share:.0%}" if share >= 0.0995 else f"{share:.1%}"
 
 
-def noise(spread: float, what: str = "throughput") -> str:
+def noise(spread: float) -> str:
     """Return what is said of a measurement whose `spread` (IQR over median) is above NOISY."""
-    return f"NOISY: {what} varied by {spread:.0%} (IQR/median)"
+    return f"NOISY: throughput varied by {spread:.0%} (IQR/median)"

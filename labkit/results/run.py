@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 HIDES = 0.05  # of wall time: fewer gaps than that inside the busy time need no word
 BLOCKS = 5  # throughput is compared between so many stretches of the run to judge its noise
-NUMBERS = (  # of a run, as `to_dict` and `--json` list them
-    "id", "utc", "recorded", "outcome", "error", "steps", "samples", "warmup", "utilization",
-    "throughput", "step_ms", "wait_ms", "copy_ms", "compute_ms", "other_ms", "spread", "noisy",
-    "no_events", "compile_s", "startup_s", "peak_memory_gib", "energy_j", "mfu", "mbu",
-    "not_applied", "busy_at_least", "utilization_is_upper_bound", "padding",
-    "queued_ms",
-)  # fmt: skip
 
 
 class Run(RunLog):
     """One measured run, live or recorded. Statistics leave out the warm-up."""
+
+    NUMBERS = (
+        *RunLog.NUMBERS, "steps", "samples", "warmup", "utilization", "throughput", "step_ms",
+        "wait_ms", "copy_ms", "compute_ms", "other_ms", "spread", "noisy", "no_events",
+        "compile_s", "startup_s", "peak_memory_gib", "energy_j", "mfu", "mbu", "not_applied",
+        "busy_at_least", "utilization_is_upper_bound", "padding", "queued_ms",
+    )  # fmt: skip
 
     @live_property
     def warmup(self) -> int:
@@ -224,7 +224,7 @@ class Run(RunLog):
     @live_property
     def spread(self) -> float | None:
         """Unevenness: IQR over median of the throughput of the run's five stretches."""
-        return unevenness(self._timeline.ends(max(0, self.warmup - 1)), BLOCKS)
+        return unevenness(self._timeline.moments("busy_end", max(0, self.warmup - 1)), BLOCKS)
 
     @property
     def noisy(self) -> bool:
@@ -327,11 +327,9 @@ class Run(RunLog):
     def to_dict(self) -> dict[str, object]:
         """Return the run's statistics under their attribute names, as JSON types."""
         return {
-            **{name: getattr(self, name) for name in NUMBERS},
+            **super().to_dict(),
             "peak": self.peak and str(self.peak),
             "loss": [None if math.isnan(loss) else loss for loss in self.loss],
-            "mark": self.mark,
-            "machine": self.machine.to_dict(),
             "pipeline": self.pipeline.to_dict(),
         }
 

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from labkit.results.event_log import EventLogResult, live_property
 from labkit.results.record import Event, Watched, pipeline_of
 from labkit.results.step_classes import Timeline
-from labkit.results.steps import HOST, Steps, Texts
+from labkit.results.steps import HOST, STAMPS, Steps, Texts
 from labkit.spec import PX, STEPS, Pipeline
 
 CPU_VALUES = {"image_px": PX, "steps": STEPS}
@@ -183,6 +183,11 @@ class RunLog(EventLogResult):
         return self._events("epoch")
 
     @property
+    def first_steps(self) -> list[int]:
+        """The number of the first step of each pass."""
+        return [event["step"] for event in self.epochs]
+
+    @property
     def passes(self) -> list[Event]:
         """And as they ended: `n`, `began`, `ended` (ns), and whether one `trains`."""
         return self._events("pass")
@@ -229,26 +234,23 @@ class RunLog(EventLogResult):
             return None
         begin_ns = self.host_ns[0, 0]
         end_ns = self.host_ns[-1, 3]
-        counts = [
-            sample["energy_j"]
-            for sample in self.telemetry
-            if sample.get("energy_j") is not None and begin_ns <= sample["t_ns"] <= end_ns
-        ]
+        samples = [each for each in self.telemetry if begin_ns <= each["t_ns"] <= end_ns]
+        counts = [each["energy_j"] for each in samples if each.get("energy_j") is not None]
         return counts[-1] - counts[0] if len(counts) > 1 else None
 
     # One clock: seconds since the first batch was asked for
 
     @live_property
     def _timeline(self) -> Timeline:
-        return Timeline(self._steps, [event["step"] for event in self.epochs])
+        return Timeline(self._steps, self.first_steps)
 
-    @property
+    @live_property
     def stamps(self) -> np.ndarray:
         """Times (steps, 6), s: asked, ready, copy start and end, busy start and end.
 
         On a CPU copy and compute are what the host did, else the device's own.
         """
-        return self._timeline.stamps
+        return self._timeline.stretch(0, self.steps)
 
     def stretch(self, start: int, stop: int) -> np.ndarray:
         """Return the `stamps` (n, 6) of the steps from `start` up to `stop` only."""
@@ -259,15 +261,17 @@ class RunLog(EventLogResult):
         """The device's busy intervals (steps, 2): start and end, s."""
         return self.stamps[:, 4:6]
 
-    @property
+    @live_property
     def issued(self) -> np.ndarray:
         """Time at which the host had issued each step (steps,), s; early on a fed GPU."""
-        return self._timeline.issued
+        return self._timeline.moments("done")
 
     @property
     def length_s(self) -> float:
         """When the last step was over, s."""
-        return float(self._timeline.ends(self.steps - 1)[0]) if self.steps else 0.0
+        if not self.steps:
+            return 0.0
+        return float(self._timeline.moments("busy_end", self.steps - 1)[0])
 
     @property
     def host_ns(self) -> np.ndarray:
@@ -275,13 +279,11 @@ class RunLog(EventLogResult):
 
         When it asked for data, had it, had issued the copy, and had issued the compute.
         """
-        steps = self._steps
-        rows = slice(len(steps))
-        return np.column_stack([steps.moments(name, rows) for name in HOST])
+        return self._steps.table(HOST, slice(self.steps))
 
     def stamps_ns(self, rows: slice) -> np.ndarray:
         """Return the `stamps` (n, 6) of some steps on the machine's own clock, ns."""
-        return self._steps.stamps(rows)
+        return self._steps.table(STAMPS, rows)
 
     def seconds(self, at_ns: ArrayLike) -> np.ndarray:
         """Return moments of this run's clock (ns) in s; NaN between passes over a watched loader.
@@ -300,5 +302,5 @@ def _cores_used(events: Sequence[Event]) -> Counter[str]:
     cores = Counter()
     for event in events:
         for process in event["processes"]:
-            cores[f"{process['name']} (pid {process['pid']})"] += process.get("cores", 0.0)
+            cores[f"{process['name']} (pid {process['pid']})"] += process.get("cores") or 0
     return cores

@@ -25,9 +25,7 @@ class FileKept(FileExistsError, ValueError):
     """A file that is not labkit's own is not replaced unasked; the message names the remedy."""
 
 
-def check(
-    path: str | os.PathLike[str], ours: Callable[[Path], bool], overwrite: bool = False
-) -> None:
+def check(path: str | os.PathLike[str], ours: Callable[[Path], bool], overwrite: bool) -> None:
     """Raise FileKept where `path` is a file that has something in it and is not `ours`."""
     path = Path(path)
     if overwrite or not path.is_file() or path.stat().st_size == 0 or ours(path):

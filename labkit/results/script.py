@@ -12,7 +12,6 @@ import json
 import os
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from labkit.knobs import Settings
 from labkit.process import folders
@@ -20,11 +19,8 @@ from labkit.results import saving
 from labkit.results.hardware import asked_of
 from labkit.results.record import Event
 from labkit.results.run import Run
-from labkit.results.shipped import DATA
+from labkit.results.templates import template
 from labkit.spec import GRAPH_MODES, KNOBS, Pipeline, automatic
-
-if TYPE_CHECKING:
-    import jinja2
 
 CARD = "background:#f8f8f8; color:#222; padding:0.6em; overflow-x:auto; line-height:1.35"
 TEMPLATE = "train.py.jinja"
@@ -36,11 +32,6 @@ OF_LOADER = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers
 
 class Script(str):
     """Plain PyTorch code: a string that prints as code, here and in a notebook."""
-
-    @property
-    def text(self) -> str:
-        """The code as a plain string."""
-        return str(self)
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
         """Write the code to a file, such as "train.py"; return its path.
@@ -189,31 +180,14 @@ def _statements(knobs: Settings) -> list[str]:
 
 def _filled(job: Settings, threads: int | None, warmup: int, about: str) -> str:
     """Return the template, filled in for a job."""
-    return _template().render(
-        {
-            **job,
-            "about": about,
-            "graph_modes": GRAPH_MODES,
-            "loader": _loader_call(job),
-            "threads": threads,
-            "warmup": warmup,
-        }
+    return template(TEMPLATE).render(
+        job,
+        about=about,
+        graph_modes=GRAPH_MODES,
+        loader=_loader_call(job),
+        threads=threads,
+        warmup=warmup,
     )
-
-
-@functools.cache
-def _template() -> jinja2.Template:
-    """Return the template; jinja2 comes with PyTorch."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=jinja2.StrictUndefined,
-        autoescape=False,  # it is Python, not HTML
-    )
-    return environment.from_string((DATA / TEMPLATE).read_text(encoding="utf-8"))
 
 
 def _loader_call(job: Settings) -> str:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
-import labkit
 from labkit.results.result import Result, Table
-
-DATA = Path(labkit.__file__).parent / "data"
+from labkit.results.templates import DATA
 
 
 def entries(file: str) -> dict[str, Any]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from functools import cached_property
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from labkit.results.steps import Steps
+from labkit.results.steps import STAMPS, Steps
 
 CLASSES = {  # of a step's time
     "wait": "waiting for data",
@@ -48,22 +47,12 @@ class Timeline:
         return np.array(found, dtype=np.int64) - self._zero_ns
 
     def stretch(self, start: int, stop: int) -> np.ndarray:
-        """Return the stamps (n, 6), s, of the steps from `start` up to `stop`: as `stamps`."""
-        return self._seconds(self._steps.stamps(slice(start, min(stop, self.count))))
+        """Return the moments in `STAMPS` (n, 6), s, of the steps from `start` up to `stop`."""
+        return self._seconds(self._steps.table(STAMPS, slice(start, min(stop, self.count))))
 
-    @cached_property
-    def stamps(self) -> np.ndarray:
-        """The stamps of every step (steps, 6), s: see `Steps.stamps`."""
-        return self.stretch(0, self.count)
-
-    @cached_property
-    def issued(self) -> np.ndarray:
-        """When the host had issued each step (steps,), s."""
-        return self._seconds(self._steps.moments("done", slice(self.count)))
-
-    def ends(self, start: int) -> np.ndarray:
-        """Return when the steps from `start` on were over (n,), s."""
-        return self._seconds(self._steps.moments("busy_end", slice(start, self.count)))
+    def moments(self, name: str, start: int = 0) -> np.ndarray:
+        """Return a moment of the steps from `start` on (n,), s: see `Steps.moments`."""
+        return self._seconds(self._steps.moments(name, slice(start, self.count)))
 
     def mean_split(self, start: int) -> np.ndarray:
         """Return the mean (5,), s, of what `split_steps` makes of the steps from `start` on."""
@@ -76,10 +65,12 @@ class Timeline:
 
     def busy_s(self, start: int) -> float:
         """Return for how long the device was busy with the steps from `start` on, s."""
-        total = 0.0
+        return sum(float(np.diff(busy).sum()) for busy in self._busy(start))
+
+    def _busy(self, start: int) -> Iterator[np.ndarray]:
+        """Yield the busy intervals (n, 2), s, of the steps from `start` on, a stretch at a time."""
         for first in range(start, self.count, STRETCH):
-            total += float(np.diff(self.stretch(first, first + STRETCH)[:, 4:6]).sum())
-        return total
+            yield self.stretch(first, first + STRETCH)[:, 4:6]
 
     def _seconds(self, at_ns: np.ndarray) -> np.ndarray:
         """Return moments on the clock that stands still in pauses."""
@@ -98,10 +89,10 @@ class Timeline:
         """Return (bins,) s and the busy share (bins,) of equal stretches, stamped at the middle."""
         if not self.count:
             return np.empty(0), np.empty(0)
-        edges = np.linspace(0.0, self.ends(self.count - 1)[0], bins + 1)
+        edges = np.linspace(0.0, self.moments("busy_end", self.count - 1)[0], bins + 1)
         busy_s = np.zeros(bins + 1)  # by each edge
-        for first in range(0, self.count, STRETCH):
-            busy_s += busy_until(self.stretch(first, first + STRETCH)[:, 4:6], edges)
+        for busy in self._busy(0):
+            busy_s += busy_until(busy, edges)
         return (edges[:-1] + edges[1:]) / 2, np.diff(busy_s) / np.diff(edges)
 
 

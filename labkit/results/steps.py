@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -16,7 +16,9 @@ from labkit.results.record import Event
 
 ALL = slice(None)
 HOST = ("asked", "ready", "copied", "done")  # moments of the host, ns
-PAIRS = {  # {key of an event: the columns of the two numbers that it may hold}
+COUNTS = ("i", "n", "cpu")  # keys of an event that hold a number
+MOMENTS = {  # {key of an event: the columns of the numbers that it may hold}
+    "t": HOST,
     "copy": ("copy_start", "copy_end"),
     "busy": ("busy_start", "busy_end"),
     "comm": ("complete", "averaged"),
@@ -60,12 +62,9 @@ class Steps:
 
     def append(self, event: Event) -> None:
         """Take in a `step` event that has been checked."""
-        row = {"i": event["i"], "n": event["n"]}
-        row.update(zip(HOST, event["t"], strict=True))
-        for key, names in PAIRS.items():
+        row = {name: event[name] for name in COUNTS if event.get(name) is not None}
+        for key, names in MOMENTS.items():
             row.update(zip(names, event.get(key) or (), strict=False))
-        if event.get("cpu"):
-            row["cpu"] = event["cpu"]
         for name in row.keys() - self._columns.keys():
             self._columns[name] = array("q", [MISSING]) * len(self)
         for name, column in self._columns.items():
@@ -75,12 +74,12 @@ class Steps:
 
     def moments(self, name: str, rows: slice = ALL) -> np.ndarray:
         """Return a column (rows,) int64; of a device's moment that is missing, the host's."""
-        column = self._columns.get(name)
-        if column is None:
-            count = len(range(*rows.indices(len(self))))
-            values = np.full(count, MISSING)
+        if name in self._columns:
+            values = np.array(
+                self._columns[name][rows]
+            )  # a copy: what lends its memory cannot grow
         else:
-            values = np.array(column[rows])  # a copy: what lends its memory could not grow
+            values = np.full(len(range(len(self))[rows]), MISSING)
         if name in SAME_MOMENT:
             values = np.where(values == MISSING, self.moments(SAME_MOMENT[name], rows), values)
         return values
@@ -94,9 +93,9 @@ class Steps:
         """Return the loss of every step (steps,): NaN where it was not finite."""
         return np.array(self._losses)
 
-    def stamps(self, rows: slice = ALL) -> np.ndarray:
-        """Return the moments in `STAMPS` (rows, 6) int64, ns on the log's clock."""
-        return np.column_stack([self.moments(name, rows) for name in STAMPS])
+    def table(self, names: Iterable[str], rows: slice) -> np.ndarray:
+        """Return several columns of `moments` (rows, names) int64, ns on the log's clock."""
+        return np.column_stack([self.moments(name, rows) for name in names])
 
     def has_device_times(self) -> bool:
         """Return whether the times of a device are known, of a step at least."""
@@ -104,23 +103,17 @@ class Steps:
 
     def events(self, rows: slice) -> list[Event]:
         """Return steps as the events that they came as."""
-        return [self._event(number) for number in range(*rows.indices(len(self)))]
+        return [self._event(number) for number in range(len(self))[rows]]
 
     def _event(self, number: int) -> Event:
         row = {name: column[number] for name, column in self._columns.items()}
         loss = self._losses[number]
-        event: Event = {
-            "event": "step",
-            "i": row["i"],
-            "t": [row[name] for name in HOST],
-            "n": row["n"],
-            "loss": None if math.isnan(loss) else loss,
-        }
-        for key, names in PAIRS.items():
+        event: Event = {"event": "step", "loss": None if math.isnan(loss) else loss}
+        for name in COUNTS:
+            if row.get(name, MISSING) != MISSING:
+                event[name] = row[name]
+        for key, names in MOMENTS.items():
             values = [row.get(name, MISSING) for name in names]
             if MISSING not in values:
                 event[key] = values
-        cpu_ns = row.get("cpu", MISSING)
-        if cpu_ns != MISSING:
-            event["cpu"] = cpu_ns
         return event

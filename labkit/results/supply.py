@@ -10,6 +10,7 @@ import numpy as np
 
 from labkit.bench.loader_work import MOST_ROWS
 from labkit.results.record import Event
+from labkit.results.step_classes import busy_until
 
 if TYPE_CHECKING:
     from labkit.results.workers import Batches
@@ -51,13 +52,11 @@ def late_share(batches: Batches) -> float | None:
 
 def active_workers(batches: Batches) -> np.ndarray:
     """Return how many workers were busy, on average, while each batch was prepared."""
-    edges = np.concatenate([batches.start, batches.ready])
-    change = np.repeat([1.0, -1.0], len(batches))
-    order = np.argsort(edges, kind="stable")
-    moments = edges[order]
-    busy = np.cumsum(change[order])
-    so_far = np.append(0.0, np.cumsum(busy[:-1] * np.diff(moments)))
-    spent = np.interp(batches.ready, moments, so_far) - np.interp(batches.start, moments, so_far)
+    spent = np.zeros(len(batches))
+    for worker in np.unique(batches.worker):
+        own = batches.only(batches.worker == worker)
+        busy = np.column_stack([own.start, own.ready])
+        spent += busy_until(busy, batches.ready) - busy_until(busy, batches.start)
     return spent / np.maximum(batches.ready - batches.start, 1e-9)
 
 
@@ -99,16 +98,18 @@ def memory_growth(events: Iterable[Event]) -> MemoryGrowth | None:
 
     Of the processes that had a worker's number one after the other the one counts that gained most.
     """
-    readings: dict[int, dict[int, list[list[int]]]] = {}  # {worker: {process: [memory]}}
+    readings: dict[tuple[int, int], list[list[int]]] = {}  # {worker and its process: memory}
     for event in events:
         held = event.get("memory")
         if isinstance(held, list) and len(held) == 2:
-            processes = readings.setdefault(event["worker"], {})
-            processes.setdefault(event["pid"], []).append(held)
+            readings.setdefault((event["worker"], event["pid"]), []).append(held)
     if not readings:
         return None
-    most = [max(map(_grown, processes.values())) for processes in readings.values()]
-    return MemoryGrowth(sum(gained for gained, _ in most), sum(copied for _, copied in most))
+    most: dict[int, tuple[float, float]] = {}
+    for (worker, _), held in readings.items():
+        most[worker] = max(most.get(worker, (0.0, 0.0)), _grown(held))
+    gained, copied = map(sum, zip(*most.values(), strict=True))
+    return MemoryGrowth(gained, copied)
 
 
 def _grown(held: list[list[int]]) -> tuple[float, float]:

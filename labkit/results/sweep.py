@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from labkit.knobs import Settings, check_names
-from labkit.results.comparison import OF_SOME_RUNS, printed
+from labkit.results.comparison import known, printed
 from labkit.results.result import Result, Table
 from labkit.spec import KNOBS, Pipeline
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from labkit.results.run import Run
 
-COLUMNS = {  # {statistic: its head}; of those in `OF_SOME_RUNS`, only where a run has it
+COLUMNS = {  # {statistic: its head}; of those that few runs have, only where one has it
     "throughput": "samples/s",
     "utilization": "busy",
     "mfu": "MFU",
@@ -110,11 +110,7 @@ class Sweep(Result):
 
     def table(self) -> Table:
         """Return the knobs, samples/s, busy share, wait and compute of each run."""
-        shown = [
-            name
-            for name in COLUMNS
-            if name not in OF_SOME_RUNS or any(getattr(run, name) for run in self.runs)
-        ]
+        shown = known(COLUMNS, self.runs)
         where = ("device",) if self.devices else ()
         head = (*self.knobs, *where, *(COLUMNS[name] for name in shown), "")
         rows = []

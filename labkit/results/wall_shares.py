@@ -52,11 +52,11 @@ class WallShares:
         return asdict(self)
 
     def __str__(self) -> str:
-        named = [
-            f"{each.part}{f' ({each.place})' if each.place else ''} {percent(each.share)}"
-            for each in self.parts
-            if each.share >= NAMED
-        ]
+        named = []
+        for each in self.parts:
+            if each.share >= NAMED:
+                place = f" ({each.place})" if each.place else ""
+                named.append(f"{each.part}{place} {percent(each.share)}")
         return f"{self.seconds:,.1f} s in all: {', '.join(named)}"
 
     __repr__ = __str__

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import heapq
 import html
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.results.record import Event
+from labkit.results.columns import Columns
+from labkit.results.event_shapes import fits
 
 if TYPE_CHECKING:
     import pandas
@@ -19,11 +22,10 @@ if TYPE_CHECKING:
 
     from labkit.results.run import Run
 
-# Columns of a batch's row in an `items` event; behind them is its slowest item's index
-NUMBER, BATCH, PASS, START, FETCHED, READY, CPU, ITEMS, SLOWEST, IN_LINE = range(10)
-ROW_LENGTHS = {IN_LINE + 1, IN_LINE + 2}  # of a row; older ones do not tell the time in line
 STEP_READY, STEP_DONE = 1, 3  # columns of a run's `host_ns`
-TOTALS = {"batches", "items", "busy_ns", "cpu_ns", "bytes", "disk"}
+NUMBERS = 12  # of a batch: its worker, its process, and those in `bench.loader_work.Row`
+START = 5  # which of them is when it began
+NAMED = 5  # of the slowest items
 MAIN = -1  # in place of a worker's number: the main process, of a loader without workers
 
 
@@ -61,7 +63,7 @@ class Worker:
 
 
 @dataclass(frozen=True)
-class Batches:
+class Batches(Columns):
     """The batches whose rows were kept, in the order of their start: an entry a batch.
 
     Times are in s on the run's clock. `taken` is when the loop had the batch, NaN where unknown.
@@ -72,7 +74,6 @@ class Batches:
     process_pass: np.ndarray  # the pass over the dataset, counted by the process
     of_process: np.ndarray  # how many batches its process had prepared before
     epoch: np.ndarray  # the pass of the loop
-    start: np.ndarray
     fetched: np.ndarray
     ready: np.ndarray
     asked: np.ndarray  # when the loop began to wait for it
@@ -80,13 +81,6 @@ class Batches:
     cpu_s: np.ndarray
     in_line_s: np.ndarray  # for which the process's thread had no core
     items: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.start)
-
-    def only(self, keep: np.ndarray) -> Batches:
-        """Return the batches where the mask `keep` is true."""
-        return Batches(**{name: column[keep] for name, column in vars(self).items()})
 
 
 @dataclass(frozen=True)
@@ -104,10 +98,11 @@ class LoaderWorkers:
 
     def __init__(self, run: Run):
         self.run = run
-        self.events = [event for event in run.item_events if _is_sound(event)]
-
-    def __bool__(self) -> bool:
-        return bool(self.events)
+        self.events = [
+            event
+            for event in run.item_events
+            if event.get("batches") and fits(event, "items of a worker")
+        ]
 
     def __len__(self) -> int:
         return len(self.workers)
@@ -128,11 +123,11 @@ class LoaderWorkers:
         # The totals of the last event are those of the process
         last = {event["pid"]: event for event in self.events if event["worker"] == number}
         totals: Counter[str] = Counter()
-        slowest = []
+        slow_items = []
         for event in last.values():
             totals.update(event["totals"])
-            slowest += [SlowItem(index, ns / 1e6, batch) for ns, index, batch in event["slowest"]]
-        slowest.sort(key=lambda item: item.ms, reverse=True)
+            slow_items += [SlowItem(item, ns / 1e6, batch) for ns, item, batch in event["slowest"]]
+        slowest = _slowest(slow_items)
         busy_ns = max(1, totals["busy_ns"])
         own = self.batches.only(self.batches.worker == number)
         p50, p95, p99 = np.percentile((own.ready - own.start) * 1e3, [50, 95, 99])
@@ -154,7 +149,7 @@ class LoaderWorkers:
             from_disk=totals["disk"],
             item_ms=item_ms,
             item_cpu_ms=totals["cpu_ns"] / 1e6 / max(1, totals["items"]),
-            slowest=slowest[:5],
+            slowest=slowest,
             slowest_ratio=slowest[0].ms / item_ms if slowest and item_ms > 0 else 1.0,
             last_progress_s=float(own.ready.max()),
         )
@@ -162,33 +157,33 @@ class LoaderWorkers:
     @cached_property
     def batches(self) -> Batches:
         """The batches whose rows were kept: all of the first 2,000, then fewer and fewer."""
-        found = [
-            (event["worker"], event["pid"], *[*row[:-1], 0][: IN_LINE + 1])
+        rows = [
+            (event["worker"], event["pid"], *numbers)
             for event in self.events
-            for row in event["batches"]
+            for *numbers, _slowest_item in event["batches"]
         ]
-        table = np.array(found or np.zeros((0, 3 + IN_LINE)), dtype=float)
-        rows = table[table[:, 2 + START].argsort(kind="stable")]
-        worker, process, *columns = rows.T
+        table = np.array(rows, dtype=float).reshape(-1, NUMBERS).T
+        table = table[:, table[START].argsort(kind="stable")]
+        worker, process, done, number, process_pass, *moments_ns, cpu, items, _, line = table
+        start, fetched, ready = self._seconds(np.array(moments_ns))
         began = [event.get("began") or 0 for event in self.run.epochs] or [0]
-        epoch = np.searchsorted(began, columns[START], side="right") - 1
+        epoch = np.searchsorted(began, moments_ns[0], side="right") - 1
         epoch = np.maximum(epoch, 0)
-        asked, taken = self._seconds(self._taken(epoch, columns[BATCH].astype(int)))
-        start, fetched, ready = self._seconds(np.array(columns[START : READY + 1]))
+        asked, taken = self._seconds(self._taken(epoch, number.astype(int)))
         return Batches(
             worker=worker.astype(int),
             process=process,
-            process_pass=columns[PASS],
-            of_process=columns[NUMBER].astype(int),
+            process_pass=process_pass,
+            of_process=done.astype(int),
             epoch=epoch,
             start=start,
             fetched=fetched,
             ready=ready,
             asked=asked,
             taken=taken,
-            cpu_s=columns[CPU] / 1e9,
-            in_line_s=columns[IN_LINE] / 1e9,
-            items=columns[ITEMS].astype(int),
+            cpu_s=cpu / 1e9,
+            in_line_s=line / 1e9,
+            items=items.astype(int),
         )
 
     def _seconds(self, at_ns: np.ndarray) -> np.ndarray:
@@ -201,30 +196,29 @@ class LoaderWorkers:
         host_ns = self.run.host_ns
         times_ns = np.full((2, len(epoch)), np.nan)
         passes = [event.get("n") for event in self.run.epochs]
-        code = self.run.loop_code if self.run.watched else None
-        unordered = ((code or {}).get("arguments") or {}).get("in_order") == "False"
+        arguments = (self.run.loop_code or {}).get("arguments") or {}
+        unordered = arguments.get("in_order") == "False"
         if unordered or len(set(passes)) < len(passes):  # replayed steps lie between
             return times_ns
-        firsts = np.array([event["step"] for event in self.run.epochs] or [0])
+        firsts = np.array(self.run.first_steps or [0])
         step = firsts[epoch] + number
-        known = step < np.append(firsts[1:], len(host_ns))[epoch]
-        known &= step < len(host_ns)
+        behind = np.append(firsts[1:], len(host_ns))[epoch]
+        known = step < np.minimum(behind, len(host_ns))
         times_ns[:, known] = host_ns[step[known], :2].T
         return times_ns
 
     @cached_property
     def cpu_share(self) -> float | None:
         """CPU time over time, while batches were prepared, of all workers; None without any."""
-        busy_ms = [each.busy_ms for each in self.workers]
+        busy_ms = [each.busy_ms for each in self]
         if not busy_ms:
             return None
-        return float(np.average([each.cpu_share for each in self.workers], weights=busy_ms))
+        return float(np.average([each.cpu_share for each in self], weights=busy_ms))
 
     @cached_property
     def idle_share(self) -> float | None:
         """Mean share of their time in which the workers prepared nothing; None without any."""
-        shares = [each.idle_share for each in self.workers]
-        return sum(shares) / len(shares) if shares else None
+        return fmean(each.idle_share for each in self) if self else None
 
     @cached_property
     def handover_ms(self) -> float | None:
@@ -241,8 +235,9 @@ class LoaderWorkers:
     def epoch_start_ms(self) -> list[float]:
         """The wait for the first batch of each pass, with the start of the workers."""
         host_ns = self.run.host_ns
-        firsts = {event["step"] for event in self.run.epochs if event["step"] < len(host_ns)}
-        return [float((host_ns[step, 1] - host_ns[step, 0]) / 1e6) for step in sorted(firsts)]
+        firsts = sorted({step for step in self.run.first_steps if step < len(host_ns)})
+        asked, ready = host_ns[firsts, :2].T
+        return ((ready - asked) / 1e6).tolist()
 
     @cached_property
     def epoch_item_ms(self) -> list[float]:
@@ -254,8 +249,7 @@ class LoaderWorkers:
     @cached_property
     def slowest(self) -> list[SlowItem]:
         """The slowest items of all workers, the slowest first."""
-        items = [item for worker in self.workers for item in worker.slowest]
-        return sorted(items, key=lambda item: -item.ms)[:5]
+        return _slowest(item for worker in self for item in worker.slowest)
 
     @cached_property
     def hang(self) -> Hang | None:
@@ -265,14 +259,13 @@ class LoaderWorkers:
             return None
         seen_ns = seen["t_ns"]
         worker = seen.get("worker")
-        stamps = self.run.host_ns[:, STEP_DONE if worker is None else STEP_READY]
-        moved_ns = [int(at_ns) for at_ns in stamps[stamps > seen_ns][:1]]
-        moved_ns.append((self.run.event("done") or seen)["t_ns"])
-        moved_ns = [at_ns for at_ns in moved_ns if at_ns > seen_ns]
-        end_ns = (self.run.event("end") or seen)["t_ns"]
-        last_ns = min(moved_ns, default=max(seen_ns, end_ns))
+        stamps_ns = self.run.host_ns[:, STEP_DONE if worker is None else STEP_READY]
+        moved_ns = np.append(stamps_ns, (self.run.event("done") or seen)["t_ns"])
+        moved_ns = moved_ns[moved_ns > seen_ns]
+        ended_ns = (self.run.event("end") or seen)["t_ns"]
+        last_ns = int(min(moved_ns, default=max(seen_ns, ended_ns)))
         seconds = seen["seconds"] + (last_ns - seen_ns) / 1e9
-        return Hang(worker, seen.get("index"), seconds, bool(moved_ns))
+        return Hang(worker, seen.get("index"), seconds, len(moved_ns) > 0)
 
     @cached_property
     def rows(self) -> pandas.DataFrame:
@@ -282,14 +275,13 @@ class LoaderWorkers:
         columns = [field.name for field in fields(Worker)]
         rows = pandas.DataFrame(self.to_dict(), columns=columns).set_index("worker")
         rows["slowest"] = [
-            ", ".join(f"{item.index}: {item.ms:.1f}" for item in each.slowest)
-            for each in self.workers
+            ", ".join(f"{item.index}: {item.ms:.1f}" for item in each.slowest) for each in self
         ]
         return rows
 
     def to_dict(self) -> list[dict[str, object]]:
         """Return the workers as JSON types."""
-        return [asdict(each) for each in self.workers]
+        return [asdict(each) for each in self]
 
     def plot(self, start_s: float | None = None, seconds: float = 3.0) -> Figure:
         """Draw what each worker did, under the loop, for a few seconds from `start_s` on."""
@@ -300,51 +292,37 @@ class LoaderWorkers:
     def __repr__(self) -> str:
         if not self:
             return "nothing was recorded of the loader's workers"
-        return "\n".join(map(_line, self.workers))
+        return "\n".join(map(_line, self))
 
     def _repr_html_(self) -> str:
         return self.rows.to_html() if self else html.escape(repr(self))
 
 
+def _slowest(items: Iterable[SlowItem]) -> list[SlowItem]:
+    return heapq.nlargest(NAMED, items, key=lambda item: item.ms)
+
+
 def _line(worker: Worker) -> str:
     """Return what a worker did, in a line."""
     is_main = worker.worker == MAIN
+    name = "main process" if is_main else f"worker {worker.worker}"
+    idle = "" if is_main else f", idle {worker.idle_share:.0%}"
     slow_ms: dict[int | str, float] = {}  # of an item that was slow more than once, the worst
     for item in worker.slowest:
         slow_ms.setdefault(item.index, item.ms)
     slowest = ", ".join(f"{index} ({ms:.0f} ms)" for index, ms in [*slow_ms.items()][:2])
     return (
-        f"{'main process' if is_main else f'worker {worker.worker}'}: "
-        f"{worker.batches} batches of {worker.p50_ms:.1f} ms (p99 {worker.p99_ms:.1f}), "
-        f"CPU {worker.cpu_share:.0%} while it prepares"
-        f"{'' if is_main else f', idle {worker.idle_share:.0%}'}, "
+        f"{name}: {worker.batches} batches of {worker.p50_ms:.1f} ms (p99 {worker.p99_ms:.1f}), "
+        f"CPU {worker.cpu_share:.0%} while it prepares{idle}, "
         f"read {worker.bytes_read / 2**20:.1f} MiB; slowest items: {slowest}"
     )
 
 
 def _open_s(own: Batches) -> float:
     """Return how long a worker was there for batches, pass by pass: first start to last end."""
-    spans: dict[tuple[float, float], tuple[float, float]] = {}
-    columns = (own.process, own.process_pass, own.start, own.ready)
-    for process, process_pass, start, ready in zip(*map(np.ndarray.tolist, columns), strict=True):
-        begun, over = spans.get((process, process_pass), (start, ready))
-        spans[process, process_pass] = min(begun, start), max(over, ready)
-    return sum(over - begun for begun, over in spans.values())
-
-
-def _is_sound(event: Event) -> bool:
-    """Return whether an event has rows of batches, of which everything is as it was written."""
-    try:
-        rows = event["batches"]
-        slowest = event["slowest"]
-        totals = event["totals"]
-        numbers = [event["pid"], *totals.values()]
-        numbers += [number for row in rows for number in row[:-1]]
-        numbers += [number for ns, _, batch in slowest for number in (ns, batch)]
-        names = [row[-1] for row in rows] + [index for _, index, _ in slowest]
-        lengths = {len(row) for row in rows}
-        is_whole = bool(rows) and lengths <= ROW_LENGTHS and totals.keys() >= TOTALS
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError):
-        return False
-    is_counted = all(type(number) is int and 0 <= number < 2**62 for number in numbers)
-    return is_whole and is_counted and all(isinstance(name, (int, str)) for name in names)
+    passes = np.unique([own.process, own.process_pass], axis=1, return_inverse=True)[1]
+    open_s = 0.0
+    for number in np.unique(passes):
+        of_pass = own.only(passes == number)
+        open_s += of_pass.ready.max() - of_pass.start[0]
+    return open_s
