@@ -50,11 +50,7 @@ class Growth:
             frame = frame.f_back
         if frame is None or loop is None:
             return
-        names = dict(stack.locals_of(frame))
-        owner = names.get("self")
-        if hasattr(owner, "__dict__"):
-            names |= {f"self.{name}": value for name, value in vars(owner).items()}
-        for name, value in names.items():
+        for name, value in stack.variables(frame).items():
             is_graph, size = _size(value)
             if not size or name.startswith("_"):
                 continue

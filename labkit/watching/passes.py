@@ -144,7 +144,7 @@ class Pass:
             self.clock = self.recorder.clock  # known only when the first body has run
             if now > self.beat_at:
                 self.beat_at = now + BEAT_NS
-                self.recorder.growth.look(sys._getframe(2), self.recorder.sampler.loop)
+                self.recorder.growth.look(sys._getframe(2), self.recorder.sampler.places.loop)
                 self.beat(now)
         except Exception as error:
             self._give_up(error)
