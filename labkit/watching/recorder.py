@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import labkit
-from labkit.bench import stack, user_loop
+from labkit.bench import user_loop
 from labkit.bench.device_clock import DeviceClock
 from labkit.bench.growth import Growth
-from labkit.bench.loader_clocks import PROGRESS, SINCE, STATE, USUAL, Progress, no_words
+from labkit.bench.loader_clocks import PROGRESS, SINCE, STATE, USUAL, Progress
 from labkit.bench.loader_work import LoaderWork
 from labkit.bench.sampler import WATCHED, Sampler, in_workers
 from labkit.process import folders
@@ -78,7 +78,7 @@ class Recorder:
         self.unit = "samples"
         self.clock: DeviceClock | None = None
         self.telemetry: subprocess.Popen | None = None
-        self.sampler = Sampler(folder, stack.place_of(getattr(loader, "collate_fn", None)))
+        self.sampler = Sampler(folder, getattr(loader, "collate_fn", None))
         self.growth = Growth()
         self.padding: list[float] = []  # of the batches that were looked at, the share of it
         self.epoch = -1
@@ -111,9 +111,7 @@ class Recorder:
         )
         self.log.write("hello", pid=self.pid)
         (self.folder / WATCHED).touch()
-        self.words = no_words()
-        with contextlib.suppress(OSError):
-            self.words = Progress(self.folder, "loop").words
+        self.words = Progress(self.folder, "loop").words
         self.work: LoaderWork | None = None  # of this process, where the loader has no workers
         if self.knobs.get("num_workers") == 0:
             self.work = LoaderWork(self.log, -1, 1, self.folder, WATCHED)
@@ -146,7 +144,7 @@ class Recorder:
 
     def recording(self, loader: object) -> contextlib.AbstractContextManager[None]:
         """Let the processes that prepare the batches, begun within the block, record themselves."""
-        return in_workers(loader, self.folder, work=self.work)
+        return in_workers(loader, self.folder, WATCHED, self.work)
 
     def iterate(
         self,
@@ -299,10 +297,6 @@ class Recorder:
             )
         self.began_ns = 0
         self.trains = False
-
-    def write_save(self, began_ns: int, ended_ns: int) -> None:
-        """Write when a checkpoint was written."""
-        self.log.write("saved", began=began_ns, ended=ended_ns)
 
     def fail(self, error: BaseException) -> None:
         """Write the exception that ended the loop; an interrupt is a stop, not a failure."""
