@@ -77,7 +77,7 @@ def augmented(image: Image.Image, rng: random.Random) -> Image.Image:
 class Batched(Images):
     """Images of an array: decoded once ("array"), or noise and `prep_ms` a batch ("sleep")."""
 
-    def __init__(self, job: Job, file: Path | None = None):
+    def __init__(self, job: Job, file: Path | None):
         self.file = file
         self.array: np.ndarray | None = None
         self.item_s = job.io_ms / 1e3

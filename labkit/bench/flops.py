@@ -112,13 +112,25 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-def work_of(
-    counted: dict[str, int], *, state: int = 0, every: int = 1, half: bool = False
-) -> dict[str, int]:
-    """Return a step's FLOPs, bytes moved and bytes held from what was `counted`.
+def work_event(
+    counted: dict[str, int],
+    samples: int,
+    precision: str,
+    device: torch.device,
+    *,
+    state: int = 0,
+    every: int = 1,
+    half: bool = False,
+) -> dict[str, object]:
+    """Return the `work` event: a step's FLOPs, the bytes it moves and holds; the device's peaks.
 
-    `state`: the optimizer's numbers for each weight; `every`: passes to an update; `half`: whether
-    autocast, which the meta device does not do, halves the activations.
+    Args:
+        counted: What `count` returned, of so many `samples`.
+        precision: That most of it runs in.
+        device: Where it runs.
+        state: The optimizer's numbers for each weight.
+        every: Passes to an update.
+        half: Whether autocast, which the meta device does not do, halves the activations.
     """
     weights = counted["weights"]
     trained = counted["trained"]
@@ -129,6 +141,10 @@ def work_of(
         "bytes": 2 * weights + trained + 2 * activations + update // every,
         "held_bytes": weights + (1 + state) * trained + activations,
         "parameters": counted["parameters"],
+        "samples": samples,
+        "precision": precision,
+        "cache_bytes": machine.cache_bytes(device),
+        "roof": peaks.kept(device),
     }
 
 
@@ -182,9 +198,15 @@ def write_work(trainer: Trains, log: EventLog, only_known: bool = False) -> bool
         line = {}
         for name, least in fewer.items():
             line[name] = round(least + beyond * (more[name] - least))
-        is_half = job.precision in DTYPES
-        found = work_of(line, state=ADAM, every=job.accumulation_steps, half=is_half)
-        return _event(found, job.batch_size, job.precision, trainer.device)
+        return work_event(
+            line,
+            job.batch_size,
+            job.precision,
+            trainer.device,
+            state=ADAM,
+            every=job.accumulation_steps,
+            half=job.precision in DTYPES,
+        )
 
     write_or_why(log, "work", counted)
     return True
@@ -214,19 +236,6 @@ def count_model(trainer: Trains) -> tuple[dict[str, int], dict[str, int]]:
     return counted(COUNTED[0]), counted(COUNTED[1])
 
 
-def _event(
-    found: dict[str, int], samples: int, precision: str, device: torch.device
-) -> dict[str, object]:
-    """Return the `work` event: what a step takes, and the device's caches and measured peaks."""
-    return {
-        **found,
-        "samples": samples,
-        "precision": precision,  # that most of it runs in
-        "cache_bytes": machine.cache_bytes(device),
-        "roof": peaks.kept(device),
-    }
-
-
 class FirstArguments(NamedTuple):
     """The arguments of a model's first training call, tensors without their numbers."""
 
@@ -247,8 +256,7 @@ def _formats_of(weights: torch.Tensor) -> tuple[bool, dict[str, str]]:
     # as they are set now: convolutions and matrix products have a setting each
     kinds = {"convolution": kind, "product": kind}
     if kind == "fp32":
-        for work in kinds:
-            kinds[work] = formats.fp32_runs_in(work, device)
+        kinds = {work: formats.fp32_runs_in(work, device) for work in kinds}
     return autocasts, kinds
 
 
@@ -328,7 +336,7 @@ class FirstCall:
         def counted() -> dict[str, object]:
             took = count(self.model, train)
             most = "convolution" if 2 * took["convolution_flops"] > took["flops"] else "product"
-            found = work_of(took, half=given.autocasts)
-            return _event(found, samples or given.rows, given.formats[most], given.device)
+            rows = samples or given.rows
+            return work_event(took, rows, given.formats[most], given.device, half=given.autocasts)
 
         write_or_why(log, "work", counted)

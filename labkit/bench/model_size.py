@@ -129,10 +129,10 @@ def find_depth(job: Job, device: torch.device) -> int:
     return depth
 
 
-def load(device: torch.device, seconds: float = WARM_S) -> None:
-    """Keep the device busy for `seconds`."""
+def load(device: torch.device) -> None:
+    """Keep the device busy until its clocks have risen."""
     square = torch.ones(LOAD_SIDE, LOAD_SIDE, device=device)
-    until = now_ns() + int(seconds * 1e9)
+    until = now_ns() + int(WARM_S * 1e9)
     while now_ns() < until:
         for _ in range(10):
             square @ square

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -107,15 +107,10 @@ def free_bytes(device: torch.device) -> int:
 
 def kept(device: torch.device) -> dict[str, float] | None:
     """Return {format: FLOP/s, "bandwidth": byte/s} as last measured here; None without any."""
-    rates: dict[str, float] = {}
-    for name, peak in _peaks(device).items():
-        per_s = peak["per_s"]
-        if isinstance(per_s, (int, float)):
-            rates[name] = per_s
-    return rates or None
+    return {name: peak["per_s"] for name, peak in _peaks(device).items()} or None
 
 
-def _peaks(device: torch.device) -> dict[str, dict[str, object]]:
+def _peaks(device: torch.device) -> dict[str, dict[str, Any]]:
     """Return {format or "bandwidth": what `measured` returned}; {} without any."""
     with contextlib.suppress(OSError, ValueError):
         return json.loads(_file_of(device).read_text())

@@ -22,6 +22,7 @@ from labkit.bench.job import Job
 from labkit.bench.loop import Trains
 from labkit.bench.optional import write_or_why
 from labkit.bench.user_dataset import Batch, mapped
+from labkit.bench.user_loop import leaves
 from labkit.process.events import EventLog
 
 Loaded: TypeAlias = tuple[Batch, torch.Tensor]  # a batch on the host, and its labels
@@ -147,10 +148,14 @@ def summarise(events: list[_KinetoEvent], window: str) -> dict[str, float]:
         "window_us": _us(end - start),
         "gap_us": _us(end - start - covered),  # no operator ran
         "tiny_us": _us(sum(tiny)),
-        "heavy_us": _us(sum(each.own for each in operators if HEAVY.search(each.name))),
-        "elementwise_us": _us(sum(each.own for each in operators if ELEMENTWISE.search(each.name))),
+        "heavy_us": _us(_own_ns(operators, HEAVY)),
+        "elementwise_us": _us(_own_ns(operators, ELEMENTWISE)),
         "fusible_us": _us(_fusible_ns(operators)),  # what chains of these save as one pass
     }
+
+
+def _own_ns(operators: list[Operator], names: re.Pattern[str]) -> int:
+    return sum(each.own for each in operators if names.search(each.name))
 
 
 def _us(nanoseconds: int) -> float:
@@ -228,9 +233,7 @@ def other_settings(trainer: Trains, images: Batch, labels: torch.Tensor) -> dict
     settings = {"plain": plain}
     resize = 1.0  # the rows of the other batch over those of this one
     if not (trainer.job.compile or hasattr(trainer.model, "_orig_mod")):  # it would compile anew
-        sizes = [1]
-        mapped((images, labels), lambda part: sizes.append(rows_of(part)))
-        whole = max(sizes)
+        whole = max(1, *map(rows_of, leaves((images, labels))))
         # A quarter is quick, and least disturbed; but to a GPU it may be as much work as the whole
         quick = trainer.device.type == "cpu" and whole >= FEW_ROWS
         rows = whole // 4 if quick else 2 * whole

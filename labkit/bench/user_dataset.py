@@ -54,7 +54,7 @@ def prepare(order: Order, job: Job, folder: Path) -> tuple[OwnStep, Batches]:
     send_by_value()
     settings = data.loader_settings(job)
     loader = DataLoader(dataset, collate_fn=collate, sampler=sampler, **settings)
-    return trainer, Batches(loader, job, parts["collate_fn"])
+    return trainer, Batches(loader, job)
 
 
 def _fetch(order: Order, folder: Path) -> Settings:
@@ -217,12 +217,9 @@ def _takes(step: Callable[..., object]) -> int:
 class Batches:
     """The loader's batches without end, each with how many samples it holds."""
 
-    def __init__(
-        self, loader: DataLoader[object], job: Job, collate: Callable[[list], Batch] | None
-    ):
+    def __init__(self, loader: DataLoader[object], job: Job):
         self.loader = loader
         self.job = job
-        self.collate = collate
         self.streams = isinstance(loader.dataset, IterableDataset)
         self.taken = 0
         self.tensors: tuple[torch.Tensor, ...] = ()  # of the first batch
@@ -241,7 +238,7 @@ class Batches:
         if self.streams and self.taken <= self.job.num_workers:
             self._compare(batch)
         if not self.taken:
-            leaves = _leaves(batch)
+            leaves = user_loop.leaves(batch)
             self.tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
             if self.streams:  # their last batch may be short
                 self.count = user_loop.counter_for(batch, self.job.batch_size) or self.count
@@ -263,7 +260,7 @@ class Batches:
     def _compare(self, batch: Batch) -> None:
         """Raise where every worker streams the same samples: they would all be trained on twice."""
         values: list[object] = []
-        for leaf in _leaves(batch):
+        for leaf in user_loop.leaves(batch):
             values.append(leaf.numpy().tobytes() if isinstance(leaf, torch.Tensor) else repr(leaf))
         self.first_values.append(values)
         workers = self.job.num_workers
@@ -285,9 +282,3 @@ def mapped(batch: Any, change: Callable[[object], object]) -> Any:
         return change(batch)
     parts = [mapped(part, change) for part in batch]
     return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
-
-
-def _leaves(batch: Batch) -> list[object]:
-    found: list[object] = []
-    mapped(batch, found.append)
-    return found

@@ -280,7 +280,7 @@ class Headroom:
         self.blocks = Blocks(loader)
 
     def __iter__(self) -> HeadroomPass:
-        return HeadroomPass(self.blocks, iter(self.loader), self.loader, _always)
+        return HeadroomPass(self.blocks, iter(self.loader), self.loader, lambda: True)
 
     def __len__(self) -> int:
         return len(cast(Sized, self.loader))
@@ -313,10 +313,6 @@ class Headroom:
     def __repr__(self) -> str:
         found = self.found
         return "\n".join([found.text, *found.notes])
-
-
-def _always() -> bool:
-    return True
 
 
 def headroom(loader: Iterable[object]) -> Headroom:
