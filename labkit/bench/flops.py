@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.hooks import RemovableHandle
 
 from labkit.bench import formats, machine, model_size, peaks
-from labkit.bench.formats import DTYPES, FORMATS
+from labkit.bench.formats import DTYPES, NUMBER_FORMATS
 from labkit.bench.loop import Trainer, Trains
 from labkit.bench.optional import write_or_why
 from labkit.process import folders
@@ -252,7 +252,7 @@ def _formats_of(weights: torch.Tensor) -> tuple[bool, dict[str, str]]:
     device = weights.device
     autocasts = torch.is_autocast_enabled(device.type)
     dtype = torch.get_autocast_dtype(device.type) if autocasts else weights.dtype
-    kind = next(name for name, (known, _) in FORMATS.items() if known is dtype)
+    kind = next(name for name, known in NUMBER_FORMATS.items() if known is dtype)
     # as they are set now: convolutions and matrix products have a setting each
     kinds = {"convolution": kind, "product": kind}
     if kind == "fp32":

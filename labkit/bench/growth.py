@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
 SIZED = (list, dict, set, deque)
-LEAST = 32  # entries, or additions in a graph: what is smaller is no growth
+LEAST_GROWN = 32  # entries, or additions in a graph: what is smaller is no growth
 DEEP = 64  # additions behind a tensor that are followed
 RISES = 3  # looks in a row at which it was larger: what is emptied now and then is no growth
 
@@ -61,7 +61,7 @@ class Growth:
             elif size > last or size == DEEP:
                 rises += 1
             self.seen[name] = first, size, rises
-            if rises >= RISES and size >= max(LEAST, 2 * first):
+            if rises >= RISES and size >= max(LEAST_GROWN, 2 * first):
                 self.found[name] = {
                     "name": name,
                     "graph": is_graph,

@@ -42,7 +42,7 @@ SAVES = re.compile(  # a call of a package that writes, by its name
     r"image|histogram|figure|text)s?|log_(metric|artifact)s?)\(\)$"
 )
 OF_BUILTINS = {"print": "logging", "open": "io", "input": "wait"}
-CALL = 80  # characters of it that are kept
+CALL_LENGTH = 80  # characters of it that are kept
 
 
 @functools.lru_cache(4096)
@@ -90,7 +90,7 @@ def call_text(node: ast.expr | None) -> str:
     if node is None:
         return ""
     text = f"{ast.unparse(node.func)}()" if isinstance(node, ast.Call) else ast.unparse(node)
-    return text[:CALL]
+    return text[:CALL_LENGTH]
 
 
 def expression(frame: FrameType) -> ast.expr | None:

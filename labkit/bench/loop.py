@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import nn
 
-from labkit.bench.data import CLASSES, Batch, noise_batch
+from labkit.bench.data import IMAGE_CLASSES, Batch, noise_batch
 from labkit.bench.formats import DTYPES, use_tf32
 from labkit.bench.job import Job
 from labkit.bench.models import MODELS, AdamW, set_layout
@@ -51,7 +51,7 @@ class Trainer:
         torch.manual_seed(job.seed)
         use_tf32(job.precision == "tf32")
         with device:  # a large model's weights are drawn where they are needed: seconds on a CPU
-            model = MODELS[job.model](job.width, job.depth, CLASSES, job.image_px)
+            model = MODELS[job.model](job.width, job.depth, IMAGE_CLASSES, job.image_px)
         self.layout = torch.channels_last if job.channels_last else torch.contiguous_format
         set_layout(model.to(device), self.layout)
         # fused=False would switch off PyTorch's own default, which updates all at once on a GPU

@@ -32,7 +32,7 @@ from labkit.spec import STEP_KNOBS
 
 Batch: TypeAlias = Any  # whatever the reader's collate function makes
 Order: TypeAlias = Settings  # as `labkit.tuning.source` writes it into the spec
-PARTS = ("dataset", "collate_fn", "step", "model", "optimizer")
+USER_PARTS = ("dataset", "collate_fn", "step", "model", "optimizer")
 ONE = torch.empty(1)  # expanded, it counts samples and holds none
 NO_LOSS = torch.tensor(float("nan"))
 
@@ -61,7 +61,7 @@ def _fetch(order: Order, folder: Path) -> Settings:
     """Return {part: object or None}; the payload is deleted as soon as it has been read."""
     os.chdir(order["cwd"])  # the reader's relative paths
     sys.path += [place for place in order["path"] if place not in sys.path]
-    parts: Settings = dict.fromkeys(PARTS)
+    parts: Settings = dict.fromkeys(USER_PARTS)
     for name, text in order["imports"].items():  # "module:name"
         parts[name] = pkgutil.resolve_name(text)
     made = parts["dataset"]  # a dataset already, or the function or class that makes one

@@ -11,11 +11,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime, timezone
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import labkit
 from labkit import quotas
+from labkit.process.events import VERSION, EventLog
 
 if TYPE_CHECKING:
     import torch
@@ -154,6 +157,20 @@ def plain_machine(cpu_name: str) -> dict[str, Any]:
         "os": f"{platform.system()} {platform.release()}",
         "versions": {"python": platform.python_version()},
     }
+
+
+def write_spec(log: EventLog, run: str, pipeline: Mapping[str, Any], **more: object) -> None:
+    """Write what the record of this process begins with; `pipeline` is what was asked for."""
+    log.write(
+        "spec",
+        version=VERSION,
+        run=run,
+        labkit=labkit.__version__,
+        utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        pipeline=pipeline,
+        **more,
+    )
+    log.write("hello", pid=os.getpid())
 
 
 def telemetry_beside(folder: Path) -> subprocess.Popen[bytes] | None:

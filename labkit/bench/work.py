@@ -7,6 +7,7 @@ import gc
 import importlib
 import multiprocessing
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -88,9 +89,7 @@ def prepare(
         made = importlib.import_module(spec["module"])
         return made.prepare(spec, job, device, folder, log, log.stage)
     cache = Path(spec["cache"]) / "data"
-    dataset = data.make_dataset(
-        job, cache, lambda done, total: log.stage("making images", done, total)
-    )
+    dataset = data.make_dataset(job, cache, partial(log.stage, "making images"))
     trainer = built(lambda: Trainer(job, device), log)
     dataset = process.planted(spec.get("fault"), dataset, trainer)
     return trainer, data.make_loader(dataset, job)

@@ -19,7 +19,7 @@ from labkit.watching.device_clocks import Queue, Waiting
 from labkit.watching.kept_batches import Kept, copied
 from labkit.watching.passes import Pass, StandsIn, length_of, one_a_batch
 
-KEPT = 8  # batches, at most
+KEPT_BATCHES = 8  # batches, at most
 KEPT_BYTES = 256 * 2**20  # and as many as fit; at least one
 BLOCK_NS = 400_000_000  # of measured steps, at least
 BLOCK_STEPS = 5
@@ -82,7 +82,7 @@ class Blocks:
         knobs = knobs_of(getattr(loader, "loader", loader))  # a Watch has its loader
         self.batch_size = knobs.get("batch_size")
         self.in_flight = knobs.get("num_workers", 0) * knobs.get("prefetch_factor", 0)
-        self.kept: deque[Kept] = deque(maxlen=KEPT)
+        self.kept: deque[Kept] = deque(maxlen=KEPT_BATCHES)
         self.replayed = 0
         self.steps = 0
         self.samples = 0

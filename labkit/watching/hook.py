@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
 
-MOST = 8  # loaders of a process that are recorded: training, validation, test, ...
+MOST_LOADERS = 8  # loaders of a process that are recorded: training, validation, test, ...
 PATIENCE = 3  # steps of the optimizer without a loader, after which they are what is recorded
 
 _loops: list[Loop] = []
@@ -170,7 +170,7 @@ def _begin(loader: object, place: tuple[str, int] | None, dataset: object) -> Lo
     rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
     folder = Path(os.environ["LABKIT_WATCHING"]) / f"{rank}-{_pid}-{secrets.token_hex(3)}"
     with contextlib.suppress(Exception):
-        if len(_loops) < MOST:
+        if len(_loops) < MOST_LOADERS:
             folder.mkdir(parents=True)
             loop = Loop(Recorder(folder, loader, place=place), place)
             _loops.append(loop)

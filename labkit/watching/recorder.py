@@ -18,11 +18,9 @@ import sys
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import labkit
 from labkit.bench import user_loop
 from labkit.bench.device_clock import DeviceClock
 from labkit.bench.growth import Growth
@@ -30,7 +28,7 @@ from labkit.bench.loader_clocks import PROGRESS, SINCE, STATE, USUAL, Progress
 from labkit.bench.loader_work import LoaderWork
 from labkit.bench.sampler import WATCHED, Sampler, in_workers
 from labkit.process import folders
-from labkit.process.events import VERSION, EventLog, line_of, now_ns
+from labkit.process.events import EventLog, line_of, now_ns
 from labkit.watching.loader_call import call_of
 from labkit.watching.passes import Beat, Pass, Row, length_of, one_a_batch, say
 
@@ -99,17 +97,7 @@ class Recorder:
             code = call_of(loader, model)
         watched = {"loader": type(loader).__name__, "length": self.length}
         watched |= {"trainer": _in_trainer(), "code": code, "place": place and list(place)}
-        utc = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self.log.write(
-            "spec",
-            version=VERSION,
-            run=self.folder.name,
-            labkit=labkit.__version__,
-            utc=utc,
-            pipeline=self.knobs,
-            watched=watched,
-        )
-        self.log.write("hello", pid=self.pid)
+        user_loop.write_spec(self.log, self.folder.name, self.knobs, watched=watched)
         (self.folder / WATCHED).touch()
         self.words = Progress(self.folder, "loop").words
         self.work: LoaderWork | None = None  # of this process, where the loader has no workers
