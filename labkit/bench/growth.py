@@ -114,18 +114,14 @@ def _bytes_of(value: object) -> int | None:
 
 def _bytes(part: object) -> int:
     """Return the bytes of an array's numbers, or of another object alone."""
-    for module, kind in (("torch", "Tensor"), ("numpy", "ndarray")):
-        array = getattr(sys.modules.get(module), kind, None)
-        if array is not None and issubclass(type(part), array):
-            return getattr(part, "nbytes", 0)
+    if stack.is_a(part, "torch", "Tensor") or stack.is_a(part, "numpy", "ndarray"):
+        return getattr(part, "nbytes", 0)
     return sys.getsizeof(part)
 
 
 def _graph_of(value: object) -> Node | None:
     """Return a tensor's `grad_fn`; None of everything else, whose attributes may be code."""
-    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
-    is_tensor = tensor is not None and issubclass(type(value), tensor)
-    return getattr(value, "grad_fn", None) if is_tensor else None
+    return getattr(value, "grad_fn", None) if stack.is_a(value, "torch", "Tensor") else None
 
 
 def _line_of(name: str, code: CodeType) -> int:

@@ -87,6 +87,12 @@ def variables(frame: FrameType) -> dict[str, object]:
     return names
 
 
+def is_a(value: object, module: str, kind: str) -> bool:
+    """Return whether it is of a class or one derived from it; False where that is not loaded."""
+    found = getattr(sys.modules.get(module), kind, None)
+    return found is not None and issubclass(type(value), found)
+
+
 def module_of_frame(frame: FrameType) -> str:
     """Return the name of the module whose code a frame runs."""
     name = frame.f_globals.get("__name__")

@@ -7,6 +7,7 @@ events to its log until the supervisor ends it. A metric that is not here is Non
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import sys
@@ -81,7 +82,6 @@ class CpuMeter:
         self.workers: dict[str, psutil.Process] = {}
         self.use = CpuUse()
         self.waited: dict[str, int] = {}  # ns that each of their threads stood in line for a core
-        self.names: dict[str, str] = {}  # of the bench's threads
         self.cores = quotas.cpu_cores().of
         psutil.cpu_percent()
         self.use.look(self._family())
@@ -125,11 +125,7 @@ class CpuMeter:
         place = Path(thread).parent
         if self.tasks not in place.parents:
             return False
-        if thread not in self.names:
-            self.names[thread] = ""
-            with contextlib.suppress(OSError):  # it has just ended
-                self.names[thread] = (place / "comm").read_text()
-        return place.name == str(self.bench.pid) or self.names[thread].startswith(AUTOGRAD)
+        return place.name == str(self.bench.pid) or _thread_name(place).startswith(AUTOGRAD)
 
     def _family(self) -> list[psutil.Process]:
         """Return the bench and its workers; psutil would look at every process: milliseconds."""
@@ -139,6 +135,13 @@ class CpuMeter:
             pids = " ".join(task.read_text() for task in self.tasks.glob("*/children")).split()
             self.workers = {pid: self.workers.get(pid) or psutil.Process(int(pid)) for pid in pids}
         return [self.bench, *self.workers.values()]
+
+
+@functools.lru_cache(4096)
+def _thread_name(task: Path) -> str:
+    with contextlib.suppress(OSError):  # it has just ended
+        return (task / "comm").read_text()
+    return ""
 
 
 def _in_line_ns(pid: int) -> Iterator[tuple[str, int]]:

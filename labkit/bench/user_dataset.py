@@ -14,7 +14,7 @@ import os
 import pickle
 import pkgutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -272,13 +272,3 @@ class Batches:
                     "use torch.utils.data.get_worker_info() to give each worker its own share, "
                     "or stay at num_workers=1."
                 )
-
-
-def mapped(batch: Any, change: Callable[[object], object]) -> Any:
-    """Return a batch with `change` made to what is in it, however deep in tuples and mappings."""
-    if isinstance(batch, Mapping):
-        return {name: mapped(part, change) for name, part in batch.items()}
-    if not isinstance(batch, (list, tuple)):
-        return change(batch)
-    parts = [mapped(part, change) for part in batch]
-    return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)

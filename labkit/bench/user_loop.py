@@ -41,6 +41,11 @@ def knobs_of(loader: object) -> dict[str, int | bool]:
     return {name: value for name, value in knobs.items() if isinstance(value, (bool, int))}
 
 
+def in_flight(knobs: Mapping[str, int]) -> int:
+    """Return how many batches a loader's workers prepare ahead; 0 where that is not known."""
+    return knobs.get("num_workers", 0) * knobs.get("prefetch_factor", 0)
+
+
 def leaves(batch: object) -> Iterator[object]:
     """Yield what is in a batch, however deep in lists, tuples and mappings."""
     if isinstance(batch, Mapping):

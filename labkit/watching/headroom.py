@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import asdict, dataclass
 from typing import cast
 
-from labkit.bench.user_loop import counter_for, find_device, knobs_of
+from labkit.bench.user_loop import counter_for, find_device, in_flight, knobs_of
 from labkit.process.events import EventLog, now_ns
 from labkit.watching.device_clocks import Queue, Waiting
 from labkit.watching.kept_batches import Kept, copied
@@ -81,7 +81,7 @@ class Blocks:
     def __init__(self, loader: object):
         knobs = knobs_of(getattr(loader, "loader", loader))  # a Watch has its loader
         self.batch_size = knobs.get("batch_size")
-        self.in_flight = knobs.get("num_workers", 0) * knobs.get("prefetch_factor", 0)
+        self.in_flight = in_flight(knobs)
         self.kept: deque[Kept] = deque(maxlen=KEPT_BATCHES)
         self.replayed = 0
         self.steps = 0

@@ -12,7 +12,7 @@ import traceback
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, cast
 
-from labkit.bench.stack import is_users, loop_around, variables
+from labkit.bench.stack import is_a, is_users, loop_around, variables
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader, RandomSampler
@@ -163,12 +163,7 @@ class Names:
         """Return the name of `given`, else of the one variable of a kind, where there is one."""
         if given is not None:
             return self.of(given)
-        found = getattr(sys.modules.get(module), kind, None)
-        if found is None:
-            return None
-        held = {
-            id(each): name for name, each in self.values.items() if issubclass(type(each), found)
-        }
+        held = {id(each): name for name, each in self.values.items() if is_a(each, module, kind)}
         return next(iter(held.values())) if len(held) == 1 else None
 
 

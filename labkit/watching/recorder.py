@@ -239,8 +239,7 @@ class Recorder:
             device = user_loop.device_of(self.call.model.parameters()) or device
         machine, self.clock = user_loop.machine_and_clock(self._add, device)
         self.kind = machine["kind"]
-        in_flight = self.knobs.get("num_workers", 0) * self.knobs.get("prefetch_factor", 0)
-        self.warmup = max(3, in_flight)
+        self.warmup = max(3, user_loop.in_flight(self.knobs))
         self.log.write("machine", **machine)
         self.log.write("job", pipeline=self.knobs, not_applied={}, unit=self.unit)
         self.log.write("begin", warmup=self.warmup)
