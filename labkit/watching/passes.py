@@ -68,6 +68,8 @@ class StandsIn:
 class Pass:
     """An iterator over the batches, with a row of stamps for each step in a list.
 
+    A pass ends once, by `end`: "exhausted" or "failed" when the loader says so, "left early" when
+    the loop drops its iterator. `stop` ends the recording alone, as where a newer pass has begun.
     All other work waits until `_gathered`, when a hundred rows share the cost of cold caches.
     """
 
