@@ -25,8 +25,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.hooks import RemovableHandle
 
-from labkit.bench import formats, machine, model_size, peaks
+from labkit.bench import formats, machine, peaks
+from labkit.bench.data import noise_batch
 from labkit.bench.formats import DTYPES, NUMBER_FORMATS
+from labkit.bench.kept_files import keep
 from labkit.bench.loop import Trainer, Trains
 from labkit.bench.optional import write_or_why
 from labkit.process import folders
@@ -192,7 +194,7 @@ def write_work(trainer: Trains, log: EventLog, only_known: bool = False) -> bool
 
     def counted() -> dict[str, object]:
         if not only_known:
-            model_size.keep(place, json.dumps(count_model(trainer)))
+            keep(place, json.dumps(count_model(trainer)))
         fewer, more = json.loads(place.read_text())
         beyond = (job.batch_size - COUNTED[0]) / (COUNTED[1] - COUNTED[0])
         line = {}
@@ -222,7 +224,7 @@ def count_model(trainer: Trains) -> tuple[dict[str, int], dict[str, int]]:
     vars(shadow).update(vars(trainer))
     shadow.scaler = torch.amp.GradScaler(enabled=False)  # the real one would look at the loss
     job.batch_size = 1
-    one = model_size.noise_batch(job)
+    one = noise_batch(job)
 
     def counted(samples: int) -> dict[str, int]:
         images, labels = (part.to("meta").expand(samples, *part.shape[1:]).clone() for part in one)

@@ -7,7 +7,6 @@ later runs: by card, driver and PyTorch, and apart where others were computing o
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,6 +17,7 @@ from labkit import quotas
 from labkit.bench import machine
 from labkit.bench.data import IMAGE_CLASSES, noise_batch
 from labkit.bench.job import Job
+from labkit.bench.kept_files import keep
 from labkit.bench.loop import Trainer
 from labkit.bench.models import MODELS
 from labkit.process import folders
@@ -136,14 +136,6 @@ def load(device: torch.device) -> None:
         for _ in range(10):
             square @ square
         machine.finish(device)
-
-
-def keep(path: Path, text: str) -> None:
-    """Write `text` at once: another run on another card may be writing the same."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}")
-    part.write_text(text)
-    part.replace(path)
 
 
 def time_step(of: Job, depth: int, device: torch.device) -> float:

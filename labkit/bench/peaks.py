@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from labkit import quotas
-from labkit.bench import formats, machine, model_size
+from labkit.bench import formats, machine
+from labkit.bench.kept_files import keep
 from labkit.process import folders
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def measured(
     if again or known.get(of, {}).get("day") != today:
         rate = memory_rate(bench) if of == BANDWIDTH else product_rate(bench, of)
         known[of] = {"per_s": rate, "day": today, "varied": noisy(bench.rows[-1]["seconds"])}
-        model_size.keep(_file_of(bench.device), json.dumps(known))
+        keep(_file_of(bench.device), json.dumps(known))
     return {**known[of], "threads": torch.get_num_threads()}
 
 
