@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
 from labkit.__main__ import main
-from labkit.bench import kinds, loader_clocks
+from labkit.bench import kinds, loader_clocks, stack
 from labkit.bench.growth import Growth
 from labkit.bench.places import Places
 from labkit.bench.user_loop import padding_of
@@ -241,9 +241,14 @@ def test_looking_at_the_variables_of_a_loop_keeps_none_of_them():
         Growth().look(sys._getframe(), step_with_a_snapshot_of_its_own.__code__)
         assert seen["mine"] == mine
 
+    def step_that_shows_its_arguments(arguments):
+        vars(arguments)
+        return stack.locals_of(sys._getframe())
+
     gone = []
     step()
     step_with_a_snapshot_of_its_own()
+    assert "arguments" in step_that_shows_its_arguments(Growth())
 
 
 def test_the_clock_that_times_the_items_is_no_line_of_the_users(tmp_path, monkeypatch):

@@ -72,10 +72,11 @@ def locals_of(frame: FrameType) -> dict[str, object]:
 @functools.lru_cache(4096)
 def _calls_locals(code: CodeType) -> bool:
     """Return whether a function calls `locals()` or `vars()`, as against `vars(arguments)`."""
-    return any(
-        step.argval in ("locals", "vars") and after.argval == 0
-        for step, after in itertools.pairwise(dis.get_instructions(code))
-    )
+    for step, after in itertools.pairwise(dis.get_instructions(code)):
+        is_global = step.opname == "LOAD_GLOBAL" and step.argval in ("locals", "vars")
+        if is_global and after.argval == 0:  # arguments of the call
+            return True
+    return False
 
 
 def variables(frame: FrameType) -> dict[str, object]:
