@@ -165,7 +165,7 @@ ASKED = {
 NORMAL = {
     "gpu_now": 0.41, "memory_gib": 1.0, "power_w": 100.0, "power_limit_w": 300.0, "sm_mhz": 1980,
     "clock_reasons": 0, "others": 0, "others_sm": 0.0,
-    "gpm": {"sm": 0.88, "occupancy": None, "tensor": 0.44, "dram": 0.22},
+    "gpm": {"sm": 0.88, "tensor": 0.44, "dram": 0.22},
 }  # fmt: skip
 
 

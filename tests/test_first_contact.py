@@ -357,19 +357,6 @@ def test_a_step_that_the_host_waits_for_is_simulated_once(tmp_path):
     assert fed.throughput == pytest.approx(16 / 0.010, rel=0.1)  # and not every 20 ms
 
 
-def test_a_device_without_events_is_timed_by_waiting_for_it(monkeypatch):
-    def none(*_, **__):
-        raise NotImplementedError("Backend doesn't support events.")
-
-    monkeypatch.setattr(torch, "Event", none)
-    assert "doesn't support events" in (timeline.why_no_events(torch.device("cpu")) or "")
-
-
-def test_a_mac_is_timed_by_waiting_since_to_read_its_events_waits_too():
-    """In torch up to 2.13 an event of MPS that is read twice is waited for without end."""
-    assert "without waiting" in (timeline.why_no_events(torch.device("mps")) or "")
-
-
 def test_the_end_of_a_loop_watched_on_a_mac_has_its_diagnosis(on_a_mac):
     left = []
     watch_live._leave(SimpleNamespace(handle=None, final=left.append), on_a_mac(wait_ms=9.0))

@@ -21,9 +21,9 @@ from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
 from labkit.__main__ import main
-from labkit.bench import loader_clocks, stack
+from labkit.bench import kinds, loader_clocks, stack
 from labkit.bench.growth import Growth
-from labkit.bench.sampler import Sampler
+from labkit.bench.places import Places
 from labkit.bench.user_loop import padding_of
 from labkit.diagnosis.hot_lines import Line
 from labkit.view import watch_live
@@ -268,7 +268,7 @@ def test_looking_at_the_variables_of_a_loop_keeps_none_of_them():
         gone.append(weakref.ref(activations))
         frame = sys._getframe()
         Growth().look(frame, step.__code__)
-        stack.kind_and_call(frame)
+        kinds.kind_and_call(frame)
         del activations, frame
         assert gone[-1]() is None
 
@@ -278,17 +278,23 @@ def test_looking_at_the_variables_of_a_loop_keeps_none_of_them():
         Growth().look(sys._getframe(), step_with_a_snapshot_of_its_own.__code__)
         assert seen["mine"] == mine
 
+    def step_that_shows_its_arguments(arguments):
+        vars(arguments)
+        return stack.locals_of(sys._getframe())
+
     gone = []
     step()
     step_with_a_snapshot_of_its_own()
+    assert "arguments" in step_that_shows_its_arguments(Growth())
 
 
 def test_the_clock_that_times_the_items_is_no_line_of_the_users(tmp_path, monkeypatch):
     """An item without system calls: its process is put off the core in the clock's."""
-    caught = []
-    monkeypatch.setattr(loader_clocks, "now_ns", lambda: caught.append(sys._getframe(1)) or 0)
+    places = Places(None)
+    places.loop = loader_clocks.Stopwatch.__init__.__code__
+    monkeypatch.setattr(loader_clocks, "now_ns", lambda: places.number_of(sys._getframe(1)))
     loader_clocks.Stopwatch()
-    clock = Sampler(tmp_path, None)._described(caught[0], caught[0], None, True)
+    clock = places.fresh[0]
     assert clock[0] == "labkit" and clock[4].endswith("_read")
     lines = sampled(tmp_path, ["python", "item", "a.py", 1, "f", "", None], clock)
     assert len(lines) == 1 and lines.share.tolist() == [1.0]

@@ -1,6 +1,5 @@
 """A script is watched to its end, from inside or from outside, and so is what runs beside it."""
 
-import contextlib
 import json
 import os
 import signal
@@ -184,20 +183,21 @@ def test_the_programs_that_use_most_of_the_cores_are_named_and_none_of_the_run(m
     spent_s = {1: 0.0, 50: 0.0, 51: 0.0, 60: 0.0, 61: 0.0}
     started_by = {1: 0, 50: 1, 51: 50, 60: 1, 61: 60}  # 50 is the run
 
-    def processes():
-        for pid, seconds in spent_s.items():
-            times = SimpleNamespace(user=seconds, system=0.0)
-            yield SimpleNamespace(
-                pid=pid,
-                cpu_times=lambda times=times: times,
-                ppid=lambda pid=pid: started_by[pid],
-                oneshot=contextlib.nullcontext,
-            )
+    class Process:
+        def __init__(self, pid):
+            self.pid = pid
 
-    monkeypatch.setattr(telemetry.psutil, "process_iter", processes)
+        def cpu_times(self):
+            return SimpleNamespace(user=spent_s[self.pid], system=0.0)
+
+        def ppid(self):
+            return started_by[self.pid]
+
+    processes = [Process(pid) for pid in spent_s]
+    monkeypatch.setattr(telemetry.psutil, "process_iter", lambda: processes)
     monkeypatch.setattr(telemetry, "name_of", {60: "chrome", 61: "python"}.get)
     programs = telemetry.OtherPrograms({50})
-    programs.read_at -= 10
+    programs.use.looked_at -= 10
     spent_s |= {1: 0.5, 51: 10.0, 60: 4.0, 61: 9.0}
     found = [(each["pid"], each["name"], each["cores"]) for each in programs.read()]
     assert found == [(61, "python", 0.9), (60, "chrome", 0.4)]

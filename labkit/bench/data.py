@@ -19,16 +19,16 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 from labkit.bench.job import Job
 from labkit.bench.process import worker_dies_with_bench
 
-COUNT = 512  # distinct images: above what two workers hold in flight, below a second to make
+IMAGE_COUNT = 512  # distinct images: above what two workers hold in flight, below a second to make
 EPOCH = 51_200  # samples, each of one of the images: an epoch is longer than most runs
-CLASSES = 10
+IMAGE_CLASSES = 10
 NOISE_IMAGES = 64  # of dataset="sleep"
 PATIENCE_S = 120  # with a worker: one that hangs fails the run instead of waiting forever
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Images (B, 3, px, px) uint8 and labels (B,) int64."""
 
 Collate = Callable[..., object]
-VERSION = 1  # part of the folder's name: a new recipe never meets old files
+RECIPE = 1  # part of the folder's name: a new recipe never meets old files
 
 
 class Images(Dataset):
@@ -43,10 +43,10 @@ class JpegFiles(Images):
 
     def __init__(self, folder: Path, job: Job):
         self.job = job
-        self.files = [str(folder / f"{number:05d}.jpg") for number in range(COUNT)]
+        self.files = [str(folder / f"{number:05d}.jpg") for number in range(IMAGE_COUNT)]
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        place = index % COUNT
+        place = index % IMAGE_COUNT
         if self.job.io_ms:
             time.sleep(self.job.io_ms / 1e3)  # the simulated delay of a network drive
         with Image.open(self.files[place]) as file:
@@ -56,7 +56,7 @@ class JpegFiles(Images):
             image = augmented(image, rng)
         px = self.job.image_px
         pixels = np.array(image.resize((px, px)))  # (px, px, 3) uint8
-        return torch.from_numpy(pixels).permute(2, 0, 1).contiguous(), place % CLASSES
+        return torch.from_numpy(pixels).permute(2, 0, 1).contiguous(), place % IMAGE_CLASSES
 
 
 def augmented(image: Image.Image, rng: random.Random) -> Image.Image:
@@ -77,7 +77,7 @@ def augmented(image: Image.Image, rng: random.Random) -> Image.Image:
 class Batched(Images):
     """Images of an array: decoded once ("array"), or noise and `prep_ms` a batch ("sleep")."""
 
-    def __init__(self, job: Job, file: Path | None = None):
+    def __init__(self, job: Job, file: Path | None):
         self.file = file
         self.array: np.ndarray | None = None
         self.item_s = job.io_ms / 1e3
@@ -94,7 +94,7 @@ class Batched(Images):
             time.sleep(seconds)
         places = np.array(indices) % len(images)
         batch = torch.from_numpy(images[places])  # (B, 3, px, px) uint8, copied by the index
-        return batch, torch.from_numpy(places % CLASSES)  # (B,) int64
+        return batch, torch.from_numpy(places % IMAGE_CLASSES)  # (B,) int64
 
     def _images(self) -> np.ndarray:
         """Return the array; a file's is opened in the worker: no map is copied to a process."""
@@ -179,7 +179,8 @@ def make_loader(dataset: Images, job: Job) -> DataLoader:
 def noise_batch(job: Job) -> Batch:
     """Return random images (B, 3, px, px) uint8 and labels (B,) on the host."""
     shape = (job.batch_size, 3, job.image_px, job.image_px)
-    return torch.randint(0, 256, shape, dtype=torch.uint8), torch.randint(0, CLASSES, shape[:1])
+    images = torch.randint(0, 256, shape, dtype=torch.uint8)
+    return images, torch.randint(0, IMAGE_CLASSES, shape[:1])
 
 
 def loader_settings(job: Job) -> dict[str, Any]:
@@ -199,10 +200,10 @@ def loader_settings(job: Job) -> dict[str, Any]:
 
 def draw_image(index: int, px: int) -> np.ndarray:
     """Return image `index`, (px, px, 3) uint8: a grating of its class, a blob, and film grain."""
-    label = index % CLASSES
-    rng = np.random.default_rng([VERSION, index, px])
+    label = index % IMAGE_CLASSES
+    rng = np.random.default_rng([RECIPE, index, px])
     rows, columns = np.mgrid[0:px, 0:px] / px
-    angle = np.pi * label / CLASSES
+    angle = np.pi * label / IMAGE_CLASSES
     phase = rng.uniform(0, 2 * np.pi)
     frequency = rng.uniform(5, 8)
     along = columns * np.cos(angle) + rows * np.sin(angle)
@@ -210,37 +211,37 @@ def draw_image(index: int, px: int) -> np.ndarray:
     column, row = rng.uniform(0.2, 0.8, 2)
     size = rng.uniform(0.05, 0.2)
     blob = np.exp(-((columns - column) ** 2 + (rows - row) ** 2) / (2 * size**2))
-    tint = 0.5 + 0.4 * np.cos(2 * np.pi * (label / CLASSES + np.arange(3) / 3))
+    tint = 0.5 + 0.4 * np.cos(2 * np.pi * (label / IMAGE_CLASSES + np.arange(3) / 3))
     image = (0.5 + 0.3 * wave)[..., None] * tint + 0.3 * blob[..., None]
     image += rng.normal(0, 0.06, (px, px, 3))
     return (255 * image.clip(0, 1)).astype(np.uint8)
 
 
 def jpeg_folder(cache: Path, px: int, progress: Callable[[int, int], None]) -> Path:
-    """Return a folder of `COUNT` JPEG files of `px` by `px` pixels, making it if it is missing."""
+    """Return a folder of JPEG files of `px` by `px` pixels, making it if it is missing."""
 
     def make(folder: Path) -> None:
-        for index in range(COUNT):
+        for index in range(IMAGE_COUNT):
             Image.fromarray(draw_image(index, px)).save(folder / f"{index:05d}.jpg", quality=90)
             if index % 32 == 0:
-                progress(index, COUNT)
+                progress(index, IMAGE_COUNT)
 
-    return _once(cache, f"jpeg-v{VERSION}-{COUNT}x{px}px", make)
+    return _once(cache, f"jpeg-v{RECIPE}-{IMAGE_COUNT}x{px}px", make)
 
 
 def array_file(cache: Path, px: int, progress: Callable[[int, int], None]) -> Path:
-    """Return the same images decoded and resized to `px`: one .npy of (COUNT, 3, px, px) uint8."""
+    """Return the same images decoded and resized to `px`: an .npy of (images, 3, px, px) uint8."""
 
     def make(folder: Path) -> None:
         array = np.lib.format.open_memmap(
-            folder / "images.npy", mode="w+", dtype=np.uint8, shape=(COUNT, 3, px, px)
+            folder / "images.npy", mode="w+", dtype=np.uint8, shape=(IMAGE_COUNT, 3, px, px)
         )
         for index, file in enumerate(sorted(jpeg_folder(cache, 2 * px, progress).iterdir())):
             with Image.open(file) as image:
                 array[index] = np.asarray(image.resize((px, px))).transpose(2, 0, 1)
         array.flush()
 
-    return _once(cache, f"array-v{VERSION}-{COUNT}x{px}px", make) / "images.npy"
+    return _once(cache, f"array-v{RECIPE}-{IMAGE_COUNT}x{px}px", make) / "images.npy"
 
 
 def _once(cache: Path, name: str, make: Callable[[Path], None]) -> Path:

@@ -25,8 +25,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.hooks import RemovableHandle
 
-from labkit.bench import formats, machine, model_size, peaks
-from labkit.bench.formats import DTYPES, FORMATS
+from labkit.bench import formats, machine, peaks
+from labkit.bench.data import noise_batch
+from labkit.bench.formats import DTYPES, NUMBER_FORMATS
+from labkit.bench.kept_files import keep
 from labkit.bench.loop import Trainer, Trains
 from labkit.bench.optional import write_or_why
 from labkit.process import folders
@@ -112,13 +114,25 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-def work_of(
-    counted: dict[str, int], *, state: int = 0, every: int = 1, half: bool = False
-) -> dict[str, int]:
-    """Return a step's FLOPs, bytes moved and bytes held from what was `counted`.
+def work_event(
+    counted: dict[str, int],
+    samples: int,
+    precision: str,
+    device: torch.device,
+    *,
+    state: int = 0,
+    every: int = 1,
+    half: bool = False,
+) -> dict[str, object]:
+    """Return the `work` event: a step's FLOPs, the bytes it moves and holds; the device's peaks.
 
-    `state`: the optimizer's numbers for each weight; `every`: passes to an update; `half`: whether
-    autocast, which the meta device does not do, halves the activations.
+    Args:
+        counted: What `count` returned, of so many `samples`.
+        precision: That most of it runs in.
+        device: Where it runs.
+        state: The optimizer's numbers for each weight.
+        every: Passes to an update.
+        half: Whether autocast, which the meta device does not do, halves the activations.
     """
     weights = counted["weights"]
     trained = counted["trained"]
@@ -129,6 +143,10 @@ def work_of(
         "bytes": 2 * weights + trained + 2 * activations + update // every,
         "held_bytes": weights + (1 + state) * trained + activations,
         "parameters": counted["parameters"],
+        "samples": samples,
+        "precision": precision,
+        "cache_bytes": machine.cache_bytes(device),
+        "roof": peaks.kept(device),
     }
 
 
@@ -176,15 +194,21 @@ def write_work(trainer: Trains, log: EventLog, only_known: bool = False) -> bool
 
     def counted() -> dict[str, object]:
         if not only_known:
-            model_size.keep(place, json.dumps(count_model(trainer)))
+            keep(place, json.dumps(count_model(trainer)))
         fewer, more = json.loads(place.read_text())
         beyond = (job.batch_size - COUNTED[0]) / (COUNTED[1] - COUNTED[0])
         line = {}
         for name, least in fewer.items():
             line[name] = round(least + beyond * (more[name] - least))
-        is_half = job.precision in DTYPES
-        found = work_of(line, state=ADAM, every=job.accumulation_steps, half=is_half)
-        return _event(found, job.batch_size, job.precision, trainer.device)
+        return work_event(
+            line,
+            job.batch_size,
+            job.precision,
+            trainer.device,
+            state=ADAM,
+            every=job.accumulation_steps,
+            half=job.precision in DTYPES,
+        )
 
     write_or_why(log, "work", counted)
     return True
@@ -200,7 +224,7 @@ def count_model(trainer: Trains) -> tuple[dict[str, int], dict[str, int]]:
     vars(shadow).update(vars(trainer))
     shadow.scaler = torch.amp.GradScaler(enabled=False)  # the real one would look at the loss
     job.batch_size = 1
-    one = model_size.noise_batch(job)
+    one = noise_batch(job)
 
     def counted(samples: int) -> dict[str, int]:
         images, labels = (part.to("meta").expand(samples, *part.shape[1:]).clone() for part in one)
@@ -212,19 +236,6 @@ def count_model(trainer: Trains) -> tuple[dict[str, int], dict[str, int]]:
         return count(trainer.model, train)
 
     return counted(COUNTED[0]), counted(COUNTED[1])
-
-
-def _event(
-    found: dict[str, int], samples: int, precision: str, device: torch.device
-) -> dict[str, object]:
-    """Return the `work` event: what a step takes, and the device's caches and measured peaks."""
-    return {
-        **found,
-        "samples": samples,
-        "precision": precision,  # that most of it runs in
-        "cache_bytes": machine.cache_bytes(device),
-        "roof": peaks.kept(device),
-    }
 
 
 class FirstArguments(NamedTuple):
@@ -243,12 +254,11 @@ def _formats_of(weights: torch.Tensor) -> tuple[bool, dict[str, str]]:
     device = weights.device
     autocasts = torch.is_autocast_enabled(device.type)
     dtype = torch.get_autocast_dtype(device.type) if autocasts else weights.dtype
-    kind = next(name for name, (known, _) in FORMATS.items() if known is dtype)
+    kind = next(name for name, known in NUMBER_FORMATS.items() if known is dtype)
     # as they are set now: convolutions and matrix products have a setting each
     kinds = {"convolution": kind, "product": kind}
     if kind == "fp32":
-        for work in kinds:
-            kinds[work] = formats.fp32_runs_in(work, device)
+        kinds = {work: formats.fp32_runs_in(work, device) for work in kinds}
     return autocasts, kinds
 
 
@@ -328,7 +338,7 @@ class FirstCall:
         def counted() -> dict[str, object]:
             took = count(self.model, train)
             most = "convolution" if 2 * took["convolution_flops"] > took["flops"] else "product"
-            found = work_of(took, half=given.autocasts)
-            return _event(found, samples or given.rows, given.formats[most], given.device)
+            rows = samples or given.rows
+            return work_event(took, rows, given.formats[most], given.device, half=given.autocasts)
 
         write_or_why(log, "work", counted)

@@ -12,15 +12,14 @@ import torch
 from labkit.bench import machine
 from labkit.spec import too_old_for
 
-# name: (dtype of the tensors, float32_matmul_precision)
-FORMATS = {
-    "fp64": (torch.float64, "highest"),
-    "fp32": (torch.float32, "highest"),
-    "tf32": (torch.float32, "high"),
-    "fp16": (torch.float16, "highest"),
-    "bf16": (torch.bfloat16, "highest"),
+NUMBER_FORMATS = {  # the dtype of the tensors
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
 }
-DTYPES = {name: FORMATS[name][0] for name in ("fp16", "bf16")}  # those that take autocast
+DTYPES = {name: NUMBER_FORMATS[name] for name in ("fp16", "bf16")}  # those that take autocast
 PROBE = 256  # the probe is a product of (256, 256) matrices: 34 MFLOP
 HOPELESS = 12.0  # a format that takes a CPU so many times as long as FP32 is not worth running
 
@@ -36,11 +35,10 @@ def use_tf32(allowed: bool) -> None:
 @contextlib.contextmanager
 def using(name: str) -> Iterator[torch.dtype]:
     """Give the dtype of a format, with the global switch for TF32 set to match while it lasts."""
-    dtype, precision = FORMATS[name]
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
+    torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
     try:
-        yield dtype
+        yield NUMBER_FORMATS[name]
     finally:
         torch.set_float32_matmul_precision(before)
 

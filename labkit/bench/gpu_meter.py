@@ -80,40 +80,29 @@ class GpuMeter:
 
     def read(self) -> GpuReading:
         """Return one sample of everything the card reports, None where it does not."""
+        card = self.card
         return {
-            "gpu_now": first_answer(self._utilization),
+            "gpu_now": first_answer(lambda: _used(pynvml.nvmlDeviceGetUtilizationRates(card))),
             "gpu": first_answer(self._driver_samples),
-            "memory_gib": first_answer(self._memory_gib),
+            "memory_gib": first_answer(lambda: _used_gib(pynvml.nvmlDeviceGetMemoryInfo(card))),
             "power_w": self._thousandth(pynvml.nvmlDeviceGetPowerUsage),
             "power_limit_w": self._thousandth(pynvml.nvmlDeviceGetEnforcedPowerLimit),
             "energy_j": self._thousandth(pynvml.nvmlDeviceGetTotalEnergyConsumption),
-            "sm_mhz": first_answer(self._sm_mhz),
-            "clock_reasons": first_answer(self._clock_reasons, self._clock_reasons_before_535),
+            "sm_mhz": first_answer(
+                lambda: pynvml.nvmlDeviceGetClockInfo(card, pynvml.NVML_CLOCK_SM)
+            ),
+            "clock_reasons": first_answer(
+                lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(card),
+                lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(card),  # before 535
+            ),
             "others": first_answer(self._others),
             "others_sm": first_answer(self._others_sm),
             "gpm": None if self.gpm is None else first_answer(self.gpm.read),
         }
 
-    def _utilization(self) -> float:
-        rates = pynvml.nvmlDeviceGetUtilizationRates(self.card)
-        return float(rates.gpu) / 100  # pynvml's structures have no types
-
-    def _memory_gib(self) -> float:
-        memory = pynvml.nvmlDeviceGetMemoryInfo(self.card)
-        return round(float(memory.used) / 2**30, 3)
-
     def _thousandth(self, ask: Callable[[object], int]) -> float | None:
         """Return W or J of a card that answers in mW or mJ."""
         return first_answer(lambda: ask(self.card) / 1e3)
-
-    def _sm_mhz(self) -> int:
-        return pynvml.nvmlDeviceGetClockInfo(self.card, pynvml.NVML_CLOCK_SM)
-
-    def _clock_reasons(self) -> int:
-        return pynvml.nvmlDeviceGetCurrentClocksEventReasons(self.card)
-
-    def _clock_reasons_before_535(self) -> int:
-        return pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(self.card)
 
     def _driver_samples(self) -> list[tuple[int, float]]:
         """Return the driver's own utilization samples since the last call: (t_ns, 0 to 1)."""
@@ -195,7 +184,7 @@ class GpuMeter:
 class GpmMeter:
     """Hardware counters of Hopper and later cards: SM, tensor core and memory activity."""
 
-    METRICS = {"sm": 2, "occupancy": 3, "tensor": 5, "dram": 10}  # NVML_GPM_METRIC_*
+    METRICS = {"sm": 2, "tensor": 5, "dram": 10}  # NVML_GPM_METRIC_*
 
     def __init__(self, card: object):
         if not pynvml.nvmlGpmQueryDeviceSupport(card).isSupportedDevice:
@@ -221,6 +210,14 @@ class GpmMeter:
             is_known = slot.nvmlReturn == 0 and math.isfinite(slot.value)
             found[name] = slot.value / 100 if is_known else None
         return found
+
+
+def _used(rates: Any) -> float:
+    return rates.gpu / 100
+
+
+def _used_gib(memory: Any) -> float:
+    return round(memory.used / 2**30, 3)
 
 
 def _metrics_in(query: Any) -> Sequence[Any]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
 SIZED = (list, dict, set, deque)
-LEAST = 32  # entries, or additions in a graph: what is smaller is no growth
+LEAST_GROWN = 32  # entries, or additions in a graph: what is smaller is no growth
 DEEP = 64  # additions behind a tensor that are followed
 RISES = 3  # looks in a row at which it was larger: what is emptied now and then is no growth
 
@@ -50,11 +50,7 @@ class Growth:
             frame = frame.f_back
         if frame is None or loop is None:
             return
-        names = dict(stack.locals_of(frame))
-        owner = names.get("self")
-        if hasattr(owner, "__dict__"):
-            names |= {f"self.{name}": value for name, value in vars(owner).items()}
-        for name, value in names.items():
+        for name, value in stack.variables(frame).items():
             is_graph, size = _size(value)
             if not size or name.startswith("_"):
                 continue
@@ -65,7 +61,7 @@ class Growth:
             elif size > last or size == DEEP:
                 rises += 1
             self.seen[name] = first, size, rises
-            if rises >= RISES and size >= max(LEAST, 2 * first):
+            if rises >= RISES and size >= max(LEAST_GROWN, 2 * first):
                 self.found[name] = {
                     "name": name,
                     "graph": is_graph,
@@ -118,18 +114,14 @@ def _bytes_of(value: object) -> int | None:
 
 def _bytes(part: object) -> int:
     """Return the bytes of an array's numbers, or of another object alone."""
-    for module, kind in (("torch", "Tensor"), ("numpy", "ndarray")):
-        array = getattr(sys.modules.get(module), kind, None)
-        if array is not None and issubclass(type(part), array):
-            return getattr(part, "nbytes", 0)
+    if stack.is_a(part, "torch", "Tensor") or stack.is_a(part, "numpy", "ndarray"):
+        return getattr(part, "nbytes", 0)
     return sys.getsizeof(part)
 
 
 def _graph_of(value: object) -> Node | None:
     """Return a tensor's `grad_fn`; None of everything else, whose attributes may be code."""
-    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
-    is_tensor = tensor is not None and issubclass(type(value), tensor)
-    return getattr(value, "grad_fn", None) if is_tensor else None
+    return getattr(value, "grad_fn", None) if stack.is_a(value, "torch", "Tensor") else None
 
 
 def _line_of(name: str, code: CodeType) -> int:

@@ -29,14 +29,20 @@ class Progress:
     """What this process is busy with, in a small file that others can read while it hangs."""
 
     def __init__(self, folder: str | Path, worker: int | str):
-        """`worker` is its number, or "loop" for the loop that takes the batches."""
-        path = os.path.join(folder, f"{PROGRESS}-{worker}")
-        descriptor = private(path, os.O_RDWR | os.O_CREAT)
-        try:
-            os.write(descriptor, bytes(PROGRESS_BYTES))
-            self.memory = mmap.mmap(descriptor, PROGRESS_BYTES)
-        finally:
-            os.close(descriptor)
+        """`worker` is its number, or "loop" for the loop that takes the batches.
+
+        Where the file cannot be made, or `folder` is "", nobody reads it.
+        """
+        self.memory: mmap.mmap | bytearray = bytearray(PROGRESS_BYTES)
+        if folder:
+            path = os.path.join(folder, f"{PROGRESS}-{worker}")
+            with contextlib.suppress(OSError):
+                descriptor = private(path, os.O_RDWR | os.O_CREAT)
+                try:
+                    os.write(descriptor, self.memory)
+                    self.memory = mmap.mmap(descriptor, PROGRESS_BYTES)
+                finally:
+                    os.close(descriptor)
         self.words = memoryview(self.memory)[: WORDS * 8].cast("q")
         self.words[INDEX] = NO_INDEX
         self.words[PID] = os.getpid()
@@ -44,17 +50,15 @@ class Progress:
 
     def name_item(self, index: object) -> None:
         """Note the index of the item that is being fetched."""
-        if type(index) is int and abs(index) < 2**62:
-            self.words[INDEX] = index
-            return
+        if type(index) is int:
+            try:
+                self.words[INDEX] = index
+                return
+            except ValueError:  # more than 64 bits
+                pass
         self.words[INDEX] = NO_INDEX
         text = str(plain_index(index)).encode()[:TEXT_BYTES]
         self.memory[WORDS * 8 :] = text.ljust(TEXT_BYTES, b"\0")
-
-
-def no_words() -> memoryview:
-    """Return what stands for the words of a progress file where there is none."""
-    return memoryview(bytearray(WORDS * 8)).cast("q")
 
 
 def plain_index(index: object) -> int | str:
@@ -78,11 +82,6 @@ class ProcFile:
         self.descriptor = None
         with contextlib.suppress(OSError):
             self.descriptor = os.open(path, os.O_RDONLY)
-
-    @property
-    def exists(self) -> bool:
-        """Whether the system has it."""
-        return self.descriptor is not None
 
     def words(self, size: int) -> list[bytes]:
         """Return the words of its first `size` bytes; [] where there is none."""
@@ -116,13 +115,13 @@ class Stopwatch:
 
     def __init__(self):
         self.queue = TimeInLine()  # elsewhere than on Linux the line looks like waiting
-        self.tells = self.queue.exists and resource is not None
+        self.tells = self.queue.descriptor is not None
         self.before = self._read()
 
     def _read(self) -> tuple[int, int, int, int]:
         in_line_ns = 0
         gave_up = 0
-        if self.tells and resource is not None:
+        if resource is not None and self.tells:
             in_line_ns = self.queue.now()
             gave_up = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
         return time.thread_time_ns(), in_line_ns, gave_up, now_ns()

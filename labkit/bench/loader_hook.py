@@ -9,47 +9,24 @@ user's own objects, and nothing new is sent to a worker that is spawned.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol
+from typing import Any
 
 from labkit.bench import stack
 from labkit.bench.loader_work import LoaderWork
 from labkit.process.events import now_ns
 
-Collate = Callable[[object], object]
 
-
-class Source(Protocol):
-    """A dataset with items."""
-
-    def __getitem__(self, index: object, /) -> object: ...
-
-
-class Fetcher(Protocol):
-    """What torch makes for a pass; of a stream it has the iterator as `dataset_iter`."""
-
-    dataset: Source
-    collate_fn: Collate
-    auto_collation: bool
-    dataset_iter: Iterator[object]
-
-    def fetch(self, index: object, /) -> object:
-        """Return a batch."""
-        ...
-
-
-def watched(fetcher: Fetcher, work: LoaderWork) -> WatchedFetcher:
+def watched(fetcher: Any, work: LoaderWork) -> WatchedFetcher:
     """Return what stands for a new fetcher of torch's, at the start of a pass."""
     streams = hasattr(fetcher, "dataset_iter")
     if streams:
         fetcher.dataset_iter = TimedStream(fetcher.dataset_iter, work)
     else:
-        at_once = getattr(fetcher.dataset, "__getitems__", None)
-        if fetcher.auto_collation and at_once:
-            fetcher.dataset = TimedBatches(fetcher.dataset, work, at_once)
-        else:
-            fetcher.dataset = TimedItems(fetcher.dataset, work)
+        at_once = fetcher.auto_collation and getattr(fetcher.dataset, "__getitems__", None)
+        kind = TimedBatches if at_once else TimedItems
+        fetcher.dataset = kind(fetcher.dataset, work)
     fetcher.collate_fn = TimedCollate(fetcher.collate_fn, work)
     work.begin_pass(streams)
     return WatchedFetcher(fetcher, work)
@@ -58,9 +35,12 @@ def watched(fetcher: Fetcher, work: LoaderWork) -> WatchedFetcher:
 class StandIn:
     """Has the attributes of what it stands for."""
 
-    def __init__(self, real: object, work: LoaderWork):
+    def __init__(self, real: Any, work: LoaderWork):
         self.real = real
         self.work = work
+        # a call less for each item, whose cost is that of cold caches
+        self.begin_item = work.progress.name_item
+        self.end_item = work.end_item
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.real, name)
@@ -68,8 +48,6 @@ class StandIn:
 
 class WatchedFetcher(StandIn):
     """Stands for a fetcher of torch's, whose batches are timed."""
-
-    real: Fetcher
 
     def fetch(self, index: object) -> object:
         """Return the batch that torch's fetcher makes."""
@@ -95,43 +73,36 @@ class WatchedFetcher(StandIn):
 class TimedItems(StandIn):
     """Stands for a dataset, before torch's fetcher only."""
 
-    real: Source
-
     def __getitem__(self, index: object) -> object:
-        self.work.name_item(index)
+        self.begin_item(index)
         item = self.real[index]
-        self.work.end_item(index)
+        self.end_item(index)
         return item
 
 
 class TimedBatches(TimedItems):
-    """Stands for a dataset that fetches a batch at once, by `at_once`."""
-
-    def __init__(self, real: Source, work: LoaderWork, at_once: Callable[[list], object]):
-        super().__init__(real, work)
-        self.at_once = at_once
+    """Stands for a dataset that fetches a batch at once."""
 
     def __getitems__(self, indices: list[object]) -> object:
         """Return what the dataset's own method does."""
-        self.work.name_item(indices)
-        items = self.at_once(indices)
-        self.work.end_item(indices)
+        self.begin_item(indices)
+        items = self.real.__getitems__(indices)
+        self.end_item(indices)
         return items
 
 
 class TimedStream(StandIn):
     """Stands for the iterator of an iterable dataset."""
 
-    real: Iterator[object]
     number = 0
 
     def __iter__(self) -> TimedStream:
         return self
 
     def __next__(self) -> object:
-        self.work.name_item(self.number)
+        self.begin_item(self.number)
         item = next(self.real)
-        self.work.end_item(self.number)
+        self.end_item(self.number)
         self.work.count += 1
         self.number += 1
         return item
@@ -139,8 +110,6 @@ class TimedStream(StandIn):
 
 class TimedCollate(StandIn):
     """Stands for a collate function."""
-
-    real: Collate
 
     def __call__(self, samples: object) -> object:
         """Return what the function itself does."""
@@ -165,7 +134,7 @@ def hook_fetchers(work: LoaderWork, is_wanted: Callable[[object], bool]) -> Call
     kinds = sys.modules["torch.utils.data"]._DatasetKind
     plain = kinds.create_fetcher
 
-    def create_fetcher(kind: int, dataset: object, *settings: object) -> Fetcher | WatchedFetcher:
+    def create_fetcher(kind: int, dataset: object, *settings: object) -> object:
         fetcher = plain(kind, dataset, *settings)
         if work.over or not is_wanted(dataset):
             return fetcher

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from pathlib import Path
@@ -25,7 +24,6 @@ from labkit.bench.loader_clocks import (
     Progress,
     Stopwatch,
     TimeInLine,
-    no_words,
     plain_index,
 )
 from labkit.process.events import EventLog, now_ns
@@ -76,11 +74,8 @@ class LoaderWork:
         self.pid = os.getpid()
         self.mark = until_gone and os.path.join(folder, until_gone)
         self.over = False
-        self.progress = None
-        if self.mark:
-            with contextlib.suppress(OSError):
-                self.progress = Progress(folder, "main" if worker < 0 else worker)
-        self.words = self.progress.words if self.progress else no_words()
+        self.progress = Progress(folder if self.mark else "", "main" if worker < 0 else worker)
+        self.words = self.progress.words
         self.stopwatch = None if self.mark else Stopwatch()
         self.in_line = TimeInLine()
         self.worth_a_look = False  # whether batches take so long that two readings are nothing
@@ -129,11 +124,6 @@ class LoaderWork:
         words[STATE] = FETCHING
         self.start = self.fetched = now_ns()
         words[SINCE] = self.start
-
-    def name_item(self, index: object) -> None:
-        """Note the item that is being fetched, for who looks while it hangs."""
-        if self.progress is not None:
-            self.progress.name_item(index)
 
     def end_item(self, index: object) -> None:
         """Note that an item is there."""

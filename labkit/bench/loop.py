@@ -5,18 +5,23 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import nn
 
-from labkit.bench.data import CLASSES, Batch, noise_batch
+from labkit.bench.data import IMAGE_CLASSES, Batch, noise_batch
 from labkit.bench.formats import DTYPES, use_tf32
 from labkit.bench.job import Job
 from labkit.bench.models import MODELS, AdamW, set_layout
 from labkit.bench.timeline import DeviceTimeline, HostTimeline, Step
 from labkit.process.events import now_ns
+
+if TYPE_CHECKING:
+    from labkit.bench.user_dataset import OwnStep
+
+Trains: TypeAlias = "Trainer | OwnStep"
+"""What trains: a model of ours, or a step that a reader wrote."""
 
 STARTING_NS = 120_000_000_000  # what workers get to start in, at the most
 UNLIMITED_S = 1e9
@@ -32,55 +37,9 @@ class CopyStream:
     def __enter__(self) -> None:
         self.side.__enter__()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.side.__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        self.side.__exit__(*error)
         self.main.wait_stream(self.side)  # the GPU waits; the host goes on
-
-
-class Trains(Protocol):
-    """What the loop needs of whatever trains: our own `Trainer`, or a step that a reader wrote."""
-
-    @property
-    def job(self) -> Job:
-        """The knobs."""
-        ...
-
-    @property
-    def device(self) -> torch.device:
-        """Where it trains."""
-        ...
-
-    @property
-    def model(self) -> nn.Module:
-        """What is trained."""
-        ...
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer | None:
-        """What updates the model; None where a reader's step has its own, or none."""
-        ...
-
-    @property
-    def side_stream(self) -> CopyStream | None:
-        """The stream of copies that overlap the compute; None where they do not."""
-        ...
-
-    def to_device(self, images: Any, labels: torch.Tensor, /) -> tuple[Any, torch.Tensor]:
-        """Issue the copy of one batch from the host to the device."""
-        ...
-
-    def compute(self, images: Any, labels: torch.Tensor, /, update: bool) -> torch.Tensor:
-        """Issue one step on a batch of the device; return its loss."""
-        ...
-
-    def after_step(self) -> bool | None:
-        """Follow each step; True ends the loop."""
-        ...
 
 
 class Trainer:
@@ -92,7 +51,7 @@ class Trainer:
         torch.manual_seed(job.seed)
         use_tf32(job.precision == "tf32")
         with device:  # a large model's weights are drawn where they are needed: seconds on a CPU
-            model = MODELS[job.model](job.width, job.depth, CLASSES, job.image_px)
+            model = MODELS[job.model](job.width, job.depth, IMAGE_CLASSES, job.image_px)
         self.layout = torch.channels_last if job.channels_last else torch.contiguous_format
         set_layout(model.to(device), self.layout)
         # fused=False would switch off PyTorch's own default, which updates all at once on a GPU

@@ -19,6 +19,7 @@ import torch
 
 from labkit import quotas
 from labkit.bench.gpu_meter import TEGRA
+from labkit.bench.user_loop import plain_machine
 
 # PyTorch's builds by CUDA's major version. A driver runs all builds of the versions it knows: CUDA
 # 12 from driver 525 on, CUDA 13 from 580 on (docs.nvidia.com/deploy/cuda-compatibility).
@@ -253,28 +254,21 @@ def finish(device: torch.device) -> None:
 
 def describe(device: torch.device) -> dict[str, Any]:
     """Describe the machine as seen from `device`, as JSON types."""
-    cpu = cpu_name()
-    cores = quotas.cpu_cores()
     ram_gib = _gib(quotas.ram_bytes())
-    found: dict[str, Any] = {
+    found = plain_machine(cpu_name())
+    found["versions"]["torch"] = torch.__version__
+    found |= {
         "device": str(device),
         "kind": "cpu" if device.type == "cpu" else "gpu",
-        "name": cpu,
         "memory_gib": ram_gib,
-        "cpu_name": cpu,
-        "cpu_cores": cores.count,
-        "host_cores": cores.of,
-        "cores_limit": cores.limit,
         "ram_gib": ram_gib,
         "shm_gib": None,
         "threads": torch.get_num_threads(),
-        "os": f"{platform.system()} {platform.release()}",
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
     }
     with contextlib.suppress(OSError):
         found["shm_gib"] = _gib(shutil.disk_usage("/dev/shm").total)
     if device.type == "mps":
-        found["name"] = f"Apple GPU ({cpu})"
+        found["name"] = f"Apple GPU ({found['cpu_name']})"
     elif device.type not in ("cpu", *KNOWN):  # of a loop that is watched
         found["name"] = name_of_other(device)
     if device.type == "cuda":

@@ -14,6 +14,9 @@ USER_TIME = 1  # Linux's CPUCLOCK_VIRT
 OF_A_THREAD = 4  # its CPUCLOCK_PERTHREAD_MASK
 TO_THREAD = 4  # and its SIGEV_THREAD_ID
 TICK_S = 0.01  # for which a tick of the kernel is waited for, at the most
+MUCH_NS = 200_000_000  # of time without a sample, for which a late one is taken all the same
+LEAST_NS = 5_000_000  # in the system, that is looked for
+LONGEST_NS = 2_000_000_000  # that a sample may stand for: a laptop that slept is no slow line
 
 
 class Timer:
@@ -51,6 +54,12 @@ class MainThread:
         self.timer = Timer(self.user_clock)
         self.sampled = _thread.allocate_lock()  # held while it is: what waits for it wakes at once
         self.sampled.acquire()
+        self.placed = self.spent_ns()  # what it had spent when its time was last placed
+
+    def release(self) -> None:
+        """End its sampling."""
+        self.timer.delete()
+        self.sampled.release()
 
     def spent_ns(self) -> dict[str, int]:
         """Return its "user" and "system" CPU time, and that "off" the core (from any zero), ns."""
@@ -58,12 +67,32 @@ class MainThread:
         cpu = time.clock_gettime_ns(self.cpu_clock)
         return {"user": user, "system": cpu - user, "off": now_ns() - cpu}
 
-    def is_off(self) -> bool:
+    def weigh(self, sort: str) -> int:
+        """Return the time of a sort that has passed since its last sample, ns, and place it.
+
+        It may be 0: the kernel's clocks of user and system time go in ticks of 1 to 10 ms.
+        """
+        spent = self.spent_ns()[sort]
+        weight = min(spent - self.placed[sort], LONGEST_NS)
+        if weight > 0:
+            self.placed[sort] = spent
+        return weight
+
+    def sort(self, tick: Timer, late: bool) -> str:
+        """Return which sort of time it spends now; "" for the signal's, or unknown."""
+        spent = self.spent_ns()
+        if self._is_off():
+            much = spent["off"] - self.placed["off"] > MUCH_NS
+            return "off" if much or not late else ""
+        system = spent["system"] - self.placed["system"] > LEAST_NS
+        return "system" if system and self._is_in_system(tick) else ""
+
+    def _is_off(self) -> bool:
         """Whether it sleeps, or waits for a core."""
         before = time.clock_gettime_ns(self.cpu_clock)
         return time.clock_gettime_ns(self.cpu_clock) == before
 
-    def is_in_system(self, tick: Timer) -> bool:
+    def _is_in_system(self, tick: Timer) -> bool:
         """Wait for a tick on its core; whether it was in the system then, as the clocks say."""
         before = time.clock_gettime_ns(self.user_clock)
         tick.arm(0.0)

@@ -228,13 +228,8 @@ def call(
     except Skipped as why:
         return f"skipped: {why}"
     except Exception as error:  # whatever the reader's code raises
-        return OUT_OF_MEMORY if is_out_of_memory(error) else said(error, function, code)
+        return OUT_OF_MEMORY if machine.refused(error) else said(error, function, code)
     return None
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether there was not enough memory, on the device or in RAM."""
-    return isinstance(error, torch.OutOfMemoryError) or machine.refused(error)
 
 
 def said(error: BaseException, function: Callable, code: dict[str, list[str]]) -> str:

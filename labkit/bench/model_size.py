@@ -7,7 +7,6 @@ later runs: by card, driver and PyTorch, and apart where others were computing o
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,8 +15,9 @@ import torch
 
 from labkit import quotas
 from labkit.bench import machine
-from labkit.bench.data import CLASSES, noise_batch
+from labkit.bench.data import IMAGE_CLASSES, noise_batch
 from labkit.bench.job import Job
+from labkit.bench.kept_files import keep
 from labkit.bench.loop import Trainer
 from labkit.bench.models import MODELS
 from labkit.process import folders
@@ -38,9 +38,8 @@ OFF = 0.3  # a depth whose own time is so far from STEP_MS is looked for again
 TRIES = 3
 DESKTOP = 0.1  # of a card's time: what drawing a desktop takes at the most
 LOAD_SIDE = 2048  # rows of the products of the load
-WARMUP = 3  # steps, before any is timed
-STEPS = 3  # in a round
-ROUNDS = 3
+STEPS_A_ROUND = 3  # in a round
+ROUNDS = 3  # behind one that warms up
 
 
 def fill(job: Job, device: torch.device) -> None:
@@ -73,7 +72,7 @@ def width_that_fits(job: Job, device: torch.device) -> int:
     width = job.width
     while width > 1:
         with torch.device("meta"):
-            probed = MODELS[job.model](width, PROBED[1], CLASSES, job.image_px)
+            probed = MODELS[job.model](width, PROBED[1], IMAGE_CLASSES, job.image_px)
         weights = sum(each.nbytes for each in probed.parameters())
         if COPIES * weights <= MOST_MEMORY * memory:
             break
@@ -129,22 +128,14 @@ def find_depth(job: Job, device: torch.device) -> int:
     return depth
 
 
-def load(device: torch.device, seconds: float = WARM_S) -> None:
-    """Keep the device busy for `seconds`."""
+def load(device: torch.device) -> None:
+    """Keep the device busy until its clocks have risen."""
     square = torch.ones(LOAD_SIDE, LOAD_SIDE, device=device)
-    until = now_ns() + int(seconds * 1e9)
+    until = now_ns() + int(WARM_S * 1e9)
     while now_ns() < until:
         for _ in range(10):
             square @ square
         machine.finish(device)
-
-
-def keep(path: Path, text: str) -> None:
-    """Write `text` at once: another run on another card may be writing the same."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}")
-    part.write_text(text)
-    part.replace(path)
 
 
 def time_step(of: Job, depth: int, device: torch.device) -> float:
@@ -153,13 +144,13 @@ def time_step(of: Job, depth: int, device: torch.device) -> float:
     trainer = Trainer(job, device)
     images, labels = trainer.to_device(*noise_batch(job))
     took = []
-    for steps in (WARMUP, *[STEPS] * ROUNDS):
+    for _ in range(1 + ROUNDS):
         machine.finish(device)
         start = now_ns()
-        for _ in range(steps):
+        for _ in range(STEPS_A_ROUND):
             trainer.compute(images, labels, update=True)
         machine.finish(device)
-        took.append((now_ns() - start) / 1e6 / steps)
+        took.append((now_ns() - start) / 1e6 / STEPS_A_ROUND)
     return median(took[1:])
 
 

@@ -6,11 +6,13 @@ import contextlib
 import threading
 import time
 from dataclasses import dataclass
+from statistics import fmean
 
 import psutil
 import pynvml
 
 from labkit import quotas
+from labkit.bench.cpu_use import CpuUse
 from labkit.bench.gpu_meter import GpuMeter, GpuReading
 
 MOST_SAMPLES = 14_400  # that are kept: an hour of them, then every other one
@@ -49,9 +51,8 @@ class Outside:
         self.root = psutil.Process(pid)
         self.samples: list[Sample] = []
         self.period_s = SAMPLE_S
-        self.spent: dict[tuple[int, float], float] = {}  # CPU seconds of each process so far
+        self.use = CpuUse()
         self.start = time.monotonic()
-        self.before = self.start
         self.ended = threading.Event()
         psutil.cpu_percent()
         self.thread = threading.Thread(target=self._look, daemon=True)  # a driver may hang
@@ -77,56 +78,38 @@ class Outside:
             del self.samples[::2]
             self.period_s *= 2
 
-    def _states(self, family: list[psutil.Process]) -> dict[int, float]:
-        """Look at every process for a while: {pid: share of looks in which it had work}."""
-        seen: dict[int, list[bool]] = {}
-        until = self.before + self.period_s
+    def _states(self, family: list[psutil.Process]) -> dict[psutil.Process, float]:
+        """Look at every process for a while; return the share of looks in which it had work."""
+        seen: dict[psutil.Process, list[bool]] = {}
+        until = self.use.looked_at + self.period_s
         while not self.ended.wait(LOOK_S) and time.monotonic() < until:
             for process in family:
                 with contextlib.suppress(psutil.Error):
                     runs = process.status() == psutil.STATUS_RUNNING  # on a core, or waiting for it
-                    seen.setdefault(process.pid, []).append(runs)
-        return {pid: sum(looks) / len(looks) for pid, looks in seen.items()}
+                    seen.setdefault(process, []).append(runs)
+        return {process: fmean(looks) for process, looks in seen.items()}
 
     def _sample(
-        self, family: list[psutil.Process], states: dict[int, float], cards: dict[str, GpuMeter]
+        self,
+        family: list[psutil.Process],
+        states: dict[psutil.Process, float],
+        cards: dict[str, GpuMeter],
     ) -> Sample:
-        now = time.monotonic()
-        cores, workers = self._cores_used(family, now - self.before)
-        self.before = now
-        main = self.root.pid
-        for pid, used in cores.items():
-            if pid not in workers and used > cores.get(main, 0.0):
-                main = pid
+        cores = self.use.look(family)
+        workers = {each for each in cores if each is not self.root and is_worker(each)}
+        others = cores.keys() - workers
+        main = max((self.root, *others), key=lambda process: cores.get(process, 0.0))
         return Sample(
-            at_s=now - self.start,
+            at_s=self.use.looked_at - self.start,
             main=cores.get(main, 0.0),
             main_runs=states.get(main, 0.0),
-            workers=sum(cores[pid] for pid in workers),
+            workers=sum(cores[each] for each in workers),
             worker_count=len(workers),
-            workers_run=sum(states.get(pid, 0.0) for pid in workers) / max(1, len(workers)),
-            others=sum(cores[pid] for pid in cores.keys() - workers - {main}),
+            workers_run=sum(states.get(each, 0.0) for each in workers) / max(1, len(workers)),
+            others=sum(cores[each] for each in others - {main}),
             machine=psutil.cpu_percent() / 100 * quotas.cpu_cores().of,
-            gpus={uuid: _read(card, set(cores)) for uuid, card in cards.items()},
+            gpus={uuid: _read(card, {each.pid for each in cores}) for uuid, card in cards.items()},
         )
-
-    def _cores_used(
-        self, family: list[psutil.Process], elapsed_s: float
-    ) -> tuple[dict[int, float], set[int]]:
-        """Return the cores that each process used since the last sample, and the workers' ids."""
-        spent: dict[tuple[int, float], float] = {}
-        cores: dict[int, float] = {}
-        workers: set[int] = set()
-        for process in family:
-            with contextlib.suppress(psutil.Error):
-                times = process.cpu_times()
-                key = (process.pid, process.create_time())
-                spent[key] = times.user + times.system
-                cores[process.pid] = (spent[key] - self.spent.get(key, 0.0)) / elapsed_s
-                if process is not self.root and is_worker(process):
-                    workers.add(process.pid)
-        self.spent = spent
-        return cores, workers
 
 
 def _all_cards(own_pid: int) -> dict[str, GpuMeter]:
@@ -151,6 +134,8 @@ def _read(card: GpuMeter, pids: set[int]) -> CardReading:
 
 def is_worker(process: psutil.Process) -> bool:
     """Return whether a process prepares batches, as far as its name and command line tell."""
-    command = " ".join(process.cmdline())
-    spawned = SPAWNED in command and not any(word in command for word in NO_WORKERS)
-    return spawned or process.name() == WORKER
+    with contextlib.suppress(psutil.Error):  # it has just ended
+        command = " ".join(process.cmdline())
+        spawned = SPAWNED in command and not any(word in command for word in NO_WORKERS)
+        return spawned or process.name() == WORKER
+    return False

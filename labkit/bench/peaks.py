@@ -12,12 +12,13 @@ from collections.abc import Callable
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from labkit import quotas
-from labkit.bench import formats, machine, model_size
+from labkit.bench import formats, machine
+from labkit.bench.kept_files import keep
 from labkit.process import folders
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def measured(
     if again or known.get(of, {}).get("day") != today:
         rate = memory_rate(bench) if of == BANDWIDTH else product_rate(bench, of)
         known[of] = {"per_s": rate, "day": today, "varied": noisy(bench.rows[-1]["seconds"])}
-        model_size.keep(_file_of(bench.device), json.dumps(known))
+        keep(_file_of(bench.device), json.dumps(known))
     return {**known[of], "threads": torch.get_num_threads()}
 
 
@@ -107,15 +108,10 @@ def free_bytes(device: torch.device) -> int:
 
 def kept(device: torch.device) -> dict[str, float] | None:
     """Return {format: FLOP/s, "bandwidth": byte/s} as last measured here; None without any."""
-    rates: dict[str, float] = {}
-    for name, peak in _peaks(device).items():
-        per_s = peak["per_s"]
-        if isinstance(per_s, (int, float)):
-            rates[name] = per_s
-    return rates or None
+    return {name: peak["per_s"] for name, peak in _peaks(device).items()} or None
 
 
-def _peaks(device: torch.device) -> dict[str, dict[str, object]]:
+def _peaks(device: torch.device) -> dict[str, dict[str, Any]]:
     """Return {format or "bandwidth": what `measured` returned}; {} without any."""
     with contextlib.suppress(OSError, ValueError):
         return json.loads(_file_of(device).read_text())

@@ -31,9 +31,8 @@ STOPPING = ("SIGINT", "SIGBREAK")  # the second is Windows', for a process in a 
 MAX_TRACEBACK = 8_000  # characters kept of a traceback
 
 workers: list[BaseProcess] = []  # the loader's processes
-held: list[
-    object
-] = []  # what would wait, when let go of, up to 5 s for each worker that is not idle
+# What would wait, when let go of, up to 5 s for each worker that is not idle
+held: list[object] = []
 
 
 def die_with(parent: int) -> None:

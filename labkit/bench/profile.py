@@ -6,7 +6,7 @@ import gzip
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from operator import truediv
 from pathlib import Path
 from statistics import median
@@ -21,7 +21,8 @@ from labkit.bench import formats, handoff, machine
 from labkit.bench.job import Job
 from labkit.bench.loop import Trains
 from labkit.bench.optional import write_or_why
-from labkit.bench.user_dataset import Batch, mapped
+from labkit.bench.user_dataset import Batch
+from labkit.bench.user_loop import leaves
 from labkit.process.events import EventLog
 
 Loaded: TypeAlias = tuple[Batch, torch.Tensor]  # a batch on the host, and its labels
@@ -147,10 +148,14 @@ def summarise(events: list[_KinetoEvent], window: str) -> dict[str, float]:
         "window_us": _us(end - start),
         "gap_us": _us(end - start - covered),  # no operator ran
         "tiny_us": _us(sum(tiny)),
-        "heavy_us": _us(sum(each.own for each in operators if HEAVY.search(each.name))),
-        "elementwise_us": _us(sum(each.own for each in operators if ELEMENTWISE.search(each.name))),
+        "heavy_us": _us(_own_ns(operators, HEAVY)),
+        "elementwise_us": _us(_own_ns(operators, ELEMENTWISE)),
         "fusible_us": _us(_fusible_ns(operators)),  # what chains of these save as one pass
     }
+
+
+def _own_ns(operators: list[Operator], names: re.Pattern[str]) -> int:
+    return sum(each.own for each in operators if names.search(each.name))
 
 
 def _us(nanoseconds: int) -> float:
@@ -228,14 +233,12 @@ def other_settings(trainer: Trains, images: Batch, labels: torch.Tensor) -> dict
     settings = {"plain": plain}
     resize = 1.0  # the rows of the other batch over those of this one
     if not (trainer.job.compile or hasattr(trainer.model, "_orig_mod")):  # it would compile anew
-        sizes = [1]
-        mapped((images, labels), lambda part: sizes.append(rows_of(part)))
-        whole = max(sizes)
+        whole = max(1, *map(rows_of, leaves((images, labels))))
         # A quarter is quick, and least disturbed; but to a GPU it may be as much work as the whole
         quick = trainer.device.type == "cpu" and whole >= FEW_ROWS
         rows = whole // 4 if quick else 2 * whole
         resize = rows / whole
-        other_images, other_labels = mapped((images, labels), lambda part: resized(part, rows))
+        other_images, other_labels = resized((images, labels), rows)
         settings["resized"] = Setting(other_images, other_labels, asked)
         if asked == "fp32" and not formats.lacks("bf16", trainer.device):
             settings["bf16"] = plain._replace(precision="bf16")
@@ -285,11 +288,16 @@ def rows_of(part: object) -> int:
     return part.shape[0] if isinstance(part, torch.Tensor) and part.dim() else 0
 
 
-def resized(part: Batch, rows: int) -> Batch:
-    """Return so many rows of a tensor, all of them twice where there are fewer."""
-    if not rows_of(part):
-        return part
-    return part[:rows] if rows <= len(part) else torch.cat([part, part])
+def resized(batch: Batch, rows: int) -> Batch:
+    """Return so many rows of each tensor in a batch, all of them twice where there are fewer."""
+    if isinstance(batch, Mapping):
+        return {name: resized(part, rows) for name, part in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        parts = [resized(part, rows) for part in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    if not rows_of(batch):
+        return batch
+    return batch[:rows] if rows <= len(batch) else torch.cat([batch, batch])
 
 
 def _timed(trainer: Trains, setting: Setting) -> float:

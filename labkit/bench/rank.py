@@ -9,26 +9,23 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import time
 from collections.abc import Callable
-from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-import labkit
 from labkit.bench import data, flops, machine, process, work
 from labkit.bench.job import Job
 from labkit.bench.loop import UNLIMITED_S, Trainer, train
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.timeline import DeviceTimeline, HostTimeline, Step
-from labkit.bench.user_loop import telemetry_beside
+from labkit.bench.user_loop import telemetry_beside, write_spec
 from labkit.knobs import Settings
-from labkit.process.events import NO_DEVICE, VERSION, EventLog, StepRing, line_of, now_ns
+from labkit.process.events import NO_DEVICE, EventLog, StepRing, line_of, now_ns
 
 Resolved = tuple[Job, dict[str, str]]
 """The job, and {knob: why it was not applied}."""
@@ -36,49 +33,31 @@ Resolved = tuple[Job, dict[str, str]]
 VOTE_EVERY = 4  # steps, at least, between two votes on whether the time is up
 
 
-class Place(NamedTuple):
-    """Where a rank stands in its run, as torchrun says."""
-
-    rank: int
-    local_rank: int
-    world_size: int
-
-
 def run(spec: Settings, folder: Path, log: EventLog) -> None:
     """Join the other ranks, train with them, and write what this one did."""
-    place = Place(
-        int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
-    )
-    pipeline = spec["pipeline"] | spec["starve"].get(str(place.rank), {}) | {"xray": False}
-    log.write(
-        "spec",
-        version=VERSION,
-        run=f"{spec['run']}-rank{place.rank}",
-        utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        labkit=labkit.__version__,
-        pipeline=pipeline,
-        place=place._asdict(),
-    )
-    log.write("hello", pid=os.getpid())
+    names = ("rank", "local_rank", "world_size")  # as torchrun tells them
+    place = {name: int(os.environ[name.upper()]) for name in names}
+    rank, local_rank, ranks = place.values()
+    starved = spec["starve"].get(str(rank), {})
+    pipeline = spec["pipeline"] | starved | {"xray": False}
+    write_spec(log, f"{spec['run']}-rank{rank}", pipeline, place=place)
     machine.use_fixed_threads()
-    device, not_the_gpu = take_device(pipeline["device"], spec["ranks"], place.local_rank)
+    device, not_the_gpu = take_device(pipeline["device"], spec["ranks"], local_rank)
     facts = machine.describe(device)
     log.write("machine", **facts)
-    watch_card(device, folder, place.local_rank)
-    if place.local_rank == 0:  # for the run as a whole; its telemetry is of no single card
+    watch_card(device, folder, local_rank)
+    if local_rank == 0:  # for the run as a whole; its telemetry is of no single card
         EventLog(folder).write("machine", **facts | {"uuid": None})
     log.stage("waiting for the other ranks")
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    job, not_applied = same_model(
-        place.rank, lambda **sizes: resolve_config(pipeline | sizes, device)
-    )
+    job, not_applied = same_model(rank, lambda **sizes: resolve_config(pipeline | sizes, device))
     if not_the_gpu:
         not_applied["device"] = not_the_gpu
     log.write("job", pipeline=vars(job), not_applied=not_applied)
-    job.shard = (place.rank, place.world_size)
-    items = first_makes_files(place.local_rank, job, Path(spec["cache"]) / "data", log)
+    job.shard = (rank, ranks)
+    items = first_makes_files(local_rank, job, Path(spec["cache"]) / "data", log)
     trainer = work.built(lambda: DistributedTrainer(job, device, spec["no_sync"]), log)
-    if place.rank == place.world_size - 1:  # for tests: one rank breaks, the others do not
+    if rank == ranks - 1:  # for tests: one rank breaks, the others do not
         items = process.planted(spec.get("fault"), items, trainer)
     timeline = rank_timeline(log, folder, device, trainer.comm)
     iterator = work.begun(data.make_loader(items, job), job, log)
@@ -109,9 +88,7 @@ def first_makes_files(local_rank: int, job: Job, cache: Path, log: EventLog) -> 
     """Return the dataset; the machine's first rank makes missing files, while the others wait."""
     if local_rank:
         dist.barrier()
-    items = data.make_dataset(
-        job, cache, lambda done, total: log.stage("making images", done, total)
-    )
+    items = data.make_dataset(job, cache, partial(log.stage, "making images"))
     if not local_rank:
         dist.barrier()
     return items
@@ -253,8 +230,7 @@ class DirectSteps(StepRing):
 
     def as_ns(self, mark: Mark) -> int:
         """Return when a mark was made, ns on the host's clock."""
-        if not isinstance(mark, int):
-            raise TypeError("an event of a device needs the timeline of that device")
+        assert isinstance(mark, int)  # only a device's timeline has events
         return mark
 
     def add(
@@ -266,9 +242,9 @@ class DirectSteps(StepRing):
         device: tuple[int, ...] = NO_DEVICE,
         cpu_ns: int = 0,
     ) -> None:
-        """Write step `i`; the arguments are a StepRing's, and the CPU time of its compute."""
+        """Write step `i`; the arguments are a StepRing's."""
         line = line_of((*device, i + 1, *t, samples, cpu_ns, loss, i + 1))
-        marks = self.exchanged.pop(i, None)
+        marks = self.exchanged.pop(i)
         if marks:
             start, end = map(self.as_ns, marks)
             line = f'{line[:-1]},"comm":[{start},{end}]}}'
@@ -278,15 +254,12 @@ class DirectSteps(StepRing):
 class RankHostTimeline(HostTimeline, DirectSteps):
     """The timeline of a rank whose device is the CPU."""
 
+    long_ns = 0  # the CPU time is read in every step
+
     def step(self, step: Step) -> int:
-        """Record a step, as a HostTimeline does; its CPU time in every step."""
-        done = now_ns()
+        """Record a step, as a HostTimeline does."""
         self.exchanged[step.number] = self.comm.take()
-        spent = time.thread_time_ns() - self.cpu_ns
-        stamps = (step.asked, step.ready, step.copied, done)
-        loss = step.loss.item()
-        self.add(step.number, stamps, step.samples, loss, cpu_ns=spent)
-        return done
+        return super().step(step)
 
 
 class RankDeviceTimeline(DeviceTimeline, DirectSteps):
@@ -299,8 +272,7 @@ class RankDeviceTimeline(DeviceTimeline, DirectSteps):
 
     def as_ns(self, mark: Mark) -> int:
         """Return an event of the step being written as ns on the host's clock; it is read once."""
-        if isinstance(mark, int):
-            return mark
+        assert isinstance(mark, torch.Event)
         self.events.idle.append(mark)
         return self.host_ns(mark)
 

@@ -7,6 +7,7 @@ events to its log until the supervisor ends it. A metric that is not here is Non
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import sys
@@ -18,6 +19,7 @@ from typing import Any, TypedDict
 import psutil
 
 from labkit import quotas
+from labkit.bench.cpu_use import CpuUse
 from labkit.bench.gpu_meter import GpuMeter, OtherProcess, name_of
 from labkit.bench.process import die_with, wait_for_run
 from labkit.process.events import FILE_NAME, EventLog
@@ -30,7 +32,6 @@ NAMED_EVERY = 25  # samples between two looks at what else uses the cores: 5 s
 NAMED_FIRST = 5  # the sample with the first of them: runs may last seconds only
 MOST_NAMED = 3
 LEAST_CORES = 0.1  # that a program uses, to be named
-LEAST_S = 1e-9  # between two readings: nothing is divided by zero
 
 
 class CpuReading(TypedDict):
@@ -79,12 +80,11 @@ class CpuMeter:
         self.bench = psutil.Process(bench_pid)
         self.tasks = Path(f"/proc/{bench_pid}/task")
         self.workers: dict[str, psutil.Process] = {}
-        self.spent_s: dict[int, float] = {}  # CPU time of each of the run's processes so far
+        self.use = CpuUse()
         self.waited: dict[str, int] = {}  # ns that each of their threads stood in line for a core
-        self.names: dict[str, str] = {}  # of the bench's threads
-        self.read_at = time.monotonic()
         self.cores = quotas.cpu_cores().of
         psutil.cpu_percent()
+        self.use.look(self._family())
 
     def read(self) -> CpuReading:
         """Return one sample; None of the run where one of its processes has just ended."""
@@ -105,24 +105,19 @@ class CpuMeter:
         family = self._family()
         resident = sum(process.memory_info().rss for process in family)
         reading["rss_gib"] = round(resident / 2**30, 4)
-        spent_s = {}
-        for process in family:
-            times = process.cpu_times()
-            spent_s[process.pid] = times.user + times.system
-        now = time.monotonic()
-        elapsed_s = max(LEAST_S, now - self.read_at)
-        used_s = sum(seconds - self.spent_s.get(pid, seconds) for pid, seconds in spent_s.items())
-        reading["own_cpu"] = round(used_s / elapsed_s / self.cores, 3)
+        cores = self.use.look(family)
+        if len(cores) < len(family):
+            return
+        reading["own_cpu"] = round(sum(cores.values()) / self.cores, 3)
         waited: dict[str, int] = {}
         for process in family:
             waited.update(_in_line_ns(process.pid))
         if waited and self.waited:
+            elapsed_ns = self.use.elapsed_s * 1e9
             more = {thread: ns - self.waited.get(thread, ns) for thread, ns in waited.items()}
             launching = sum(ns for thread, ns in more.items() if self._launches(thread))
-            reading["line_cpu"] = round(sum(more.values()) / 1e9 / elapsed_s / self.cores, 3)
-            reading["launch_line"] = round(launching / 1e9 / elapsed_s, 3)
-        self.spent_s = spent_s
-        self.read_at = now
+            reading["line_cpu"] = round(sum(more.values()) / elapsed_ns / self.cores, 3)
+            reading["launch_line"] = round(launching / elapsed_ns, 3)
         self.waited = waited
 
     def _launches(self, thread: str) -> bool:
@@ -130,11 +125,7 @@ class CpuMeter:
         place = Path(thread).parent
         if self.tasks not in place.parents:
             return False
-        if thread not in self.names:
-            self.names[thread] = ""
-            with contextlib.suppress(OSError):  # it has just ended
-                self.names[thread] = (place / "comm").read_text()
-        return place.name == str(self.bench.pid) or self.names[thread].startswith(AUTOGRAD)
+        return place.name == str(self.bench.pid) or _thread_name(place).startswith(AUTOGRAD)
 
     def _family(self) -> list[psutil.Process]:
         """Return the bench and its workers; psutil would look at every process: milliseconds."""
@@ -144,6 +135,13 @@ class CpuMeter:
             pids = " ".join(task.read_text() for task in self.tasks.glob("*/children")).split()
             self.workers = {pid: self.workers.get(pid) or psutil.Process(int(pid)) for pid in pids}
         return [self.bench, *self.workers.values()]
+
+
+@functools.lru_cache(4096)
+def _thread_name(task: Path) -> str:
+    with contextlib.suppress(OSError):  # it has just ended
+        return (task / "comm").read_text()
+    return ""
 
 
 def _in_line_ns(pid: int) -> Iterator[tuple[str, int]]:
@@ -159,36 +157,23 @@ class OtherPrograms:
     def __init__(self, own: set[int]):
         """`own` are the processes that, with all that they started, are the run."""
         self.own = own
-        self.spent_s = self._spent_s()
-        self.read_at = time.monotonic()
+        self.use = CpuUse()
+        self.read()
 
     def read(self) -> list[BusyProgram]:
         """Return those since the last call, the busiest first."""
-        spent_s = self._spent_s()
-        now = time.monotonic()
-        elapsed_s = max(LEAST_S, now - self.read_at)
-        cores = {}
-        for pid, seconds in spent_s.items():
-            cores[pid] = (seconds - self.spent_s.get(pid, 0.0)) / elapsed_s
-        self.spent_s = spent_s
-        self.read_at = now
-        busiest = sorted(cores, key=lambda pid: -cores[pid])[:MOST_NAMED]
-        return [
-            {"pid": pid, "name": name_of(pid), "cores": round(cores[pid], 2)}
-            for pid in busiest
-            if cores[pid] >= LEAST_CORES
-        ]
-
-    def _spent_s(self) -> dict[int, float]:
-        """Return the CPU time of each process outside of the run, s."""
-        parents = {}
-        spent_s = {}
+        parents: dict[psutil.Process, int] = {}
         for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error), process.oneshot():
-                times = process.cpu_times()
-                parents[process.pid] = process.ppid()
-                spent_s[process.pid] = times.user + times.system
-        return {pid: seconds for pid, seconds in spent_s.items() if not self._is_own(pid, parents)}
+            with contextlib.suppress(psutil.Error):
+                parents[process] = process.ppid()
+        by_pid = {process.pid: parent for process, parent in parents.items()}
+        cores = self.use.look(each for each in parents if not self._is_own(each.pid, by_pid))
+        busiest = sorted(cores, key=lambda process: -cores[process])[:MOST_NAMED]
+        return [
+            {"pid": each.pid, "name": name_of(each.pid), "cores": round(cores[each], 2)}
+            for each in busiest
+            if cores[each] >= LEAST_CORES
+        ]
 
     def _is_own(self, pid: int, parents: dict[int, int]) -> bool:
         while pid in parents and pid not in self.own and parents[pid] != pid:

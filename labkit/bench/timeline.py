@@ -20,8 +20,9 @@ from labkit.process.events import EventLog, StepRing, now_ns
 # So it is read in every step that takes a few milliseconds, and in one of many shorter ones.
 LONG_NS = 4_000_000
 SHORT_STEPS = 32
-CHECKS = 3  # pairs of events, before a run trusts them
-EVENT_PATIENCE_S = 5.0  # the first operation on a device may have to be compiled
+# On MPS events may come in reverse order or never pass (github.com/pytorch/pytorch/issues/196395),
+# and to read one submits the queue and waits for it; read twice, it waits for ever
+NO_EVENTS = "events of MPS cannot be read without waiting for the device"
 
 
 class EventPool:
@@ -42,38 +43,6 @@ class EventPool:
         return event
 
 
-def why_no_events(device: torch.device) -> str | None:
-    """Return why pairs of timing events cannot be trusted on `device`; None where they can.
-
-    On MPS they may come in reverse order or never pass (github.com/pytorch/pytorch/issues/196395),
-    and to read one submits the queue and waits for it; read twice, it waits for ever.
-    """
-    if device.type == "mps":
-        return "events of MPS cannot be read without waiting for the device"
-    try:
-        return _why_not_trusted(EventPool(device), device)
-    except RuntimeError as error:  # what a backend without them says
-        return f"there are none: {error}"
-
-
-def _why_not_trusted(events: EventPool, device: torch.device) -> str | None:
-    block = torch.ones(512, 512, device=device)
-    for _ in range(CHECKS):
-        begin = time.monotonic()
-        start = events.record()
-        block @ block
-        end = events.record()
-        while not end.query():
-            if time.monotonic() - begin > EVENT_PATIENCE_S:
-                return f"an event had not passed after {EVENT_PATIENCE_S:g} s"
-            time.sleep(1e-3)
-        took_ms = start.elapsed_time(end)
-        most_ms = (time.monotonic() - begin) * 1e3
-        if not 0 < took_ms <= most_ms:
-            return f"events say {took_ms:.3g} ms of what took {most_ms:.3g} ms at most"
-    return None
-
-
 class Step(NamedTuple):
     """A step whose compute the host has issued, as the loop hands it to its timeline."""
 
@@ -90,6 +59,7 @@ class HostTimeline(StepRing):
 
     cpu_ns = 0
     until_read = 0  # steps in which the thread's CPU clock is not read
+    long_ns = LONG_NS  # of compute, from which on it is read in every step
     # A copy to the CPU is over when it is issued. Just the clock: a method costs cold caches 4 µs
     copying = staticmethod(now_ns)
     copied = staticmethod(now_ns)
@@ -112,7 +82,7 @@ class HostTimeline(StepRing):
                 self.computing = self.read_cpu
         else:
             spent = time.thread_time_ns() - self.cpu_ns
-            if spent < LONG_NS:
+            if spent < self.long_ns:
                 self.until_read = SHORT_STEPS - 1
                 self.computing = now_ns
         stamps = (step.asked, step.ready, step.copied, done)
@@ -125,7 +95,7 @@ class HostTimeline(StepRing):
 
 
 class WaitingTimeline(HostTimeline):
-    """Steps of a device whose events cannot be trusted: the host waits for each copy and step."""
+    """Steps of a device without events to trust (MPS): the host waits for each copy and step."""
 
     def __init__(self, folder: str | Path, device: torch.device):
         super().__init__(folder)
@@ -169,12 +139,11 @@ class DeviceTimeline(StepRing):
         self.events = EventPool(device)
         self.in_flight: deque[Issued] = deque()
         self.marks: list[torch.Event] = []
-        is_cuda = device.type == "cuda"
-        self.losses = list(torch.zeros(self.LOSSES, pin_memory=is_cuda))
+        self.losses = list(torch.zeros(self.LOSSES, pin_memory=True))
         # Ranges for `nsys profile`, where this torch was built with them
-        has_ranges = is_cuda and hasattr(torch._C, "_nvtx")
-        self.push: Callable[[str], object] = torch.cuda.nvtx.range_push if has_ranges else _no_push
-        self.pop: Callable[[], object] = torch.cuda.nvtx.range_pop if has_ranges else _no_pop
+        has_ranges = hasattr(torch._C, "_nvtx")
+        self.push: Callable[[str], object] = torch.cuda.nvtx.range_push if has_ranges else _no_range
+        self.pop: Callable[[], object] = torch.cuda.nvtx.range_pop if has_ranges else _no_range
         torch.accelerator.synchronize(device)
         # The first event of the step that was written last, and when it was on the host's clock
         self.first = self.events.record()
@@ -241,12 +210,8 @@ class DeviceTimeline(StepRing):
         self.log.write("drift", drift_us=(self.first_ns - end_ns) / 1e3)
 
 
-def _no_push(_name: str) -> None:
-    """Begin no range: there is no profiler for them on this device."""
-
-
-def _no_pop() -> None:
-    """End no range."""
+def _no_range(*_name: str) -> None:
+    """Begin or end no range: there is no profiler for them."""
 
 
 def make_timeline(
@@ -255,8 +220,7 @@ def make_timeline(
     """Return the timeline that fits `device`, writing to the run in `folder`."""
     if device.type == "cpu":
         return HostTimeline(folder)
-    why = None if device.type == "cuda" else why_no_events(device)
-    if why is not None:
-        log.write("clock", why=why)
-        return WaitingTimeline(folder, device)
-    return DeviceTimeline(folder, log, device)
+    if device.type == "cuda":
+        return DeviceTimeline(folder, log, device)
+    log.write("clock", why=NO_EVENTS)
+    return WaitingTimeline(folder, device)

@@ -14,7 +14,7 @@ import os
 import pickle
 import pkgutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -32,7 +32,7 @@ from labkit.spec import STEP_KNOBS
 
 Batch: TypeAlias = Any  # whatever the reader's collate function makes
 Order: TypeAlias = Settings  # as `labkit.tuning.source` writes it into the spec
-PARTS = ("dataset", "collate_fn", "step", "model", "optimizer")
+USER_PARTS = ("dataset", "collate_fn", "step", "model", "optimizer")
 ONE = torch.empty(1)  # expanded, it counts samples and holds none
 NO_LOSS = torch.tensor(float("nan"))
 
@@ -54,14 +54,14 @@ def prepare(order: Order, job: Job, folder: Path) -> tuple[OwnStep, Batches]:
     send_by_value()
     settings = data.loader_settings(job)
     loader = DataLoader(dataset, collate_fn=collate, sampler=sampler, **settings)
-    return trainer, Batches(loader, job, parts["collate_fn"])
+    return trainer, Batches(loader, job)
 
 
 def _fetch(order: Order, folder: Path) -> Settings:
     """Return {part: object or None}; the payload is deleted as soon as it has been read."""
     os.chdir(order["cwd"])  # the reader's relative paths
     sys.path += [place for place in order["path"] if place not in sys.path]
-    parts: Settings = dict.fromkeys(PARTS)
+    parts: Settings = dict.fromkeys(USER_PARTS)
     for name, text in order["imports"].items():  # "module:name"
         parts[name] = pkgutil.resolve_name(text)
     made = parts["dataset"]  # a dataset already, or the function or class that makes one
@@ -217,12 +217,9 @@ def _takes(step: Callable[..., object]) -> int:
 class Batches:
     """The loader's batches without end, each with how many samples it holds."""
 
-    def __init__(
-        self, loader: DataLoader[object], job: Job, collate: Callable[[list], Batch] | None
-    ):
+    def __init__(self, loader: DataLoader[object], job: Job):
         self.loader = loader
         self.job = job
-        self.collate = collate
         self.streams = isinstance(loader.dataset, IterableDataset)
         self.taken = 0
         self.tensors: tuple[torch.Tensor, ...] = ()  # of the first batch
@@ -241,7 +238,7 @@ class Batches:
         if self.streams and self.taken <= self.job.num_workers:
             self._compare(batch)
         if not self.taken:
-            leaves = _leaves(batch)
+            leaves = user_loop.leaves(batch)
             self.tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
             if self.streams:  # their last batch may be short
                 self.count = user_loop.counter_for(batch, self.job.batch_size) or self.count
@@ -263,7 +260,7 @@ class Batches:
     def _compare(self, batch: Batch) -> None:
         """Raise where every worker streams the same samples: they would all be trained on twice."""
         values: list[object] = []
-        for leaf in _leaves(batch):
+        for leaf in user_loop.leaves(batch):
             values.append(leaf.numpy().tobytes() if isinstance(leaf, torch.Tensor) else repr(leaf))
         self.first_values.append(values)
         workers = self.job.num_workers
@@ -275,19 +272,3 @@ class Batches:
                     "use torch.utils.data.get_worker_info() to give each worker its own share, "
                     "or stay at num_workers=1."
                 )
-
-
-def mapped(batch: Any, change: Callable[[object], object]) -> Any:
-    """Return a batch with `change` made to what is in it, however deep in tuples and mappings."""
-    if isinstance(batch, Mapping):
-        return {name: mapped(part, change) for name, part in batch.items()}
-    if not isinstance(batch, (list, tuple)):
-        return change(batch)
-    parts = [mapped(part, change) for part in batch]
-    return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
-
-
-def _leaves(batch: Batch) -> list[object]:
-    found: list[object] = []
-    mapped(batch, found.append)
-    return found

@@ -9,13 +9,16 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime, timezone
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import labkit
 from labkit import quotas
+from labkit.process.events import VERSION, EventLog
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +39,22 @@ def knobs_of(loader: object) -> dict[str, int | bool]:
     if knobs["batch_size"] is None:  # where a batch sampler was given
         knobs["batch_size"] = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     return {name: value for name, value in knobs.items() if isinstance(value, (bool, int))}
+
+
+def in_flight(knobs: Mapping[str, int]) -> int:
+    """Return how many batches a loader's workers prepare ahead; 0 where that is not known."""
+    return knobs.get("num_workers", 0) * knobs.get("prefetch_factor", 0)
+
+
+def leaves(batch: object) -> Iterator[object]:
+    """Yield what is in a batch, however deep in lists, tuples and mappings."""
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, (list, tuple)):
+        for part in batch:
+            yield from leaves(part)
+    else:
+        yield batch
 
 
 def counter_for(batch: object, batch_size: int | None) -> Callable[[Any], int] | None:
@@ -126,20 +145,37 @@ def machine_and_clock(
 
             clock = DeviceClock(EventPool(device), write)
         return machine.describe(device), clock
-    name = platform.processor() or platform.machine()
+    return plain_machine(platform.processor() or platform.machine()), None
+
+
+def plain_machine(cpu_name: str) -> dict[str, Any]:
+    """Describe a machine without its accelerators, as JSON types."""
     cores = quotas.cpu_cores()
-    here = {
+    return {
         "device": "cpu",
         "kind": "cpu",
-        "name": name,
-        "cpu_name": name,
+        "name": cpu_name,
+        "cpu_name": cpu_name,
         "cpu_cores": cores.count,
         "host_cores": cores.of,
         "cores_limit": cores.limit,
         "os": f"{platform.system()} {platform.release()}",
         "versions": {"python": platform.python_version()},
     }
-    return here, None
+
+
+def write_spec(log: EventLog, run: str, pipeline: Mapping[str, Any], **more: object) -> None:
+    """Write what the record of this process begins with; `pipeline` is what was asked for."""
+    log.write(
+        "spec",
+        version=VERSION,
+        run=run,
+        labkit=labkit.__version__,
+        utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        pipeline=pipeline,
+        **more,
+    )
+    log.write("hello", pid=os.getpid())
 
 
 def telemetry_beside(folder: Path) -> subprocess.Popen[bytes] | None:

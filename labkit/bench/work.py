@@ -7,13 +7,14 @@ import gc
 import importlib
 import multiprocessing
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader
 
-from labkit.bench import data, handoff, machine, process, profile, stack, user_dataset
+from labkit.bench import data, handoff, machine, process, profile, user_dataset
 from labkit.bench.flops import write_work
 from labkit.bench.job import Job
 from labkit.bench.loader_work import LoaderWork
@@ -88,9 +89,7 @@ def prepare(
         made = importlib.import_module(spec["module"])
         return made.prepare(spec, job, device, folder, log, log.stage)
     cache = Path(spec["cache"]) / "data"
-    dataset = data.make_dataset(
-        job, cache, lambda done, total: log.stage("making images", done, total)
-    )
+    dataset = data.make_dataset(job, cache, partial(log.stage, "making images"))
     trainer = built(lambda: Trainer(job, device), log)
     dataset = process.planted(spec.get("fault"), dataset, trainer)
     return trainer, data.make_loader(dataset, job)
@@ -106,16 +105,11 @@ def shorten(job: Job, not_applied: dict[str, str]) -> None:
 @contextlib.contextmanager
 def lines_of(batches: Loader, folder: Path) -> Iterator[None]:
     """Sample the lines of the loop and its dataset, here and in the loader's workers."""
-    loader = batches
-    collate = None
-    if isinstance(batches, user_dataset.Batches):
-        loader = batches.loader
-        collate = batches.collate
-    collate = collate or getattr(loader, "collate_fn", None)
-    sampler = Sampler(folder, stack.place_of(collate))
-    sampler.loop = train.__code__
+    loader = batches.loader if isinstance(batches, user_dataset.Batches) else batches
+    sampler = Sampler(folder, loader.collate_fn)
+    sampler.places.loop = train.__code__
     work = LoaderWork(sampler.log, -1, 1, folder, until_gone="")
-    with in_workers(loader, folder, until_gone="", work=work):
+    with in_workers(loader, folder, "", work):
         sampler.start()
         yield
     sampler.stop()

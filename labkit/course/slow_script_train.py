@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from labkit.bench.data import CLASSES, COUNT, JpegFiles, jpeg_folder, make_loader
+from labkit.bench.data import IMAGE_CLASSES, IMAGE_COUNT, JpegFiles, jpeg_folder, make_loader
 from labkit.bench.job import Job
 from labkit.bench.loop import Batch, Trainer
 from labkit.bench.models import CNN
@@ -41,8 +41,8 @@ class Files(JpegFiles):
     def __init__(self, folder: Path, job: Job, fixes: Collection[str]):
         super().__init__(folder, job)
         records = [
-            {"id": number, "label": number % CLASSES, "box": [number, number, 2.0]}
-            for number in range(4 * COUNT)
+            {"id": number, "label": number % IMAGE_CLASSES, "box": [number, number, 2.0]}
+            for number in range(4 * IMAGE_COUNT)
         ]
         items = step_of("items", fixes)
         self.load_item = items.load_item
@@ -51,7 +51,7 @@ class Files(JpegFiles):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         pixels, _ = super().__getitem__(index)
-        image, label = self.load_item(pixels, index % COUNT, self.manifest)
+        image, label = self.load_item(pixels, index % IMAGE_COUNT, self.manifest)
         return self.packed(image), label
 
 
@@ -72,7 +72,7 @@ class SlowTrainer(Trainer):
             block[-1] = activation()
         self.mean = torch.tensor(MEAN, device=device).view(3, 1, 1)
         self.std = torch.tensor(STD, device=device).view(3, 1, 1)
-        self.confusion = torch.zeros(CLASSES * CLASSES, device=device)
+        self.confusion = torch.zeros(IMAGE_CLASSES * IMAGE_CLASSES, device=device)
 
     def to_device(self, images: torch.Tensor, labels: torch.Tensor) -> Batch:
         """Copy one batch: (B, 3, px, px) and (B,) int64."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from labkit.bench.stack import Place, Where
+from labkit.bench.places import Place, Where
 from labkit.results.record import Event
 from labkit.results.result import Result, Table
 

@@ -51,7 +51,7 @@ def _is_unit(value: object) -> bool:
 
 
 def _is_place(value: object) -> bool:
-    """Return whether it is a sampled place, see `bench.stack.Place`."""
+    """Return whether it is a sampled place, see `bench.places.Place`."""
     match value:
         case [str(), str(), str(), int(), str(), str(), None | [str(), int(), str()]]:
             return True

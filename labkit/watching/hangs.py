@@ -19,7 +19,6 @@ from labkit.bench.loader_clocks import (
     IDLE,
     NO_INDEX,
     PROGRESS,
-    PROGRESS_BYTES,
     TEXT_BYTES,
     WORDS,
 )
@@ -32,7 +31,7 @@ FIRST_S = 30.0  # before there is a usual one: workers start, models compile
 BODY_S = 60.0  # in the body of the loop, which may validate or save
 AGAIN_TIMES = 6.0  # longer, before it is said again
 LOOK_S = 1.0
-FORMAT = struct.Struct(f"={WORDS}q{TEXT_BYTES}s")
+PROGRESS_FORMAT = struct.Struct(f"={WORDS}q{TEXT_BYTES}s")
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,8 @@ def progress_in(folder: Path) -> Iterator[Busy]:
     """Yield what each process of a run is busy with."""
     for path in sorted(folder.glob(f"{PROGRESS}-*")):
         with contextlib.suppress(OSError, struct.error):
-            data = path.read_bytes()
-            state, since, batch, number, pid, usual, text = FORMAT.unpack(data[:PROGRESS_BYTES])
+            words = PROGRESS_FORMAT.unpack_from(path.read_bytes())
+            state, since, batch, number, pid, usual, text = words
             named = text.rstrip(b"\0").decode(errors="replace")
             index = number if number != NO_INDEX else named or None
             who = path.name.removeprefix(f"{PROGRESS}-")

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import asdict, dataclass
 from typing import cast
 
-from labkit.bench.user_loop import counter_for, find_device, knobs_of
+from labkit.bench.user_loop import counter_for, find_device, in_flight, knobs_of
 from labkit.process.events import EventLog, now_ns
 from labkit.watching.device_clocks import Queue, Waiting
 from labkit.watching.kept_batches import Kept, copied
 from labkit.watching.passes import Pass, StandsIn, length_of, one_a_batch
 
-KEPT = 8  # batches, at most
+KEPT_BATCHES = 8  # batches, at most
 KEPT_BYTES = 256 * 2**20  # and as many as fit; at least one
 BLOCK_NS = 400_000_000  # of measured steps, at least
 BLOCK_STEPS = 5
@@ -81,8 +81,8 @@ class Blocks:
     def __init__(self, loader: object):
         knobs = knobs_of(getattr(loader, "loader", loader))  # a Watch has its loader
         self.batch_size = knobs.get("batch_size")
-        self.in_flight = knobs.get("num_workers", 0) * knobs.get("prefetch_factor", 0)
-        self.kept: deque[Kept] = deque(maxlen=KEPT)
+        self.in_flight = in_flight(knobs)
+        self.kept: deque[Kept] = deque(maxlen=KEPT_BATCHES)
         self.replayed = 0
         self.steps = 0
         self.samples = 0
@@ -280,7 +280,7 @@ class Headroom:
         self.blocks = Blocks(loader)
 
     def __iter__(self) -> HeadroomPass:
-        return HeadroomPass(self.blocks, iter(self.loader), self.loader, _always)
+        return HeadroomPass(self.blocks, iter(self.loader), self.loader, lambda: True)
 
     def __len__(self) -> int:
         return len(cast(Sized, self.loader))
@@ -313,10 +313,6 @@ class Headroom:
     def __repr__(self) -> str:
         found = self.found
         return "\n".join([found.text, *found.notes])
-
-
-def _always() -> bool:
-    return True
 
 
 def headroom(loader: Iterable[object]) -> Headroom:

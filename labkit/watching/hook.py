@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
 from labkit.bench import stack
 from labkit.bench.loader_hook import without_ours
@@ -33,15 +33,11 @@ if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
 
-Arguments = ParamSpec("Arguments")
-Value = TypeVar("Value")
-
-MOST = 8  # loaders of a process that are recorded: training, validation, test, ...
+MOST_LOADERS = 8  # loaders of a process that are recorded: training, validation, test, ...
 PATIENCE = 3  # steps of the optimizer without a loader, after which they are what is recorded
 
 _loops: list[Loop] = []
 _pid = os.getpid()
-_shown: list[Callable] = [sys.excepthook]  # how the script shows an error that ends it
 
 
 @dataclass
@@ -78,9 +74,8 @@ def install(module: ModuleType) -> None:
         module.register_optimizer_step_post_hook(OptimizerSteps())
     else:
         _hook_loaders(loaders)
-    if sys.excepthook is not _error_shown:
-        _shown[:] = [sys.excepthook]
-        sys.excepthook = _error_shown
+    if getattr(sys.excepthook, "func", None) is not _show_error:
+        sys.excepthook = functools.partial(_show_error, sys.excepthook)
     atexit.unregister(_close)
     atexit.register(_close)
 
@@ -101,29 +96,25 @@ def _hook_loaders(loaders: type) -> None:
 def _hook_saving() -> None:
     """Time the calls of `torch.save`, once there is a loop."""
     torch = sys.modules.get("torch")
-    if torch is not None and not hasattr(torch.save, "_labkit"):
-        timed = _timed(torch.save)
-        vars(timed)["_labkit"] = True
-        vars(torch)["save"] = timed
-
-
-def _timed(save: Callable[Arguments, Value]) -> Callable[Arguments, Value]:
-    """Return what saves and writes when."""
+    if torch is None or hasattr(torch.save, "_labkit"):
+        return
+    save = torch.save
 
     @functools.wraps(save)
-    def timed(*args: Arguments.args, **more: Arguments.kwargs) -> Value:
+    def timed(*args: object, **more: object) -> object:
         began_ns = now_ns()
         try:
             return save(*args, **more)
         finally:
             with contextlib.suppress(Exception):
-                _loops[0].recorder.write_save(began_ns, now_ns())
+                _loops[0].recorder.log.write("saved", began=began_ns, ended=now_ns())
 
-    return timed
+    vars(timed)["_labkit"] = True
+    vars(torch)["save"] = timed
 
 
-def _error_shown(
-    kind: type[BaseException], error: BaseException, shown: TracebackType | None
+def _show_error(
+    show: Callable, kind: type[BaseException], error: BaseException, shown: TracebackType | None
 ) -> None:
     """Show an error that ends the script as without us: none of its frames is ours."""
     with contextlib.suppress(Exception):
@@ -132,7 +123,7 @@ def _error_shown(
         while each is not None:
             each.__traceback__ = without_ours(each.__traceback__)
             each = each.__cause__ or each.__context__
-    _shown[-1](kind, error, shown)
+    show(kind, error, shown)
 
 
 def _recorded(plain: Callable[[DataLoader], Iterator[object]]) -> Callable:
@@ -179,7 +170,7 @@ def _begin(loader: object, place: tuple[str, int] | None, dataset: object) -> Lo
     rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
     folder = Path(os.environ["LABKIT_WATCHING"]) / f"{rank}-{_pid}-{secrets.token_hex(3)}"
     with contextlib.suppress(Exception):
-        if len(_loops) < MOST:
+        if len(_loops) < MOST_LOADERS:
             folder.mkdir(parents=True)
             loop = Loop(Recorder(folder, loader, place=place), place)
             _loops.append(loop)

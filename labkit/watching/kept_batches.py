@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, cast
+
+from labkit.bench.user_loop import leaves
 
 if TYPE_CHECKING:
     import torch
@@ -15,24 +16,16 @@ class Kept:
 
     def __init__(self, batch: object):
         self.batch = batch
-        self.tensors = list(_tensors(batch))
+        self.tensors: list[torch.Tensor] = []
+        for part in leaves(batch):
+            if hasattr(part, "_version") and hasattr(part, "nbytes"):
+                self.tensors.append(cast("torch.Tensor", part))
         self.versions = [each._version for each in self.tensors]
         self.bytes = sum(each.nbytes for each in self.tensors)
 
     def is_changed(self) -> bool:
         """Whether one of its tensors has been changed in place."""
         return self.versions != [each._version for each in self.tensors]
-
-
-def _tensors(batch: object) -> Iterator[torch.Tensor]:
-    if hasattr(batch, "_version") and hasattr(batch, "nbytes"):
-        yield cast("torch.Tensor", batch)
-    elif isinstance(batch, Mapping):
-        for part in batch.values():
-            yield from _tensors(part)
-    elif isinstance(batch, (list, tuple)):
-        for part in batch:
-            yield from _tensors(part)
 
 
 def copied(batch: object) -> object:

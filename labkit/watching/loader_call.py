@@ -12,7 +12,7 @@ import traceback
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, cast
 
-from labkit.bench.stack import is_users, loop_around
+from labkit.bench.stack import is_a, is_users, loop_around, variables
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader, RandomSampler
@@ -130,7 +130,7 @@ class Names:
     """The variables that a user's frame sees, by the objects that they hold."""
 
     def __init__(self, frame: FrameType | None):
-        self.values = variables(frame) if frame is not None else {}
+        self.values = _named(frame) if frame is not None else {}
         self.by_id = {id(value): name for name, value in self.values.items()}
 
     def of(self, part: object) -> str | None:
@@ -167,26 +167,13 @@ class Names:
         """Return the name of `given`, else of the one variable of a kind, where there is one."""
         if given is not None:
             return self.of(given)
-        found = getattr(sys.modules.get(module), kind, None)
-        if found is None:
-            return None
-        held = {
-            id(each): name for name, each in self.values.items() if issubclass(type(each), found)
-        }
+        held = {id(each): name for name, each in self.values.items() if is_a(each, module, kind)}
         return next(iter(held.values())) if len(held) == 1 else None
 
 
-def variables(frame: FrameType) -> dict[str, object]:
-    """Return the variables that code in a frame can name, and what `self` holds, as `self.name`."""
-    local = frame.f_locals
-    found = {**frame.f_globals, **local}
-    owner = local.get("self")
-    # Before Python 3.13 a function's frame keeps this copy, and all that it holds, to its end
-    kept = type(local) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED
-    if kept and sys.getrefcount(local) <= 3:  # nobody else's: not what the user's locals() gave
-        local.clear()
-    if hasattr(owner, "__dict__"):
-        found |= {f"self.{name}": value for name, value in vars(owner).items()}
+def _named(frame: FrameType) -> dict[str, object]:
+    """Return the variables that code in a frame can name, and what `self` holds."""
+    found = frame.f_globals | variables(frame)
     return {name: value for name, value in found.items() if not name.startswith("_")}
 
 
@@ -195,6 +182,6 @@ def _user_frame(part: object) -> FrameType | None:
     frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(2))]
     users = [frame for frame in frames if is_users(frame.f_code.co_filename)]
     for frame in reversed(users):
-        if any(value is part for value in variables(frame).values()):
+        if any(value is part for value in _named(frame).values()):
             return frame
     return users[0] if users else None

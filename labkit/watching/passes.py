@@ -68,6 +68,8 @@ class StandsIn:
 class Pass:
     """An iterator over the batches, with a row of stamps for each step in a list.
 
+    A pass ends once, by `end`: "exhausted" or "failed" when the loader says so, "left early" when
+    the loop drops its iterator. `stop` ends the recording alone, as where a newer pass has begun.
     All other work waits until `_gathered`, when a hundred rows share the cost of cold caches.
     """
 
@@ -144,7 +146,7 @@ class Pass:
             self.clock = self.recorder.clock  # known only when the first body has run
             if now > self.beat_at:
                 self.beat_at = now + BEAT_NS
-                self.recorder.growth.look(sys._getframe(2), self.recorder.sampler.loop)
+                self.recorder.growth.look(sys._getframe(2), self.recorder.sampler.places.loop)
                 self.beat(now)
         except Exception as error:
             self._give_up(error)

@@ -18,19 +18,17 @@ import sys
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import labkit
-from labkit.bench import stack, user_loop
+from labkit.bench import user_loop
 from labkit.bench.device_clock import DeviceClock
 from labkit.bench.growth import Growth
-from labkit.bench.loader_clocks import PROGRESS, SINCE, STATE, USUAL, Progress, no_words
+from labkit.bench.loader_clocks import PROGRESS, SINCE, STATE, USUAL, Progress
 from labkit.bench.loader_work import LoaderWork
 from labkit.bench.sampler import WATCHED, Sampler, in_workers
 from labkit.process import folders
-from labkit.process.events import VERSION, EventLog, line_of, now_ns
+from labkit.process.events import EventLog, line_of, now_ns
 from labkit.watching.loader_call import call_of
 from labkit.watching.passes import Beat, Pass, Row, length_of, one_a_batch, say
 
@@ -78,7 +76,7 @@ class Recorder:
         self.unit = "samples"
         self.clock: DeviceClock | None = None
         self.telemetry: subprocess.Popen | None = None
-        self.sampler = Sampler(folder, stack.place_of(getattr(loader, "collate_fn", None)))
+        self.sampler = Sampler(folder, getattr(loader, "collate_fn", None))
         self.growth = Growth()
         self.padding: list[float] = []  # of the batches that were looked at, the share of it
         self.epoch = -1
@@ -99,21 +97,9 @@ class Recorder:
             code = call_of(loader, model)
         watched = {"loader": type(loader).__name__, "length": self.length}
         watched |= {"trainer": _in_trainer(), "code": code, "place": place and list(place)}
-        utc = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self.log.write(
-            "spec",
-            version=VERSION,
-            run=self.folder.name,
-            labkit=labkit.__version__,
-            utc=utc,
-            pipeline=self.knobs,
-            watched=watched,
-        )
-        self.log.write("hello", pid=self.pid)
+        user_loop.write_spec(self.log, self.folder.name, self.knobs, watched=watched)
         (self.folder / WATCHED).touch()
-        self.words = no_words()
-        with contextlib.suppress(OSError):
-            self.words = Progress(self.folder, "loop").words
+        self.words = Progress(self.folder, "loop").words
         self.work: LoaderWork | None = None  # of this process, where the loader has no workers
         if self.knobs.get("num_workers") == 0:
             self.work = LoaderWork(self.log, -1, 1, self.folder, WATCHED)
@@ -146,7 +132,7 @@ class Recorder:
 
     def recording(self, loader: object) -> contextlib.AbstractContextManager[None]:
         """Let the processes that prepare the batches, begun within the block, record themselves."""
-        return in_workers(loader, self.folder, work=self.work)
+        return in_workers(loader, self.folder, WATCHED, self.work)
 
     def iterate(
         self,
@@ -253,8 +239,7 @@ class Recorder:
             device = user_loop.device_of(self.call.model.parameters()) or device
         machine, self.clock = user_loop.machine_and_clock(self._add, device)
         self.kind = machine["kind"]
-        in_flight = self.knobs.get("num_workers", 0) * self.knobs.get("prefetch_factor", 0)
-        self.warmup = max(3, in_flight)
+        self.warmup = max(3, user_loop.in_flight(self.knobs))
         self.log.write("machine", **machine)
         self.log.write("job", pipeline=self.knobs, not_applied={}, unit=self.unit)
         self.log.write("begin", warmup=self.warmup)
@@ -299,10 +284,6 @@ class Recorder:
             )
         self.began_ns = 0
         self.trains = False
-
-    def write_save(self, began_ns: int, ended_ns: int) -> None:
-        """Write when a checkpoint was written."""
-        self.log.write("saved", began=began_ns, ended=ended_ns)
 
     def fail(self, error: BaseException) -> None:
         """Write the exception that ended the loop; an interrupt is a stop, not a failure."""

@@ -1,0 +1,156 @@
+"""What work a frame does at the moment: its kind, and the call. It runs no user's code."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import linecache
+import re
+import sys
+from collections.abc import Iterable
+from types import CodeType, FrameType, ModuleType
+
+from labkit.bench.stack import locals_of, module_of_frame, position_of
+
+KINDS = {  # of work, by the modules that do it; the longest prefix of a module's name counts
+    "forward": "torch.nn torchvision.models",
+    "optimizer": "torch.optim torch.nn.utils torch.amp",
+    "torch": "torch",
+    "exchange": "torch.distributed",
+    "loader": "torch.utils.data",
+    "checkpoint": "torch.serialization",
+    "logging": "logging torch.utils.tensorboard tensorboard tensorboardX wandb mlflow tqdm csv",
+    "io": "io _io os posix codecs shutil pickle _pickle sqlite3 _sqlite3 h5py",
+    "wait": "time threading _thread queue _queue select selectors multiprocessing "
+    "torch.multiprocessing subprocess socket ssl urllib http requests concurrent",
+    "collect": "gc",
+    "library": "torch.utils torch.storage torchvision.transforms torchvision.io",
+}
+KIND_OF = {module: kind for kind, modules in KINDS.items() for module in modules.split()}
+SYNC = ("item", "tolist", "cpu", "numpy", "synchronize", "nonzero")
+OF_TORCH = {
+    **dict.fromkeys(SYNC, "sync"),
+    "backward": "backward",
+    "save": "checkpoint",
+    "to": "copy",
+    "cuda": "copy",
+    "load": "io",
+}
+SAVES = re.compile(  # a call of a package that writes, by its name
+    r"(^|[._])(save|savefig|imsave|imwrite|dump|to_(csv|json|parquet|pickle)|write\w*|add_(scalar|"
+    r"image|histogram|figure|text)s?|log_(metric|artifact)s?)\(\)$"
+)
+OF_BUILTINS = {"print": "logging", "open": "io", "input": "wait"}
+CALL_LENGTH = 80  # characters of it that are kept
+
+
+@functools.lru_cache(4096)
+def kind_of(module: str) -> str:
+    """Return the kind of work that a module does; "" where its name does not tell."""
+    while module and module not in KIND_OF:
+        module = module.rpartition(".")[0]
+    return KIND_OF.get(module, "")
+
+
+def kind_of_calls(frames: Iterable[FrameType]) -> str:
+    """Return the kind of work of library frames, the deepest first; the last has the say."""
+    kind = ""
+    for frame in frames:  # a logger that reads a tensor logs
+        module = module_of_frame(frame)
+        special = OF_TORCH.get(frame.f_code.co_name) if module.startswith("torch.") else None
+        kind = special or kind_of(module) or kind or "library"
+    return kind
+
+
+def kind_and_call(frame: FrameType) -> tuple[str, str]:
+    """Return what the user's own code does at the moment: ("sync", "loss.item()")."""
+    node = expression(frame)
+    if node is None:
+        return "python", ""
+    function = node.func if isinstance(node, ast.Call) else node
+    name = getattr(function, "attr", getattr(function, "id", ""))
+    module = _owner(function, frame)
+    if module.split(".")[0] == "torch":
+        kind = OF_TORCH.get(name) or kind_of(module)
+    elif module == "builtins":
+        read = getattr(node, "args", ()) if name in ("float", "int", "bool") else ()
+        reads = any(_owner(argument, frame).startswith("torch") for argument in read)
+        kind = "sync" if reads else OF_BUILTINS.get(name, "python")
+    elif module == "time" and name != "sleep":
+        kind = "python"  # a clock: what took the time came before
+    else:
+        kind = (kind_of(module) or "library") if module else "python"
+    text = call_text(node)
+    return "logging" if kind == "library" and SAVES.search(text) else kind, text
+
+
+def call_text(node: ast.expr | None) -> str:
+    """Return an expression as it stands in the source, a call without its arguments."""
+    if node is None:
+        return ""
+    text = f"{ast.unparse(node.func)}()" if isinstance(node, ast.Call) else ast.unparse(node)
+    return text[:CALL_LENGTH]
+
+
+def expression(frame: FrameType) -> ast.expr | None:
+    """Return the call or operation that a frame evaluates; None where that cannot be told."""
+    return _parsed(frame.f_code, frame.f_lasti, frame.f_lineno)
+
+
+@functools.lru_cache(4096)
+def _parsed(code: CodeType, instruction: int, line_now: int | None) -> ast.expr | None:
+    text = _source_of(code, instruction, line_now)
+    with contextlib.suppress(SyntaxError, ValueError):
+        for node in ast.walk(ast.parse(f"({text})", mode="eval")):
+            if isinstance(node, (ast.Call, ast.BinOp)):
+                return node
+    return None
+
+
+def _source_of(code: CodeType, instruction: int, line_now: int | None) -> str:
+    """Return the text that an instruction was compiled from; "" at a loop's jump back."""
+    if sys.version_info < (3, 11):  # which knows lines only
+        line = last = line_now
+        column = end = None
+    else:
+        line, last, column, end = position_of(code, instruction)
+    if line is None or last is None:
+        return ""
+    lines = [each.encode() for each in linecache.getlines(code.co_filename)[line - 1 : last]]
+    if lines:  # columns are of bytes, not of characters
+        lines[-1] = lines[-1][:end]
+        lines[0] = lines[0][column:]
+    return b"".join(lines).decode(errors="ignore").strip().rstrip(":")
+
+
+def _owner(node: ast.expr, frame: FrameType) -> str:
+    """Return the module that what `node` evaluates to belongs to; "" where that is not known."""
+    found = _looked_up(node, frame)
+    if found is not None:
+        is_named = isinstance(found, ModuleType) or callable(found)
+        own = found if is_named and not hasattr(type(found), "forward") else type(found)
+        name = getattr(own, "__module__", None) or getattr(own, "__name__", "")
+        return name if isinstance(name, str) else ""
+    if isinstance(node, (ast.Attribute, ast.Subscript)):
+        return _owner(node.value, frame)
+    if isinstance(node, ast.Call):
+        return _owner(node.func, frame)
+    if isinstance(node, ast.UnaryOp):
+        return _owner(node.operand, frame)
+    if isinstance(node, ast.BinOp):
+        return _owner(node.left, frame) or _owner(node.right, frame)
+    return ""
+
+
+def _looked_up(node: ast.expr, frame: FrameType) -> object:
+    """Return the object that a name, or a name in a module, stands for; None where unknown."""
+    if isinstance(node, ast.Name):
+        for names in (locals_of(frame), frame.f_globals, frame.f_builtins):
+            if node.id in names:
+                return names[node.id]
+    elif isinstance(node, ast.Attribute):
+        owner = _looked_up(node.value, frame)
+        if isinstance(owner, (ModuleType, type)):
+            return vars(owner).get(node.attr)
+    return None

@@ -1,0 +1,149 @@
+"""Where sampled stacks are: each place is described when first met, and has a number from then on.
+
+A place is written once: [kind, within, file, line, function, call, site]: the kind of work, whether
+it was within an "item" or a "collate" of the loader, the deepest line of the user's own code, what
+that line was calling, and where in the loop itself that was ([file, line, function], or null).
+"""
+
+from __future__ import annotations
+
+import itertools
+from types import CodeType, FrameType
+from typing import NamedTuple, TypeAlias
+
+from labkit.bench import kinds, stack
+
+OF_TORCHS_LOADER = "torch.utils.data._utils"
+NOT_THE_CAUSE = (OF_TORCHS_LOADER, "torch.utils.data.dataloader", "labkit.")
+IN_MODEL = "torch.nn.modules.module"
+
+Where: TypeAlias = tuple[str, int, str]  # file, line, function
+
+
+class Place(NamedTuple):
+    """What a sampled stack was at, as a `lines` event has it."""
+
+    kind: str  # of work: "forward", "python", "logging", "io", "wait", ...
+    within: str  # "item" or "collate": what a loader was busy with, else ""
+    file: str
+    line: int
+    function: str
+    call: str  # what that line was calling
+    site: Where | None  # where in the loop itself that was
+
+
+class Stack(NamedTuple):
+    """A stack, as far as the loop that is sampled."""
+
+    frames: list[FrameType]  # inside the loop, the deepest first
+    loop: FrameType | None  # what iterates the loader
+    own: FrameType | None  # the deepest of the user's, which may be the loop
+    grad: bool  # whether gradients are recorded
+
+
+class Places:
+    """The places where the stacks of one loop were."""
+
+    def __init__(self, collate: object):
+        """`collate` is the loader's collate function."""
+        self.collate = stack.place_of(collate)
+        self.loop: CodeType | None = None  # what iterates the loader: no deeper goes the stack
+        self.framed = False  # a package does, which the user's code called
+        self.numbers: dict[tuple[object, ...], int] = {}  # {what a stack was: its place's number}
+        self.met: set[CodeType] = set()  # and its code
+        self.fresh: dict[int, Place] = {}  # places that were not written yet
+
+    def number_of(self, top: FrameType) -> int:
+        """Return the number of the place where a stack is, by its deepest frame."""
+        seen = self._seen(top)
+        key: list[object] = [seen.grad, seen.loop and seen.loop.f_lineno]
+        for frame in filter(None, (*seen.frames, seen.loop)):
+            key += (id(frame.f_code), frame.f_lasti)  # to hash a code object takes microseconds
+            if frame is seen.own:
+                break
+        place = tuple(key)
+        number = self.numbers.get(place)
+        if number is None:
+            number = len(self.numbers)
+            self.numbers[place] = number
+            self.met.update(frame.f_code for frame in seen.frames)  # lest another gets its id
+            self.fresh[number] = self._described(top, seen)
+        return number
+
+    def _seen(self, top: FrameType) -> Stack:
+        frames: list[FrameType] = []
+        at: FrameType | None = top
+        while at is not None and at.f_code is not self.loop:
+            frames.append(at)
+            at = at.f_back
+        users = (each for each in (*frames, at) if each and stack.is_users(each.f_code.co_filename))
+        return Stack(frames, at, next(users, None), stack.is_grad_on())
+
+    def _described(self, top: FrameType, seen: Stack) -> Place:
+        own = seen.own
+        found = [self._within(frame) for frame in seen.frames]
+        within = next(filter(None, found), "")
+        kind, call = _work(top, seen)
+        where = own or top
+        if own is None or (own is seen.loop and (within or self.framed)):
+            below = seen.frames  # what the loop called, or the loader
+            if within:
+                below = below[: found.index(within)]
+            where = _in_package(below) or top
+            kind = kinds.kind_of_calls(below) or kind
+            call = kinds.call_text(kinds.expression(where))
+        file = where.f_code.co_filename
+        if file in stack.CLOCKS:
+            kind = "labkit"  # a process is often put off a core in its system calls
+        line = stack.line_of(where)
+        function = stack.name_of(where.f_code)
+        return Place(kind, within, file, line, function, call, self._site(seen.loop))
+
+    def _site(self, loop: FrameType | None) -> Where | None:
+        """Return where in the loop itself that was; None where a package runs the loop."""
+        if loop is None or not loop.f_lineno or self.framed:
+            return None
+        return loop.f_code.co_filename, loop.f_lineno, stack.name_of(loop.f_code)
+
+    def _within(self, frame: FrameType) -> str:
+        module = stack.module_of_frame(frame)
+        here = frame.f_code.co_filename, frame.f_code.co_firstlineno
+        if module == f"{OF_TORCHS_LOADER}.collate" or here == self.collate:
+            return "collate"
+        return "item" if module == f"{OF_TORCHS_LOADER}.fetch" else ""
+
+
+def _work(top: FrameType, seen: Stack) -> tuple[str, str]:
+    """Return the kind of work that a stack is at, and what the user's line was calling."""
+    own = seen.own
+    if own is top:
+        kind, call = kinds.kind_and_call(top)
+    else:
+        libraries = itertools.takewhile(lambda frame: frame is not own, seen.frames)
+        kind = kinds.kind_of_calls(libraries)
+        call = kinds.call_text(own and kinds.expression(own))
+        if kind in ("library", "io") and kinds.SAVES.search(call):
+            kind = "logging"
+    modules = {stack.module_of_frame(frame) for frame in seen.frames}
+    in_model = IN_MODEL in modules and kind in ("forward", "torch", "library")
+    if in_model and not seen.grad and "torch.utils.checkpoint" not in modules:
+        kind = "validation"
+    return kind, call
+
+
+def _in_package(frames: list[FrameType]) -> FrameType | None:
+    """Return the deepest of the frames that is of the package called first; None without one."""
+    called: list[tuple[str, FrameType]] = []
+    for frame in frames:
+        module = stack.module_of_frame(frame)
+        if not module.startswith(NOT_THE_CAUSE):
+            called.append((module.partition(".")[0], frame))
+    if not called:
+        return None
+    package, first = called[-1]
+    if package in ("", "torch"):
+        return first
+    for inside, frame in called:
+        if inside == package and frame.f_code.co_name != "__torch_function__":
+            return frame
+    return None
