@@ -62,7 +62,7 @@ class LiveView(anywidget.AnyWidget):
     def update(self, running: Run | Ranks) -> None:
         """Show what it has done by now."""
         run = first_rank(running)
-        with self.hold_sync():  # one message to the browser
+        with (run or running).as_of_now(), self.hold_sync():  # one message to the browser
             self._read(running)
             self.running = True
             said = display.stage_line(running) if run is None else live_line(run)
