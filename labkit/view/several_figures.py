@@ -17,17 +17,19 @@ from labkit.results.sweep import Sweep
 from labkit.view.display import RANKS_PX
 from labkit.view.primitives import Lane, draw_lanes, patches, rows_in, stack
 from labkit.view.rows_figure import bars_in, draw_legend, draw_series, is_lines, legend_in
-from labkit.view.run_figure import no_text, share_text
 from labkit.view.run_header import delays_of, device_of, doubts, said, several_header
 from labkit.view.series import Series, SeriesMaker
 from labkit.view.style import (
+    BLUE,
     COMPUTE,
     LOUD,
     OTHER,
+    SKY,
     WAIT,
     legend_above,
     our_style,
     page,
+    percent,
     room_in,
 )
 
@@ -35,13 +37,11 @@ RATE = "samples_per_s"
 SPAN = 20  # times as large as the smallest value is the largest: from there on, logarithmic
 MOST_SHOWN = 10  # points of one line that still have room for their numbers
 TEETH = 6  # steps in the window
-EXCHANGE = "#0072B2"
-OTHERS = "#56B4E9"
 PARTS = {  # part of RankTimes: (name, colour), as stacked
     "wait": ("waiting for data", WAIT),
     "compute": ("compute", COMPUTE),
-    "others": ("waiting for another rank", OTHERS),
-    "transfer": ("exchanging gradients", EXCHANGE),
+    "others": ("waiting for another rank", SKY),
+    "transfer": ("exchanging gradients", BLUE),
     "other": ("other", OTHER),
 }
 
@@ -179,7 +179,7 @@ def draw_ranks(ranks: Ranks) -> Figure:
     for row, rank in enumerate(times.ranks):
         values = {part: float(getattr(times, part)[row]) for part in PARTS}
         rows[f"rank {rank}"] = values
-    stack(shares, rows, PARTS, share_text, no_text)
+    stack(shares, rows, PARTS, percent)
     shares.set_xlabel("share of wall time, warm-up left out")
     shares.set_xlim(0, 1)
     shares.xaxis.set_major_formatter(PercentFormatter(1))
@@ -221,7 +221,7 @@ def _rank_spans(
     run: RankRun, start: int, stop: int, exchange_ns: np.ndarray, complete_ns: np.ndarray
 ) -> dict[str, list[tuple[float, float]]]:
     """Return what one rank did in some steps: {colour: starts and ends, ns}."""
-    spans: dict[str, list[tuple[float, float]]] = {WAIT: [], COMPUTE: [], OTHERS: [], EXCHANGE: []}
+    spans: dict[str, list[tuple[float, float]]] = {WAIT: [], COMPUTE: [], SKY: [], BLUE: []}
     steps = run.steps_since(start, stop)
     for step, complete, (own, averaged) in zip(steps, complete_ns, exchange_ns, strict=True):
         asked, ready, copied, done = step["t"]
@@ -232,6 +232,6 @@ def _rank_spans(
             continue
         last = min(complete, averaged)
         spans[COMPUTE] += [(begin, own), (averaged, end)]
-        spans[OTHERS].append((own, last))
-        spans[EXCHANGE].append((last, averaged))
+        spans[SKY].append((own, last))
+        spans[BLUE].append((last, averaged))
     return spans
