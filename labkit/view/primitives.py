@@ -91,21 +91,22 @@ def stack(
         write: Writes a value, into the parts that are wide enough.
         unit: Of the sum behind a row, which is left out where this is "".
     """
-    sums = [sum(values.get(part, 0.0) for part in parts) for values in rows.values()]
-    totals = [f"{write(total)}{unit}" if unit else "" for total in sums]
-    for row, values in enumerate(rows.values()):
-        left = 0.0
-        for part, (_, colour) in parts.items():
-            width = values.get(part, 0.0)
-            axes.barh(row, width, BAR_HEIGHT, left=left, color=colour, linewidth=0)
-            ink = "white" if np.dot(to_rgb(colour), LUMINANCE) < DARK else INSIDE
-            if width >= LABELLED * max(sums):
-                middle = left + width / 2
-                axes.text(middle, row, write(width), color=ink, ha="center", va="center")
-            left += width
-        write_beside(axes, left, row, totals[row])
+    widths = np.array([[values.get(part, 0.0) for part in parts] for values in rows.values()])
+    sums = widths.sum(axis=1)
+    lefts = widths.cumsum(axis=1) - widths
+    least = LABELLED * sums.max()
+    for number, (_, colour) in enumerate(parts.values()):
+        own = widths[:, number]
+        look = {"left": lefts[:, number], "color": colour, "linewidth": 0}
+        bars = axes.barh(range(len(rows)), own, BAR_HEIGHT, **look)
+        ink = "white" if np.dot(to_rgb(colour), LUMINANCE) < DARK else INSIDE
+        written = [write(width) if width >= least else "" for width in own]
+        axes.bar_label(bars, written, label_type="center", color=ink)
     name_rows(axes, list(rows))
-    fit(axes, zip(sums, totals, strict=True))
+    ends = [(total, f"{write(total)}{unit}" if unit else "") for total in sums]
+    for row, (total, text) in enumerate(ends):
+        write_beside(axes, total, row, text)
+    fit(axes, ends)
 
 
 def patches(named: Iterable[tuple[str, str]]) -> list[Patch]:

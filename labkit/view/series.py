@@ -70,7 +70,7 @@ class Series:
 class SeriesMaker:
     """Makes the series of a table and of one beside it; the same value has the same colour."""
 
-    def __init__(self, x: str, y: str, by: str | None = None):
+    def __init__(self, x: str, y: str, by: str | None):
         self.x = x
         self.y = y
         self.by = by

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TypeGuard
 
 import numpy as np
 import pandas
@@ -69,7 +68,7 @@ def draw_sweep(sweep: Sweep) -> Figure:
         panels = [(0.14, bars_in(rates)), (0.55, bars_in(rates))]
     panels[0] = (panels[0][0] + legend_in(rates), panels[0][1])
     figure, (above, below) = page(several_header(_message(sweep), texts, sweep.runs), panels)
-    log = _logarithmic(sweep.knobs[knob])
+    log = _logarithmic(rates[0].places)
     draw_series(above, rates, knob, RATE, log and "xy")
     draw_series(below, shares, knob, busy, log)
     draw_legend(above, rates)
@@ -87,12 +86,13 @@ def draw_sweep(sweep: Sweep) -> Figure:
 def rows_of(sweep: Sweep, busy: str) -> pandas.DataFrame:
     """Return a row for each combination of a sweep's knobs, without numbers where none ran."""
     first, *others = sweep.knobs
+    has_names = None in sweep.knobs[first]  # one makes names of all of them
     rows = []
     for setting, run in itertools.zip_longest(sweep.settings, sweep.runs):
         rate = run.throughput if run else None
         share = run.utilization if run else None
         row = {
-            first: setting[first],
+            first: str(setting[first]) if has_names else setting[first],
             "setting": said({name: setting[name] for name in others}),
             RATE: rate,
             f"iqr_{RATE}": rate * (run.spread or 0.0) if run and rate else None,
@@ -100,23 +100,13 @@ def rows_of(sweep: Sweep, busy: str) -> pandas.DataFrame:
             "noisy": run is not None and run.noisy,
         }
         rows.append(row)
-    frame = pandas.DataFrame(rows)
-    if not all(map(is_number, sweep.knobs[first])):
-        frame[first] = [str(value) for value in frame[first]]  # one None makes all of them names
-    return frame
+    return pandas.DataFrame(rows)
 
 
-def _logarithmic(values: Sequence[object]) -> str:
-    """Return "x" where the values are numbers of several orders of magnitude, else ""."""
-    numbers = [float(value) for value in values if is_number(value)]
-    if len(numbers) < len(values) or min(numbers) <= 0:
-        return ""
-    return "x" if max(numbers) > SPAN * min(numbers) else ""
-
-
-def is_number(value: object) -> TypeGuard[int | float]:
-    """Return whether it stands to scale; True and False do not."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _logarithmic(places: np.ndarray | None) -> str:
+    """Return "x" where x is numbers of several orders of magnitude, else ""."""
+    is_wide = places is not None and 0 < SPAN * places.min() < places.max()
+    return "x" if is_wide else ""
 
 
 def _write_values(axes: Axes, series: Sequence[Series]) -> None:
