@@ -189,18 +189,18 @@ def _draw_lanes(axes: Axes, runs: list[RankRun]) -> None:
     count = min(run.steps for run in runs)
     first = max(run.warmup for run in runs)
     start = min(max(first, count // 2 - TEETH // 2), max(0, count - TEETH))
-    stop = min(start + TEETH, count)
+    steps = slice(start, min(start + TEETH, count))
     zero_ns = min(run.host_ns[start, 0] for run in runs)
-    exchange_ns = np.stack([run.exchange_ns[start:stop] for run in runs])  # (ranks, steps, 2)
-    complete_ns = exchange_ns[:, :, 0].max(axis=0)  # when the last rank had its gradients, or NaN
+    # when the last rank had its gradients; NaN where they were not exchanged
+    complete_ns = np.max([run.exchange_ns[steps, 0] for run in runs], axis=0)
     lanes = []
     end_ms = 0.0
-    for run, own_ns in zip(runs, exchange_ns, strict=True):
+    for run in runs:
         spans = []
-        for colour, spans_ns in _rank_spans(run, start, stop, own_ns, complete_ns).items():
-            spans_ms = (np.array(spans_ns, float).reshape(-1, 2) - zero_ns) / 1e6
+        for colour, *span_ns in _rank_spans(run, steps, complete_ns):
+            spans_ms = (np.column_stack(span_ns) - zero_ns) / 1e6
             spans.append((colour, spans_ms))
-            end_ms = max(end_ms, *spans_ms[:, 1], 0.0)
+            end_ms = np.nanmax([end_ms, *spans_ms[:, 1]])
         lanes.append(Lane(f"rank {run.rank}", spans))
     draw_lanes(axes, lanes[::-1], 0, end_ms)
     axes.set_xlabel("ms, on one clock; steps in the middle of the run", labelpad=1)
@@ -208,20 +208,19 @@ def _draw_lanes(axes: Axes, runs: list[RankRun]) -> None:
 
 
 def _rank_spans(
-    run: RankRun, start: int, stop: int, exchange_ns: np.ndarray, complete_ns: np.ndarray
-) -> dict[str, list[tuple[float, float]]]:
-    """Return what one rank did in some steps: {colour: starts and ends, ns}."""
-    spans: dict[str, list[tuple[float, float]]] = {WAIT: [], COMPUTE: [], SKY: [], BLUE: []}
-    steps = run.steps_since(start, stop)
-    for step, complete, (own, averaged) in zip(steps, complete_ns, exchange_ns, strict=True):
-        asked, ready, copied, done = step["t"]
-        begin, end = step.get("busy", (copied, done))
-        spans[WAIT].append((asked, max(asked, min(ready, begin))))
-        if np.isnan(complete):
-            spans[COMPUTE].append((begin, end))
-            continue
-        last = min(complete, averaged)
-        spans[COMPUTE] += [(begin, own), (averaged, end)]
-        spans[SKY].append((own, last))
-        spans[BLUE].append((last, averaged))
-    return spans
+    run: RankRun, steps: slice, complete: np.ndarray
+) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """Return what one rank did in some steps: colour, starts (n,) and ends (n,), ns.
+
+    Those of an exchange are NaN in a step without one, which computes to its end.
+    """
+    asked, ready, _, _, begin, end = run.stamps_ns(steps).T
+    own, averaged = np.where(np.isnan(complete), np.nan, run.exchange_ns[steps].T)
+    last = np.minimum(complete, averaged)
+    return [
+        (WAIT, asked, np.maximum(asked, np.minimum(ready, begin))),
+        (COMPUTE, begin, np.where(np.isnan(own), end, own)),
+        (COMPUTE, averaged, end),
+        (SKY, own, last),
+        (BLUE, last, averaged),
+    ]

@@ -32,6 +32,7 @@ Found = dict[str, object]  # what `labkit watch --json` prints
 # What a scheduler sends to its child
 PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 SITE = Path(__file__).parents[1] / "watching" / "site"
+MOST_LINES = 20  # that are listed
 GROUP_S = 0.3  # in which a signal reaches every process of a group
 SURE = ((0.9, "high"), (0.6, "medium"), (0.01, "low"))
 NOT_TRAINED = "headroom: not measured, as no optimizer made a step within a DataLoader's loop."
@@ -174,21 +175,9 @@ def _from_inside(runs: list[Run], ended: Ended, headroom: bool) -> tuple[Found, 
     longest |= {_rank_of(run): run for run in runs if _place_of(run) == _place_of(runs[-1])}
     judged = watched_ranks.diagnose(longest)
     run = longest[judged.rank]
-    verdict = judged.verdict
+    found = _values_of(run, judged)
+    texts = [run.numbers, str(judged.verdict)]
     shares = _whole_time(run, runs, ended)
-    found: Found = {
-        **verdict.to_dict(),
-        "seen": "inside",
-        "confidence": next((word for least, word in SURE if verdict.confidence >= least), "none"),
-        "evidence": verdict.evidence,
-        "advice": verdict.advice,
-        "record": str(run.path),
-        "lines": [line.to_dict() for line in run.lines.lines[:20]],
-        "ranks": {str(rank): each.bottleneck for rank, each in judged.own.items()},
-        "run": {name: value for name, value in run.to_dict().items() if name != "loss"},
-        "workers": run.workers.to_dict(),
-    }
-    texts = [run.numbers, str(verdict)]
     if shares is not None:
         found["wall_shares"] = shares.to_dict()
         texts.append(f"whole time: {shares}")
@@ -202,10 +191,26 @@ def _from_inside(runs: list[Run], ended: Ended, headroom: bool) -> tuple[Found, 
     if len(run.lines):
         texts.append(str(run.lines))
     if len(judged.own) > 1:
-        named = ", ".join(f"{rank} {each.headline}" for rank, each in sorted(judged.own.items()))
-        texts.append(f"ranks, each judged alone: {named}")
+        named = [f"{rank} {own.headline}" for rank, own in sorted(judged.own.items())]
+        texts.append(f"ranks, each judged alone: {', '.join(named)}")
     texts.append(f"record: {run.path} (lk.load, labkit diagnose)")
     return found, "\n".join(texts)
+
+
+def _values_of(run: Run, judged: watched_ranks.RanksVerdict) -> Found:
+    """Return what `--json` says of a run and of the verdict that it shows."""
+    verdict = judged.verdict
+    return verdict.to_dict() | {
+        "seen": "inside",
+        "confidence": next((word for least, word in SURE if verdict.confidence >= least), "none"),
+        "evidence": verdict.evidence,
+        "advice": verdict.advice,
+        "record": str(run.path),
+        "lines": [line.to_dict() for line in run.lines.lines[:MOST_LINES]],
+        "ranks": {str(rank): own.bottleneck for rank, own in judged.own.items()},
+        "run": {name: value for name, value in run.to_dict().items() if name != "loss"},
+        "workers": run.workers.to_dict(),
+    }
 
 
 def _rank_of(run: Run) -> int:
