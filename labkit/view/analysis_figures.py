@@ -59,7 +59,7 @@ TITLES = {
 }
 LANE_IN = 0.26  # inches that a lane is high
 MOST_KERNELS = 6
-NAME_LENGTH = 46  # characters of a kernel's name
+NAME_LENGTH = 44  # characters of a kernel's name
 SOURCE_LENGTH = 40
 
 

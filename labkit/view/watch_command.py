@@ -87,7 +87,7 @@ def watch_script(
         found, text = _judged(ended, outside, headroom)
     except (Exception, KeyboardInterrupt) as error:  # the script is over: its exit code counts
         text = f"the verdict failed ({type(error).__name__}: {error}); the script ran to its end."
-        found = judge([]) | {"evidence": text, "advice": ""}
+        found = {**judge([]), "evidence": text, "advice": ""}
     of_script: Found = {
         "command": privacy.masked(command),
         "exit_code": code,
@@ -125,7 +125,7 @@ def _judged(ended: Ended, outside: bool, headroom: bool) -> tuple[Found, str]:
         found, text = _from_inside(runs, ended, headroom)
     elif hang is not None:
         told = f"before the first step was over, {hang.text}"
-        found = judge(ended.samples) | {"evidence": told, "record": str(hang.folder)}
+        found = {**judge(ended.samples), "evidence": told, "record": str(hang.folder)}
         text = f"{told}\nrecord: {hang.folder}"
     else:
         found, text = _from_outside(ended, outside)
@@ -144,10 +144,10 @@ def _judged(ended: Ended, outside: bool, headroom: bool) -> tuple[Found, str]:
 def _from_outside(ended: Ended, outside: bool) -> tuple[Found, str]:
     """Judge a script of which no step was seen; `outside`: it was not to be looked into."""
     shutil.rmtree(ended.folder, ignore_errors=True)
-    found = judge(ended.samples)
+    found: Found = {**judge(ended.samples)}
     if 0 < ended.exit_code < 128 and not outside:
         told = f"the script failed (exit code {ended.exit_code}) before a training step was seen."
-        found = judge([]) | {"evidence": told, "advice": ""}
+        found = {**judge([]), "evidence": told, "advice": ""}
     sure = "" if found["confidence"] == "none" else f" ({found['confidence']} confidence)"
     verdict = f"bottleneck {found['bottleneck']}{sure}, seen from outside"
     return found, f"{verdict}: {found['evidence']} {found['advice']}".rstrip()
