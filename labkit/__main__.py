@@ -209,7 +209,7 @@ def watch(options: argparse.Namespace) -> Shown:
     from labkit.view.watch_command import watch_script, write_reports
 
     found, text = watch_script(options.script, options.json, options.outside, options.headroom)
-    write_reports(found, text, [options.html, options.markdown])
+    write_reports(found, text, options.html, options.markdown)
     if not options.json:
         say(f"labkit watch: {text}")
         return cast("int", found["exit_code"])

@@ -25,7 +25,7 @@ from labkit.results import privacy
 from labkit.results.record import Event
 from labkit.results.run import Run
 from labkit.results.wall_shares import WallShares, wall_shares
-from labkit.view.report import write_report
+from labkit.view import report
 from labkit.watching.hangs import HangWatch
 
 Found = dict[str, object]  # what `labkit watch --json` prints
@@ -97,19 +97,19 @@ def watch_script(
     return of_script | found, text
 
 
-def write_reports(found: Found, text: str, paths: list[str | None]) -> None:
-    """Write what was found to each path that is given: a page (.html) or Markdown (.md).
+def write_reports(found: Found, text: str, html: str | None, markdown: str | None) -> None:
+    """Write what was found as a page of HTML and as Markdown, to the paths that are given.
 
     The script has run: what cannot be written is said, and changes neither verdict nor exit code.
     """
-    for path in filter(None, paths):
-        if "run" not in found:
+    for path, text_of in ((html, report.page), (markdown, report.markdown)):
+        if path and "run" not in found:
             _say(f"{path} is not written: no training step was seen from inside.")
-            continue
-        try:
-            write_report(Run(Path(str(found["record"]))), path, text)
-        except (OSError, ValueError) as error:
-            _say(f"{path} is not written: {error}")
+        elif path:
+            try:
+                report.write(path, text_of(Run(Path(str(found["record"]))), text))
+            except (OSError, ValueError) as error:
+                _say(f"{path} is not written: {error}")
 
 
 def _say(text: str) -> None:
