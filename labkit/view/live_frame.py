@@ -59,10 +59,11 @@ def recent_steps(run: Run) -> tuple[np.ndarray, np.ndarray]:
 
     They are computed once for each moment of the run: frame and line both need them.
     """
-    if recent_steps not in run.computed:
+    computed = run.computed  # of this moment: a thread may read on meanwhile
+    if recent_steps not in computed:
         stamps = run.stretch(max(0, run.steps - RECENT - 1), run.steps)
-        run.computed[recent_steps] = stamps, split_steps(stamps)
-    return run.computed[recent_steps]
+        computed[recent_steps] = stamps, split_steps(stamps)
+    return computed[recent_steps]
 
 
 def mean_ms(run: Run) -> np.ndarray:
