@@ -117,7 +117,7 @@ class SeriesMaker:
         rows = rows.reindex(columns=list(columns))  # NaN in those that are not there
         reasons = [error if isinstance(error, str) else "" for error in rows["error"]]
         values = numbers(rows, self.y)
-        values[~np.isfinite(values) | [reason != "" for reason in reasons]] = np.nan
+        values[~np.isfinite(values) | (np.array(reasons, str) != "")] = np.nan
         noisy = rows["noisy"].eq(True).to_numpy(bool)  # None is not
         return Series(
             label=drawable(label, LONGEST_NAME),
