@@ -26,17 +26,6 @@ Shown: TypeAlias = "Result | tuple[Result | lk.Run | None, dict[str, object]] | 
 """What a command returns: a result, what else `terminal.show` takes, or an exit code."""
 
 
-def pipeline_of(options: argparse.Namespace) -> Pipeline:
-    """Return the pipeline that --set asks for."""
-    return Pipeline(**parse_settings(options.settings))
-
-
-def own_dataset(options: argparse.Namespace) -> str | None:
-    """Return MODULE:FUNCTION, to be imported from here as a script's own modules are."""
-    sys.path[:0] = [] if os.getcwd() in sys.path else [os.getcwd()]
-    return options.dataset
-
-
 @command()
 def machine(options: argparse.Namespace) -> Shown:
     """Name what is here: device, cores, memory, versions."""
@@ -51,7 +40,7 @@ def run(options: argparse.Namespace) -> Shown:
       labkit run --set num_workers=4 --set precision=bf16 --plot run.png
       labkit run --set dataset=array --save before.jsonl.gz && labkit diagnose before.jsonl.gz
     """
-    done = lk.run(pipeline_of(options))
+    done = lk.run(**parse_settings(options.settings))
     lines = [repr(done)]
     for knob, why in done.not_applied.items():
         lines.append(f"not applied: {knob}: {why}")
@@ -151,18 +140,20 @@ def tune(options: argparse.Namespace) -> Shown:
       labkit tune my_package.data:train_set --batch-size 64 --set num_workers=2
     """
     settings = parse_settings(options.settings)
-    more = {
-        "batch_size": options.batch_size,
-        "max_workers": options.max_workers,
-        "seconds": options.seconds,
-    }
     own = {"collate_fn": options.collate, "step": options.step}
     if options.dataset:
-        more |= {**own, "baseline": settings}
+        own["baseline"] = settings
+        sys.path[:0] = [] if os.getcwd() in sys.path else [os.getcwd()]  # as a script's own modules
     elif any(own.values()):
         raise ValueError("--collate and --step go with MODULE:FUNCTION, a dataset of your own.")
     try:
-        return lk.tune(own_dataset(options) or Pipeline(**settings), **more)
+        return lk.tune(
+            options.dataset or Pipeline(**settings),
+            batch_size=options.batch_size,
+            max_workers=options.max_workers,
+            seconds=options.seconds,
+            **own,
+        )
     except KeyboardInterrupt:
         last = getattr(lk.tune, "last", None)
         if getattr(last, "winner", None) is None:
@@ -218,7 +209,7 @@ def watch(options: argparse.Namespace) -> Shown:
     from labkit.view.watch_command import watch_script, write_reports
 
     found, text = watch_script(options.script, options.json, options.outside, options.headroom)
-    write_reports(found, text, [options.html, options.markdown])
+    write_reports(found, text, options.html, options.markdown)
     if not options.json:
         say(f"labkit watch: {text}")
         return cast("int", found["exit_code"])

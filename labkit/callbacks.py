@@ -24,7 +24,7 @@ class StepRecorder:
         self._run: Run | None = None
         self._open = contextlib.ExitStack()  # what ends with the record
         self._step: tuple[int, int, Mark | None] | None = None  # asked, ready (ns), on the device
-        self._row: tuple[int, int, int, Mark | None, Mark | None] | None = None  # one issued
+        self._issued: tuple[int, Mark | None] | None = None  # samples of that step, its end there
         self._asked = 0  # ns: when the batches of the next step were asked for
 
     @property
@@ -40,7 +40,7 @@ class StepRecorder:
         recording = Recorder(folders.new_run(), loader, model)
         self._recording = recording
         self._run = Run(recording.folder, process=recording)
-        self._row = None
+        self._issued = None
         self._open.enter_context(recording.recording(loader))
         self._open.enter_context(HangWatch([recording.folder]))
         recording.start_telemetry()
@@ -67,17 +67,14 @@ class StepRecorder:
         """A step of so many samples has been issued."""
         recording = self._recording
         if recording is not None and self._step is not None:
-            asked, ready, start = self._step
             self._asked = now_ns()
-            end = None
-            if start is not None and recording.clock is not None:
-                end = recording.clock.mark()
-            self._row = (asked, ready, samples, start, end)
+            end = None if recording.clock is None else recording.clock.mark()
+            self._issued = (samples, end)
             recording.note(WAITING, self._asked)
 
     def over(self, loss: float | None = None) -> None:
         """Something that follows a step is done, such as logging its loss."""
-        if self._recording is not None and self._row is not None and loss is not None:
+        if self._recording is not None and self._issued is not None and loss is not None:
             self._recording.losses[self._recording.next] = float(loss)
         self._asked = now_ns()
 
@@ -99,7 +96,8 @@ class StepRecorder:
 
     def _settle(self, recording: Recorder) -> None:
         """Record the step that is over."""
-        if self._row is not None:
-            asked, ready, samples, start, end = self._row
-            self._row = None
+        if self._step is not None and self._issued is not None:
+            asked, ready, start = self._step
+            samples, end = self._issued
+            self._issued = None
             recording.take([(asked, ready, self._asked, samples, start, end)])

@@ -140,7 +140,7 @@ def test_a_moved_slider_says_what_to_expect_and_a_run_how_right_that_was():
     came, _ = shown._begin()
     shown._show(came, shown.runs[0])
     said = f"Predicted {found.throughput:,.0f}, came {came.throughput:,.0f} samples/s"
-    assert said in shown.ghost.value and shown.ghost.value.count("4px solid") == 3
+    assert said in shown.ghost.value and shown.ghost.value.count("class='came'") == 3
     shown.controls["batch_size"].value = 256
     assert "No prediction: the effect of batch_size was not measured" in shown.ghost.value
     shown.controls["num_workers"].value = 0

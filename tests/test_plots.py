@@ -14,8 +14,7 @@ from played_gpu import GPU, MS
 
 from labkit.results.sweep import Sweep
 from labkit.spec import Pipeline
-from labkit.view.analysis_figures import curves
-from labkit.view.run_figure import draw, teeth_window
+from labkit.view.run_figure import curves, draw, teeth_window
 from labkit.view.several_figures import draw_sweep
 from labkit.view.style import on_any_paper
 
@@ -120,8 +119,9 @@ def test_a_run_before_is_named_and_the_title_says_what_the_change_brought(record
 
 def test_the_teeth_are_the_true_intervals_of_a_few_steps_marked_below_on_the_same_clock(record):
     run = record()
-    steps, start, end = teeth_window(run)
-    assert steps == 10
+    first, behind = teeth_window(run)
+    assert behind - first == 10
+    start, end = (run.stretch(step - 1, step)[0, 5] for step in (first, behind))
     teeth, whole, _ = draw(run).axes
     device = teeth.collections[-1]  # the last lane
     assert labels(teeth.yaxis) == ["loop waits for data", "copy", "CPU busy"]
@@ -161,11 +161,11 @@ def test_missing_samples_of_an_instrument_are_gaps_never_zero(record):
         }
         for i in range(8)
     ]
-    nvml, smi = curves(record(machine=GPU, telemetry=samples))
-    assert math.isnan(nvml.shares[4]) and math.isnan(smi.shares[3])
-    assert 0 not in nvml.shares and 0 not in smi.shares
+    (_, nvml), (_, smi) = curves(record(machine=GPU, telemetry=samples)).values()
+    assert math.isnan(nvml[4]) and math.isnan(smi[3])
+    assert 0 not in nvml and 0 not in smi
     silent = [{"t_ns": BEGIN + MS * i, "gpu_now": None, "cpu": 0.5} for i in range(20)]
-    assert curves(record(machine=GPU, telemetry=silent)) == []
+    assert curves(record(machine=GPU, telemetry=silent)) == {}
 
 
 # -- on the page ---------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ def test_what_fails_inside_the_recorder_or_while_drawing_never_reaches_the_loop(
     monkeypatch, capsys
 ):
     with monkeypatch.context() as broken:
-        broken.setattr(watch_live, "show_line", lambda *_, **__: 1 / 0)
+        broken.setattr(watch_live, "line", lambda *_: 1 / 0)
         assert len(loop(watched := watch([[1]] * 30))) == 30 and watched.run.steps == 30
     monkeypatch.setattr(recording.Recorder, "take", lambda *_: 1 / 0)
     assert len(loop(quiet(range(10)))) == 10

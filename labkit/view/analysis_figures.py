@@ -1,10 +1,8 @@
-"""The figures of `lk.trace`, and the curves of a run's instruments."""
+"""The figures of `lk.trace`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pandas
@@ -12,52 +10,33 @@ from matplotlib.figure import Figure
 
 from labkit.diagnosis.public_traces import PublicTrace
 from labkit.diagnosis.trace_breakdown import Breakdown, Change, RankTraces, TraceComparison
-from labkit.diagnosis.witnesses import driver_samples, samples
-from labkit.results.run import Run
-from labkit.view import style
 from labkit.view.primitives import Bar, Lane, draw_lanes, hbars, rows_in
 from labkit.view.rows_figure import plot
-from labkit.view.style import BOLD, drawable, our_style, page, percent
-
-MANY = 100  # readings of the telemetry, from which on their dots would make one band
-DOTS = {"marker": ".", "markersize": 5, "linestyle": "none", "color": "#0072B2", "zorder": 3}
-LINE = {"marker": ".", "markersize": 3, "linewidth": 1.0, "color": style.INSTRUMENT, "zorder": 3}
-
-
-@dataclass(frozen=True)
-class Curve:
-    """The utilization that one instrument showed."""
-
-    label: str
-    seconds: np.ndarray  # (n,)
-    shares: np.ndarray  # (n,), 0 to 1, NaN where a sample is missing
-    look: dict[str, Any]  # as matplotlib's plot takes it
-
-
-def curves(run: Run) -> list[Curve]:
-    """Return the utilization curves that the run's telemetry has; none where it has none."""
-    if run.machine.kind == "cpu":
-        found = [Curve("all CPU cores (psutil)", *samples(run, "cpu"), LINE)]
-    else:
-        steps = LINE | {"drawstyle": "steps-post"}
-        found = [
-            Curve("NVML's samples", *driver_samples(run), DOTS),
-            Curve("nvidia-smi", *samples(run, "gpu_now"), steps),
-        ]
-    thin = {"markersize": 1.5, "alpha": 0.6} if len(run.telemetry) > MANY else {}
-    known = [curve for curve in found if np.isfinite(curve.shares).any()]
-    return [replace(curve, look=curve.look | thin) for curve in known]
-
+from labkit.view.style import (
+    BLUE,
+    BOLD,
+    COMPUTE,
+    COPY,
+    OTHER,
+    SKY,
+    VERMILION,
+    WAIT,
+    YELLOW,
+    drawable,
+    our_style,
+    page,
+    percent,
+)
 
 CLASSES = {  # of a trace: (name, colour), the kit's where a class is one of its parts
-    "kernel": ("kernel", style.COMPUTE),
-    "memcpy": ("copy", style.COPY),
-    "memset": ("memset", "#F0E442"),
-    "communication": ("communication", "#0072B2"),
-    "runtime": ("CUDA calls", "#D55E00"),
-    "dataloader": ("DataLoader", style.WAIT),
-    "cpu_exec": ("CPU operators", "#56B4E9"),
-    "other": ("other (Python)", style.OTHER),
+    "kernel": ("kernel", COMPUTE),
+    "memcpy": ("copy", COPY),
+    "memset": ("memset", YELLOW),
+    "communication": ("communication", BLUE),
+    "runtime": ("CUDA calls", VERMILION),
+    "dataloader": ("DataLoader", WAIT),
+    "cpu_exec": ("CPU operators", SKY),
+    "other": ("other (Python)", OTHER),
 }
 CAUSES = {
     "host_wait_us": "host wait (ran dry)",
@@ -80,7 +59,7 @@ TITLES = {
 }
 LANE_IN = 0.26  # inches that a lane is high
 MOST_KERNELS = 6
-NAME_LENGTH = 46  # characters of a kernel's name
+NAME_LENGTH = 44  # characters of a kernel's name
 SOURCE_LENGTH = 40
 
 
@@ -116,7 +95,7 @@ def _kernel_bars(breakdown: Breakdown) -> list[Bar]:
     for kernel in breakdown.top_kernels[:MOST_KERNELS]:
         took_us = kernel.total_us / breakdown.steps
         text = _ms(took_us)
-        colour = style.COMPUTE
+        colour = COMPUTE
         if kernel.tensor_core:
             text += " (Tensor Cores)"
             colour = "#004D40"
@@ -173,7 +152,7 @@ def draw_comparison(comparison: TraceComparison) -> Figure:
 
 
 def _changed_bar(change: Change) -> Bar:
-    name, colour = CLASSES.get(change.name, (_short(change.name), style.COMPUTE))
+    name, colour = CLASSES.get(change.name, (_short(change.name), COMPUTE))
     sign = "-" if change.change_us < 0 else "+"
     text = f"{_ms(change.after_us)} ({sign}{_ms(abs(change.change_us))})"
     return Bar(name, change.after_us, text, colour, before=change.before_us)

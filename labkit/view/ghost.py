@@ -14,15 +14,13 @@ from labkit.view.controls import in_words
 
 BEFORE_ANY = "Run once: from then on this line says what a slider would bring, before you run it."
 UNMOVED = "Move a slider: what it would bring is drawn here, before you run it."
-MARKS = {  # how a prediction's bars are marked, as CSS has a line
-    "last run": "2px dotted var(--jp-ui-font-color2, #888)",
-    "predicted": "2px solid #009e73",
-    "came": "4px solid var(--jp-ui-font-color0, #000)",
-}
 
 
 class Ghost(widgets.HTML):
-    """Draws a prediction: its ranges as bars, with marks of the run before and of what came."""
+    """Draws a prediction: its ranges as bars, with marks of the run before and of what came.
+
+    How the marks look is in live.css, by their names.
+    """
 
     def __init__(self):
         super().__init__()
@@ -48,14 +46,13 @@ class Ghost(widgets.HTML):
             said = f"<b>Expected:</b> {gain:.2g}x the last run; limit: {limit}."
         else:
             said = outcome_text(found, came)
-        drawn = {"last run": before, "predicted": found, "came": came}
-        known = {name: one for name, one in drawn.items() if one is not None}
+        drawn = {"last-run": before, "predicted": found}
+        drawn |= {} if came is None else {"came": came}
         legend = ""
-        for name in known:
-            border = MARKS[name]
-            legend += f"<span style='border-left:{border}'>{name}</span>"
-        rates = {name: one.throughput or 0.0 for name, one in known.items()}
-        shares = {name: one.utilization or 0.0 for name, one in known.items()}
+        for name in drawn:
+            legend += f"<span class='{name}'>{name.replace('-', ' ')}</span>"
+        rates = {name: one.throughput or 0.0 for name, one in drawn.items()}
+        shares = {name: one.utilization or 0.0 for name, one in drawn.items()}
         low, high = found.throughput_range or (0.0, 0.0)
         top = 1.05 * max(high, *rates.values())
         rows = bar("samples/s", ",.0f", (low, high), top, rates)
@@ -75,8 +72,7 @@ def bar(
     low, high = ends
     inside = f"<i class='range' style='left:{low / top:.2%};width:{(high - low) / top:.2%}'></i>"
     for mark, value in marks.items():
-        border = MARKS[mark]
-        inside += f"<i style='left:{value / top:.2%};border-left:{border}'></i>"
+        inside += f"<i class='{mark}' style='left:{value / top:.2%}'></i>"
     text = f"{marks['predicted']:{form}} ({low:{form}} to {high:{form}})"
     return f"<div class='row'><b>{name}</b><div>{inside}</div><span>{text}</span></div>"
 

@@ -101,8 +101,6 @@ class History(anywidget.AnyWidget, Generic[Ran]):
         rows = [row, *self.rows]
         self.rows = [row for place, row in enumerate(rows) if place < MOST_ROWS or row["pinned"]]
         self.runs[key] = run
-        keys = {row["key"] for row in self.rows}
-        self.runs = {key: run for key, run in self.runs.items() if key in keys}
         if self.file is not None:
             with contextlib.suppress(OSError):  # a full disk loses the list, not the run
                 shared_like_its_parent(self.file.parent)

@@ -61,12 +61,11 @@ class LiveView(anywidget.AnyWidget):
 
     def update(self, running: Run | Ranks) -> None:
         """Show what it has done by now."""
-        run = first_rank(running)
-        with self.hold_sync():  # one message to the browser
+        one_moment = (first_rank(running) or running).as_of_now()
+        with one_moment, self.hold_sync():  # one message to the browser
             self._read(running)
             self.running = True
-            said = display.stage_line(running) if run is None else live_line(run)
-            self.status = self.title + said
+            self.status = self.title + progress_line(running)
 
     def finish(self, ended: Run | Ranks) -> None:
         """Show all of `ended` and how it ended."""
@@ -131,8 +130,7 @@ class RunDisplay:
         if self.shown.live:
             self.view.follow(running)
         elif self.shown.due:
-            self.view.update(running)
-            self.shown.line(self.view.status)
+            self.shown.line(self.view.title + progress_line(running))
 
     def finish(self, result: Run | Ranks | Sweep) -> None:
         """Leave the figure of a Run, Ranks or Sweep, or the closing line of the last run."""
@@ -144,6 +142,12 @@ class RunDisplay:
             parts = [display.recorded_mark(last), display.closing_line(last)]
             self.shown.final(self.view.title + " ".join(filter(None, parts)))
         self.view.close()
+
+
+def progress_line(running: Run | Ranks) -> str:
+    """Say how far a run is."""
+    run = first_rank(running)
+    return display.stage_line(running) if run is None else live_line(run)
 
 
 def first_rank(running: Run | Ranks | None) -> Run | None:

@@ -16,7 +16,7 @@ TEETH = 400  # on screen at the most: a tooth and its gap have two pixels each
 POINTS = 256  # of the utilization over the whole run
 SMOOTH_S = 0.5  # it is the mean of so long, or of this many steps
 SMOOTH_STEPS = 4
-RECENT = 5_000  # steps that the mean is of: splitting all of a long run's takes too long
+RECENT = 2_000  # steps that the mean is of: to split all of a long run takes too long
 ROW = 9  # numbers of a step: its three intervals, its wait, copy and other
 WINDOWS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0)
 USUAL_WINDOW_S = 2.0
@@ -54,19 +54,32 @@ def live_frame(run: Run, serial: int = 0) -> bytes:
     return np.array(head, np.float32).tobytes() + teeth.tobytes() + curve.tobytes()
 
 
+def recent_steps(run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """Return the stamps (n, 6) of the latest steps, s, and what `split_steps` makes of them.
+
+    They are computed once for each moment of the run: frame and line both need them.
+    """
+    computed = run.computed  # of this moment: a thread may read on meanwhile
+    if recent_steps not in computed:
+        stamps = run.stretch(max(0, run.steps - RECENT - 1), run.steps)
+        computed[recent_steps] = stamps, split_steps(stamps)
+    return computed[recent_steps]
+
+
 def mean_ms(run: Run) -> np.ndarray:
-    """Return the mean measured step by class (5,), ms: of the last steps; 0 before there is one."""
-    first = max(run.warmup, run.steps - RECENT)
-    spent = split_steps(run.stretch(first - 1, run.steps))
-    return 1e3 * spent.mean(axis=0) if len(spent) else np.zeros(spent.shape[1])
+    """Return the mean measured step by class (5,), ms: of the latest; 0 before there is one."""
+    _, spent = recent_steps(run)
+    measured = spent[-min(RECENT, run.steps - run.warmup) :]
+    return 1e3 * measured.mean(axis=0) if len(measured) else np.zeros(spent.shape[1])
 
 
 def window(run: Run) -> tuple[float, float]:
     """Return start and width, s, of what is shown: 2 s, unless its steps would blur or miss."""
-    step_s = run.length_s / run.steps
+    length_s = run.length_s
+    step_s = length_s / run.steps
     fits = [width for width in WINDOWS_S if 4 * step_s <= width <= (TEETH - 1) * step_s]
     width = min(fits, key=lambda width: abs(width - USUAL_WINDOW_S), default=USUAL_WINDOW_S)
-    return max(0.0, run.length_s - width), width
+    return max(0.0, length_s - width), width
 
 
 def teeth_of(run: Run, start: float) -> np.ndarray:
@@ -75,11 +88,12 @@ def teeth_of(run: Run, start: float) -> np.ndarray:
     Busy, waiting, copying from and to, s since `start`; then waiting, copying, other of the step,
     ms, NaN of the first step: what was before it, nobody knows.
     """
-    stamps = run.stretch(max(0, run.steps - TEETH - 1), run.steps)
+    stamps, spent = recent_steps(run)
+    stamps = stamps[-TEETH - 1 :]
+    spent_ms = 1e3 * spent[-TEETH:]
     rows = np.full((len(stamps), ROW), np.nan)
     rows[:, :2] = stamps[:, 4:6] - start
     rows[:, 2:6] = stamps[:, :4] - start
-    spent_ms = 1e3 * split_steps(stamps)
     rows[1:, 6:8] = spent_ms[:, :2]
     rows[1:, 8] = spent_ms[:, 3:].sum(axis=1)
     return rows[-TEETH:][rows[-TEETH:, 1] >= 0].astype(np.float32)
@@ -87,12 +101,11 @@ def teeth_of(run: Run, start: float) -> np.ndarray:
 
 def curve_of(run: Run) -> np.ndarray:
     """Return (n, 2) float32: time, s, and utilization around it, %; none of very few steps."""
-    bin_s = run.length_s / POINTS
-    step_s = run.length_s / run.steps
-    wide_s = max(min(SMOOTH_S, run.length_s / 10), SMOOTH_STEPS * step_s)
-    if not bin_s or wide_s > run.length_s:
+    length_s = run.length_s
+    wide_s = max(min(SMOOTH_S, length_s / 10), SMOOTH_STEPS * length_s / run.steps)
+    if not length_s or wide_s > length_s:
         return np.empty((0, 2), np.float32)
-    width = max(1, round(wide_s / bin_s))
+    width = max(1, round(wide_s / length_s * POINTS))
     mean = np.full(width, 1 / width)
     smooth = [np.convolve(values, mean, "valid") for values in run.timeline(POINTS)]
     return np.column_stack([smooth[0], 100 * smooth[1]]).astype(np.float32)
@@ -103,7 +116,7 @@ def live_line(run: Run) -> str:
     """Say in one line how far the run is and what it has measured since its warm-up."""
     if not run.steps:
         return stage_line(run)
-    asked = run.pipeline.to_dict()["steps"]
+    asked = run.pipeline.steps
     is_timed = asked == KNOBS["steps"].high  # the clock ends it
     parts = [f"step {run.steps}" if is_timed else f"step {run.steps} of {asked}"]
     if run.throughput:

@@ -61,7 +61,10 @@ def measure(
     Raises ValueError on a grid that does not fit the function, or a function that cannot be sent;
     RuntimeError where every row failed.
     """
-    spec = Grid(*signature_of(function), listed(grid), device)
+    values = {}
+    for name, given in grid.items():
+        values[name] = list(given) if isinstance(given, (list, tuple, range)) else [given]
+    spec = Grid(*signature_of(function), values, device)
     source = Sent(function)
     with held():
         started = launch(spec, source=source)
@@ -107,14 +110,6 @@ def signature_of(function: Callable[..., object]) -> tuple[str, tuple[str, ...],
     return function.__name__, names, needed
 
 
-def listed(grid: dict[str, Any]) -> dict[str, list[Any]]:
-    """Return the grid with a list for each argument."""
-    values = {}
-    for name, given in grid.items():
-        values[name] = list(given) if isinstance(given, (list, tuple, range)) else [given]
-    return values
-
-
 class Sent:
     """A function on its way to the bench, as `launch` takes it for a `source`."""
 
@@ -123,7 +118,7 @@ class Sent:
         self.function = function
         self.refers_to = referred_to(function)
         for name, value in self.refers_to.items():
-            if on_gpu(value):
+            if getattr(value, "is_cuda", False) is True:
                 raise ValueError(
                     f"{function.__name__} uses {name}, a tensor on the GPU: make it inside, on "
                     "bench.device."
@@ -173,11 +168,6 @@ def referred_to(function: FunctionType) -> dict[str, Any]:
     found = inspect.getclosurevars(function)
     values = {**found.globals, **found.nonlocals}
     return {name: value for name, value in values.items() if not isinstance(value, ModuleType)}
-
-
-def on_gpu(value: object) -> bool:
-    """Return whether it is a tensor in a GPU's memory."""
-    return getattr(value, "device", None) is not None and getattr(value, "is_cuda", False) is True
 
 
 def watch_rows(measured: Measurements) -> None:

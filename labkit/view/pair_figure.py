@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from labkit.results.run import Run
 from labkit.results.step_classes import AHEAD
 from labkit.view.primitives import Lane, draw_lanes, rows_in
-from labkit.view.run_figure import EDGE_PT, draw_mean_steps
+from labkit.view.run_figure import EDGE_PT, draw_mean_steps, end_of
 from labkit.view.run_header import device_of, run_header
 from labkit.view.style import COMPUTE, WAIT, ms, our_style, page
 
@@ -26,19 +26,14 @@ def draw_pair(before: Run, after: Run) -> Figure:
         return after.plot(before=before)
     figure, (earlier, later, steps) = page(run_header(after, before), PANELS_IN)
     longest_ms = max(before.step_ms or 0.0, after.step_ms or 0.0)
-    length_s = min(SLOW_STEPS * longest_ms / 1e3, _measured_s(before), _measured_s(after))
+    measured_s = [run.length_s - end_of(run, run.warmup) for run in (before, after)]
+    length_s = min(SLOW_STEPS * longest_ms / 1e3, *measured_s)
     _draw_stretch(earlier, "before", before, length_s)
     _draw_stretch(later, "this run", after, length_s)
     earlier.set_xticklabels([])
     later.set_xlabel(f"ms, {ms(length_s * 1e3)} ms from the middle of each run (true intervals)")
     draw_mean_steps(steps, after, before)
     return figure
-
-
-def _measured_s(run: Run) -> float:
-    """Return how long a run was measured for, warm-up left out, in seconds."""
-    first = max(run.warmup, 1)
-    return run.length_s - float(run.stretch(first - 1, first)[0, 5])
 
 
 def _draw_stretch(axes: Axes, name: str, run: Run, length_s: float) -> None:

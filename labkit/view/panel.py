@@ -11,7 +11,7 @@ import contextlib
 import html
 import threading
 from collections.abc import Awaitable, Callable
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar, cast
 
 import ipywidgets as widgets
 from IPython.display import display
@@ -20,6 +20,7 @@ from ipywidgets import Layout
 from labkit.knobs import Settings, check_names
 from labkit.process import launcher
 from labkit.results.event_log import POLL_S
+from labkit.results.launch import launch
 from labkit.spec import Distributed, Pipeline
 from labkit.view.controls import Control, in_words, shown
 from labkit.view.display import StaticFigure, why_no_widgets
@@ -31,8 +32,6 @@ Asked = TypeVar("Asked", Pipeline, Distributed)
 
 SETTLE_S = 0.1  # a press of Run may overtake a control's last change: wait for what is on its way
 GRID = "repeat(auto-fill, minmax(min(170px, 100%), 1fr))"
-GOOD = "var(--jp-brand-color1, #1976d2)"
-BAD = "var(--jp-error-color1, #d32f2f)"
 OLD = "labkit-old"  # faint: not of this run
 STOP_TIP = "Stop the run; what it measured by then is kept"
 CELL_TIP = "A cell waits for this run: interrupt the kernel (■ above) to stop it"
@@ -40,23 +39,7 @@ CELL_TIP = "A cell waits for this run: interrupt the kernel (■ above) to stop 
 FALLBACK = "<div class='labkit-fallback'>A panel needs its kernel: run this cell again. {}</div>"
 
 
-class TextBox(widgets.VBox):
-    """Widgets in a column; `text` stands for them where no widgets are shown."""
-
-    def __init__(self, text: str, children: list[widgets.Widget]):
-        self.missing = why_no_widgets()
-        self.text = f"{text} No widgets here: {self.missing}." if self.missing else text
-        super().__init__(children, layout=Layout(max_width="900px", overflow="hidden"))
-
-    def __repr__(self) -> str:
-        return self.text
-
-    def _repr_mimebundle_(self, **kwargs: dict) -> dict:
-        shown = None if self.missing else super()._repr_mimebundle_(**kwargs)
-        return (shown or {}) | {"text/plain": self.text}
-
-
-class Panel(TextBox, Generic[Asked, Ran]):
+class Panel(widgets.VBox, Generic[Asked, Ran]):
     """Controls, buttons and what they bring about. `.run` is the last run, `.runs` all.
 
     Of what it is a panel, and what it says of a run, a subclass knows.
@@ -85,10 +68,14 @@ class Panel(TextBox, Generic[Asked, Ran]):
         grid = Layout(grid_template_columns=GRID, grid_gap="6px 16px", overflow="hidden")
         knobs = widgets.GridBox(list(controls.values()), layout=grid)
         self.instead = f"Where no widgets show, {self.terminal} leaves a picture and a table."
-        text = f"labkit panel {what}: run this cell in Jupyter to use it. {self.instead}"
+        self.text = f"labkit panel {what}: run this cell in Jupyter to use it. {self.instead}"
+        self.missing = why_no_widgets()
+        if self.missing:
+            self.text += f" No widgets here: {self.missing}."
         self.buttons = widgets.HBox([self.run_button, self.stop_button])
         below = [self.verdict, self.comparison, self.history, self.figure]
-        super().__init__(text, [knobs, self.buttons, *said, self.view, *below])
+        layout = Layout(max_width="900px", overflow="hidden")
+        super().__init__([knobs, self.buttons, *said, self.view, *below], layout=layout)
         self.add_class("labkit-panel")
         for control in self.controls.values():
             control.widget.observe(lambda _change: self.home.call(self._changed), "value")
@@ -110,7 +97,7 @@ class Panel(TextBox, Generic[Asked, Ran]):
 
     def launch(self, asked: Asked) -> Ran:
         """Start what is asked."""
-        raise NotImplementedError
+        return cast("Ran", launch(asked))
 
     def verdict_of(self, run: Ran) -> str:
         """Say what limits a run."""
@@ -276,12 +263,8 @@ class Panel(TextBox, Generic[Asked, Ran]):
     def say(self, text: str, good: bool = True) -> None:
         """Show one sentence under the view; in alarm's colour where it is not `good`."""
         self.verdict.remove_class(OLD)
-        style = (
-            f"border-left:3px solid {GOOD if good else BAD};padding:1px 8px;line-height:1.45;"
-            "white-space:pre-line;overflow-wrap:anywhere"
-        )
-        look = f"class='labkit-verdict' role='status' style='{style}'"
-        self.verdict.value = f"<div {look}>{html.escape(text)}</div>"
+        look = "labkit-said verdict" if good else "labkit-said verdict alarm"
+        self.verdict.value = f"<div class='{look}' role='status'>{html.escape(text)}</div>"
 
     def _show(self, run: Ran, before: Ran | None) -> None:
         """Show how `run` ended, what differs from `before`, and the figure of both."""
@@ -310,8 +293,8 @@ class Panel(TextBox, Generic[Asked, Ran]):
         name = "the run before"
         if self.history.pinned:
             name = f"the pinned run ({self.history.pinned[0]})"
-        lines = map(html.escape, self.difference(run, before, name))
-        self.comparison.value = f"<div style='line-height:1.45'>{'<br>'.join(lines)}</div>"
+        text = html.escape("\n".join(self.difference(run, before, name)))
+        self.comparison.value = f"<div class='labkit-said'>{text}</div>"
 
     def _pinned(self) -> None:
         """Compare with the run that the list pins, from now on."""
@@ -356,6 +339,13 @@ class Panel(TextBox, Generic[Asked, Ran]):
         self._allow(not self._refused and not self.running)
         if why:
             self.say(why, good=False)
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_mimebundle_(self, **kwargs: dict) -> dict:
+        shown = None if self.missing else super()._repr_mimebundle_(**kwargs)
+        return (shown or {}) | {"text/plain": self.text}
 
     def _ipython_display_(self) -> None:
         display(self._repr_mimebundle_(), raw=True)

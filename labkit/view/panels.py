@@ -9,7 +9,6 @@ from dataclasses import replace
 from labkit.diagnosis.diagnosis import Diagnosis
 from labkit.diagnosis.prediction import Prediction
 from labkit.knobs import Settings, check_names
-from labkit.results.launch import launch
 from labkit.results.ranks import Ranks
 from labkit.results.result import Table
 from labkit.results.run import Run
@@ -68,10 +67,6 @@ class PipelinePanel(Panel[Pipeline, Run]):
         """Return the pipeline with these knobs; raises ValueError where they conflict."""
         return self.pipeline.but(**values)
 
-    def launch(self, asked: Pipeline) -> Run:
-        """Start a pipeline."""
-        return launch(asked)
-
     def verdict_of(self, run: Run) -> str:
         """Say what limits a run."""
         return run_verdict(run)
@@ -91,16 +86,11 @@ class PipelinePanel(Panel[Pipeline, Run]):
         return [f"Against {name} ({what}): {busy}. {run.compare(before).verdict}", *lines]
 
     def copies(self) -> dict[str, Callable[[], str]]:
-        """Return what is asked as a script of plain PyTorch, and as a line of labkit."""
-        return {"PyTorch": self.as_pytorch, "labkit": self.as_labkit}
-
-    def as_pytorch(self) -> str:
-        """Return what is asked as a script of plain PyTorch, with the numbers it has run with."""
-        return str(script(self.measured(self.asked) or self.asked))
-
-    def as_labkit(self) -> str:
-        """Return what is asked as a line of labkit."""
-        return f"lk.run(lk.{self.asked!r})"
+        """Return what is asked as plain PyTorch, with the numbers it ran with, and as labkit."""
+        return {
+            "PyTorch": lambda: str(script(self.measured(self.asked) or self.asked)),
+            "labkit": lambda: f"lk.run(lk.{self.asked!r})",
+        }
 
     def forecast(self, asked: Pipeline) -> None:
         """Draw what is expected of `asked` from the last run; about 30 ms."""
@@ -196,10 +186,6 @@ class RanksPanel(Panel[Distributed, Ranks]):
         delay = values[STARVED]
         starve = {1: {"io_ms": delay}} if delay else self.base.starve
         return self.base.but(pipeline=pipeline, starve=starve, **own)
-
-    def launch(self, asked: Distributed) -> Ranks:
-        """Start several ranks."""
-        return launch(asked)
 
     def difference(self, run: Ranks, before: Ranks | None, name: str) -> list[str]:
         """Return the numbers of both."""

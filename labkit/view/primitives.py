@@ -27,6 +27,7 @@ BAR_HEIGHT = 0.62  # of a row
 NAME_LENGTH = 48  # characters of a row's name, at most
 TEXT_LENGTH = 105  # of what stands behind a bar
 GAP_PT = 5  # between a bar and its text
+LABELLED = 0.07  # of the longest row: a part at least as wide has its number written in
 LANE_GAP = 0.3  # between two lanes, of a lane's usual height
 LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue; white ink is a hole on a dark page
 DARK = 0.3
@@ -78,8 +79,8 @@ def stack(
     axes: Axes,
     rows: Mapping[str, Mapping[str, float]],
     parts: Mapping[str, tuple[str, str]],
-    inside: Callable[[float], str],
-    total: Callable[[float], str],
+    write: Callable[[float], str],
+    unit: str = "",
 ) -> None:
     """Draw the parts of each row one behind the other, rows from top to bottom.
 
@@ -87,22 +88,24 @@ def stack(
         axes: Where to draw.
         rows: {name: {part: value}}.
         parts: {part: (name in the legend, colour)}, from left to right.
-        inside: Writes a part's value into it.
-        total: Writes the sum of a row behind it.
+        write: Writes a value, into the parts that are wide enough.
+        unit: Of the sum behind a row, which is left out where this is "".
     """
-    ends = []
-    for row, values in enumerate(rows.values()):
-        left = 0.0
-        for part, (_, colour) in parts.items():
-            width = values.get(part, 0.0)
-            axes.barh(row, width, BAR_HEIGHT, left=left, color=colour, linewidth=0)
-            ink = "white" if np.dot(to_rgb(colour), LUMINANCE) < DARK else INSIDE
-            middle = left + width / 2
-            axes.text(middle, row, inside(width), color=ink, ha="center", va="center")
-            left += width
-        ends.append((left, total(left)))
-        write_beside(axes, left, row, total(left))
+    widths = np.array([[values.get(part, 0.0) for part in parts] for values in rows.values()])
+    sums = widths.sum(axis=1)
+    lefts = widths.cumsum(axis=1) - widths
+    least = LABELLED * sums.max()
+    for number, (_, colour) in enumerate(parts.values()):
+        own = widths[:, number]
+        look = {"left": lefts[:, number], "color": colour, "linewidth": 0}
+        bars = axes.barh(range(len(rows)), own, BAR_HEIGHT, **look)
+        ink = "white" if np.dot(to_rgb(colour), LUMINANCE) < DARK else INSIDE
+        written = [write(width) if width >= least else "" for width in own]
+        axes.bar_label(bars, written, label_type="center", color=ink)
     name_rows(axes, list(rows))
+    ends = [(total, f"{write(total)}{unit}" if unit else "") for total in sums]
+    for row, (total, text) in enumerate(ends):
+        write_beside(axes, total, row, text)
     fit(axes, ends)
 
 

@@ -42,24 +42,13 @@ def export(run: Run, path: str | os.PathLike[str], overwrite: bool = False) -> P
     suffix = path.suffix.lower()
     if suffix in saving.MARKS:
         return saving.save_figure(run.plot(), path, overwrite)
-    if suffix == ".csv":
-        return _write(path, run.frame.to_csv(), overwrite)
-    if suffix == ".html":
-        return _write(path, page(run), overwrite)
-    if suffix == ".md":
-        return _write(path, markdown(run), overwrite)
-    known = ".html, .md, .csv, .png, .svg or .pdf"
-    raise ValueError(f"export({str(path)!r}): the format follows from the suffix; give {known}.")
-
-
-def write_report(run: Run, path: str | os.PathLike[str], verdict: str) -> Path:
-    """Write a page of HTML, or Markdown where the suffix is .md, with a verdict that is known.
-
-    Raises FileKept where a file that labkit did not write is there, and OSError.
-    """
-    path = Path(path)
-    text = markdown(run, verdict) if path.suffix.lower() == ".md" else page(run, verdict)
-    return _write(path, text, overwrite=False)
+    texts = {".html": page, ".md": markdown, ".csv": lambda run: run.frame.to_csv()}
+    if suffix not in texts:
+        known = ".html, .md, .csv, .png, .svg or .pdf"
+        raise ValueError(
+            f"export({str(path)!r}): the format follows from the suffix; give {known}."
+        )
+    return write(path, texts[suffix](run), overwrite)
 
 
 def page(run: Run, verdict: str = "") -> str:
@@ -105,7 +94,9 @@ def _image(figure: Figure, text: str) -> str:
     return f'<p><img alt="{html.escape(text)}" src="data:image/png;base64,{data}"></p>'
 
 
-def _write(path: Path, text: str, overwrite: bool) -> Path:
+def write(path: str | os.PathLike[str], text: str, overwrite: bool = False) -> Path:
+    """Write a text; FileKept where a file that labkit did not write is there."""
+    path = Path(path)
     saving.check(path, _is_ours, overwrite)
     with saving.replacing(path) as file:
         file.write(text.encode())

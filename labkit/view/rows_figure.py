@@ -134,9 +134,7 @@ def is_lines(series: Sequence[Series]) -> bool:
     return all(each.places is not None for each in series)
 
 
-def draw_series(
-    axes: Axes, series: Sequence[Series], x: str, y: str, log: str | None = None
-) -> float:
+def draw_series(axes: Axes, series: Sequence[Series], x: str, y: str, log: str | None) -> float:
     """Draw lines over numbers or bars beside names; return the height that they need, inches."""
     axes.set_axisbelow(True)
     if is_lines(series):
@@ -244,10 +242,12 @@ def draw_bars(axes: Axes, series: Sequence[Series], log: str) -> None:
 
 def draw_group(axes: Axes, series: Series, middles: np.ndarray, thickness: float) -> None:
     """Draw the bars of one series: filled, or hatched and dashed if beside; noisy ones hollow."""
-    axes.barh(
+    bars = axes.barh(
         middles,
         series.values,
         thickness,
+        xerr=series.spread if series.spread.any() else None,
+        error_kw={"ecolor": NOTE.colour, "capsize": 2.5},
         label=series.label or None,
         edgecolor=series.colour,
         facecolor="white" if series.is_beside else series.colour,
@@ -256,13 +256,8 @@ def draw_group(axes: Axes, series: Series, middles: np.ndarray, thickness: float
     )
     noisy = series.values[series.noisy]
     axes.barh(middles[series.noisy], noisy, thickness, edgecolor=series.colour, facecolor="white")
-    if series.spread.any():
-        look = {"fmt": "none", "ecolor": NOTE.colour, "capsize": 2.5}
-        axes.errorbar(series.values, middles, xerr=series.spread, **look)
-    for middle, value, half in zip(middles, series.values, series.spread, strict=True):
-        if not np.isnan(value):
-            text = f"  {value:,.0f}" if abs(value) >= 100 else f"  {value:.3g}"
-            axes.text(value + half, middle, text, va="center", fontsize=NOTE.size)
+    texts = [f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}" for value in series.values]
+    axes.bar_label(bars, texts, padding=4, fontsize=NOTE.size)
 
 
 def has_positive(series: Sequence[Series]) -> bool:

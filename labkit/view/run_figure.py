@@ -15,9 +15,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter, ScalarFormatter
 
 from labkit.diagnosis.hot_lines import Lines
+from labkit.diagnosis.witnesses import driver_samples, samples
 from labkit.results.run import Run
 from labkit.results.step_classes import AHEAD
-from labkit.view.analysis_figures import curves
 from labkit.view.display import FIGURE_PX
 from labkit.view.primitives import (
     Bar,
@@ -32,16 +32,25 @@ from labkit.view.primitives import (
 from labkit.view.run_header import device_of, run_header
 from labkit.view.style import (
     BEFORE,
+    BLUE,
     COMPUTE,
     COPY,
+    GREEN,
     GREY,
+    INSTRUMENT,
     LOUD,
+    ORANGE,
     PARTS,
+    PURPLE,
+    SKY,
+    VERMILION,
     WAIT,
+    YELLOW,
     legend_above,
     ms,
     our_style,
     page,
+    percent,
     room_in,
 )
 
@@ -51,22 +60,28 @@ STEPS_A_BIN = 3  # of the utilization: finer bins would show single teeth, alias
 MAX_BINS = 120
 EDGE_PT = 0.4  # of an interval
 SPACES_IN = (0.30, 0.72, 0.80)  # above the three axes
-LABELLED = 0.07  # a part at least this wide has its number written in
 MOST_LINES = 6  # of the loop, of workers half as many
 LEAST_SHARE = 0.02  # of a line
 PLACE_LENGTH = 20  # characters of a line's place
 LINE_LENGTH = 64
+MANY = 100  # readings of the telemetry, from which on their dots would make one band
+LINE = {"marker": ".", "markersize": 3, "linewidth": 1.0, "color": INSTRUMENT}
+INSTRUMENTS = {  # how their curves are drawn
+    "all CPU cores (psutil)": LINE,
+    "NVML's samples": {"marker": ".", "markersize": 5, "linestyle": "none", "color": BLUE},
+    "nvidia-smi": LINE | {"drawstyle": "steps-post"},
+}
 COLOURS = {"waiting": WAIT, "worker": WAIT, "between": BEFORE}  # of lines, by their phase
 BODY = {  # of a loop's body: (name, colour), by `Lines.body`
-    "forward": ("forward", "#009E73"),
-    "backward": ("backward", "#56B4E9"),
-    "optimizer": ("optimizer", "#0072B2"),
+    "forward": ("forward", GREEN),
+    "backward": ("backward", SKY),
+    "optimizer": ("optimizer", BLUE),
     "torch": ("other torch", "#99DDBB"),
-    "sync": ("waits for the device", "#AA4499"),
-    "validation": ("validation", "#F0E442"),
-    "python": ("Python", "#D55E00"),
+    "sync": ("waits for the device", PURPLE),
+    "validation": ("validation", YELLOW),
+    "python": ("Python", VERMILION),
     "logging": ("logging, files", "#882255"),
-    "waiting": ("sleeps, locks, network", "#E69F00"),
+    "waiting": ("sleeps, locks, network", ORANGE),
 }
 
 
@@ -90,31 +105,24 @@ def draw(run: Run, before: Run | None = None) -> Figure:
     panels = list(zip(SPACES_IN, tall_in, strict=True))
     bars = line_bars(run.lines) if run.watched else []
     if bars:
-        panels += _line_panels(run.lines, bars)
+        panels += [(0.80, rows_in(1))] if run.lines.body else []
+        panels.append((0.45, rows_in(len(bars))))
     figure, (teeth, whole, step, *rest) = page(header, panels)
-    window = teeth_window(run)
-    _draw_teeth(teeth, run, window)
-    _draw_whole(whole, run, before, window)
+    marked_s = _draw_teeth(teeth, run)
+    _draw_whole(whole, run, before, marked_s)
     draw_mean_steps(step, run, before)
     if bars:
         _draw_lines(rest, run.lines, bars)
     return figure
 
 
-def teeth_window(run: Run) -> tuple[int, float, float]:
-    """Return (steps, start in s, end in s) of a short window in the middle of what was measured."""
-    start, count = _window_steps(run)
-    ends = run.stretch(start - 1, start + count)[:, 5]
-    left = float(ends[0])
-    return count, left, max(float(ends[-1]), left + 1e-6)
-
-
-def _window_steps(run: Run) -> tuple[int, int]:
-    """Return the first step of that window, and how many it has."""
+def teeth_window(run: Run) -> tuple[int, int]:
+    """Return the steps, first and behind the last, of a short window in the middle of a run."""
     first = max(run.warmup, 1)
     wanted = min(max(TEETH, 2 * (run.pipeline.num_workers or 0)), MAX_TEETH)
     count = min(wanted, run.steps - first)
-    return first + (run.steps - first - count) // 2, count
+    start = first + (run.steps - first - count) // 2
+    return start, start + count
 
 
 def teeth_lanes(run: Run, near: np.ndarray) -> list[Lane]:
@@ -125,28 +133,32 @@ def teeth_lanes(run: Run, near: np.ndarray) -> list[Lane]:
     return [*lanes, Lane(f"{device_of(run)} busy", [(COMPUTE, near[:, 4:6])], 2.0)]
 
 
-def _draw_teeth(axes: Axes, run: Run, window: tuple[int, float, float]) -> None:
-    """Draw lanes of true intervals."""
-    count, start, end = window
-    first, steps = _window_steps(run)
-    near = run.stretch(max(0, first - AHEAD), first + steps + AHEAD)  # the host may be ahead
+def _draw_teeth(axes: Axes, run: Run) -> tuple[float, float]:
+    """Draw lanes of true intervals; return from when to when, s."""
+    first, behind = teeth_window(run)
+    start = end_of(run, first)
+    end = max(end_of(run, behind), start + 1e-6)
+    near = run.stretch(max(0, first - AHEAD), behind + AHEAD)  # the host may be ahead
     draw_lanes(axes, teeth_lanes(run, near), start, end, EDGE_PT)
     axes.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(ScalarFormatter(useOffset=False))
     axes.set_xlabel("s since the first batch was asked for: the marked stretch below, enlarged")
+    count = behind - first
     steps_said = f"{count} step" + ("" if count == 1 else "s")
     width = ms((end - start) * 1e3)
     axes.set_title(f"The teeth: true intervals of {steps_said} ({width} ms)", loc="left")
+    return start, end
 
 
-def _draw_whole(axes: Axes, run: Run, before: Run | None, window: tuple[int, float, float]) -> None:
+def _draw_whole(axes: Axes, run: Run, before: Run | None, marked_s: tuple[float, float]) -> None:
     """Draw utilization from the true intervals, the instruments' samples, warm-up and mean."""
     handles: list[Artist] = []
     if run.warmup:
-        axes.axvspan(0, _end_of(run, run.warmup), color="#EEEEEE", linewidth=0, zorder=0)
+        axes.axvspan(0, end_of(run, run.warmup), color="#EEEEEE", linewidth=0, zorder=0)
         handles.append(Patch(facecolor="#E4E4E4", label="warm-up"))
-    for curve in curves(run):  # a missing sample is NaN: a gap
-        handles += axes.plot(curve.seconds, curve.shares, label=curve.label, **curve.look)
+    thin = {"markersize": 1.5, "alpha": 0.6} if len(run.telemetry) > MANY else {}
+    for name, (seconds, shares) in curves(run).items():
+        handles += axes.plot(seconds, shares, label=name, zorder=3, **INSTRUMENTS[name] | thin)
     if before is not None:
         shares, edges = _binned(before)
         look = {"color": BEFORE, "linewidth": 1.0, "alpha": 0.75, "zorder": 3}
@@ -159,7 +171,7 @@ def _draw_whole(axes: Axes, run: Run, before: Run | None, window: tuple[int, flo
     axes.stairs(shares, edges, fill=False, color=COMPUTE, linewidth=1.3, zorder=4)
     share = f"busy share of every {width} ({what})"
     handles.insert(0, Patch(facecolor=COMPUTE, alpha=0.6, label=share))
-    axes.axvspan(*window[1:], facecolor="none", edgecolor="black", linewidth=0.9, zorder=2)
+    axes.axvspan(*marked_s, facecolor="none", edgecolor="black", linewidth=0.9, zorder=2)
     _mark_mean(axes, run)
     length_s = max(run.length_s, before.length_s if before else 0)
     axes.set(xlim=(0, length_s), ylim=(0, 1.03))
@@ -170,10 +182,22 @@ def _draw_whole(axes: Axes, run: Run, before: Run | None, window: tuple[int, flo
     legend_above(axes, handles)
 
 
+def curves(run: Run) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return the utilization that each instrument showed: when (n,), s, and the share (n,), 0 to 1.
+
+    A missing sample is NaN: a gap. An instrument without any is left out.
+    """
+    if run.machine.kind == "cpu":
+        found = {"all CPU cores (psutil)": samples(run, "cpu")}
+    else:
+        found = {"NVML's samples": driver_samples(run), "nvidia-smi": samples(run, "gpu_now")}
+    return {name: known for name, known in found.items() if np.isfinite(known[1]).any()}
+
+
 def _mark_mean(axes: Axes, run: Run) -> None:
     """Draw the utilization as a line over what was measured, and write it behind."""
     mean = run.utilization or 0.0
-    start = _end_of(run, max(run.warmup, 1))
+    start = end_of(run, max(run.warmup, 1))
     axes.plot([start, run.length_s], [mean, mean], "--", color="black", linewidth=1, zorder=5)
     axes.axhline(mean, color="black", linestyle=":", linewidth=0.5)  # leads on to its number
     at_most = "\n≤" if run.utilization_is_upper_bound else ""  # one line would be too long
@@ -189,7 +213,7 @@ def _mark_mean(axes: Axes, run: Run) -> None:
     )
 
 
-def _end_of(run: Run, steps: int) -> float:
+def end_of(run: Run, steps: int) -> float:
     """Return when so many steps were over, s."""
     return float(run.stretch(steps - 1, steps)[0, 5])
 
@@ -218,42 +242,19 @@ def draw_mean_steps(axes: Axes, run: Run, before: Run | None) -> None:
             now = {part: value * micro for part, value in now.items()}
             then = {part: value * micro_before for part, value in then.items()}
     rows = {"this run": now} if then is None else {"this run": now, "before": then}
-    totals = {name: sum(parts.values()) for name, parts in rows.items()}
+    total_ms = sum(now.values())
     named = {}
     for part, (name, colour) in PARTS.items():
         if run.watched and part == "copy":
             continue  # somewhere inside the loop's body
-        numbers = f"{ms(now[part])} ms ({now[part] / totals['this run']:.0%})"
+        numbers = f"{ms(now[part])} ms ({now[part] / total_ms:.0%})"
         if then is not None:
             numbers = f"{ms(then[part])} → {ms(now[part])} ms"
         name = "loop body" if run.watched and part == "compute" else name
         named[part] = (f"{name} {numbers}", colour)
-    least = LABELLED * max(totals.values())
-
-    def inside(value: float) -> str:
-        return ms(value) if value >= least else ""
-
-    def total(value: float) -> str:
-        return f"{ms(value)} ms"
-
-    stack(axes, rows, named, inside, total)
+    stack(axes, rows, named, ms, " ms")
     legend_above(axes, patches(named.values()))
     axes.set_xlabel(f"ms of the mean {what}: what the device did, or waited for (warm-up left out)")
-
-
-def share_text(share: float) -> str:
-    """Return what is written into a part of a bar of shares: nothing where it is narrow."""
-    return f"{share:.0%}" if share >= LABELLED else ""
-
-
-def no_text(_whole: float) -> str:
-    """Return what stands behind a bar of shares: they sum to 1."""
-    return ""
-
-
-def _line_panels(lines: Lines, bars: list[Bar]) -> list[tuple[float, float]]:
-    body = [(0.80, rows_in(1))] if lines.body else []
-    return [*body, (0.45, rows_in(len(bars)))]
 
 
 def _draw_lines(axes: list[Axes], lines: Lines, bars: list[Bar]) -> None:
@@ -264,7 +265,7 @@ def _draw_lines(axes: list[Axes], lines: Lines, bars: list[Bar]) -> None:
             share = lines.body.get(part, 0.0)
             if share >= LEAST_SHARE:
                 parts[part] = (f"{name} {share:.0%}", colour)
-        stack(axes[0], {"loop body": lines.body}, parts, share_text, no_text)
+        stack(axes[0], {"loop body": lines.body}, parts, percent)
         legend_above(axes[0], patches(parts.values()))
         hide_xaxis(axes[0])
     hbars(axes[-1], bars, "share of the time (of workers: of their work), by line of your code")

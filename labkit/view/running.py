@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeVar
 
 from labkit.knobs import Settings
 from labkit.process.interrupts import held, in_notebook
@@ -13,6 +14,7 @@ from labkit.results.sweep import Sweep
 from labkit.spec import Distributed, Pipeline
 from labkit.tuning.job import improver, tuner
 from labkit.tuning.result import Found, Ladder, Tuning
+from labkit.tuning.search import Search
 from labkit.tuning.trial import Trial
 from labkit.view import wandb_log
 from labkit.view.display import RANKS_PX, SWEEP_PX, Display
@@ -20,6 +22,9 @@ from labkit.view.live import RunDisplay
 from labkit.view.live_frame import live_line
 from labkit.view.run_header import said
 from labkit.view.watch_live import Watch
+
+Started = TypeVar("Started", Run, Ranks)
+SearchResult = TypeVar("SearchResult", bound=Found)
 
 
 def run(
@@ -46,9 +51,7 @@ def run(
     with held():
         started = launch(asked, after=wandb_log.command(wandb))
         remember(run, started)
-        if wait:
-            follow(started, before)
-        return started
+        return follow(started, before) if wait else started
 
 
 def distributed(
@@ -79,9 +82,7 @@ def distributed(
     with held():
         started = launch(asked)
         remember(distributed, started)
-        if wait:
-            follow(started)
-        return started
+        return follow(started) if wait else started
 
 
 def sweep(
@@ -107,7 +108,7 @@ def sweep(
             shown.update(run)
 
     try:
-        swept.measure(launched, each, begun)
+        swept.measure(launch, each, begun)
     except KeyboardInterrupt:
         if not in_notebook():
             raise
@@ -122,12 +123,7 @@ def remember(function: Callable[..., object], result: object) -> None:
     vars(function)["last"] = result
 
 
-def launched(pipeline: Pipeline) -> Run:
-    """Start a pipeline."""
-    return launch(pipeline)
-
-
-def follow(started: Run | Ranks, before: Run | None = None) -> Run | Ranks:
+def follow(started: Started, before: Run | None = None) -> Started:
     """Show a live run until it has ended: a canvas in a notebook, a line of text elsewhere."""
     with held() as pressed:
         shown = RunDisplay(before, RANKS_PX if isinstance(started, Ranks) else None)
@@ -191,22 +187,7 @@ def tune(
         seconds=seconds,
     )
     tuning = search.found
-    remember(tune, tuning)
-    display = Display()
-
-    def each() -> None:
-        display.final(trial_line(tuning), tuning.table())
-
-    search.each = each
-    search.bench.each = teller(display, tuning)
-    try:
-        return search.run()
-    except KeyboardInterrupt:
-        if not in_notebook():
-            raise
-        return tuning
-    finally:
-        display.final(tuning.headline, tuning.table())
+    return searched(tune, search, lambda: trial_line(tuning))
 
 
 def improve(
@@ -246,29 +227,38 @@ def improve(
     parts = {"step": step, "model": model, "optimizer": optimizer, "collate_fn": collate_fn}
     search = improver(what, may_change, seconds, batch_size, **parts)
     ladder = search.found
-    remember(improve, ladder)
+    return searched(improve, search, lambda: rung_line(ladder.tried[-1]))
+
+
+def searched(
+    function: Callable[..., object], search: Search[SearchResult], said: Callable[[], str]
+) -> SearchResult:
+    """Show a search until it has ended: a table of its trials, and below it the run that goes on.
+
+    `said` is a line about the last trial, for where there is no notebook.
+    """
+    found = search.found
+    remember(function, found)
     display = Display()
 
-    def each() -> None:
-        display.final(rung_line(ladder.tried[-1]), ladder.table("going on"))
-
-    search.each = each
-    search.bench.each = teller(display, ladder)
-    try:
-        return search.run()
-    finally:
-        display.final("", ladder.table())  # the headline is the table's own
-
-
-def teller(display: Display, found: Found) -> Callable[[Run], None]:
-    """Return what shows the run that is going on, below the table of those before it."""
+    def judged() -> None:
+        display.final(said(), found.table("going on"))
 
     def running(run: Run) -> None:
         if display.due:
             now = live_line(run)
             display.line(now, found.table(now))
 
-    return running
+    search.each = judged
+    search.bench.each = running
+    try:
+        search.run()
+    except KeyboardInterrupt:
+        if not in_notebook():
+            raise
+    finally:
+        display.final(found.headline, found.table())
+    return found
 
 
 def trial_line(tuning: Tuning) -> str:

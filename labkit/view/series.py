@@ -70,7 +70,7 @@ class Series:
 class SeriesMaker:
     """Makes the series of a table and of one beside it; the same value has the same colour."""
 
-    def __init__(self, x: str, y: str, by: str | None = None):
+    def __init__(self, x: str, y: str, by: str | None):
         self.x = x
         self.y = y
         self.by = by
@@ -112,24 +112,20 @@ class SeriesMaker:
         is_number = is_numeric(rows[self.x])
         if is_number:
             rows = rows.sort_values(self.x, kind="stable")
-        count = len(rows)
-        errors = rows["error"] if "error" in rows else [""] * count
-        reasons = [error if isinstance(error, str) else "" for error in errors]
+        iqr = f"iqr_{self.y}"
+        columns = dict.fromkeys([*rows, "error", "noisy", iqr])
+        rows = rows.reindex(columns=list(columns))  # NaN in those that are not there
+        reasons = [error if isinstance(error, str) else "" for error in rows["error"]]
         values = numbers(rows, self.y)
-        values[~np.isfinite(values) | [bool(reason) for reason in reasons]] = np.nan
-        spread = np.zeros(count)
-        if f"iqr_{self.y}" in rows:
-            spread = np.nan_to_num(numbers(rows, f"iqr_{self.y}") / 2)
-        noisy = np.zeros(count, bool)
-        if "noisy" in rows:
-            noisy = rows["noisy"].eq(True).to_numpy(bool)  # None is not
+        values[~np.isfinite(values) | (np.array(reasons, str) != "")] = np.nan
+        noisy = rows["noisy"].eq(True).to_numpy(bool)  # None is not
         return Series(
             label=drawable(label, LONGEST_NAME),
             names=[word(value) for value in rows[self.x]],
             places=numbers(rows, self.x) if is_number else None,
             values=values,
             reasons=reasons,
-            spread=spread,
+            spread=np.nan_to_num(numbers(rows, iqr) / 2),
             noisy=noisy & ~np.isnan(values),
             mixed=mixed(rows, self.x, self.y),
             colour=self.colours.setdefault(key, LINES[len(self.colours) % len(LINES)]),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TypeGuard
 
 import numpy as np
 import pandas
@@ -17,17 +16,19 @@ from labkit.results.sweep import Sweep
 from labkit.view.display import RANKS_PX
 from labkit.view.primitives import Lane, draw_lanes, patches, rows_in, stack
 from labkit.view.rows_figure import bars_in, draw_legend, draw_series, is_lines, legend_in
-from labkit.view.run_figure import no_text, share_text
 from labkit.view.run_header import delays_of, device_of, doubts, said, several_header
 from labkit.view.series import Series, SeriesMaker
 from labkit.view.style import (
+    BLUE,
     COMPUTE,
     LOUD,
     OTHER,
+    SKY,
     WAIT,
     legend_above,
     our_style,
     page,
+    percent,
     room_in,
 )
 
@@ -35,13 +36,11 @@ RATE = "samples_per_s"
 SPAN = 20  # times as large as the smallest value is the largest: from there on, logarithmic
 MOST_SHOWN = 10  # points of one line that still have room for their numbers
 TEETH = 6  # steps in the window
-EXCHANGE = "#0072B2"
-OTHERS = "#56B4E9"
 PARTS = {  # part of RankTimes: (name, colour), as stacked
     "wait": ("waiting for data", WAIT),
     "compute": ("compute", COMPUTE),
-    "others": ("waiting for another rank", OTHERS),
-    "transfer": ("exchanging gradients", EXCHANGE),
+    "others": ("waiting for another rank", SKY),
+    "transfer": ("exchanging gradients", BLUE),
     "other": ("other", OTHER),
 }
 
@@ -69,7 +68,7 @@ def draw_sweep(sweep: Sweep) -> Figure:
         panels = [(0.14, bars_in(rates)), (0.55, bars_in(rates))]
     panels[0] = (panels[0][0] + legend_in(rates), panels[0][1])
     figure, (above, below) = page(several_header(_message(sweep), texts, sweep.runs), panels)
-    log = _logarithmic(sweep.knobs[knob])
+    log = _logarithmic(rates[0].places)
     draw_series(above, rates, knob, RATE, log and "xy")
     draw_series(below, shares, knob, busy, log)
     draw_legend(above, rates)
@@ -87,12 +86,13 @@ def draw_sweep(sweep: Sweep) -> Figure:
 def rows_of(sweep: Sweep, busy: str) -> pandas.DataFrame:
     """Return a row for each combination of a sweep's knobs, without numbers where none ran."""
     first, *others = sweep.knobs
+    has_names = None in sweep.knobs[first]  # one makes names of all of them
     rows = []
     for setting, run in itertools.zip_longest(sweep.settings, sweep.runs):
         rate = run.throughput if run else None
         share = run.utilization if run else None
         row = {
-            first: setting[first],
+            first: str(setting[first]) if has_names else setting[first],
             "setting": said({name: setting[name] for name in others}),
             RATE: rate,
             f"iqr_{RATE}": rate * (run.spread or 0.0) if run and rate else None,
@@ -100,23 +100,13 @@ def rows_of(sweep: Sweep, busy: str) -> pandas.DataFrame:
             "noisy": run is not None and run.noisy,
         }
         rows.append(row)
-    frame = pandas.DataFrame(rows)
-    if not all(map(is_number, sweep.knobs[first])):
-        frame[first] = [str(value) for value in frame[first]]  # one None makes all of them names
-    return frame
+    return pandas.DataFrame(rows)
 
 
-def _logarithmic(values: Sequence[object]) -> str:
-    """Return "x" where the values are numbers of several orders of magnitude, else ""."""
-    numbers = [float(value) for value in values if is_number(value)]
-    if len(numbers) < len(values) or min(numbers) <= 0:
-        return ""
-    return "x" if max(numbers) > SPAN * min(numbers) else ""
-
-
-def is_number(value: object) -> TypeGuard[int | float]:
-    """Return whether it stands to scale; True and False do not."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _logarithmic(places: np.ndarray | None) -> str:
+    """Return "x" where x is numbers of several orders of magnitude, else ""."""
+    is_wide = places is not None and 0 < SPAN * places.min() < places.max()
+    return "x" if is_wide else ""
 
 
 def _write_values(axes: Axes, series: Sequence[Series]) -> None:
@@ -179,7 +169,7 @@ def draw_ranks(ranks: Ranks) -> Figure:
     for row, rank in enumerate(times.ranks):
         values = {part: float(getattr(times, part)[row]) for part in PARTS}
         rows[f"rank {rank}"] = values
-    stack(shares, rows, PARTS, share_text, no_text)
+    stack(shares, rows, PARTS, percent)
     shares.set_xlabel("share of wall time, warm-up left out")
     shares.set_xlim(0, 1)
     shares.xaxis.set_major_formatter(PercentFormatter(1))
@@ -199,18 +189,18 @@ def _draw_lanes(axes: Axes, runs: list[RankRun]) -> None:
     count = min(run.steps for run in runs)
     first = max(run.warmup for run in runs)
     start = min(max(first, count // 2 - TEETH // 2), max(0, count - TEETH))
-    stop = min(start + TEETH, count)
+    steps = slice(start, min(start + TEETH, count))
     zero_ns = min(run.host_ns[start, 0] for run in runs)
-    exchange_ns = np.stack([run.exchange_ns[start:stop] for run in runs])  # (ranks, steps, 2)
-    complete_ns = exchange_ns[:, :, 0].max(axis=0)  # when the last rank had its gradients, or NaN
+    # when the last rank had its gradients; NaN where they were not exchanged
+    complete_ns = np.max([run.exchange_ns[steps, 0] for run in runs], axis=0)
     lanes = []
     end_ms = 0.0
-    for run, own_ns in zip(runs, exchange_ns, strict=True):
+    for run in runs:
         spans = []
-        for colour, spans_ns in _rank_spans(run, start, stop, own_ns, complete_ns).items():
-            spans_ms = (np.array(spans_ns, float).reshape(-1, 2) - zero_ns) / 1e6
+        for colour, *span_ns in _rank_spans(run, steps, complete_ns):
+            spans_ms = (np.column_stack(span_ns) - zero_ns) / 1e6
             spans.append((colour, spans_ms))
-            end_ms = max(end_ms, *spans_ms[:, 1], 0.0)
+            end_ms = np.nanmax([end_ms, *spans_ms[:, 1]])
         lanes.append(Lane(f"rank {run.rank}", spans))
     draw_lanes(axes, lanes[::-1], 0, end_ms)
     axes.set_xlabel("ms, on one clock; steps in the middle of the run", labelpad=1)
@@ -218,20 +208,19 @@ def _draw_lanes(axes: Axes, runs: list[RankRun]) -> None:
 
 
 def _rank_spans(
-    run: RankRun, start: int, stop: int, exchange_ns: np.ndarray, complete_ns: np.ndarray
-) -> dict[str, list[tuple[float, float]]]:
-    """Return what one rank did in some steps: {colour: starts and ends, ns}."""
-    spans: dict[str, list[tuple[float, float]]] = {WAIT: [], COMPUTE: [], OTHERS: [], EXCHANGE: []}
-    steps = run.steps_since(start, stop)
-    for step, complete, (own, averaged) in zip(steps, complete_ns, exchange_ns, strict=True):
-        asked, ready, copied, done = step["t"]
-        begin, end = step.get("busy", (copied, done))
-        spans[WAIT].append((asked, max(asked, min(ready, begin))))
-        if np.isnan(complete):
-            spans[COMPUTE].append((begin, end))
-            continue
-        last = min(complete, averaged)
-        spans[COMPUTE] += [(begin, own), (averaged, end)]
-        spans[OTHERS].append((own, last))
-        spans[EXCHANGE].append((last, averaged))
-    return spans
+    run: RankRun, steps: slice, complete: np.ndarray
+) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """Return what one rank did in some steps: colour, starts (n,) and ends (n,), ns.
+
+    Those of an exchange are NaN in a step without one, which computes to its end.
+    """
+    asked, ready, _, _, begin, end = run.stamps_ns(steps).T
+    own, averaged = np.where(np.isnan(complete), np.nan, run.exchange_ns[steps].T)
+    last = np.minimum(complete, averaged)
+    return [
+        (WAIT, asked, np.maximum(asked, np.minimum(ready, begin))),
+        (COMPUTE, begin, np.where(np.isnan(own), end, own)),
+        (COMPUTE, averaged, end),
+        (SKY, own, last),
+        (BLUE, last, averaged),
+    ]

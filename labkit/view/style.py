@@ -15,19 +15,21 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 from PIL import Image
 
-# What a moment of a step is spent on: {part: (name, colour)}, in the order it happens. Colours
-# that are told apart with colour-blind eyes too (Okabe and Ito; the purple is Paul Tol's).
+# Colours that are told apart with colour-blind eyes too (Okabe and Ito; the purple is Paul Tol's)
+LINES = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#E69F00", "#56B4E9", "#000000")
+BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK = LINES
+YELLOW = "#F0E442"
+# What a moment of a step is spent on: {part: (name, colour)}, in the order it happens
 PARTS = {
-    "wait": ("waiting for data", "#E69F00"),
-    "copy": ("copy", "#AA4499"),
-    "compute": ("compute", "#009E73"),
+    "wait": ("waiting for data", ORANGE),
+    "copy": ("copy", PURPLE),
+    "compute": ("compute", GREEN),
     "other": ("other", "#BBBBBB"),
 }
 WAIT, COPY, COMPUTE, OTHER = (colour for _, colour in PARTS.values())
 BEFORE = "#555555"  # the run before this one
-INSTRUMENT = "#56B4E9"  # what an instrument said
+INSTRUMENT = SKY  # what an instrument said
 ALARM = "#C8501A"  # RECORDED, failed, noisy
-LINES = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#E69F00", "#56B4E9", "#000000")
 
 # In a notebook: a grey of 4.9 to 1 against white and 3.8 to 1 against JupyterLab's dark page, and
 # the least difference between red, green and blue that makes a colour

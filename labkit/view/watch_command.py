@@ -25,19 +25,20 @@ from labkit.results import privacy
 from labkit.results.record import Event
 from labkit.results.run import Run
 from labkit.results.wall_shares import WallShares, wall_shares
-from labkit.view.report import write_report
+from labkit.view import report
 from labkit.watching.hangs import HangWatch
 
 Found = dict[str, object]  # what `labkit watch --json` prints
 # What a scheduler sends to its child
 PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 SITE = Path(__file__).parents[1] / "watching" / "site"
+MOST_LINES = 20  # that are listed
 GROUP_S = 0.3  # in which a signal reaches every process of a group
 SURE = ((0.9, "high"), (0.6, "medium"), (0.01, "low"))
 NOT_TRAINED = "headroom: not measured, as no optimizer made a step within a DataLoader's loop."
 
 
-@dataclass
+@dataclass(frozen=True)
 class Ended:
     """A script that has run to its end."""
 
@@ -47,8 +48,6 @@ class Ended:
     end_ns: int
     samples: list[Sample]  # seen from outside
     hangs: HangWatch
-    outside: bool  # it was to be looked at from there only
-    headroom: bool
 
 
 def watch_script(
@@ -83,33 +82,34 @@ def watch_script(
     with hangs:
         code, samples = _run(command, env, quiet_stdout)
     code = 128 - code if code < 0 else code
-    ended = Ended(folder, code, start_ns, now_ns(), samples, hangs, outside, headroom)
-    found: Found = {
+    ended = Ended(folder, code, start_ns, now_ns(), samples, hangs)
+    try:
+        found, text = _judged(ended, outside, headroom)
+    except (Exception, KeyboardInterrupt) as error:  # the script is over: its exit code counts
+        text = f"the verdict failed ({type(error).__name__}: {error}); the script ran to its end."
+        found = {**judge([]), "evidence": text, "advice": ""}
+    of_script: Found = {
         "command": privacy.masked(command),
         "exit_code": code,
         "seconds": round((ended.end_ns - start_ns) / 1e9, 3),
         "seen": "outside",
     }
-    try:
-        return _judged(found, ended)
-    except (Exception, KeyboardInterrupt) as error:  # the script is over: its exit code counts
-        told = f"the verdict failed ({type(error).__name__}: {error}); the script ran to its end."
-        return found | judge([]) | {"evidence": told, "advice": ""}, told
+    return of_script | found, text
 
 
-def write_reports(found: Found, text: str, paths: list[str | None]) -> None:
-    """Write what was found to each path that is given: a page (.html) or Markdown (.md).
+def write_reports(found: Found, text: str, html: str | None, markdown: str | None) -> None:
+    """Write what was found as a page of HTML and as Markdown, to the paths that are given.
 
     The script has run: what cannot be written is said, and changes neither verdict nor exit code.
     """
-    for path in filter(None, paths):
-        if "run" not in found:
+    for path, text_of in ((html, report.page), (markdown, report.markdown)):
+        if path and "run" not in found:
             _say(f"{path} is not written: no training step was seen from inside.")
-            continue
-        try:
-            write_report(Run(Path(str(found["record"]))), path, text)
-        except (OSError, ValueError) as error:
-            _say(f"{path} is not written: {error}")
+        elif path:
+            try:
+                report.write(path, text_of(Run(Path(str(found["record"]))), text))
+            except (OSError, ValueError) as error:
+                _say(f"{path} is not written: {error}")
 
 
 def _say(text: str) -> None:
@@ -117,9 +117,18 @@ def _say(text: str) -> None:
         print(f"labkit watch: {text}", file=sys.stderr, flush=True)
 
 
-def _judged(found: Found, ended: Ended) -> tuple[Found, str]:
+def _judged(ended: Ended, outside: bool, headroom: bool) -> tuple[Found, str]:
     """Judge a script that has ended by its runs, or else from outside."""
     hang = ended.hangs.last
+    runs = _runs_in(ended.folder)
+    if runs:
+        found, text = _from_inside(runs, ended, headroom)
+    elif hang is not None:
+        told = f"before the first step was over, {hang.text}"
+        found = {**judge(ended.samples), "evidence": told, "record": str(hang.folder)}
+        text = f"{told}\nrecord: {hang.folder}"
+    else:
+        found, text = _from_outside(ended, outside)
     if hang is not None:
         found["hang"] = {
             "seconds": hang.seconds,
@@ -129,23 +138,19 @@ def _judged(found: Found, ended: Ended) -> tuple[Found, str]:
             "line": hang.line,
             "text": hang.text,
         }
-    runs = _runs_in(ended.folder)
-    if runs:
-        return _from_inside(found, runs, ended)
-    found |= judge(ended.samples)
-    if hang is not None:
-        told = f"before the first step was over, {hang.text}"
-        found |= {"evidence": told, "record": str(hang.folder)}
-        return found, f"{told}\nrecord: {hang.folder}"
+    return found, text
+
+
+def _from_outside(ended: Ended, outside: bool) -> tuple[Found, str]:
+    """Judge a script of which no step was seen; `outside`: it was not to be looked into."""
     shutil.rmtree(ended.folder, ignore_errors=True)
-    if 0 < ended.exit_code < 128 and not ended.outside:
+    found: Found = {**judge(ended.samples)}
+    if 0 < ended.exit_code < 128 and not outside:
         told = f"the script failed (exit code {ended.exit_code}) before a training step was seen."
-        found |= judge([]) | {"evidence": told, "advice": ""}
+        found = {**judge([]), "evidence": told, "advice": ""}
     sure = "" if found["confidence"] == "none" else f" ({found['confidence']} confidence)"
-    return found, (
-        f"bottleneck {found['bottleneck']}{sure}, seen from outside: {found['evidence']} "
-        f"{found['advice']}".rstrip()
-    )
+    verdict = f"bottleneck {found['bottleneck']}{sure}, seen from outside"
+    return found, f"{verdict}: {found['evidence']} {found['advice']}".rstrip()
 
 
 def _folders_in(folder: Path) -> list[Path]:
@@ -163,41 +168,49 @@ def _runs_in(folder: Path) -> list[Run]:
     return found
 
 
-def _from_inside(found: Found, runs: list[Run], ended: Ended) -> tuple[Found, str]:
+def _from_inside(runs: list[Run], ended: Ended, headroom: bool) -> tuple[Found, str]:
     """Judge the loop that took most of the time; of several ranks, that of all of them."""
     runs = sorted(runs, key=attrgetter("length_s"))
     longest = {_rank_of(run): run for run in runs}
     longest |= {_rank_of(run): run for run in runs if _place_of(run) == _place_of(runs[-1])}
     judged = watched_ranks.diagnose(longest)
     run = longest[judged.rank]
-    verdict = judged.verdict
+    found = _values_of(run, judged)
+    texts = [run.numbers, str(judged.verdict)]
     shares = _whole_time(run, runs, ended)
-    sure = next((word for least, word in SURE if verdict.confidence >= least), "none")
-    found |= verdict.to_dict()
-    found |= {"seen": "inside", "confidence": sure, "evidence": verdict.evidence}
-    found |= {"advice": verdict.advice, "record": str(run.path)}
-    found["lines"] = [line.to_dict() for line in run.lines.lines[:20]]
-    found["ranks"] = {str(rank): each.bottleneck for rank, each in judged.own.items()}
-    found["run"] = {name: value for name, value in run.to_dict().items() if name != "loss"}
-    found["workers"] = run.workers.to_dict()
-    texts = [run.numbers, str(verdict)]
     if shares is not None:
         found["wall_shares"] = shares.to_dict()
         texts.append(f"whole time: {shares}")
-    if ended.headroom:
-        headroom = _headroom_of(runs)
-        found["headroom"] = headroom
-        texts.append(headroom["text"] if headroom else NOT_TRAINED)
+    if headroom:
+        replayed = _headroom_of(runs)
+        found["headroom"] = replayed
+        texts.append(replayed["text"] if replayed else NOT_TRAINED)
     if ended.hangs.last is not None:
         after = "" if ended.hangs.hanging else " It moved again afterwards."
         texts.append(f"a hang: {ended.hangs.last.text}{after}")
     if len(run.lines):
         texts.append(str(run.lines))
     if len(judged.own) > 1:
-        named = ", ".join(f"{rank} {each.headline}" for rank, each in sorted(judged.own.items()))
-        texts.append(f"ranks, each judged alone: {named}")
+        named = [f"{rank} {own.headline}" for rank, own in sorted(judged.own.items())]
+        texts.append(f"ranks, each judged alone: {', '.join(named)}")
     texts.append(f"record: {run.path} (lk.load, labkit diagnose)")
     return found, "\n".join(texts)
+
+
+def _values_of(run: Run, judged: watched_ranks.RanksVerdict) -> Found:
+    """Return what `--json` says of a run and of the verdict that it shows."""
+    verdict = judged.verdict
+    return verdict.to_dict() | {
+        "seen": "inside",
+        "confidence": next((word for least, word in SURE if verdict.confidence >= least), "none"),
+        "evidence": verdict.evidence,
+        "advice": verdict.advice,
+        "record": str(run.path),
+        "lines": [line.to_dict() for line in run.lines.lines[:MOST_LINES]],
+        "ranks": {str(rank): own.bottleneck for rank, own in judged.own.items()},
+        "run": {name: value for name, value in run.to_dict().items() if name != "loss"},
+        "workers": run.workers.to_dict(),
+    }
 
 
 def _rank_of(run: Run) -> int:
@@ -225,8 +238,7 @@ def _whole_time(run: Run, runs: list[Run], ended: Ended) -> WallShares | None:
 
 def _headroom_of(runs: list[Run]) -> Event | None:
     """Return what replay found of the longest loop that was replayed; None where none was."""
-    events = [run.event("headroom") for run in runs]
-    known = [event for event in events if event is not None]
+    known = [event for run in runs if (event := run.event("headroom")) is not None]
     if not known:
         return None
     return {name: value for name, value in known[-1].items() if name not in ("event", "t_ns")}
@@ -263,14 +275,10 @@ class Group:
 
     def end(self) -> None:
         """End the process beside us."""
-        other = self.other
-        if other is None:
-            return
-        other.kill()
-        if other.stdin is not None:
-            other.stdin.close()
-        other.wait()
-        self.other = None
+        if self.other is not None:
+            self.other.kill()
+            self.other.communicate()  # closes its input, and waits
+            self.other = None
 
 
 def _run(command: list[str], env: dict[str, str], quiet_stdout: bool) -> tuple[int, list[Sample]]:
@@ -285,10 +293,10 @@ def _run(command: list[str], env: dict[str, str], quiet_stdout: bool) -> tuple[i
             with contextlib.suppress(OSError):
                 child.send_signal(number)
 
-    numbers = [getattr(signal, name) for name in PASSED_ON if hasattr(signal, name)]
     before = {}
-    for number in numbers:
-        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup: the script inherits that
+    for name in PASSED_ON:
+        number = getattr(signal, name, None)  # as under nohup: the script inherits SIG_IGN
+        if number is not None and signal.getsignal(number) != signal.SIG_IGN:
             before[number] = signal.signal(number, send)
     try:
         sys.stdout.flush()

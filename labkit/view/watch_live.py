@@ -10,13 +10,13 @@ import linecache
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from labkit.bench.user_loop import Tally
 from labkit.diagnosis import thresholds
 from labkit.diagnosis.diagnosis import Diagnosis
-from labkit.diagnosis.hot_lines import CELL, WORKER, Line, Lines
+from labkit.diagnosis.hot_lines import CELL, WORKER, Lines
 from labkit.process import folders, launcher
 from labkit.results.run import Run
 from labkit.view.display import Display, StaticFigure
@@ -155,19 +155,19 @@ class Watch:
         self._recorder.beat(now)
         try:
             if self._display is not None:
-                show_line(self._display, self._recorder, over=now is None)
+                self._show(self._display, self._recorder, over=now is None)
         except Exception as error:  # a closed terminal must not end the recording
             self._display = None
             say(f"display stopped: {type(error).__name__}: {error}")
 
-
-def show_line(display: Display, recorder: Recorder, over: bool) -> None:
-    """Write a line from sums of bounded size: this is the training process itself."""
-    is_empty = recorder.next == recorder.first_step and recorder.how == "exhausted"
-    if over:
-        display.final(EMPTY if is_empty else line(recorder))
-    else:  # a line that wraps could not be written over
-        display.line(line(recorder)[: shutil.get_terminal_size().columns - 1])
+    def _show(self, display: Display, recorder: Recorder, over: bool) -> None:
+        """Write a line from sums of bounded size: this is the training process itself."""
+        text = line(recorder)
+        if not over:  # a line that wraps could not be written over
+            display.line(text[: shutil.get_terminal_size().columns - 1])
+            return
+        is_empty = recorder.next == recorder.first_step and recorder.how == "exhausted"
+        display.final(EMPTY if is_empty else text)
 
 
 def _is_open(recorder: Recorder) -> bool:
@@ -256,46 +256,43 @@ def _after_cell(result: object) -> None:
 
 def _leave(display: Display, run: Run) -> None:
     """Leave the run and its diagnosis; in a notebook its figure, where the line was."""
-    found = run.diagnose() if run.throughput is not None else None
+    found = None if run.throughput is None else run.diagnose()
     if display.handle is None:
-        said = ""
+        texts = [repr(run)]
         if found:
             notes = [note for note in found.notes if note not in str(found)]
-            said = "\n".join([str(found), *notes])
-        lines = str(run.lines) if found and len(run.lines) else ""
-        display.final("\n".join(filter(None, [repr(run), said, lines])))
+            texts += [str(found), *notes]
+            texts += [str(run.lines)] if len(run.lines) else []
+        display.final("\n".join(texts))
         return
     display.final(repr(run), StaticFigure.of(run) if found else None)
     if found:
         from IPython.display import HTML
         from IPython.display import display as show
 
-        show(found)
-        for cell in marked_cells(run.lines):
-            show(HTML(cell))
+        show(found, *map(HTML, marked_cells(run.lines)))
 
 
 def marked_cells(lines: Lines) -> list[str]:
-    """Return the cells of the notebook that the time went to, as HTML.
+    """Return the cells of the notebook that the time went to, as HTML, each line with its share.
 
     The loop's own lines are marked too, with what was done under them: the `for`, a call.
     """
-    marked = lines.lines + lines.sites(lines.phase < WORKER)
-    cells = dict.fromkeys(line.file for line in marked if CELL.search(line.file))
-    return [_marked_cell(file, marked) for file in cells]
+    cells: dict[str, dict[int, float]] = {}  # {file: {number of a line: share}}
+    for each in lines.lines + lines.sites(lines.phase < WORKER):
+        if CELL.search(each.file):
+            shares = cells.setdefault(each.file, {})  # of a line named twice, the larger
+            shares[each.line] = max(each.share, shares.get(each.line, 0.0))
+    return [_marked_cell(file, shares) for file, shares in cells.items()]
 
 
-def _marked_cell(file: str, lines: Iterable[Line]) -> str:
-    """Return a cell of the notebook that the time went to, each line with its share, as HTML."""
-    shares: dict[int, float] = {}
-    for line in lines:
-        if line.file == file and line.share >= LEAST_SHARE:  # of one named twice, the larger
-            shares[line.line] = max(line.share, shares.get(line.line, 0.0))
+def _marked_cell(file: str, shares: dict[int, float]) -> str:
     rows = []
     for number, text in enumerate(linecache.getlines(file), 1):
         share = shares.get(number, 0.0)
-        mark = f"{share:4.0%}" if share else " " * 4
-        alpha = 0.1 + 0.5 * share if share else 0
+        is_marked = share >= LEAST_SHARE
+        mark = f"{share:4.0%}" if is_marked else " " * 4
+        alpha = 0.1 + 0.5 * share if is_marked else 0
         shade = f"background: rgba(213, 94, 0, {alpha:.2f})"
         rows.append(f'<span style="{shade}">{mark}  {html.escape(text.rstrip())}</span>')
     return f"<pre>{chr(10).join(rows)}</pre>"
@@ -310,13 +307,11 @@ def line(recorder: Recorder) -> str:
     parts = [f"epoch {recorder.epoch + 1}, step {done}{of}"]
     if tally.wall:
         parts.append(f"{tally.samples / tally.wall * 1e9:,.0f} {recorder.unit}/s")
-    if tally.wall and (kind == "cpu" or recorder.clock is not None):  # else of launches only
-        most = "at most " if kind == "gpu" else ""  # gaps between kernels count as busy
-        parts += [
-            f"{kind.upper()} busy {most}{tally.busy / tally.wall:.0%}, "
-            f"waiting for data {tally.wait / tally.wall:.0%}",
-            verdict_so_far(tally),
-        ]
+        if kind == "cpu" or recorder.clock is not None:  # else of launches only
+            most = "at most " if kind == "gpu" else ""  # gaps between kernels count as busy
+            busy = f"{kind.upper()} busy {most}{tally.busy / tally.wall:.0%}"
+            parts.append(f"{busy}, waiting for data {tally.wait / tally.wall:.0%}")
+            parts.append(verdict_so_far(tally))
     return " · ".join(filter(None, parts))
 
 

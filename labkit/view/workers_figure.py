@@ -7,16 +7,14 @@ from matplotlib.figure import Figure
 
 from labkit.results.workers import MAIN, Batches, LoaderWorkers
 from labkit.view.primitives import Lane, draw_lanes, patches
-from labkit.view.style import BOLD, COMPUTE, PLAIN, WAIT, legend_above, our_style, page
+from labkit.view.style import BLUE, BOLD, COMPUTE, PLAIN, SKY, WAIT, legend_above, our_style, page
 
-FETCH = "#0072B2"
-COLLATE = "#56B4E9"
 HELD = "#DDDDDD"
 LEGEND = (
     ("the loop waits", WAIT),
     ("loop body", COMPUTE),
-    ("fetches items", FETCH),
-    ("collates", COLLATE),
+    ("fetches items", BLUE),
+    ("collates", SKY),
     ("its batches wait to be taken", HELD),
 )
 LANE_IN = 0.26
@@ -76,6 +74,6 @@ def _worker_lane(batches: Batches, number: int) -> Lane:
         until_next = np.append(start[1:], held_until[-1])
         held = np.clip(held_until, ready, np.maximum(until_next, ready))
         spans.append((HELD, np.column_stack([ready, held])))
-    spans.append((FETCH, np.column_stack([start, fetched])))
-    spans.append((COLLATE, np.column_stack([fetched, ready])))
+    spans.append((BLUE, np.column_stack([start, fetched])))
+    spans.append((SKY, np.column_stack([fetched, ready])))
     return Lane("main process" if number == MAIN else f"worker {number}", spans)
