@@ -95,7 +95,7 @@ def _of_one(file: TraceFile) -> Breakdown:
         tensor_core_share=used,
         tensor_core_eligible_share=possible,
         lanes=timeline.lanes(),
-        began_ns=int(steps.start[0]),
+        began_ns=events.began_ns + int(steps.start[0]),
         detail={
             "kernels": {name: per_step(ns) for name, ns in timeline.kernel_times().items()},
             "operators": {name: per_step(ns) for name, ns in timeline.operator_times().items()},
