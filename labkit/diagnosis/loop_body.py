@@ -77,7 +77,7 @@ def of_run(run: Run) -> Loop | None:
     if not run.watched or run.steps < limits.MIN_STEPS:
         return None
     found = run.lines
-    first = max(run.warmup, 1)
+    first = run.warmup
     stamps = run.stamps
     spent = body_seconds(stamps)
     wall = max(float(stamps[-1, 5] - stamps[first - 1, 5]), 1e-9)

@@ -241,7 +241,7 @@ class Timeline:
                 found.append(CELL_FILE.sub("a notebook's cell", shortest))
         return tuple(found)
 
-    def idle(self) -> dict[str, int]:
+    def idle(self) -> dict[str, float]:
         """Return the time in which no device ran anything, by cause.
 
         The rule is Holistic Trace Analysis' (MIT, breakdown_analysis.py). A gap is `host_wait` if
@@ -266,11 +266,11 @@ class Timeline:
         long_work = np.where(queued, 0, Clock(self.host_work).inside(inside).length)
         rest = inside.length - host
         return {
-            "host_wait": int(rest[known & ~queued].sum()),
-            "host": int(host.sum()),
-            "kernel_wait": int(rest[short].sum()),
-            "other": int(rest[(~known | queued) & ~short].sum()),
-            "host_work": int(long_work.sum()),
+            "host_wait": rest[known & ~queued].sum(),
+            "host": host.sum(),
+            "kernel_wait": rest[short].sum(),
+            "other": rest[(~known | queued) & ~short].sum(),
+            "host_work": long_work.sum(),
         }
 
     @cached_property
@@ -278,8 +278,8 @@ class Timeline:
         """Indexes of the kernels that run inside the clock's stretches."""
         return np.flatnonzero(self.events.are(*KERNELS) & (self.inside.length > 0))
 
-    def _by_name(self, which: np.ndarray, amount: np.ndarray) -> dict[str, float]:
-        """Return the sum of an amount of each of these events, by their names."""
+    def _by_name(self, which: np.ndarray, amount: np.ndarray | None = None) -> dict[str, float]:
+        """Return the sum of an amount of each of these events, or how many, by their names."""
         total = np.bincount(self.events.name[which], amount)
         return {self.events.names[number]: total[number] for number in np.flatnonzero(total)}
 
@@ -304,7 +304,7 @@ class Timeline:
     def top_kernels(self) -> tuple[TopKernel, ...]:
         """Return the kernels that took most time."""
         times = self.kernel_times()
-        calls = self._by_name(self.kernels, np.ones(len(self.kernels)))
+        calls = self._by_name(self.kernels)
         found = []
         for name in sorted(times, key=lambda name: -times[name])[:TOP]:
             total_us = float(times[name]) / 1000
@@ -320,8 +320,7 @@ class Timeline:
         uses = by_name[self.events.name[self.kernels]]
         # As in the plugin, an operator that was seen to use Tensor Cores is one that can.
         could = uses | self.events.can_use_tensor_cores[self.kernels]
-        total = length.sum()
-        return float(length[uses].sum() / total), float(length[could].sum() / total)
+        return float(np.average(uses, weights=length)), float(np.average(could, weights=length))
 
     def operator_times(self) -> dict[str, float]:
         """Return the time of every operator without those inside it on its thread, by name."""
