@@ -204,7 +204,7 @@ def _of_loading(lines: Lines) -> BodyWork | None:
         found = rows[:3]
     elif most and most[0].share >= least and not most[0].function.endswith(ITEMS):
         found = most
-    elif python and sum(line.share for line in python) >= least:
+    elif sum(line.share for line in python) >= least:
         found = tuple(python[:3])
     else:
         return None

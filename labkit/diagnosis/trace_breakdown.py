@@ -65,7 +65,7 @@ class Breakdown(Result):
     top_kernels: tuple[TopKernel, ...]  # that took most time
     rank: int | None  # that the file says it is of; None where it does not say
     notes: tuple[str, ...]  # what was missing or odd, and how it was handled
-    # Shares (0 to 1) of the steps, of `Timeline.device_shares`; of a CPU only the collectives'
+    # Shares (0 to 1) of the steps, of `Timeline.device_busy`; of a CPU only the collectives'
     busy: dict[str, float] = field(default_factory=dict)
     # Of `idle["host_us"]`, on a CPU of `other_us`: what is more than Python between two operators
     host_work_us: float = 0.0

@@ -79,7 +79,7 @@ class Clock:
 
     def inside(self, intervals: Intervals) -> Intervals:
         """Return the intervals on this clock; what lies outside the stretches has no length."""
-        return Intervals(*np.interp(intervals, self._edges, self._passed))
+        return Intervals(*np.interp(np.stack(intervals), self._edges, self._passed))
 
 
 def find_steps(events: Events) -> tuple[Intervals, list[str]]:
@@ -141,7 +141,7 @@ class TopKernel:
 
 
 class Timeline:
-    """The events of a trace on a clock, that of its steps or of the whole window; times in ns.
+    """The events of a trace on the clock of its steps; times in ns.
 
     The starts and ends of all events cut the clock into `pieces`, within which nothing changes.
     """
@@ -164,10 +164,9 @@ class Timeline:
         end = np.bincount(self._behind[which], minlength=count)
         return np.cumsum(begin - end)[:-1] > 0
 
-    def _shares(self, **pieces: np.ndarray) -> dict[str, float]:
-        """Return the share (0 to 1) of the time that pieces, a mask each, are."""
-        length = self.pieces.length
-        return {name: float(length[mask].sum() / self.total) for name, mask in pieces.items()}
+    def _times(self, **pieces: np.ndarray) -> dict[str, float]:
+        """Return how long pieces, a mask each, are together."""
+        return {name: self.pieces.length[mask].sum() for name, mask in pieces.items()}
 
     def by_class(self) -> dict[str, float]:
         """Return the time in each class, and in `other`: of a piece, the first that is active."""
@@ -176,8 +175,8 @@ class Timeline:
         times = np.bincount(first, self.pieces.length, len(active) + 1)
         return dict(zip((*CLASSES, "other"), times, strict=True))
 
-    def device_shares(self) -> dict[str, float]:
-        """Return shares (0 to 1) of the time; of several devices, in which any of them is busy.
+    def device_busy(self) -> dict[str, float]:
+        """Return the time in which devices work; of several, in which any of them does.
 
         In `kernel_busy` a kernel runs, in `any_gpu_busy` that or a copy or memset, in
         `compute_busy` a kernel that computes, in `comm_busy` a collective, in `exposed_comm`
@@ -187,7 +186,7 @@ class Timeline:
         computing = self.active(Kind.KERNEL)
         collective = self.active(Kind.COLLECTIVE_KERNEL)
         other_work = computing | self.active(Kind.MEMCPY, Kind.MEMSET)
-        return self._shares(
+        return self._times(
             kernel_busy=computing | collective,
             any_gpu_busy=other_work | collective,
             compute_busy=computing,
@@ -197,23 +196,24 @@ class Timeline:
             dataloader_share=self.active(Kind.DATALOADER),
         )
 
-    def host_shares(self) -> dict[str, float]:
-        """Return the shares of a CPU's collectives (Gloo), and of those with no operator beside."""
+    def host_busy(self) -> dict[str, float]:
+        """Return the time of a CPU's collectives (Gloo), and of those with no operator beside."""
         sent = self.active(Kind.COMMUNICATION)
-        return self._shares(comm_busy=sent, exposed_comm=sent & ~self.active(Kind.CPU_OP))
+        return self._times(comm_busy=sent, exposed_comm=sent & ~self.active(Kind.CPU_OP))
 
     @cached_property
-    def host_outside(self) -> Intervals:
-        """When, on the clock, the host is in nothing that the profiler knows."""
-        if not self.events.are(*HOST_WORK, Kind.STEP).any():
-            return self.pieces.only(slice(0))  # recorded without ProfilerActivity.CPU
-        return merge(self.pieces.only(~self.active(*HOST_WORK, Kind.RUNTIME)))
+    def host_outside(self) -> np.ndarray:
+        """The mask of the pieces in which the host is in nothing that the profiler knows."""
+        # Recorded without ProfilerActivity.CPU, nobody knows where the host was
+        is_known = self.events.are(*HOST_WORK, Kind.STEP).any()
+        return ~self.active(*HOST_WORK, Kind.RUNTIME) & is_known
 
     @cached_property
     def host_work(self) -> Intervals:
-        """Of `host_outside`, what is more than Python that issues the next operator."""
+        """When the host does more outside than Python that issues the next operator."""
+        outside = merge(self.pieces.only(self.host_outside))
         glue = min(GLUE_NS, GLUE_SHARE * self.total / len(self.clock.stretches.start))
-        return self.host_outside.only(self.host_outside.length > glue)
+        return outside.only(outside.length > glue)
 
     def host_where(self) -> tuple[str, ...]:
         """Name the annotation and Python function that are the shortest to cover half of that.
@@ -250,28 +250,28 @@ class Timeline:
         unknown. What the host spent outside of all that is known is `host`, unless it was launched
         already; of that, `host_work` is long.
         """
-        work = self.events.span
-        own = np.flatnonzero(self.events.are(*ON_DEVICE) & (work.length > 0))
-        busy = merge(work.only(own))
-        steps = self.clock.stretches
-        gap = Intervals(np.append(steps.start[:1], busy.end), np.append(busy.start, steps.end[-1:]))
-        inside = self.clock.inside(gap)
-        # Events are sorted by start: the first of a busy stretch is what ended the gap before.
-        launch = self.events.launch[own[np.searchsorted(work.start[own], busy.start)]]
+        work = self.events.are(*ON_DEVICE) & (self.events.span.length > 0)
+        start, end = self.inside.only(work)
+        # Of the gap that a piece may be in: the work that ends it, its launch, its start and end
+        following = np.searchsorted(start, self.pieces.end)
+        launch = np.append(self.events.launch[work], -1)[following]
+        began = np.append(0, np.maximum.accumulate(end))[following]
+        ended = np.append(start, self.total)[following]
+        queued = (launch >= 0) & (self.inside.start[launch] <= began)
         # After the last work nothing is queued: the host's doing, if launches are known at all.
-        known = np.append(launch >= 0, (self.events.launch >= 0).any())
-        queued = known & np.append(work.start[launch] <= gap.start[:-1], False)
-        short = queued & (gap.length <= SHORT_GAP_NS)
-        host = np.where(queued, 0, Clock(self.host_outside).inside(inside).length)
-        long_work = np.where(queued, 0, Clock(self.host_work).inside(inside).length)
-        rest = inside.length - host
-        return {
-            "host_wait": rest[known & ~queued].sum(),
-            "host": host.sum(),
-            "kernel_wait": rest[short].sum(),
-            "other": rest[(~known | queued) & ~short].sum(),
-            "host_work": long_work.sum(),
-        }
+        behind = (following == len(start)) & (self.events.launch >= 0).any()
+        late = ((launch >= 0) | behind) & ~queued
+        short = queued & (ended - began <= SHORT_GAP_NS)
+        idle = ~self.active(*ON_DEVICE)
+        host = idle & ~queued & self.host_outside
+        rest = idle & ~host
+        return self._times(
+            host_wait=rest & late,
+            host=host,
+            kernel_wait=rest & short,
+            other=rest & ~late & ~short,
+            host_work=host & (Clock(self.host_work).inside(self.pieces).length > 0),
+        )
 
     @cached_property
     def kernels(self) -> np.ndarray:
