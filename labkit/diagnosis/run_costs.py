@@ -91,11 +91,10 @@ class RunCosts:
 
     def _handoff(self, run: Run, waited: np.ndarray) -> dict[str, float]:
         """Return what handing a batch over takes: measured at the end of the run."""
-        handoff = {
-            name[:-3]: value / 1e6
-            for name, value in (run.event("handoff") or {}).items()
-            if name.endswith("_us") and isinstance(value, (int, float)) and value >= 0
-        }
+        handoff = {}
+        for name, value in (run.event("handoff") or {}).items():
+            if name.endswith("_us") and isinstance(value, (int, float)) and value >= 0:
+                handoff[name.removesuffix("_us")] = value / 1e6
         if "main_wall" not in handoff and self.pipeline.num_workers:
             at_once = np.sort(waited)[: max(1, len(waited) // 4)]
             handoff["main_wall"] = float(np.median(at_once))

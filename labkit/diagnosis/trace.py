@@ -157,7 +157,9 @@ def _of_ranks(path: Path) -> RankTraces:
             notes.append(f"{os.path.basename(file.path)} is not a profiler trace: left out.")
             continue
         named = RANK_IN_NAME.findall(one.source)
-        found.append(replace(one, rank=int(named[-1])) if one.rank is None and named else one)
+        if one.rank is None and named:
+            one = replace(one, rank=int(named[-1]))
+        found.append(one)
     if not found:
         raise TraceFile(path).error("holds no profiler trace", ONE_PER_RANK)
     found.sort(key=lambda one: one.source)

@@ -62,8 +62,9 @@ def diagnose(runs: Mapping[int, Run]) -> RanksVerdict:
     """Name what holds the ranks of a watched script back, from the run of each rank's loop."""
     runs = dict(sorted(runs.items()))
     cores = {rank: cores_used(run) for rank, run in runs.items()}
-    used = sum(each[0] or 0.0 for each in cores.values())
-    own = {rank: of_run(run, used - (cores[rank][0] or 0.0)) for rank, run in runs.items()}
+    used = {rank: its_own or 0.0 for rank, (its_own, _, _) in cores.items()}
+    together = sum(used.values())
+    own = {rank: of_run(run, together - used[rank]) for rank, run in runs.items()}
     if len(runs) == 1:
         return RanksVerdict(min(own), own[min(own)], own)
     times = watched_times(runs)
@@ -80,7 +81,7 @@ def diagnose(runs: Mapping[int, Run]) -> RanksVerdict:
     longer = _longer_line(runs, blamed) if found.name == "straggler" else None
     first = (*map(worded, doubts), _told(found, own[blamed], longer))
     rest = tuple(each for each in own[blamed].findings if each.lost_share)
-    by_others = (cores[blamed][0] or 0.0) + (cores[blamed][1] or 0.0) - used
+    by_others = used[blamed] + (cores[blamed][1] or 0.0) - together
     crowded = by_others / (runs[blamed].machine.cpu_cores or 1)
     if crowded > limits.FOREIGN_LOAD / 2:  # alone it need not come out the same
         confidence *= 1 - min(crowded, 1.0)
