@@ -90,20 +90,22 @@ class TraceFile:
         if not (self._member or stat.S_ISREG(os.stat(self.path).st_mode)):
             # a pipe or a device would block, or never end
             raise self.error("is not a regular file", "give the path of a trace file")
-        unpacked = ""
+        pieces = []
+        size = 0
         with self._member or open(self.path, "rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"  # the name may lie, these bytes do not
             raw.seek(0)
             plain = gzip.GzipFile(fileobj=raw) if packed else raw
             text = io.TextIOWrapper(plain, "utf-8-sig", errors="replace", newline="")
             while piece := text.read(CHUNK):
-                unpacked += piece  # in its place, where joining a list would hold it twice
-                if packed and len(unpacked) > most_unpacked(raw.tell()):
+                pieces.append(piece)
+                size += len(piece)
+                if packed and size > most_unpacked(raw.tell()):
                     raise self.error(BOMB)
-                if len(unpacked) > MAX_SIZE:
+                if size > MAX_SIZE:
                     what = f"is larger than {MAX_SIZE / 2**30:g} GiB uncompressed"
                     raise self.error(what, PROFILE_LESS)
-        return unpacked
+        return "".join(pieces)
 
     def _events(self, text: str) -> Iterator[Json]:
         """Decode one event after the other up to the end of their list, then the rest."""
