@@ -78,15 +78,15 @@ class Peaks(Result):
         rows = measured.rows.drop_duplicates("of", keep="last").set_index("of")
         rows = rows.rename(index={BANDWIDTH: "memory"})
         known = rows[rows["error"].isna()]
-        rates = {name: float(rate) for name, rate in zip(known.index, known["per_s"], strict=True)}
+        rates = dict(zip(known.index, known["per_s"].astype(float), strict=True))
         memory = rates.pop("memory", None)
-        failed = zip(rows.index, rows["error"], strict=True)
+        failed = rows["error"].dropna().astype(str)
         return cls(
             machine=replace(measured.machine, threads=int(known["threads"].max())),
             day=known["day"].max(),
             gb_per_s=memory and memory / 1e9,
             tflop_per_s={name: rate / 1e12 for name, rate in rates.items()},
-            missing={name: why.removeprefix("skipped: ") for name, why in failed if why},
+            missing=failed.str.removeprefix("skipped: ").to_dict(),
             varied=tuple(known.index[known["varied"].astype(bool)]),
         )
 
@@ -116,9 +116,9 @@ def peak(run: Run) -> Peak | None:
     Else what `lk.peaks()` had measured there, on as many threads, before the run ended; or None.
     """
     work = run.event("work")
-    machine = run.machine
     if work is None:
         return None
+    machine = run.machine
     kind = work["precision"]
     sheet = card(machine.name) if machine.kind == "gpu" else None
     if sheet and kind in sheet.tflop_per_s:
@@ -154,17 +154,11 @@ def _share(run: Run, what: str, per_s: float | None) -> float | None:
     What that brings above 1 counts as 1. Far above, others used the machine while its peak was
     measured.
     """
-    each = per_sample(run, what)
-    if not each or not run.throughput or not per_s:
-        return None
-    reached = each * run.throughput / per_s
-    return None if reached > NO_PEAK else min(reached, 1.0)
-
-
-def per_sample(run: Run, what: str = "flops") -> float | None:
-    """Return the FLOPs (or "bytes") that a run's model needs for a sample; None if not counted."""
     work = run.event("work")
-    return work[what] / work["samples"] if work and work["samples"] > 0 else None
+    if not work or work["samples"] <= 0 or not work[what] or not run.throughput or not per_s:
+        return None
+    reached = work[what] / work["samples"] * run.throughput / per_s
+    return None if reached > NO_PEAK else min(reached, 1.0)
 
 
 def with_low_mfu(run: Run, evidence: Evidence, found: tuple[Finding, ...]) -> tuple[Finding, ...]:

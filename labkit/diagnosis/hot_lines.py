@@ -104,11 +104,11 @@ class Lines(Result):
         within = np.array([each.within for each in self.places], str)[place]
         moment = run.seconds(moment_ns)
         in_loop = pid == run._fact("hello", "pid", 0)
-        phase, step = _phases(moment, run.stamps, in_loop)
+        stamps = run.stamps if run.steps else np.zeros((1, 6))
+        phase, step = _phases(moment, stamps, in_loop)
 
-        stamps = run.stamps[max(run.warmup - 1, 0) :]  # of the last step of the warm-up, and on
-        start = stamps[0, 5] if len(stamps) else 0.0
-        end = stamps[-1, 5] if len(stamps) else 0.0
+        stamps = stamps[max(run.warmup - 1, 0) :]  # of the last step of the warm-up, and on
+        start, end = stamps[[0, -1], 5]
         keep = np.where(np.isnan(moment), in_loop, (moment > start) & (moment <= end))
         # not: the clock that times the items; a worker that waits for work, or hands it over
         keep &= (kind != "labkit") & ((phase != WORKER) | (within != ""))
@@ -174,18 +174,17 @@ class Lines(Result):
     def rows(self, mask: np.ndarray) -> tuple[Line, ...]:
         """Return the lines that the samples of `mask` fell on, the costliest first."""
         key = mask.tobytes()
-        if key not in self._rows:  # a diagnosis asks 60 times
-            self._rows[key] = self._sorted_rows(mask)
-        return self._rows[key]
-
-    def _sorted_rows(self, mask: np.ndarray) -> tuple[Line, ...]:
+        if key in self._rows:  # a diagnosis asks 60 times
+            return self._rows[key]
         found: dict[tuple[str, int, str, int], dict[Place, float]] = defaultdict(dict)
         for place, phase, share in self._sampled(mask):
             line = (place.file, place.line, place.function, phase)
             place = place._replace(within="")  # wherever in a worker it is one line
             found[line][place] = found[line].get(place, 0.0) + share
         lines = [_line_of(shares, PHASES[phase]) for (*_, phase), shares in found.items()]
-        return tuple(sorted(lines, key=lambda line: -line.share))
+        lines.sort(key=lambda line: -line.share)
+        self._rows[key] = tuple(lines)
+        return self._rows[key]
 
     def sites(self, mask: np.ndarray) -> tuple[Line, ...]:
         """Return the lines of the loop itself that the samples of `mask` were under."""
@@ -261,7 +260,7 @@ def _phases(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the phase of each sample, and the step that was going on; a `moment` (s) each."""
     step = np.searchsorted(stamps[:, 0], np.nan_to_num(moment), side="right") - 1
-    waits = moment < (stamps[np.clip(step, 0, None), 1] if len(stamps) else 0)
+    waits = moment < stamps[np.clip(step, 0, None), 1]
     in_main = np.where(np.isnan(moment), BETWEEN, np.where(waits, WAITING, BODY_PHASE))
     return np.where(in_loop, in_main, WORKER), step
 

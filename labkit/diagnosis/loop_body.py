@@ -77,7 +77,7 @@ def of_run(run: Run) -> Loop | None:
     if not run.watched or run.steps < limits.MIN_STEPS:
         return None
     found = run.lines
-    first = max(run.warmup, 1)
+    first = run.warmup
     stamps = run.stamps
     spent = body_seconds(stamps)
     wall = max(float(stamps[-1, 5] - stamps[first - 1, 5]), 1e-9)
@@ -204,7 +204,7 @@ def _of_loading(lines: Lines) -> BodyWork | None:
         found = rows[:3]
     elif most and most[0].share >= least and not most[0].function.endswith(ITEMS):
         found = most
-    elif python and sum(line.share for line in python) >= least:
+    elif sum(line.share for line in python) >= least:
         found = tuple(python[:3])
     else:
         return None

@@ -6,7 +6,7 @@ before the last rank has all its gradients: what they wait up to then is waiting
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -83,45 +83,52 @@ class RankTimes(Result):
 
 def rank_times(ranks: Ranks) -> RankTimes | None:
     """Return where the ranks' time went, in steps that all have, without warm-up; None if short."""
-    runs = [run for run in ranks if run.steps]
-    count = min((run.steps for run in runs), default=0)
-    first = max((run.warmup for run in runs), default=0)
-    if count - first < 2 or first < 1:
+    runs = {run.rank: run for run in ranks if run.steps}
+    parts = step_parts(runs, 2)
+    if parts is None:
         return None
-    parts = step_parts(runs, first, count)
-    exchange = np.stack([run.exchange_ns[first:count] for run in runs]) / 1e9  # (ranks, steps, 2)
-    none = np.any(np.isnan(exchange), axis=(0, 2))  # (steps,): nothing was exchanged
-    complete, averaged = np.moveaxis(np.where(none[:, np.newaxis], 0.0, exchange), 2, 0)
+    exchange = np.stack([run.exchange_ns[parts.rows] for run in runs.values()]) / 1e9
+    none = np.isnan(exchange).any(axis=(0, 2))  # (steps,): nothing was exchanged
+    exchange[:, none] = 0.0
+    complete, averaged = np.moveaxis(exchange, 2, 0)  # each (ranks, steps)
     exposed = np.clip(averaged - complete, 0, None)
     others = np.clip(complete.max(axis=0) - complete, 0, exposed)
-    seconds = {
-        "step": parts.step,
-        "wait": parts.wait,
-        "compute": np.clip(parts.end - parts.start - exposed, 0, None),
-        "others": others,
-        "transfer": exposed - others,
-    }
     late = np.where(none, -1, complete.argmax(axis=0))
-    return RankTimes(tuple(run.rank for run in runs), seconds, late)
+    return RankTimes(tuple(runs), parts.seconds(others, exposed - others), late)
 
 
 class StepParts(NamedTuple):
     """When the ranks' steps were, each (ranks, steps), s, on the clock that all ranks share."""
 
+    rows: slice  # which steps these are
     start: np.ndarray  # of the compute
     end: np.ndarray
     step: np.ndarray  # from the end of the step before to that of this one
     wait: np.ndarray  # of it, for data
 
+    def seconds(self, others: np.ndarray, transfer: np.ndarray) -> dict[str, np.ndarray]:
+        """Return `RankTimes.seconds`: to wait for other ranks or the exchange is no compute."""
+        compute = np.clip(self.end - self.start - others - transfer, 0, None)
+        return {
+            "step": self.step,
+            "wait": self.wait,
+            "compute": compute,
+            "others": others,
+            "transfer": transfer,
+        }
 
-def step_parts(runs: Sequence[Run], first: int, count: int) -> StepParts:
-    """Return the parts of the steps from `first` up to `count`."""
-    rows = slice(first - 1, count)
-    stamps = np.stack([run.stamps_ns(rows) for run in runs]) / 1e9
+
+def step_parts(runs: Mapping[int, Run], least: int) -> StepParts | None:
+    """Return the parts of the steps that all have, without warm-up; None of fewer than `least`."""
+    count = min((run.steps for run in runs.values()), default=0)
+    first = max((run.warmup for run in runs.values()), default=0)
+    if count - first < least:
+        return None
+    stamps = np.stack([run.stamps_ns(slice(first - 1, count)) for run in runs.values()]) / 1e9
     asked, ready, _, _, start, end = np.moveaxis(stamps[:, 1:], 2, 0)
     before = stamps[:, :-1, 5]  # the end of the step before
     wait = np.clip(np.minimum(ready, start) - np.maximum(asked, before), 0, None)
-    return StepParts(start, end, np.maximum(end - before, 1e-9), wait)
+    return StepParts(slice(first, count), start, end, np.maximum(end - before, 1e-9), wait)
 
 
 def diagnose(ranks: Ranks) -> Diagnosis:
@@ -138,14 +145,14 @@ def diagnose(ranks: Ranks) -> Diagnosis:
     findings = _rank(times, ranks)
     hidden = _hidden(ranks) if findings[0].name == "compute" else None
     if hidden:
-        return Diagnosis(tuple(map(_told, (hidden, *findings))), 0.0, source, notes)
+        return Diagnosis(tuple(map(told, (hidden, *findings))), 0.0, source, notes)
     findings, confidence = resampled(
         len(times), lambda rows: _rank(times.take(rows), ranks), findings
     )
-    return Diagnosis(tuple(map(_told, findings)), confidence, source, notes)
+    return Diagnosis(tuple(map(told, findings)), confidence, source, notes)
 
 
-def _told(finding: Finding) -> Finding:
+def told(finding: Finding) -> Finding:
     """Return a finding in words, its remedies filled in with the rank to blame."""
     filled = (remedy.filled(rank=finding.rank) for remedy in finding.remedies)
     return worded(replace(finding, remedies=tuple(filled)))
@@ -163,23 +170,28 @@ def _hidden(ranks: Ranks) -> Finding | None:
 
 def _rank(times: RankTimes, ranks: Ranks) -> tuple[Finding, ...]:
     """Return what costs time, the costliest first."""
-    found = (one_is_late(times), _all_wait(times), _exchange(times, ranks))
-    limit = limits.WORTH_NAMING
-    worth = [finding for finding in found if finding and finding.lost_share >= limit[finding.name]]
+    seen = "of the time, at least, every rank waits for data"
+    unfed = all_wait(float(times.wait.min()), seen, "step stamps")
+    worth = worth_naming(one_is_late(times), unfed, _exchange(times, ranks))
     if worth:
         return tuple(sorted(worth, key=lambda finding: -finding.lost_share))
+    least = limits.WORTH_NAMING["input"]
     seen = "of the time the ranks compute; the waits for data, for another rank or for the exchange"
-    measured = Measured(f"{seen} are below {limit['input']:.0%} each", float(times.compute.mean()))
+    measured = Measured(f"{seen} are below {least:.0%} each", float(times.compute.mean()))
     found = "the devices are the limit"
     return (Finding("compute", found, measured=(measured,), remedies=(ONE_RANK_ALONE,)),)
 
 
-def _all_wait(times: RankTimes) -> Finding:
-    """Every rank waits for its data."""
-    fed = float(times.wait.min())
-    seen = "of the time, at least, every rank waits for data"
-    measured = (Measured(seen, fed, by="step stamps"),)
-    return Finding("input", "all ranks are short of data", fed, measured, (cures.FEED_ALL,))
+def worth_naming(*found: Finding | None) -> list[Finding]:
+    """Return those of the findings that cost enough."""
+    limit = limits.WORTH_NAMING
+    return [finding for finding in found if finding and finding.lost_share >= limit[finding.name]]
+
+
+def all_wait(lost: float, seen: str, by: str) -> Finding:
+    """No rank has its data in time."""
+    measured = (Measured(seen, lost, by=by),)
+    return Finding("input", "all ranks are short of data", lost, measured, (cures.FEED_ALL,))
 
 
 def _exchange(times: RankTimes, ranks: Ranks) -> Finding:
@@ -191,6 +203,12 @@ def _exchange(times: RankTimes, ranks: Ranks) -> Finding:
     remedy = cures.NO_SYNC if rarely else cures.EXCHANGE_LESS
     measured = (Measured(seen, transfer, by=f"not overlapped; {STAMPS}"),)
     return Finding("communication", "the exchange is not hidden", transfer, measured, (remedy,))
+
+
+def slower_rank(rank: int, lost: float, *measured: Measured) -> Finding:
+    """One rank holds the others up."""
+    remedies = (cures.SLOW_RANK,)
+    return Finding("straggler", "one rank is slower", lost, measured, remedies, rank=rank)
 
 
 def one_is_late(
@@ -205,23 +223,20 @@ def one_is_late(
     if counts[late] < limits.SAME_RANK * len(exchanged):
         return None
     rank = times.ranks[late]
-    rest = np.arange(len(times.ranks)) != late
-    lost = float(times.others[rest].mean())
+    lost = float(np.delete(times.others, late).mean())
     own_wait = float(times.wait[late])
-    others_wait = float(times.wait[rest].mean())
-    short = own_wait - others_wait >= limits.OWN_WAIT * lost
+    others_wait = float(np.delete(times.wait, late).mean())
     last = f"rank {rank}'s {came_last} last in {counts[late]} of {len(exchanged)} steps"
     waited = "of the time the others waited for that, seemingly busy, in the all-reduce"
-    return Finding(
-        name="input" if short else "straggler",
-        cause="one rank is short of data" if short else "one rank is slower",
-        lost_share=lost,
-        measured=(
-            Measured(last, by=by),
-            Measured(waited, lost),
-            Measured("of the time it waited for data itself", own_wait),
-            Measured("of the time the others did", others_wait),
-        ),
-        remedies=(cures.FEED_RANK if short else cures.SLOW_RANK,),
-        rank=rank,
+    found = slower_rank(
+        rank,
+        lost,
+        Measured(last, by=by),
+        Measured(waited, lost),
+        Measured("of the time it waited for data itself", own_wait),
+        Measured("of the time the others did", others_wait),
     )
+    if own_wait - others_wait < limits.OWN_WAIT * lost:
+        return found
+    cause = "one rank is short of data"
+    return replace(found, name="input", cause=cause, remedies=(cures.FEED_RANK,))

@@ -31,6 +31,7 @@ TAKE_IN_RUN = 1.3  # taking a batch in a running pipeline, over taking it from o
 # on a Xeon VM items cost as much beside 12 busy workers as alone (0 to 0.15 beside 4 to 8)
 CHILL = 0.2
 SPINS = 0.1  # cores beyond what is accounted for, above which threads are said to spin
+CPU_SHARES = ("own_cpu", "cpu", "cpus")  # of a sample: without them it tells nothing of cores
 WAITS = 0.2  # an item whose waiting is this much of its CPU time is one that waits
 
 
@@ -52,11 +53,9 @@ class RunCosts:
         self.simulated: dict[tuple[Pipeline, float], list[tuple[float, ...]]] = {}
         self.missed: float | None = None  # root of its throughput over what is simulated for it
         self.on_cpu = run.machine.kind == "cpu"
-        self.waits = bool(run.no_events)  # the host, for each step: it is not ahead of the device
+        self.in_step = bool(run.no_events)  # the host waits for each step of the device
         self.cores = run.machine.cpu_cores or 1
         self.host_threads = (run.machine.threads or 1) if self.on_cpu else 1
-        self.cpu_profile = _profile(self.costs.item_cpu)
-        self.wait_profile = _profile(self.costs.item_wait)
         stamps = run.stamps[run.warmup :]
         asked, ready, copy, copied, begin, end = stamps.T
         self.device = end - begin  # (steps,) time on the device,
@@ -68,16 +67,18 @@ class RunCosts:
             self.host, self.cold = self._computing(run, ready - asked)
             around = np.median(asked[1:] - end[:-1]) + np.median(begin - ready)
         else:
-            self.host = np.zeros_like(self.device) if self.waits else _launches(run)
+            self.host = np.zeros_like(self.device) if self.in_step else _launches(run)
             self.cold = 0.0
             around = np.median(asked[1:] - run.issued[run.warmup : -1])
         self.around = max(0.0, float(around))
         step_s = (end[-1] - asked[0]) / len(stamps)
         self.spin = self._spinning(run, step_s)
-        # (batches,) what fetching took, over what it takes while cores are at work
         asleep = max(0.0, 1 - self._company(step_s) / self.cores)
         waits = self.costs.wait > WAITS * self.costs.cpu
-        self.chilled = 1 + CHILL * asleep * waits
+        cpu = self.costs.cpu / (1 + CHILL * asleep * waits)  # as it is while cores are at work
+        # (batches, parts) of preparing each batch
+        self.cpus = cpu[:, None] * _profile(self.costs.item_cpu)
+        self.waits = self.costs.wait[:, None] * _profile(self.costs.item_wait)
 
     @property
     def model(self) -> float:
@@ -90,11 +91,10 @@ class RunCosts:
 
     def _handoff(self, run: Run, waited: np.ndarray) -> dict[str, float]:
         """Return what handing a batch over takes: measured at the end of the run."""
-        handoff = {
-            name[:-3]: value / 1e6
-            for name, value in (run.event("handoff") or {}).items()
-            if name.endswith("_us") and isinstance(value, (int, float)) and value >= 0
-        }
+        handoff = {}
+        for name, value in (run.event("handoff") or {}).items():
+            if name.endswith("_us") and isinstance(value, (int, float)) and value >= 0:
+                handoff[name.removesuffix("_us")] = value / 1e6
         if "main_wall" not in handoff and self.pipeline.num_workers:
             at_once = np.sort(waited)[: max(1, len(waited) // 4)]
             handoff["main_wall"] = float(np.median(at_once))
@@ -145,10 +145,7 @@ class RunCosts:
         costs = self.costs
         scale = target.batch_size / old.batch_size
         batches = _drawn(len(costs), steps, rng)
-        cpu = costs.cpu[batches] / self.chilled[batches] * scale
-        wait = costs.wait[batches] * scale
-        cpus = cpu[:, None] * self.cpu_profile[batches]
-        waits = wait[:, None] * self.wait_profile[batches]
+        waits = self.waits[batches] * scale
         more = ((target.io_ms or 0) - (old.io_ms or 0)) * target.batch_size / 1e3
         if target.dataset == "sleep":  # its delay is one of the batch, whatever the size
             more += ((target.prep_ms or 0) - scale * (old.prep_ms or 0)) / 1e3
@@ -162,7 +159,7 @@ class RunCosts:
         collate_wait = self._collate_wait(target, batches)
         return Work(
             waits=np.column_stack([waits, np.maximum(collate_wait, 0)]),
-            cpus=np.column_stack([cpus, np.maximum(collate_cpu, 0)]),
+            cpus=np.column_stack([self.cpus[batches] * scale, np.maximum(collate_cpu, 0)]),
             host=np.maximum(host, 0),
             cold=self.cold * step,
             chill=CHILL,
@@ -172,7 +169,7 @@ class RunCosts:
             gpu=None if self.on_cpu else GpuWork(self.device[rows] * step, self.copy[rows] * scale),
             blocking=not (target.pin_memory and target.non_blocking),
             side_stream=target.prefetch_to_device,
-            ahead=0 if self.waits else RUN_AHEAD,
+            ahead=0 if self.in_step else RUN_AHEAD,
             host_threads=self.host_threads,
             spin=self.spin,
         )
@@ -224,16 +221,17 @@ def _warm_and_cold(
 ) -> tuple[np.ndarray, float]:
     """Split the steps' CPU time into what it is after no wait, and what a long wait adds."""
     share = coldness(waited)
+    early = host[share < 0.1]
+    late = host[share > 0.9]
     tried = COLD_OVER_WARM
-    early = share < 0.1
-    late = share > 0.9
-    if "warm" in handoff:  # tried at the end of the run, which itself may have one kind of wait
+    if len(early) >= MIN_STEPS and len(late) >= MIN_STEPS:
+        tried = float(np.median(late) / np.median(early))
+    elif "warm" in handoff:  # tried at the end of the run, which itself has one kind of wait
         both = handoff["warm"] and handoff.get("cold")
-        tried = max(1.0, handoff["cold"] / handoff["warm"]) if both else 1.0
-    if early.sum() >= MIN_STEPS and late.sum() >= MIN_STEPS:
-        tried = max(1.0, float(np.median(host[late]) / np.median(host[early])))
-    warm = host / (1 + (tried - 1) * share)
-    return warm, float(np.median(warm)) * (tried - 1)
+        tried = handoff["cold"] / handoff["warm"] if both else 1.0
+    more = max(tried, 1.0) - 1
+    warm = host / (1 + more * share)
+    return warm, float(np.median(warm)) * more
 
 
 def _drawn(count: int, steps: int, rng: np.random.Generator) -> np.ndarray:

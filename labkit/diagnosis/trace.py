@@ -65,16 +65,16 @@ def _of_one(file: TraceFile) -> Breakdown:
     if not timeline.total:
         raise file.error("has only steps of zero length")
     on_gpu = len(events.devices) > 0
-    busy = timeline.device_shares() if on_gpu else timeline.host_shares()
-    idle = timeline.idle() if on_gpu else {}
-    host_work_ns = idle["host_work"] if on_gpu else timeline.host_work.length.sum()
+    busy = timeline.device_busy() if on_gpu else timeline.host_busy()
+    shares = {name: float(ns / timeline.total) for name, ns in busy.items()}
     used, possible = timeline.tensor_core_shares()
     doubts = _doubts(events, used)
     device_name, capability = _device_properties(file.meta, events.devices)
 
-    def per_step(nanoseconds: float) -> float:
-        return float(nanoseconds) / len(steps.start) / 1000
+    def per_step(times_ns: dict[str, float]) -> dict[str, float]:
+        return {name: float(ns) / len(steps.start) / 1000 for name, ns in times_ns.items()}
 
+    idle_us = per_step(timeline.idle())
     return Breakdown(
         source=os.path.basename(file.path),
         device_kind="gpu" if on_gpu else "cpu",
@@ -83,22 +83,22 @@ def _of_one(file: TraceFile) -> Breakdown:
         compute_capability=capability,
         loader_workers=_loader_workers(events),
         steps=len(steps.start),
-        step_us=per_step(timeline.total),
-        **{f"{name}_us": per_step(time) for name, time in timeline.by_class().items()},
-        gpu_utilization=busy.get("kernel_busy"),
-        idle={f"{cause}_us": per_step(idle[cause]) if idle else None for cause in IDLE_CAUSES},
+        step_us=timeline.total / len(steps.start) / 1000,
+        **{f"{name}_us": us for name, us in per_step(timeline.by_class()).items()},
+        gpu_utilization=shares.get("kernel_busy"),
+        idle={f"{cause}_us": idle_us[cause] if on_gpu else None for cause in IDLE_CAUSES},
         notes=tuple(dict.fromkeys([*file.notes, *notes, *doubts])),
-        busy=busy,
-        host_work_us=per_step(host_work_ns),
+        busy=shares,
+        host_work_us=idle_us["host_work"],
         host_where=timeline.host_where(),
         top_kernels=timeline.top_kernels(),
         tensor_core_share=used,
         tensor_core_eligible_share=possible,
         lanes=timeline.lanes(),
-        began_ns=int(steps.start[0]),
+        began_ns=events.began_ns + int(steps.start[0]),
         detail={
-            "kernels": {name: per_step(ns) for name, ns in timeline.kernel_times().items()},
-            "operators": {name: per_step(ns) for name, ns in timeline.operator_times().items()},
+            "kernels": per_step(timeline.kernel_times()),
+            "operators": per_step(timeline.operator_times()),
         },
     )
 
@@ -157,7 +157,9 @@ def _of_ranks(path: Path) -> RankTraces:
             notes.append(f"{os.path.basename(file.path)} is not a profiler trace: left out.")
             continue
         named = RANK_IN_NAME.findall(one.source)
-        found.append(replace(one, rank=int(named[-1])) if one.rank is None and named else one)
+        if one.rank is None and named:
+            one = replace(one, rank=int(named[-1]))
+        found.append(one)
     if not found:
         raise TraceFile(path).error("holds no profiler trace", ONE_PER_RANK)
     found.sort(key=lambda one: one.source)

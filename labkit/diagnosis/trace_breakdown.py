@@ -65,7 +65,7 @@ class Breakdown(Result):
     top_kernels: tuple[TopKernel, ...]  # that took most time
     rank: int | None  # that the file says it is of; None where it does not say
     notes: tuple[str, ...]  # what was missing or odd, and how it was handled
-    # Shares (0 to 1) of the steps, of `Timeline.device_shares`; of a CPU only the collectives'
+    # Shares (0 to 1) of the steps, of `Timeline.device_busy`; of a CPU only the collectives'
     busy: dict[str, float] = field(default_factory=dict)
     # Of `idle["host_us"]`, on a CPU of `other_us`: what is more than Python between two operators
     host_work_us: float = 0.0
@@ -281,12 +281,10 @@ class RankTraces(Result):
     def straggler(self) -> int | None:
         """The rank that the others wait for, so that it waits least; None where none stands out."""
         spent = self.collective_us
-        least = min(spent.values())
-        late = [rank for rank, us in spent.items() if us == least][0]
-        others = [us for rank, us in spent.items() if rank != late]
-        waits = median(others or [0.0]) - least
+        late = min(spent, key=spent.__getitem__)
+        own = spent.pop(late)
         enough = WORTH_NAMING["straggler"] * fmean(each.step_us for each in self.ranks)
-        return late if waits >= enough else None
+        return late if median(spent.values() or [0.0]) - own >= enough else None
 
     @property
     def headline(self) -> str:

@@ -108,7 +108,8 @@ class Intervals(NamedTuple):
 class Events:
     """The events of one trace, sorted by start, with device work tied to its launch."""
 
-    span: Intervals  # when it was; for each event:
+    began_ns: int  # when the first began, on the trace's own clock; for each event:
+    span: Intervals  # when it was, from there on
     kind: np.ndarray  # a Kind
     place: np.ndarray  # the number of its device or, on the host, of its thread
     name: np.ndarray  # index into `names`
@@ -198,6 +199,8 @@ def read_events(file: TraceFile) -> Events:
 def _tied(table: np.ndarray, names: tuple[str, ...], devices: tuple[str, ...]) -> Events:
     """Tie device work to its launches and operators."""
     table = table[np.argsort(table[:, 0], kind="stable")]
+    began_ns = int(table[0, 0])
+    table[:, :2] -= began_ns
     start, end, correlation, external, name, place, kind = table.T
     calls = np.flatnonzero(kind == Kind.RUNTIME)
     call_of = dict(zip(correlation[calls].tolist(), calls.tolist(), strict=True))
@@ -215,7 +218,8 @@ def _tied(table: np.ndarray, names: tuple[str, ...], devices: tuple[str, ...]) -
     eligible_name = np.array([bool(_ELIGIBLE.fullmatch(each)) for each in names], dtype=bool)
     eligible = is_of((kind == Kind.CPU_OP) & eligible_name[name])
     kind[(kind == Kind.KERNEL) & is_of(kind == Kind.COMMUNICATION)] = Kind.COLLECTIVE_KERNEL
-    return Events(Intervals(start, end), kind, place, name, launch, eligible, names, devices)
+    span = Intervals(start, end)
+    return Events(began_ns, span, kind, place, name, launch, eligible, names, devices)
 
 
 def _kind_of(event: JsonObject) -> Kind | None:

@@ -22,7 +22,15 @@ from labkit.diagnosis.trace_events import (
     uses_tensor_cores,
 )
 
-CLASSES = ("kernel", "memcpy", "memset", "communication", "runtime", "dataloader", "cpu_exec")
+CLASSES = {  # of a step, by priority
+    "kernel": (Kind.KERNEL,),
+    "memcpy": (Kind.MEMCPY,),
+    "memset": (Kind.MEMSET,),
+    "communication": (Kind.COMMUNICATION, Kind.COLLECTIVE_KERNEL),
+    "runtime": (Kind.RUNTIME,),
+    "dataloader": (Kind.DATALOADER,),
+    "cpu_exec": (Kind.CPU_OP,),
+}
 IDLE_CAUSES = ("host_wait", "host", "kernel_wait", "other")  # of a device's gaps
 LANES = {  # rows of a picture of the trace
     "CPU operators": (Kind.CPU_OP,),
@@ -64,22 +72,14 @@ class Clock:
 
     def __init__(self, stretches: Intervals):
         self.stretches = stretches
-        self.total = int(stretches.length.sum())
-        self._before = np.cumsum(stretches.length) - stretches.length
-
-    def at(self, time: np.ndarray) -> np.ndarray:
-        """Return the ns of stretches that had passed at each `time`."""
-        start, end = self.stretches
-        if not len(start):
-            return np.zeros_like(time)
-        number = np.searchsorted(start, time, side="right") - 1
-        index = np.maximum(number, 0)
-        into = np.minimum(time, end[index]) - start[index]
-        return np.where(number < 0, 0, self._before[index] + np.maximum(into, 0))
+        passed = np.append(0, np.cumsum(stretches.length))
+        self.total = int(passed[-1])
+        self._edges = np.append(0, np.stack(stretches, axis=1))
+        self._passed = np.repeat(passed, 2)[:-1]
 
     def inside(self, intervals: Intervals) -> Intervals:
         """Return the intervals on this clock; what lies outside the stretches has no length."""
-        return Intervals(self.at(intervals.start), self.at(intervals.end))
+        return Intervals(*np.interp(np.stack(intervals), self._edges, self._passed))
 
 
 def find_steps(events: Events) -> tuple[Intervals, list[str]]:
@@ -95,7 +95,8 @@ def find_steps(events: Events) -> tuple[Intervals, list[str]]:
         notes.append("No ProfilerStep marks (call prof.step()): the whole span is one step.")
         host = events.are(*HOST_WORK, Kind.STEP)
         only_device = events.are(Kind.RUNTIME, *ON_DEVICE)
-        marks = _hull(events.span.only(host if host.any() else only_device))
+        whole = events.span.only(host if host.any() else only_device)
+        marks = Intervals(whole.start.min(keepdims=True), whole.end.max(keepdims=True))
     marks = marks.only(marks.length > 0)
     start, end = marks
     if not len(start):
@@ -129,10 +130,6 @@ def find_steps(events: Events) -> tuple[Intervals, list[str]]:
     return Intervals(start, end).only(keep), notes
 
 
-def _hull(spans: Intervals) -> Intervals:
-    return Intervals(spans.start.min(keepdims=True), spans.end.max(keepdims=True))
-
-
 @dataclass(frozen=True)
 class TopKernel:
     """One kernel, by name: its time in µs and its calls, over all steps together."""
@@ -144,86 +141,86 @@ class TopKernel:
 
 
 class Timeline:
-    """The events of a trace on a clock, that of its steps or of the whole window; times in ns."""
+    """The events of a trace on the clock of its steps; times in ns.
+
+    The starts and ends of all events cut the clock into `pieces`, within which nothing changes.
+    """
 
     def __init__(self, events: Events, stretches: Intervals):
         self.events = events
         self.clock = Clock(stretches)
         self.total = self.clock.total
         self.inside = self.clock.inside(events.span)
+        moments = np.concatenate([*self.inside, [0, self.total]])
+        edges, number = np.unique(moments, return_inverse=True)
+        self.pieces = Intervals(edges[:-1], edges[1:])
+        self._first, self._behind = number[:-2].reshape(2, -1)  # (events,) pieces of each
 
-    def covered(self, which: np.ndarray) -> int:
-        """Return the time in which at least one of these events, a mask, is active."""
-        return int(merge(self.inside.only(which)).length.sum())
+    def active(self, *kinds: Kind) -> np.ndarray:
+        """Return the mask of the pieces in which at least one event of these kinds is active."""
+        which = self.events.are(*kinds)
+        count = len(self.pieces.start) + 1
+        begin = np.bincount(self._first[which], minlength=count)
+        end = np.bincount(self._behind[which], minlength=count)
+        return np.cumsum(begin - end)[:-1] > 0
 
-    def share(self, which: np.ndarray) -> float:
-        """Return that as a share (0 to 1) of the time."""
-        return self.covered(which) / self.total
+    def _times(self, **pieces: np.ndarray) -> dict[str, float]:
+        """Return how long pieces, a mask each, are together."""
+        return {name: self.pieces.length[mask].sum() for name, mask in pieces.items()}
 
-    def by_class(self) -> dict[str, int]:
-        """Return the time that each class, and `other`, adds to the union of those before."""
-        times = {}
-        so_far = 0
-        active = np.zeros(len(self.events.kind), dtype=bool)
-        for kind, name in enumerate(CLASSES):
-            active |= self.events.kind == kind
-            if kind == Kind.COMMUNICATION:
-                active |= self.events.kind == Kind.COLLECTIVE_KERNEL
-            reached = self.covered(active)
-            times[name] = reached - so_far
-            so_far = reached
-        times["other"] = self.total - so_far
-        return times
+    def by_class(self) -> dict[str, float]:
+        """Return the time in each class, and in `other`: of a piece, the first that is active."""
+        active = [self.active(*kinds) for kinds in CLASSES.values()]
+        first = np.select(active, range(len(active)), len(active))
+        times = np.bincount(first, self.pieces.length, len(active) + 1)
+        return dict(zip((*CLASSES, "other"), times, strict=True))
 
-    def device_shares(self) -> dict[str, float]:
-        """Return shares (0 to 1) of the time; of several devices, in which any of them is busy.
+    def device_busy(self) -> dict[str, float]:
+        """Return the time in which devices work; of several, in which any of them does.
 
         In `kernel_busy` a kernel runs, in `any_gpu_busy` that or a copy or memset, in
         `compute_busy` a kernel that computes, in `comm_busy` a collective, in `exposed_comm`
         nothing but collectives; in `dataloader_share` the host waits for the DataLoader, whatever
         the device does.
         """
-        work = self.events.are(*ON_DEVICE)
-        collective = self.events.are(Kind.COLLECTIVE_KERNEL)
-        busy = self.share(work)
-        return {
-            "kernel_busy": self.share(self.events.are(*KERNELS)),
-            "any_gpu_busy": busy,
-            "compute_busy": self.share(self.events.are(Kind.KERNEL)),
-            "comm_busy": self.share(collective),
-            "exposed_comm": busy - self.share(work & ~collective),
-            "idle": 1 - busy,
-            "dataloader_share": self.share(self.events.are(Kind.DATALOADER)),
-        }
+        computing = self.active(Kind.KERNEL)
+        collective = self.active(Kind.COLLECTIVE_KERNEL)
+        other_work = computing | self.active(Kind.MEMCPY, Kind.MEMSET)
+        return self._times(
+            kernel_busy=computing | collective,
+            any_gpu_busy=other_work | collective,
+            compute_busy=computing,
+            comm_busy=collective,
+            exposed_comm=collective & ~other_work,
+            idle=~(other_work | collective),
+            dataloader_share=self.active(Kind.DATALOADER),
+        )
 
-    def host_shares(self) -> dict[str, float]:
-        """Return the shares of a CPU's collectives (Gloo), and of those with no operator beside."""
-        sent = self.events.are(Kind.COMMUNICATION)
-        operators = self.events.are(Kind.CPU_OP)
-        exposed = self.share(sent | operators) - self.share(operators)
-        return {"comm_busy": self.share(sent), "exposed_comm": exposed}
+    def host_busy(self) -> dict[str, float]:
+        """Return the time of a CPU's collectives (Gloo), and of those with no operator beside."""
+        sent = self.active(Kind.COMMUNICATION)
+        return self._times(comm_busy=sent, exposed_comm=sent & ~self.active(Kind.CPU_OP))
 
     @cached_property
-    def host_outside(self) -> Intervals:
-        """When, on the clock, the host is in nothing that the profiler knows."""
-        known = merge(self.inside.only(self.events.are(*HOST_WORK, Kind.RUNTIME)))
-        free = Intervals(np.append(0, known.end), np.append(known.start, self.total))
-        host = self.events.are(*HOST_WORK, Kind.STEP)
+    def host_outside(self) -> np.ndarray:
+        """The mask of the pieces in which the host is in nothing that the profiler knows."""
         # Recorded without ProfilerActivity.CPU, nobody knows where the host was
-        return free if host.any() else free.only(slice(0))
+        is_known = self.events.are(*HOST_WORK, Kind.STEP).any()
+        return ~self.active(*HOST_WORK, Kind.RUNTIME) & is_known
 
     @cached_property
     def host_work(self) -> Intervals:
-        """Of `host_outside`, what is more than Python that issues the next operator."""
+        """When the host does more outside than Python that issues the next operator."""
+        outside = merge(self.pieces.only(self.host_outside))
         glue = min(GLUE_NS, GLUE_SHARE * self.total / len(self.clock.stretches.start))
-        return self.host_outside.only(self.host_outside.length > glue)
+        return outside.only(outside.length > glue)
 
     def host_where(self) -> tuple[str, ...]:
         """Name the annotation and Python function that are the shortest to cover half of that.
 
         On the thread of the steps' marks, or of most operators: others may only wait.
         """
-        half = 0.5 * int(self.host_work.length.sum())
+        half = 0.5 * self.host_work.length.sum()
         marked = self.events.are(Kind.STEP)
         if not marked.any():
             marked = self.events.are(*HOST_WORK, Kind.RUNTIME)
@@ -235,18 +232,16 @@ class Timeline:
         for kind in (Kind.ANNOTATION, Kind.PYTHON):
             which = self.events.are(kind) & (self.events.place == thread)
             spans = self.inside.only(which)
-            covered_ns = self._by_name(which, clock.inside(spans).length)
+            covered = self._by_name(which, clock.inside(spans).length)
             lengths = self._by_name(which, spans.length)
-            enough = []
-            for name, covers in covered_ns.items():
-                if covers >= half and not name.startswith(BUILT_IN):
-                    enough.append(name)
+            enough = [name for name, covers in covered.items() if covers >= half]
+            enough = [name for name in enough if not name.startswith(BUILT_IN)]
             if enough:
-                shortest = min(enough, key=lambda name: lengths[name])
+                shortest = min(enough, key=lengths.__getitem__)
                 found.append(CELL_FILE.sub("a notebook's cell", shortest))
         return tuple(found)
 
-    def idle(self) -> dict[str, int]:
+    def idle(self) -> dict[str, float]:
         """Return the time in which no device ran anything, by cause.
 
         The rule is Holistic Trace Analysis' (MIT, breakdown_analysis.py). A gap is `host_wait` if
@@ -255,36 +250,36 @@ class Timeline:
         unknown. What the host spent outside of all that is known is `host`, unless it was launched
         already; of that, `host_work` is long.
         """
-        work = self.events.span
-        own = np.flatnonzero(self.events.are(*ON_DEVICE) & (work.length > 0))
-        busy = merge(work.only(own))
-        steps = self.clock.stretches
-        gap = Intervals(np.append(steps.start[:1], busy.end), np.append(busy.start, steps.end[-1:]))
-        inside = self.clock.inside(gap)
-        # Events are sorted by start: the first of a busy stretch is what ended the gap before.
-        launch = self.events.launch[own[np.searchsorted(work.start[own], busy.start)]]
+        work = self.events.are(*ON_DEVICE) & (self.events.span.length > 0)
+        start, end = self.inside.only(work)
+        # Of the gap that a piece may be in: the work that ends it, its launch, its start and end
+        following = np.searchsorted(start, self.pieces.end)
+        launch = np.append(self.events.launch[work], -1)[following]
+        began = np.append(0, np.maximum.accumulate(end))[following]
+        ended = np.append(start, self.total)[following]
+        queued = (launch >= 0) & (self.inside.start[launch] <= began)
         # After the last work nothing is queued: the host's doing, if launches are known at all.
-        known = np.append(launch >= 0, (self.events.launch >= 0).any())
-        queued = known & np.append(work.start[launch] <= gap.start[:-1], False)
-        short = queued & (gap.length <= SHORT_GAP_NS)
-        host = np.where(queued, 0, Clock(self.host_outside).inside(inside).length)
-        long_work = np.where(queued, 0, Clock(self.host_work).inside(inside).length)
-        rest = inside.length - host
-        return {
-            "host_wait": int(rest[known & ~queued].sum()),
-            "host": int(host.sum()),
-            "kernel_wait": int(rest[short].sum()),
-            "other": int(rest[(~known | queued) & ~short].sum()),
-            "host_work": int(long_work.sum()),
-        }
+        behind = (following == len(start)) & (self.events.launch >= 0).any()
+        late = ((launch >= 0) | behind) & ~queued
+        short = queued & (ended - began <= SHORT_GAP_NS)
+        idle = ~self.active(*ON_DEVICE)
+        host = idle & ~queued & self.host_outside
+        rest = idle & ~host
+        return self._times(
+            host_wait=rest & late,
+            host=host,
+            kernel_wait=rest & short,
+            other=rest & ~late & ~short,
+            host_work=host & (Clock(self.host_work).inside(self.pieces).length > 0),
+        )
 
     @cached_property
     def kernels(self) -> np.ndarray:
         """Indexes of the kernels that run inside the clock's stretches."""
         return np.flatnonzero(self.events.are(*KERNELS) & (self.inside.length > 0))
 
-    def _by_name(self, which: np.ndarray, amount: np.ndarray) -> dict[str, float]:
-        """Return the sum of an amount of each of these events, by their names."""
+    def _by_name(self, which: np.ndarray, amount: np.ndarray | None = None) -> dict[str, float]:
+        """Return the sum of an amount of each of these events, or how many, by their names."""
         total = np.bincount(self.events.name[which], amount)
         return {self.events.names[number]: total[number] for number in np.flatnonzero(total)}
 
@@ -309,7 +304,7 @@ class Timeline:
     def top_kernels(self) -> tuple[TopKernel, ...]:
         """Return the kernels that took most time."""
         times = self.kernel_times()
-        calls = self._by_name(self.kernels, np.ones(len(self.kernels)))
+        calls = self._by_name(self.kernels)
         found = []
         for name in sorted(times, key=lambda name: -times[name])[:TOP]:
             total_us = float(times[name]) / 1000
@@ -325,8 +320,7 @@ class Timeline:
         uses = by_name[self.events.name[self.kernels]]
         # As in the plugin, an operator that was seen to use Tensor Cores is one that can.
         could = uses | self.events.can_use_tensor_cores[self.kernels]
-        total = length.sum()
-        return float(length[uses].sum() / total), float(length[could].sum() / total)
+        return float(np.average(uses, weights=length)), float(np.average(could, weights=length))
 
     def operator_times(self) -> dict[str, float]:
         """Return the time of every operator without those inside it on its thread, by name."""

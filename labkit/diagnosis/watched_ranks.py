@@ -16,12 +16,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.diagnosis import device_remedies as cures
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.diagnosis import Diagnosis, of_run, resampled
 from labkit.diagnosis.findings import Finding, Measured, bound
-from labkit.diagnosis.rank_verdict import RankTimes, one_is_late, step_parts
+from labkit.diagnosis.rank_verdict import (
+    RankTimes,
+    all_wait,
+    one_is_late,
+    slower_rank,
+    step_parts,
+    told,
+    worth_naming,
+)
 from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.wording import worded
 
@@ -53,15 +60,16 @@ class RanksVerdict:
 
 def diagnose(runs: Mapping[int, Run]) -> RanksVerdict:
     """Name what holds the ranks of a watched script back, from the run of each rank's loop."""
+    runs = dict(sorted(runs.items()))
     cores = {rank: CoreUse.of(run) for rank, run in runs.items()}
-    used = sum(each.own or 0.0 for each in cores.values())
-    own = {rank: of_run(run, used - (cores[rank].own or 0.0)) for rank, run in runs.items()}
-    first = min(runs)
+    used = {rank: each.own or 0.0 for rank, each in cores.items()}
+    together = sum(used.values())
+    own = {rank: of_run(run, together - used[rank]) for rank, run in runs.items()}
     if len(runs) == 1:
-        return RanksVerdict(first, own[first], own)
+        return RanksVerdict(min(own), own[min(own)], own)
     times = watched_times(runs)
     if times is None:
-        return _verdict_of(own, first, APART)
+        return _verdict_of(own, min(own), APART)
     findings, confidence = resampled(
         len(times), lambda steps: (_found(times.take(steps)),), (_found(times),)
     )
@@ -71,13 +79,13 @@ def diagnose(runs: Mapping[int, Run]) -> RanksVerdict:
         return _verdict_of(own, most, ALL_ALIKE.format(len(own)))
     blamed = times.ranks[int(times.wait.argmax())] if found.rank is None else found.rank
     longer = _longer_line(runs, blamed) if found.name == "straggler" else None
-    told = (*map(worded, doubts), _told(found, own[blamed], longer))
+    first = (*map(worded, doubts), _told(found, own[blamed], longer))
     rest = tuple(each for each in own[blamed].findings if each.lost_share)
-    by_others = (cores[blamed].own or 0.0) + (cores[blamed].others or 0.0) - used
+    by_others = used[blamed] + (cores[blamed].others or 0.0) - together
     crowded = by_others / (runs[blamed].machine.cpu_cores or 1)
     if crowded > limits.FOREIGN_LOAD / 2:  # alone it need not come out the same
         confidence *= 1 - min(crowded, 1.0)
-    verdict = replace(own[blamed], findings=(*told, *rest), confidence=confidence)
+    verdict = replace(own[blamed], findings=(*first, *rest), confidence=confidence)
     return RanksVerdict(blamed, verdict, own)
 
 
@@ -93,25 +101,14 @@ def watched_times(runs: Mapping[int, Run]) -> RankTimes | None:
     `seconds` also has "meeting" (ranks, steps): the time in the kinds of work of `MEETING`, NaN
     where too few stacks were sampled.
     """
-    ranks = sorted(runs)
-    count = min(runs[rank].steps for rank in ranks)
-    first = max(runs[rank].warmup for rank in ranks)
-    if first < 1 or count - first < limits.MIN_STEPS:
-        return None
-    parts = step_parts([runs[rank] for rank in ranks], first, count)
-    if np.median(np.ptp(parts.end, axis=0)) > np.median(parts.step):
+    parts = step_parts(runs, limits.MIN_STEPS)
+    if parts is None or np.median(np.ptp(parts.end, axis=0)) > np.median(parts.step):
         return None
     computed = np.maximum(parts.end - parts.start, 0)
     others = np.clip(parts.start.max(axis=0) - parts.start, 0, computed)
-    seconds = {
-        "step": parts.step,
-        "wait": parts.wait,
-        "compute": computed - others,
-        "others": others,
-        "transfer": np.zeros_like(others),
-        "meeting": np.stack([_meeting_s(runs[rank])[first:count] for rank in ranks]),
-    }
-    return RankTimes(tuple(ranks), seconds, parts.start.argmax(axis=0))
+    seconds = parts.seconds(others, np.zeros_like(others))
+    seconds["meeting"] = np.stack([_meeting_s(run)[parts.rows] for run in runs.values()])
+    return RankTimes(tuple(runs), seconds, parts.start.argmax(axis=0))
 
 
 def _meeting_s(run: Run) -> np.ndarray:
@@ -134,10 +131,11 @@ def _step_ms(run: Run) -> float:
 def _found(times: RankTimes) -> Finding:
     """Return what costs the ranks time; `ALIKE` where nothing sets one of them apart."""
     late = one_is_late(times, "batch was ready", STAMPS)
-    for finding in (late, _one_meets_the_others_late(times), _some_rank_waits(times)):
-        if finding and finding.lost_share >= limits.WORTH_NAMING[finding.name]:
-            return finding
-    return ALIKE
+    lost = float(times.seconds["wait"].max(axis=0).mean() / times.seconds["step"].mean())
+    seen = "of the time some rank waits for its batch, and no rank is the late one in most steps"
+    some_wait = all_wait(lost, seen, STAMPS)
+    worth = worth_naming(late, _one_meets_the_others_late(times), some_wait)
+    return worth[0] if worth else ALIKE
 
 
 def _one_meets_the_others_late(times: RankTimes) -> Finding | None:
@@ -146,30 +144,17 @@ def _one_meets_the_others_late(times: RankTimes) -> Finding | None:
     if np.isnan(meeting).any():
         return None
     late = int(meeting.argmin())
-    rest = np.delete(meeting, late)
-    lost = float((rest - meeting[late]).mean() / times.seconds["step"].mean())
+    own = float(meeting[late])
+    rest = float(np.delete(meeting, late).mean())
     rank = times.ranks[late]
     seen = f"of a step rank {rank} is in backward() or reads from the device, where ranks wait for "
     seen += "each other"
-    return Finding(
-        name="straggler",
-        cause="one rank is slower",
-        lost_share=lost,
-        measured=(
-            Measured(seen, float(meeting[late]) * 1e3, "ms", STACKS),
-            Measured("is what the others are", float(rest.mean()) * 1e3, "ms"),
-        ),
-        remedies=(cures.SLOW_RANK,),
-        rank=rank,
+    return slower_rank(
+        rank,
+        (rest - own) / float(times.seconds["step"].mean()),
+        Measured(seen, own * 1e3, "ms", STACKS),
+        Measured("is what the others are", rest * 1e3, "ms"),
     )
-
-
-def _some_rank_waits(times: RankTimes) -> Finding:
-    """In each step some rank has its batch late, now this one, now another."""
-    lost = float(times.seconds["wait"].max(axis=0).mean() / times.seconds["step"].mean())
-    seen = "of the time some rank waits for its batch, and no rank is the late one in most steps"
-    measured = (Measured(seen, lost, by=STAMPS),)
-    return Finding("input", "all ranks are short of data", lost, measured, (cures.FEED_ALL,))
 
 
 # -- why -------------------------------------------------------------------------------------------
@@ -200,23 +185,21 @@ def _line_ms(run: Run) -> dict[str, float]:
 
 def _told(found: Finding, own: Diagnosis, longer: Measured | None) -> Finding:
     """Return a finding in words, with what the rank to blame shows when it is judged alone."""
-    measured = found.measured
-    remedies = found.remedies
-    if longer is not None:
-        measured = (*measured, longer)
-        remedies = (ON_ONE_RANK, *remedies)
-    remedies = tuple(remedy.filled(rank=found.rank) for remedy in remedies)
     at_most = bound(found.lost_share)  # what a rank gains alone is not what all gain
-    told = replace(found, measured=measured, remedies=remedies, at_most=at_most)
+    found = replace(found, at_most=at_most)
+    if longer is not None:
+        measured = (*found.measured, longer)
+        found = replace(found, measured=measured, remedies=(ON_ONE_RANK, *found.remedies))
+    found = told(found)
     causes = [each for each in own.findings if each.name == found.name == "input"]
     if not causes:
-        return worded(told)
+        return found
     cause = causes[0]
-    told = replace(
-        told,
+    joined = replace(
+        found,
         cause=cause.cause,
-        measured=(*measured, *cause.measured[1:]),  # without the share of its own waiting
-        remedies=(*cause.remedies, *remedies),
+        measured=(*found.measured, *cause.measured[1:]),  # without the share of its own waiting
+        remedies=(*cause.remedies, *found.remedies),
         lines=cause.lines,
     )
-    return replace(worded(told), code=cause.code)
+    return replace(worded(joined), code=cause.code)
