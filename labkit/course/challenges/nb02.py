@@ -6,10 +6,9 @@ import random
 
 from labkit.course.challenge import Answer, Goal, KnobChallenge, Numbers, code, faster, speedup
 from labkit.course.challenges.nb00 import NETWORK
+from labkit.course.checking import EXACT, largest_error
 from labkit.results.run import Run
 from labkit.spec import Pipeline
-
-ERROR = "largest error"
 
 
 def workers(run: Run, _baseline: Run | None) -> float:
@@ -83,7 +82,7 @@ def share_of_window(intervals: list[tuple[float, float]], start: float, end: flo
         "Two kernels at once do not make the device twice as busy.",
         "Sort the intervals; count of each only what lies beyond the end of those before it.",
     ),
-    goals=(Goal(ERROR, at_most=1e-6),),
+    goals=(EXACT,),
     example=share_of_window,
 )
 def busy_share(answer: Answer) -> Numbers:
@@ -94,13 +93,11 @@ def busy_share(answer: Answer) -> Numbers:
     and they may overlap.
     """
     generator = random.Random(3)
-    errors = []
+    cases = []
     for _ in range(50):
         begins = [generator.randrange(0, 1000) for _ in range(generator.randrange(0, 12))]
         intervals = [(begin, begin + generator.randrange(1, 200)) for begin in begins]
         start = generator.randrange(0, 500)
-        window = range(start, start + generator.randrange(100, 500))
-        busy = sum(any(begin <= ms < stop for begin, stop in intervals) for ms in window)
-        share = answer(list(intervals), window.start, window.stop)
-        errors.append(abs(share - busy / len(window)))
-    return {ERROR: max(errors)}
+        asked = (intervals, start, start + generator.randrange(100, 500))
+        cases.append((asked, share_of_window(*asked)))
+    return largest_error(answer, cases)
