@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from labkit.course.challenge import Answer, Goal, KnobChallenge, Numbers, code, faster, speedup
 from labkit.course.challenges.nb00 import NETWORK
@@ -25,7 +26,7 @@ FEED = KnobChallenge(
         "Take wait_ms and compute_ms of the run without workers: w workers divide the wait.",
         "1.7 times as fast means 0.59 of the step: how many workers bring the wait below that?",
     ),
-    base=NETWORK,
+    start=NETWORK,
     example=NETWORK.but(num_workers=3),
     free=("num_workers", "prefetch_factor"),
     goals={faster(1.7): speedup, Goal("workers", at_most=3): workers},
@@ -54,7 +55,7 @@ LESS_BUSY = KnobChallenge(
         "What does the device do when it has finished a batch before the next one is ready?",
         "A model that needs less than prep_ms for a batch has to wait for the loader.",
     ),
-    base=BUSY,
+    start=BUSY,
     example=BUSY.but(width=4, depth=1),
     free=("model", "width", "depth"),
     goals={
@@ -64,7 +65,7 @@ LESS_BUSY = KnobChallenge(
 )
 
 
-def share_of_window(intervals: list[tuple[float, float]], start: float, end: float) -> float:
+def share_of_window(intervals: Sequence[tuple[float, float]], start: float, end: float) -> float:
     """Return the share of a window that intervals cover, each moment counted once."""
     busy = 0.0
     covered_until = start

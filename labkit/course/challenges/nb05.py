@@ -73,11 +73,12 @@ def skip(answer: Answer) -> Numbers:
     """
     errors = []
     for scale, spoiled in ((1024.0, None), (2.0**16, "inf"), (64.0, "nan"), (8.0, None)):
-        weights = [torch.randn(5, requires_grad=True), torch.randn(3, 2, requires_grad=True)]
-        for weight in weights:
-            weight.grad = torch.randn_like(weight) * scale
-        if spoiled:  # one of eleven numbers, in the last tensor
-            weights[1].grad[2, 1] = float(spoiled)
+        gradients = [torch.randn(5) * scale, torch.randn(3, 2) * scale]
+        if spoiled:
+            gradients[1][2, 1] = float(spoiled)  # one of eleven numbers, in the last tensor
+        weights = [torch.randn_like(gradient, requires_grad=True) for gradient in gradients]
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.grad = gradient
         right = copy.deepcopy(weights)
         right_scale = scaled_step(right, scale, 0.1)
         errors.append(abs(float(answer(weights, scale, 0.1)) - right_scale) / scale)

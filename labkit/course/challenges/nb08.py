@@ -24,7 +24,7 @@ TWO_FIXES = KnobChallenge(
         "What was on top of the very first diagnosis?",
         "And what was there when that was fixed?",
     ),
-    base=SlowScript(),
+    start=SlowScript(),
     example=SlowScript(("items", "copies")),  # on a GPU "data" and "items" are not enough
     free=("fixes",),
     goals={faster(1.7): speedup, Goal("fixes", at_most=2): fixes_made},
