@@ -30,8 +30,11 @@ import sys
 
 on_colab = "google.colab" in sys.modules
 if on_colab or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
+    repository = "{repository}"
+    if repository.startswith("OWNER/"):
+        raise SystemExit("OWNER/labkit is a placeholder: write NAME/REPO of your fork there.")
     old_widgets = importlib.metadata.version("ipywidgets").startswith("7.")
-    %pip install -q "labkit @ git+https://github.com/{repository}"
+    %pip install -q "labkit @ git+https://github.com/{{repository}}"
     if old_widgets:
         raise SystemExit("ipywidgets is new now: restart the session, then run this cell again.")
 if on_colab:

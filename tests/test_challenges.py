@@ -139,7 +139,7 @@ def test_hints_come_one_at_a_time_and_a_solution_after_a_try():
         verdict = lk.challenge(task.key).check(nothing)
         assert not verdict and verdict.why == "No answer yet." and not verdict.hint
     assert "Try it first" in lk.challenge(task.key).solution()
-    hints = [lk.challenge(task.key).check(task.base).hint for _ in range(3)]
+    hints = [lk.challenge(task.key).check(task.start).hint for _ in range(3)]
     assert hints == [*task.hints, task.hints[-1]]
     assert isinstance(lk.challenge(task.key).solution(), lk.Pipeline)
 
@@ -165,7 +165,7 @@ def easy(monkeypatch):
         title="t",
         text="t",
         hints=("first", "second"),
-        base=lk.Pipeline(),
+        start=lk.Pipeline(),
         example=lk.Pipeline(num_workers=6),
         free=("num_workers",),
         goals={Goal("x", at_least=2.0, close=0.1): ratio},

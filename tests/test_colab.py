@@ -14,18 +14,23 @@ import pytest
 def run_cell(monkeypatch):
     """Run the cell on a stand-in of a service, with this ipywidgets; return what it did."""
 
-    def run(on_colab=False, on_kaggle=False, widgets="8.1.5"):
+    def run(on_colab=False, on_kaggle=False, widgets="8.1.5", repository="someone/labkit"):
         did = []
+        names = {}
+
+        def magic(*words):  # puts variables in, as IPython does
+            did.append(" ".join(words).format_map(names))
+
         output = SimpleNamespace(enable_custom_widget_manager=lambda: did.append("manager"))
-        shell = SimpleNamespace(run_line_magic=lambda *words: did.append(" ".join(words)))
+        names["get_ipython"] = lambda: SimpleNamespace(run_line_magic=magic)
         if on_colab:
             monkeypatch.setitem(sys.modules, "google.colab", SimpleNamespace(output=output))
         if on_kaggle:
             monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
         monkeypatch.setattr(importlib.metadata, "version", lambda _: widgets)
-        source = colab.plain(colab.CELL.format(repository="someone/labkit"))
+        source = colab.plain(colab.CELL.format(repository=repository))
         try:
-            exec(source, {"get_ipython": lambda: shell})
+            exec(source, names)
         except SystemExit as end:
             did.append(str(end))
         return did
@@ -47,6 +52,11 @@ def test_on_colab_it_installs_and_lets_widgets_of_packages_show(run_cell):
 def test_where_ipywidgets_was_too_old_it_stops_and_asks_for_a_restart(run_cell):
     installed, asked = run_cell(on_colab=True, widgets="7.7.1")
     assert installed == INSTALL and "restart the session" in asked
+
+
+def test_without_a_public_address_it_installs_nothing_and_asks_for_that_of_a_fork(run_cell):
+    [asked] = run_cell(on_colab=True, repository=colab.PLACEHOLDER)
+    assert "write NAME/REPO of your fork" in asked
 
 
 def test_on_kaggle_it_installs(run_cell):

@@ -47,7 +47,7 @@ def test_a_shipped_record_has_the_numbers_of_the_run_and_nothing_personal(finish
     (tmp_path / "events.jsonl").write_text(log)
     recording.ship(tmp_path, tmp_path / "out" / "a.jsonl.gz", name="a", title="t")
     why = lk.load(tmp_path / "out" / "a.jsonl.gz").no_xray
-    assert why.startswith("cannot open <path> on") and platform.node() not in why.split()
+    assert why.startswith("cannot open y.py on") and platform.node() not in why.split()
 
 
 def test_a_long_record_keeps_a_whole_stretch_and_says_what_it_was(finished, tmp_path, monkeypatch):

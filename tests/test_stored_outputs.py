@@ -11,7 +11,7 @@ from test_notebooks import NOTEBOOKS, source
 
 from labkit.diagnosis.findings import BOTTLENECKS
 
-MOST_CELLS = 48
+MOST_CELLS = 40
 MOST_BYTES = 450_000
 VERDICT = re.compile("|".join(rf"[`\"]{name}[`\"]" for name in set(BOTTLENECKS) - {"unsure"}))
 GUESSED = re.compile(r"lk\.guess\(\"[^\"]*\", (\w+)\)")  # the name of what is handed over

@@ -20,6 +20,7 @@ KNOBS = {
         "past the limit": {"num_workers": 6},
         "cheat: no augmentation": {"num_workers": 1, "augment": 0},
     },
+    "02-less-busy": {"cheat: smaller images": {"image_px": 8}},
     "03-small-queue": {"cheat: less to prepare": {"num_workers": 1, "prep_ms": 20.0}},
     "03-stalls": {"cheat: fewer stalls": {"prefetch_factor": 14, "stall_every": 100}},
     "04-fit": {"cheat: fewer samples": {"batch_size": 64, "accumulation_steps": 16, "steps": 1}},

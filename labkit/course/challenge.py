@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 
 REPEATS = 3  # of a measurement that is close to its mark, baseline included
 TOO_NOISY = "Too noisy to judge: repeats lie on both sides of the mark. Run this cell again."
-FILES = Path(__file__).with_name("challenges").glob("nb*.py")
-NOTEBOOKS = sorted(path.stem.removeprefix("nb") for path in FILES)  # "00", "01" ...
+FOLDER = Path(__file__).with_name("challenges")
 
 Answer = Callable[..., Any]  # the reader's function or class
 Numbers = Mapping[str, float]  # what a check measured, by the `what` of its goals
@@ -81,10 +80,8 @@ class Goal:
         measured = f"{median(known):.4g}" if known else "nothing"
         if len(set(known)) > 1:
             measured += f" ({min(known):.4g} to {max(known):.4g})"
-        met = {self.met(value) for value in values}
-        answer = "unclear"
-        if len(met) == 1:
-            answer = "yes" if True in met else "no"
+        met = sum(map(self.met, values))
+        answer = {0: "no", len(values): "yes"}.get(met, "unclear")
         return f"{answer}: {self}; measured {measured}"
 
     def __str__(self) -> str:
@@ -167,11 +164,6 @@ class Challenge:
         raise NotImplementedError
 
     @property
-    def start(self) -> Pipeline | SlowScript | None:
-        """What to change where the answer is changed knobs; None where it is code."""
-        return None
-
-    @property
     def tries(self) -> int:
         """How many answers were judged so far, in this session and, by the score, before it."""
         return score.entry("challenges", self.key).get("tries", 0)
@@ -182,10 +174,9 @@ class Challenge:
             return Verdict(self.key, "no answer", why="No answer yet.")
         try:
             verdict = self._judge(answer)
-        except Unfinished as problem:
-            verdict = Verdict(self.key, "crashed", why=str(problem))
         except Exception as problem:  # whatever the reader's answer raises
-            verdict = Verdict(self.key, "not yet", why=str(problem))
+            kind = "crashed" if isinstance(problem, Unfinished) else "not yet"
+            verdict = Verdict(self.key, kind, why=str(problem))
         if verdict.kind == "too noisy" or "DeviceBusy" in verdict.why:
             return verdict  # that was no try
         return self._counted(verdict)
@@ -207,16 +198,14 @@ class Challenge:
         if any(goal.near(value) for goal, value in attempts[0].values.items()):
             attempts += [self.attempt(answer, number) for number in range(1, REPEATS)]
         lines = []
-        outcomes = []
+        kind = "passed"
         for goal in attempts[0].values:
             values = [attempt.values[goal] for attempt in attempts]
             lines.append(goal.judged(values))
-            outcomes.append({goal.met(value) for value in values})
-        kind = "passed"
-        if {False} in outcomes:
-            kind = "not yet"
-        elif {False, True} in outcomes:
-            kind = "too noisy"
+            if not any(map(goal.met, values)):
+                kind = "not yet"
+            elif not all(map(goal.met, values)) and kind == "passed":
+                kind = "too noisy"
         why = TOO_NOISY if kind == "too noisy" else ""
         return Verdict(self.key, kind, tuple(lines), why, attempt=attempts[-1])
 
@@ -230,8 +219,7 @@ class Challenge:
         return replace(verdict, hint=self.hints[min(tries, len(self.hints)) - 1])
 
     def __repr__(self) -> str:
-        start = f"\n\n{self.start}" if self.start else ""
-        return f"Challenge {self.key}: {self.title}\n{self.text}\n{self.rules}{start}"
+        return f"Challenge {self.key}: {self.title}\n{self.text}\n{self.rules}"
 
     def _repr_html_(self) -> str:
         return f"<pre style='white-space: pre-wrap'>{html.escape(repr(self))}</pre>"
@@ -239,31 +227,24 @@ class Challenge:
 
 @dataclass(frozen=True, repr=False)
 class KnobChallenge(Challenge):
-    """Answered with `base` in which knobs of `free` are changed: a spec, or a dict of changes."""
+    """Answered with `start` in which knobs of `free` are changed: a spec, or a dict of changes."""
 
     goals: Mapping[Goal, Measure]
-    base: Pipeline | SlowScript
+    start: Pipeline | SlowScript
     free: tuple[str, ...]
 
     @property
     def rules(self) -> str:
-        """The kind of answer that is expected, and what it may change."""
-        kind = type(self.base).__name__
-        return (
-            f"The answer is a dict of changes or a {kind}; only {', '.join(self.free)} may change."
-        )
-
-    @property
-    def start(self) -> Pipeline | SlowScript:
-        """What to change."""
-        return self.base
+        """The kind of answer that is expected, what it may change, and of what."""
+        answer = f"The answer is a dict of changes or a {type(self.start).__name__}"
+        return f"{answer}; only {', '.join(self.free)} may change.\n\n{self.start}"
 
     def spec(self, answer: object) -> Pipeline | SlowScript:
         """Return what is to be run; raises ValueError, saying why, if that is not an answer."""
-        spec = self.base.but(**answer) if isinstance(answer, dict) else answer
-        if not isinstance(spec, type(self.base)):
+        spec = self.start.but(**answer) if isinstance(answer, dict) else answer
+        if not isinstance(spec, type(self.start)):
             raise ValueError(f"{self.rules.split(';')[0]}, this is {type(answer).__name__}.")
-        given = vars(self.base)
+        given = vars(self.start)
         changed = [name for name, value in vars(spec).items() if value != given[name]]
         if not changed:
             raise ValueError("This is what you were given: change one of the allowed knobs.")
@@ -276,7 +257,7 @@ class KnobChallenge(Challenge):
         """Run the answer, and once in a session the `number`th baseline."""
         run = finished(launch(self.spec(answer)))
         compares = any(measure is speedup for measure in self.goals.values())
-        baseline = baseline_run(self.base, number) if compares else None
+        baseline = baseline_run(self.start, number) if compares else None
         values = {goal: measure(run, baseline) for goal, measure in self.goals.items()}
         return Attempt(values, run, baseline)
 
@@ -360,21 +341,17 @@ def tried_out(key: str, answer: Answer) -> Numbers | str:
 
 def challenge(key: str) -> Challenge:
     """Return the challenge `key`, such as "02-feed"; raises ValueError where there is none."""
-    found = posed_in(key[:2]) if key[:2] in NOTEBOOKS else {}
+    found = all_challenges(key[:2])
     if key not in found:
         check_names([key], all_challenges(), "challenge")
     return found[key]
 
 
-def posed_in(number: str) -> dict[str, Challenge]:
-    """Return the challenges of a notebook, such as "02", by key."""
-    module = import_module(f"labkit.course.challenges.nb{number}")
-    return {value.key: value for value in vars(module).values() if isinstance(value, Challenge)}
-
-
-def all_challenges() -> dict[str, Challenge]:
-    """Return every challenge of the course by its key, in the notebooks' order."""
-    found: dict[str, Challenge] = {}
-    for number in NOTEBOOKS:
-        found |= posed_in(number)
+def all_challenges(notebook: str = "") -> dict[str, Challenge]:
+    """Return the challenges of the course, or of a notebook such as "02", by key, in order."""
+    found = {}
+    for path in sorted(FOLDER.glob(f"nb{notebook}*.py")):
+        module = import_module(f"labkit.course.challenges.{path.stem}")
+        posed = [each for each in vars(module).values() if isinstance(each, Challenge)]
+        found |= {each.key: each for each in posed}
     return found

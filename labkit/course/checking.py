@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from labkit.course.challenge import Refused
+from labkit.course.challenge import Answer, Goal, Numbers, Refused
 
-ERROR = "largest error, as a share"
+ERROR = "largest error"
+RIGHT = "share of right answers"
+EXACT = Goal(ERROR, at_most=1e-6)
+ALL_RIGHT = Goal(RIGHT, at_least=1.0)
+
+Case = tuple[tuple, Any]  # what an answer is given, and what it should return
+
+
+def largest_error(answer: Answer, cases: Iterable[Case]) -> Numbers:
+    """Return how far an answer's numbers are from the right ones at most."""
+    return {ERROR: max(abs(answer(*copy.deepcopy(given)) - right) for given, right in cases)}
+
+
+def share_right(answer: Answer, cases: Iterable[Case]) -> Numbers:
+    """Return in which share of the cases an answer is the right one."""
+    found = [answer(*copy.deepcopy(given)) == right for given, right in cases]
+    return {RIGHT: sum(found) / len(found)}
 
 
 def difference(found: object, right: torch.Tensor) -> float:

@@ -6,8 +6,6 @@ personal.
 
 from __future__ import annotations
 
-import contextlib
-import getpass
 import gzip
 import json
 import platform
@@ -15,14 +13,13 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
 
 from labkit.course.slow_script import SlowScript, stages
 from labkit.knobs import check_names
-from labkit.results import saving
+from labkit.results import privacy, saving
 from labkit.results.hardware import machine
 from labkit.results.launch import launch
 from labkit.results.record import Event, read_record
@@ -49,8 +46,6 @@ KEYS = {
     "job": "pipeline not_applied unit",
     "error": "kind message",
 }
-Json: TypeAlias = "dict[str, Json] | list[Json] | str | float | None"
-PATH = re.compile(r"(?:[A-Za-z]:)?(?:[\\/][\w.@+~-]+){2,}")
 
 
 @dataclass(frozen=True)
@@ -168,17 +163,14 @@ def _make(each: Wanted, target: Path) -> str | None:
 
 def ship(source: Path, target: Path, *, name: str, title: str) -> None:
     """Write the record at `source` (a folder or a file) to `target` (.jsonl.gz), fit to ship."""
-    private = {platform.node(), platform.node().split(".")[0]}  # whose machine it is
-    with contextlib.suppress(KeyError, OSError, ImportError):
-        private.add(getpass.getuser())
-    private = {word for word in private if len(word) > 1} - {"root", "localhost"}
+    hosts = {platform.node(), platform.node().partition(".")[0]} - {"", "localhost"}
+    whose = re.compile(rf"\b({'|'.join(map(re.escape, hosts)) or '(?!)'})\b".encode())
+    kept = [*_kept(read_record(source))]
+    kept[0] |= {"name": name, "title": title}
+    lines = privacy.anonymous(json.dumps(event, allow_nan=False).encode() for event in kept)
     target.parent.mkdir(parents=True, exist_ok=True)
     with saving.replacing(target) as out, gzip.GzipFile("", "wb", fileobj=out, mtime=0) as file:
-        for event in _kept(read_record(source)):
-            named = {"name": name, "title": title} if event["event"] == "spec" else {}
-            cleaned = _clean(event | named, private)
-            line = json.dumps(cleaned, separators=(",", ":"), allow_nan=False)
-            file.write(f"{line}\n".encode())
+        file.writelines(whose.sub(b"<name>", line) for line in lines)
 
 
 def _kept(events: list[Event]) -> Iterator[Event]:
@@ -187,7 +179,6 @@ def _kept(events: list[Event]) -> Iterator[Event]:
     steps = sum(event["event"] == "step" for event in events)
     rows_left = MOST_ITEM_ROWS
     seen = Counter()
-    workers: dict[int, int] = {}  # of loader workers, numbered in place of their pids
     for event in events:
         kind = event["event"]
         seen[kind] += 1
@@ -199,21 +190,5 @@ def _kept(events: list[Event]) -> Iterator[Event]:
         if kind == "items":
             event = {**event, "rows": event["rows"][:rows_left]}
             rows_left -= len(event["rows"])
-            if "pid" in event:
-                event["pid"] = workers.setdefault(event["pid"], len(workers) + 1)
         if kind in WHOLE.split() and seen[kind] <= most.get(kind, seen[kind]):
             yield event
-
-
-def _clean(value: Json, private: Set[str]) -> Json:
-    """Take paths, and the user's and the machine's name, out of every text."""
-    if isinstance(value, dict):
-        return {key: _clean(each, private) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_clean(each, private) for each in value]
-    if not isinstance(value, str):
-        return value
-    text = PATH.sub("<path>", value)
-    for word in private:
-        text = re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", "<name>", text)
-    return text

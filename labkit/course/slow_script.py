@@ -20,21 +20,17 @@ from labkit.results.script import Script, script
 from labkit.spec import Pipeline, too_old_for
 
 # In the order in which the bottleneck moves; the course's notebook 08 climbs them as a ladder
+# {name: the functions of slow_step.py and fixed_step.py that it changes}
 FIXES = {
-    "data": "loader workers prepare batches beside the training loop",
-    "items": "a lean __getitem__: nothing parsed twice, no Python loop over pixels",
-    "copies": "one pinned block of bytes a batch, copied without waiting, for lines of floats",
-    "launches": "whole-batch operations for Python loops, no .item() in every step",
-    "precision": "autocast to 16 bits (bf16; fp16 on cards older than Ampere)",
-    "memory": "a fused SiLU and optimizer, channels-last layout: fewer passes over memory",
+    "data": (),  # loader workers prepare batches beside the training loop
+    "items": ("open_manifest", "load_item"),  # nothing parsed twice, no loop over pixels
+    "copies": ("packed", "to_device"),  # one pinned block of bytes a batch for lines of floats
+    # whole-batch operations for Python loops, no .item() in every step
+    "launches": ("normalized", "cross_entropy", "count_hits", "log_norms"),
+    "precision": (),  # autocast to 16 bits (bf16; fp16 on cards older than Ampere)
+    "memory": ("Activation",),  # fused SiLU and optimizer, channels-last: fewer passes over memory
 }
 LADDER = tuple(FIXES)
-FUNCTIONS = {  # of slow_step.py and fixed_step.py, that a fix changes
-    "items": ("open_manifest", "load_item"),
-    "copies": ("packed", "to_device"),
-    "launches": ("normalized", "cross_entropy", "count_hits", "log_norms"),
-    "memory": ("Activation",),
-}
 PREFETCH = 2
 MOST_WORKERS = 8  # with lean items that many feed any card
 HALF_PRECISION = ("fp16", "bf16")
@@ -162,7 +158,7 @@ def changed_code(fix: str) -> Script:
 
     check_names([fix], FIXES, "fix")
     lines = []
-    for name in FUNCTIONS.get(fix, ()):
+    for name in FIXES[fix]:
         slow = inspect.getsource(getattr(slow_step, name)).splitlines()
         fixed = inspect.getsource(getattr(fixed_step, name)).splitlines()
         lines += difflib.unified_diff(slow, fixed, "slow_step.py", "fixed_step.py", lineterm="")

@@ -14,7 +14,7 @@ FIRST = KnobChallenge(
         "What prepares the batches while the device computes? With num_workers=0, nothing does.",
         "Each worker takes a share of the waiting: try num_workers=4.",
     ),
-    base=NETWORK,
+    start=NETWORK,
     example=NETWORK.but(num_workers=6),
     free=("num_workers", "prefetch_factor", "persistent_workers", "pin_memory"),
     goals={faster(1.7): speedup},

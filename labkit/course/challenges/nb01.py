@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 
 from labkit.course.challenge import Answer, Goal, Numbers, code
-from labkit.course.checking import ERROR
+from labkit.course.checking import ERROR, EXACT, largest_error
 
 TIMED = 20  # calls
 
@@ -86,7 +86,7 @@ def product_intensity(m: int, k: int, n: int, bytes_per_number: int) -> float:
         "Each of the m n results takes k multiplications and k additions.",
         "The bytes: m k and k n numbers are read, m n are written.",
     ),
-    goals=(Goal(ERROR, at_most=1e-6),),
+    goals=(EXACT,),
     example=product_intensity,
 )
 def intensity(answer: Answer) -> Numbers:
@@ -95,5 +95,5 @@ def intensity(answer: Answer) -> Numbers:
     Write a function of (m, k, n, bytes_per_number) that returns the FLOP per byte of an (m, k)
     times (k, n) product: inputs read once, the result written once, a multiply-add counted as two.
     """
-    cases = ((1024, 1024, 1024, 4), (1, 4096, 4096, 2), (64, 512, 2048, 4), (7, 3, 5, 8))
-    return {ERROR: max(abs(answer(*case) / product_intensity(*case) - 1) for case in cases)}
+    sizes = ((1024, 1024, 1024, 4), (1, 4096, 4096, 2), (64, 512, 2048, 4), (7, 3, 5, 8))
+    return largest_error(answer, [(size, product_intensity(*size)) for size in sizes])

@@ -38,7 +38,7 @@ RIDE_OVER = KnobChallenge(
         "21 batches keep four workers busy for 230 ms, a stall included. How many is that in 600 "
         "ms? That many places ride over a stall.",
     ),
-    base=STALLS,
+    start=STALLS,
     example=STALLS.but(prefetch_factor=14),
     free=("prefetch_factor",),
     goals={
@@ -55,7 +55,7 @@ SMALL_QUEUE = KnobChallenge(
         "Nothing stalls here. What, then, are 64 batches in memory good for?",
         "The workers set the speed; the queue only evens it out.",
     ),
-    base=DEEP,
+    start=DEEP,
     example=DEEP.but(prefetch_factor=2),
     free=("num_workers", "prefetch_factor"),
     goals={

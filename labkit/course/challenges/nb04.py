@@ -51,7 +51,7 @@ FIT = KnobChallenge(
         "Activations grow with the batch; weights and gradients do not.",
         "16 batches of 64 are 1024 samples: and how many steps is that?",
     ),
-    base=WHOLE,
+    start=WHOLE,
     example=WHOLE.but(batch_size=64, accumulation_steps=16, steps=16),
     free=("batch_size", "accumulation_steps", "steps"),
     goals={

@@ -1,12 +1,13 @@
 """The challenges of notebook 05, mixed precision."""
 
+import copy
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from labkit.course.challenge import Answer, Goal, Numbers, Refused, code
-from labkit.course.checking import ERROR, difference
+from labkit.course.checking import ERROR, EXACT, difference
 
 SMALL = 1e-4  # its square is below what FP16 can hold
 
@@ -60,7 +61,7 @@ def scaled_step(weights: list[Tensor], scale: float, lr: float) -> float:
 @code(
     "05-skip",
     hints=("Look at all of the gradients before the first weight is touched.",),
-    goals=(Goal(ERROR, at_most=1e-6),),
+    goals=(EXACT,),
     example=scaled_step,
 )
 def skip(answer: Answer) -> Numbers:
@@ -72,21 +73,15 @@ def skip(answer: Answer) -> Numbers:
     """
     errors = []
     for scale, spoiled in ((1024.0, None), (2.0**16, "inf"), (64.0, "nan"), (8.0, None)):
-        weights = [torch.randn(5, requires_grad=True), torch.randn(3, 2, requires_grad=True)]
-        gradients = [torch.randn_like(weight) * scale for weight in weights]
-        learning_rate = 0.1
-        right = [
-            weight.detach() - learning_rate * gradient / scale
-            for weight, gradient in zip(weights, gradients, strict=True)
-        ]
-        right_scale = scale
+        gradients = [torch.randn(5) * scale, torch.randn(3, 2) * scale]
         if spoiled:
             gradients[1][2, 1] = float(spoiled)  # one of eleven numbers, in the last tensor
-            right = [weight.detach().clone() for weight in weights]
-            right_scale = scale / 2
+        weights = [torch.randn_like(gradient, requires_grad=True) for gradient in gradients]
         for weight, gradient in zip(weights, gradients, strict=True):
             weight.grad = gradient
-        errors.append(abs(float(answer(weights, scale, learning_rate)) - right_scale) / scale)
+        right = copy.deepcopy(weights)
+        right_scale = scaled_step(right, scale, 0.1)
+        errors.append(abs(float(answer(weights, scale, 0.1)) - right_scale) / scale)
         for weight, expected in zip(weights, right, strict=True):
-            errors.append(difference(weight.detach(), expected))
+            errors.append(difference(weight.detach(), expected.detach()))
     return {ERROR: max(errors)}

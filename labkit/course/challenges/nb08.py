@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 
 from labkit.course.challenge import Answer, Goal, KnobChallenge, Numbers, code, faster, speedup
+from labkit.course.checking import ALL_RIGHT, share_right
 from labkit.course.slow_script import SlowScript
 from labkit.results.run import Run
-
-WRONG = "wrong choices"
 
 
 def fixes_made(run: Run, _baseline: Run | None) -> float:
@@ -25,7 +24,7 @@ TWO_FIXES = KnobChallenge(
         "What was on top of the very first diagnosis?",
         "And what was there when that was fixed?",
     ),
-    base=SlowScript(),
+    start=SlowScript(),
     example=SlowScript(("items", "copies")),  # on a GPU "data" and "items" are not enough
     free=("fixes",),
     goals={faster(1.7): speedup, Goal("fixes", at_most=2): fixes_made},
@@ -40,7 +39,7 @@ def saves_most(times_ms: dict[str, float], speedups: dict[str, float]) -> str:
 @code(
     "08-next-fix",
     hints=("Twenty times as fast: of how many milliseconds?",),
-    goals=(Goal(WRONG, at_most=0),),
+    goals=(ALL_RIGHT,),
     example=saves_most,
 )
 def next_fix(answer: Answer) -> Numbers:
@@ -52,9 +51,9 @@ def next_fix(answer: Answer) -> Numbers:
     """
     parts = ("data", "copies", "compute", "launches", "update")
     generator = random.Random(11)
-    wrong = 0
+    cases = []
     for _ in range(100):
         times = {part: float(generator.randrange(1, 100)) for part in parts}
         speedups = {part: generator.uniform(1.05, 20) for part in generator.sample(parts, 4)}
-        wrong += answer(dict(times), dict(speedups)) != saves_most(times, speedups)
-    return {WRONG: wrong}
+        cases.append(((times, speedups), saves_most(times, speedups)))
+    return share_right(answer, cases)

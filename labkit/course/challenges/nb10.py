@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import random
 
-from labkit.course.challenge import Answer, Goal, Numbers, code
+from labkit.course.challenge import Answer, Numbers, code
+from labkit.course.checking import ALL_RIGHT, EXACT, largest_error, share_right
 from labkit.diagnosis.public_traces import LANES_FILE
 from labkit.results.shipped import entries
 
 Spans = list[tuple[float, float]]
 
 ROUNDS = 30
-RIGHT = "share of right answers"
-ERROR = "largest error, ms"
-ALL_RIGHT = Goal(RIGHT, at_least=1.0)
-EXACT = Goal(ERROR, at_most=1e-6)
 STARVED = ("v100-workers-0", "rtx2080ti-sawtooth")
 NOT_STARVED = ("v100-workers-4", "rtx2080ti-launch-bound", "v100-busy-fp32", "h100-batch-1")
 ACTIVITIES = ("DataLoader", "CPU operators", "CUDA calls")
@@ -60,7 +57,7 @@ def largest_gap(lanes: dict[str, Spans]) -> tuple[float, str]:
         "Between kernels i and i + 1 lies the gap from the end of i to the start of i + 1.",
         "How long is a span inside the gap? min(ends) - max(starts), if that is above 0.",
     ),
-    goals=(EXACT, ALL_RIGHT),
+    goals=(ALL_RIGHT,),
     example=largest_gap,
 )
 def gap(answer: Answer) -> Numbers:
@@ -74,14 +71,12 @@ def gap(answer: Answer) -> Numbers:
     generator = random.Random(10)
     cases = [excerpt(name) for name in STARVED]
     cases += [lanes_with_a_gap(generator) for _ in range(ROUNDS)]
-    errors = []
-    right = 0
-    for lanes in cases:
-        gap_ms, lane = answer({name: list(spans) for name, spans in lanes.items()})
-        right_gap_ms, right_lane = largest_gap(lanes)
-        errors.append(abs(gap_ms - right_gap_ms))
-        right += lane == right_lane
-    return {ERROR: max(errors), RIGHT: right / len(cases)}
+
+    def in_ns(found: tuple[float, str]) -> tuple[int, str]:
+        return round(found[0] * 1e6), found[1]
+
+    right = [((lanes,), in_ns(largest_gap(lanes))) for lanes in cases]
+    return share_right(lambda lanes: in_ns(answer(lanes)), right)
 
 
 def lanes_with_a_gap(generator: random.Random) -> dict[str, Spans]:
@@ -124,13 +119,11 @@ def exposed_communication(answer: Answer) -> Numbers:
     without overlap. It returns the ms in which a collective runs and no kernel.
     """
     generator = random.Random(12)
-    errors = []
+    cases = []
     for _ in range(ROUNDS):
-        kernels = random_spans(generator, 12, 30)
-        collectives = random_spans(generator, 6, 60)
-        exposed = answer(list(kernels), list(collectives))
-        errors.append(abs(exposed - without_kernels(kernels, collectives)))
-    return {ERROR: max(errors)}
+        spans = (random_spans(generator, 12, 30), random_spans(generator, 6, 60))
+        cases.append((spans, without_kernels(*spans)))
+    return largest_error(answer, cases)
 
 
 def most_in_loader(traces: list[dict[str, Spans]]) -> int:
@@ -161,14 +154,14 @@ def starved_one(answer: Answer) -> Numbers:
     in which nothing happens is missing.
     """
     generator = random.Random(11)
-    right = 0
+    cases = []
     for _ in range(ROUNDS):
         starved = generator.choice(STARVED)
         names = [starved, *generator.sample(NOT_STARVED, 3)]
         generator.shuffle(names)
         traces = [excerpt(name, later_ms=generator.randrange(1000)) for name in names]
-        right += answer(traces) == names.index(starved)
-    return {RIGHT: right / ROUNDS}
+        cases.append(((traces,), names.index(starved)))
+    return share_right(answer, cases)
 
 
 def least_inside(collectives: dict[int, Spans]) -> int:
@@ -196,11 +189,8 @@ def straggler(answer: Answer) -> Numbers:
     of the same collectives. It returns the rank that the others wait for.
     """
     generator = random.Random(13)
-    right = 0
-    for _ in range(ROUNDS):
-        late = generator.randrange(8)
-        right += answer(collectives_with(generator, late)) == late
-    return {RIGHT: right / ROUNDS}
+    lates = [generator.randrange(8) for _ in range(ROUNDS)]
+    return share_right(answer, [((collectives_with(generator, late),), late) for late in lates])
 
 
 def collectives_with(generator: random.Random, late: int) -> dict[int, Spans]:

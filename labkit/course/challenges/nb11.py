@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from labkit.course.challenge import Answer, Goal, Numbers, Refused, code
-from labkit.course.checking import ERROR, Counting, difference
+from labkit.course.checking import ALL_RIGHT, ERROR, Counting, difference, share_right
 
 OPERATIONS = "operations on tensors"
-RIGHT = "share of right answers"
 ROUNDS = 30
 
 Paths = dict[str, tuple[float, int]]  # ms of CPU and bytes of an image
@@ -73,7 +72,7 @@ def smallest_that_feeds(paths: Paths, cores: int, images_per_s: float) -> str | 
         "cores * 1000 / ms images per second: a path feeds the device if that is enough.",
         "Of those that do, the one with the fewest bytes; of an empty list, min has a default.",
     ),
-    goals=(Goal(RIGHT, at_least=1.0),),
+    goals=(ALL_RIGHT,),
     example=smallest_that_feeds,
 )
 def choose(answer: Answer) -> Numbers:
@@ -84,7 +83,7 @@ def choose(answer: Answer) -> Numbers:
     feed the device, or None if none does.
     """
     generator = random.Random(3)
-    right = 0
+    cases = []
     for _ in range(ROUNDS):
         names = generator.sample(["PIL", "draft", "tar", "Parquet", "array"], 4)
         paths = {
@@ -92,6 +91,6 @@ def choose(answer: Answer) -> Numbers:
         }
         cores = generator.choice((1, 2, 4, 8, 16))
         images_per_s = generator.choice((300, 1_000, 5_000, 20_000))
-        found = answer(dict(paths), cores, images_per_s)
-        right += found == smallest_that_feeds(paths, cores, images_per_s)
-    return {RIGHT: right / ROUNDS}
+        asked = (paths, cores, images_per_s)
+        cases.append((asked, smallest_that_feeds(*asked)))
+    return share_right(answer, cases)
