@@ -38,7 +38,7 @@ def somewhere(tmp_path, tmp_path_factory, monkeypatch):
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path_factory.getbasetemp()))
 
 
-@pytest.mark.parametrize(("card", "pipeline", "fault"), [
+@pytest.mark.parametrize("card, pipeline, fault", [
     ("H200", STARVED, None),
     ("T4", FED, None),
     ("H200", MLP.but(width=64, depth=15, batch_size=4), None),  # bound by launches
@@ -199,7 +199,7 @@ def test_headroom_without_workers_counts_what_the_card_did_and_not_what_it_was_g
     assert room.factor == pytest.approx(max(item_ms / step_ms, 1), rel=0.03)
 
 
-@pytest.mark.parametrize(("card", "kind", "precision"), [
+@pytest.mark.parametrize("card, kind, precision", [
     ("A100", "convolution", "tf32"), ("A100", "product", "fp32"), ("T4", "convolution", "fp32"),
 ])  # fmt: skip
 def test_a_watched_model_has_the_peak_of_the_format_its_operators_run_in(
@@ -222,7 +222,7 @@ def test_a_watched_model_has_the_peak_of_the_format_its_operators_run_in(
 # -- what is sized --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("model", "card"), [("cnn", "T4"), ("mlp", "T4"), ("transformer", "H200")])
+@pytest.mark.parametrize("model, card", [("cnn", "T4"), ("mlp", "T4"), ("transformer", "H200")])
 def test_a_default_step_takes_about_ten_milliseconds_and_is_no_matter_of_launches(
     model, card, cards, tmp_path, monkeypatch
 ):
@@ -300,7 +300,7 @@ def test_cuda_graphs_and_accumulation_are_refused_with_the_reason(mode, cards, m
 
 
 @pytest.mark.parametrize(
-    ("missing", "says"),
+    "missing, says",
     [
         ("triton", "pip install triton"),
         ("compiler", "C compiler"),

@@ -237,7 +237,7 @@ def test_a_card_is_found_by_its_uuid_whatever_nvmls_order_and_may_be_lost(stub, 
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("mood", "says"), [
+@pytest.mark.parametrize("mood, says", [
     ("missing", "LibraryNotFound"), ("mismatch", "mismatch"),
 ])  # fmt: skip
 def test_without_a_driver_that_answers_the_samples_have_gaps_and_the_log_says_why(

@@ -96,7 +96,7 @@ def test_notebook_02_measures_a_card_without_a_meter_as_a_part_of_one_or_amds(la
 
 
 @pytest.mark.parametrize(
-    ("device", "capability", "on"),
+    "device, capability, on",
     [
         ("cuda:0", "7.5", {"fp16"}),
         ("cuda:1", "9.0", {"bf16", "tf32"}),
@@ -166,7 +166,7 @@ def test_without_a_simulated_delay_a_gpu_waits_for_the_default_longer_than_it_co
 
 
 @pytest.mark.parametrize(
-    ("device", "l2_mib", "claims"),
+    "device, l2_mib, claims",
     [
         ("cuda:0", 6, False),
         ("cuda:0", 40, True),
@@ -191,7 +191,7 @@ def test_notebook_01_claims_a_faster_cache_only_where_a_launch_does_not_hide_it(
 
 
 @pytest.mark.parametrize(
-    ("model", "image_px", "memory_gib", "width"),
+    "model, image_px, memory_gib, width",
     [
         ("mlp", 48, 14.6, 8192),  # a T4
         ("mlp", 48, 4.75, 4096),  # the smallest part of an A100, a GTX 1650
@@ -228,7 +228,7 @@ def test_what_products_take_of_a_gpu_is_told_by_its_kernels_and_not_by_their_lau
 
 
 @pytest.mark.parametrize(
-    ("device", "says"), [("mps", "not tried here"), ("cuda:0", "found: 128  counted: 25009")]
+    "device, says", [("mps", "not tried here"), ("cuda:0", "found: 128  counted: 25009")]
 )
 def test_notebook_04_finds_a_largest_batch_only_where_memory_can_be_limited(
     device, says, capsys, monkeypatch
@@ -294,7 +294,7 @@ def test_the_figure_of_such_a_loop_says_why_there_is_nothing_to_draw(on_a_mac, m
     assert "when the device was busy is not known" in str(drawn) and "two steps" not in str(drawn)
 
 
-@pytest.mark.parametrize(("wait_ms", "named"), [(0.1, "unsure"), (9.0, "input")])
+@pytest.mark.parametrize("wait_ms, named", [(0.1, "unsure"), (9.0, "input")])
 def test_the_verdict_on_such_a_loop_is_of_the_host_and_says_so(wait_ms, named, on_a_mac):
     found = on_a_mac(wait_ms=wait_ms).diagnose()
     assert found.bottleneck == named and found.confidence <= 0.5
@@ -446,7 +446,7 @@ def test_a_part_of_a_card_is_not_rented_as_the_whole():
 
 
 @pytest.mark.parametrize(
-    ("busy", "by_others", "named", "said"),
+    "busy, by_others, named, said",
     [
         (0.95, 0.0, "compute", "95% of the time NVML saw a kernel running"),
         (0.95, 0.7, "launch", "25% of the time NVML saw a kernel running"),  # a shared card
@@ -463,7 +463,7 @@ def test_a_script_seen_from_outside_is_told_what_its_own_kernels_took(busy, by_o
 
 
 @pytest.mark.parametrize(
-    ("device", "capability", "compiles"),
+    "device, capability, compiles",
     [
         ("cuda:0", "6.1", False),
         ("cuda:0", "7.0", True),
@@ -482,9 +482,9 @@ def test_compiling_is_advised_only_where_it_can_act(device, capability, compiles
         assert (fits(evidence) is not None) == compiles
 
 
-@pytest.mark.parametrize(("lacks", "half"), [(None, "bfloat16"), ("BF16 needs 8.0", "float16")])
+@pytest.mark.parametrize("lacks, half", [(None, "bfloat16"), ("BF16 needs 8.0", "float16")])
 @pytest.mark.parametrize(
-    ("notebook", "name"), [("05_mixed_precision", "precision-32"), ("12_inference", "inf-09")]
+    "notebook, name", [("05_mixed_precision", "precision-32"), ("12_inference", "inf-09")]
 )
 def test_a_card_without_bf16_is_measured_in_fp16(notebook, name, lacks, half, monkeypatch):
     monkeypatch.setattr("labkit.bench.formats.lacks", lambda *_: lacks)

@@ -103,7 +103,7 @@ def graphed():
     return lambda: graph.replay() or b[0, 0]
 
 
-@pytest.mark.parametrize(("gap_s", "make"), [(0.0, heavy), (0.02, heavy), (0.01, graphed)])
+@pytest.mark.parametrize("gap_s, make", [(0.0, heavy), (0.02, heavy), (0.01, graphed)])
 def test_busy_intervals_agree_with_the_profilers_kernels(gap_s, make, tmp_path):
     from torch.profiler import ProfilerActivity, profile
 

@@ -126,7 +126,7 @@ SPEC = b'{"event":"spec","version":1,"run":"r","pipeline":{}}\n'
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    "line, says",
     [(b"\n", "without an event"), (b'{"event":"a"}\n', "unpacks to more"),
      (b'{"event":"step","i":0,"t":[0,0,0,0],"n":0}\n', "unpacks to more"),
      (b"[", "line is longer")],
@@ -146,7 +146,7 @@ def test_a_small_file_takes_little_memory_and_work_whatever_it_unpacks_to(
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    "line, says",
     [(b'{"event":"a%d"}\n', "kinds"), (b'{"event":"x","of_rank":%d}\n', "not an event"),
      (b'{"event":"epoch","step":%d}\n', "not steps")],
 )  # fmt: skip

@@ -95,7 +95,7 @@ def slow_collate(batch):
 
 @SLOW
 @pytest.mark.parametrize(
-    ("loader", "cause", "function"),
+    "loader, cause, function",
     [
         (lambda: DataLoader(Items(), 8), "item", "Items.__getitem__"),
         (lambda: DataLoader(Items(), 8, num_workers=2), "storage_latency", "Items.__getitem__"),
@@ -401,7 +401,7 @@ def test_lines_of_a_loop_that_a_package_runs_are_the_packages(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "code", "slower"),
+    "before, after, code, slower",
     [("workers-6", "workers-2", 1, "wait"), ("workers-2", "workers-2", 0, None)],
 )
 def test_trace_fails_where_a_step_got_slower_and_says_which_part(

@@ -174,7 +174,7 @@ def test_a_listing_of_the_watched_cell_marks_its_for_line():
 # -- what is left of it --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "before"), [("stall-2", None), ("capstone-1", "workers-0")])
+@pytest.mark.parametrize("name, before", [("stall-2", None), ("capstone-1", "workers-0")])
 def test_a_runs_figure_has_the_height_that_was_reserved_for_it(name, before, monkeypatch):
     monkeypatch.setattr(display, "in_notebook", lambda: True)
     reserved = RunDisplay(before and recorded(before)).view.height
@@ -229,7 +229,7 @@ def colab(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("version", "error", "why"),
+    "version, error, why",
     [
         ("7.7.1", None, "ipywidgets 7.7.1 is loaded, labkit needs 8: restart the session"),
         ("8.1.5", RuntimeError("no bridge"), "manager of widgets does not start (no bridge)"),

@@ -57,7 +57,7 @@ def driver(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("runs", "built", "says", "visible", "why", "remedy"),
+    "runs, built, says, visible, why, remedy",
     [
         (12040, "13.0", "too old", None, "driver is too old", f"{INSTALL}cu126, or"),
         (11040, "12.6", "too old", None, "driver is too old", f"525 or newer, then {INSTALL}cu126"),
@@ -107,7 +107,7 @@ def torch_built_for(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("built", "card", "runs", "wheel"),
+    "built, card, runs, wheel",
     [
         (CU130, (7, 0), 13000, "cu126"),  # V100
         (CU130, (6, 1), 13000, "cu126"),  # GTX 10xx
@@ -130,7 +130,7 @@ def test_a_card_without_kernels_in_this_torch_is_not_used_and_its_wheel_is_named
 
 
 @pytest.mark.parametrize(
-    ("built", "card"),
+    "built, card",
     [(CU130, (8, 9)), (CU130, (12, 1)), (CU126, (7, 0)), (["gfx90a"], (9, 0)),
      (["sm_80", "compute_80"], (12, 0))],
 )  # fmt: skip
@@ -163,7 +163,7 @@ def test_auto_takes_a_card_that_has_kernels_and_on_which_others_compute_least(
 
 
 @pytest.mark.parametrize(
-    ("pid", "used_gib", "busy"),
+    "pid, used_gib, busy",
     [
         (os.getppid(), 6.5, 0.0),  # the kernel's own model, on a card of 8 GiB
         (1_000_000, 0.6, 0.0),  # a context of ours, under a number of the container's host
@@ -195,7 +195,7 @@ def test_a_card_that_is_not_there_is_not_called_unused(monkeypatch):
         bench_machine.find_device("cuda")
 
 
-@pytest.mark.parametrize(("held_bytes", "kind"), [(4096, "gpu"), (0, "cpu")])
+@pytest.mark.parametrize("held_bytes, kind", [(4096, "gpu"), (0, "cpu")])
 def test_a_loop_watched_on_an_accelerator_that_the_kit_does_not_know_is_not_called_the_cpus(
     held_bytes, kind, monkeypatch
 ):
@@ -233,7 +233,7 @@ def test_amds_numbers_are_not_read_as_nvidias(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("kind", "built", "usable"),
+    "kind, built, usable",
     [
         ("gfx90a:sramecc+:xnack-", ["gfx908", "gfx90a"], True),
         ("gfx1032", ["gfx1030", "gfx1100"], False),  # a Radeon RX 6600
@@ -450,7 +450,7 @@ def test_a_small_shared_memory_is_said_with_its_remedy():
 
 
 @pytest.mark.parametrize(
-    ("passes", "took_ms", "why"),
+    "passes, took_ms, why",
     [(True, 1e-6, None), (True, -3.0, "events say -3 ms"), (False, 1.0, "had not passed")],
 )
 def test_a_device_whose_events_are_wrong_is_timed_on_the_hosts_clock(

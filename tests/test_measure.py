@@ -72,7 +72,7 @@ def fails(bench, n):
 
 
 @pytest.mark.parametrize(
-    ("says", "row"),
+    "says, row",
     [
         ("CUDA error: device-side assert triggered", "RuntimeError: CUDA error: device-side"),
         ("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "out of memory"),
@@ -107,7 +107,7 @@ def test_ways_are_timed_in_turn_a_row_each():
 
 
 @pytest.mark.parametrize(
-    ("grid", "why"),
+    "grid, why",
     [
         ({}, "product takes n too"),
         ({"n": []}, "no value"),
@@ -136,7 +136,7 @@ def test_what_cannot_be_sent_is_named():
 
 
 @pytest.mark.parametrize(
-    ("returned", "why"), [(3, "return a dict"), ({"ms": 1}, "a column of the bench's own")]
+    "returned, why", [(3, "return a dict"), ({"ms": 1}, "a column of the bench's own")]
 )
 def test_what_a_function_may_return_is_said(returned, why):
     error = bench_measure.call(lambda bench: returned, {}, bench_measure.Bench(CPU), {})

@@ -18,7 +18,7 @@ def test_every_knob_is_declared_once_with_a_default_it_allows_and_a_line_of_help
 
 
 @pytest.mark.parametrize(
-    ("knobs", "message"),
+    "knobs, message",
     [
         ({"num_workers": -1}, r"num_workers=-1 .*a whole number from 0 to 128"),
         ({"num_workers": 2.5}, r"num_workers=2.5 .*whole number"),

@@ -197,7 +197,7 @@ def test_a_miss_is_said_as_what_came_and_which_part_missed_unless_others_took_th
     assert named == f"{crowded}: python (pid 12)"
 
 
-@pytest.mark.parametrize(("others", "workers"), [(0.0, 2), (1.1, 0)])
+@pytest.mark.parametrize("others, workers", [(0.0, 2), (1.1, 0)])
 def test_a_loop_whose_items_compute_is_given_no_workers_for_cores_that_others_have(others, workers):
     read = {"t_ns": 10**9, "cpu": 0.5 + others / 2, "own_cpu": 0.5, "cpus": 2}
     wait = np.full(30, 0.04)
@@ -226,7 +226,7 @@ def test_a_loop_whose_items_compute_is_given_no_workers_for_cores_that_others_ha
      {"pinned": True, "queue": 50}, {"launch": 12.0, "compute": 3.0}],
     ids=["pageable", "pinned", "side stream", "a sync each step", "a full queue", "launch-bound"],
 )  # fmt: skip
-@pytest.mark.parametrize(("measured", "asked"), [(3.0, 9.0), (30.0, 5.0)])
+@pytest.mark.parametrize("measured, asked", [(3.0, 9.0), (30.0, 5.0)])
 def test_a_gpu_run_tells_what_another_preparation_would_bring(tmp_path, how, measured, asked):
     run = on_gpu(tmp_path, prep=measured, **how)
     other = on_gpu(tmp_path, prep=asked, **how)
@@ -249,7 +249,7 @@ def test_an_x_ray_tells_what_batch_size_and_bf16_do(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "word"),
+    "changes, word",
     [({"model": "mlp", "augment": 2}, "run it once with augment=2, model='mlp'"),
      ({"compile": "default"}, "compile"), ({"steps": 1}, "one step"),
      ({"precision": "bf16"}, "bf16"), ({"batch_size": 32}, "xray=True")],
@@ -263,7 +263,7 @@ def test_what_the_run_does_not_tell_is_not_predicted(textbook, changes, word):
 
 
 @pytest.mark.parametrize(
-    ("lack", "says"),
+    "lack, says",
     [({"without": ("items",)}, "run it again"), ({"without": ("handoff",)}, "handing a batch over"),
      ({"spec": {"watched": {"loader": "DataLoader"}}}, "watched"),
      ({"steps": 4}, "batches"), ({"steps": 2}, "too few steps")],

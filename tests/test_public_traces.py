@@ -107,7 +107,7 @@ def test_without_network_a_picture_is_drawn_from_the_stored_excerpt_and_two_trac
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"),
+    "answer, says",
     [(b"", "RemoteDisconnected"),
      (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nhalf", "IncompleteRead"),
      (b"HTTP/1.1 200 OK\r\n\r\n\n<!DOCTYPE html>Log in, please", "login"),

@@ -77,7 +77,7 @@ def test_the_wait_for_another_rank_is_told_from_the_exchange(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("case", "bottleneck", "rank"),
+    "case, bottleneck, rank",
     [({"waits_ms": (1, 1, 30)}, "input", 2),  # starved, though the others look busy
      ({"late_ms": (20, 0)}, "straggler", 0),  # slow, though it has its data
      ({"transfer_ms": 20}, "communication", None), ({"waits_ms": (20, 20)}, "input", None),
@@ -148,7 +148,7 @@ def evenly(*parts):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "bottleneck", "rank", "says"),
+    "ranks, bottleneck, rank, says",
     [
         ((evenly(1, 0, 5, 34), evenly(30, 0, 5, 5)), "input", 1, "was ready last in 57 of 57"),
         ((evenly(1, 20, 5, 5), evenly(1, 0, 5, 25)), "straggler", 0, "20.0 ms of a step longer"),
@@ -223,7 +223,7 @@ def test_ranks_that_are_not_in_step_are_judged_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("bad", "says"),
+    "bad, says",
     [({"ranks": 0}, "ranks=0"), ({"starve": {2: {"io_ms": 1}}}, "ranks 0 to 1"),
      ({"rendezvous": {"rdzv_endpoint": "a b"}}, "HOST:PORT"),
      ({"pipeline": Pipeline(device="cuda:1")}, "device")],
@@ -236,7 +236,7 @@ def test_bad_settings_are_refused_before_anything_starts(bad, says):
 # -- which device the ranks take, and the one process they are compared with ---------------------
 
 
-@pytest.mark.parametrize(("count", "kind"), [(0, "cpu"), (1, "cpu"), (2, "cuda")])
+@pytest.mark.parametrize("count, kind", [(0, "cpu"), (1, "cpu"), (2, "cuda")])
 def test_two_ranks_use_cards_where_each_has_its_own(monkeypatch, count, kind):
     import torch
 

@@ -134,7 +134,7 @@ def test_rows_that_differ_in_more_than_x_and_by_are_points_and_a_note_names_the_
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "by", "says"),
+    "x, y, by, says",
     [
         ("m", "ms", None, "No column 'm'; there are: n, dtype, ms, iqr_ms, noisy, error"),
         ("n", "tflops", None, "No column 'tflops'; there are: n, dtype"),

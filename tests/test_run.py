@@ -181,7 +181,7 @@ def test_a_saved_run_loads_as_recorded_with_the_same_numbers(finished, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content, message",
     [(b"", "does not begin with a spec"), (b"not json\n", "line 1"),
      (b'{"event":"step","i":0,"t":[1,2,3],"n":16}\n', "line 1"),
      (b'{"event":"spec","version":99,"run":"r","pipeline":{}}\n', "newer labkit"),

@@ -385,7 +385,7 @@ def test_what_is_no_readable_file_is_refused_without_waiting(tmp_path):
             trace(tmp_path / name)
 
 
-@pytest.mark.parametrize(("limit", "message"), [("EVENTS", "more than 3"), ("SIZE", "larger than")])
+@pytest.mark.parametrize("limit, message", [("EVENTS", "more than 3"), ("SIZE", "larger than")])
 def test_sizes_past_the_limits_are_refused(read, monkeypatch, limit, message):
     monkeypatch.setattr(trace_file, f"MAX_{limit}", 3)
     with pytest.raises(TraceError, match=message):

@@ -66,7 +66,7 @@ def fails(setting):
 
 
 @pytest.mark.parametrize(
-    ("true", "start", "workers"),
+    "true, start, workers",
     [
         (waiting, START, 6),  # the fewest that reach the limit
         (waiting, START.but(num_workers=12, prefetch_factor=8), 6),  # the cheapest that is as fast
@@ -276,7 +276,7 @@ MODULE = """
 
 
 @pytest.mark.parametrize(
-    ("dataset", "workers", "message"),
+    "dataset, workers, message",
     [
         ("own_data:nothing", 0, "no attribute 'nothing'"),
         ("own_data:broken", 0, "data/train is not there"),
@@ -296,7 +296,7 @@ def test_a_dataset_that_fails_or_cannot_be_read_again_says_why(batches, dataset,
 
 
 @pytest.mark.parametrize(
-    ("bad", "knobs", "message"),
+    "bad, knobs, message",
     [
         (iter([1, 2, 3]), {}, "one-shot iterator"),
         (Numbers, {}, "Pass an instance"),

@@ -24,7 +24,7 @@ KEY = "0123456789abcdef0123456789abcdef01234567"  # of the right form, and nobod
 
 
 @pytest.mark.parametrize(
-    ("wandb", "why"),
+    "wandb, why",
     [
         ("cloud", "mode 'cloud'"),
         ({"key": "secret"}, "project, mode and name"),

@@ -194,7 +194,7 @@ def test_a_break_marks_the_run_and_the_next_pass_goes_on():
 
 
 @pytest.mark.parametrize(
-    ("problem", "outcome"), [(KeyError("mine"), "failed"), (KeyboardInterrupt(), "stopped")]
+    "problem, outcome", [(KeyError("mine"), "failed"), (KeyboardInterrupt(), "stopped")]
 )
 def test_an_exception_in_the_body_passes_untouched_and_is_in_the_run(problem, outcome):
     with pytest.raises(type(problem)) as caught, quiet(range(50)) as watched:

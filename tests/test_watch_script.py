@@ -79,7 +79,7 @@ print('trained')
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fails_at", "rank"), [(-1, "0"), (15, "0"), (-1, "1")])
+@pytest.mark.parametrize("fails_at, rank", [(-1, "0"), (15, "0"), (-1, "1")])
 def test_a_script_keeps_its_output_and_ends_with_its_diagnosis(
     fails_at, rank, tmp_path, monkeypatch
 ):
@@ -240,7 +240,7 @@ def samples(main, workers=0.0, count=0, gpu=None, seconds=20):
 
 
 @pytest.mark.parametrize(
-    ("seen", "bottleneck", "confidence"),
+    "seen, bottleneck, confidence",
     [
         (samples(0.9, gpu=0.95), "compute", "medium"),
         (samples(0.95, 0.1, 4, gpu=0.3), "launch", "low"),

@@ -48,7 +48,7 @@ def samples(seconds=2.0, every=0.2, **values):
 
 
 @pytest.mark.parametrize(
-    ("how", "expected"),
+    "how, expected",
     [  # ms of the mean step
         ({"prep": 30.0}, {"wait": 30 - (10.2 - 2), "copy": 0.5, "compute": 10.2}),
         ({"prep": 5.0}, {"wait": 0, "copy": 0.5, "compute": 10.2}),  # prepared under the compute
@@ -119,7 +119,7 @@ AT_100_W = [s | {"energy_j": 100 * s["t_ns"] / 1e9} for s in samples(power_w=600
 
 
 @pytest.mark.parametrize(
-    ("how", "readings", "bottleneck", "words"),
+    "how, readings, bottleneck, words",
     [
         (LAUNCH_BOUND, samples(gpm={"sm": 0.05}), "launch", "5% of"),
         (LAUNCH_BOUND, samples(gpm={"sm": 0.60}), "unsure", "63% of"),
@@ -187,7 +187,7 @@ def test_heat_that_holds_the_clock_down_is_named_and_the_power_limit_is_not(tmp_
     assert record(tmp_path, telemetry=cool, **FED)[0].diagnose().findings[0].cause != "throttle"
 
 
-@pytest.mark.parametrize(("how", "bottleneck"), [(LAUNCH_BOUND, "unsure"), (FED, "compute")])
+@pytest.mark.parametrize("how, bottleneck", [(LAUNCH_BOUND, "unsure"), (FED, "compute")])
 def test_ranks_whose_gpus_look_busy_are_not_called_healthy_either(tmp_path, how, bottleneck):
     spec = {"event": "spec", "version": 1, "run": "r", "pipeline": {}}
     machine = {"event": "machine"}

@@ -101,7 +101,7 @@ KINDS = ("plain", "stream", "batch sampler", "at once", "no batches")
 
 
 @pytest.mark.parametrize(
-    ("kind", "workers"),
+    "kind, workers",
     [
         *[(kind, 0) for kind in KINDS],
         *[(kind, 2) for kind in (*KINDS, "persistent")],
