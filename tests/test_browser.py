@@ -89,9 +89,9 @@ LONG = (
 SHORT = f"q = lk.panel({PIPELINE}, steps=30), ['num_workers'])\nq"
 
 
-def lab_in(tmp_path_factory):
-    """A JupyterLab of our own, all its folders temporary; yields (root folder, base URL)."""
-    base = tmp_path_factory.mktemp("lab")
+@contextlib.contextmanager
+def lab_in(base):
+    """A JupyterLab of our own, all its folders in `base`; yields (root folder, base URL)."""
     for name in (*FOLDERS, "root"):
         (base / name).mkdir()
     settings = base / "JUPYTERLAB_SETTINGS_DIR" / NO_TOASTS
@@ -123,7 +123,10 @@ def lab_in(tmp_path_factory):
     assert not [p for p in left if "labkit" in str(p)], "runs outlived their kernel"
 
 
-lab = pytest.fixture(scope="module")(lab_in)
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    with lab_in(tmp_path_factory.mktemp("lab")) as started:
+        yield started
 
 
 def chromium_of(playwright):

@@ -18,9 +18,7 @@ pytestmark = [
 
 SHORT = "lk.run(lk.Pipeline(dataset='sleep', prep_ms=1, model='mlp', steps=20, xray=False))"
 BLOCKED = "run = lk.run(lk.Pipeline(num_workers=2, steps=100_000, seconds=60))"
-WAITED = (
-    "run = lk.run(lk.Pipeline(num_workers=2, steps=100_000, seconds=60), wait=False); run.wait()"
-)
+WAITED = f"{BLOCKED[:-1]}, wait=False); run.wait()"
 # A bench that does not answer is given a second, so that later presses find it being stopped
 STUBBORN = """
 from functools import partial
