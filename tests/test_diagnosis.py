@@ -205,15 +205,6 @@ def test_the_advice_has_the_recommended_number_and_no_other(now, best, said):
     assert [one["num_workers"] for one in changes] == ([] if best in (None, now) else [best])
 
 
-@pytest.mark.parametrize("wait, workers", [(0.4, False), (4.0, True)])
-def test_workers_are_not_advised_for_batches_that_are_made_as_fast_as_handed_over(wait, workers):
-    found = lk.diagnose(fake(steps(wait=wait, compute=2 * wait), pipeline=lk.Pipeline()))
-    assert found.bottleneck == "input" and ("num_workers=" in found.advice) == workers
-    assert found.advice.count("at once") == (not workers)
-    assert any(remedy.changes for remedy in found.findings[0].remedies) == workers
-    assert ("0.4 ms a batch" in found.advice and "BatchSampler" in found.advice) != workers
-
-
 @pytest.mark.parametrize(
     "kernel_us, how, graphs",
     [(0.0, {}, False),  # no kernel at all, of a device that its events call busy
@@ -323,6 +314,8 @@ def test_programs_on_the_same_gpu_are_named_and_lower_the_confidence(share, conf
 BUSY = {"cpu_shares": (0.95, 0.97), "cores": 2}
 IDLE = {"cpu_shares": (0.9, 0.9), "cores": 8, "idle_share": 0.7}
 WAITING = {"cpu_shares": (0.1, 0.2), "cores": 8, "item_wait_ms": 9.0}
+IN_LINE = {"cpu_shares": (0.5,) * 4, "cores": 2, "idle_share": 0.0}
+FOREIGN = {"foreign_cores": 1.5, "waiting_threads": 1.4}  # of the machine, not of the workers
 LOADER = LoopCode("loader", call="", arguments={"dataset": "data", "num_workers": "2"})
 
 
@@ -336,6 +329,9 @@ def diagnosed(workers, **more):
 @pytest.mark.parametrize(
     "workers, cause, said, code",
     [(BUSY, "cores", "2 workers on 2 cores", ""),
+     (IN_LINE, "cores", "cores", ""),
+     (IN_LINE | {"waiting_threads": 9.0}, "threads", "threads", ""),
+     ({"cpu_shares": (0.25, 0.25), "cores": 2, **FOREIGN}, "cores", "cores", ""),  # not storage
      (BUSY | {"cores": 8}, "too_few_workers", "num_workers=6", "num_workers=6"),
      (BUSY | {"cpu_shares": (1.9, 2.1)}, "threads", "one thread", "worker_init_fn=one_thread"),
      (WAITING, "storage_latency", "num_workers=6", "num_workers=6"),
@@ -352,27 +348,14 @@ def diagnosed(workers, **more):
 )  # fmt: skip
 def test_what_the_workers_show_names_the_cause_and_the_remedy(workers, cause, said, code):
     more = {"advised": Workers(6, 1.8, (1.4, 2.2))} if "num_workers" in code else {}
-    found = diagnosed(workers, **more)
+    beside = {name: value for name, value in workers.items() if name in FOREIGN}
+    own = {name: value for name, value in workers.items() if name not in FOREIGN}
+    found = diagnosed(own, **beside, **more)
     assert (found.name, found.cause) == ("input", cause)
     assert said in f"{found.evidence} {found.advice}"
     assert code in found.code
     assert "prefetch_factor" not in found.advice  # it hides a cause, and removes none
     assert ("num_workers=" in found.advice) == bool(more)
-
-
-@pytest.mark.parametrize("seen", [{"waiting_threads": 9.0}, {"own_cores": 1.9}])
-def test_full_cores_are_the_libraries_threads_only_where_more_are_in_line_than_there_are_workers(
-    seen,
-):
-    found = diagnosed({"cpu_shares": (0.5,) * 4, "cores": 2, "idle_share": 0.0}, **seen)
-    assert found.cause == ("threads" if "waiting_threads" in seen else "cores")
-
-
-def test_workers_whose_cores_others_have_are_not_said_to_wait_for_storage():
-    beside = {"foreign_cores": 1.5, "waiting_threads": 1.4, "cores": 2}
-    for workers in ({"cpu_shares": (0.25, 0.25), "cores": 2}, WAITING):
-        found = diagnosed(workers, **beside if workers is not WAITING else {})
-        assert found.cause == ("storage_latency" if workers is WAITING else "cores")
 
 
 def test_validation_that_outweighs_the_training_loop_comes_before_its_loader():

@@ -159,13 +159,6 @@ def test_losses_that_augmentation_parts_undo_no_change_of_the_loader_and_judge_t
     assert said(climb)["fused_optimizer=True"].startswith("undone: the losses differ by +75")
 
 
-def test_a_healthy_pipeline_is_left_as_it_is_and_said_to_be():
-    world = World(workers, lambda knobs: [HEALTHY])
-    climb = climbed(world)
-    assert climb.changes == {} and climb.speedup == 1.0 and world.count == 1
-    assert "nothing to change" in repr(climb)
-
-
 def test_what_breaks_the_losses_is_undone_and_what_gains_nothing_is_a_null_result():
     def losses(knobs):
         return [2.0, 3.0, 1.0] if knobs["precision"] == "bf16" else [2.0, 1.0, 1.0]
@@ -250,24 +243,17 @@ def test_twelve_runs_the_time_and_stop_end_it_with_the_best_so_far(monkeypatch):
     assert "interrupted" in repr(climb)
 
 
-def test_a_start_that_was_only_cold_is_found_out():
-    rates = iter([100, 200, 198])
-    world = World(lambda knobs: next(rates), lambda k: [HEALTHY] if k["num_workers"] else [FEED])
-    climb = climbed(world, check_start=True)
-    assert climb.changes == {} and "measured again" in climb.tried[1].said
-
-
 # -- in earnest ------------------------------------------------------------------------------------
 
 
 class Remote:
-    """Items that wait 10 ms each, as from a slow drive."""
+    """Items that wait 4 ms each, as from a slow drive."""
 
     def __len__(self):
         return 4000
 
     def __getitem__(self, index):
-        time.sleep(0.01)
+        time.sleep(0.004)
         return torch.full((8,), index / 4000), index % 2
 
 
@@ -292,7 +278,7 @@ def sgd(parameters):
 @pytest.mark.slow
 def test_a_loop_of_ones_own_is_cured_where_workers_cure_it_and_its_losses_are_the_same():
     parts = {"model": torch.nn.Linear(8, 2), "optimizer": sgd}
-    ladder = lk.improve(Remote(), step=step, batch_size=8, seconds=25, **parts)
+    ladder = lk.improve(Remote(), step=step, batch_size=8, seconds=9, **parts)
     assert ladder.changes["num_workers"] >= 2 and ladder.speedup > 1.5, ladder
     assert isinstance(ladder, Ladder) and len(ladder.kept) >= 2
     first = ladder.tried[0].runs[0]

@@ -50,29 +50,6 @@ def burn(count):
     return total
 
 
-@pytest.mark.measures
-@pytest.mark.nightly
-@SLOW
-def test_shares_of_lines_are_those_of_a_loop_whose_truth_is_known():
-    big = torch.randn(256, 256)
-    truth = dict.fromkeys(("torch", "python", "wait"), 0.0)
-    for _ in (watch := lk.watch([0] * 2000, live=False)):
-        start = time.perf_counter()
-        big.mm(big).sum()
-        matrix = time.perf_counter()
-        burn(12_000)
-        python = time.perf_counter()
-        time.sleep(0.0008)
-        truth["torch"] += matrix - start
-        truth["python"] += python - matrix
-        truth["wait"] += time.perf_counter() - python
-    kinds = watch.run.lines.kinds("body")
-    total = sum(truth.values())
-    for kind, spent in truth.items():  # within 0.05 where no other program takes the cores
-        assert kinds[kind] == pytest.approx(spent / total, abs=0.2), (kinds, truth)
-    assert {line.file for line in watch.run.lines.lines[:3]} == {__file__}
-
-
 def test_a_line_of_a_notebook_is_its_cells():
     line = Line("/tmp/ipykernel_1/123.py", 6, "<module>", 0.5, "body", "library", "json.dumps()")
     assert line.what == "`json.dumps()` in (cell line 6)"
@@ -202,11 +179,6 @@ def test_what_grows_is_told_from_what_is_emptied_and_no_code_of_the_users_is_run
     grown = Growth()
     loop(lambda: grown.look(sys._getframe(1), loop.__code__))
     assert set(grown.found) == {"losses"} and grown.found["losses"]["graph"]
-
-
-def test_a_record_with_damaged_lines_is_refused(tmp_path):
-    with pytest.raises(lk.RecordError, match="not an event"):
-        sampled(tmp_path, [None] * 7)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="stacks are sampled on Linux only")

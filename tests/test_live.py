@@ -20,7 +20,7 @@ from labkit.results.library import recorded
 from labkit.results.run import Run
 from labkit.spec import Pipeline
 from labkit.view import display
-from labkit.view.display import FIGURE_TEXT, StaticFigure, in_notebook
+from labkit.view.display import StaticFigure, in_notebook
 from labkit.view.live import LiveView, RunDisplay
 from labkit.view.live_frame import ROW
 from labkit.view.watch_live import marked_cells
@@ -181,14 +181,6 @@ def test_a_runs_figure_has_the_height_that_was_reserved_for_it(name, before, mon
     drawn = StaticFigure.of(recorded(name), before and recorded(before))
     width, height = Image.open(io.BytesIO(drawn.png)).size
     assert round(900 * height / width) == reserved
-
-
-def test_the_canvas_and_the_figure_that_replaces_it_have_one_text(trained):
-    trained.write("done")
-    data, metadata = StaticFigure.of(trained.run)._repr_mimebundle_()
-    assert data["image/png"].startswith(b"\x89PNG") and metadata["image/png"]["width"] <= 900
-    canvas, _ = LiveView()._repr_mimebundle_()
-    assert data["text/plain"] == canvas["text/plain"] == FIGURE_TEXT
 
 
 def test_the_live_view_needs_no_torch():

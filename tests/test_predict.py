@@ -6,18 +6,23 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from played_gpu import GPU, MS, log, play
+from played_gpu import CPU, GPU, MS, host_steps, log, play
 
 import labkit as lk
 from labkit.diagnosis.prediction import outcome_of
 from labkit.diagnosis.recommendation import _of_times, recommend_workers
-from labkit.diagnosis.run_costs import known_of
+from labkit.diagnosis.run_costs import RunCosts, known_of
 
-CPU = {"device": "cpu", "kind": "cpu", "name": "Test", "versions": {}, "cpu_cores": 2, "threads": 1}
+SLEEP = {"dataset": "sleep", "io_ms": 0.0, "xray": False}
 
 
-def write(folder, machine, knobs, steps, items, extra=(), spec=(), without=()):
-    """Write a run's log, without the events of some names, and load it."""
+def write(folder, machine, knobs, steps, cpu_ms, wait_ms, extra=(), spec=(), without=()):
+    """Write and load a run whose batches computed and waited so long; some events are left out."""
+    knobs = SLEEP | {"steps": len(steps)} | knobs
+    items = [
+        [step["i"], step["t"][0], 16, cpu_ms * 1e3, wait_ms * 1e3, 0, 0, 0, 0, 0, [], []]
+        for step in steps
+    ]
     handoff = dict.fromkeys(("main_wall_us", "worker_us", "share_us"), 0.0)
     events = [
         *steps,
@@ -32,63 +37,31 @@ def write(folder, machine, knobs, steps, items, extra=(), spec=(), without=()):
 def record(
     folder,
     *,
-    workers=0,
     steps=40,
     fetch_ms=50.0,
     cpu_ms=0.0,
     host_ms=10.0,
     knobs=(),
-    threads=1,
+    machine=CPU,
     **on,
 ):
     """Write a run as it would be measured if a batch waited `fetch_ms` and computed `cpu_ms`."""
-    knobs = {
-        "dataset": "sleep",
-        "prep_ms": 50.0,
-        "io_ms": 0.0,
-        "num_workers": workers,
-        "steps": steps,
-        "xray": False,
-        **dict(knobs),
-    }
-    knobs |= {"prefetch_factor": 2} if workers else {}
-    now = 10**9
-    events = []
-    rows = []
-    for i in range(steps):
-        ready = now + int((fetch_ms + cpu_ms) * MS)
-        end = ready + int(host_ms * MS)
-        events.append(
-            {
-                "event": "step",
-                "i": i,
-                "t": [now, ready, ready, end],
-                "n": 16,
-                "loss": 1.0,
-                "cpu": int(host_ms * MS),
-            }
-        )
-        rows.append([i, now, 16, cpu_ms * 1e3, fetch_ms * 1e3, 0, 0, 0, 0, 0, [], []])
-        now = end
-    return write(folder, CPU | {"threads": threads}, knobs, events, rows, **on)
+    knobs = {"prep_ms": 50.0, "num_workers": 0, **dict(knobs)}
+    events = host_steps(fetch_ms + cpu_ms, host_ms, steps, cpu=int(host_ms * MS))
+    return write(folder, machine, knobs, events, cpu_ms, fetch_ms, **on)
 
 
 def on_gpu(folder, *, pinned=False, prep=20.0, **how):
     """Write a run without workers as a GPU would: `prep` ms a batch are waited for."""
     knobs = {
-        "dataset": "sleep",
         "prep_ms": prep,
-        "io_ms": 0.0,
         "num_workers": 0,
-        "steps": 60,
-        "xray": False,
         "pin_memory": pinned,
         "non_blocking": pinned,
         "prefetch_to_device": how.get("side_stream", False),
     }
     steps, _ = play(prep=prep, waits=not pinned, **how)
-    rows = [[step["i"], step["t"][0], 16, 0, prep * 1e3, 0, 0, 0, 0, 0, [], []] for step in steps]
-    return write(folder, GPU, knobs, steps, rows)
+    return write(folder, GPU, knobs, steps, 0.0, prep)
 
 
 @pytest.fixture(scope="module")
@@ -103,15 +76,25 @@ def textbook(tmp_path_factory):
 def test_what_a_run_uses_beyond_its_step_and_loader_is_threads_that_spin(tmp_path):
     # 30 ms for a batch, 10 for a step on two threads, of which one spins for 8: 58 ms of CPU in 40
     used = {"event": "telemetry", "t_ns": 2 * 10**9, "cpu": 0.725, "own_cpu": 0.725, "cpus": 2}
-    how = {"fetch_ms": 0.0, "cpu_ms": 30.0, "threads": 2, "extra": [used]}
+    how = {"fetch_ms": 0.0, "cpu_ms": 30.0, "machine": CPU | {"threads": 2}, "extra": [used]}
     run = record(tmp_path, **how)
-    other = tmp_path / "other"
-    other.mkdir()
     assert known_of(run, 0).spin == pytest.approx(0.008, abs=1e-4)
-    quiet = record(other, **how | {"extra": [used | {"own_cpu": 0.625}]})
+    quiet = record(tmp_path, **how | {"extra": [used | {"own_cpu": 0.625}]})
     assert known_of(quiet, 0).spin == 0.0
     two = [lk.predict(each, num_workers=2).throughput for each in (run, quiet)]
     assert two[0] < 0.97 * two[1]
+
+
+def test_a_step_that_the_host_waits_for_is_simulated_once(tmp_path):
+    """On a Mac, whose watched device is timed by waiting for it."""
+    waited = [{"event": "clock", "why": "none"}]
+    mac = GPU | {"device": "mps:0", "cpu_cores": 8}
+    run = record(tmp_path, machine=mac, fetch_ms=20.0, knobs={"prep_ms": 20.0}, extra=waited)
+    known = RunCosts(run)
+    assert known.host.sum() == 0 and known.device.mean() == pytest.approx(0.010)
+    assert lk.predict(run).throughput == pytest.approx(run.throughput, rel=0.02)
+    fed = lk.predict(run, num_workers=8)
+    assert fed.throughput == pytest.approx(16 / 0.010, rel=0.1)  # and not every 20 ms
 
 
 # -- predictions from a run ----------------------------------------------------------------------

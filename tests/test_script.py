@@ -2,16 +2,13 @@
 
 import os
 import re
-import runpy
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 
 import labkit as lk
-from labkit.bench import data
 from labkit.course.slow_script import stages
 from labkit.results.script import changed_lines, whole_script
 from labkit.spec import Pipeline
@@ -86,14 +83,6 @@ def test_the_script_of_every_pipeline_in_the_notebooks_runs(tmp_path):
         assert re.fullmatch(r"[\d,]+ (samples|rows)/s after the warm-up", rate)
 
 
-def test_a_scripts_images_are_the_benchs(tmp_path):
-    file = tmp_path / "train.py"
-    file.write_text(whole_script(job(), 2, "A script."))
-    drawn = runpy.run_path(str(file))["draw_image"]
-    for index in (0, 7, 511):
-        assert np.array_equal(drawn(index, 96), data.draw_image(index, 96))
-
-
 @pytest.mark.slow
 def test_a_pipelines_script_is_that_of_its_run_here():
     pipeline = Pipeline(**SHORT, pin_memory=True)
@@ -118,19 +107,6 @@ def test_scripts_are_formatted_and_import_what_they_use(tmp_path):
         ruff = [sys.executable, "-m", "ruff", *how, "--isolated", "--line-length", "100", tmp_path]
         done = subprocess.run(ruff, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_a_change_is_shown_as_a_diff():
-    plain = Pipeline(num_workers=2)
-    lines = lk.script(plain.but(num_workers=4, precision="bf16"), before=plain).splitlines()
-    assert lines[:2] == ["--- before/train.py", "+++ after/train.py"]
-    removed = [line[1:].strip() for line in lines[2:] if line.startswith("-")]
-    added = [line[1:].strip() for line in lines[2:] if line.startswith("+")]
-    assert removed[0].endswith("num_workers=2)") and added[0].endswith("num_workers=4)")
-    assert added[1] == "with torch.autocast(device.type, dtype=torch.bfloat16):"
-    assert len(added) == 3 and len(removed) == 2
-    assert lk.script(plain, before=plain) == "# nothing changed\n"
-    assert "not in the script" in lk.script(plain.but(xray=False), before=plain)
 
 
 def test_the_lines_of_a_change_are_whole_statements():

@@ -133,13 +133,6 @@ def test_a_last_step_without_its_kernels_is_left_out_and_without_marks_the_whole
     assert "No ProfilerStep marks" in result.notes[0]
 
 
-@pytest.mark.parametrize("start", ["1790857026000000.001", "1e6", "-7"])
-def test_times_are_exact_to_the_ns_also_in_microseconds_since_1970(read, start):
-    text = json.dumps([step(1, "A", 0.007), kernel(1, "A", 0.003)])
-    result = read(text.replace('"A"', start))
-    assert (result.step_us, result.kernel_us) == (0.007, 0.003)
-
-
 def test_idle_time_has_its_cause_and_adds_up(read):
     result = read(
         [
@@ -214,7 +207,7 @@ def test_collectives_are_known_by_operator_too_and_several_devices_are_busy_toge
 
 
 TENSOR_CORE = """
-    volta_fp16_s884gemm_fp16_128x128_ldg8_f2f_nn nvjet_tst_256x128_64x4_1x2_h_bz_coopA_TNT
+    nvjet_tst_256x128_64x4_1x2_h_bz_coopA_TNT
     sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64 pytorch_flash::flash_fwd_kernel<F>
     Cijk_Alik_Bljk_HHS_BH_MT128x128x32_MI16x16x16x1_SN
 """
@@ -392,29 +385,9 @@ def test_sizes_past_the_limits_are_refused(read, monkeypatch, limit, message):
         read(GOOD)
 
 
-def test_it_prints_and_goes_through_json(read):
-    odd = "<script>alert(1)</script>"
-    result = read({"deviceProperties": [{"id": 0, "name": odd}], "traceEvents": LADDER})
-    contract = {f"{c}_us" for c in (*CLASSES, "step")} | {"steps", "idle"}
-    contract |= {"gpu_utilization", "tensor_core_share"}
-    assert not contract - set(json.loads(json.dumps(result.to_dict())))
-    assert "10.0% busy (kernels; 30.0% with copies" in repr(result)
-    assert odd in repr(result) and odd not in result._repr_html_()
-
-
 @pytest.mark.slow
 def test_it_loads_no_torch(tmp_path):
     path = tmp_path / "trace.json"
     path.write_text(GOOD)
     code = "import sys, labkit; labkit.trace(sys.argv[1]); print({'torch'} & {*sys.modules})"
     assert subprocess.check_output([sys.executable, "-c", code, path], text=True) == "set()\n"
-
-
-LONG = [kernel(3 + i, 70 + i, 1, f"void at::native::f{i}<4, long>(int)") for i in range(20)]
-
-
-def test_the_figure_keeps_its_texts_inside_and_says_how_busy_it_was(read):
-    odd = [step(1, 0, 100), kernel(1, 0, 50, "$\\frac{" * 20), kernel(2, 50, 20, "a\n"), *LONG]
-    figure = read(odd).plot()
-    assert overflow(figure) == []
-    assert any("of a step computing" in text.get_text() for text in figure.texts)

@@ -138,15 +138,6 @@ def test_the_first_number_of_workers_tried_is_the_one_that_the_verdict_recommend
         assert trial.setting.num_workers == recommended
 
 
-def test_a_close_gain_is_measured_again_and_dropped_when_it_was_noise():
-    lucky_once = iter([106, *[96] * 20])
-    tuning = searched(
-        lambda s: next(lucky_once) if s.num_workers else 100,
-        lambda s: 106 if s.num_workers else 100,
-    )
-    assert tuning.best["num_workers"] == 0 and len(tuning.baseline.rates) > 1
-
-
 def test_workers_are_not_taken_for_a_gain_that_the_runs_own_unevenness_may_be():
     def slightly(setting):
         return 104 if setting.num_workers else 100
