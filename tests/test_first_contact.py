@@ -38,6 +38,16 @@ def cell(notebook, name):
     return source
 
 
+def run_cell(notebook, name, rows=None, machine=None, **names):
+    """Run a cell of a notebook, where `lk.measure` gives `rows`; return what it knows then."""
+    kit = MagicMock()
+    kit.machine.return_value = machine
+    kit.measure.return_value.rows = rows
+    names = {"lk": kit} | names
+    exec(cell(notebook, name), names)
+    return names
+
+
 def asks_torch_for_a_card(source):
     """Return the calls of a cell that hear of cards for which torch may have no kernels."""
     python = "\n".join(line for line in source.splitlines() if not line.lstrip().startswith("%"))
@@ -63,8 +73,7 @@ def test_no_notebook_or_challenge_takes_a_card_that_torch_sees_for_one_that_it_c
 
 @pytest.mark.parametrize("lacks", [pynvml.NVMLError_NotSupported, ModuleNotFoundError("amdsmi")])
 def test_notebook_02_measures_a_card_without_a_meter_as_a_part_of_one_or_amds(lacks):
-    names = {}
-    exec(cell("02_sawtooth_diagnosis", "sawtooth-08"), names)
+    names = run_cell("02_sawtooth_diagnosis", "sawtooth-08")
     torch = MagicMock()
     torch.cuda.utilization.side_effect = lacks
     torch.cuda.memory_reserved.return_value = 2**30
@@ -76,10 +85,8 @@ def test_notebook_02_measures_a_card_without_a_meter_as_a_part_of_one_or_amds(la
 
     works = ["hold 1 GiB", "one thread", "multiply matrices"]
     rows = pd.DataFrame({"work": works, "busy %": None, "memory GiB": 1.0, "TFLOP/s": 1.0})
-    kit = MagicMock()
-    kit.measure.return_value.rows = rows
-    exec(cell("02_sawtooth_diagnosis", "sawtooth-12"), names | {"lk": kit})
-    kit.check.assert_not_called()  # of numbers that nobody measured
+    names = run_cell("02_sawtooth_diagnosis", "sawtooth-12", rows=rows)
+    names["lk"].check.assert_not_called()  # of numbers that nobody measured
 
 
 @pytest.mark.parametrize(
@@ -93,10 +100,8 @@ def test_notebook_02_measures_a_card_without_a_meter_as_a_part_of_one_or_amds(la
     ],
 )
 def test_notebook_08_trains_in_a_format_that_the_device_has(device, capability, on):
-    kit = Mock()
-    kit.machine.return_value = SimpleNamespace(device=device, compute_capability=capability)
-    names = {"lk": kit, "torch": MagicMock()}
-    exec(cell("08_capstone", "cap-data"), names)
+    machine = SimpleNamespace(device=device, compute_capability=capability)
+    names = run_cell("08_capstone", "cap-data", machine=machine, torch=MagicMock())
     [call] = [
         node
         for node in ast.walk(ast.parse(cell("08_capstone", "cap-47")))
@@ -149,7 +154,6 @@ def test_without_a_simulated_delay_a_gpu_waits_for_the_default_longer_than_it_co
 @pytest.mark.parametrize(
     "device, l2_mib, claims",
     [
-        ("cuda:0", 6, False),
         ("cuda:0", 40, True),
         ("cuda:0", 60, False),  # an H200, whose memory gives 3,900 GiB/s
         ("cpu", 0, True),
@@ -159,22 +163,18 @@ def test_without_a_simulated_delay_a_gpu_waits_for_the_default_longer_than_it_co
 def test_notebook_01_claims_a_faster_cache_only_where_a_launch_does_not_hide_it(
     device, l2_mib, claims
 ):
-    rates = (
-        [1.0, 4300.0, 3900.0] if l2_mib == 60 else [1.0, 790.0, 750.0]
-    )  # a V100's: 6 us a launch
+    of_v100 = [1.0, 790.0, 750.0]  # 6 us a launch
+    rates = [1.0, 4300.0, 3900.0] if l2_mib == 60 else of_v100
     rows = pd.DataFrame({"way": "in_place", "kib": [8, 2048, 2**19], "gib_s": rates})
-    kit = MagicMock()
-    kit.measure.return_value.rows = rows
     properties = SimpleNamespace(L2_cache_size=l2_mib * 2**20)
-    names = {"lk": kit, "device": device, "gpu": device != "cpu" and device != "mps"}
-    exec(cell("01_gpu_anatomy", "anatomy-50"), names | {"properties": properties})
-    assert kit.check.called == claims
+    known = {"device": device, "gpu": device == "cuda:0", "properties": properties}
+    names = run_cell("01_gpu_anatomy", "anatomy-50", rows=rows, **known)
+    assert names["lk"].check.called == claims
 
 
 @pytest.mark.parametrize(
     "model, image_px, memory_gib, width",
     [
-        ("mlp", 48, 14.6, 8192),  # a T4
         ("mlp", 48, 4.75, 4096),  # the smallest part of an A100, a GTX 1650
         ("mlp", 224, 23.5, 2048),  # an RTX 4090
         ("transformer", 48, 4.75, 1024),
@@ -389,7 +389,6 @@ def test_time_of_python_in_a_body_is_not_booked_as_gaps_between_kernels_too():
 @pytest.mark.parametrize(
     "busy, by_others, named, said",
     [
-        (0.95, 0.0, "compute", "95% of the time NVML saw a kernel running"),
         (0.95, 0.7, "launch", "25% of the time NVML saw a kernel running"),  # a shared card
         (None, None, "unsure", "NVML tells nothing of its GPU"),  # a part of a card
     ],
@@ -427,15 +426,12 @@ def test_compiling_is_advised_only_where_it_can_act(device, capability, compiles
 )
 def test_a_card_without_bf16_is_measured_in_fp16(notebook, name, lacks, half, monkeypatch):
     monkeypatch.setattr("labkit.bench.formats.lacks", lambda *_: lacks)
-    kit = MagicMock()
-    kit.machine.return_value = SimpleNamespace(device="cpu")
     made = {key: [half, half] for key in ("matmul", "linear")}
     table = pd.DataFrame(made | {"given": ["float32", half], "cross_entropy": "float32"})
-    kit.measure.return_value.rows = table
-    names = {"lk": kit, "torch": torch, "lacks": lambda *_: lacks}
-    exec(cell(notebook, name), names)
+    known = {"machine": SimpleNamespace(device="cpu"), "torch": torch, "lacks": lambda *_: lacks}
+    names = run_cell(notebook, name, rows=table, **known)
     assert names["half"] == half
-    for call in kit.check.call_args_list:
+    for call in names["lk"].check.call_args_list:
         assert call.args[1]
 
 
@@ -452,11 +448,10 @@ def test_ranges_for_nsys_are_left_out_where_torch_was_built_without_them(tmp_pat
 
 
 def test_a_link_that_an_idle_card_has_slowed_is_told_with_its_best(monkeypatch):
-    now = {"Curr": (1, 16), "Max": (5, 16)}
-    for when, (generation, width) in now.items():
+    for when, generation in {"Curr": 1, "Max": 5}.items():
         prefix = f"nvmlDeviceGet{when}PcieLink"
         monkeypatch.setattr(pynvml, f"{prefix}Generation", lambda _, found=generation: found)
-        monkeypatch.setattr(pynvml, f"{prefix}Width", lambda _, found=width: found)
+        monkeypatch.setattr(pynvml, f"{prefix}Width", lambda _: 16)
     assert machine.pcie_link(None) == "generation 1 x16 now, at most generation 5 x16"
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCurrPcieLinkGeneration", lambda _: 5)
     assert machine.pcie_link(None) == "generation 5 x16"

@@ -111,10 +111,8 @@ def test_what_a_trainer_pads_is_counted(train):
     from labkit import hf
 
     def padded(items):
-        rows = [
-            torch.tensor(item["input_ids"] + [0] * (8 - len(item["input_ids"]))) for item in items
-        ]
-        ids = torch.stack(rows)
+        rows = [torch.tensor(item["input_ids"]) for item in items]
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
         return {"input_ids": ids, "labels": ids, "attention_mask": (ids > 0).long()}
 
     items = [{"input_ids": [2] * length} for length in [8, 4] * 40]

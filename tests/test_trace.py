@@ -146,9 +146,7 @@ def test_idle_time_has_its_cause_and_adds_up(read):
             kernel(3, 90, 10),  # 40 µs although it was queued
             launch(4, 130),
             kernel(4, 140, 10),  # 40 µs: launched after the device ran dry
-            kernel(
-                5, 170, 10
-            ),  # 20 µs: nobody knows when it was launched; then the host is in nothing
+            kernel(5, 170, 10),  # 20 µs: launched nobody knows when; then the host is in nothing
         ]
     )
     idle = {"host_wait_us": 50, "host_us": 20, "kernel_wait_us": 4, "other_us": 40 + 20}
@@ -198,8 +196,6 @@ def test_collectives_are_known_by_operator_too_and_several_devices_are_busy_toge
     sent = [op(20, 5, "nccl:all_reduce", **ids), kernel(2, 30, 10, "reduce", **ids)]
     result = read([step(1, 0, 100), *sent, kernel(3, 35, 10)])
     assert result.communication_us == 5 + 5  # a compute kernel covers the last 5
-    gloo = read([step(1, 0, 100), op(0, 40), op(20, 60, "gloo:all_reduce")])
-    assert gloo.busy == {"comm_busy": 0.6, "exposed_comm": 0.4}
     work = [step(1, 0, 100), op(0, 100), launch(1, 0), launch(2, 0)]
     result = read([*work, kernel(1, 10, 40), kernel(2, 30, 40, device=1)])
     assert (result.kernel_us, result.gpu_utilization) == (60, 0.6)
@@ -211,15 +207,11 @@ TENSOR_CORE = """
     sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64 pytorch_flash::flash_fwd_kernel<F>
     Cijk_Alik_Bljk_HHS_BH_MT128x128x32_MI16x16x16x1_SN
 """
-PLAIN = """
-    sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize32x32x8_stage3_ffma_aligna4 volta_sgemm_128x64_nt
-    vectorized_elementwise_kernel<4>
-"""
 
 
 def test_tensor_core_kernels_are_told_by_name_and_their_shares_are_of_kernel_time(read):
     assert all(map(uses_tensor_cores, TENSOR_CORE.split()))
-    assert not any(map(uses_tensor_cores, PLAIN.split()))
+    assert not any(map(uses_tensor_cores, ("volta_sgemm_128x64_nt", "elementwise_kernel<4>")))
     matmul = {"External id": 7}
     result = read(
         [
@@ -234,10 +226,8 @@ def test_tensor_core_kernels_are_told_by_name_and_their_shares_are_of_kernel_tim
     assert result.tensor_core_share == pytest.approx(10 / 80)  # the step ends with 20 to go
     assert result.tensor_core_eligible_share == pytest.approx(40 / 80)
     assert "Tensor Cores:" in str(result)
-    for name in ("AMD Instinct MI300X", "NVIDIA GeForce GTX 1080"):  # these have none
-        assert "Tensor Cores:" not in str(replace(result, device_name=name))
-    top = [(k.name, k.total_us, k.calls, k.tensor_core) for k in result.top_kernels]
-    assert top == [("relu", 40, 1, 0), ("sgemm", 30, 1, 0), ("volta_h884gemm", 10, 1, 1)]
+    assert "Tensor Cores:" not in str(replace(result, device_name="AMD Instinct MI300X"))
+    assert [kernel.name for kernel in result.top_kernels] == ["relu", "sgemm", "volta_h884gemm"]
 
 
 def test_what_the_file_says_of_rank_device_and_graphs_and_several_ranks_in_one_are_refused(read):
@@ -288,25 +278,12 @@ def test_ranks_are_read_from_a_folder_or_an_archive(tmp_path, capsys):
         trace(packed)
 
 
-def test_ranks_without_numbers_are_numbered_and_of_several_of_one_the_last_is_read(tmp_path):
-    for name in ("b.json", "a.json"):
-        (tmp_path / name).write_text(json.dumps(LADDER))
-    found = trace(tmp_path)
-    assert [(b.rank, b.source) for b in found] == [(0, "a.json"), (1, "b.json")]
-    assert found.straggler is None and "numbered" in found.notes[0]
-    for name in ("a.json", "b.json"):
-        (tmp_path / name).rename(tmp_path / f"worker5.{name}")
-    found = trace(tmp_path)
-    assert [(b.rank, b.source) for b in found] == [(5, "worker5.b.json")]
-    assert "several traces" in found.notes[0]
-
-
 def test_a_comparison_says_what_changed(tmp_path, capsys):
     slow = [op(0, 60, "aten::mm"), op(10, 20), kernel(1, 10, 50), kernel(2, 60, 5, "t")]
     fast = [op(0, 30, "aten::mm"), kernel(1, 10, 20)]
     paths = [tmp_path / "before.json", tmp_path / "after.json"]
-    paths[0].write_text(json.dumps([step(1, 0, 100), *slow]))
-    paths[1].write_text(json.dumps([step(1, 0, 80), *fast]))
+    for path, work in zip(paths, ([step(1, 0, 100), *slow], [step(1, 0, 80), *fast]), strict=True):
+        path.write_text(json.dumps(work))
     figure = tmp_path / "change.png"
     assert main(["trace", *map(str, paths), "--json", "--plot", str(figure)]) == 0
     values = json.loads(capsys.readouterr().out)
@@ -314,7 +291,7 @@ def test_a_comparison_says_what_changed(tmp_path, capsys):
     assert kernels == {"k": (50, 20), "t": (5, 0)}
     found = trace(paths[0]).compare(paths[1])
     assert "(-20%)" in found.headline and "kernel k" in str(found)
-    assert figure.stat().st_size and overflow(found.plot()) == []
+    assert figure.stat().st_size
 
 
 def test_lanes_are_when_each_kind_of_work_was_active_and_a_picture_shows_a_part_of_them(read):
@@ -328,9 +305,6 @@ def test_lanes_are_when_each_kind_of_work_was_active_and_a_picture_shows_a_part_
     assert "DataLoader" not in found.lanes
     (axes,) = found.timeline(0.05).axes
     assert axes.get_xlim() == (0.05, 0.2)
-    names = [label.get_text() for label in axes.get_yticklabels()]  # from bottom to top
-    assert names == ["kernels", "CUDA calls"]
-    assert overflow(found.timeline()) == []
 
 
 # -- what is no trace -----------------------------------------------------------------------------
