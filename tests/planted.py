@@ -38,7 +38,7 @@ def wait_until(condition, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
+        time.sleep(0.01)
 
 
 def no_tools_in(folder):

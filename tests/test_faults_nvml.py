@@ -11,9 +11,9 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
+from planted import wait_until
 from test_diagnosis import fake, steps
 
 from labkit import Pipeline
@@ -200,17 +200,16 @@ def telemetry_of(folder, samples, **environment):
     log.write("machine", device="cuda:0", kind="gpu", name="Stub", versions={}, uuid=OWN)
     command = [sys.executable, "-m", "labkit.bench.telemetry", str(os.getpid())]
     process = subprocess.Popen(command, cwd=folder, env=os.environ | environment)
-    deadline = time.monotonic() + 30
-    events = []
+
+    def events():
+        return [json.loads(line) for line in open(folder / "events.jsonl")]
+
     try:
-        while len(samples_of(events)) < samples and time.monotonic() < deadline:
-            assert process.poll() is None
-            time.sleep(0.05)
-            events = [json.loads(line) for line in open(folder / "events.jsonl")]
+        wait_until(lambda: len(samples_of(events())) >= samples or process.poll() is not None)
     finally:
         process.kill()
         process.wait()
-    return events
+    return events()
 
 
 def samples_of(events):

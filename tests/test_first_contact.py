@@ -25,7 +25,7 @@ from labkit.diagnosis.outside_verdict import judge
 from labkit.diagnosis.witnesses import Witness
 from labkit.results.hardware import Machine
 from labkit.results.step_classes import body_seconds
-from labkit.view import run_figure, watch_live
+from labkit.view import watch_live
 from labkit.watching import recorder
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
@@ -57,17 +57,11 @@ def asks_torch_for_a_card(source):
 
 
 def test_no_notebook_or_challenge_takes_a_card_that_torch_sees_for_one_that_it_can_use():
-    asks = {
-        f"{path.stem} {each['id']}": asks_torch_for_a_card("".join(each["source"]))
-        for path in NOTEBOOKS.glob("*.ipynb")
-        for each in json.loads(path.read_text(encoding="utf-8"))["cells"]
-        if each["cell_type"] == "code"
-    }
-    asks |= {
-        path.stem: asks_torch_for_a_card(path.read_text(encoding="utf-8"))
-        for path in Path(course.__file__).parent.rglob("*.py")
-    }
-    assert {place: names for place, names in asks.items() if names} == {}
+    sources = [path.read_text() for path in Path(course.__file__).parent.rglob("*.py")]
+    for path in NOTEBOOKS.glob("*.ipynb"):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        sources += ["".join(each["source"]) for each in cells if each["cell_type"] == "code"]
+    assert [source for source in sources if asks_torch_for_a_card(source)] == []
     assert asks_torch_for_a_card("%pip\nx = torch.cuda.is_available()") == ["is_available"]
 
 
@@ -253,13 +247,6 @@ def test_a_loop_watched_on_a_mac_has_a_rate_and_no_busy_share(on_a_mac):
     assert "1600 samples/s, GPU busy unknown, step 10.0 ms" in run.numbers
     assert "too few" not in run.numbers
     assert lk.cost(run, usd_per_hour=1.0).usd_per_epoch > 0
-
-
-def test_the_figure_of_such_a_loop_says_why_there_is_nothing_to_draw(on_a_mac, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(run_figure, "page", lambda lines, _: drawn.extend(lines) or [None])
-    run_figure.draw(on_a_mac())
-    assert "when the device was busy is not known" in str(drawn) and "two steps" not in str(drawn)
 
 
 @pytest.mark.parametrize("wait_ms, named", [(0.1, "unsure"), (9.0, "input")])

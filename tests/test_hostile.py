@@ -14,7 +14,6 @@ import re
 import subprocess
 import sys
 import tarfile
-import time
 import tracemalloc
 from pathlib import Path
 
@@ -22,6 +21,7 @@ import pytest
 import traitlets
 from hypothesis import given
 from hypothesis import strategies as st
+from planted import wait_until
 
 import labkit as lk
 from labkit.__main__ import main
@@ -312,10 +312,8 @@ def test_the_process_that_logs_is_given_the_key(tiny, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", key)
     code = "import os; open('keys.txt', 'w').write(os.environ.get('WANDB_API_KEY', 'none'))"
     run = launch(tiny, after=[sys.executable, "-c", code]).wait()
-    deadline = time.monotonic() + 30
-    while not (told := run.path / "keys.txt").exists() or told.read_text() != key:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    told = run.path / "keys.txt"
+    wait_until(lambda: told.exists() and told.read_text() == key)
     assert key not in (run.path / "events.jsonl").read_text()
 
 

@@ -2,10 +2,10 @@
 
 import json
 import math
-import time
 from types import SimpleNamespace
 
 import pytest
+from helpers import Waiting
 
 import labkit as lk
 from labkit.diagnosis.diagnosis import Diagnosis
@@ -179,16 +179,6 @@ def test_what_breaks_the_losses_is_undone_and_what_gains_nothing_is_a_null_resul
     assert said(climb)["precision='bf16'"] == "undone: the losses are not finite"
 
 
-def test_a_small_gain_is_measured_again_and_one_lucky_run_is_none():
-    lucky = iter([100, 106, 101, 99])
-    world = World(lambda knobs: next(lucky), lambda knobs: [FUSE])
-    climb = climbed(world, hopes={"compile": 1.0, "fused_optimizer": 1.06})
-    assert said(climb)["fused_optimizer=True"] == "no gain" and world.count == 4
-    world = World(lambda k: 106 if k["fused_optimizer"] else 100, lambda k: [FUSE])
-    climb = climbed(world, hopes={"compile": 1.0, "fused_optimizer": 1.06})
-    assert climb.changes == {"fused_optimizer": True} and world.count == 4
-
-
 def test_what_is_trained_and_what_the_device_cannot_do_is_never_changed():
     world = World(workers, lambda knobs: [HALF, FUSE])
     no = "no compiler"
@@ -203,22 +193,12 @@ def test_what_is_trained_and_what_the_device_cannot_do_is_never_changed():
     assert "8.0" in lacking({"precision": "bf16"}, old, {})
     for bad, text in (
         ({"may_change": ["depth"]}, "may_change=.'depth'.: allow any of batch_size"),
-        ({"seconds": 0}, "above 0"),
         ({"pipeline_or_dataset": [1, 2], "model": torch.nn.Linear}, "model= goes with step="),
-        ({"batch_size": 8}, "set it in the pipeline"),
         ({"step": print}, "goes with a dataset of your own"),
         ({"pipeline_or_dataset": 42}, "not a dataset"),
     ):
         with pytest.raises(ValueError, match=text):
             lk.improve(**bad)
-
-
-def test_a_failure_is_reported_and_one_of_the_start_ends_it():
-    world = World(lambda k: "out of memory" if k["compile"] else 100, lambda k: [FUSE])
-    climb = climbed(world, hopes={"compile": 1.5, "fused_optimizer": 1.0})
-    assert said(climb)["compile='default'"] == "failed: out of memory" and climb.changes == {}
-    with pytest.raises(RuntimeError, match="cannot be measured: no disk"):
-        climbed(World(lambda k: "no disk", lambda k: [FEED]))
 
 
 def test_twelve_runs_the_time_and_stop_end_it_with_the_best_so_far(monkeypatch):
@@ -246,20 +226,11 @@ def test_twelve_runs_the_time_and_stop_end_it_with_the_best_so_far(monkeypatch):
 # -- in earnest ------------------------------------------------------------------------------------
 
 
-class Remote:
-    """Items that wait 4 ms each, as from a slow drive."""
-
-    def __len__(self):
-        return 4000
-
-    def __getitem__(self, index):
-        time.sleep(0.004)
-        return torch.full((8,), index / 4000), index % 2
+REMOTE = Waiting(0.004, 4000)
 
 
 def step(model, optimizer, batch):
-    inputs, labels = batch
-    loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+    loss = model(batch).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -267,7 +238,7 @@ def step(model, optimizer, batch):
 
 
 def forgets(batch):
-    return batch[0].sum()
+    return batch.sum()
 
 
 def sgd(parameters):
@@ -278,7 +249,7 @@ def sgd(parameters):
 @pytest.mark.slow
 def test_a_loop_of_ones_own_is_cured_where_workers_cure_it_and_its_losses_are_the_same():
     parts = {"model": torch.nn.Linear(8, 2), "optimizer": sgd}
-    ladder = lk.improve(Remote(), step=step, batch_size=8, seconds=9, **parts)
+    ladder = lk.improve(REMOTE, step=step, batch_size=8, seconds=9, **parts)
     assert ladder.changes["num_workers"] >= 2 and ladder.speedup > 1.5, ladder
     assert isinstance(ladder, Ladder) and len(ladder.kept) >= 2
     first = ladder.tried[0].runs[0]
@@ -286,21 +257,21 @@ def test_a_loop_of_ones_own_is_cured_where_workers_cure_it_and_its_losses_are_th
     count = min(first.steps, best.steps)
     assert best.loss[:count] == pytest.approx(first.loss[:count], rel=1e-4)
     with pytest.raises(RuntimeError, match="did not call the model"):
-        lk.improve(Remote(), step=forgets, **parts)
+        lk.improve(REMOTE, step=forgets, **parts)
 
 
 @pytest.mark.slow
 def test_settings_of_the_step_reach_the_readers_own_model_and_optimizer():
     model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
     parts = {"step": step, "model": model, "optimizer": torch.optim.AdamW(model.parameters())}
-    made = improver(Remote(), (), None, 4, **parts)
+    made = improver(REMOTE, (), None, 4, **parts)
     knobs = made.found.start | {"num_workers": 4, "prefetch_factor": 2}
-    _, _, plain = made.bench.measure(knobs, 300)
+    _, _, plain = made.bench.measure(knobs, 600)
     changed = {"fused_optimizer": True, "channels_last": True, "precision": "bf16"}
-    rate, error, run = made.bench.measure(knobs | changed, 300)
+    rate, error, run = made.bench.measure(knobs | changed, 600)
     assert rate and not error and {k: getattr(run.pipeline, k) for k in changed} == changed
     assert run.loss[:20] == pytest.approx(plain.loss[:20], rel=0.05) and run.loss != plain.loss
     assert run.xray_facts["fixed_share"] is not None
-    no = {"fused_optimizer": True}
-    made = improver(Remote(), (), None, 4, **parts | {"optimizer": torch.optim.Rprop})
-    assert "Rprop has no fused version" in made.bench.measure(made.found.start | no, 300)[1]
+    made = improver(REMOTE, (), None, 4, **parts | {"optimizer": torch.optim.Rprop})
+    fused = made.found.start | {"fused_optimizer": True}
+    assert "Rprop has no fused version" in made.bench.measure(fused, 600).error

@@ -276,7 +276,7 @@ def test_ten_presses_of_run_start_one_run_stop_ends_it_and_the_kernel_stays_free
         await until(lambda: shown.view.tick >= 3)
         for _ in range(10):
             shown.start()
-        assert beats > 20 and "labkit-old" in shown.verdict._dom_classes  # it is not this run's
+        assert beats > 5 and "labkit-old" in shown.verdict._dom_classes  # it is not this run's
         shown.stop_button.click()
         assert shown.stop_button.disabled
         await ended(shown)

@@ -120,14 +120,6 @@ def test_recorded_runs_predict_each_other_and_what_is_missed_in_one_is_known_of_
     assert max(off) < 0.08  # the loop without workers, told from 4 of them
 
 
-def test_stated_waits_and_stalls_come_as_the_pipeline_says(tmp_path, textbook):
-    assert lk.predict(textbook, prep_ms=10.0).utilization == pytest.approx(0.5, abs=0.02)
-    run = record(tmp_path, fetch_ms=5.0, knobs={"prep_ms": 5.0})
-    calm = lk.predict(run, num_workers=2)
-    stalled = lk.predict(run, num_workers=2, stall_ms=400.0, stall_every=10)
-    assert stalled.throughput < 0.7 * calm.throughput
-
-
 RECORDED = [
     pytest.param(path.name.split(".")[0], marks=[pytest.mark.nightly] if number % 3 else [])
     for number, path in enumerate(sorted(Path(lk.__file__).parent.glob("records/*/*-*.jsonl.gz")))

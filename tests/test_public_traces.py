@@ -22,11 +22,17 @@ def site(tmp_path, monkeypatch):
     event = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 1, "dur": 80}
     step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "pid": 9, "tid": 9}
     content = json.dumps({"traceEvents": [event, step | {"ts": 0, "dur": 100}]}).encode()
-    texts = "title bottleneck=launch why lesson licence repository=someone/traces commit=abc1234"
-    texts += " hardware=card path=a/trace.json file=trace.json"
-    known = {name: value or "x" for name, _, value in (t.partition("=") for t in texts.split())}
-    known |= {"sha256": hashlib.sha256(content).hexdigest(), "copies": []}
-    known["numbers"] = {"all": {"window_ms": 1.0, "kernel_busy": 0.8, "idle": None}}
+    known = dict.fromkeys(("title", "why", "lesson", "licence"), "x") | {
+        "bottleneck": "launch",
+        "repository": "someone/traces",
+        "commit": "abc1234",
+        "hardware": "card",
+        "path": "a/trace.json",
+        "file": "trace.json",
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "copies": [],
+        "numbers": {"all": {"window_ms": 1.0, "kernel_busy": 0.8, "idle": None}},
+    }
     data = tmp_path / "data"
     data.mkdir()
     (data / "public_traces.json").write_text(json.dumps({"small": known}))

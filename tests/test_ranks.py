@@ -297,7 +297,7 @@ def test_ranks_that_are_killed_or_stopped_say_so_and_leave_nothing(victim):
         assert run.wait().failed_rank == 1
         assert re.search(r"^Rank 1: .*SIGKILL", run.error)
     assert {run.outcome, *(rank.outcome for rank in run)} == {"failed" if victim else "stopped"}
-    wait_until(lambda: not processes_of(run.path), 2)
+    wait_until(lambda: not processes_of(run.path))
     assert torch_segments() <= before
 
 

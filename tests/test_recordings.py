@@ -66,14 +66,13 @@ def test_record_writes_what_it_can_and_says_what_it_could_not(tmp_path, tiny, mo
         Wanted("four", "there already", tiny),
     ]
     monkeypatch.setattr(recording, "wanted", lambda: listed)
-    (tmp_path / recording.slug(lk.machine().name)).mkdir()
-    (tmp_path / recording.slug(lk.machine().name) / "four.jsonl.gz").touch()
+    there = tmp_path / recording.slug(lk.machine().name)
+    there.mkdir()
+    (there / "four.jsonl.gz").touch()
     with pytest.raises(ValueError, match="available: one, two, four"):
         recording.record(tmp_path, only=["nothing"])
     done = recording.record(tmp_path, only=["one", "two", "four"])
     assert done.kept == ["four"] and "not here" in done.left_out["two"]
-    if lk.machine().kind == "cpu":
-        assert "CUDA" in done.left_out["one"]
     assert "left out:  two" in repr(done)
 
 
@@ -88,12 +87,8 @@ def test_the_listing_says_what_on_what_and_when_and_refuses_other_names(
     assert not lk.recorded(folder=tmp_path) and not lk.recorded(folder=tmp_path / "missing")
     with pytest.raises(ValueError, match="available: tiny"):
         lk.recorded("nothing", folder=shipped)
-    for speed in (0, float("nan"), "fast"):
-        with pytest.raises(ValueError, match="speed"):
-            play(listed[0].path, speed)
-    for name in ("../tiny", "/etc/passwd", "tiny.jsonl"):
-        with pytest.raises(ValueError, match="letters, digits"):
-            lk.recorded(name, folder=shipped)
+    with pytest.raises(ValueError, match="letters, digits"):
+        lk.recorded("../tiny", folder=shipped)
 
 
 @pytest.mark.parametrize("stop", [False, True])

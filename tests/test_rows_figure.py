@@ -123,12 +123,6 @@ def test_names_along_the_axis_make_bars_with_their_numbers():
     assert [text.get_text().strip() for text in axes.texts][::3] == ["0.11", "1,745"]
 
 
-def test_rows_that_differ_in_more_than_x_and_by_are_points_and_a_note_names_the_column():
-    figure = lk.plot(BOTH, "n", "ms")
-    assert figure.axes[0].lines[0].get_linestyle() == "None"
-    assert notes_of(figure)[0] == "several rows for one n: they differ in dtype"
-
-
 @pytest.mark.parametrize(
     "x, y, by, says",
     [

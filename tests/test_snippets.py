@@ -198,16 +198,6 @@ def test_threads_that_wait_for_cores_of_busy_workers_are_given_up_first():
         assert "set_num_threads" not in fed(**known | calm).code, calm
 
 
-def test_batches_out_of_order_are_advised_where_workers_rest_behind_a_late_one():
-    def told(idle):
-        late = WorkerEvidence((0.1, 0.1), cores=2, idle_share=idle, late_share=0.9,
-                              slowest_ratio=40.0, slow_batch_ratio=5.0)  # fmt: skip
-        return fed(workers=late, wait_share=0.9, knobs={"num_workers": 2})
-
-    assert "in_order=False" in told(0.4).advice and told(0.4).expected[0] == pytest.approx(1 / 0.6)
-    assert "in_order" not in told(0.05).advice
-
-
 def test_no_line_is_printed_that_would_drop_an_argument_or_name_what_is_not_there():
     names = user_script("DataLoader(data)")
     inline = "DataLoader(data, 8, collate_fn=lambda items: items)"

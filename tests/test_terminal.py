@@ -63,10 +63,9 @@ def test_every_command_explains_itself_and_each_of_its_options():
 @pytest.mark.parametrize(
     "line",
     [
-        "run --set num_workers=lots", "run --set prefetch_factor=2", "run --set speed=11",
-        "trace no-such-file.json", "trace no-such-file.json --fail-if-slower 5%",
+        "run --set num_workers=lots", "run --set prefetch_factor=2", "trace no-such-file.json",
         "diagnose no-such-record.jsonl", "record --out . --only no_such_record",
-        "tune --collate module:name", "watch",
+        "tune --collate module:name", "watch", "watch --outside -- no-such-command",
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_and_exit_code_2(line, capsys):

@@ -79,6 +79,11 @@ def test_well_formed_events_are_broken_down_cut_anywhere_refused_and_noise_survi
     read(path, bytes(damaged))
 
 
+@pytest.mark.parametrize("content", [b"[" * 1_000_000, b'[{"ph": "X", "ts": 0, "dur": 8e999999}]'])
+def test_nesting_and_exponents_without_end_are_refused(path, content):
+    assert read(path, content) is None
+
+
 spans = st.lists(st.tuples(st.integers(0, 260), st.integers(0, 90)), max_size=6)
 
 

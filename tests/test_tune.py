@@ -147,12 +147,6 @@ def test_workers_are_not_taken_for_a_gain_that_the_runs_own_unevenness_may_be():
     assert even.best["num_workers"] == 1 and len(even.baseline.rates) > 1
 
 
-def test_page_locked_memory_is_kept_where_it_is_faster():
-    pinned = searched(lambda setting: waiting(setting) * (1.2 if setting.pin_memory else 1))
-    assert pinned.best["pin_memory"]
-    assert not searched(waiting).best["pin_memory"]
-
-
 def test_an_interrupt_keeps_the_best_so_far_and_a_start_without_numbers_gives_its_reason():
     def interrupted(setting):
         if len(tuning.tried) > 2:
@@ -269,7 +263,6 @@ MODULE = """
 @pytest.mark.parametrize(
     "dataset, workers, message",
     [
-        ("own_data:nothing", 0, "no attribute 'nothing'"),
         ("own_data:broken", 0, "data/train is not there"),
         (Numbers(bad=13), 2, r"dataset\[13\] failed: ValueError: cannot be decoded"),
         (Stream(once=True), 0, "one-shot"),
@@ -289,14 +282,11 @@ def test_a_dataset_that_fails_or_cannot_be_read_again_says_why(batches, dataset,
 @pytest.mark.parametrize(
     "bad, knobs, message",
     [
-        (iter([1, 2, 3]), {}, "one-shot iterator"),
         (Numbers, {}, "Pass an instance"),
-        (42, {}, "not a dataset"),
         ("make_dataset", {}, "module:function"),
         (Numbers(bad=threading.Lock()), {}, r"cannot be sent .* 'module:function'"),
         (Numbers(), {"batch_size": 0}, "batch_size=0"),
         (Numbers(), {"baseline": {"workers": 2}}, "baseline workers=2"),
-        (Numbers(), {"max_workers": -1}, "num_workers=-1"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused_before_anything_runs(bad, knobs, message):
@@ -323,16 +313,9 @@ def test_a_module_and_function_in_the_current_folder_is_found_from_a_terminal(
     (tmp_path / "own_data.py").write_text(textwrap.dedent(MODULE))
     monkeypatch.chdir(tmp_path)
     given = "own_data:make --step own_data:step --collate own_data:slow_collate --batch-size 8"
-    done = labkit_command(
-        "tune",
-        *given.split(),
-        "--seconds",
-        "0.3",
-        "--max-workers",
-        "1",
-        "--json",
-        env=os.environ | {"PYTHONPATH": str(Path(lk.__file__).parents[1])},
-    )
+    given += " --seconds 0.3 --max-workers 1 --json"
+    env = os.environ | {"PYTHONPATH": str(Path(lk.__file__).parents[1])}
+    done = labkit_command("tune", *given.split(), env=env)
     assert done.returncode == 0, done.stderr
     assert "the starting point" in done.stderr and "x the baseline" in done.stderr
     found = json.loads(done.stdout)

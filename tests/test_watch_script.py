@@ -1,18 +1,18 @@
 """A script is watched to its end, from inside or from outside, and so is what runs beside it."""
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
 import torch
+from planted import wait_until
 
 import labkit as lk
 from labkit.bench import gpu_meter, outside, rank, telemetry
@@ -59,10 +59,9 @@ for i in watch(range(10**9)):
     pid = int(child.stdout.readline())
     child.kill()
     child.wait()
-    deadline = time.monotonic() + 5
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(
+        lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    )
 
 
 SCRIPT = """
@@ -181,18 +180,15 @@ def test_other_processes_on_the_card_are_named(monkeypatch):
 
 
 def test_the_programs_that_use_most_of_the_cores_are_named_and_none_of_the_run(monkeypatch):
-    spent_s = {1: 0.0, 50: 0.0, 51: 0.0, 60: 0.0, 61: 0.0}
+    spent_s = dict.fromkeys((1, 50, 51, 60, 61), 0.0)
     started_by = {1: 0, 50: 1, 51: 50, 60: 1, 61: 60}  # 50 is the run
 
     def processes():
         for pid, seconds in spent_s.items():
-            times = SimpleNamespace(user=seconds, system=0.0)
-            yield SimpleNamespace(
-                pid=pid,
-                cpu_times=lambda times=times: times,
-                ppid=lambda pid=pid: started_by[pid],
-                oneshot=contextlib.nullcontext,
-            )
+            process = MagicMock(pid=pid)
+            process.cpu_times.return_value = SimpleNamespace(user=seconds, system=0.0)
+            process.ppid.return_value = started_by[pid]
+            yield process
 
     monkeypatch.setattr(telemetry.psutil, "process_iter", processes)
     monkeypatch.setattr(telemetry, "name_of", {60: "chrome", 61: "python"}.get)
@@ -212,12 +208,6 @@ def test_a_notebooks_dataset_that_workers_do_not_know_has_two_remedies_and_none_
     assert ".py file" in text and "multiprocessing_context='fork'" in text
     assert "memory" not in text
     assert "out-of-memory" in with_remedy("Loader worker 7 was killed (signal SIGKILL).")
-
-
-@pytest.mark.parametrize("command", [["--"], ["--", "no-such-command"]])
-def test_a_command_that_cannot_be_started_is_bad_input(command):
-    with pytest.raises(ValueError, match="give the script to watch|cannot start 'no-such-command'"):
-        watch_script(command, outside=True)
 
 
 def test_a_script_is_run_by_our_python_where_it_cannot_run_by_itself(tmp_path, monkeypatch):
@@ -245,7 +235,6 @@ def samples(main, workers=0.0, count=0, gpu=None, seconds=20):
         (samples(0.9, gpu=0.95), "compute", "medium"),
         (samples(0.95, 0.1, 4, gpu=0.3), "launch", "low"),
         (samples(0.1, 0.95, 2), "input", "medium"),
-        (samples(0.95, 0.1, 2), "compute", "low"),
         ([], "unsure", "none"),
     ],
 )

@@ -8,10 +8,12 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from helpers import Waiting
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, get_worker_info
 
 import labkit as lk
@@ -255,21 +257,13 @@ def test_the_whole_time_of_a_script_is_shared_out_by_loops_and_adds_up_to_one(tm
 
 def test_time_in_a_loop_within_another_counts_once():
     def run(place, passes, trains):
-        watched = {"place": [place, 1]}
-        return type(
-            "Stub",
-            (),
-            {
-                "passes": [
-                    {"n": n, "began": began, "ended": ended, "trains": trains}
-                    for n, (began, ended) in enumerate(passes)
-                ],
-                "epochs": [],
-                "saves": [],
-                "steps": 9,
-                "event": lambda self, _name: {"watched": watched},
-            },
-        )()
+        gone = [
+            {"n": n, "began": began, "ended": ended, "trains": trains}
+            for n, (began, ended) in enumerate(passes)
+        ]
+        spec = {"watched": {"place": [place, 1]}}
+        more = {"epochs": [], "saves": [], "steps": 9, "event": lambda _name: spec}
+        return SimpleNamespace(passes=gone, **more)
 
     training = run("a.py", [(100, 600), (700, 900)], True)
     inner = run("b.py", [(200, 400)], False)
@@ -293,25 +287,12 @@ def short_blocks(monkeypatch):
     monkeypatch.setattr(headroom, "BLOCK_NS", 60_000_000)
 
 
-class Sleeping(Dataset):
-    def __init__(self, seconds, size=1600):
-        self.seconds = seconds
-        self.size = size
-
-    def __len__(self):
-        return self.size
-
-    def __getitem__(self, index):
-        time.sleep(self.seconds)
-        return torch.full((8,), float(index))
-
-
 @slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_starved_loop_has_headroom_and_one_that_computes_has_none(short_blocks, workers):
     rooms = []
     for item_s, body_s, steps in ((0.01, 0.004, 300), (0.0, 0.02, 100)):
-        loader = DataLoader(Sleeping(item_s, 4 * steps), 4, num_workers=workers)
+        loader = DataLoader(Waiting(item_s, 4 * steps), 4, num_workers=workers)
         room = lk.headroom(loader)
         rooms.append(room)
         done = 0
@@ -325,9 +306,9 @@ def test_a_starved_loop_has_headroom_and_one_that_computes_has_none(short_blocks
 
 
 def test_a_loop_too_short_for_a_factor_says_so_and_gets_every_batch():
-    loader = DataLoader(Sleeping(0.0, 40), 4)
+    loader = DataLoader(Waiting(0.0, 40), 4)
     seen = torch.cat(list(room := lk.headroom(loader)))
-    assert torch.equal(seen[:, 0], torch.arange(40.0))
+    assert torch.equal(seen[:, 0], torch.arange(40.0) / 40)
     assert room.factor is None and "too soon" in repr(room)
 
 
@@ -342,7 +323,7 @@ def test_a_loop_that_takes_its_batches_apart_can_be_replayed(short_blocks):
 
 
 def test_a_watch_records_no_replayed_step(short_blocks):
-    watched = lk.watch(DataLoader(Sleeping(0.002, 800), 4), live=False)
+    watched = lk.watch(DataLoader(Waiting(0.002, 800), 4), live=False)
     for _ in (room := lk.headroom(watched)):
         time.sleep(0.001)
     watched.close()
@@ -357,9 +338,9 @@ def test_a_watch_records_no_replayed_step(short_blocks):
 # -- hangs ---------------------------------------------------------------------------------------
 
 
-class Stuck(Sleeping):
+class Stuck(Waiting):
     def __getitem__(self, index):
-        time.sleep(1.5 if index == 21 else 0.0)
+        time.sleep(2.5 if index == 21 else 0.0)
         return index
 
 
@@ -399,7 +380,7 @@ def test_a_hang_is_named_with_its_worker_item_and_line(workers, tmp_path):
 
 
 def test_a_loop_that_moves_is_no_hang(tmp_path):
-    watched = lk.watch(DataLoader(Sleeping(0.0, 40), 4), live=False)
+    watched = lk.watch(DataLoader(Waiting(0.0, 40), 4), live=False)
     for _ in watched:
         folder = watched._recorder.folder
         assert hangs.hang_in([folder], now_ns()) is None
