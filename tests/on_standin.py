@@ -37,14 +37,17 @@ def somewhere(tmp_path, tmp_path_factory, monkeypatch):
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path_factory.getbasetemp()))
 
 
-@pytest.mark.parametrize("card, pipeline, fault", [
-    ("H200", STARVED, None),
-    ("T4", FED, None),
-    ("H200", MLP.but(width=64, depth=15, batch_size=4), None),  # bound by launches
-    ("H200", COPYING, None),
-    ("T4", COPYING.but(**PINNED), None),
-    ("H200", MLP, "read_losses@16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "card, pipeline, fault",
+    [
+        ("H200", STARVED, None),
+        ("T4", FED, None),
+        ("H200", MLP.but(width=64, depth=15, batch_size=4), None),  # bound by launches
+        ("H200", COPYING, None),
+        ("T4", COPYING.but(**PINNED), None),
+        ("H200", MLP, "read_losses@16"),
+    ],
+)
 def test_the_numbers_are_those_of_the_queue(card, pipeline, fault, cards):
     gpu = cards(card)
     run = run_on(gpu, pipeline, fault=fault)
@@ -197,9 +200,14 @@ def test_headroom_without_workers_counts_what_the_card_did_and_not_what_it_was_g
     assert room.factor == pytest.approx(max(item_ms / step_ms, 1), rel=0.03)
 
 
-@pytest.mark.parametrize("card, kind, precision", [
-    ("A100", "convolution", "tf32"), ("A100", "product", "fp32"), ("T4", "convolution", "fp32"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "card, kind, precision",
+    [
+        ("A100", "convolution", "tf32"),
+        ("A100", "product", "fp32"),
+        ("T4", "convolution", "fp32"),
+    ],
+)
 def test_a_watched_model_has_the_peak_of_the_format_its_operators_run_in(
     card, kind, precision, cards, monkeypatch, tmp_path
 ):

@@ -34,8 +34,15 @@ OF_THE_SERVER = ("Failed to load resource", "Canceled future", "WebSocket connec
 CHROMIUM_ARGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
 LAB_ARGS = ["--no-browser", "--allow-root", "--ip=127.0.0.1", "--port=0"]
 LAB_ARGS += ["--LabApp.expose_app_in_browser=True", "--IdentityProvider.token=labkit"]
-FOLDERS = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR",
-           "JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR", "LABKIT_HOME")  # fmt: skip
+FOLDERS = (
+    "JUPYTER_CONFIG_DIR",
+    "JUPYTER_DATA_DIR",
+    "JUPYTER_RUNTIME_DIR",
+    "IPYTHONDIR",
+    "JUPYTERLAB_SETTINGS_DIR",
+    "JUPYTERLAB_WORKSPACES_DIR",
+    "LABKIT_HOME",
+)
 # No toast over the notebook, no question about the network
 NO_TOASTS = "@jupyterlab/apputils-extension/notification.jupyterlab-settings"
 SESSION = "jupyterapp.shell.currentWidget.context.sessionContext"

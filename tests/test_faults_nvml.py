@@ -155,18 +155,28 @@ for mood in json.loads(sys.argv[1]):
 """
 # The functions behind each key of a sample, for cards that do not have them
 ASKED = {
-    "nvmlDeviceGetUtilizationRates": "gpu_now", "nvmlDeviceGetSamples": "gpu",
-    "nvmlDeviceGetMemoryInfo": "memory_gib", "nvmlDeviceGetPowerUsage": "power_w",
-    "nvmlDeviceGetEnforcedPowerLimit": "power_limit_w", "nvmlDeviceGetClockInfo": "sm_mhz",
-    "nvmlDeviceGetTotalEnergyConsumption": "energy_j", "nvmlGpmQueryDeviceSupport": "gpm",
+    "nvmlDeviceGetUtilizationRates": "gpu_now",
+    "nvmlDeviceGetSamples": "gpu",
+    "nvmlDeviceGetMemoryInfo": "memory_gib",
+    "nvmlDeviceGetPowerUsage": "power_w",
+    "nvmlDeviceGetEnforcedPowerLimit": "power_limit_w",
+    "nvmlDeviceGetClockInfo": "sm_mhz",
+    "nvmlDeviceGetTotalEnergyConsumption": "energy_j",
+    "nvmlGpmQueryDeviceSupport": "gpm",
     "nvmlDeviceGetComputeRunningProcesses_v3": "others",
     "nvmlDeviceGetProcessUtilization": "others_sm",
-}  # fmt: skip
+}
 NORMAL = {
-    "gpu_now": 0.41, "memory_gib": 1.0, "power_w": 100.0, "power_limit_w": 300.0, "sm_mhz": 1980,
-    "clock_reasons": 0, "others": 0, "others_sm": 0.0,
+    "gpu_now": 0.41,
+    "memory_gib": 1.0,
+    "power_w": 100.0,
+    "power_limit_w": 300.0,
+    "sm_mhz": 1980,
+    "clock_reasons": 0,
+    "others": 0,
+    "others_sm": 0.0,
     "gpm": {"sm": 0.88, "occupancy": None, "tensor": 0.44, "dram": 0.22},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -236,9 +246,13 @@ def test_a_card_is_found_by_its_uuid_whatever_nvmls_order_and_may_be_lost(stub, 
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("mood, says", [
-    ("missing", "LibraryNotFound"), ("mismatch", "mismatch"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "mood, says",
+    [
+        ("missing", "LibraryNotFound"),
+        ("mismatch", "mismatch"),
+    ],
+)
 def test_without_a_driver_that_answers_the_samples_have_gaps_and_the_log_says_why(
     mood, says, stub, tmp_path
 ):
@@ -282,10 +296,9 @@ SCENES = {  # pids that the driver lists, percentages of SM time by pid: others,
     "the run's own worker": (f"{OURS} WORKER", f"{OURS}:50 WORKER:40", 0, 0.0, False),
     "leftovers of the driver's": (OURS, f"{OURS}:60 {OTHERS}:4000000", 0, 0.0, False),
     "host ids": (f"{HOST}", f"{HOST}:60", None, None, False),
-    "host ids, another training": (
-        f"{HOST} {OTHERS}", f"{HOST}:50 {OTHERS}:45", None, 0.45, True),
+    "host ids, another training": (f"{HOST} {OTHERS}", f"{HOST}:50 {OTHERS}:45", None, 0.45, True),
     "the thread's id, host shares": ("THREAD", f"{HOST}:60", 0, None, False),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

@@ -185,9 +185,15 @@ def test_a_model_is_sized_so_that_the_card_can_train_what_is_probed(
 
 
 LAUNCHES = Xray(
-    steps=5, window_us=1000, gap_us=0, tiny_us=0, tiny_ops=0, elementwise_us=0, fusible_us=0,
+    steps=5,
+    window_us=1000,
+    gap_us=0,
+    tiny_us=0,
+    tiny_ops=0,
+    elementwise_us=0,
+    fusible_us=0,
     heavy_us=100,
-)  # fmt: skip
+)
 
 
 def test_what_products_take_of_a_gpu_is_told_by_its_kernels_and_not_by_their_launches():

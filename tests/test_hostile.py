@@ -127,10 +127,13 @@ SPEC = b'{"event":"spec","version":1,"run":"r","pipeline":{}}\n'
 
 @pytest.mark.parametrize(
     "line, says",
-    [(b"\n", "without an event"), (b'{"event":"a"}\n', "unpacks to more"),
-     (b'{"event":"step","i":0,"t":[0,0,0,0],"n":0}\n', "unpacks to more"),
-     (b"[", "line is longer")],
-)  # fmt: skip
+    [
+        (b"\n", "without an event"),
+        (b'{"event":"a"}\n', "unpacks to more"),
+        (b'{"event":"step","i":0,"t":[0,0,0,0],"n":0}\n', "unpacks to more"),
+        (b"[", "line is longer"),
+    ],
+)
 def test_a_small_file_takes_little_memory_and_work_whatever_it_unpacks_to(
     tmp_path, monkeypatch, line, says
 ):
@@ -147,9 +150,12 @@ def test_a_small_file_takes_little_memory_and_work_whatever_it_unpacks_to(
 
 @pytest.mark.parametrize(
     "line, says",
-    [(b'{"event":"a%d"}\n', "kinds"), (b'{"event":"x","of_rank":%d}\n', "not an event"),
-     (b'{"event":"epoch","step":%d}\n', "not steps")],
-)  # fmt: skip
+    [
+        (b'{"event":"a%d"}\n', "kinds"),
+        (b'{"event":"x","of_rank":%d}\n', "not an event"),
+        (b'{"event":"epoch","step":%d}\n', "not steps"),
+    ],
+)
 def test_the_number_and_the_kinds_of_events_are_bounded(tmp_path, monkeypatch, line, says):
     monkeypatch.setattr(record, "MAX_OTHERS", 150)
     file = tmp_path / "many.jsonl"

@@ -21,9 +21,16 @@ from labkit.view.running import rung_line
 # -- the climb, on a made-up machine ---------------------------------------------------------------
 
 torch = pytest.importorskip("torch")
-START = {"num_workers": 0, "prefetch_factor": None, "pin_memory": False, "batch_size": 16,
-         "persistent_workers": False, "precision": "fp32", "fused_optimizer": False,
-         "compile": None}  # fmt: skip
+START = {
+    "num_workers": 0,
+    "prefetch_factor": None,
+    "pin_memory": False,
+    "batch_size": 16,
+    "persistent_workers": False,
+    "precision": "fp32",
+    "fused_optimizer": False,
+    "compile": None,
+}
 
 
 def loss(name, lost, *changes, price=1):

@@ -143,9 +143,14 @@ def test_a_card_without_kernels_in_this_torch_is_not_used_and_its_wheel_is_named
 
 @pytest.mark.parametrize(
     "built, card",
-    [(CU130, (8, 9)), (CU130, (12, 1)), (CU126, (7, 0)), (["gfx90a"], (9, 0)),
-     (["sm_80", "compute_80"], (12, 0))],
-)  # fmt: skip
+    [
+        (CU130, (8, 9)),
+        (CU130, (12, 1)),
+        (CU126, (7, 0)),
+        (["gfx90a"], (9, 0)),
+        (["sm_80", "compute_80"], (12, 0)),
+    ],
+)
 def test_a_card_that_runs_an_older_kernel_of_its_generation_is_used(built, card, torch_built_for):
     torch_built_for(built, card)
     assert bench_machine.find_device("auto") == torch.device("cuda", 0)

@@ -197,10 +197,16 @@ def test_a_loop_whose_items_compute_is_given_no_workers_for_cores_that_others_ha
 
 @pytest.mark.parametrize(
     "how",
-    [{}, {"pinned": True}, {"pinned": True, "side_stream": True, "copy": 3.0}, {"sync": True},
-     {"pinned": True, "queue": 50}, {"launch": 12.0, "compute": 3.0}],
+    [
+        {},
+        {"pinned": True},
+        {"pinned": True, "side_stream": True, "copy": 3.0},
+        {"sync": True},
+        {"pinned": True, "queue": 50},
+        {"launch": 12.0, "compute": 3.0},
+    ],
     ids=["pageable", "pinned", "side stream", "a sync each step", "a full queue", "launch-bound"],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("measured, asked", [(3.0, 9.0), (30.0, 5.0)])
 def test_a_gpu_run_tells_what_another_preparation_would_bring(tmp_path, how, measured, asked):
     run = on_gpu(tmp_path, prep=measured, **how)
@@ -225,10 +231,14 @@ def test_an_x_ray_tells_what_batch_size_and_bf16_do(tmp_path):
 
 @pytest.mark.parametrize(
     "changes, word",
-    [({"model": "mlp", "augment": 2}, "run it once with augment=2, model='mlp'"),
-     ({"compile": "default"}, "compile"), ({"steps": 1}, "one step"),
-     ({"precision": "bf16"}, "bf16"), ({"batch_size": 32}, "xray=True")],
-)  # fmt: skip
+    [
+        ({"model": "mlp", "augment": 2}, "run it once with augment=2, model='mlp'"),
+        ({"compile": "default"}, "compile"),
+        ({"steps": 1}, "one step"),
+        ({"precision": "bf16"}, "bf16"),
+        ({"batch_size": 32}, "xray=True"),
+    ],
+)
 def test_what_the_run_does_not_tell_is_not_predicted(textbook, changes, word):
     found = lk.predict(textbook, **changes)
     assert found.cannot.startswith("cannot predict") and word in found.cannot
@@ -239,10 +249,14 @@ def test_what_the_run_does_not_tell_is_not_predicted(textbook, changes, word):
 
 @pytest.mark.parametrize(
     "lack, says",
-    [({"without": ("items",)}, "run it again"), ({"without": ("handoff",)}, "handing a batch over"),
-     ({"spec": {"watched": {"loader": "DataLoader"}}}, "watched"),
-     ({"steps": 4}, "batches"), ({"steps": 2}, "too few steps")],
+    [
+        ({"without": ("items",)}, "run it again"),
+        ({"without": ("handoff",)}, "handing a batch over"),
+        ({"spec": {"watched": {"loader": "DataLoader"}}}, "watched"),
+        ({"steps": 4}, "batches"),
+        ({"steps": 2}, "too few steps"),
+    ],
     ids=["an old record", "no hand-off", "a watched loop", "a short run", "one measured step"],
-)  # fmt: skip
+)
 def test_a_record_that_lacks_what_predictions_need_says_what_to_do(tmp_path, lack, says):
     assert says in lk.predict(record(tmp_path, **lack), num_workers=2).cannot

@@ -114,11 +114,13 @@ def test_without_network_a_picture_is_drawn_from_the_stored_excerpt_and_two_trac
 
 @pytest.mark.parametrize(
     "answer, says",
-    [(b"", "RemoteDisconnected"),
-     (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nhalf", "IncompleteRead"),
-     (b"HTTP/1.1 200 OK\r\n\r\n\n<!DOCTYPE html>Log in, please", "login"),
-     (b"HTTP/1.1 511 Network\r\n Login\x1b\r\n\r\n", "511")],
-)  # fmt: skip
+    [
+        (b"", "RemoteDisconnected"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nhalf", "IncompleteRead"),
+        (b"HTTP/1.1 200 OK\r\n\r\n\n<!DOCTYPE html>Log in, please", "login"),
+        (b"HTTP/1.1 511 Network\r\n Login\x1b\r\n\r\n", "511"),
+    ],
+)
 def test_an_answer_that_is_not_the_file_ends_in_the_published_numbers(
     site, tmp_path, monkeypatch, answer, says
 ):

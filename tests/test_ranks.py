@@ -72,11 +72,15 @@ def test_the_wait_for_another_rank_is_told_from_the_exchange(tmp_path):
 
 @pytest.mark.parametrize(
     "case, bottleneck, rank",
-    [({"waits_ms": (1, 1, 30)}, "input", 2),  # starved, though the others look busy
-     ({"late_ms": (20, 0)}, "straggler", 0),  # slow, though it has its data
-     ({"transfer_ms": 20}, "communication", None), ({"waits_ms": (20, 20)}, "input", None),
-     ({}, "compute", None), ({"steps": 5}, "unsure", None)],
-)  # fmt: skip
+    [
+        ({"waits_ms": (1, 1, 30)}, "input", 2),  # starved, though the others look busy
+        ({"late_ms": (20, 0)}, "straggler", 0),  # slow, though it has its data
+        ({"transfer_ms": 20}, "communication", None),
+        ({"waits_ms": (20, 20)}, "input", None),
+        ({}, "compute", None),
+        ({"steps": 5}, "unsure", None),
+    ],
+)
 def test_what_holds_the_ranks_back_is_named_and_which_of_them(tmp_path, case, bottleneck, rank):
     ranks = record(tmp_path, **case)
     found = ranks.diagnose()
@@ -146,14 +150,18 @@ def evenly(*parts):
         ((evenly(1, 0, 5, 34), evenly(30, 0, 5, 5)), "input", 1, "was ready last in 57 of 57"),
         ((evenly(1, 20, 5, 5), evenly(1, 0, 5, 25)), "straggler", 0, "20.0 ms of a step longer"),
         (
-            (lambda i: (20 * (i % 2), 0, 5, 30 - 20 * (i % 2)),
-             lambda i: (20 * ((i + 1) % 2), 0, 5, 30 - 20 * ((i + 1) % 2))),
-            "input", None, "no rank is the late one",
+            (
+                lambda i: (20 * (i % 2), 0, 5, 30 - 20 * (i % 2)),
+                lambda i: (20 * ((i + 1) % 2), 0, 5, 30 - 20 * ((i + 1) % 2)),
+            ),
+            "input",
+            None,
+            "no rank is the late one",
         ),
         ((evenly(1, 0, 9, 20), evenly(1, 0, 9, 20)), "compute", None, "computes"),
         ((evenly(1, 20, 5, 5), evenly(1, 20, 5, 5)), "host", None, "json.dumps()"),
     ],
-)  # fmt: skip
+)
 def test_a_watched_script_has_one_verdict_for_all_ranks(tmp_path, ranks, bottleneck, rank, says):
     runs = {n: watched_rank(tmp_path, n, parts) for n, parts in enumerate(ranks)}
     judged = watched_ranks.diagnose(runs)
@@ -217,10 +225,13 @@ def test_ranks_that_are_not_in_step_are_judged_alone(tmp_path):
 
 @pytest.mark.parametrize(
     "bad, says",
-    [({"ranks": 0}, "ranks=0"), ({"starve": {2: {"io_ms": 1}}}, "ranks 0 to 1"),
-     ({"rendezvous": {"rdzv_endpoint": "a b"}}, "HOST:PORT"),
-     ({"pipeline": Pipeline(device="cuda:1")}, "device")],
-)  # fmt: skip
+    [
+        ({"ranks": 0}, "ranks=0"),
+        ({"starve": {2: {"io_ms": 1}}}, "ranks 0 to 1"),
+        ({"rendezvous": {"rdzv_endpoint": "a b"}}, "HOST:PORT"),
+        ({"pipeline": Pipeline(device="cuda:1")}, "device"),
+    ],
+)
 def test_bad_settings_are_refused_before_anything_starts(bad, says):
     with pytest.raises(ValueError, match=says):
         Distributed(**bad)

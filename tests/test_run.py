@@ -158,11 +158,14 @@ def test_what_is_derived_together_is_of_one_moment(tmp_path):
 
 @pytest.mark.parametrize(
     "content, message",
-    [(b"", "does not begin with a spec"), (b"not json\n", "line 1"),
-     (b'{"event":"step","i":0,"t":[1,2,3],"n":16}\n', "line 1"),
-     (b'{"event":"spec","version":99,"run":"r","pipeline":{}}\n', "newer labkit"),
-     (b"[" * 100_000 + b"\n", "line 1")],
-)  # fmt: skip
+    [
+        (b"", "does not begin with a spec"),
+        (b"not json\n", "line 1"),
+        (b'{"event":"step","i":0,"t":[1,2,3],"n":16}\n', "line 1"),
+        (b'{"event":"spec","version":99,"run":"r","pipeline":{}}\n', "newer labkit"),
+        (b"[" * 100_000 + b"\n", "line 1"),
+    ],
+)
 def test_what_is_no_record_is_refused_with_one_clear_error(content, message, tmp_path):
     plain = tmp_path / "bad.jsonl"
     packed = tmp_path / "bad.jsonl.gz"

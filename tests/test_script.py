@@ -16,12 +16,28 @@ from labkit.tuning.job import tuner
 
 SHORT = {"steps": 6, "seconds": None, "xray": False, "device": "cpu", "width": 32, "depth": 2}
 SAME = {  # scripts whose losses are those of their run
-    "array": {"dataset": "array", "batch_size": 32, "accumulation_steps": 3, "num_workers": 2,
-              "prefetch_factor": 3, "persistent_workers": True, "model": "transformer",
-              "precision": "bf16"},
-    "layout": {"channels_last": True, "fused_optimizer": True, "depth": 3, "augment": 0,
-               "image_px": 24, "io_ms": 0.2, "stall_ms": 3, "stall_every": 4, "seed": 3},
-}  # fmt: skip
+    "array": {
+        "dataset": "array",
+        "batch_size": 32,
+        "accumulation_steps": 3,
+        "num_workers": 2,
+        "prefetch_factor": 3,
+        "persistent_workers": True,
+        "model": "transformer",
+        "precision": "bf16",
+    },
+    "layout": {
+        "channels_last": True,
+        "fused_optimizer": True,
+        "depth": 3,
+        "augment": 0,
+        "image_px": 24,
+        "io_ms": 0.2,
+        "stall_ms": 3,
+        "stall_every": 4,
+        "seed": 3,
+    },
+}
 SLEEP = {"dataset": "sleep", "prep_ms": 1}
 OVERLAP = {"pin_memory": True, "non_blocking": True, "prefetch_to_device": True}
 IN_NOTEBOOKS = {  # with their waits cut short, and two workers where there are more
@@ -29,14 +45,23 @@ IN_NOTEBOOKS = {  # with their waits cut short, and two workers where there are 
     "03 slow disk": {"num_workers": 2, "io_ms": 0, "stall_ms": 3, "prefetch_factor": 32},
     "03 overlap": {"num_workers": 2, **OVERLAP},
     "05 fp16": {"dataset": "array", "model": "mlp", "image_px": 32, "precision": "fp16"},
-}  # fmt: skip
+}
 ON_GPU = {
-    "all": {**OVERLAP, "precision": "fp16", "accumulation_steps": 4, "compile": "reduce-overhead",
-            "num_workers": 12, "prefetch_factor": 4, "persistent_workers": True, "stall_ms": 80.0,
-            "dataset": "array", "device": "cuda:1"},
+    "all": {
+        **OVERLAP,
+        "precision": "fp16",
+        "accumulation_steps": 4,
+        "compile": "reduce-overhead",
+        "num_workers": 12,
+        "prefetch_factor": 4,
+        "persistent_workers": True,
+        "stall_ms": 80.0,
+        "dataset": "array",
+        "device": "cuda:1",
+    },
     "compiled": {"prefetch_to_device": True, "compile": "default"},
     "bare": {"augment": 0, "channels_last": True, "seconds": 4.0, "precision": "bf16"},
-}  # fmt: skip
+}
 IN_TURN = "import runpy, sys; [runpy.run_path(file, run_name='__main__') for file in sys.argv[1:]]"
 
 

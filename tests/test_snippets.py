@@ -72,8 +72,18 @@ CHANGES = [
     {"persistent_workers": True, "num_workers": 1},
     {"pin_memory": True, "non_blocking": True},
 ]
-KEPT = ("batch_size", "drop_last", "num_workers", "prefetch_factor", "pin_memory", "timeout",
-        "persistent_workers", "in_order", "worker_init_fn", "multiprocessing_context")  # fmt: skip
+KEPT = (
+    "batch_size",
+    "drop_last",
+    "num_workers",
+    "prefetch_factor",
+    "pin_memory",
+    "timeout",
+    "persistent_workers",
+    "in_order",
+    "worker_init_fn",
+    "multiprocessing_context",
+)
 PARTS = ("sampler", "batch_sampler", "collate_fn", "generator")
 
 
@@ -188,9 +198,16 @@ def test_workers_beside_a_model_on_the_cpu_come_with_threads_that_leave_them_cor
 def test_threads_that_wait_for_cores_of_busy_workers_are_given_up_first():
     code = LoopCode(loader="loader", call="DataLoader", arguments={"dataset": "data"})
     busy = WorkerEvidence((0.4,) * 4, cores=2, in_line_share=0.6, item_cpu_ms=0.6)
-    known = {"code": code, "workers": busy, "cores": 2, "threads": 2, "wait_us": 9e3,
-             "compute_us": 9e3, "quick_compute_us": 1e3,
-             "knobs": {"num_workers": 4, "batch_size": 32}}  # fmt: skip
+    known = {
+        "code": code,
+        "workers": busy,
+        "cores": 2,
+        "threads": 2,
+        "wait_us": 9e3,
+        "compute_us": 9e3,
+        "quick_compute_us": 1e3,
+        "knobs": {"num_workers": 4, "batch_size": 32},
+    }
     told = fed(**known)
     assert "1 of its 2 threads" in told.advice and "torch.set_num_threads(1)" in told.code
     assert told.expected[0] == pytest.approx(1.56, abs=0.05)  # 36.8 ms of two cores, over 21.2 + 2

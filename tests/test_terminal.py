@@ -63,11 +63,16 @@ def test_every_command_explains_itself_and_each_of_its_options():
 @pytest.mark.parametrize(
     "line",
     [
-        "run --set num_workers=lots", "run --set prefetch_factor=2", "trace no-such-file.json",
-        "diagnose no-such-record.jsonl", "record --out . --only no_such_record",
-        "tune --collate module:name", "watch", "watch --outside -- no-such-command",
+        "run --set num_workers=lots",
+        "run --set prefetch_factor=2",
+        "trace no-such-file.json",
+        "diagnose no-such-record.jsonl",
+        "record --out . --only no_such_record",
+        "tune --collate module:name",
+        "watch",
+        "watch --outside -- no-such-command",
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_one_line_and_exit_code_2(line, capsys):
     assert main(line.split()) == 2
     said = capsys.readouterr()

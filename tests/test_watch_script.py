@@ -199,10 +199,13 @@ def test_the_programs_that_use_most_of_the_cores_are_named_and_none_of_the_run(m
     assert found == [(61, "python", 0.9), (60, "chrome", 0.4)]
 
 
-@pytest.mark.parametrize("error", [
-    "AttributeError: Can't get attribute 'Images' on <module '__main__' (built-in)>",
-    "RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "error",
+    [
+        "AttributeError: Can't get attribute 'Images' on <module '__main__' (built-in)>",
+        "RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly",
+    ],
+)
 def test_a_notebooks_dataset_that_workers_do_not_know_has_two_remedies_and_none_is_memory(error):
     text = with_remedy(error)
     assert ".py file" in text and "multiprocessing_context='fork'" in text

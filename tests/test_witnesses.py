@@ -47,16 +47,25 @@ def samples(seconds=2.0, every=0.2, **values):
     "how, expected",
     [  # ms of the mean step
         ({"prep": 30.0}, {"wait": 30 - (10.2 - 2), "copy": 0.5, "compute": 10.2}),
-        ({"launch": 0.5, "gap": 8.0, "compute": 4.0, "sync": True},
-         {"wait": 0.1, "copy": 0.5, "launch": 8.0, "compute": 4.05}),
+        (
+            {"launch": 0.5, "gap": 8.0, "compute": 4.0, "sync": True},
+            {"wait": 0.1, "copy": 0.5, "launch": 8.0, "compute": 4.05},
+        ),
         ({"after": 20.0, "sync": True}, {"wait": 0.1, "copy": 0.5, "compute": 10.2, "other": 20}),
         ({"side_stream": True, "waits": False, "copy": 15.0}, {"copy": 5 - 0.2, "compute": 10.2}),
-        ({"compute": [2.0, 2.0, 2.0, 12.0], "launch": 0.5},
-         {"wait": 0.1, "copy": 0.5, "compute": 4.5 + 0.05}),
+        (
+            {"compute": [2.0, 2.0, 2.0, 12.0], "launch": 0.5},
+            {"wait": 0.1, "copy": 0.5, "compute": 4.5 + 0.05},
+        ),
     ],
-    ids=["starved", "launch-bound between steps", "logging",
-         "copied too slowly meanwhile", "accumulation"],
-)  # fmt: skip
+    ids=[
+        "starved",
+        "launch-bound between steps",
+        "logging",
+        "copied too slowly meanwhile",
+        "accumulation",
+    ],
+)
 def test_every_part_of_a_step_is_in_the_class_of_what_held_the_device_up(tmp_path, how, expected):
     run = record(tmp_path, steps=103, **how)[0]
     parts = dict(zip(CLASSES, run.mean_ms, strict=True))
