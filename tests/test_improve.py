@@ -186,6 +186,16 @@ def test_what_breaks_the_losses_is_undone_and_what_gains_nothing_is_a_null_resul
     assert said(climb)["precision='bf16'"] == "undone: the losses are not finite"
 
 
+def test_a_small_gain_is_measured_again_and_one_lucky_run_is_none():
+    lucky = iter([100, 106, 101, 99])
+    world = World(lambda knobs: next(lucky), lambda knobs: [FUSE])
+    climb = climbed(world, hopes={"compile": 1.0, "fused_optimizer": 1.06})
+    assert said(climb)["fused_optimizer=True"] == "no gain" and world.count == 4
+    world = World(lambda k: 106 if k["fused_optimizer"] else 100, lambda k: [FUSE])
+    climb = climbed(world, hopes={"compile": 1.0, "fused_optimizer": 1.06})
+    assert climb.changes == {"fused_optimizer": True} and world.count == 4
+
+
 def test_what_is_trained_and_what_the_device_cannot_do_is_never_changed():
     world = World(workers, lambda knobs: [HALF, FUSE])
     no = "no compiler"
@@ -228,6 +238,13 @@ def test_twelve_runs_the_time_and_stop_end_it_with_the_best_so_far(monkeypatch):
     climb = climbed(World(stopped, feed_then(FUSE)), hopes={"compile": 1.0})
     assert climb.interrupted and climb.speedup == 6 and len(climb.tried) == 2
     assert "interrupted" in repr(climb)
+
+
+def test_a_start_that_was_only_cold_is_found_out():
+    rates = iter([100, 200, 198])
+    world = World(lambda knobs: next(rates), lambda k: [HEALTHY] if k["num_workers"] else [FEED])
+    climb = climbed(world, check_start=True)
+    assert climb.changes == {} and "measured again" in climb.tried[1].said
 
 
 # -- in earnest ------------------------------------------------------------------------------------

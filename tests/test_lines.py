@@ -390,6 +390,14 @@ def test_trace_fails_where_a_step_got_slower_and_says_which_part(
     assert ("slower beyond the noise" in capsys.readouterr().out) is bool(code)
 
 
+def test_a_comparison_of_runs_draws_the_earlier_one_above_the_later_on_one_time_scale():
+    slow = lk.recorded("workers-0")
+    fast = lk.recorded("workers-6")
+    earlier, later, _ = fast.compare(slow).plot().axes
+    assert earlier.get_xlim() == later.get_xlim()
+    assert earlier.get_title(loc="left").startswith("before")
+
+
 def test_trace_compares_two_runs_and_says_so_of_one_or_of_what_is_no_run(capsys, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"event":"spec","version":1,"run":"r","measure":"f","pipeline":{}}\n')

@@ -134,6 +134,15 @@ def test_scripts_are_formatted_and_import_what_they_use(tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_a_change_is_shown_as_a_diff():
+    plain = Pipeline(num_workers=2)
+    lines = lk.script(plain.but(num_workers=4, precision="bf16"), before=plain).splitlines()
+    assert lines[:2] == ["--- before/train.py", "+++ after/train.py"]
+    workers, autocast, _ = [line[1:].strip() for line in lines[2:] if line.startswith("+")]
+    assert workers.endswith("num_workers=4)") and autocast.startswith("with torch.autocast(")
+    assert lk.script(plain, before=plain) == "# nothing changed\n"
+
+
 def test_the_lines_of_a_change_are_whole_statements():
     assert changed_lines({}, {"num_workers": 6}) == (
         "loader = DataLoader(dataset, batch_size=16, shuffle=True, num_workers=6)\n"

@@ -223,7 +223,7 @@ def test_tensor_core_kernels_are_told_by_name_and_their_shares_are_of_kernel_tim
     )
     assert result.tensor_core_share == pytest.approx(10 / 80)  # the step ends with 20 to go
     assert result.tensor_core_eligible_share == pytest.approx(40 / 80)
-    assert "Tensor Cores:" in str(result)
+    assert "Tensor Cores:" in str(result) and overflow(result.plot()) == []
     assert "Tensor Cores:" not in str(replace(result, device_name="AMD Instinct MI300X"))
     assert [kernel.name for kernel in result.top_kernels] == ["relu", "sgemm", "volta_h884gemm"]
 
@@ -274,6 +274,19 @@ def test_ranks_are_read_from_a_folder_or_an_archive(tmp_path, capsys):
     packed.write_bytes(packed.read_bytes()[: packed.stat().st_size // 3])
     with pytest.raises(TraceError, match="damaged|cut short"):
         trace(packed)
+
+
+def test_ranks_without_numbers_are_numbered_and_of_several_of_one_the_last_is_read(tmp_path):
+    for name in ("b.json", "a.json"):
+        (tmp_path / name).write_text(json.dumps(LADDER))
+    found = trace(tmp_path)
+    assert [(b.rank, b.source) for b in found] == [(0, "a.json"), (1, "b.json")]
+    assert found.straggler is None and "numbered" in found.notes[0]
+    for name in ("a.json", "b.json"):
+        (tmp_path / name).rename(tmp_path / f"worker5.{name}")
+    found = trace(tmp_path)
+    assert [(b.rank, b.source) for b in found] == [(5, "worker5.b.json")]
+    assert "several traces" in found.notes[0]
 
 
 def test_a_comparison_says_what_changed(tmp_path, capsys):

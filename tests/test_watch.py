@@ -214,6 +214,16 @@ def test_a_sample_that_cannot_be_read_fails_as_without_a_watch_and_a_loop_may_go
     assert watched.run.steps == 9 and watched.run.outcome == "finished"
 
 
+def test_a_loader_that_cannot_begin_fails_as_without_a_watch_and_is_explained():
+    class Local(DataLoader):
+        def __iter__(self):
+            raise AttributeError("Can't pickle local object 'Local'")
+
+    with pytest.raises(AttributeError, match="Can't pickle local object 'Local'"):
+        loop(watched := quiet(Local(Noise(), 4)))
+    assert watched.run.outcome == "failed" and "at the top of a module" in watched.run.error
+
+
 def test_an_iterator_that_is_used_up_gives_nothing_and_says_so(capsys):
     with pytest.raises(TypeError, match=r"lk\.watch\(int\)"):
         watch(3)
