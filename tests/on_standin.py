@@ -246,16 +246,13 @@ def test_a_default_step_takes_about_ten_milliseconds_and_is_no_matter_of_launche
     assert host_ms < 0.6 * step_ms, len(gpu.kernels) - launched
 
 
-@pytest.mark.parametrize("card", ["T4", "H200"])
-def test_the_default_on_a_card_starves_it_without_a_simulated_delay_and_workers_feed_it(
-    card, cards
-):
-    gpu = cards(card)
+def test_the_default_on_a_card_starves_it_without_a_simulated_delay_and_workers_feed_it(cards):
+    gpu = cards("T4")  # an H200 is starved above, its queue takes longer to play
     starved = run_on(gpu, STARVED)
     job = starved.pipeline
     assert (job.image_px, job.io_ms, job.simulated_delay) == (128, 0.0, "")
     assert 7 < starved.compute_ms < 16 and starved.utilization < 0.4
-    fed = run_on(gpu, STARVED.but(num_workers=12, steps=60))
+    fed = run_on(gpu, STARVED.but(num_workers=12, steps=40))
     assert fed.utilization > 0.9
     assert resolving.resolve_config(Pipeline().to_dict(), DEVICE)[0].steps * fed.step_ms > 3000
     mlp = resolving.resolve_config(Pipeline(model="mlp").to_dict(), DEVICE)[0]

@@ -291,7 +291,7 @@ def short_blocks(monkeypatch):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_starved_loop_has_headroom_and_one_that_computes_has_none(short_blocks, workers):
     rooms = []
-    for item_s, body_s, steps in ((0.01, 0.004, 300), (0.0, 0.02, 100)):
+    for item_s, body_s, steps in ((0.01, 0.004, 150), (0.0, 0.02, 80)):
         loader = DataLoader(Waiting(item_s, 4 * steps), 4, num_workers=workers)
         room = lk.headroom(loader)
         rooms.append(room)
