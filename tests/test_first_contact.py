@@ -41,7 +41,7 @@ def cell(notebook, name):
 def run_cell(notebook, name, rows=None, machine=None, **names):
     """Run a cell of a notebook, where `lk.measure` gives `rows`; return what it knows then."""
     kit = MagicMock()
-    kit.machine.return_value = machine
+    kit.machine.return_value = machine or MagicMock()
     kit.measure.return_value.rows = rows
     names = {"lk": kit} | names
     exec(cell(notebook, name), names)

@@ -76,7 +76,7 @@ def slow_collate(batch):
     [
         ("item", "Items.__getitem__", {}),
         ("item storage_latency", "Items.__getitem__", {"num_workers": 2}),
-        ("collate", "slow_collate", {"num_workers": 1, "collate_fn": slow_collate}),
+        ("collate storage_latency", "slow_collate", {"num_workers": 1, "collate_fn": slow_collate}),
     ],
 )
 def test_a_slow_loader_is_blamed_on_its_line_in_the_loop_and_in_workers(causes, function, settings):

@@ -195,7 +195,7 @@ def test_the_programs_that_use_most_of_the_cores_are_named_and_none_of_the_run(m
     programs = telemetry.OtherPrograms({50})
     programs.read_at -= 10
     spent_s |= {1: 0.5, 51: 10.0, 60: 4.0, 61: 9.0}
-    found = [(each["pid"], each["name"], each["cores"]) for each in programs.read()]
+    found = [(each["pid"], each["name"], round(each["cores"], 1)) for each in programs.read()]
     assert found == [(61, "python", 0.9), (60, "chrome", 0.4)]
 
 
