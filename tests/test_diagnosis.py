@@ -135,7 +135,7 @@ def test_every_loss_has_a_name_in_words_and_a_threshold_every_remedy_a_section_t
 
 
 @pytest.mark.parametrize(
-    "time, bottleneck",
+    ("time", "bottleneck"),
     [({"wait": 15.0}, "input"), ({"copy": 15.0}, "transfer"), ({"other": 15.0}, "launch")],
 )
 def test_time_outside_the_compute_is_named_after_what_took_it(time, bottleneck):
@@ -153,7 +153,7 @@ def test_time_outside_the_compute_is_named_after_what_took_it(time, bottleneck):
 
 
 @pytest.mark.parametrize(
-    "seen, bottleneck",
+    ("seen", "bottleneck"),
     [({}, "compute"), ({"bf16_speedup": 2.0}, "precision"), ({"gap_us": 9_000.0}, "launch"),
      ({"tiny_us": 9_000.0}, "launch"), ({"fusible_us": 9_000.0}, "memory_bandwidth")],
 )  # fmt: skip
@@ -175,7 +175,7 @@ def test_a_run_that_is_too_short_or_in_which_no_time_passed_gets_no_verdict():
 
 
 @pytest.mark.parametrize(
-    "time, own, workers, samples, bottleneck",
+    ("time", "own", "workers", "samples", "bottleneck"),
     [({}, 0.5, 0, [], "unsure"),  # others had the core: not called healthy
      ({"wait": 60.0}, 0.7, 0, [], "input"), ({"other": 10.0}, 0.5, 0, [], "launch"),  # these stand
      ({"wait": 5.0}, 0.5, 1, [BUSY_CORES], "unsure"),  # workers starved by others
@@ -191,7 +191,7 @@ def test_a_core_taken_from_the_model_is_blamed_on_who_took_it(
 
 
 @pytest.mark.parametrize(
-    "now, best, said",
+    ("now", "best", "said"),
     [(0, 6, "num_workers=6; PyTorch warns"), (2, 6, "Use more workers: num_workers=6"),
      (6, 6, "workers is not expected to gain. Do less"), (6, 2, "fewer workers: num_work"),
      (4, 0, "Make batches in the loop"), (4, None, "Try other numbers of workers. Do less")],
@@ -206,7 +206,7 @@ def test_the_advice_has_the_recommended_number_and_no_other(now, best, said):
 
 
 @pytest.mark.parametrize(
-    "kernel_us, how, graphs",
+    ("kernel_us", "how", "graphs"),
     [(0.0, {}, False),  # no kernel at all, of a device that its events call busy
      (40_000.0, {}, False),  # kernels for longer than it was busy
      (2_000.0, {"cuda_graphs": True}, True),
@@ -227,7 +227,7 @@ SMALL = "void at::native::vectorized_elementwise_kernel<4, add>"
 
 
 @pytest.mark.parametrize(
-    "name, us, rest, bottleneck",
+    ("name", "us", "rest", "bottleneck"),
     [(ODD, 15_000, 4_500, "precision"), (EVEN, 15_000, 4_500, "compute"),
      (PLAIN, 15_000, 4_500, "compute"), (FOREACH, 12_000, 7_500, "memory_bandwidth"),
      (FUSED, 12_000, 7_500, "compute"), (SMALL, 4_000, 0, "launch")],
@@ -260,7 +260,7 @@ def test_a_diagnosis_prints_as_a_sentence_shows_as_a_table_and_is_json():
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not here")
 @pytest.mark.parametrize(
-    "file, says, never",
+    ("file", "says", "never"),
     [("gpu/rtx2080ti_resnet_sawtooth", "workers do not keep up", "Give the DataLoader"),
      ("resnet50_num_workers_0", "in other processes: num_workers=1", "do not keep up"),
      ("gpu/v100_busy_fp32", "FP16 with a GradScaler (this card has no BF16)", "bf16"),
@@ -274,7 +274,7 @@ def test_advice_from_a_trace_fits_the_loader_the_card_and_inference(file, says, 
 
 
 @pytest.mark.parametrize(
-    "name, capability, formats",
+    ("name", "capability", "formats"),
     [("Tesla V100-SXM2-32GB", None, ("fp16",)), ("Tesla T4", "7.5", ("fp16",)),
      ("Tesla P100-PCIE-16GB", None, ()), ("NVIDIA A100-SXM4-80GB", None, ("bf16", "fp16")),
      ("new", "12.0", ("bf16", "fp16")), ("new", None, None), ("NVIDIA T1000", "7.5", ())],
@@ -300,7 +300,7 @@ def test_with_other_programs_on_the_cores_the_verdict_is_not_certain_and_says_so
     assert said in str(found).splitlines()[0]
 
 
-@pytest.mark.parametrize("share, confidence", [(0.1, 0.9), (None, 0.5)])
+@pytest.mark.parametrize(("share", "confidence"), [(0.1, 0.9), (None, 0.5)])
 def test_programs_on_the_same_gpu_are_named_and_lower_the_confidence(share, confidence):
     sample = {"t_ns": 10**8, "others_sm": share}
     run = fake(steps(wait=60.0), "gpu", telemetry=[sample], on_the_card=["python (pid 12)"])
@@ -314,8 +314,6 @@ def test_programs_on_the_same_gpu_are_named_and_lower_the_confidence(share, conf
 BUSY = {"cpu_shares": (0.95, 0.97), "cores": 2}
 IDLE = {"cpu_shares": (0.9, 0.9), "cores": 8, "idle_share": 0.7}
 WAITING = {"cpu_shares": (0.1, 0.2), "cores": 8, "item_wait_ms": 9.0}
-IN_LINE = {"cpu_shares": (0.5,) * 4, "cores": 2, "idle_share": 0.0}
-FOREIGN = {"foreign_cores": 1.5, "waiting_threads": 1.4}  # of the machine, not of the workers
 LOADER = LoopCode("loader", call="", arguments={"dataset": "data", "num_workers": "2"})
 
 
@@ -327,11 +325,8 @@ def diagnosed(workers, **more):
 
 
 @pytest.mark.parametrize(
-    "workers, cause, said, code",
+    ("workers", "cause", "said", "code"),
     [(BUSY, "cores", "2 workers on 2 cores", ""),
-     (IN_LINE, "cores", "cores", ""),
-     (IN_LINE | {"waiting_threads": 9.0}, "threads", "threads", ""),
-     ({"cpu_shares": (0.25, 0.25), "cores": 2, **FOREIGN}, "cores", "cores", ""),  # not storage
      (BUSY | {"cores": 8}, "too_few_workers", "num_workers=6", "num_workers=6"),
      (BUSY | {"cpu_shares": (1.9, 2.1)}, "threads", "one thread", "worker_init_fn=one_thread"),
      (WAITING, "storage_latency", "num_workers=6", "num_workers=6"),
@@ -348,14 +343,27 @@ def diagnosed(workers, **more):
 )  # fmt: skip
 def test_what_the_workers_show_names_the_cause_and_the_remedy(workers, cause, said, code):
     more = {"advised": Workers(6, 1.8, (1.4, 2.2))} if "num_workers" in code else {}
-    beside = {name: value for name, value in workers.items() if name in FOREIGN}
-    own = {name: value for name, value in workers.items() if name not in FOREIGN}
-    found = diagnosed(own, **beside, **more)
+    found = diagnosed(workers, **more)
     assert (found.name, found.cause) == ("input", cause)
     assert said in f"{found.evidence} {found.advice}"
     assert code in found.code
     assert "prefetch_factor" not in found.advice  # it hides a cause, and removes none
     assert ("num_workers=" in found.advice) == bool(more)
+
+
+@pytest.mark.parametrize("seen", [{"waiting_threads": 9.0}, {"own_cores": 1.9}])
+def test_full_cores_are_the_libraries_threads_only_where_more_are_in_line_than_there_are_workers(
+    seen,
+):
+    found = diagnosed({"cpu_shares": (0.5,) * 4, "cores": 2, "idle_share": 0.0}, **seen)
+    assert found.cause == ("threads" if "waiting_threads" in seen else "cores")
+
+
+def test_workers_whose_cores_others_have_are_not_said_to_wait_for_storage():
+    beside = {"foreign_cores": 1.5, "waiting_threads": 1.4, "cores": 2}
+    for workers in ({"cpu_shares": (0.25, 0.25), "cores": 2}, WAITING):
+        found = diagnosed(workers, **beside if workers is not WAITING else {})
+        assert found.cause == ("storage_latency" if workers is WAITING else "cores")
 
 
 def test_validation_that_outweighs_the_training_loop_comes_before_its_loader():
@@ -381,7 +389,7 @@ def test_a_step_that_fills_the_cores_is_named_and_made_cheaper_where_it_is_known
         assert code in found.code and bool(code) == bool(found.code)
 
 
-@pytest.mark.parametrize("headroom, expected", [(None, 1.8), ((1.3, 1.2, 1.5), 1.3)])
+@pytest.mark.parametrize(("headroom", "expected"), [(None, 1.8), ((1.3, 1.2, 1.5), 1.3)])
 def test_no_advice_for_the_input_promises_more_than_the_measured_headroom(headroom, expected):
     advised = Workers(6, 1.8, (1.4, 2.2))
     found = diagnosed(BUSY | {"cores": 8}, advised=advised, headroom=headroom)

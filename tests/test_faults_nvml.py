@@ -155,28 +155,18 @@ for mood in json.loads(sys.argv[1]):
 """
 # The functions behind each key of a sample, for cards that do not have them
 ASKED = {
-    "nvmlDeviceGetUtilizationRates": "gpu_now",
-    "nvmlDeviceGetSamples": "gpu",
-    "nvmlDeviceGetMemoryInfo": "memory_gib",
-    "nvmlDeviceGetPowerUsage": "power_w",
-    "nvmlDeviceGetEnforcedPowerLimit": "power_limit_w",
-    "nvmlDeviceGetClockInfo": "sm_mhz",
-    "nvmlDeviceGetTotalEnergyConsumption": "energy_j",
-    "nvmlGpmQueryDeviceSupport": "gpm",
+    "nvmlDeviceGetUtilizationRates": "gpu_now", "nvmlDeviceGetSamples": "gpu",
+    "nvmlDeviceGetMemoryInfo": "memory_gib", "nvmlDeviceGetPowerUsage": "power_w",
+    "nvmlDeviceGetEnforcedPowerLimit": "power_limit_w", "nvmlDeviceGetClockInfo": "sm_mhz",
+    "nvmlDeviceGetTotalEnergyConsumption": "energy_j", "nvmlGpmQueryDeviceSupport": "gpm",
     "nvmlDeviceGetComputeRunningProcesses_v3": "others",
     "nvmlDeviceGetProcessUtilization": "others_sm",
-}
+}  # fmt: skip
 NORMAL = {
-    "gpu_now": 0.41,
-    "memory_gib": 1.0,
-    "power_w": 100.0,
-    "power_limit_w": 300.0,
-    "sm_mhz": 1980,
-    "clock_reasons": 0,
-    "others": 0,
-    "others_sm": 0.0,
+    "gpu_now": 0.41, "memory_gib": 1.0, "power_w": 100.0, "power_limit_w": 300.0, "sm_mhz": 1980,
+    "clock_reasons": 0, "others": 0, "others_sm": 0.0,
     "gpm": {"sm": 0.88, "occupancy": None, "tensor": 0.44, "dram": 0.22},
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -428,7 +428,7 @@ def test_a_small_shared_memory_is_said_with_its_remedy():
 
 
 @pytest.mark.parametrize(
-    "passes, took_ms, why",
+    ("passes", "took_ms", "why"),
     [(True, 1e-6, None), (True, -3.0, "events say -3 ms"), (False, 1.0, "had not passed")],
 )
 def test_a_device_whose_events_are_wrong_is_timed_on_the_hosts_clock(

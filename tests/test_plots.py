@@ -142,12 +142,18 @@ def test_runs_without_numbers_say_why_and_show_their_error_as_it_is(record):
 
 
 def test_missing_samples_of_an_instrument_are_gaps_never_zero(record):
-    samples = telemetry_of(8)
-    samples[3]["gpu_now"] = samples[4]["gpu"] = None
+    samples = [
+        {
+            "t_ns": BEGIN + 100 * MS * i,
+            "gpu_now": None if i == 3 else 0.2,
+            "gpu": None if i == 4 else [[BEGIN + 100 * MS * i, 0.3]],
+        }
+        for i in range(8)
+    ]
     nvml, smi = curves(record(machine=GPU, telemetry=samples))
     assert math.isnan(nvml.shares[4]) and math.isnan(smi.shares[3])
     assert 0 not in nvml.shares and 0 not in smi.shares
-    silent = [sample | {"gpu_now": None, "gpu": None} for sample in samples]
+    silent = [{"t_ns": BEGIN + MS * i, "gpu_now": None, "cpu": 0.5} for i in range(20)]
     assert curves(record(machine=GPU, telemetry=silent)) == []
 
 

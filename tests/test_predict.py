@@ -78,8 +78,10 @@ def test_what_a_run_uses_beyond_its_step_and_loader_is_threads_that_spin(tmp_pat
     used = {"event": "telemetry", "t_ns": 2 * 10**9, "cpu": 0.725, "own_cpu": 0.725, "cpus": 2}
     how = {"fetch_ms": 0.0, "cpu_ms": 30.0, "machine": CPU | {"threads": 2}, "extra": [used]}
     run = record(tmp_path, **how)
+    other = tmp_path / "other"
+    other.mkdir()
     assert known_of(run, 0).spin == pytest.approx(0.008, abs=1e-4)
-    quiet = record(tmp_path, **how | {"extra": [used | {"own_cpu": 0.625}]})
+    quiet = record(other, **how | {"extra": [used | {"own_cpu": 0.625}]})
     assert known_of(quiet, 0).spin == 0.0
     two = [lk.predict(each, num_workers=2).throughput for each in (run, quiet)]
     assert two[0] < 0.97 * two[1]

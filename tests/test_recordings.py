@@ -87,8 +87,9 @@ def test_the_listing_says_what_on_what_and_when_and_refuses_other_names(
     assert not lk.recorded(folder=tmp_path) and not lk.recorded(folder=tmp_path / "missing")
     with pytest.raises(ValueError, match="available: tiny"):
         lk.recorded("nothing", folder=shipped)
-    with pytest.raises(ValueError, match="letters, digits"):
-        lk.recorded("../tiny", folder=shipped)
+    for name in ("../tiny", "/etc/passwd", "tiny.jsonl"):
+        with pytest.raises(ValueError, match="letters, digits"):
+            lk.recorded(name, folder=shipped)
 
 
 @pytest.mark.parametrize("stop", [False, True])

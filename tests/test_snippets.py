@@ -198,21 +198,24 @@ def test_workers_beside_a_model_on_the_cpu_come_with_threads_that_leave_them_cor
 def test_threads_that_wait_for_cores_of_busy_workers_are_given_up_first():
     code = LoopCode(loader="loader", call="DataLoader", arguments={"dataset": "data"})
     busy = WorkerEvidence((0.4,) * 4, cores=2, in_line_share=0.6, item_cpu_ms=0.6)
-    known = {
-        "code": code,
-        "workers": busy,
-        "cores": 2,
-        "threads": 2,
-        "wait_us": 9e3,
-        "compute_us": 9e3,
-        "quick_compute_us": 1e3,
-        "knobs": {"num_workers": 4, "batch_size": 32},
-    }
+    known = {"code": code, "workers": busy, "cores": 2, "threads": 2, "wait_us": 9e3,
+             "compute_us": 9e3, "quick_compute_us": 1e3,
+             "knobs": {"num_workers": 4, "batch_size": 32}}  # fmt: skip
     told = fed(**known)
     assert "1 of its 2 threads" in told.advice and "torch.set_num_threads(1)" in told.code
     assert told.expected[0] == pytest.approx(1.56, abs=0.05)  # 36.8 ms of two cores, over 21.2 + 2
     for calm in ({"compute_us": 1.2e3}, {"threads": 1}, {"cores": 8}, {"code": None}):
         assert "set_num_threads" not in fed(**known | calm).code, calm
+
+
+def test_batches_out_of_order_are_advised_where_workers_rest_behind_a_late_one():
+    def told(idle):
+        late = WorkerEvidence((0.1, 0.1), cores=2, idle_share=idle, late_share=0.9,
+                              slowest_ratio=40.0, slow_batch_ratio=5.0)  # fmt: skip
+        return fed(workers=late, wait_share=0.9, knobs={"num_workers": 2})
+
+    assert "in_order=False" in told(0.4).advice and told(0.4).expected[0] == pytest.approx(1 / 0.6)
+    assert "in_order" not in told(0.05).advice
 
 
 def test_no_line_is_printed_that_would_drop_an_argument_or_name_what_is_not_there():

@@ -1,5 +1,6 @@
 """A script is watched to its end, from inside or from outside, and so is what runs beside it."""
 
+import contextlib
 import json
 import os
 import signal
@@ -7,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import psutil
 import pytest
@@ -180,15 +180,18 @@ def test_other_processes_on_the_card_are_named(monkeypatch):
 
 
 def test_the_programs_that_use_most_of_the_cores_are_named_and_none_of_the_run(monkeypatch):
-    spent_s = dict.fromkeys((1, 50, 51, 60, 61), 0.0)
+    spent_s = {1: 0.0, 50: 0.0, 51: 0.0, 60: 0.0, 61: 0.0}
     started_by = {1: 0, 50: 1, 51: 50, 60: 1, 61: 60}  # 50 is the run
 
     def processes():
         for pid, seconds in spent_s.items():
-            process = MagicMock(pid=pid)
-            process.cpu_times.return_value = SimpleNamespace(user=seconds, system=0.0)
-            process.ppid.return_value = started_by[pid]
-            yield process
+            times = SimpleNamespace(user=seconds, system=0.0)
+            yield SimpleNamespace(
+                pid=pid,
+                cpu_times=lambda times=times: times,
+                ppid=lambda pid=pid: started_by[pid],
+                oneshot=contextlib.nullcontext,
+            )
 
     monkeypatch.setattr(telemetry.psutil, "process_iter", processes)
     monkeypatch.setattr(telemetry, "name_of", {60: "chrome", 61: "python"}.get)
