@@ -226,7 +226,6 @@ def test_ranks_that_are_not_in_step_are_judged_alone(tmp_path):
 @pytest.mark.parametrize(
     "bad, says",
     [
-        ({"ranks": 0}, "ranks=0"),
         ({"starve": {2: {"io_ms": 1}}}, "ranks 0 to 1"),
         ({"rendezvous": {"rdzv_endpoint": "a b"}}, "HOST:PORT"),
         ({"pipeline": Pipeline(device="cuda:1")}, "device"),

@@ -172,19 +172,13 @@ def test_rows_of_a_damaged_record_are_left_out(tmp_path):
     for _ in (watched := lk.watch(DataLoader(list(range(40)), 4), live=False)):
         pass
     watched.close()
-    path = tmp_path / "run.jsonl"
-    watched.run.save(path)
-    event = next(
-        each for each in map(json.loads, path.read_text().splitlines()) if each["event"] == "items"
-    )
-    broken = [
-        event | {"batches": [[1, 2]]},
-        event | {"totals": {}},
-        event | {"pid": "x"},
-    ]
+    path = watched.run.save(tmp_path / "run.jsonl")
     whole = lk.load(path).workers[0]
-    with open(path, "a") as file:
-        file.writelines(json.dumps(each) + "\n" for each in broken)
+    events = map(json.loads, path.read_text().splitlines())
+    event = next(each for each in events if each["event"] == "items")
+    with path.open("a") as file:
+        for broken in ({"batches": [[1, 2]]}, {"totals": {}}, {"pid": "x"}):
+            file.write(json.dumps(event | broken) + "\n")
     assert lk.load(path).workers[0] == whole
 
 
