@@ -66,7 +66,6 @@ class Slow(list):
         return super().__getitem__(i)
 
 
-@pytest.mark.measures
 @needs_hf
 def test_a_trainer_is_recorded_as_a_run_and_a_slow_dataset_shows(train):
     import torch

@@ -54,7 +54,6 @@ def first_step_s():
     return run, (run.steps_since(0)[0]["t"][3] - start) / 1e9
 
 
-@pytest.mark.measures
 @needs_processes
 def test_a_standby_gives_the_first_step_sooner_and_serves_one_run(standing):
     standby = standing(ready=True)
