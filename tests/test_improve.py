@@ -273,7 +273,7 @@ def sgd(parameters):
 @pytest.mark.slow
 def test_a_loop_of_ones_own_is_cured_where_workers_cure_it_and_its_losses_are_the_same():
     parts = {"model": torch.nn.Linear(8, 2), "optimizer": sgd}
-    ladder = lk.improve(REMOTE, step=step, batch_size=8, seconds=12, **parts)
+    ladder = lk.improve(REMOTE, step=step, batch_size=8, seconds=20, **parts)
     assert ladder.changes["num_workers"] >= 2 and ladder.speedup > 1.5, ladder
     assert isinstance(ladder, Ladder) and len(ladder.kept) >= 2
     first = ladder.tried[0].runs[0]
