@@ -295,7 +295,7 @@ def test_settings_of_the_step_reach_the_readers_own_model_and_optimizer():
     changed = {"fused_optimizer": True, "channels_last": True, "precision": "bf16"}
     rate, error, run = made.bench.measure(knobs | changed, 600)
     assert rate and not error and {k: getattr(run.pipeline, k) for k in changed} == changed
-    assert run.loss[:20] == pytest.approx(plain.loss[:20], rel=0.05) and run.loss != plain.loss
+    assert run.loss[:8] == pytest.approx(plain.loss[:8], rel=0.05) and run.loss != plain.loss
     assert run.xray_facts["fixed_share"] is not None
     made = improver(REMOTE, (), None, 4, **parts | {"optimizer": torch.optim.Rprop})
     fused = made.found.start | {"fused_optimizer": True}
