@@ -2,10 +2,10 @@
 
 import json
 import math
+import time
 from types import SimpleNamespace
 
 import pytest
-from helpers import Waiting
 
 import labkit as lk
 from labkit.diagnosis.diagnosis import Diagnosis
@@ -250,11 +250,20 @@ def test_a_start_that_was_only_cold_is_found_out():
 # -- in earnest ------------------------------------------------------------------------------------
 
 
-REMOTE = Waiting(0.008, 4000)
+class Remote:
+    """Items that wait 8 ms each, as from a slow drive."""
+
+    def __len__(self):
+        return 4000
+
+    def __getitem__(self, index):
+        time.sleep(0.008)
+        return torch.full((8,), index / 4000), index % 2
 
 
 def step(model, optimizer, batch):
-    loss = model(batch).square().mean()
+    inputs, labels = batch
+    loss = torch.nn.functional.cross_entropy(model(inputs), labels)
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -262,7 +271,7 @@ def step(model, optimizer, batch):
 
 
 def forgets(batch):
-    return batch.sum()
+    return batch[0].sum()
 
 
 def sgd(parameters):
@@ -273,7 +282,7 @@ def sgd(parameters):
 @pytest.mark.slow
 def test_a_loop_of_ones_own_is_cured_where_workers_cure_it_and_its_losses_are_the_same():
     parts = {"model": torch.nn.Linear(8, 2), "optimizer": sgd}
-    ladder = lk.improve(REMOTE, step=step, batch_size=8, seconds=20, **parts)
+    ladder = lk.improve(Remote(), step=step, batch_size=8, seconds=20, **parts)
     assert ladder.changes["num_workers"] >= 2 and ladder.speedup > 1.5, ladder
     assert isinstance(ladder, Ladder) and len(ladder.kept) >= 2
     first = ladder.tried[0].runs[0]
@@ -281,22 +290,21 @@ def test_a_loop_of_ones_own_is_cured_where_workers_cure_it_and_its_losses_are_th
     count = min(first.steps, best.steps)
     assert best.loss[:count] == pytest.approx(first.loss[:count], rel=1e-4)
     with pytest.raises(RuntimeError, match="did not call the model"):
-        lk.improve(REMOTE, step=forgets, **parts)
+        lk.improve(Remote(), step=forgets, **parts)
 
 
 @pytest.mark.slow
 def test_settings_of_the_step_reach_the_readers_own_model_and_optimizer():
     model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
     parts = {"step": step, "model": model, "optimizer": torch.optim.AdamW(model.parameters())}
-    made = improver(REMOTE, (), None, 4, **parts)
-    made.bench.seconds = 1.5
+    made = improver(Remote(), (), None, 4, **parts)
     knobs = made.found.start | {"num_workers": 4, "prefetch_factor": 2}
-    _, _, plain = made.bench.measure(knobs, 600)
+    _, _, plain = made.bench.measure(knobs, 300)
     changed = {"fused_optimizer": True, "channels_last": True, "precision": "bf16"}
-    rate, error, run = made.bench.measure(knobs | changed, 600)
+    rate, error, run = made.bench.measure(knobs | changed, 300)
     assert rate and not error and {k: getattr(run.pipeline, k) for k in changed} == changed
-    assert run.loss[:8] == pytest.approx(plain.loss[:8], rel=0.05) and run.loss != plain.loss
+    assert run.loss[:20] == pytest.approx(plain.loss[:20], rel=0.05) and run.loss != plain.loss
     assert run.xray_facts["fixed_share"] is not None
-    made = improver(REMOTE, (), None, 4, **parts | {"optimizer": torch.optim.Rprop})
-    fused = made.found.start | {"fused_optimizer": True}
-    assert "Rprop has no fused version" in made.bench.measure(fused, 600).error
+    no = {"fused_optimizer": True}
+    made = improver(Remote(), (), None, 4, **parts | {"optimizer": torch.optim.Rprop})
+    assert "Rprop has no fused version" in made.bench.measure(made.found.start | no, 300)[1]
