@@ -157,6 +157,15 @@ def test_the_lines_of_a_change_are_whole_statements():
     assert 1 <= changed_lines({}, {"prefetch_to_device": True}).count("\n") <= 8
 
 
+def test_a_script_is_text_that_can_be_saved_and_shown(tmp_path):
+    script = lk.script(Pipeline(seed=3, compile="default"), before=Pipeline())
+    assert script.save(tmp_path / "lines.py").read_text() == script.text == str(script)
+    assert repr(script) + "\n" == script and "<pre" in script._repr_html_()
+    for bad in (3, "train.py", lk.recorded()):
+        with pytest.raises(ValueError, match="give a Pipeline, or the Run of one"):
+            lk.script(bad)
+
+
 def test_a_watched_run_is_tuned_by_its_loader_and_wrong_names_are_told_the_right_one():
     data = torch.utils.data.TensorDataset(torch.zeros(64, 2))
     loader = torch.utils.data.DataLoader(data, batch_size=8)
