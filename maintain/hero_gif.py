@@ -10,9 +10,7 @@ from __future__ import annotations
 import io
 import sys
 import tempfile
-from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 from PIL import Image
 from playwright.sync_api import Locator, sync_playwright
@@ -29,7 +27,6 @@ HOLD_MS = 2500  # how long the last frame of each run is shown
 WIDTH_PX = 820
 HEIGHT_PX = 760  # the verdict and the history lie below
 COLOURS = 48
-FOLDERS = SimpleNamespace(mktemp=lambda name: Path(tempfile.mkdtemp(prefix=name)))
 
 
 def film(panel: Locator) -> list[Image.Image]:
@@ -70,7 +67,7 @@ def save(starved: list[Image.Image], fed: list[Image.Image], path: Path) -> None
 
 def main() -> None:
     """Film two runs of one panel."""
-    with contextmanager(browser.lab_in)(FOLDERS) as lab, sync_playwright() as playwright:
+    with browser.lab_in(Path(tempfile.mkdtemp())) as lab, sync_playwright() as playwright:
         chromium = browser.chromium_of(playwright)
         size = {"width": 1200, "height": 1300}
         page = browser.page_of(chromium, viewport=size, device_scale_factor=1)

@@ -3,7 +3,11 @@
 import asyncio
 import contextlib
 import os
+import time
 from pathlib import Path
+
+import torch
+from torch.utils.data import Dataset
 
 
 def processes_of(folder: Path) -> dict[int, str]:
@@ -21,6 +25,21 @@ def processes_of(folder: Path) -> dict[int, str]:
 def torch_segments() -> set[str]:
     """The names of torch's shared memory segments on this machine."""
     return {path.name for path in Path("/dev/shm").glob("torch_*")}
+
+
+class Waiting(Dataset):
+    """Items that wait, as from a slow drive."""
+
+    def __init__(self, seconds, size=1600):
+        self.seconds = seconds
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        time.sleep(self.seconds)
+        return torch.full((8,), index / self.size)
 
 
 async def ended(shown):

@@ -38,7 +38,7 @@ def wait_until(condition, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
+        time.sleep(0.01)
 
 
 def no_tools_in(folder):
@@ -106,15 +106,26 @@ segfaults = partial(ctypes.string_at, 0)
 exits = partial(os._exit, 7)
 IN_LOADER = {  # in a worker, or in the loop where there is none
     "tells_a_key": tells_a_key,
-    "dataset_raises": raises, "sample_unpicklable": threading.Lock, "worker_dies": sends(9),
-    "worker_segfaults": segfaults, "worker_exits": exits, "worker_hangs": partial(time.sleep, 3600),
-}  # fmt: skip
+    "dataset_raises": raises,
+    "sample_unpicklable": threading.Lock,
+    "worker_dies": sends(9),
+    "worker_segfaults": segfaults,
+    "worker_exits": exits,
+    "worker_hangs": partial(time.sleep, 3600),
+}
 IN_STEP = {
-    "step_raises": raises, "bench_dies": sends(9), "bench_segfaults": segfaults,
-    "bench_aborts": os.abort, "bench_exits": exits, "cuda_out_of_memory": runs_out_of_cuda_memory,
-    "bench_hangs": hangs_with_the_gil, "bench_is_stopped": sends(signal.SIGSTOP),
-    "ignores_stop": ignores_stop, "floods_stdout": floods, "escapes": escapes,
-}  # fmt: skip
+    "step_raises": raises,
+    "bench_dies": sends(9),
+    "bench_segfaults": segfaults,
+    "bench_aborts": os.abort,
+    "bench_exits": exits,
+    "cuda_out_of_memory": runs_out_of_cuda_memory,
+    "bench_hangs": hangs_with_the_gil,
+    "bench_is_stopped": sends(signal.SIGSTOP),
+    "ignores_stop": ignores_stop,
+    "floods_stdout": floods,
+    "escapes": escapes,
+}
 
 
 def plant(name, dataset, trainer):

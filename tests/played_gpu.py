@@ -1,4 +1,4 @@
-"""A training loop on a GPU, played through by hand: its step events, and when its kernels ran.
+"""Logs written by hand: of a training loop on a CPU, or on a GPU that is played through.
 
 A kernel starts when it has been launched and the one before is over; the host goes on meanwhile.
 """
@@ -13,30 +13,51 @@ import labkit as lk
 
 MS = 1_000_000
 GPU = {"device": "cuda:0", "kind": "gpu", "name": "NVIDIA H200", "cpu_cores": 16, "versions": {}}
+CPU = {"device": "cpu", "kind": "cpu", "name": "Test", "cpu_cores": 2, "threads": 1, "versions": {}}
 KERNELS = 10  # of a step
+END = ({"event": "done"}, {"event": "end", "stop": None, "code": 0})
 count = itertools.count()
+
+
+def written(file, lines):
+    """Write the events of a log; return the file."""
+    file.write_text("".join(json.dumps({"t_ns": 0, **line}) + "\n" for line in lines))
+    return file
 
 
 def load(folder, lines):
     """Write the events of a log and load it."""
-    file = folder / f"{next(count)}.jsonl"
-    file.write_text("".join(json.dumps({"t_ns": 0, **line}) + "\n" for line in lines))
-    return lk.load(file)
+    return lk.load(written(folder / f"{next(count)}.jsonl", lines))
 
 
-def log(folder, machine, knobs, *events, spec=(), end=({"event": "done"},)):
-    """Write the log of a finished run, from its first step on in `events`, and load it."""
-    return load(
-        folder,
-        [
-            {"event": "spec", "version": 1, "run": "r", "pipeline": knobs, **dict(spec)},
-            {"event": "machine", **machine},
-            {"event": "job", "pipeline": knobs, "not_applied": {}},
-            {"event": "begin", "warmup": 3},
-            *events,
-            *end,
-        ],
-    )
+def lines_of(machine, knobs, *events, spec=(), end=END):
+    """Return the events of a finished run, from its first step on in `events`."""
+    return [
+        {"event": "spec", "version": 1, "run": "r", "pipeline": knobs, **dict(spec)},
+        {"event": "machine", **machine},
+        {"event": "job", "pipeline": knobs, "not_applied": {}},
+        {"event": "begin", "warmup": 3},
+        *events,
+        *end,
+    ]
+
+
+def log(folder, *what, **more):
+    """Write the log of a run, as `lines_of` takes it, and load it."""
+    return load(folder, lines_of(*what, **more))
+
+
+def host_steps(wait, compute, count=60, *, copy=0.0, **more):
+    """Return the events of steps that have the host's stamps alone; times in ms."""
+    steps = []
+    now = 1000 * MS
+    for i in range(count):
+        stamps = [now]
+        for ms in (wait, copy, compute):
+            stamps.append(stamps[-1] + round(ms * MS))
+        steps.append({"event": "step", "i": i, "t": stamps, "n": 16, "loss": 1.0, **more})
+        now = stamps[-1]
+    return steps
 
 
 def play(

@@ -50,7 +50,7 @@ def with_losses(losses, precision, folder):
 
 
 @pytest.mark.parametrize(
-    ("precision", "factors", "said"),
+    "precision, factors, said",
     [
         ("fp32", {}, None),
         ("fp32", {5: 1.03}, "another loss in step 5"),
@@ -79,7 +79,7 @@ def test_rounding_beside_a_loss_that_has_become_small_is_the_same_training(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("fix", "slow_line", "fixed_line"),
+    "fix, slow_line, fixed_line",
     [
         ("data", "num_workers=0)", "num_workers=2)"),
         ("items", "json.loads(manifest)]", "return pixels, labels[index]"),

@@ -62,7 +62,7 @@ def here(monkeypatch):
     monkeypatch.setattr(CodeChallenge, "on_the_bench", on_the_bench)
 
 
-@pytest.mark.parametrize(("key", "name"), list(all_code()))
+@pytest.mark.parametrize("key, name", list(all_code()))
 def test_code_that_solves_a_challenge_passes_and_wrong_code_fails(key, name, here):
     judged(key, name)
 
@@ -99,7 +99,7 @@ def test_every_notebook_has_one_to_four_challenges_each_with_hints_cheats_and_a_
 
 
 @pytest.mark.parametrize(
-    ("key", "answer", "words"),
+    "key, answer, words",
     [
         ("04-fit", {"steps": 0}, "a whole number from 1"),
         ("04-fit", {"step": 1}, "Unknown knob step=1"),
@@ -179,7 +179,7 @@ def easy(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("measured", "kind", "said"),
+    "measured, kind, said",
     [
         ((3.0,), "passed", "yes: x: at least 2; measured 3"),
         ((1.0,), "not yet", "no: x: at least 2; measured 1"),

@@ -4,13 +4,11 @@ import json
 import math
 
 import pytest
-from played_gpu import MS, load
+from played_gpu import CPU, MS, host_steps, log
 
 import labkit as lk
 from labkit.diagnosis import cost as costs
 from labkit.results.hardware import Machine
-
-START = 10**9
 
 
 @pytest.fixture
@@ -19,23 +17,15 @@ def record(tmp_path):
 
     def make(watts=None, wait_ms=30, busy_ms=10, steps=100, **machine):
         """20 samples a step; a counter read on a multiple of the step holds whole steps."""
-        here = {"device": "cpu", "kind": "cpu", "name": "Test", "cpu_cores": 2, "versions": {}}
-        events = [
-            {"event": "spec", "version": 1, "run": "r", "pipeline": {}, "t_ns": 0},
-            {"event": "machine", **here, **machine},
-            {"event": "begin", "warmup": 5},
-        ]
+        events = host_steps(wait_ms, busy_ms, steps, n=20)
         step_ms = wait_ms + busy_ms
         joules = 0.0
-        for i in range(steps):
-            t = [START + (i * step_ms + ms) * MS for ms in (0, wait_ms, wait_ms, step_ms)]
-            events.append({"event": "step", "i": i, "t": t, "n": 20, "loss": 1})
         for at in range(0, steps * step_ms + 1, 200):
             energy = joules if watts else None
-            events.append({"event": "telemetry", "t_ns": START + at * MS, "energy_j": energy})
+            events.append({"event": "telemetry", "t_ns": (1000 + at) * MS, "energy_j": energy})
             for ms in range(at, at + 200):
                 joules += watts(ms % step_ms >= wait_ms) / 1000 if watts else 0
-        return load(tmp_path, [*events, {"event": "done"}])
+        return log(tmp_path, CPU | machine, {}, *events)
 
     return make
 
@@ -80,6 +70,7 @@ def test_the_default_rent_is_for_known_cards_only(record):
         return costs.usual_rent(Machine(kind=kind, name=name, **more))
 
     assert rent("NVIDIA H200") == 5.408 and rent("NVIDIA A100-SXM4-80GB") == 1.844
+    assert rent("NVIDIA A100-SXM4-40GB") and rent("NVIDIA A100-SXM4-40GB MIG 1g.5gb") is None
     assert rent("NVIDIA GH200 480GB") is None and rent("NVIDIA GeForce RTX 4070") is None
     assert rent("some CPU", kind="cpu", cpu_cores=8) == pytest.approx(4 * 0.0816)
     found = lk.cost(record(kind="gpu", name="NVIDIA X <1>"))

@@ -214,15 +214,6 @@ def test_the_advice_has_the_recommended_number_and_no_other(now, best, said):
     assert [one["num_workers"] for one in changes] == ([] if best in (None, now) else [best])
 
 
-@pytest.mark.parametrize(("wait", "workers"), [(0.4, False), (4.0, True)])
-def test_workers_are_not_advised_for_batches_that_are_made_as_fast_as_handed_over(wait, workers):
-    found = lk.diagnose(fake(steps(wait=wait, compute=2 * wait), pipeline=lk.Pipeline()))
-    assert found.bottleneck == "input" and ("num_workers=" in found.advice) == workers
-    assert found.advice.count("at once") == (not workers)
-    assert any(remedy.changes for remedy in found.findings[0].remedies) == workers
-    assert ("0.4 ms a batch" in found.advice and "BatchSampler" in found.advice) != workers
-
-
 @pytest.mark.parametrize(
     ("kernel_us", "how", "graphs"),
     [(0.0, {}, False),  # no kernel at all, of a device that its events call busy

@@ -11,9 +11,9 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
+from planted import wait_until
 from test_diagnosis import fake, steps
 
 from labkit import Pipeline
@@ -200,17 +200,16 @@ def telemetry_of(folder, samples, **environment):
     log.write("machine", device="cuda:0", kind="gpu", name="Stub", versions={}, uuid=OWN)
     command = [sys.executable, "-m", "labkit.bench.telemetry", str(os.getpid())]
     process = subprocess.Popen(command, cwd=folder, env=os.environ | environment)
-    deadline = time.monotonic() + 30
-    events = []
+
+    def events():
+        return [json.loads(line) for line in open(folder / "events.jsonl")]
+
     try:
-        while len(samples_of(events)) < samples and time.monotonic() < deadline:
-            assert process.poll() is None
-            time.sleep(0.05)
-            events = [json.loads(line) for line in open(folder / "events.jsonl")]
+        wait_until(lambda: len(samples_of(events())) >= samples or process.poll() is not None)
     finally:
         process.kill()
         process.wait()
-    return events
+    return events()
 
 
 def samples_of(events):
@@ -237,9 +236,13 @@ def test_a_card_is_found_by_its_uuid_whatever_nvmls_order_and_may_be_lost(stub, 
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("mood", "says"), [
-    ("missing", "LibraryNotFound"), ("mismatch", "mismatch"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "mood, says",
+    [
+        ("missing", "LibraryNotFound"),
+        ("mismatch", "mismatch"),
+    ],
+)
 def test_without_a_driver_that_answers_the_samples_have_gaps_and_the_log_says_why(
     mood, says, stub, tmp_path
 ):
@@ -283,10 +286,9 @@ SCENES = {  # pids that the driver lists, percentages of SM time by pid: others,
     "the run's own worker": (f"{OURS} WORKER", f"{OURS}:50 WORKER:40", 0, 0.0, False),
     "leftovers of the driver's": (OURS, f"{OURS}:60 {OTHERS}:4000000", 0, 0.0, False),
     "host ids": (f"{HOST}", f"{HOST}:60", None, None, False),
-    "host ids, another training": (
-        f"{HOST} {OTHERS}", f"{HOST}:50 {OTHERS}:45", None, 0.45, True),
+    "host ids, another training": (f"{HOST} {OTHERS}", f"{HOST}:50 {OTHERS}:45", None, 0.45, True),
     "the thread's id, host shares": ("THREAD", f"{HOST}:60", 0, None, False),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

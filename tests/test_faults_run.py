@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 FORCED_S = 1.5  # for clean-up where the bench does not answer; else 1 s
-SLACK_S = 0.5  # of a machine that does other things
+SLACK_S = 2.0  # of a machine that does other things
 WITH_WORKERS = QUICK.but(num_workers=2, prep_ms=2)
 LONG = {"steps": 10**6, "seconds": 60}
 
@@ -118,7 +118,7 @@ def test_a_fault_ends_the_run_as_it_must_and_leaves_nothing(fault):
     run = launch(WITH_WORKERS.but(**fault.knobs), fault=planted(fault.plant))
     acted = fault.do(run)
     run.wait()
-    wait_until(lambda: not processes_of(run.path), FORCED_S + SLACK_S)
+    wait_until(lambda: not processes_of(run.path))
     over = now_ns()
     last = next((e["t_ns"] for e in map(run.event, ("error", "done")) if e), None)
     steps = run.steps_since(0)
@@ -176,7 +176,7 @@ def test_a_kernel_that_dies_takes_its_run_along(victims, tmp_path):
         done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
         assert done.stdout.strip() == "finished", done.stderr
     kernel.wait()
-    wait_until(lambda: not processes_of(path) and not os.path.exists(f"{path}/launch.json"), 2)
+    wait_until(lambda: not processes_of(path) and not os.path.exists(f"{path}/launch.json"))
     run = load(path)
     assert run.outcome == "stopped"
     assert run.steps >= int.from_bytes(open(file, "rb").read(), "little")

@@ -4,10 +4,8 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import nbformat
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -38,27 +36,3 @@ def test_the_index_ranks_the_slices_and_the_first_three_take_half_an_hour():
     assert sorted(name for _, name, _ in ranked) == [script.name for script in SLICES]
     assert [name[0] for _, name, _ in ranked[:3]] == ["1", "2", "3"]
     assert sum(int(limit) for _, _, limit in ranked[:3]) <= 1800
-
-
-def test_a_notebook_that_runs_into_its_limit_has_kept_the_cells_before(tmp_path):
-    cells = ["print(6 * 7)", "1 / 0", "print(9 * 'a')", "import time; time.sleep(600)"]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in cells])
-    source = tmp_path / "long.ipynb"
-    nbformat.write(notebook, source)
-    done = tmp_path / "done"
-    done.mkdir()
-    command = [sys.executable, ROOT / "maintain" / "execute.py", "--into", done, source]
-    running = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    deadline = time.monotonic() + 100
-    kept = ""
-    while 9 * "a" not in kept and time.monotonic() < deadline:
-        time.sleep(0.1)
-        kept = "".join(path.read_text() for path in done.glob("*.ipynb"))
-    running.kill()  # as `timeout` does
-    said = running.communicate()[0]
-    outputs = [cell.outputs for cell in nbformat.reads(kept, as_version=4).cells]
-    assert outputs[0][0].text == "42\n" and outputs[1][0].ename == "ZeroDivisionError"
-    assert outputs[2][0].text == "aaaaaaaaa\n" and outputs[3] == []
-    assert said.count("failed") == 1

@@ -14,7 +14,6 @@ import re
 import subprocess
 import sys
 import tarfile
-import time
 import tracemalloc
 from pathlib import Path
 
@@ -22,6 +21,7 @@ import pytest
 import traitlets
 from hypothesis import given
 from hypothesis import strategies as st
+from planted import wait_until
 
 import labkit as lk
 from labkit.__main__ import main
@@ -126,11 +126,14 @@ SPEC = b'{"event":"spec","version":1,"run":"r","pipeline":{}}\n'
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
-    [(b"\n", "without an event"), (b'{"event":"a"}\n', "unpacks to more"),
-     (b'{"event":"step","i":0,"t":[0,0,0,0],"n":0}\n', "unpacks to more"),
-     (b"[", "line is longer")],
-)  # fmt: skip
+    "line, says",
+    [
+        (b"\n", "without an event"),
+        (b'{"event":"a"}\n', "unpacks to more"),
+        (b'{"event":"step","i":0,"t":[0,0,0,0],"n":0}\n', "unpacks to more"),
+        (b"[", "line is longer"),
+    ],
+)
 def test_a_small_file_takes_little_memory_and_work_whatever_it_unpacks_to(
     tmp_path, monkeypatch, line, says
 ):
@@ -146,10 +149,13 @@ def test_a_small_file_takes_little_memory_and_work_whatever_it_unpacks_to(
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
-    [(b'{"event":"a%d"}\n', "kinds"), (b'{"event":"x","of_rank":%d}\n', "not an event"),
-     (b'{"event":"epoch","step":%d}\n', "not steps")],
-)  # fmt: skip
+    "line, says",
+    [
+        (b'{"event":"a%d"}\n', "kinds"),
+        (b'{"event":"x","of_rank":%d}\n', "not an event"),
+        (b'{"event":"epoch","step":%d}\n', "not steps"),
+    ],
+)
 def test_the_number_and_the_kinds_of_events_are_bounded(tmp_path, monkeypatch, line, says):
     monkeypatch.setattr(record, "MAX_OTHERS", 150)
     file = tmp_path / "many.jsonl"
@@ -312,10 +318,8 @@ def test_the_process_that_logs_is_given_the_key(tiny, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", key)
     code = "import os; open('keys.txt', 'w').write(os.environ.get('WANDB_API_KEY', 'none'))"
     run = launch(tiny, after=[sys.executable, "-c", code]).wait()
-    deadline = time.monotonic() + 30
-    while not (told := run.path / "keys.txt").exists() or told.read_text() != key:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    told = run.path / "keys.txt"
+    wait_until(lambda: told.exists() and told.read_text() == key)
     assert key not in (run.path / "events.jsonl").read_text()
 
 

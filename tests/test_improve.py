@@ -22,9 +22,16 @@ from labkit.view.running import rung_line
 # -- the climb, on a made-up machine ---------------------------------------------------------------
 
 torch = pytest.importorskip("torch")
-START = {"num_workers": 0, "prefetch_factor": None, "pin_memory": False, "batch_size": 16,
-         "persistent_workers": False, "precision": "fp32", "fused_optimizer": False,
-         "compile": None}  # fmt: skip
+START = {
+    "num_workers": 0,
+    "prefetch_factor": None,
+    "pin_memory": False,
+    "batch_size": 16,
+    "persistent_workers": False,
+    "precision": "fp32",
+    "fused_optimizer": False,
+    "compile": None,
+}
 
 
 def loss(name, lost, *changes, price=1):
@@ -160,13 +167,6 @@ def test_losses_that_augmentation_parts_undo_no_change_of_the_loader_and_judge_t
     assert said(climb)["fused_optimizer=True"].startswith("undone: the losses differ by +75")
 
 
-def test_a_healthy_pipeline_is_left_as_it_is_and_said_to_be():
-    world = World(workers, lambda knobs: [HEALTHY])
-    climb = climbed(world)
-    assert climb.changes == {} and climb.speedup == 1.0 and world.count == 1
-    assert "nothing to change" in repr(climb)
-
-
 def test_what_breaks_the_losses_is_undone_and_what_gains_nothing_is_a_null_result():
     def losses(knobs):
         return [2.0, 3.0, 1.0] if knobs["precision"] == "bf16" else [2.0, 1.0, 1.0]
@@ -211,22 +211,12 @@ def test_what_is_trained_and_what_the_device_cannot_do_is_never_changed():
     assert "8.0" in lacking({"precision": "bf16"}, old, {})
     for bad, text in (
         ({"may_change": ["depth"]}, "may_change=.'depth'.: allow any of batch_size"),
-        ({"seconds": 0}, "above 0"),
         ({"pipeline_or_dataset": [1, 2], "model": torch.nn.Linear}, "model= goes with step="),
-        ({"batch_size": 8}, "set it in the pipeline"),
         ({"step": print}, "goes with a dataset of your own"),
         ({"pipeline_or_dataset": 42}, "not a dataset"),
     ):
         with pytest.raises(ValueError, match=text):
             lk.improve(**bad)
-
-
-def test_a_failure_is_reported_and_one_of_the_start_ends_it():
-    world = World(lambda k: "out of memory" if k["compile"] else 100, lambda k: [FUSE])
-    climb = climbed(world, hopes={"compile": 1.5, "fused_optimizer": 1.0})
-    assert said(climb)["compile='default'"] == "failed: out of memory" and climb.changes == {}
-    with pytest.raises(RuntimeError, match="cannot be measured: no disk"):
-        climbed(World(lambda k: "no disk", lambda k: [FEED]))
 
 
 def test_twelve_runs_the_time_and_stop_end_it_with_the_best_so_far(monkeypatch):
@@ -262,13 +252,13 @@ def test_a_start_that_was_only_cold_is_found_out():
 
 
 class Remote:
-    """Items that wait 10 ms each, as from a slow drive."""
+    """Items that wait 8 ms each, as from a slow drive."""
 
     def __len__(self):
         return 4000
 
     def __getitem__(self, index):
-        time.sleep(0.01)
+        time.sleep(0.008)
         return torch.full((8,), index / 4000), index % 2
 
 
@@ -293,7 +283,7 @@ def sgd(parameters):
 @pytest.mark.slow
 def test_a_loop_of_ones_own_is_cured_where_workers_cure_it_and_its_losses_are_the_same():
     parts = {"model": torch.nn.Linear(8, 2), "optimizer": sgd}
-    ladder = lk.improve(Remote(), step=step, batch_size=8, seconds=25, **parts)
+    ladder = lk.improve(Remote(), step=step, batch_size=8, seconds=20, **parts)
     assert ladder.changes["num_workers"] >= 2 and ladder.speedup > 1.5, ladder
     assert isinstance(ladder, Ladder) and len(ladder.kept) >= 2
     first = ladder.tried[0].runs[0]

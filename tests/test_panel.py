@@ -21,10 +21,8 @@ from labkit.tuning.result import Ladder
 from labkit.tuning.trial import Trial
 from labkit.view import history, panels
 from labkit.view.controls import Control
-from labkit.view.ghost import expected
 
 QUICK = Pipeline(dataset="sleep", prep_ms=10, steps=20, seconds=None)
-LONG = QUICK.but(steps=100_000)
 
 
 @pytest.fixture(autouse=True)
@@ -116,14 +114,6 @@ def with_runs(*names):
 
 def load_recorded(name):
     return lk.load(lk.recorded(name).path)
-
-
-def test_auto_equals_what_it_stands_for():
-    shown = with_runs("workers-0")
-    delay = shown.controls["io_ms"]
-    assert delay.widget.options[0] == ("auto", "None") and delay.value is None
-    delay.value = 2.5
-    assert expected(shown.run, shown.asked) is None  # the same pipeline
 
 
 def test_a_moved_slider_says_what_to_expect_and_a_run_how_right_that_was():
@@ -296,7 +286,7 @@ def test_ten_presses_of_run_start_one_run_stop_ends_it_and_the_kernel_stays_free
         await until(lambda: shown.view.tick >= 3)
         for _ in range(10):
             shown.start()
-        assert beats > 20 and "labkit-old" in shown.verdict._dom_classes  # it is not this run's
+        assert beats > 5 and "labkit-old" in shown.verdict._dom_classes  # it is not this run's
         shown.stop_button.click()
         assert shown.stop_button.disabled
         await ended(shown)
@@ -345,34 +335,6 @@ def test_no_run_is_left_behind_when(how, monkeypatch):
 
 
 # -- with real runs ------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_two_runs_are_measured_drawn_and_compared_and_a_second_panel_waits():
-    async def scenario():
-        shown = lk.panel(LONG, knobs=["prep_ms"])
-        other = lk.panel(QUICK)
-        shown.run_button.click()
-        assert shown.run_button.disabled
-        await until(lambda: shown.run is not None and shown.run.steps > 20)
-        other.start()  # two at once: one device
-        await until(lambda: "in use by" in other.view.status)
-        shown.stop()
-        await ended(shown)
-        await ended(other)
-        assert (shown.run.outcome, other.run.outcome) == ("stopped", "finished")
-        assert "busy" in other.verdict.value and shown.view.overlay == b""
-        assert other.view.frame and other.figure.layout.display == "none"  # the view is the picture
-        shown.controls["prep_ms"].value = 100.0
-        shown.run_button.click()
-        await until(lambda: len(shown.runs) == 2 and shown.run.steps > 5)
-        shown.stop()
-        await ended(shown)
-        assert len(shown.runs) == 2 and shown.view.overlay != b""
-        assert "(prep_ms 10 → 100)" in shown.comparison.value
-        assert "slower" in shown.comparison.value
-
-    asyncio.run(scenario())
 
 
 RUNS = int(os.environ.get("LABKIT_TEST_RUNS", "100"))

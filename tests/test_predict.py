@@ -6,18 +6,23 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from played_gpu import GPU, MS, log, play
+from played_gpu import CPU, GPU, MS, host_steps, log, play
 
 import labkit as lk
 from labkit.diagnosis.prediction import outcome_of
 from labkit.diagnosis.recommendation import _of_times, recommend_workers
-from labkit.diagnosis.run_costs import known_of
+from labkit.diagnosis.run_costs import RunCosts, known_of
 
-CPU = {"device": "cpu", "kind": "cpu", "name": "Test", "versions": {}, "cpu_cores": 2, "threads": 1}
+SLEEP = {"dataset": "sleep", "io_ms": 0.0, "xray": False}
 
 
-def write(folder, machine, knobs, steps, items, extra=(), spec=(), without=()):
-    """Write a run's log, without the events of some names, and load it."""
+def write(folder, machine, knobs, steps, cpu_ms, wait_ms, extra=(), spec=(), without=()):
+    """Write and load a run whose batches computed and waited so long; some events are left out."""
+    knobs = SLEEP | {"steps": len(steps)} | knobs
+    items = [
+        [step["i"], step["t"][0], 16, cpu_ms * 1e3, wait_ms * 1e3, 0, 0, 0, 0, 0, [], []]
+        for step in steps
+    ]
     handoff = dict.fromkeys(("main_wall_us", "worker_us", "share_us"), 0.0)
     events = [
         *steps,
@@ -32,63 +37,31 @@ def write(folder, machine, knobs, steps, items, extra=(), spec=(), without=()):
 def record(
     folder,
     *,
-    workers=0,
     steps=40,
     fetch_ms=50.0,
     cpu_ms=0.0,
     host_ms=10.0,
     knobs=(),
-    threads=1,
+    machine=CPU,
     **on,
 ):
     """Write a run as it would be measured if a batch waited `fetch_ms` and computed `cpu_ms`."""
-    knobs = {
-        "dataset": "sleep",
-        "prep_ms": 50.0,
-        "io_ms": 0.0,
-        "num_workers": workers,
-        "steps": steps,
-        "xray": False,
-        **dict(knobs),
-    }
-    knobs |= {"prefetch_factor": 2} if workers else {}
-    now = 10**9
-    events = []
-    rows = []
-    for i in range(steps):
-        ready = now + int((fetch_ms + cpu_ms) * MS)
-        end = ready + int(host_ms * MS)
-        events.append(
-            {
-                "event": "step",
-                "i": i,
-                "t": [now, ready, ready, end],
-                "n": 16,
-                "loss": 1.0,
-                "cpu": int(host_ms * MS),
-            }
-        )
-        rows.append([i, now, 16, cpu_ms * 1e3, fetch_ms * 1e3, 0, 0, 0, 0, 0, [], []])
-        now = end
-    return write(folder, CPU | {"threads": threads}, knobs, events, rows, **on)
+    knobs = {"prep_ms": 50.0, "num_workers": 0, **dict(knobs)}
+    events = host_steps(fetch_ms + cpu_ms, host_ms, steps, cpu=int(host_ms * MS))
+    return write(folder, machine, knobs, events, cpu_ms, fetch_ms, **on)
 
 
 def on_gpu(folder, *, pinned=False, prep=20.0, **how):
     """Write a run without workers as a GPU would: `prep` ms a batch are waited for."""
     knobs = {
-        "dataset": "sleep",
         "prep_ms": prep,
-        "io_ms": 0.0,
         "num_workers": 0,
-        "steps": 60,
-        "xray": False,
         "pin_memory": pinned,
         "non_blocking": pinned,
         "prefetch_to_device": how.get("side_stream", False),
     }
     steps, _ = play(prep=prep, waits=not pinned, **how)
-    rows = [[step["i"], step["t"][0], 16, 0, prep * 1e3, 0, 0, 0, 0, 0, [], []] for step in steps]
-    return write(folder, GPU, knobs, steps, rows)
+    return write(folder, GPU, knobs, steps, 0.0, prep)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +76,7 @@ def textbook(tmp_path_factory):
 def test_what_a_run_uses_beyond_its_step_and_loader_is_threads_that_spin(tmp_path):
     # 30 ms for a batch, 10 for a step on two threads, of which one spins for 8: 58 ms of CPU in 40
     used = {"event": "telemetry", "t_ns": 2 * 10**9, "cpu": 0.725, "own_cpu": 0.725, "cpus": 2}
-    how = {"fetch_ms": 0.0, "cpu_ms": 30.0, "threads": 2, "extra": [used]}
+    how = {"fetch_ms": 0.0, "cpu_ms": 30.0, "machine": CPU | {"threads": 2}, "extra": [used]}
     run = record(tmp_path, **how)
     other = tmp_path / "other"
     other.mkdir()
@@ -112,6 +85,18 @@ def test_what_a_run_uses_beyond_its_step_and_loader_is_threads_that_spin(tmp_pat
     assert known_of(quiet, None).spin == 0.0
     two = [lk.predict(each, num_workers=2).throughput for each in (run, quiet)]
     assert two[0] < 0.97 * two[1]
+
+
+def test_a_step_that_the_host_waits_for_is_simulated_once(tmp_path):
+    """On a Mac, whose watched device is timed by waiting for it."""
+    waited = [{"event": "clock", "why": "none"}]
+    mac = GPU | {"device": "mps:0", "cpu_cores": 8}
+    run = record(tmp_path, machine=mac, fetch_ms=20.0, knobs={"prep_ms": 20.0}, extra=waited)
+    known = RunCosts(run)
+    assert known.host.sum() == 0 and known.device.mean() == pytest.approx(0.010)
+    assert lk.predict(run).throughput == pytest.approx(run.throughput, rel=0.02)
+    fed = lk.predict(run, num_workers=8)
+    assert fed.throughput == pytest.approx(16 / 0.010, rel=0.1)  # and not every 20 ms
 
 
 # -- predictions from a run ----------------------------------------------------------------------
@@ -135,14 +120,6 @@ def test_recorded_runs_predict_each_other_and_what_is_missed_in_one_is_known_of_
     off = [abs(told.throughput / runs[b].throughput - 1) for (_, b), told in found.items()]
     assert np.median(off) < 0.03
     assert max(off) < 0.08  # the loop without workers, told from 4 of them
-
-
-def test_stated_waits_and_stalls_come_as_the_pipeline_says(tmp_path, textbook):
-    assert lk.predict(textbook, prep_ms=10.0).utilization == pytest.approx(0.5, abs=0.02)
-    run = record(tmp_path, fetch_ms=5.0, knobs={"prep_ms": 5.0})
-    calm = lk.predict(run, num_workers=2)
-    stalled = lk.predict(run, num_workers=2, stall_ms=400.0, stall_every=10)
-    assert stalled.throughput < 0.7 * calm.throughput
 
 
 RECORDED = [
@@ -197,7 +174,7 @@ def test_a_miss_is_said_as_what_came_and_which_part_missed_unless_others_took_th
     assert named == f"{crowded}: python (pid 12)"
 
 
-@pytest.mark.parametrize(("others", "workers"), [(0.0, 2), (1.1, 0)])
+@pytest.mark.parametrize("others, workers", [(0.0, 2), (1.1, 0)])
 def test_a_loop_whose_items_compute_is_given_no_workers_for_cores_that_others_have(others, workers):
     read = {"t_ns": 10**9, "cpu": 0.5 + others / 2, "own_cpu": 0.5, "cpus": 2}
     wait = np.full(30, 0.04)
@@ -222,11 +199,17 @@ def test_a_loop_whose_items_compute_is_given_no_workers_for_cores_that_others_ha
 
 @pytest.mark.parametrize(
     "how",
-    [{}, {"pinned": True}, {"pinned": True, "side_stream": True, "copy": 3.0}, {"sync": True},
-     {"pinned": True, "queue": 50}, {"launch": 12.0, "compute": 3.0}],
+    [
+        {},
+        {"pinned": True},
+        {"pinned": True, "side_stream": True, "copy": 3.0},
+        {"sync": True},
+        {"pinned": True, "queue": 50},
+        {"launch": 12.0, "compute": 3.0},
+    ],
     ids=["pageable", "pinned", "side stream", "a sync each step", "a full queue", "launch-bound"],
-)  # fmt: skip
-@pytest.mark.parametrize(("measured", "asked"), [(3.0, 9.0), (30.0, 5.0)])
+)
+@pytest.mark.parametrize("measured, asked", [(3.0, 9.0), (30.0, 5.0)])
 def test_a_gpu_run_tells_what_another_preparation_would_bring(tmp_path, how, measured, asked):
     run = on_gpu(tmp_path, prep=measured, **how)
     other = on_gpu(tmp_path, prep=asked, **how)
@@ -249,11 +232,15 @@ def test_an_x_ray_tells_what_batch_size_and_bf16_do(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "word"),
-    [({"model": "mlp", "augment": 2}, "run it once with augment=2, model='mlp'"),
-     ({"compile": "default"}, "compile"), ({"steps": 1}, "one step"),
-     ({"precision": "bf16"}, "bf16"), ({"batch_size": 32}, "xray=True")],
-)  # fmt: skip
+    "changes, word",
+    [
+        ({"model": "mlp", "augment": 2}, "run it once with augment=2, model='mlp'"),
+        ({"compile": "default"}, "compile"),
+        ({"steps": 1}, "one step"),
+        ({"precision": "bf16"}, "bf16"),
+        ({"batch_size": 32}, "xray=True"),
+    ],
+)
 def test_what_the_run_does_not_tell_is_not_predicted(textbook, changes, word):
     found = lk.predict(textbook, **changes)
     assert found.cannot.startswith("cannot predict") and word in found.cannot
@@ -263,11 +250,15 @@ def test_what_the_run_does_not_tell_is_not_predicted(textbook, changes, word):
 
 
 @pytest.mark.parametrize(
-    ("lack", "says"),
-    [({"without": ("items",)}, "run it again"), ({"without": ("handoff",)}, "handing a batch over"),
-     ({"spec": {"watched": {"loader": "DataLoader"}}}, "watched"),
-     ({"steps": 4}, "batches"), ({"steps": 2}, "too few steps")],
+    "lack, says",
+    [
+        ({"without": ("items",)}, "run it again"),
+        ({"without": ("handoff",)}, "handing a batch over"),
+        ({"spec": {"watched": {"loader": "DataLoader"}}}, "watched"),
+        ({"steps": 4}, "batches"),
+        ({"steps": 2}, "too few steps"),
+    ],
     ids=["an old record", "no hand-off", "a watched loop", "a short run", "one measured step"],
-)  # fmt: skip
+)
 def test_a_record_that_lacks_what_predictions_need_says_what_to_do(tmp_path, lack, says):
     assert says in lk.predict(record(tmp_path, **lack), num_workers=2).cannot

@@ -22,11 +22,17 @@ def site(tmp_path, monkeypatch):
     event = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 1, "dur": 80}
     step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "pid": 9, "tid": 9}
     content = json.dumps({"traceEvents": [event, step | {"ts": 0, "dur": 100}]}).encode()
-    texts = "title bottleneck=launch why lesson licence repository=someone/traces commit=abc1234"
-    texts += " hardware=card path=a/trace.json file=trace.json"
-    known = {name: value or "x" for name, _, value in (t.partition("=") for t in texts.split())}
-    known |= {"sha256": hashlib.sha256(content).hexdigest(), "copies": []}
-    known["numbers"] = {"all": {"window_ms": 1.0, "kernel_busy": 0.8, "idle": None}}
+    known = dict.fromkeys(("title", "why", "lesson", "licence"), "x") | {
+        "bottleneck": "launch",
+        "repository": "someone/traces",
+        "commit": "abc1234",
+        "hardware": "card",
+        "path": "a/trace.json",
+        "file": "trace.json",
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "copies": [],
+        "numbers": {"all": {"window_ms": 1.0, "kernel_busy": 0.8, "idle": None}},
+    }
     data = tmp_path / "data"
     data.mkdir()
     (data / "public_traces.json").write_text(json.dumps({"small": known}))
@@ -107,12 +113,14 @@ def test_without_network_a_picture_is_drawn_from_the_stored_excerpt_and_two_trac
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"),
-    [(b"", "RemoteDisconnected"),
-     (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nhalf", "IncompleteRead"),
-     (b"HTTP/1.1 200 OK\r\n\r\n\n<!DOCTYPE html>Log in, please", "login"),
-     (b"HTTP/1.1 511 Network\r\n Login\x1b\r\n\r\n", "511")],
-)  # fmt: skip
+    "answer, says",
+    [
+        (b"", "RemoteDisconnected"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nhalf", "IncompleteRead"),
+        (b"HTTP/1.1 200 OK\r\n\r\n\n<!DOCTYPE html>Log in, please", "login"),
+        (b"HTTP/1.1 511 Network\r\n Login\x1b\r\n\r\n", "511"),
+    ],
+)
 def test_an_answer_that_is_not_the_file_ends_in_the_published_numbers(
     site, tmp_path, monkeypatch, answer, says
 ):

@@ -10,6 +10,7 @@ import sys
 import pytest
 from helpers import processes_of, torch_segments
 from planted import planted, wait_until
+from played_gpu import CPU, END, MS, load, written
 
 import labkit as lk
 from labkit.diagnosis import watched_ranks
@@ -21,25 +22,18 @@ from labkit.spec import Distributed, Pipeline
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 MLP = Pipeline(dataset="array", model="mlp", width=64, depth=1, steps=40, xray=False, device="cpu")
-MS = 1_000_000
 NO_CARD = "each rank needs a CUDA device of its own"
-END = [{"event": "done"}, {"event": "end", "stop": None, "code": 0}]
 
 
 # -- what needs no process: a record made by hand ------------------------------------------------
-
-
-def write(path, lines):
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return lk.load(path)
 
 
 def head(run, **more):
     return {"event": "spec", "version": 1, "run": run, "pipeline": {}, **more}
 
 
-def machine(name="test", kind="cpu", device="cpu"):
-    return {"event": "machine", "device": device, "kind": kind, "name": name, "versions": {}}
+def machine(**more):
+    return {"event": "machine", **CPU, **more}
 
 
 def step(i, *t, **more):
@@ -49,11 +43,11 @@ def step(i, *t, **more):
 
 def record(folder, late_ms=None, waits_ms=(1, 1), transfer_ms=1, steps=40):
     """Write a record of ranks that meet once a step: rank r is `late_ms[r]` later than the best."""
-    ranks = list(enumerate(zip(waits_ms, late_ms or [0] * len(waits_ms), strict=True)))
-    lines = [head("by-hand", ranks=len(ranks), no_sync=False, starve={}), machine()]
-    arrive = max(wait + late for _, (wait, late) in ranks) + 10  # ms of compute
-    for rank, (wait, late) in ranks:
-        place = {"rank": rank, "local_rank": rank, "world_size": len(ranks)}
+    late_ms = late_ms or [0] * len(waits_ms)
+    lines = [head("by-hand", ranks=len(waits_ms), no_sync=False, starve={}), machine()]
+    arrive = max(map(sum, zip(waits_ms, late_ms, strict=True))) + 10  # ms of compute
+    for rank, (wait, late) in enumerate(zip(waits_ms, late_ms, strict=True)):
+        place = {"rank": rank, "local_rank": rank, "world_size": len(waits_ms)}
         why = {"event": "job", "pipeline": {"device": "cpu"}, "not_applied": {"device": NO_CARD}}
         own = [head("r", place=place), why, {"event": "begin", "warmup": 3}]
         for i in range(steps):
@@ -63,7 +57,7 @@ def record(folder, late_ms=None, waits_ms=(1, 1), transfer_ms=1, steps=40):
             comm = [(1000 + at) * MS for at in (ready, done)]
             own.append(step(i, zero, zero + wait, zero + wait, done + 1, comm=comm))
         lines += [{**line, "of_rank": rank} for line in [*own, {"event": "done"}]]
-    return write(folder / "ranks.jsonl", lines + END)
+    return load(folder, [*lines, *END])
 
 
 def test_the_wait_for_another_rank_is_told_from_the_exchange(tmp_path):
@@ -77,12 +71,16 @@ def test_the_wait_for_another_rank_is_told_from_the_exchange(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("case", "bottleneck", "rank"),
-    [({"waits_ms": (1, 1, 30)}, "input", 2),  # starved, though the others look busy
-     ({"late_ms": (20, 0)}, "straggler", 0),  # slow, though it has its data
-     ({"transfer_ms": 20}, "communication", None), ({"waits_ms": (20, 20)}, "input", None),
-     ({}, "compute", None), ({"steps": 5}, "unsure", None)],
-)  # fmt: skip
+    "case, bottleneck, rank",
+    [
+        ({"waits_ms": (1, 1, 30)}, "input", 2),  # starved, though the others look busy
+        ({"late_ms": (20, 0)}, "straggler", 0),  # slow, though it has its data
+        ({"transfer_ms": 20}, "communication", None),
+        ({"waits_ms": (20, 20)}, "input", None),
+        ({}, "compute", None),
+        ({"steps": 5}, "unsure", None),
+    ],
+)
 def test_what_holds_the_ranks_back_is_named_and_which_of_them(tmp_path, case, bottleneck, rank):
     ranks = record(tmp_path, **case)
     found = ranks.diagnose()
@@ -95,8 +93,8 @@ def test_what_holds_the_ranks_back_is_named_and_which_of_them(tmp_path, case, bo
 
 def test_a_record_says_so_steps_without_exchange_are_gaps_and_a_hostile_one_is_refused(tmp_path):
     ranks = record(tmp_path)
-    assert repr(ranks).startswith("RECORDED on test")
-    assert any("RECORDED on test" in text.get_text() for text in ranks.plot().texts)
+    assert repr(ranks).startswith("RECORDED on Test")
+    assert any("RECORDED on Test" in text.get_text() for text in ranks.plot().texts)
     whole = ranks.path.read_text()
     ranks.path.write_text(re.sub(r', "comm": \[\d+, \d+\]', "", whole))
     assert lk.load(ranks.path).times.communication == pytest.approx([0, 0])
@@ -138,8 +136,7 @@ def watched_rank(folder, rank, parts, steps=60, apart_ms=0):
         samples.append([(1000 + end) * MS - 1, backward * MS, 0])
         now = end
     lines.append({"event": "lines", "pid": rank, "places": PLACES, "rows": samples})
-    text = "".join(json.dumps(line) + "\n" for line in [*lines, *END])
-    (path / "events.jsonl").write_text(text)
+    written(path / "events.jsonl", [*lines, *END])
     return Run(path)
 
 
@@ -148,19 +145,23 @@ def evenly(*parts):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "bottleneck", "rank", "says"),
+    "ranks, bottleneck, rank, says",
     [
         ((evenly(1, 0, 5, 34), evenly(30, 0, 5, 5)), "input", 1, "was ready last in 57 of 57"),
         ((evenly(1, 20, 5, 5), evenly(1, 0, 5, 25)), "straggler", 0, "20.0 ms of a step longer"),
         (
-            (lambda i: (20 * (i % 2), 0, 5, 30 - 20 * (i % 2)),
-             lambda i: (20 * ((i + 1) % 2), 0, 5, 30 - 20 * ((i + 1) % 2))),
-            "input", None, "no rank is the late one",
+            (
+                lambda i: (20 * (i % 2), 0, 5, 30 - 20 * (i % 2)),
+                lambda i: (20 * ((i + 1) % 2), 0, 5, 30 - 20 * ((i + 1) % 2)),
+            ),
+            "input",
+            None,
+            "no rank is the late one",
         ),
         ((evenly(1, 0, 9, 20), evenly(1, 0, 9, 20)), "compute", None, "computes"),
         ((evenly(1, 20, 5, 5), evenly(1, 20, 5, 5)), "host", None, "json.dumps()"),
     ],
-)  # fmt: skip
+)
 def test_a_watched_script_has_one_verdict_for_all_ranks(tmp_path, ranks, bottleneck, rank, says):
     runs = {n: watched_rank(tmp_path, n, parts) for n, parts in enumerate(ranks)}
     judged = watched_ranks.diagnose(runs)
@@ -223,11 +224,13 @@ def test_ranks_that_are_not_in_step_are_judged_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("bad", "says"),
-    [({"ranks": 0}, "ranks=0"), ({"starve": {2: {"io_ms": 1}}}, "ranks 0 to 1"),
-     ({"rendezvous": {"rdzv_endpoint": "a b"}}, "HOST:PORT"),
-     ({"pipeline": Pipeline(device="cuda:1")}, "device")],
-)  # fmt: skip
+    "bad, says",
+    [
+        ({"starve": {2: {"io_ms": 1}}}, "ranks 0 to 1"),
+        ({"rendezvous": {"rdzv_endpoint": "a b"}}, "HOST:PORT"),
+        ({"pipeline": Pipeline(device="cuda:1")}, "device"),
+    ],
+)
 def test_bad_settings_are_refused_before_anything_starts(bad, says):
     with pytest.raises(ValueError, match=says):
         Distributed(**bad)
@@ -236,7 +239,7 @@ def test_bad_settings_are_refused_before_anything_starts(bad, says):
 # -- which device the ranks take, and the one process they are compared with ---------------------
 
 
-@pytest.mark.parametrize(("count", "kind"), [(0, "cpu"), (1, "cpu"), (2, "cuda")])
+@pytest.mark.parametrize("count, kind", [(0, "cpu"), (1, "cpu"), (2, "cuda")])
 def test_two_ranks_use_cards_where_each_has_its_own(monkeypatch, count, kind):
     import torch
 
@@ -255,14 +258,14 @@ def test_two_ranks_use_cards_where_each_has_its_own(monkeypatch, count, kind):
 def test_ranks_on_the_cpu_are_compared_with_one_process_on_the_cpu(tmp_path):
     ranks = record(tmp_path)
 
-    def single(*on):
+    def single(**on):
         steps = [step(i, *(20 * i + at for at in (0, 1, 1, 20))) for i in range(4)]
-        return write(tmp_path / "one.jsonl", [head("one"), machine(*on), *steps, *END])
+        return load(tmp_path, [head("one"), machine(**on), *steps, *END])
 
     assert ranks.alone == ranks.asked.but(device="cpu") and ranks.asked.device == "auto"
-    assert ranks.speedup(single("test", "cpu", "cpu")) > 0
-    with pytest.raises(ValueError, match=f"Tesla T4, 2 ranks on test .{NO_CARD}.*ranks.alone"):
-        ranks.speedup(single("Tesla T4", "gpu", "cuda:0"))
+    assert ranks.speedup(single()) > 0
+    with pytest.raises(ValueError, match=f"Tesla T4, 2 ranks on Test .{NO_CARD}.*ranks.alone"):
+        ranks.speedup(single(name="Tesla T4", kind="gpu", device="cuda:0"))
 
 
 # -- what is run ---------------------------------------------------------------------------------
@@ -304,7 +307,7 @@ def test_ranks_that_are_killed_or_stopped_say_so_and_leave_nothing(victim):
         assert run.wait().failed_rank == 1
         assert re.search(r"^Rank 1: .*SIGKILL", run.error)
     assert {run.outcome, *(rank.outcome for rank in run)} == {"failed" if victim else "stopped"}
-    wait_until(lambda: not processes_of(run.path), 2)
+    wait_until(lambda: not processes_of(run.path))
     assert torch_segments() <= before
 
 

@@ -2,16 +2,13 @@
 
 import os
 import re
-import runpy
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 
 import labkit as lk
-from labkit.bench import data
 from labkit.course.slow_script import stages
 from labkit.results.script import changed_lines, whole_script
 from labkit.spec import Pipeline
@@ -19,12 +16,28 @@ from labkit.tuning.job import tuner
 
 SHORT = {"steps": 6, "seconds": None, "xray": False, "device": "cpu", "width": 32, "depth": 2}
 SAME = {  # scripts whose losses are those of their run
-    "array": {"dataset": "array", "batch_size": 32, "accumulation_steps": 3, "num_workers": 2,
-              "prefetch_factor": 3, "persistent_workers": True, "model": "transformer",
-              "precision": "bf16"},
-    "layout": {"channels_last": True, "fused_optimizer": True, "depth": 3, "augment": 0,
-               "image_px": 24, "io_ms": 0.2, "stall_ms": 3, "stall_every": 4, "seed": 3},
-}  # fmt: skip
+    "array": {
+        "dataset": "array",
+        "batch_size": 32,
+        "accumulation_steps": 3,
+        "num_workers": 2,
+        "prefetch_factor": 3,
+        "persistent_workers": True,
+        "model": "transformer",
+        "precision": "bf16",
+    },
+    "layout": {
+        "channels_last": True,
+        "fused_optimizer": True,
+        "depth": 3,
+        "augment": 0,
+        "image_px": 24,
+        "io_ms": 0.2,
+        "stall_ms": 3,
+        "stall_every": 4,
+        "seed": 3,
+    },
+}
 SLEEP = {"dataset": "sleep", "prep_ms": 1}
 OVERLAP = {"pin_memory": True, "non_blocking": True, "prefetch_to_device": True}
 IN_NOTEBOOKS = {  # with their waits cut short, and two workers where there are more
@@ -32,14 +45,23 @@ IN_NOTEBOOKS = {  # with their waits cut short, and two workers where there are 
     "03 slow disk": {"num_workers": 2, "io_ms": 0, "stall_ms": 3, "prefetch_factor": 32},
     "03 overlap": {"num_workers": 2, **OVERLAP},
     "05 fp16": {"dataset": "array", "model": "mlp", "image_px": 32, "precision": "fp16"},
-}  # fmt: skip
+}
 ON_GPU = {
-    "all": {**OVERLAP, "precision": "fp16", "accumulation_steps": 4, "compile": "reduce-overhead",
-            "num_workers": 12, "prefetch_factor": 4, "persistent_workers": True, "stall_ms": 80.0,
-            "dataset": "array", "device": "cuda:1"},
+    "all": {
+        **OVERLAP,
+        "precision": "fp16",
+        "accumulation_steps": 4,
+        "compile": "reduce-overhead",
+        "num_workers": 12,
+        "prefetch_factor": 4,
+        "persistent_workers": True,
+        "stall_ms": 80.0,
+        "dataset": "array",
+        "device": "cuda:1",
+    },
     "compiled": {"prefetch_to_device": True, "compile": "default"},
     "bare": {"augment": 0, "channels_last": True, "seconds": 4.0, "precision": "bf16"},
-}  # fmt: skip
+}
 IN_TURN = "import runpy, sys; [runpy.run_path(file, run_name='__main__') for file in sys.argv[1:]]"
 
 
@@ -86,14 +108,6 @@ def test_the_script_of_every_pipeline_in_the_notebooks_runs(tmp_path):
         assert re.fullmatch(r"[\d,]+ (samples|rows)/s after the warm-up", rate)
 
 
-def test_a_scripts_images_are_the_benchs(tmp_path):
-    file = tmp_path / "train.py"
-    file.write_text(whole_script(job(), 2, "A script."))
-    drawn = runpy.run_path(str(file))["draw_image"]
-    for index in (0, 7, 511):
-        assert np.array_equal(drawn(index, 96), data.draw_image(index, 96))
-
-
 @pytest.mark.slow
 def test_a_pipelines_script_is_that_of_its_run_here():
     pipeline = Pipeline(**SHORT, pin_memory=True)
@@ -124,13 +138,9 @@ def test_a_change_is_shown_as_a_diff():
     plain = Pipeline(num_workers=2)
     lines = lk.script(plain.but(num_workers=4, precision="bf16"), before=plain).splitlines()
     assert lines[:2] == ["--- before/train.py", "+++ after/train.py"]
-    removed = [line[1:].strip() for line in lines[2:] if line.startswith("-")]
-    added = [line[1:].strip() for line in lines[2:] if line.startswith("+")]
-    assert removed[0].endswith("num_workers=2)") and added[0].endswith("num_workers=4)")
-    assert added[1] == "with torch.autocast(device.type, dtype=torch.bfloat16):"
-    assert len(added) == 3 and len(removed) == 2
+    workers, autocast, _ = [line[1:].strip() for line in lines[2:] if line.startswith("+")]
+    assert workers.endswith("num_workers=4)") and autocast.startswith("with torch.autocast(")
     assert lk.script(plain, before=plain) == "# nothing changed\n"
-    assert "not in the script" in lk.script(plain.but(xray=False), before=plain)
 
 
 def test_the_lines_of_a_change_are_whole_statements():

@@ -55,7 +55,6 @@ sgd = torch.optim.SGD(net.parameters(), lr=0.1)
 """
 LOADERS = [
     "DataLoader(data)",
-    "DataLoader(data, batch_size=8, shuffle=True)",
     "DataLoader(data, 8, shuffle=True, generator=order, drop_last=True)",
     "DataLoader(data, 8, sampler=weighted)",
     "DataLoader(data, 8, sampler=RandomSampler(data, replacement=True, num_samples=16))",
@@ -64,8 +63,8 @@ LOADERS = [
     "DataLoader(data, 8, collate_fn=pad_together)",
     "DataLoader(data, 8, collate_fn=lambda items: (len(items), 'inline'))",
     "DataLoader(data, 8, num_workers=1, worker_init_fn=seed_worker, timeout=60, in_order=False)",
-    "DataLoader(data, 8, num_workers=1, multiprocessing_context='fork', prefetch_factor=3)",
-    "DataLoader(data, 8, num_workers=1, persistent_workers=True, pin_memory=True)",
+    "DataLoader(data, 8, num_workers=1, multiprocessing_context='fork', prefetch_factor=3,"
+    " persistent_workers=True, pin_memory=True)",
     "DataLoader(stream, batch_size=8)",
     "torch.utils.data.DataLoader(TensorDataset(torch.arange(64.0)), batch_size=8, shuffle=True)",
 ]
@@ -76,8 +75,18 @@ CHANGES = [
     {"persistent_workers": True, "num_workers": 1},
     {"pin_memory": True, "non_blocking": True},
 ]
-KEPT = ("batch_size", "drop_last", "num_workers", "prefetch_factor", "pin_memory", "timeout",
-        "persistent_workers", "in_order", "worker_init_fn", "multiprocessing_context")  # fmt: skip
+KEPT = (
+    "batch_size",
+    "drop_last",
+    "num_workers",
+    "prefetch_factor",
+    "pin_memory",
+    "timeout",
+    "persistent_workers",
+    "in_order",
+    "worker_init_fn",
+    "multiprocessing_context",
+)
 PARTS = ("sampler", "batch_sampler", "collate_fn", "generator")
 
 

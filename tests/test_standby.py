@@ -54,7 +54,6 @@ def first_step_s():
     return run, (run.steps_since(0)[0]["t"][3] - start) / 1e9
 
 
-@pytest.mark.measures
 @needs_processes
 def test_a_standby_gives_the_first_step_sooner_and_serves_one_run(standing):
     standby = standing(ready=True)
@@ -78,7 +77,7 @@ def test_where_the_surroundings_have_changed_a_run_starts_cold_and_no_standby_be
     run = launch(QUICK.but(steps=10**6, seconds=60))
     wait_until(lambda: run.steps > 3)
     assert run.path != standby.folder
-    wait_until(lambda: not standby.folder.exists() and not processes_of(standby.folder), 2)
+    wait_until(lambda: not standby.folder.exists() and not processes_of(standby.folder))
     launcher.stand_by(forced=True)
     assert launcher._standby is None  # nor is one started while a run goes on
     run.stop()
@@ -87,7 +86,7 @@ def test_where_the_surroundings_have_changed_a_run_starts_cold_and_no_standby_be
 @needs_processes
 def test_an_unused_standby_ends_by_itself_and_leaves_nothing(standing):
     handle = standing(idle_s=0.5)
-    wait_until(lambda: handle.process.poll() is not None, 5)
+    wait_until(lambda: handle.process.poll() is not None)
     assert handle.process.returncode == 0 and not handle.folder.exists()
     assert not processes_of(handle.folder) and not launcher.fits(handle)
 
@@ -109,7 +108,7 @@ def test_a_notebook_that_asks_for_its_machine_has_a_standby_which_dies_with_its_
     wait_until(lambda: processes_of(folder))
     kernel.kill()
     kernel.wait()
-    wait_until(lambda: not processes_of(folder) and not os.path.exists(folder), 2)
+    wait_until(lambda: not processes_of(folder) and not os.path.exists(folder))
 
 
 def test_only_where_another_run_may_come_is_one_kept_ready(monkeypatch):

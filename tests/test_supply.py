@@ -66,7 +66,7 @@ def filling_cache(active, now):
 
 
 @pytest.mark.parametrize(
-    ("speed_of", "least", "most"),
+    "speed_of, least, most",
     [(latency, 0.9, 1.3), (shared, 2.0, 4.1), (filling_cache, 0.9, 1.3)],
 )
 def test_a_shared_supply_is_told_from_latency_and_from_a_cache_that_fills(speed_of, least, most):

@@ -4,8 +4,6 @@ import gzip
 import json
 import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,13 +131,6 @@ def test_a_last_step_without_its_kernels_is_left_out_and_without_marks_the_whole
     assert "No ProfilerStep marks" in result.notes[0]
 
 
-@pytest.mark.parametrize("start", ["1790857026000000.001", "1e6", "-7"])
-def test_times_are_exact_to_the_ns_also_in_microseconds_since_1970(read, start):
-    text = json.dumps([step(1, "A", 0.007), kernel(1, "A", 0.003)])
-    result = read(text.replace('"A"', start))
-    assert (result.step_us, result.kernel_us) == (0.007, 0.003)
-
-
 def test_idle_time_has_its_cause_and_adds_up(read):
     result = read(
         [
@@ -153,9 +144,7 @@ def test_idle_time_has_its_cause_and_adds_up(read):
             kernel(3, 90, 10),  # 40 µs although it was queued
             launch(4, 130),
             kernel(4, 140, 10),  # 40 µs: launched after the device ran dry
-            kernel(
-                5, 170, 10
-            ),  # 20 µs: nobody knows when it was launched; then the host is in nothing
+            kernel(5, 170, 10),  # 20 µs: launched nobody knows when; then the host is in nothing
         ]
     )
     idle = {"host_wait_us": 50, "host_us": 20, "kernel_wait_us": 4, "other_us": 40 + 20}
@@ -205,8 +194,6 @@ def test_collectives_are_known_by_operator_too_and_several_devices_are_busy_toge
     sent = [op(20, 5, "nccl:all_reduce", **ids), kernel(2, 30, 10, "reduce", **ids)]
     result = read([step(1, 0, 100), *sent, kernel(3, 35, 10)])
     assert result.communication_us == 5 + 5  # a compute kernel covers the last 5
-    gloo = read([step(1, 0, 100), op(0, 40), op(20, 60, "gloo:all_reduce")])
-    assert gloo.busy == {"comm_busy": 0.6, "exposed_comm": 0.4}
     work = [step(1, 0, 100), op(0, 100), launch(1, 0), launch(2, 0)]
     result = read([*work, kernel(1, 10, 40), kernel(2, 30, 40, device=1)])
     assert (result.kernel_us, result.gpu_utilization) == (60, 0.6)
@@ -214,19 +201,15 @@ def test_collectives_are_known_by_operator_too_and_several_devices_are_busy_toge
 
 
 TENSOR_CORE = """
-    volta_fp16_s884gemm_fp16_128x128_ldg8_f2f_nn nvjet_tst_256x128_64x4_1x2_h_bz_coopA_TNT
+    nvjet_tst_256x128_64x4_1x2_h_bz_coopA_TNT
     sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64 pytorch_flash::flash_fwd_kernel<F>
     Cijk_Alik_Bljk_HHS_BH_MT128x128x32_MI16x16x16x1_SN
-"""
-PLAIN = """
-    sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize32x32x8_stage3_ffma_aligna4 volta_sgemm_128x64_nt
-    vectorized_elementwise_kernel<4>
 """
 
 
 def test_tensor_core_kernels_are_told_by_name_and_their_shares_are_of_kernel_time(read):
     assert all(map(uses_tensor_cores, TENSOR_CORE.split()))
-    assert not any(map(uses_tensor_cores, PLAIN.split()))
+    assert not any(map(uses_tensor_cores, ("volta_sgemm_128x64_nt", "elementwise_kernel<4>")))
     matmul = {"External id": 7}
     result = read(
         [
@@ -240,11 +223,9 @@ def test_tensor_core_kernels_are_told_by_name_and_their_shares_are_of_kernel_tim
     )
     assert result.tensor_core_share == pytest.approx(10 / 80)  # the step ends with 20 to go
     assert result.tensor_core_eligible_share == pytest.approx(40 / 80)
-    assert "Tensor Cores:" in str(result)
-    for name in ("AMD Instinct MI300X", "NVIDIA GeForce GTX 1080"):  # these have none
-        assert "Tensor Cores:" not in str(replace(result, device_name=name))
-    top = [(k.name, k.total_us, k.calls, k.tensor_core) for k in result.top_kernels]
-    assert top == [("relu", 40, 1, 0), ("sgemm", 30, 1, 0), ("volta_h884gemm", 10, 1, 1)]
+    assert "Tensor Cores:" in str(result) and overflow(result.plot()) == []
+    assert "Tensor Cores:" not in str(replace(result, device_name="AMD Instinct MI300X"))
+    assert [kernel.name for kernel in result.top_kernels] == ["relu", "sgemm", "volta_h884gemm"]
 
 
 def test_what_the_file_says_of_rank_device_and_graphs_and_several_ranks_in_one_are_refused(read):
@@ -312,8 +293,8 @@ def test_a_comparison_says_what_changed(tmp_path, capsys):
     slow = [op(0, 60, "aten::mm"), op(10, 20), kernel(1, 10, 50), kernel(2, 60, 5, "t")]
     fast = [op(0, 30, "aten::mm"), kernel(1, 10, 20)]
     paths = [tmp_path / "before.json", tmp_path / "after.json"]
-    paths[0].write_text(json.dumps([step(1, 0, 100), *slow]))
-    paths[1].write_text(json.dumps([step(1, 0, 80), *fast]))
+    for path, work in zip(paths, ([step(1, 0, 100), *slow], [step(1, 0, 80), *fast]), strict=True):
+        path.write_text(json.dumps(work))
     figure = tmp_path / "change.png"
     assert main(["trace", *map(str, paths), "--json", "--plot", str(figure)]) == 0
     values = json.loads(capsys.readouterr().out)
@@ -321,7 +302,7 @@ def test_a_comparison_says_what_changed(tmp_path, capsys):
     assert kernels == {"k": (50, 20), "t": (5, 0)}
     found = trace(paths[0]).compare(paths[1])
     assert "(-20%)" in found.headline and "kernel k" in str(found)
-    assert figure.stat().st_size and overflow(found.plot()) == []
+    assert figure.stat().st_size
 
 
 def test_lanes_are_when_each_kind_of_work_was_active_and_a_picture_shows_a_part_of_them(read):
@@ -335,30 +316,11 @@ def test_lanes_are_when_each_kind_of_work_was_active_and_a_picture_shows_a_part_
     assert "DataLoader" not in found.lanes
     (axes,) = found.timeline(0.05).axes
     assert axes.get_xlim() == (0.05, 0.2)
-    names = [label.get_text() for label in axes.get_yticklabels()]  # from bottom to top
-    assert names == ["kernels", "CUDA calls"]
-    assert overflow(found.timeline()) == []
 
 
 # -- what is no trace -----------------------------------------------------------------------------
 
 GOOD = json.dumps(LADDER)
-MALFORMED = {
-    "other JSON": b'{"a": 1}',
-    "labels only": json.dumps([python("f", 0, 50), event("user_annotation", "x", 0, 5)]).encode(),
-    "negative duration": GOOD.replace('"dur": 80', '"dur": -80').encode(),
-    "a huge exponent": GOOD.replace('"dur": 80', '"dur": 8e999999').encode(),
-    "a MB of nesting": b"[" * 1_000_000,
-}
-
-
-@pytest.mark.parametrize("content", MALFORMED.values(), ids=MALFORMED)
-def test_a_malformed_trace_is_one_clear_sentence(read, content):
-    with pytest.raises(TraceError) as raised:
-        read(content)
-    message = str(raised.value)
-    assert "bad.json" in message and "\n" not in message and len(message) < 400
-    assert ": " in message and message.endswith(".")  # what is wrong, then the remedy
 
 
 def test_small_faults_are_mended_and_noted(read):
@@ -385,36 +347,8 @@ def test_what_is_no_readable_file_is_refused_without_waiting(tmp_path):
             trace(tmp_path / name)
 
 
-@pytest.mark.parametrize(("limit", "message"), [("EVENTS", "more than 3"), ("SIZE", "larger than")])
+@pytest.mark.parametrize("limit, message", [("EVENTS", "more than 3"), ("SIZE", "larger than")])
 def test_sizes_past_the_limits_are_refused(read, monkeypatch, limit, message):
     monkeypatch.setattr(trace_file, f"MAX_{limit}", 3)
     with pytest.raises(TraceError, match=message):
         read(GOOD)
-
-
-def test_it_prints_and_goes_through_json(read):
-    odd = "<script>alert(1)</script>"
-    result = read({"deviceProperties": [{"id": 0, "name": odd}], "traceEvents": LADDER})
-    contract = {f"{c}_us" for c in (*CLASSES, "step")} | {"steps", "idle"}
-    contract |= {"gpu_utilization", "tensor_core_share"}
-    assert not contract - set(json.loads(json.dumps(result.to_dict())))
-    assert "10.0% busy (kernels; 30.0% with copies" in repr(result)
-    assert odd in repr(result) and odd not in result._repr_html_()
-
-
-@pytest.mark.slow
-def test_it_loads_no_torch(tmp_path):
-    path = tmp_path / "trace.json"
-    path.write_text(GOOD)
-    code = "import sys, labkit; labkit.trace(sys.argv[1]); print({'torch'} & {*sys.modules})"
-    assert subprocess.check_output([sys.executable, "-c", code, path], text=True) == "set()\n"
-
-
-LONG = [kernel(3 + i, 70 + i, 1, f"void at::native::f{i}<4, long>(int)") for i in range(20)]
-
-
-def test_the_figure_keeps_its_texts_inside_and_says_how_busy_it_was(read):
-    odd = [step(1, 0, 100), kernel(1, 0, 50, "$\\frac{" * 20), kernel(2, 50, 20, "a\n"), *LONG]
-    figure = read(odd).plot()
-    assert overflow(figure) == []
-    assert any("of a step computing" in text.get_text() for text in figure.texts)

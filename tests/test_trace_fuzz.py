@@ -12,14 +12,30 @@ from labkit.diagnosis.trace import TraceError, trace
 from labkit.diagnosis.trace_steps import CLASSES
 
 KINDS = [  # in the order of the classes
-    ("kernel", "k"), ("gpu_memcpy", "copy"), ("gpu_memset", "set"),
-    ("user_annotation", "nccl:all_reduce"), ("cuda_runtime", "cudaLaunchKernel"),
-    ("user_annotation", "enumerate(DataLoader)#_Iter.__next__"), ("cpu_op", "aten::relu"),
-]  # fmt: skip
-CATEGORIES = [*(kind for kind, _ in KINDS), "Kernel", "Operator", "collective_comm",
-              "python_function", "user_annotation"]  # fmt: skip
-NAMES = [*(name for _, name in KINDS), "aten::mm", "Optimizer.step#SGD", "cudaGraphLaunch",
-         "volta_h884gemm", "ncclDevKernel_x"]  # fmt: skip
+    ("kernel", "k"),
+    ("gpu_memcpy", "copy"),
+    ("gpu_memset", "set"),
+    ("user_annotation", "nccl:all_reduce"),
+    ("cuda_runtime", "cudaLaunchKernel"),
+    ("user_annotation", "enumerate(DataLoader)#_Iter.__next__"),
+    ("cpu_op", "aten::relu"),
+]
+CATEGORIES = [
+    *(kind for kind, _ in KINDS),
+    "Kernel",
+    "Operator",
+    "collective_comm",
+    "python_function",
+    "user_annotation",
+]
+NAMES = [
+    *(name for _, name in KINDS),
+    "aten::mm",
+    "Optimizer.step#SGD",
+    "cudaGraphLaunch",
+    "volta_h884gemm",
+    "ncclDevKernel_x",
+]
 STEP = {"ph": "X", "cat": "cpu_op", "name": "ProfilerStep#0", "pid": 0, "ts": 0, "dur": 300}
 
 
@@ -53,11 +69,17 @@ def read(path, content):
 
 
 JUNK = [None, [], {"a": 1}, "x", True, -5, 1e99, 10**30]
-whole = st.fixed_dictionaries({
-    "ph": st.just("X"), "cat": st.sampled_from(CATEGORIES), "name": st.sampled_from(NAMES),
-    "pid": st.integers(0, 2), "ts": st.integers(0, 500), "dur": st.integers(0, 100),
-    "args": st.fixed_dictionaries({"correlation": st.integers(0, 5)}),
-})  # fmt: skip
+whole = st.fixed_dictionaries(
+    {
+        "ph": st.just("X"),
+        "cat": st.sampled_from(CATEGORIES),
+        "name": st.sampled_from(NAMES),
+        "pid": st.integers(0, 2),
+        "ts": st.integers(0, 500),
+        "dur": st.integers(0, 100),
+        "args": st.fixed_dictionaries({"correlation": st.integers(0, 5)}),
+    }
+)
 
 
 @given(st.lists(whole, max_size=20), st.binary(min_size=1, max_size=300), st.data())
@@ -68,8 +90,10 @@ def test_well_formed_events_are_broken_down_cut_anywhere_refused_and_noise_survi
     assert read(path, content) is not None
     for good in (content, gzip.compress(content)):
         assert read(path, good[: data.draw(st.integers(0, len(good) - 1))]) is None
-    odd = [event | {data.draw(st.sampled_from([*event])): data.draw(st.sampled_from(JUNK))}
-           for event in listed]  # fmt: skip
+    odd = [
+        event | {data.draw(st.sampled_from([*event])): data.draw(st.sampled_from(JUNK))}
+        for event in listed
+    ]
     read(path, json.dumps({"distributedInfo": odd[:1], "traceEvents": odd}).encode())
     read(path, noise)
     read(path, gzip.compress(noise))
@@ -77,6 +101,11 @@ def test_well_formed_events_are_broken_down_cut_anywhere_refused_and_noise_survi
     for byte in noise[:4]:
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = byte
     read(path, bytes(damaged))
+
+
+@pytest.mark.parametrize("content", [b"[" * 1_000_000, b'[{"ph": "X", "ts": 0, "dur": 8e999999}]'])
+def test_nesting_and_exponents_without_end_are_refused(path, content):
+    assert read(path, content) is None
 
 
 spans = st.lists(st.tuples(st.integers(0, 260), st.integers(0, 90)), max_size=6)

@@ -8,11 +8,10 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 
-import psutil
 import pytest
+from helpers import processes_of
 from planted import wait_until
 
 import labkit as lk
@@ -24,7 +23,7 @@ KEY = "0123456789abcdef0123456789abcdef01234567"  # of the right form, and nobod
 
 
 @pytest.mark.parametrize(
-    ("wandb", "why"),
+    "wandb, why",
     [
         ("cloud", "mode 'cloud'"),
         ({"key": "secret"}, "project, mode and name"),
@@ -73,13 +72,5 @@ def test_a_server_that_does_not_answer_costs_only_the_process_that_logs(
         )
     assert done.returncode != 0
     assert "W&B" in done.stderr and KEY not in done.stderr + done.stdout
-    time.sleep(0.5)
-    assert not [each for each in psutil.process_iter() if f"{tmp_path}" in environ(each)]
+    wait_until(lambda: not processes_of(tmp_path))
     assert finished.outcome == "finished"
-
-
-def environ(process):
-    try:
-        return process.environ().get("LABKIT_LOGS", "")
-    except psutil.Error:
-        return ""

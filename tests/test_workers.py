@@ -1,16 +1,19 @@
 """Inside a loader: what each worker does is recorded, and no batch is another for it."""
 
 import contextlib
+import itertools
 import json
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from helpers import Waiting
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, get_worker_info
 
 import labkit as lk
@@ -101,10 +104,10 @@ KINDS = ("plain", "stream", "batch sampler", "at once", "no batches")
 
 
 @pytest.mark.parametrize(
-    ("kind", "workers"),
+    "kind, workers",
     [
-        *[(kind, 0) for kind in KINDS],
-        *[(kind, 2) for kind in (*KINDS, "persistent")],
+        *itertools.product(KINDS, (0, 2)),
+        ("persistent", 2),
     ],
 )
 def test_batches_are_the_same_to_the_bit_and_all_are_counted(kind, workers):
@@ -125,27 +128,6 @@ def test_batches_are_the_same_to_the_bit_and_all_are_counted(kind, workers):
     if kind != "persistent":  # whose workers go on, and keep the rows of their last moment
         assert sum(each.batches for each in recorded) == run.steps
         assert sum(each.items for each in recorded) == (74 if kind == "stream" else 80)
-
-
-def test_an_error_of_a_worker_reads_as_without_a_watch():
-    class Broken(Samples):
-        def __getitem__(self, index):
-            if index == 9:
-                raise KeyError("item 9 is lost")
-            return index
-
-    def said(wrap):
-        with pytest.raises(KeyError) as caught:
-            list(wrap(DataLoader(Broken(), 4, num_workers=1)))
-        return str(caught.value)
-
-    def watch(loader):
-        return lk.watch(loader, live=False)
-
-    text = said(watch)
-    assert "item 9 is lost" in text
-    if sys.version_info >= (3, 11):
-        assert text == said(iter)
 
 
 class Uneven(Dataset):
@@ -190,19 +172,13 @@ def test_rows_of_a_damaged_record_are_left_out(tmp_path):
     for _ in (watched := lk.watch(DataLoader(list(range(40)), 4), live=False)):
         pass
     watched.close()
-    path = tmp_path / "run.jsonl"
-    watched.run.save(path)
-    event = next(
-        each for each in map(json.loads, path.read_text().splitlines()) if each["event"] == "items"
-    )
-    broken = [
-        event | {"batches": [[1, 2]]},
-        event | {"totals": {}},
-        event | {"pid": "x"},
-    ]
+    path = watched.run.save(tmp_path / "run.jsonl")
     whole = lk.load(path).workers[0]
-    with open(path, "a") as file:
-        file.writelines(json.dumps(each) + "\n" for each in broken)
+    events = map(json.loads, path.read_text().splitlines())
+    event = next(each for each in events if each["event"] == "items")
+    with path.open("a") as file:
+        for broken in ({"batches": [[1, 2]]}, {"totals": {}}, {"pid": "x"}):
+            file.write(json.dumps(event | broken) + "\n")
     assert lk.load(path).workers[0] == whole
 
 
@@ -275,21 +251,13 @@ def test_the_whole_time_of_a_script_is_shared_out_by_loops_and_adds_up_to_one(tm
 
 def test_time_in_a_loop_within_another_counts_once():
     def run(place, passes, trains):
-        watched = {"place": [place, 1]}
-        return type(
-            "Stub",
-            (),
-            {
-                "passes": [
-                    {"n": n, "began": began, "ended": ended, "trains": trains}
-                    for n, (began, ended) in enumerate(passes)
-                ],
-                "epochs": [],
-                "saves": [],
-                "steps": 9,
-                "event": lambda self, _name: {"watched": watched},
-            },
-        )()
+        gone = [
+            {"n": n, "began": began, "ended": ended, "trains": trains}
+            for n, (began, ended) in enumerate(passes)
+        ]
+        spec = {"watched": {"place": [place, 1]}}
+        more = {"epochs": [], "saves": [], "steps": 9, "event": lambda _name: spec}
+        return SimpleNamespace(passes=gone, **more)
 
     training = run("a.py", [(100, 600), (700, 900)], True)
     inner = run("b.py", [(200, 400)], False)
@@ -313,25 +281,12 @@ def short_blocks(monkeypatch):
     monkeypatch.setattr(headroom, "BLOCK_NS", 60_000_000)
 
 
-class Sleeping(Dataset):
-    def __init__(self, seconds, size=1600):
-        self.seconds = seconds
-        self.size = size
-
-    def __len__(self):
-        return self.size
-
-    def __getitem__(self, index):
-        time.sleep(self.seconds)
-        return torch.full((8,), float(index))
-
-
 @slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_starved_loop_has_headroom_and_one_that_computes_has_none(short_blocks, workers):
     rooms = []
-    for item_s, body_s, steps in ((0.01, 0.004, 300), (0.0, 0.02, 100)):
-        loader = DataLoader(Sleeping(item_s, 4 * steps), 4, num_workers=workers)
+    for item_s, body_s, steps in ((0.01, 0.004, 150), (0.0, 0.02, 80)):
+        loader = DataLoader(Waiting(item_s, 4 * steps), 4, num_workers=workers)
         room = lk.headroom(loader)
         rooms.append(room)
         done = 0
@@ -345,9 +300,9 @@ def test_a_starved_loop_has_headroom_and_one_that_computes_has_none(short_blocks
 
 
 def test_a_loop_too_short_for_a_factor_says_so_and_gets_every_batch():
-    loader = DataLoader(Sleeping(0.0, 40), 4)
+    loader = DataLoader(Waiting(0.0, 40), 4)
     seen = torch.cat(list(room := lk.headroom(loader)))
-    assert torch.equal(seen[:, 0], torch.arange(40.0))
+    assert torch.equal(seen[:, 0], torch.arange(40.0) / 40)
     assert room.factor is None and "too soon" in repr(room)
 
 
@@ -362,7 +317,7 @@ def test_a_loop_that_takes_its_batches_apart_can_be_replayed(short_blocks):
 
 
 def test_a_watch_records_no_replayed_step(short_blocks):
-    watched = lk.watch(DataLoader(Sleeping(0.002, 800), 4), live=False)
+    watched = lk.watch(DataLoader(Waiting(0.002, 800), 4), live=False)
     for _ in (room := lk.headroom(watched)):
         time.sleep(0.001)
     watched.close()
@@ -377,9 +332,9 @@ def test_a_watch_records_no_replayed_step(short_blocks):
 # -- hangs ---------------------------------------------------------------------------------------
 
 
-class Stuck(Sleeping):
+class Stuck(Waiting):
     def __getitem__(self, index):
-        time.sleep(1.5 if index == 21 else 0.0)
+        time.sleep(2.5 if index == 21 else 0.0)
         return index
 
 
@@ -408,21 +363,18 @@ def test_a_hang_is_named_with_its_worker_item_and_line(workers, tmp_path):
     hang = watched.run.workers.hang
     assert hang.index == 21 and hang.worker == (1 if workers else None)
     assert hang.over and hang.seconds > 1_000
-    seen_ns = watched.run.event("hang")["t_ns"]
-    without_the_rest = [
-        line
-        for line in (watched.run.path / "events.jsonl").read_text().splitlines()
-        if '"done"' not in line.partition(",")[0]
-        and not ('"step"' in line.partition(",")[0] and json.loads(line)["t"][1] > seen_ns)
-    ]
     still = tmp_path / "still.jsonl"
-    still.write_text("\n".join(without_the_rest) + "\n")
+    with still.open("w") as log:
+        for line in (watched.run.path / "events.jsonl").open():
+            event = json.loads(line)
+            if event["event"] not in ("step", "done") or event.get("i", 9) < 5:
+                log.write(line)
     assert not lk.load(still).workers.hang.over  # as of a loop that somebody interrupted
     assert not list(Path(watched.run.path).glob("progress-*"))
 
 
 def test_a_loop_that_moves_is_no_hang(tmp_path):
-    watched = lk.watch(DataLoader(Sleeping(0.0, 40), 4), live=False)
+    watched = lk.watch(DataLoader(Waiting(0.0, 40), 4), live=False)
     for _ in watched:
         folder = watched._recorder.folder
         assert hangs.hang_in([folder], now_ns()) is None

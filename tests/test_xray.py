@@ -73,13 +73,6 @@ def test_time_between_operators_is_a_gap_and_neither_inner_operators_nor_marks_c
     assert found["gap_us"] == 70
 
 
-def test_the_calmest_step_is_taken():
-    events = [event("w", 0, 100), event("w", 200, 50), event("aten::mm", 200, 50)]
-    assert profile.summarise(events, "w")["window_us"] == 50
-    with pytest.raises(ValueError, match="kept none"):
-        profile.summarise(events, "other")
-
-
 def test_a_chain_of_elementwise_passes_could_be_one_until_a_product_or_another_size_ends_it():
     chain = [event("aten::mul", 100 * i, 100) for i in range(4)]
     assert summarised(*chain, window=400)["fusible_us"] == 300

@@ -8,10 +8,8 @@ at the last run gives it; the first click has to make the images too.
 
 import sys
 import tempfile
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
 
 from playwright.sync_api import expect, sync_playwright
 
@@ -20,9 +18,8 @@ import test_browser as browser
 
 TIMES = 10
 READY_MS = 5000
-FOLDERS = SimpleNamespace(mktemp=lambda name: Path(tempfile.mkdtemp(prefix=name)))
 
-with contextmanager(browser.lab_in)(FOLDERS) as lab, sync_playwright() as playwright:
+with browser.lab_in(Path(tempfile.mkdtemp())) as lab, sync_playwright() as playwright:
     chromium = browser.chromium_of(playwright)
     page = browser.page_of(chromium)
     panel = browser.opened(page, lab, "first", "import labkit as lk\nlk.panel()")

@@ -26,6 +26,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
+from torch import nn
+from torch.nn import functional
 
 WORDS = [f"{first}{last}" for first in "bcdfghlmnprst" for last in ("at", "en", "ill", "ore")]
 
@@ -116,7 +118,8 @@ def jpegs():
 
 def photograph(index):
     """A JPEG decoded, cropped at random and scaled: about 2 ms of a core, outside of the GIL."""
-    image, rng = Image.open(io.BytesIO(jpegs()[index % 8])), np.random.default_rng(index)
+    image = Image.open(io.BytesIO(jpegs()[index % 8]))
+    rng = np.random.default_rng(index)
     left, top = rng.integers(0, 96, 2)
     image = image.convert("RGB").crop((left, top, left + 224, top + 144)).resize((96, 96))
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
@@ -225,7 +228,8 @@ class Tar:
     def __getitem__(self, index):
         if self.opened_by != os.getpid():
             self.archive = tarfile.open(made_once("images.tar", write_pngs))
-            self.entries, self.opened_by = self.archive.getmembers(), os.getpid()
+            self.entries = self.archive.getmembers()
+            self.opened_by = os.getpid()
         file = self.archive.extractfile(self.entries[index % len(self.entries)])
         image = Image.open(file).convert("RGB").resize((64, 64))
         return torch.from_numpy(np.array(image)).permute(2, 0, 1), index % 10
@@ -247,8 +251,8 @@ def moved(index):
     """An image turned and scaled by torch, as the transforms of today do it."""
     image = torch.full((1, 3, 128, 128), index / 4000)
     turn = torch.tensor([[[0.9, 0.1, 0.0], [-0.1, 0.9, 0.0]]])
-    places = torch.nn.functional.affine_grid(turn, [1, 3, 96, 96], align_corners=False)
-    out = torch.nn.functional.grid_sample(image, places, align_corners=False)[0]
+    places = functional.affine_grid(turn, [1, 3, 96, 96], align_corners=False)
+    out = functional.grid_sample(image, places, align_corners=False)[0]
     return (out - out.mean()) / (out.std() + 1e-3), index % 10
 
 
@@ -299,7 +303,8 @@ class Training:
     """A step that trains a model: `loss(model, batch)`, backward, SGD."""
 
     def __init__(self, model, loss):
-        self.model, self.loss = model, loss
+        self.model = model
+        self.loss = loss
         self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def __call__(self, batch):
@@ -312,22 +317,27 @@ class Training:
 
 def classify(model, batch):
     images, labels = batch
-    return torch.nn.functional.cross_entropy(model(images.float()), labels)
+    return functional.cross_entropy(model(images.float()), labels)
 
 
 def next_token(model, batch):
-    return torch.nn.functional.cross_entropy(model(batch[:, :-1]).mT, batch[:, 1:])
+    return functional.cross_entropy(model(batch[:, :-1]).mT, batch[:, 1:])
 
 
 def small_cnn():
-    return torch.nn.Sequential(
-        torch.nn.Conv2d(3, 16, 3, stride=2), torch.nn.ReLU(), torch.nn.Conv2d(16, 32, 3, stride=2),
-        torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(32, 10),
-    )  # fmt: skip
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, 10),
+    )
 
 
 def bigram():
-    return torch.nn.Sequential(torch.nn.Embedding(512, 64), torch.nn.Linear(64, 512))
+    return nn.Sequential(nn.Embedding(512, 64), nn.Linear(64, 512))
 
 
 FRESH = {

@@ -14,9 +14,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 from paired import median_95
@@ -28,7 +26,6 @@ import test_browser as browser
 SECONDS = 300.0
 BLOCK_S = 1.5
 LEFT_OUT_S = 1 / 3
-FOLDERS = SimpleNamespace(mktemp=lambda name: Path(tempfile.mkdtemp(prefix=name)))
 CELL = """import json
 import numpy as np
 import labkit as lk
@@ -65,7 +62,7 @@ def blocks(seconds: float) -> tuple[np.ndarray, np.ndarray]:
         block_ns=int(BLOCK_S * 1e9),
         left_out_ns=int(LEFT_OUT_S * 1e9),
     )
-    with contextmanager(browser.lab_in)(FOLDERS) as lab, sync_playwright() as playwright:
+    with browser.lab_in(Path(tempfile.mkdtemp())) as lab, sync_playwright() as playwright:
         page = browser.page_of(browser.chromium_of(playwright))
         browser.opened(page, lab, "cost", code)
         page.wait_for_function("() => window.hasRun", timeout=1000 * seconds + browser.LATE)

@@ -1,4 +1,4 @@
-"""What the benchmarks share: work drawn by lot, and how sure what they say of it is.
+"""What the benchmarks share: work drawn by lot, how sure what they say of it is, and their claims.
 
 Blocks of one way and then of another cannot resolve 1 %: on a noisy machine two blocks of the same
 work differ by 3 to 5 %. So a lot decides, each time anew, which way is timed.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -45,6 +45,13 @@ def added(plain: np.ndarray, more: np.ndarray) -> tuple[float, list[float]]:
         resampled.append(np.array(draws))
     interval = np.percentile(resampled[1] - resampled[0], [2.5, 97.5])
     return float(means[1] - means[0]), interval.tolist()
+
+
+def all_hold(claims: Mapping[str, bool]) -> bool:
+    """Print which claims hold; return whether all do."""
+    for claim, holds in claims.items():
+        print(f"{'holds' if holds else 'FAILS'}: {claim}")
+    return all(claims.values())
 
 
 def median_95(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]:

@@ -46,12 +46,12 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+import pandas as pd
 
 os.environ.setdefault("LABKIT_HOME", tempfile.mkdtemp(prefix="labkit-prediction-"))
 
 import labkit as lk
 from labkit.results.launch import launch
-from labkit.results.result import Table
 
 SHORT = {"seconds": 1.8, "xray": False}  # a setting's run; a workload's own takes 4 s
 REGIMES = {"input": "waiting-bound", "device": "device-bound", "cpu": "CPU-saturated"}
@@ -118,10 +118,14 @@ def measure(workloads, folder):
                 print(f"{name} {path.stem}: {run}", file=sys.stderr)
 
 
+def records(folder, what):
+    return [lk.load(folder / f"{what}-{turn}.jsonl.gz") for turn in range(asked.passes)]
+
+
 def compare(folder, i, changes):
     """Predict one setting from the run before it, in each pass; hold it against what it did."""
-    bases, runs = ([lk.load(folder / f"{of}-{n}.jsonl.gz") for n in range(asked.passes)]
-                   for of in ("base", i))  # fmt: skip
+    bases = records(folder, "base")
+    runs = records(folder, i)
     found = [lk.predict(base, **SHORT, **changes) for base in bases]
     knobs = ", ".join(f"{knob}={value}" for knob, value in changes.items())
     row = {"workload": folder.name, "changes": knobs}
@@ -140,13 +144,16 @@ def compare(folder, i, changes):
     }
 
 
-def figures(name, rows):
+def figures(rows):
     """Return a line of the second table: median and 90th percentile of the errors."""
-    error, points = (np.percentile([abs(row[of]) for row in rows], [50, 90])
-                     for of in ("error", "points"))  # fmt: skip
-    held, twins = fmean(row["range held"] for row in rows), np.median([r["twins"] for r in rows])
-    return (name, len(rows), f"{error[0]:.1%}, {error[1]:.1%}", f"{points[0]:.1f}, {points[1]:.1f}",
-            f"{held:.0%}", f"{twins:.1%}")  # fmt: skip
+    off = rows[["error", "points"]].abs().quantile([0.5, 0.9])
+    return {
+        "n": len(rows),
+        "throughput error": "{:.1%}, {:.1%}".format(*off["error"]),
+        "utilization points": "{:.1f}, {:.1f}".format(*off["points"]),
+        "range held": f"{rows['range held'].mean():.0%}",
+        "twins": f"{rows['twins'].median():.1%}",
+    }
 
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -156,14 +163,14 @@ parser.add_argument("--passes", type=int, default=2)
 asked = parser.parse_args()
 workloads = {name: WORKLOADS[name] for name in asked.only or WORKLOADS}
 measure(workloads, asked.records)
-rows = [compare(asked.records / name, i, changes)
-        for name, (_, settings) in workloads.items()
-        for i, changes in enumerate(settings)]  # fmt: skip
-for row in rows:
-    print(*row.values(), sep=" | ")
-told = [row for row in rows if "error" in row]
-groups = {name: [row for row in told if row["regime"] == name]
-          for name in sorted({row["regime"] for row in told})}  # fmt: skip
-groups["not CPU-saturated"] = [row for row in told if row["regime"] != REGIMES["cpu"]]
-head = ("regime", "n", "throughput error", "utilization points", "range held", "twins")
-print(Table([figures(*group) for group in (groups | {"all": told}).items() if group[1]], head))
+rows = pd.DataFrame(
+    compare(asked.records / name, i, changes)
+    for name, (_, settings) in workloads.items()
+    for i, changes in enumerate(settings)
+)
+print(rows.to_string(index=False))
+told = rows.dropna(subset="error")
+groups = dict(list(told.groupby("regime")))
+groups["not CPU-saturated"] = told[told["regime"] != REGIMES["cpu"]]
+groups["all"] = told
+print(pd.DataFrame({name: figures(group) for name, group in groups.items() if len(group)}).T)

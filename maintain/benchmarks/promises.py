@@ -53,21 +53,6 @@ SLOWER = 0.95  # below this a change has made the loop slower; closer to 1 is no
 LOADER = ("batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
 
 
-def loader_of(dataset: Any, knobs: dict[str, Any]) -> DataLoader:
-    """Make the loader of a user who set these arguments."""
-    return DataLoader(dataset, **knobs)
-
-
-def batches(loader: DataLoader, seconds: float) -> Any:
-    """Yield batches for some seconds, in as many passes as that takes."""
-    end = time.monotonic() + seconds
-    while True:
-        for batch in loader:
-            yield batch
-            if time.monotonic() > end:
-                return
-
-
 def rate(loader: DataLoader, step: Callable[[Any], Any], seconds: float) -> float:
     """Return batches a second of a loop, behind what was prefetched at its start."""
     burst = 3 + loader.num_workers * (loader.prefetch_factor or 0)
@@ -102,22 +87,28 @@ def promised_and_brought(name: str, seconds: float, rounds: int) -> dict[str, An
     """Watch one loop, apply the top advice and measure both in turn."""
     dataset, step, batch_size = held_out.LOOPS[name]
     knobs = {"batch_size": batch_size, "num_workers": START.get(name, 0)}
-    verdict = verdict_of(loader_of(dataset, knobs), step, 2 * seconds)
+    verdict = verdict_of(DataLoader(dataset, **knobs), step, 2 * seconds)
     first = verdict.findings[0]
-    row = {"loop": name, "workers": knobs["num_workers"], "verdict": verdict.bottleneck,
-           "cause": first.cause, "confidence": round(verdict.confidence, 2),
-           "advice": first.advice}  # fmt: skip
+    row = {
+        "loop": name,
+        "workers": knobs["num_workers"],
+        "verdict": verdict.bottleneck,
+        "cause": first.cause,
+        "confidence": round(verdict.confidence, 2),
+        "advice": first.advice,
+    }
     remedy = next(iter(first.remedies), None)
     if remedy is None or not set(remedy.changes) <= set(LOADER):
         return row
     changes = {**remedy.changes, **{name: eval(code) for name, code in remedy.arguments.items()}}
     if not changes and "set_num_threads" not in remedy.code:
         return row
-    changed = loader_of(dataset, {**knobs, **changes})
+    changed = DataLoader(dataset, **{**knobs, **changes})
     threads = torch.get_num_threads()
-    before, after = [], []
+    before = []
+    after = []
     for _ in range(rounds):
-        before.append(rate(loader_of(dataset, knobs), step, seconds))
+        before.append(rate(DataLoader(dataset, **knobs), step, seconds))
         exec(remedy.code, {"torch": torch})  # the lines before the loader's, as they are printed
         after.append(rate(changed, step, seconds))
         torch.set_num_threads(threads)
@@ -145,16 +136,11 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of a loop's name")
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=2, help="measurements of each, in turn")
-    parser.add_argument(
-        "--threads", type=int, help="of torch in the step; PyTorch's own by default"
-    )
     parser.add_argument("--rows", type=Path, help="JSON file that keeps finished rows")
     options = parser.parse_args()
     rows = json.loads(options.rows.read_text()) if options.rows and options.rows.exists() else []
     done = {row["loop"] for row in rows}
     torch.manual_seed(0)
-    if options.threads:
-        torch.set_num_threads(options.threads)
     for name in held_out.LOOPS:
         if options.only not in name or name in done:
             continue
@@ -163,12 +149,13 @@ def main() -> None:
         if options.rows:
             options.rows.write_text(json.dumps(rows, indent=1))
     known = [row for row in rows if row.get("promised")]
-    ratios = [max(row["promised"][0] / row["brought"], row["brought"] / row["promised"][0])
-              for row in known]  # fmt: skip
+    gains = [row["promised"][0] / row["brought"] for row in known]
     slower = [row["loop"] for row in rows if row.get("brought", 1.0) < SLOWER]
-    within = sum(ratio <= WITHIN for ratio in ratios)
-    print(f"{len(rows)} loops: promised in {len(known)}, of which within {WITHIN}x {within}; "
-          f"slower: {', '.join(slower) or 'none'}")  # fmt: skip
+    within = sum(1 / WITHIN <= gain <= WITHIN for gain in gains)
+    print(
+        f"{len(rows)} loops: promised in {len(known)}, of which within {WITHIN}x {within}; "
+        f"slower: {', '.join(slower) or 'none'}"
+    )
 
 
 if __name__ == "__main__":

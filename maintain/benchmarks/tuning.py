@@ -56,6 +56,7 @@ from typing import TypedDict
 
 import held_out
 import pandas as pd
+from paired import all_hold
 
 from labkit import Pipeline
 from labkit.tuning.job import tuner
@@ -150,9 +151,7 @@ def score(table: pd.DataFrame) -> bool:
         f"never under 92%: worst {reached.min():.1%}": reached.min() >= 0.92,
         f"median share of its time {took:.0%} <= 15%": took <= 0.15,
     }
-    for claim, holds in claims.items():
-        print(f"{'holds' if holds else 'FAILS'}: {claim}")
-    return all(claims.values())
+    return all_hold(claims)
 
 
 def main() -> int:

@@ -48,12 +48,8 @@ def watch(path: Path) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / path.name
         copy.write_text(bare(path.read_text()))
-        command = [
-            sys.executable,
-            *["-m", "labkit", "watch", "--json", "--"],
-            sys.executable,
-            str(copy),
-        ]
+        watch = [sys.executable, "-m", "labkit", "watch", "--json", "--"]
+        command = [*watch, sys.executable, str(copy)]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
         if done.returncode or not done.stdout:
             raise RuntimeError(f"{path.name}: exit code {done.returncode}\n{done.stderr[-2000:]}")
@@ -66,14 +62,15 @@ def judged(found: dict, truth: dict) -> dict:
     lines = [line["line"] for line in first.get("lines", ())[:2]]
     healthy = truth["bottleneck"] == "compute"
     return {
-        "said": f"{found['bottleneck']}/{first.get('cause', '')}", "lines": lines,
+        "said": f"{found['bottleneck']}/{first.get('cause', '')}",
+        "lines": lines,
         "class": found["bottleneck"] == truth["bottleneck"],
         "cause": None if healthy else first.get("cause") == truth["cause"],
         "line": bool(set(lines) & set(truth["lines"])) if truth["lines"] else None,
         "alarm": healthy and found["bottleneck"] not in ("compute", "unsure"),
         "miss": not healthy and found["bottleneck"] == "compute",
         "unsure": found["bottleneck"] == "unsure",
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

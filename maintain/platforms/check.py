@@ -5,6 +5,7 @@ steps, or all of them, with another start method or without the names that Windo
 """
 
 import argparse
+import functools
 import json
 import os
 import subprocess
@@ -48,6 +49,7 @@ sgd = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
 ladder = lk.improve(Images(), step=step, model=model, optimizer=sgd, batch_size=8, seconds=10)
 assert ladder.tried and ladder.tried[0].runs[0].steps > 3, ladder
 """
+# A row that ends out of memory leaves the next one a fresh process, or this one
 MEASURE = """
 def epoch(bench, workers):
     if workers == 0:
@@ -132,34 +134,6 @@ def runs():
         assert sum(event["event"] == "step" for event in events) == run["steps"]
 
 
-def measure():
-    """A cell's own function is measured; its DataLoader's workers know the cell's dataset.
-
-    A row that ends out of memory leaves the next one a fresh process, or this one.
-    """
-    python("-c", DATASET + MEASURE)
-
-
-def sweep():
-    """A sweep over the number of workers measures each setting."""
-    python("-c", DATASET + SWEEP)
-
-
-def tune():
-    """A dataset of a notebook's cell is tuned, whatever starts its workers."""
-    python("-c", DATASET + TUNE)
-
-
-def improve():
-    """A loop of a notebook's cell goes up the ladder."""
-    python("-c", DATASET + IMPROVE)
-
-
-def panel():
-    """The panel's first run with workers measures."""
-    python("-c", DATASET + PANEL)
-
-
 def watch():
     """A loop over a dataset of a file is recorded; of a cell, or the remedies are named."""
     python("-c", "IN_A_CELL = True" + DATASET + WATCH)
@@ -232,8 +206,11 @@ def append():
         assert len(events) == len(wanted)
 
 
-ALL = (machine, runs, measure, sweep, tune, improve, panel, watch, stop, kill, append)
-STEPS = {step.__name__: step for step in ALL}
+# A cell that measures its own function; a sweep; a dataset of a cell, tuned; a loop of a cell, on
+# the ladder; the panel's first run with workers
+CELLS = {"measure": MEASURE, "sweep": SWEEP, "tune": TUNE, "improve": IMPROVE, "panel": PANEL}
+STEPS = {step.__name__: step for step in (machine, runs, watch, stop, kill, append)}
+STEPS |= {name: functools.partial(python, "-c", DATASET + cell) for name, cell in CELLS.items()}
 
 
 def main():
