@@ -307,19 +307,6 @@ def test_a_busy_device_into_which_no_x_ray_can_look_is_left_to_its_makers_profil
     assert "torch.mps.profiler" in advice and "xray=True" not in advice
 
 
-def test_a_device_without_events_is_timed_by_waiting_for_it(monkeypatch):
-    def none(*_, **__):
-        raise NotImplementedError("Backend doesn't support events.")
-
-    monkeypatch.setattr(torch, "Event", none)
-    assert "doesn't support events" in (timeline.why_no_events(torch.device("cpu")) or "")
-
-
-def test_a_mac_is_timed_by_waiting_since_to_read_its_events_waits_too():
-    """In torch up to 2.13 an event of MPS that is read twice is waited for without end."""
-    assert "without waiting" in (timeline.why_no_events(torch.device("mps")) or "")
-
-
 def test_a_queue_that_fills_is_no_step_that_takes_longer_and_longer():
     """The host issues a step each 3 ms, the card takes 10 ms: the last ones wait in its queue."""
     number = np.arange(100)

@@ -106,7 +106,7 @@ class EventLogResult:
         self._process = process
         self._alive = False  # whether the process was, when the log was last read
         self._reading = threading.Lock()
-        self.computed: dict[live_property, Any] = {}  # of this moment
+        self.computed: dict[object, Any] = {}  # of this moment, by what computes it
         self._kept: dict[str, Event] = {}  # the last event of each name
         self._series: dict[str, Any] = {name: make() for name, make in self.SERIES.items()}
         self._holds: set[object] = set()  # while one is in here, nothing new is read
