@@ -60,7 +60,7 @@ TITLES = {
 LANE_IN = 0.26  # inches that a lane is high
 MOST_KERNELS = 6
 NAME_LENGTH = 44  # characters of a kernel's name
-SOURCE_LENGTH = 40
+SOURCE_LENGTH = 60
 
 
 @our_style

@@ -39,6 +39,7 @@ from labkit.view.style import (
 )
 
 LOGS = (None, "", "x", "y", "xy")
+LONG_NUMBER = 2**17  # from here on powers of two are written as such
 LEAST_RANGE = 8  # powers of two over such a range are drawn at equal distances
 MOST_TICKS = 13
 PANEL_IN = 3.0
@@ -212,7 +213,8 @@ def mark_places(axes: Axes, places: np.ndarray, log: str | None) -> None:
         axes.set_xscale("log")
         plain_numbers(axes.xaxis)
         if doubling:
-            axes.set_xticks(places[:: math.ceil(len(places) / MOST_TICKS)])
+            marks = places[:: math.ceil(len(places) / MOST_TICKS)]
+            axes.set_xticks(marks, powers_of_two(marks))
     elif len(places) > 1 and np.diff(places).min() > np.ptp(places) / MOST_TICKS:
         axes.set_xticks(places)
     elif all(place.is_integer() for place in places):
@@ -269,13 +271,12 @@ def plain_numbers(axis: Axis) -> None:
     """Mark a logarithmic axis at powers of ten, a short one at 2 and 5 of them too."""
     low, high = axis.get_view_interval()
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1e3 * low else (1,)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axis.set_minor_locator(NullLocator())
 
 
-def tick_text(value: float) -> str:
-    """Write a number at a logarithmic axis; a large power of two as such."""
-    exponent = math.log2(value)
-    if value >= 2**17 and exponent.is_integer():
-        return f"$2^{{{exponent:.0f}}}$"
-    return f"{value:,g}"
+def powers_of_two(marks: np.ndarray) -> list[str]:
+    """Write the marks of an axis: all in digits, or all as powers where one has many digits."""
+    if marks.max() < LONG_NUMBER:
+        return [f"{mark:,.0f}" for mark in marks]
+    return [f"$2^{{{math.log2(mark):.0f}}}$" for mark in marks]

@@ -38,9 +38,9 @@ def message(run: Run, before: Run | None = None) -> str:
     busy = busy_of(run)
     if before is None or not before.throughput:
         return f"{run.throughput:,.0f} {run.unit}/s, {busy}"
-    changed = _apart(before, run)
+    changed = _apart(before, run, TITLE_LENGTH)
     gain = run.throughput / before.throughput
-    return f"{changed[:TITLE_LENGTH]}: {gain:.1f}x the throughput, {busy}"
+    return f"{changed}: {gain:.1f}x the throughput, {busy}"
 
 
 def several_header(title: str, texts: Iterable[str], runs: Iterable[Run | Ranks]) -> list[TextLine]:
@@ -93,8 +93,9 @@ def delays_of(runs: Iterable[Run | Ranks], varied: Iterable[str] = ()) -> str:
 def knobs_of(run: Run) -> str:
     """Return the knobs that were asked for and are not the defaults."""
     fixes = _fixes(run)
-    text = f"the slow script, {fixes}" if fixes else said(run.asked.changed())
-    return (text or "the default pipeline")[:KNOBS_LENGTH]
+    if fixes:
+        return f"the slow script, {fixes}"
+    return said(run.asked.changed(), KNOBS_LENGTH) or "the default pipeline"
 
 
 def device_of(run: Run) -> str:
@@ -111,7 +112,7 @@ def busy_of(run: Run) -> str:
 def _before(run: Run, before: Run) -> str:
     """Name the run before by the knobs in which it differs, and say where it is from."""
     mark = f"{before.mark}, " if before.recorded else ""
-    name = f"before: {mark}{_apart(run, before)[:KNOBS_LENGTH]}"
+    name = f"before: {mark}{_apart(run, before, KNOBS_LENGTH)}"
     if before.utilization is None:
         return f"{name}: {before.outcome}, without numbers to draw"
     text = f"{name}: {message(before)}"
@@ -119,17 +120,22 @@ def _before(run: Run, before: Run) -> str:
     return text if delays == delays_of([run]) else f"{text}; {delays or 'no simulated delay'}"
 
 
-def _apart(old: Run, new: Run) -> str:
+def _apart(old: Run, new: Run, length: int) -> str:
     """Return what is fixed in `new` of the slow script, or its knobs that `old` had otherwise."""
     known = old.asked.to_dict()
     asked = new.asked.to_dict()
     changed = {name: value for name, value in asked.items() if value != known.get(name)}
-    return _fixes(new) or said(changed) or "the same knobs"
+    return _fixes(new) or said(changed, length) or "the same knobs"
 
 
-def said(knobs: Mapping[str, object]) -> str:
-    """Write knobs as they are given: num_workers=2, io_ms=5."""
-    return ", ".join(f"{name}={value!r}" for name, value in knobs.items())
+def said(knobs: Mapping[str, object], length: int | None = None) -> str:
+    """Write knobs as they are given: num_workers=2, io_ms=5; what is too long ends "and 3 more"."""
+    texts = [f"{name}={value!r}" for name, value in knobs.items()]
+    shown = len(texts)
+    while length and shown > 1 and len(", ".join(texts[:shown])) > length:
+        shown -= 1
+    more = f" and {len(texts) - shown} more" if shown < len(texts) else ""
+    return f"{', '.join(texts[:shown])}{more}"
 
 
 def _fixes(run: Run) -> str:

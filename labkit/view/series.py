@@ -64,6 +64,8 @@ class Series:
             if np.isnan(value):
                 found.setdefault(drawable(reason or nothing, LONGEST_NAME), []).append(name)
         label = f"{self.label}: " if self.label else ""
+        if len(found) == 1 and np.isnan(self.values).all():
+            return [f"{label}{why}" for why in found]
         return [f"{label}{why} at {', '.join(names)}" for why, names in found.items()]
 
 

@@ -16,7 +16,14 @@ from labkit.results.sweep import Sweep
 from labkit.view.display import RANKS_PX
 from labkit.view.primitives import Lane, draw_lanes, patches, rows_in, stack
 from labkit.view.rows_figure import bars_in, draw_legend, draw_series, is_lines, legend_in
-from labkit.view.run_header import delays_of, device_of, doubts, said, several_header
+from labkit.view.run_header import (
+    KNOBS_LENGTH,
+    delays_of,
+    device_of,
+    doubts,
+    said,
+    several_header,
+)
 from labkit.view.series import Series, SeriesMaker
 from labkit.view.style import (
     BLUE,
@@ -154,7 +161,7 @@ def draw_ranks(ranks: Ranks) -> Figure:
     times = ranks.times
     count = f"{ranks.world_size} rank{'s' * (ranks.world_size > 1)}"
     no_sync = {"no_sync": True} if ranks.no_sync else {}
-    knobs = said(ranks.asked.changed() | no_sync)[:240]
+    knobs = said(ranks.asked.changed() | no_sync, KNOBS_LENGTH)
     if times is None:
         why = ranks.error or f"{ranks.outcome} after {ranks.steps} steps: too few to measure"
         lines = several_header(f"{count}, no numbers", [knobs], [ranks])
