@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -175,14 +174,6 @@ def parse_settings(settings: list[str]) -> Settings:
         texts[name] = text
     check_names(texts, KNOBS)
     return {name: KNOBS[name].parse(text) for name, text in texts.items()}
-
-
-def compiler() -> str | None:
-    """Return the path of the C++ compiler that torch.compile uses on a CPU; None without one."""
-    names = (os.environ.get("CXX", "g++"), "g++", "clang++")
-    if sys.platform == "win32":
-        names = ("cl",)
-    return next(filter(None, map(shutil.which, names)), None)
 
 
 def too_old_for(name: str, capability: str | float | None) -> str | None:

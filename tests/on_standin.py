@@ -13,7 +13,7 @@ from standin_run import run_on
 
 import labkit as lk
 from labkit import Pipeline
-from labkit.bench import device_clock, flops, machine, measure, model_size
+from labkit.bench import compiling, device_clock, flops, machine, measure, model_size
 from labkit.bench import resolve_config as resolving
 from labkit.bench.loop import Trainer, train
 from labkit.bench.model_size import noise_batch, plain_job
@@ -314,10 +314,10 @@ def test_compiling_for_a_card_needs_triton_a_compiler_and_volta(missing, says, c
     cards("T4")
     monkeypatch.delenv("CC", raising=False)
     found = {"triton": "triton", "compiler": "/usr/bin/gcc"} | {missing: None}
-    monkeypatch.setattr(resolving.importlib.util, "find_spec", lambda name: found["triton"])
-    monkeypatch.setattr(resolving.shutil, "which", lambda name: found["compiler"])
+    monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda name: found["triton"])
+    monkeypatch.setattr(compiling.shutil, "which", lambda name: found["compiler"])
     if missing == "headers":
-        monkeypatch.setattr(resolving.sysconfig, "get_path", lambda name: "/nowhere")
+        monkeypatch.setattr(compiling.sysconfig, "get_path", lambda name: "/nowhere")
     if missing == "volta":
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (6, 1))
     assert says in resolved(compile="default")[1]["compile"]

@@ -20,13 +20,13 @@ from played_gpu import log as logged
 import labkit as lk
 from labkit import course
 from labkit.bench import (
+    compiling,
     device_clock,
     flops,
     gpu_meter,
     machine,
     model_size,
     profile,
-    resolve_config,
     timeline,
     user_loop,
 )
@@ -411,6 +411,7 @@ def test_compiling_is_advised_only_where_it_can_act(device, capability, compiles
     kind = "cpu" if device == "cpu" else "gpu"
     facts = {**GPU, "device": device, "kind": kind, "compute_capability": capability}
     assert Machine.from_dict(facts).compiles == compiles
+    assert not Machine.from_dict(facts | {"compile_lacks": "no Triton"}).compiles
     run = logged(tmp_path, facts, lk.Pipeline().to_dict(), *host_steps(1.0, 5.0))
     evidence = gather.StepTable(run).evidence()
     for remedy in (device_remedies.COMPILE, device_remedies.FUSE):
@@ -452,6 +453,84 @@ def test_a_link_that_an_idle_card_has_slowed_is_told_with_its_best(monkeypatch):
     assert machine.pcie_link(None) == "generation 1 x16 now, at most generation 5 x16"
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCurrPcieLinkGeneration", lambda _: 5)
     assert machine.pcie_link(None) == "generation 5 x16"
+
+
+def test_a_loop_on_several_cards_of_one_process_has_no_mfu_of_one(tmp_path):
+    model = torch.nn.DataParallel(torch.nn.Linear(8, 4)).train()
+    model.device_ids = [0, 1, 2, 3]
+    first = flops.FirstCall(model)
+    first._look(model, (torch.rand(64, 8),), {})
+    log = Mock()
+    first.write(log, 64)
+    [call] = log.write.call_args_list
+    assert call.args == ("no_work",) and "4 cards" in call.kwargs["why"]
+
+
+def test_what_computed_on_a_card_before_its_meter_was_there_is_not_counted(monkeypatch):
+    asked_since = []
+    for name in ("nvmlInit", "nvmlDeviceGetHandleByUUID"):
+        monkeypatch.setattr(pynvml, name, Mock())
+    monkeypatch.setattr(gpu_meter, "GpmMeter", Mock())
+    monkeypatch.setattr(
+        pynvml,
+        "nvmlDeviceGetProcessUtilization",
+        lambda _, since: asked_since.append(since) or [],
+    )
+    before_us = time.time_ns() // 1000
+    assert gpu_meter.GpuMeter("uuid", os.getpid())._others_sm() is None
+    assert asked_since[0] >= before_us
+
+
+def test_an_amd_card_is_known_whatever_features_its_build_names(monkeypatch):
+    card = SimpleNamespace(gcnArchName="gfx90a:sramecc+:xnack-", name="AMD Instinct MI210")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    assert machine._lacks_amd_kernels(0, ["gfx90a:xnack-"]) is None
+    assert "no kernels for gfx90a" in machine._lacks_amd_kernels(0, ["gfx1100"])
+
+
+class EventOfFastClock:
+    """An event of a device that is idle, and whose clock gains 20 µs on the host's each second."""
+
+    host_ns = 0
+
+    def __init__(self, *_args, **_kwargs):
+        self.at_ns = None
+
+    def record(self):
+        self.at_ns = EventOfFastClock.host_ns
+
+    def query(self):
+        return True
+
+    def elapsed_time(self, later):
+        return (later.at_ns - self.at_ns) * (1 + 20e-6) / 1e6
+
+
+def test_ten_minutes_of_a_device_whose_clock_runs_fast_stay_tied_to_the_hosts(
+    tmp_path, monkeypatch
+):
+    clock = EventOfFastClock
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda _: None)
+    monkeypatch.setattr(torch, "Event", clock)
+    monkeypatch.setattr(timeline, "now_ns", lambda: clock.host_ns)
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *sizes, **_: zeros(*sizes))  # none to lock pages for
+    steps = timeline.DeviceTimeline(tmp_path, Mock(), torch.device("cuda", 0))
+    written = []
+    monkeypatch.setattr(steps, "add", lambda *step: written.append(step))
+    loss = torch.tensor(0.0)
+    for number in range(600):
+        clock.host_ns = 1_000_000_000 * number
+        ready = steps.copying()
+        steps.copied()
+        steps.computing()
+        steps.step(timeline.Step(number, ready, ready, ready, 16, loss))
+    steps.finish()
+    off_us = [(device[0] - host[1]) / 1e3 for _, host, _, _, device in written]
+    assert len(off_us) == 600 and max(map(abs, off_us)) < 130
+    [drift] = [call.kwargs for call in steps.log.write.call_args_list if call.args == ("drift",)]
+    assert abs(drift["drift_us"]) < 130
 
 
 class EventOfCuda:
@@ -511,9 +590,9 @@ def test_a_step_that_is_captured_into_a_graph_is_left_alone(pause_s, tmp_path, m
 )
 def test_the_triton_that_is_named_is_one_that_pip_finds(platform, package, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
-    monkeypatch.setattr(resolve_config.importlib.util, "find_spec", lambda _: None)
-    monkeypatch.setattr(resolve_config.sys, "platform", platform)
-    assert resolve_config.compile_lacks(torch.device("cuda")).endswith(f"pip install {package}")
+    monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(compiling.sys, "platform", platform)
+    assert compiling.compile_lacks(torch.device("cuda")).endswith(f"pip install {package}")
 
 
 def test_a_program_that_draws_is_no_other_program_that_computes(monkeypatch):

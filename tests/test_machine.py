@@ -14,9 +14,9 @@ import torch
 
 from labkit import quotas, spec
 from labkit.bench import (
+    compiling,
     formats,
     gpu_meter,
-    resolve_config,
     timeline,
     user_loop,
 )
@@ -109,7 +109,9 @@ def torch_built_for(monkeypatch):
             "get_device_name": "NVIDIA Card",
         }
         answer(monkeypatch, torch.cuda, answers)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: capabilities[i])
+        monkeypatch.setattr(
+            torch.cuda, "get_device_capability", lambda i: capabilities[getattr(i, "index", i)]
+        )
         monkeypatch.setattr(
             torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda")
         )
@@ -444,9 +446,9 @@ def test_a_mac_is_timed_by_waiting_since_to_read_its_events_waits_too(tmp_path, 
 def test_windows_has_another_compiler_and_no_launcher_of_ranks(monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setattr(shutil, "which", lambda name: name if name == "cl" else None)
-    assert spec.compiler() == "cl"
+    assert compiling.compiler() == "cl"
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    lacks = resolve_config.compile_lacks(torch.device("cpu"))
+    lacks = compiling.compile_lacks(torch.device("cpu"))
     assert lacks is not None and lacks.endswith("install Visual C++ (cl)")
     with pytest.raises(RuntimeError, match="need Linux or macOS.*Use WSL"):
         spec.Distributed(spec.Pipeline(), ranks=2)

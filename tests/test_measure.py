@@ -203,6 +203,6 @@ def test_a_triton_kernel_of_a_notebook_travels_with_its_source(monkeypatch):
 
 
 def test_a_row_that_needs_a_compiler_says_what_is_missing(monkeypatch):
-    monkeypatch.setattr("labkit.bench.resolve_config.compiler", lambda: None)
+    monkeypatch.setattr("labkit.bench.compiling.compiler", lambda: None)
     with pytest.raises(bench_measure.Skipped, match="needs a C\\+\\+ compiler"):
         bench_measure.Bench(CPU).needs_compiler()

@@ -73,7 +73,7 @@ class GpuMeter:
         pynvml.nvmlInit()
         self.card = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         self.seen_us = 0  # the driver's stamp of the last utilization sample read
-        self.shares_us = 0  # and of the last share of the SMs by process
+        self.shares_us = time.time_ns() // 1000  # and of the last share of the SMs by process
         self.own_seen = False  # whether the run has been among those processes
         self.epoch_ns = time.time_ns() - now_ns()  # the driver stamps in wall-clock time
         self.gpm = first_answer(lambda: GpmMeter(self.card))

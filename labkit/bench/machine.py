@@ -18,6 +18,7 @@ import pynvml
 import torch
 
 from labkit import quotas
+from labkit.bench.compiling import compile_lacks
 from labkit.bench.gpu_meter import TEGRA
 from labkit.bench.user_loop import plain_machine
 
@@ -108,7 +109,8 @@ def _lacks_amd_kernels(index: int, built: list[str]) -> str | None:
     """
     card = torch.cuda.get_device_properties(index)
     kind = card.gcnArchName.partition(":")[0]  # "gfx90a" of "gfx90a:sramecc+:xnack-"
-    if not built or kind in built or any("generic" in each for each in built):
+    kinds = {each.partition(":")[0] for each in built}
+    if not built or kind in kinds or any("generic" in each for each in built):
         return None
     why = f"this torch has no kernels for {kind} (it is built for {', '.join(built)})"
     remedy = "HSA_OVERRIDE_GFX_VERSION, where ROCm has a card of the same generation"
@@ -276,6 +278,8 @@ def describe(device: torch.device) -> dict[str, Any]:
         if torch.version.hip:
             found["versions"]["hip"] = torch.version.hip
         found |= _describe_card(device)
+    if device.type in KNOWN:
+        found["compile_lacks"] = compile_lacks(device)
     return found
 
 

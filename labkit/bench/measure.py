@@ -23,8 +23,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from labkit.bench import machine, model_size, resolve_config
+from labkit.bench import machine, model_size
 from labkit.bench.by_value import send_by_value
+from labkit.bench.compiling import compile_lacks
 from labkit.process.events import EventLog
 from labkit.spec import NOISY, TIMED, quick_run
 
@@ -106,7 +107,7 @@ class Bench:
 
     def needs_compiler(self) -> None:
         """End this row where `torch.compile`, or Triton, lacks what it needs, and say what."""
-        if lacking := resolve_config.compile_lacks(self.device):
+        if lacking := compile_lacks(self.device):
             self.skip(lacking)
 
     def synchronize(self) -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
-import shutil
 import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +11,11 @@ import torch
 
 from labkit import quotas
 from labkit.bench import formats, machine, model_size
+from labkit.bench.compiling import compile_lacks
 from labkit.bench.job import Job
 from labkit.knobs import Settings
 from labkit.process.family import hold
-from labkit.spec import GRAPH_MODES, automatic, compiler
+from labkit.spec import GRAPH_MODES, automatic
 
 
 def resolve_config(
@@ -64,31 +61,6 @@ def _inapplicable(job: Job, device: torch.device) -> Iterator[tuple[str, object,
     elif job.compile in GRAPH_MODES and job.accumulation_steps > 1:
         why = "a CUDA graph's next replay overwrites gradients that accumulation has to keep"
         yield "compile", "default", f"{why}: compiled without graphs"
-
-
-def compile_lacks(device: torch.device) -> str | None:
-    """Return why torch.compile cannot act on `device`; None where it can."""
-    if os.environ.get("TORCH_COMPILE_DISABLE", "0") not in ("", "0"):
-        return "torch.compile is switched off (TORCH_COMPILE_DISABLE): what would run is eager"
-    if device.type == "mps":
-        return "torch.compile for Apple GPUs is not used here: still a prototype in PyTorch"
-    if device.type == "cpu":
-        need = "Visual C++ (cl)" if sys.platform == "win32" else "g++ or clang++"
-        lost = f"torch.compile needs a C++ compiler on a CPU and found none: install {need}"
-        return None if compiler() else lost
-    nvidia = torch.version.hip is None
-    if nvidia and torch.cuda.get_device_capability(device) < (7, 0):
-        return "torch.compile needs a Volta card (compute capability 7.0) or later: Triton does"
-    if importlib.util.find_spec("triton") is None:
-        package = "triton-windows" if sys.platform == "win32" else "triton"
-        return f"torch.compile on a GPU needs Triton and found none: pip install {package}"
-    if sys.platform == "win32":
-        return None  # that package brings its compiler
-    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
-        return "Triton needs a C compiler to launch its kernels and found none: install gcc"
-    if not Path(sysconfig.get_path("include"), "Python.h").exists():
-        return "Triton needs Python.h to launch its kernels and found none: install python3-dev"
-    return None
 
 
 def resolve_elsewhere(asked: Settings, cache: Path) -> Settings:

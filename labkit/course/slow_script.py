@@ -64,7 +64,8 @@ class SlowScript(Spec):
         large that 16 bits do not make its kernels too small.
         """
         here = machine()
-        on_gpu = here.kind == "gpu"
+        # A Mac's has the CPU's sizes: thousands of copies of one line each would take minutes there
+        on_gpu = here.device.startswith("cuda")
         half = "fp16" if too_old_for("bf16", here.compute_capability) else "bf16"
         workers = max(2, min(here.cpu_cores or 1, MOST_WORKERS))
         has_workers = "data" in self.fixes

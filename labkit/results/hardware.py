@@ -40,6 +40,7 @@ class Machine(Result):
     driver: str | None = None
     pcie: str | None = None  # the card's link, as it was when asked
     unused_gpu: str | None = None  # a card that is here and that torch cannot use: why, the remedy
+    compile_lacks: str | None = None  # why torch.compile cannot act on the device
     versions: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -59,7 +60,7 @@ class Machine(Result):
     def compiles(self) -> bool:
         """Whether torch.compile acts here: Triton needs Volta or later, Apple's is a prototype."""
         is_old = float(self.compute_capability or 7.0) < 7.0
-        return not is_old and not self.device.startswith("mps")
+        return not (self.compile_lacks or is_old or self.device.startswith("mps"))
 
     @property
     def line(self) -> str:

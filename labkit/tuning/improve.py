@@ -13,7 +13,7 @@ from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.remedies import Remedy
 from labkit.results.hardware import Machine
 from labkit.results.run import Run
-from labkit.spec import compiler, too_old_for
+from labkit.spec import too_old_for
 from labkit.tuning.result import Ladder
 from labkit.tuning.search import SURE, Search
 from labkit.tuning.settings import Knobs, LoaderSetting
@@ -248,8 +248,8 @@ def lacking(changes: Knobs, machine: Machine, knobs: Knobs) -> str | None:
     too_old = too_old_for("bf16", machine.compute_capability)
     if too_old and changes.get("precision") == "bf16":
         return too_old
-    if changes.get("compile") and not (machine.compiles and (is_cuda or compiler())):
-        return "torch.compile finds no compiler for this device"
+    if changes.get("compile") and not machine.compiles:
+        return machine.compile_lacks or "torch.compile does not act on this device"
     if changes.get("channels_last") and knobs.get("model", "cnn") != "cnn":
         return "the model has no convolutions"
     return None

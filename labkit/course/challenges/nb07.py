@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from labkit.bench import triton_kernels
-from labkit.bench.resolve_config import compile_lacks
+from labkit.bench.compiling import compile_lacks
 from labkit.course.challenge import Answer, Goal, Numbers, Refused, code
 from labkit.course.checking import ERROR, Counting, difference
 
