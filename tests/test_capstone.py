@@ -2,13 +2,13 @@
 
 import json
 import math
-from types import SimpleNamespace
 
 import pytest
 
 import labkit as lk
 from labkit.course import slow_script as script
 from labkit.course.slow_script import SlowScript, changed_code, other_work, slow_script, stages
+from labkit.results.hardware import Machine
 from labkit.results.launch import launch
 
 
@@ -24,8 +24,8 @@ def test_the_stages_add_one_fix_at_a_time_and_a_wrong_one_is_refused():
 
 
 def test_old_cards_get_fp16_and_new_ones_bf16(monkeypatch):
-    def machine_with(capability):
-        here = SimpleNamespace(kind="gpu", compute_capability=capability, cpu_cores=64)
+    def machine_with(capability, device="cuda:0"):
+        here = Machine(device, "gpu", compute_capability=capability, cpu_cores=64)
         monkeypatch.setattr(script, "machine", lambda: here)
 
     machine_with("7.5")
@@ -34,6 +34,9 @@ def test_old_cards_get_fp16_and_new_ones_bf16(monkeypatch):
     hopper = SlowScript(script.LADDER).pipeline
     assert hopper.precision == "bf16" and hopper.num_workers == 8 and hopper.pin_memory
     assert hopper.width is hopper.depth is None  # sized for the card, the same in all rungs
+    machine_with(None, "mps")
+    mac = SlowScript().pipeline
+    assert (mac.batch_size, mac.width, mac.depth) == (16, 40, 5)
 
 
 def with_losses(losses, precision, folder):
@@ -89,9 +92,7 @@ def test_rounding_beside_a_loss_that_has_become_small_is_the_same_training(tmp_p
     ],
 )  # fmt: skip
 def test_a_fix_is_shown_as_the_lines_that_it_changes(fix, slow_line, fixed_line, monkeypatch):
-    monkeypatch.setattr(
-        script, "machine", lambda: SimpleNamespace(kind="cpu", compute_capability=None, cpu_cores=2)
-    )
+    monkeypatch.setattr(script, "machine", lambda: Machine("cpu", "cpu", cpu_cores=2))
     lines = changed_code(fix).splitlines()
     assert any(line.startswith("-") and line.endswith(slow_line) for line in lines)
     assert any(line.startswith("+") and line.endswith(fixed_line) for line in lines)
