@@ -216,8 +216,9 @@ DEAL_FILES_OUT = Remedy(
 )
 OUT_OF_ORDER = Remedy(
     "out_of_order",
-    "Hand batches out as they are ready: in_order=False (torch 2.6). The order then differs from "
-    "run to run.",
+    "Shrink the slowest items before training (or decode those JPEGs smaller: draft), or hand "
+    "batches out as they are ready: in_order=False (torch 2.6). The order then differs from run to "
+    "run.",
     "queue",
     workers_rest,
     arguments={"in_order": "False"},
