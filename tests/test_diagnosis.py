@@ -16,7 +16,10 @@ from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.evidence import Evidence, Kernels, WorkerEvidence
 from labkit.diagnosis.findings import BOTTLENECKS
 from labkit.diagnosis.gains import with_gains
+from labkit.diagnosis.gather import StepTable
+from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.loader_code import LoopCode
+from labkit.diagnosis.loop_body import _of_loading
 from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.recommendation import Workers
 from labkit.diagnosis.remedies import LESSONS, NOTEBOOKS, Remedy
@@ -346,7 +349,8 @@ def diagnosed(workers, **more):
      (WAITING, "storage_latency", "num_workers=6", "num_workers=6"),
      (WAITING | {"wait_over_alone": 3.0}, "shared_supply", "fewer bytes", "copytree"),
      (IDLE, "hand_over", "uint8", "div_(255)"),
-     (IDLE | {"busiest_over_mean": 1.6}, "uneven_shards", "1.6x the throughput at most", "=8)"),
+     (IDLE | {"busiest_over_mean": 1.6}, "uneven_shards", "1.6x the throughput at most",
+      "files[info.id ::"),
      (IDLE | {"slowest_ratio": 30.0, "slow_items": (7,), "late_share": 0.6}, "slow_items",
       "take: 7", "in_order=Fals"),
      (BUSY | {"slowest_ratio": 30.0, "slow_items": (7,), "late_share": 0.05}, "cores", "cores", ""),
@@ -373,6 +377,87 @@ def test_full_cores_are_the_libraries_threads_only_where_more_are_in_line_than_t
         {"cpu_shares": (0.5,) * 4, "cores": 2, "idle_share": 0.0}, use=CoreUse(2, **seen)
     )
     assert found.cause == ("threads" if "in_line" in seen else "cores")
+
+
+@pytest.mark.parametrize(
+    ("seen", "cause"),
+    [({"cpu_shares": (0.4,) * 4, "in_line_share": 0.6, "idle_share": 0.3}, "workers take"),
+     ({"cpu_shares": (0.9,) * 2, "in_line_share": 0.4, "idle_share": 0.99}, "the device is"),
+     ({"cpu_shares": (0.6,) * 2, "in_line_share": 0.01, "idle_share": 0.3}, "the device is")],
+    ids=["full", "workers at rest", "nobody in line"],
+)  # fmt: skip
+def test_a_step_that_is_not_timed_loses_to_workers_what_its_quickest_ones_do_not_take(
+    seen, cause, monkeypatch
+):
+    monkeypatch.setattr(WorkerEvidence, "of", classmethod(lambda cls, _: seen_in(seen)))
+    ms = steps(wait=4.0, compute=80.0)
+    ms[::8, 2] = 30.0
+    machine = Machine(kind="cpu", name="a <CPU>", cpu_cores=2, threads=2)
+    run = fake(ms, own=np.nan, machine=machine, pipeline=lk.Pipeline(num_workers=4))
+    evidence = StepTable(run).evidence()
+    found = ranking.rank(evidence)[0]
+    assert found.cause.startswith(cause)
+    if cause == "workers take":
+        beyond_quick = 1 - evidence.quick_compute_us / evidence.compute_us
+        assert found.lost_share == pytest.approx(beyond_quick * evidence.compute_share, abs=0.01)
+
+
+def test_who_shares_files_out_deals_them_and_hugging_face_cuts_its_own_shards():
+    uneven = IDLE | {"busiest_over_mean": 1.6}
+    assert "self.files[info.id" in diagnosed(uneven).code
+    theirs = dataclasses.replace(LOADER, dataset_type="IterableDataset")
+    assert "to_iterable_dataset(num_shards=8)" in diagnosed(uneven, code=theirs).code
+
+
+def test_even_shards_and_batches_out_of_order_promise_no_more_than_the_cores_allow():
+    known = {"wait_us": 3e3, "quick_compute_us": 1e3, "compute_us": 3e3,
+             "knobs": {"num_workers": 2, "batch_size": 10}}  # fmt: skip
+    quiet = CoreUse(2)
+    shards = IDLE | {"busiest_over_mean": 1.8, "item_cpu_ms": 0.7}
+    late = IDLE | {"slowest_ratio": 30.0, "late_share": 0.8, "item_cpu_ms": 0.7}
+    assert diagnosed(shards, use=quiet, **known).at_most == pytest.approx(2 * 6 / 8)
+    unordered = diagnosed(late, use=quiet, **known)
+    assert unordered.expected[2] == pytest.approx(2 * 6 / 8)
+    assert "before training" in unordered.advice and "in_order=False" in unordered.advice
+    crowded = CoreUse(2, others=1.0)
+    assert diagnosed(shards, use=crowded, **known).at_most == 1.0
+    assert not diagnosed(late, use=crowded, **known).expected
+
+
+def test_fewer_threads_are_not_advised_where_the_step_needs_them_more_than_the_workers_do():
+    workers = seen_in(BUSY | {"in_line_share": 0.4, "item_cpu_ms": 0.1})
+    evidence = Evidence("cpu", wait_share=0.1, wait_us=1e3, compute_us=9e3, quick_compute_us=6e3,
+                        threads=2, use=CoreUse(2), code=LOADER, workers=workers,
+                        knobs={"num_workers": 2, "batch_size": 4})  # fmt: skip
+    assert worker_remedies.cores_returned(evidence).value < 1
+
+
+@pytest.mark.parametrize(("shares", "named"), [([35, 16, 15], True), ([14, 12, 12], False)])
+def test_the_costliest_of_a_few_lines_that_share_the_loading_is_named(shares, named):
+    item = "Sales.__getitem__"
+    rows = [
+        Line("train.py", 27 + number, item, share / 100, "waiting", "library", "torch.tensor()")
+        for number, share in enumerate(shares)
+    ]
+    samples = np.ones(100, bool)
+    lines = SimpleNamespace(
+        within=np.full(100, "item"),
+        share=np.full(100, 0.01),
+        mask=lambda phase: samples if phase == "waiting" else ~samples,
+        rows=lambda mask: tuple(rows) if mask.any() else (),
+        worst=lambda mask: (dataclasses.replace(rows[0], share=0.66), *rows[:2]),
+    )
+    work = _of_loading(lines)
+    assert (work is not None) == named
+    if named:
+        assert (work.cause, work.lines[0].line, work.share) == ("item", 27, pytest.approx(0.35))
+
+
+def test_a_loop_without_workers_is_not_told_that_these_have_all_cores():
+    known = {"wait_share": 0.8, "wait_us": 5e3, "knobs": {"num_workers": 0}}
+    advised = Workers(0, Estimate(1.0, 1.0, 1.0))
+    evidence = Evidence("cpu", use=CoreUse(2, own=1.9), advised=advised, **known)
+    assert "cores are busy" not in told(rules.waiting_for_data(evidence), evidence).advice
 
 
 def test_workers_whose_cores_others_have_are_not_said_to_wait_for_storage():

@@ -232,6 +232,19 @@ class Evidence:
         return self.crowded_by > limits.FOREIGN_LOAD / 2
 
     @property
+    def fills_cores(self) -> bool:
+        """Whether the loader's workers and the threads of the step want more than all cores."""
+        workers = self.workers
+        cores = self.use.cores
+        if workers is None or cores is None:
+            return False
+        if workers.wanted_cores + (self.threads or 1) <= cores:
+            return False
+        if workers.in_line_share is not None:
+            return workers.in_line_share > limits.IN_LINE
+        return (self.use.own or 0.0) >= limits.CORES_BUSY * cores
+
+    @property
     def could_look(self) -> bool:
         """Whether the run has an x-ray to switch on: a watched loop has none."""
         return self.knobs.get("xray") is not None

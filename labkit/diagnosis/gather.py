@@ -90,6 +90,20 @@ class StepTable:
             return 0.0
         return sums["lost"] / sums["timed"] * sums["compute"]
 
+    def _slowed_by_workers(self, sums: dict[str, float]) -> float:
+        """Return the time (s) that a step whose thread is not timed lost to workers.
+
+        An undisturbed step is what the quickest ones take. Workers that stand in line for a core
+        take it from the step, and cost no more time than they run.
+        """
+        known = self.known
+        workers = known.workers
+        quick_us = known.quick_compute_us
+        if workers is None or not quick_us or not known.fills_cores:
+            return 0.0
+        beyond_quick = sums["compute"] - sums["steps"] * quick_us / 1e6
+        return max(0.0, min(beyond_quick, workers.wanted_cores * sums["compute"]))
+
     def evidence(self, rows: np.ndarray | slice = slice(None)) -> Evidence:
         """Return the evidence of all steps, or of the given rows (a resampled run)."""
         sums = self._sums(rows)
@@ -97,14 +111,17 @@ class StepTable:
         total = sum(sums[name] for name in CLASSES) or 1.0  # drawn steps may have taken no time
         stolen = self._stolen(sums) / total
         known = self.known
-        beside_workers = known.kind == "cpu" and known.num_workers and sums["timed"] > 0
         loop = known.loop
+        by_workers = None
+        if known.kind == "cpu" and known.num_workers:
+            timed = sums["timed"] > 0
+            by_workers = stolen if timed else self._slowed_by_workers(sums) / total
         return replace(
             known,
             source=f"step stamps, {steps:.0f} steps",
             **{f"{name}_share": sums[name] / total for name in CLASSES},
             pause_share=sums["pauses"] / total,
-            stolen_by_workers=stolen * self.blame if beside_workers else None,
+            stolen_by_workers=None if by_workers is None else by_workers * self.blame,
             stolen_by_others=stolen * (1 - self.blame),
             compute_us=sums["compute"] / steps * 1e6,
             wait_us=sums["wait"] / steps * 1e6,

@@ -125,7 +125,7 @@ def cheaper_items(evidence: Evidence) -> Values | None:
     if evidence.advised is None:
         return {"why": ""} if count is None else {"why": "Try other numbers of workers. "}
     use = evidence.use
-    if (use.own or 0.0) >= limits.CORES_BUSY * (use.cores or math.inf):
+    if count and (use.own or 0.0) >= limits.CORES_BUSY * (use.cores or math.inf):
         return {"why": "All cores are busy, so more workers gain nothing. "}
     return {"why": "Another number of workers is not expected to gain. "}
 

@@ -187,7 +187,7 @@ def stalls(loop: Loop, mask: np.ndarray) -> str:
 
 
 def _of_loading(lines: Lines) -> BodyWork | None:
-    """Return collating, or the line, helper function or Python code that has most of the time."""
+    """Return collating, or the line, helper function, Python code or few lines with most of it."""
     work = loading_mask(lines)
     whole = float(lines.share[work].sum())
     if whole <= 0:
@@ -206,6 +206,8 @@ def _of_loading(lines: Lines) -> BodyWork | None:
         found = most
     elif sum(line.share for line in python) >= least:
         found = tuple(python[:3])
+    elif sum(line.share for line in rows[:3]) >= least:
+        found = rows[:3]
     else:
         return None
     return BodyWork("item", found, found[0].share / whole)

@@ -18,6 +18,7 @@ from labkit.diagnosis.findings import Finding, Measured, bound, costs
 from labkit.diagnosis.loop_body import synchronises
 from labkit.diagnosis.witnesses import deciding
 from labkit.diagnosis.worker_rules import (
+    costliest_step,
     memory_growth,
     what_passes_and_lines_show,
     why_workers_are_late,
@@ -64,19 +65,20 @@ def cores_taken_by_workers(evidence: Evidence) -> Finding | None:
     count = evidence.num_workers or 0
     advised = evidence.advised
     fewer = advised is not None and advised.num_workers < count
+    seen = "of the time a loader worker had the core that the model's thread needed, with "
+    seen += f"{count} workers on {evidence.use.cores} cores"
+    by = "thread CPU time against wall time"
+    if evidence.loop is not None:
+        quick_ms = (evidence.quick_compute_us or 0.0) / 1e3
+        mean_ms = (evidence.compute_us or 0.0) / 1e3
+        by = f"the quickest steps compute for {quick_ms:.1f} ms, the average one for {mean_ms:.1f}"
+    cheaper = (feeding.DECODE_SMALLER, worker_remedies.FEWER_THREADS, feeding.LEANER_ITEMS)
     return Finding(
         name="input",
         cause="workers take the device's cores",
         lost_share=evidence.stolen_by_workers,
-        measured=(
-            Measured(
-                "of the time a loader worker had the core that the model's thread needed, with "
-                f"{count} workers on {evidence.use.cores} cores",
-                evidence.stolen_by_workers,
-                by="thread CPU time against wall time",
-            ),
-        ),
-        remedies=feeding.FEED if fewer else (worker_remedies.FEWER_THREADS, feeding.LEANER_ITEMS),
+        measured=(Measured(seen, evidence.stolen_by_workers, by=by), *costliest_step(evidence)),
+        remedies=feeding.FEED if fewer else cheaper,
     )
 
 

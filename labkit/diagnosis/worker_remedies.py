@@ -10,6 +10,7 @@ from labkit.diagnosis.prediction import MODEL_ERROR, Estimate
 from labkit.diagnosis.recommendation import threads_beside
 from labkit.diagnosis.remedies import LESS_WAITING, Remedy, Values
 
+HUGGING_FACE = {"IterableDataset", "Dataset"}  # classes of its `datasets`
 ERROR = MODEL_ERROR["input"]  # of these gains: 1.62x and 1.65x expected, 1.60x and 1.68x came
 
 
@@ -36,19 +37,33 @@ def threads_left(evidence: Evidence) -> Values | None:
     return {"threads": kept, "now": threads} if kept < threads else None
 
 
-def cores_returned(evidence: Evidence) -> Estimate | None:
-    """Return the gain where the workers' items and undisturbed steps are all that takes cores."""
+def cores_allow(evidence: Evidence, threads: int | None = None) -> float | None:
+    """Return the gain where items and undisturbed steps fill all cores; None where not known.
+
+    A step that computes with fewer `threads` than now takes longer in proportion. What other
+    programs take no worker has.
+    """
     workers = evidence.workers
-    cores = evidence.use.cores
-    if workers is None or workers.item_cpu_ms is None or not cores:
+    use = evidence.use
+    if workers is None or workers.item_cpu_ms is None or not use.cores:
         return None
     if not evidence.wait_share or not evidence.wait_us:
         return None
     size = evidence.knobs.get("batch_size") or 1
     alone_ms = (evidence.quick_compute_us or 0.0) / 1e3 * (evidence.threads or 1)
     batch_ms = workers.item_cpu_ms * float(size) + alone_ms
-    step_ms = evidence.wait_us / evidence.wait_share / 1e3
-    gain = OVERSUBSCRIBED * cores * step_ms / batch_ms
+    cores = max(1.0, use.cores * (1 - use.others_share)) if use.is_shared else use.cores
+    least_ms = max(batch_ms / cores, alone_ms / threads if threads else 0.0)
+    return evidence.wait_us / evidence.wait_share / 1e3 / least_ms
+
+
+def cores_returned(evidence: Evidence) -> Estimate | None:
+    """Return the gain where the model leaves the workers the cores that they wait for."""
+    kept = threads_left(evidence)
+    most = cores_allow(evidence, int(kept["threads"] or 1)) if kept else None
+    if most is None:
+        return None
+    gain = OVERSUBSCRIBED * most
     return Estimate(gain, gain / (1 + ERROR), gain * (1 + ERROR))
 
 
@@ -62,12 +77,13 @@ def nobody_waits_in_order(evidence: Evidence) -> Estimate | None:
     """Return the gain where workers that rest behind a late batch go on.
 
     Less than the time in which a later batch was ready is saved, and no more than the workers make
-    when none of them rests.
+    when none of them rests, or than the cores allow.
     """
     workers = evidence.workers
     if workers is None or workers.late_share is None or workers.idle_share is None:
         return None
     most = 1 / max(1 - evidence.wait_share * workers.late_share, 0.1)
+    most = min(most, cores_allow(evidence) or most)
     value = min(most, 1 / max(1 - workers.idle_share, 0.1))
     return Estimate(value, (1 + value) / 2, min(most, value * (1 + ERROR)))
 
@@ -82,6 +98,12 @@ def reshardable(evidence: Evidence) -> Values | None:
     """Fit a loader whose workers were seen: that many shards, or a multiple of it."""
     workers = evidence.workers
     return None if workers is None else {"workers": workers.workers, "shards": 4 * workers.workers}
+
+
+def files_to_deal_out(evidence: Evidence) -> Values | None:
+    """Fit a dataset of the user's own class, which shares its data out itself."""
+    kind = evidence.code and evidence.code.dataset_type
+    return reshardable(evidence) if kind not in HUGGING_FACE else None
 
 
 def stuck(evidence: Evidence) -> Values | None:
@@ -176,14 +198,27 @@ RESHARD = Remedy(
     "Cut the data into shards of one size, a multiple of the {workers} workers: {shards}, say.",
     "items",
     reshardable,
-    code="dataset = dataset.to_iterable_dataset(num_shards={shards})  # Hugging Face datasets\n",
+    code="dataset = dataset.to_iterable_dataset(num_shards={shards})\n",
     cost="writing the data once more",
+    check="every worker is as busy as the next one",
+)
+DEAL_FILES_OUT = Remedy(
+    "deal_files_out",
+    "Deal the files out to the {workers} workers in turn, not in blocks. Where their sizes differ, "
+    "sort them by size first; where one holds most of the data, cut it into shards of one size, "
+    "{shards} in all, say.",
+    "items",
+    files_to_deal_out,
+    code="info = torch.utils.data.get_worker_info()  # in the dataset's __iter__\n"
+    "files = self.files[info.id :: info.num_workers]\n",
+    cost="another order of the items",
     check="every worker is as busy as the next one",
 )
 OUT_OF_ORDER = Remedy(
     "out_of_order",
-    "Hand batches out as they are ready: in_order=False (torch 2.6). The order then differs from "
-    "run to run.",
+    "Shrink the slowest items before training (or decode those JPEGs smaller: draft), or hand "
+    "batches out as they are ready: in_order=False (torch 2.6). The order then differs from run to "
+    "run.",
     "queue",
     workers_rest,
     arguments={"in_order": "False"},
@@ -193,7 +228,8 @@ OUT_OF_ORDER = Remedy(
 )
 SLOW_ITEMS_OFFLINE = Remedy(
     "slow_items_offline",
-    "Treat these items before training: shrink them, convert them or leave them out.",
+    "Treat these items before training: shrink them, convert them or leave them out. A large JPEG "
+    "is also cheaper to decode smaller: image.draft('RGB', (size, size)).",
     "items",
     check=LESS_WAITING,
 )

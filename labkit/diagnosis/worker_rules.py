@@ -61,7 +61,7 @@ def _ms(what: str, took_ms: float | None) -> Measured | None:
     return None if took_ms is None else Measured(what, took_ms, "ms")
 
 
-def _steps(evidence: Evidence) -> tuple[Measured, ...]:
+def costliest_step(evidence: Evidence) -> tuple[Measured, ...]:
     """Return the costliest step of preparing an item, by its line."""
     first = evidence.loading_lines[:1]
     return tuple(Measured(f"of the workers' time is in {line.what}", line.share) for line in first)
@@ -74,7 +74,7 @@ def worker_hangs(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
         return None
     where = f"since worker {hang.worker} last made progress{_at_item(hang)}"
     stalled = Measured(where, hang.seconds, "s", TIMED)
-    return _found("hang", stalled, *_steps(evidence), remedies=(cures.GIVE_UP_WAITING,))
+    return _found("hang", stalled, *costliest_step(evidence), remedies=(cures.GIVE_UP_WAITING,))
 
 
 def hang_that_ended(evidence: Evidence) -> Finding | None:
@@ -138,7 +138,7 @@ def slow_items(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
 
 
 def uneven_shards(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
-    """One worker has most of the work: the gain is bounded by it."""
+    """One worker has most of the work: its share bounds the gain, and so do the cores."""
     uneven = workers.busiest_over_mean
     if uneven is None or uneven < limits.UNEVEN:
         return None
@@ -148,8 +148,8 @@ def uneven_shards(evidence: Evidence, workers: WorkerEvidence) -> Finding | None
         name="input",
         cause="uneven_shards",
         measured=(Measured(seen, uneven, "times", TIMED),),
-        remedies=(cures.RESHARD,),
-        at_most=min(uneven, fed),
+        remedies=(cures.DEAL_FILES_OUT, cures.RESHARD),
+        at_most=max(1.0, min(uneven, fed, cures.cores_allow(evidence) or uneven)),
     )
 
 
@@ -178,7 +178,7 @@ def threads(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
         seen = f"threads stand in line for a core, more than the {single} of the workers and model"
         stand = Measured(seen, in_line, "number", "Linux's schedstat")
     remedies = (cures.ONE_THREAD, cures.ONE_THREAD_EVERYWHERE)
-    return _found("threads", _cpu(workers), stand, *_steps(evidence), remedies=remedies)
+    return _found("threads", _cpu(workers), stand, *costliest_step(evidence), remedies=remedies)
 
 
 def cores(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -197,7 +197,7 @@ def cores(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
         feeding.AUGMENT_ON_DEVICE,
         feeding.LEANER_ITEMS,
     )
-    measured = (_cpu(workers), _on_cores(evidence, workers), *_steps(evidence))
+    measured = (_cpu(workers), _on_cores(evidence, workers), *costliest_step(evidence))
     return _found("cores", *measured, remedies=remedies)
 
 
