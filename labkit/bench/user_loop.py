@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -70,6 +71,49 @@ def counter_for(batch: object, batch_size: int | None) -> Callable[[Any], int] |
         if inner := counter_for(part, batch_size):
             return lambda batch: inner(batch[place])
     return len if parts and isinstance(batch, list) else None
+
+
+def measure_for(batch: object) -> Callable[[Any], int]:
+    """Return what gives the bytes of batches like this: of the array that is the largest here.
+
+    It gives 0 of a batch without such an array.
+    """
+    _, path = largest_array(batch)
+    if path is None:
+        return lambda _batch: 0
+
+    def measure(batch: Any) -> int:
+        try:
+            for place in path:
+                batch = batch[place]
+            return int(batch.nbytes)
+        except Exception:  # a batch of another kind is no reason to stop recording
+            return 0
+
+    return measure
+
+
+def largest_array(batch: object) -> tuple[Any, tuple[object, ...] | None]:
+    """Return the largest array in a batch, and the keys that lead to it; (None, None) without."""
+    return max(_arrays(batch, ()), key=lambda found: found[0].nbytes, default=(None, None))
+
+
+def _arrays(batch: object, path: tuple[object, ...]) -> Iterator[tuple[Any, tuple[object, ...]]]:
+    """Yield every array in a batch, and the keys that lead to it."""
+    if hasattr(batch, "shape") and hasattr(batch, "nbytes"):
+        yield batch, path
+    elif isinstance(batch, (list, tuple, Mapping)):
+        parts = batch.items() if isinstance(batch, Mapping) else enumerate(batch)
+        for place, part in parts:
+            yield from _arrays(part, (*path, place))
+
+
+def dtype_of_most(arrays: Iterable[Any]) -> str | None:
+    """Return the number format of most of the numbers in some arrays, as "float32"."""
+    numbers: Counter[str] = Counter()
+    for array in arrays:
+        numbers[str(array.dtype).removeprefix("torch.")] += array.nbytes // array.itemsize
+    return max(numbers, key=numbers.__getitem__, default=None)
 
 
 def padding_of(batch: object) -> float | None:
