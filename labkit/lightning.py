@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from labkit.bench.user_loop import measure_for
 from labkit.callbacks import StepRecorder
 
 if TYPE_CHECKING:
@@ -29,8 +28,7 @@ class Recorder(StepRecorder, Callback):
     list. What lies between epochs is left out; rank 0 records.
     """
 
-    _count: Callable[[Any], int] | None = None  # the samples of a batch,
-    _measure: Callable[[Any], int]  # and its bytes
+    _count: Callable[[Any], int] | None = None  # the samples of a batch
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a record."""
@@ -58,10 +56,8 @@ class Recorder(StepRecorder, Callback):
     ) -> None:
         """A step has been issued."""
         if self._recording is not None:
-            if self._count is None:
-                self._count = self._recording.counter(batch)
-                self._measure = measure_for(batch)
-            self.issued(self._count(batch), self._measure(batch))
+            self._count = self._count or self._recording.counter(batch)
+            self.issued(self._count(batch), self._recording.measure(batch))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A validation that belongs to the step before it is done."""

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 READ = ("num_workers", "batch_size", "pin_memory", "prefetch_factor", "persistent_workers")
 LEAST_TOKENS = 8  # in a row of text
 
+Keys = tuple[object, ...]
+"""What leads to a part of a batch: indices of lists and tuples, keys of mappings."""
+
 
 def knobs_of(loader: object) -> dict[str, int | bool]:
     """Return the settings of a torch DataLoader under their own names; {} of anything else."""
@@ -73,19 +76,13 @@ def counter_for(batch: object, batch_size: int | None) -> Callable[[Any], int] |
     return len if parts and isinstance(batch, list) else None
 
 
-def measure_for(batch: object) -> Callable[[Any], int]:
-    """Return what gives the bytes of batches like this: of the array that is the largest here.
-
-    It gives 0 of a batch without such an array.
-    """
-    _, path = largest_array(batch)
-    if path is None:
-        return lambda _batch: 0
+def bytes_along(keys: Keys) -> Callable[[Any], int]:
+    """Return what gives the bytes of the array that some keys lead to; 0 of a batch without one."""
 
     def measure(batch: Any) -> int:
         try:
-            for place in path:
-                batch = batch[place]
+            for key in keys:
+                batch = batch[key]
             return int(batch.nbytes)
         except Exception:  # a batch of another kind is no reason to stop recording
             return 0
@@ -93,19 +90,19 @@ def measure_for(batch: object) -> Callable[[Any], int]:
     return measure
 
 
-def largest_array(batch: object) -> tuple[Any, tuple[object, ...] | None]:
-    """Return the largest array in a batch, and the keys that lead to it; (None, None) without."""
-    return max(_arrays(batch, ()), key=lambda found: found[0].nbytes, default=(None, None))
+def largest_array(batch: object) -> tuple[Any, Keys]:
+    """Return the largest array in a batch, and the keys that lead to it; ValueError without one."""
+    return max(_arrays(batch, ()), key=lambda found: found[0].nbytes)
 
 
-def _arrays(batch: object, path: tuple[object, ...]) -> Iterator[tuple[Any, tuple[object, ...]]]:
+def _arrays(batch: object, keys: Keys) -> Iterator[tuple[Any, Keys]]:
     """Yield every array in a batch, and the keys that lead to it."""
     if hasattr(batch, "shape") and hasattr(batch, "nbytes"):
-        yield batch, path
+        yield batch, keys
     elif isinstance(batch, (list, tuple, Mapping)):
         parts = batch.items() if isinstance(batch, Mapping) else enumerate(batch)
-        for place, part in parts:
-            yield from _arrays(part, (*path, place))
+        for key, part in parts:
+            yield from _arrays(part, (*keys, key))
 
 
 def dtype_of_most(arrays: Iterable[Any]) -> str | None:

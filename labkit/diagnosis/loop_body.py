@@ -67,6 +67,11 @@ class Loop:
         parts = zip(IN_WORDS, groups, strict=True)
         return {name: float(share / all_of_it) for name, share in parts}
 
+    @property
+    def own_drift(self) -> Drift | None:
+        """How its steps grow, where their batches do not explain that."""
+        return None if self.drift is None or self.drift.larger else self.drift
+
     @cached_property
     def loading(self) -> BodyWork | None:
         """What stands out in preparing items."""

@@ -23,11 +23,10 @@ ELSEWHERE = {  # parts of a script's time that are no training: cause, remedy
 
 
 def _drift(evidence: Evidence) -> Drift | None:
-    """Return how a watched loop's steps grow; None where batches, or others' load, may do so."""
+    """Return how a watched loop's steps grow; None where others' load may have grown instead."""
     if evidence.loop is None or (evidence.is_disturbed and kept(evidence) is None):
         return None
-    drift = evidence.loop.drift
-    return None if drift is None or drift.larger else drift
+    return evidence.loop.own_drift
 
 
 def _in_the_body(evidence: Evidence, group: str, remedy: Remedy) -> Finding | None:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator, Sized
 from typing import TYPE_CHECKING, cast
 
-from labkit.bench import user_loop
 from labkit.bench.device_clock import Mark
 from labkit.bench.loader_clocks import IDLE, SINCE, STATE
 from labkit.process.events import now_ns
@@ -44,6 +43,11 @@ def length_of(loader: object) -> int | None:
 def one_a_batch(_batch: object) -> int:
     """Count a batch whose samples are not known as one."""
     return 1
+
+
+def unknown_bytes(_batch: object) -> int:
+    """Return 0: of a batch whose bytes are not known."""
+    return 0
 
 
 class StandsIn:
@@ -91,7 +95,7 @@ class Pass:
         self.bytes = 0  # of the batch
         self.ready = 0  # 0 while there is no body whose end could be stamped
         self.count = self._first_count
-        self.measure = one_a_batch
+        self.measure = recorder.measure
         self.start: Mark | None = None
         self.clock = recorder.clock
         self.words = recorder.words
@@ -138,7 +142,7 @@ class Pass:
         self.asked -= self.lead_ns
         self.lead_ns = 0
         self.count = self.recorder.counter(batch)
-        self.measure = user_loop.measure_for(batch)
+        self.measure = self.recorder.measure
         self.recorder.sampler.claim(sys._getframe(2))
         return self.count(batch)
 

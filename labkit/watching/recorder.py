@@ -30,7 +30,15 @@ from labkit.bench.sampler import WATCHED, Sampler, in_workers
 from labkit.process import folders
 from labkit.process.events import EventLog, line_of, now_ns
 from labkit.watching.loader_call import call_of
-from labkit.watching.passes import Beat, Pass, Row, length_of, one_a_batch, say
+from labkit.watching.passes import (
+    Beat,
+    Pass,
+    Row,
+    length_of,
+    one_a_batch,
+    say,
+    unknown_bytes,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -76,6 +84,7 @@ class Recorder:
         self.device: torch.device | None = None  # of what an optimizer trains,
         self.weights_dtype: str | None = None  # and its number format
         self.batch_dtype: str | None = None
+        self.measure: Callable[[object], int] = unknown_bytes
         self.unit = "samples"
         self.clock: DeviceClock | None = None
         self.telemetry: subprocess.Popen | None = None
@@ -201,14 +210,19 @@ class Recorder:
             self.start_telemetry()
 
     def counter(self, batch: object) -> Callable[[object], int]:
-        """Return what counts the samples of a batch like this one; 1 a batch where unknown."""
+        """Return what counts the samples of a batch like this one; 1 a batch where unknown.
+
+        From then on, `measure` gives the bytes of such a batch.
+        """
         known = user_loop.counter_for(batch, self.knobs.get("batch_size"))
         self.unit = "samples" if known else "batches"
         count = known or one_a_batch
         batches = itertools.count()
+        self.measure = unknown_bytes
         with contextlib.suppress(Exception):
-            array, _ = user_loop.largest_array(batch)
+            array, keys = user_loop.largest_array(batch)
             self.batch_dtype = user_loop.dtype_of_most([array])
+            self.measure = user_loop.bytes_along(keys)
 
         def looks(batch: object) -> int:  # now and then, how much of it is padding
             if next(batches) % LOOK_EVERY == 0:
