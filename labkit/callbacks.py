@@ -24,7 +24,8 @@ class StepRecorder:
         self._run: Run | None = None
         self._open = contextlib.ExitStack()  # what ends with the record
         self._step: tuple[int, int, Mark | None] | None = None  # asked, ready (ns), on the device
-        self._issued: tuple[int, Mark | None] | None = None  # samples of that step, its end there
+        # Samples and bytes of that step, and its end there
+        self._issued: tuple[int, int, Mark | None] | None = None
         self._asked = 0  # ns: when the batches of the next step were asked for
 
     @property
@@ -63,13 +64,13 @@ class StepRecorder:
             self._step = (self._asked, ready, start)
             recording.note(IN_BODY, ready)
 
-    def issued(self, samples: int) -> None:
-        """A step of so many samples has been issued."""
+    def issued(self, samples: int, batch_bytes: int = 0) -> None:
+        """A step of so many samples, and bytes if known, has been issued."""
         recording = self._recording
         if recording is not None and self._step is not None:
             self._asked = now_ns()
             end = None if recording.clock is None else recording.clock.mark()
-            self._issued = (samples, end)
+            self._issued = (samples, batch_bytes, end)
             recording.note(WAITING, self._asked)
 
     def over(self, loss: float | None = None) -> None:
@@ -98,6 +99,6 @@ class StepRecorder:
         """Record the step that is over."""
         if self._step is not None and self._issued is not None:
             asked, ready, start = self._step
-            samples, end = self._issued
+            samples, batch_bytes, end = self._issued
             self._issued = None
-            recording.take([(asked, ready, self._asked, samples, start, end)])
+            recording.take([(asked, ready, self._asked, samples, batch_bytes, start, end)])

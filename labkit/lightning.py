@@ -57,7 +57,7 @@ class Recorder(StepRecorder, Callback):
         """A step has been issued."""
         if self._recording is not None:
             self._count = self._count or self._recording.counter(batch)
-            self.issued(self._count(batch))
+            self.issued(self._count(batch), self._recording.measure(batch))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A validation that belongs to the step before it is done."""

@@ -148,7 +148,7 @@ def test_a_watched_loop_is_on_the_device_of_what_it_trains_and_not_of_any_tensor
         recording.call = Mock(model=model, given=None)
     else:
         recording.trained_by(Mock(param_groups=[{"params": trained}]))
-    recording.take([(1, 2, 3, 1, None, None)])
+    recording.take([(1, 2, 3, 1, 0, None, None)])
     assert recording.kind == "cpu" and len(asked) == (weights is not torch.nn.Parameter)
     recording.close()
 

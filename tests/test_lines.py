@@ -12,19 +12,22 @@ import textwrap
 import time
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from played_gpu import CPU, GPU
 from played_gpu import log as logged
 from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
 from labkit.__main__ import main
-from labkit.bench import kinds, loader_clocks, stack
+from labkit.bench import kinds, loader_clocks, main_thread, stack
 from labkit.bench.growth import Growth
 from labkit.bench.places import Places
 from labkit.bench.user_loop import padding_of
+from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.hot_lines import Line
 from labkit.view import watch_live
 
@@ -124,40 +127,107 @@ def test_a_variable_that_the_memory_goes_to_is_named_with_its_line():
     assert found.lines[0].line == kept_at()
 
 
+GROWS_MS = np.linspace(8.0, 20.0, 300)
+FLAT_MS = np.full(300, 10.0)
+
+
+def watched_loop(tmp_path, steps_ms, *events, batch_bytes=None, rss_gib=None, kind="cpu", **used):
+    """Return the run of a watched loop that does nothing but `optimizer.step()`."""
+    site = ["train.py", 57, "train"]
+    place = ["optimizer", "", *site, "optimizer.step()", site]
+    used = {"cpus": 2, "own_cpu": 0.5, "cpu": 0.5, "line_cpu": 0.02} | used
+    now = 10**9
+    steps = []
+    rows = []
+    for number, body_ms in enumerate(steps_ms):
+        done = now + int(body_ms * 1e6)
+        step = {"event": "step", "i": number, "t": [now, now, now, done], "n": 16, "loss": 1.0}
+        if batch_bytes is not None:
+            step["bytes"] = int(batch_bytes[number])
+        steps.append(step)
+        rows.append([(now + done) // 2, int(body_ms * 1e6), 0])
+        now = done
+    read = [{"event": "telemetry", "t_ns": row[0], **used} for row in rows[::25]]
+    for number, each in enumerate(read if rss_gib else ()):
+        each["rss_gib"] = float(np.linspace(*rss_gib, len(read))[number])
+    lines = {"event": "lines", "pid": 0, "places": {"0": place}, "rows": rows}
+    machine = CPU if kind == "cpu" else GPU
+    spec = {"watched": {"loader": "DataLoader"}}
+    return logged(tmp_path, machine, {"num_workers": 0}, *events, *steps, *read, lines, spec=spec)
+
+
+@pytest.mark.parametrize(
+    ("batch_bytes", "drifts"),
+    [
+        (np.linspace(4000, 10000, 300), False),  # as long for each byte
+        (np.linspace(4000, 7000, 300), False),  # as attention, with the square
+        (np.full(300, 4000), True),
+        (np.repeat([4000, 16000], [240, 60]), True),  # the steps had grown before
+        (None, True),  # an older record
+    ],
+)
+def test_steps_that_grow_with_their_batches_are_no_leak(batch_bytes, drifts, tmp_path):
+    found = watched_loop(tmp_path, GROWS_MS, batch_bytes=batch_bytes).diagnose()
+    assert ("drift" in [each.cause for each in found.findings]) == drifts, found
+    assert ("the input grows" in found.evidence) != drifts
+
+
+def test_something_is_said_to_be_kept_only_where_it_was_found_or_memory_rose(tmp_path):
+    longer = watched_loop(tmp_path, GROWS_MS).diagnose().findings[0]
+    assert longer.cause == "drift" and "kept" not in longer.advice
+    assert "sizes of what it works on" in longer.advice
+    risen = watched_loop(tmp_path, GROWS_MS, rss_gib=(1.0, 3.0)).diagnose().findings[0]
+    assert "is kept from step to step" in risen.advice and "memory rose from" in risen.evidence
+
+
+@pytest.mark.parametrize("batches", ["float64", "int64"])
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_weights_of_64_bits_are_named_where_the_device_is_the_limit(kind, batches, tmp_path):
+    dtypes = {"weights_dtype": "float64", "batch_dtype": batches}
+    job = {"event": "job", "pipeline": {"num_workers": 0}, "not_applied": {}, **dtypes}
+    clock = {"event": "clock", "why": "the loop waits for each step"}
+    found = watched_loop(tmp_path, FLAT_MS, job, clock, kind=kind).diagnose()
+    first = found.findings[0]
+    assert (first.name, first.cause, first.lost_share) == ("precision", "float64", 0.0)
+    assert "model.float()" in first.code
+    assert ("batch.float()" in first.code) == (batches == "float64")
+    assert ("1/64" in first.evidence) == (kind == "gpu")
+    assert "Expect" not in first.advice and 0 < found.confidence < 1
+    single = watched_loop(tmp_path, FLAT_MS, {**job, "weights_dtype": "float32"}).diagnose()
+    assert "float64" not in str(single)
+
+
+def test_a_watched_loop_without_a_loss_is_not_called_healthy_for_certain(tmp_path):
+    found = watched_loop(tmp_path, FLAT_MS).diagnose()
+    assert found.findings[0].cause == "the device is the limit"
+    assert found.confidence == limits.LINES_SEEN < 1
+    assert "watched loop sees" in found.advice and "Nothing in the pipeline" not in found.advice
+
+
 @pytest.mark.parametrize(("others", "cause"), [(0.0, "drift"), (0.3, ""), (1.2, "neighbour")])
 def test_steps_that_grow_beside_other_programs_are_not_blamed_on_the_loops_own_lines(
     others, cause, tmp_path
 ):
-    place = [
-        "optimizer",
-        "",
-        "train.py",
-        57,
-        "train",
-        "optimizer.step()",
-        ["train.py", 57, "train"],
-    ]
-    used = {"cpus": 2, "own_cpu": 0.5, "cpu": 0.5 + others / 2, "line_cpu": 0.02}
-    now = 10**9
-    steps = []
-    rows = []
-    for number, body_ms in enumerate(np.linspace(8.0, 20.0, 300)):
-        done = now + int(body_ms * 1e6)
-        stamps = [now, now, now, done]
-        steps.append({"event": "step", "i": number, "t": stamps, "n": 16, "loss": 1.0})
-        rows.append([(now + done) // 2, int(body_ms * 1e6), 0])
-        now = done
-    read = [{"event": "telemetry", "t_ns": row[0], **used} for row in rows[::25]]
-    lines = {"event": "lines", "pid": 0, "places": {"0": place}, "rows": rows}
-    machine = {"device": "cpu", "kind": "cpu", "name": "CPU", "cpu_cores": 2, "threads": 1}
-    spec = {"watched": {"loader": "DataLoader"}}
-    knobs = {"num_workers": 0}
-    run = logged(tmp_path, machine | {"versions": {}}, knobs, *steps, *read, lines, spec=spec)
-    found = run.diagnose()
+    used = {"cpu": 0.5 + others / 2, "line_cpu": 0.02}
+    found = watched_loop(tmp_path, GROWS_MS, **used).diagnose()
     causes = [each.cause for each in found.findings]
     assert ("drift" in causes) == (cause == "drift"), found
     assert cause in causes or cause == ""
     assert ("Other programs used" in str(found)) == (others > 0)
+
+
+def test_the_sizes_and_number_formats_of_a_watched_loop_are_recorded():
+    weights = torch.nn.Linear(3, 2).double()
+    optimizer = torch.optim.SGD(weights.parameters(), 0.1)
+    rows = [torch.ones(length, 3, dtype=torch.float64) for length in range(2, 12)]
+    batches = [(torch.ones(1), {"x": each}) for each in (*rows, None)]
+    for _ in (watch := lk.watch(batches, live=False)):
+        watch._recorder.trained_by(optimizer)
+    run = watch.run
+    assert run.batch_bytes[:-1].tolist() == [each.nbytes for each in rows]
+    assert np.isnan(run.batch_bytes[-1])
+    assert (run.weights_dtype, run.batch_dtype) == ("float64", "float64")
+    assert "bytes" in run.steps_since(0)[0] and "bytes" not in run.steps_since(0)[-1]
 
 
 def kept_at():
@@ -269,6 +339,17 @@ def test_the_clock_that_times_the_items_is_no_line_of_the_users(tmp_path, monkey
     assert clock[0] == "labkit" and clock[4].endswith("_read")
     lines = sampled(tmp_path, ["python", "item", "a.py", 1, "f", "", None], clock)
     assert len(lines) == 1 and lines.share.tolist() == [1.0]
+
+
+def test_the_timer_of_the_samples_is_no_line_of_the_users(monkeypatch):
+    """The signal's handler arms it again, in whatever code of the user's the signal came."""
+    places = Places(None)
+    timer = main_thread.Timer.__new__(main_thread.Timer)
+    timer.timer = None
+    armed = SimpleNamespace(timer_settime=lambda *_: places.number_of(sys._getframe(1)))
+    timer.library = armed
+    timer.arm(0.01)
+    assert places.fresh[0].kind == "labkit"
 
 
 def sampled(tmp_path, *places):

@@ -93,7 +93,7 @@ class Places:
             kind = kinds.kind_of_calls(below) or kind
             call = kinds.call_text(kinds.expression(where))
         file = where.f_code.co_filename
-        if file in stack.CLOCKS:
+        if top.f_code.co_filename in stack.CLOCKS:
             kind = "labkit"  # a process is often put off a core in its system calls
         line = stack.line_of(where)
         function = stack.name_of(where.f_code)

@@ -17,7 +17,7 @@ HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 OPEN = tuple(os.path.join(HOME, "bench", f"{name}.py") for name in ("data", "models", "loop"))
 CLOCKS = tuple(  # what times the items of a loader, and what samples
     os.path.join(HOME, "bench", f"{name}.py")
-    for name in ("loader_clocks", "loader_hook", "loader_work", "sampler")
+    for name in ("loader_clocks", "loader_hook", "loader_work", "main_thread", "sampler")
 )
 LIBRARIES = tuple({*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))})
 LIBRARIES += (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")

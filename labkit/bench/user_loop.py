@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 READ = ("num_workers", "batch_size", "pin_memory", "prefetch_factor", "persistent_workers")
 LEAST_TOKENS = 8  # in a row of text
+
+Keys = tuple[object, ...]
+"""What leads to a part of a batch: indices of lists and tuples, keys of mappings."""
 
 
 def knobs_of(loader: object) -> dict[str, int | bool]:
@@ -70,6 +74,43 @@ def counter_for(batch: object, batch_size: int | None) -> Callable[[Any], int] |
         if inner := counter_for(part, batch_size):
             return lambda batch: inner(batch[place])
     return len if parts and isinstance(batch, list) else None
+
+
+def bytes_along(keys: Keys) -> Callable[[Any], int]:
+    """Return what gives the bytes of the array that some keys lead to; 0 of a batch without one."""
+
+    def measure(batch: Any) -> int:
+        try:
+            for key in keys:
+                batch = batch[key]
+            return int(batch.nbytes)
+        except Exception:  # a batch of another kind is no reason to stop recording
+            return 0
+
+    return measure
+
+
+def largest_array(batch: object) -> tuple[Any, Keys]:
+    """Return the largest array in a batch, and the keys that lead to it; ValueError without one."""
+    return max(_arrays(batch, ()), key=lambda found: found[0].nbytes)
+
+
+def _arrays(batch: object, keys: Keys) -> Iterator[tuple[Any, Keys]]:
+    """Yield every array in a batch, and the keys that lead to it."""
+    if hasattr(batch, "shape") and hasattr(batch, "nbytes"):
+        yield batch, keys
+    elif isinstance(batch, (list, tuple, Mapping)):
+        parts = batch.items() if isinstance(batch, Mapping) else enumerate(batch)
+        for key, part in parts:
+            yield from _arrays(part, (*keys, key))
+
+
+def dtype_of_most(arrays: Iterable[Any]) -> str | None:
+    """Return the number format of most of the numbers in some arrays, as "float32"."""
+    numbers: Counter[str] = Counter()
+    for array in arrays:
+        numbers[str(array.dtype).removeprefix("torch.")] += array.nbytes // array.itemsize
+    return max(numbers, key=numbers.__getitem__, default=None)
 
 
 def padding_of(batch: object) -> float | None:

@@ -164,6 +164,12 @@ KEEP_LESS = Remedy(
     "memory runs out some time.",
     "lines",
 )
+WATCH_SIZES = Remedy(
+    "watch_sizes",
+    "Look at that line: print every 100th step's time beside the sizes of what it works on. They "
+    "grow where something is collected, and may grow on purpose (longer texts, larger images).",
+    "lines",
+)
 KEEP_NUMBERS = Remedy(
     "keep_numbers",
     "Keep numbers instead of tensors with the graphs that made them.",
@@ -191,6 +197,23 @@ def sixteen_bits(evidence: Evidence) -> Values | None:
     return {"precision": best, "format": FORMATS[best] + lacks}
 
 
+def single_precision(evidence: Evidence) -> Values:
+    """Return the line that converts a batch, where it is float64."""
+    converted = "batch = batch.float()  # better once, in the dataset\n"
+    return {"batch": converted if evidence.batch_dtype == "float64" else ""}
+
+
+SINGLE_PRECISION = Remedy(
+    "single_precision",
+    "Train in float32, and compare the metric. NumPy's arrays are float64 unless told otherwise, "
+    "and torch.from_numpy keeps that. What it brings is unknown: measure it with a run before and "
+    "after.",
+    "formats",
+    single_precision,
+    code="model = model.float()  # in place of model.double()\n{batch}",
+    cost="accuracy: 7 digits in place of 16",
+    check="the metric, within float32's rounding",
+)
 BF16 = Remedy(
     "bf16",
     "Set precision='bf16' and compare the losses.",
@@ -251,6 +274,13 @@ LARGER_MODEL = Remedy(
     "larger_model",
     "Nothing in the pipeline holds the device back: what is left is a larger batch (notebook 04 "
     "Batch sizing), a smaller model or a faster device.",
+)
+PROFILE_THEN_LARGER = Remedy(
+    "profile_then_larger",
+    "A watched loop sees the waiting for data, the lines of its body and the cores, and finds no "
+    "loss there. It does not see inside the operators: profile a few steps with torch.profiler. If "
+    "they are large and well used, what is left is a larger batch (notebook 04 Batch sizing), a "
+    "smaller model or a faster device.",
 )
 
 

@@ -32,6 +32,8 @@ from labkit.results.result import Result, Table, but, copy_buttons, listed
 from labkit.results.run import Run
 
 SHOWN = 4  # findings of the details
+# Causes that follow from a busy device: how well its operators work is not measured
+CONCLUDED = ("the device is the limit", "float64")
 
 
 @dataclass(frozen=True, repr=False)
@@ -279,12 +281,18 @@ def _trusted(
 
     With them comes the most confidence that is left.
     """
-    if findings[0].name != "compute":
+    first = findings[0]
+    concluded = first.cause in CONCLUDED
+    if first.name != "compute" and not concluded:
         return findings, limits.UNSEEN if evidence.launches_only else 1.0
     doubt = doubts.of_a_busy_device(evidence)
-    if doubt is not None:
+    if doubt is not None and first.name == "compute":
         return (doubt, *findings), 0.0
-    return findings, 1.0 if evidence.looked_inside or evidence.body else limits.UNSEEN
+    if evidence.looked_inside:
+        return findings, 1.0
+    if doubt is not None or not evidence.body:
+        return findings, limits.UNSEEN
+    return findings, limits.LINES_SEEN if concluded else 1.0
 
 
 def _told(finding: Finding, evidence: Evidence, run: Run | None = None) -> Finding:

@@ -150,7 +150,7 @@ def _may_be_others(evidence: Evidence, first: Finding) -> bool:
     slow = first.name in ("compute", "launch") and first.cause != "padding"
     in_line = evidence.use.in_line
     waited = in_line is None or in_line > limits.FOREIGN_LOAD
-    longer_and_longer = evidence.loop is not None and evidence.loop.drift is not None
+    longer_and_longer = evidence.loop is not None and evidence.loop.own_drift is not None
     return (slow or first.cause == "cold_start") and (waited or longer_and_longer)
 
 

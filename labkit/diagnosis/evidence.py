@@ -189,6 +189,8 @@ class Evidence:
     loop: Loop | None = None  # of a watched loop
     body: Mapping[str, float] = field(default_factory=dict)  # of its body: no training
     growth: LoopGrowth = LoopGrowth()  # of what a watched loop keeps
+    weights_dtype: str | None = None  # of most of what it trains, as "float32"
+    batch_dtype: str | None = None  # of the largest array in its first batch
     workers: WorkerEvidence | None = None
     whole: WallShares | None = None  # of a script's time, in its loops and outside of them
 

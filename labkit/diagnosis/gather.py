@@ -167,6 +167,8 @@ def _known(run: Run, columns: dict[str, np.ndarray], ranks_cores: float) -> Evid
         known = replace(
             known,
             growth=LoopGrowth(tuple(run.growth), *_swelling(run)),
+            weights_dtype=run.weights_dtype,
+            batch_dtype=run.batch_dtype,
             code=LoopCode.of(run.loop_code),
             trainer=bool(run.trainer),
         )

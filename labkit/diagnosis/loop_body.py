@@ -32,6 +32,7 @@ class Drift:
     growth: float  # of the last fifth of the steps over the first
     share: float  # of wall time beyond what the first fifth took
     mask: np.ndarray  # (samples,) of the lines that grew
+    larger: float | None = None  # the batches, by this factor, where that explains it
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,11 @@ class Loop:
         parts = zip(IN_WORDS, groups, strict=True)
         return {name: float(share / all_of_it) for name, share in parts}
 
+    @property
+    def own_drift(self) -> Drift | None:
+        """How its steps grow, where their batches do not explain that."""
+        return None if self.drift is None or self.drift.larger else self.drift
+
     @cached_property
     def loading(self) -> BodyWork | None:
         """What stands out in preparing items."""
@@ -94,7 +100,7 @@ def of_run(run: Run) -> Loop | None:
         body=np.stack([per_step(found.of_part(part)) for part in IN_WORDS], axis=1),
         sampled=per_step(measured),
         spent=spent,
-        drift=_drift(spent[first:], first, wall, found),
+        drift=_drift(spent[first:], run.batch_bytes[first:], first, wall, found),
         restart=_restarts(stamps, starts) / wall if run.pipeline.num_workers else 0.0,
         passes=len(starts),
         pass_s=wall / len(starts),
@@ -103,12 +109,15 @@ def of_run(run: Run) -> Loop | None:
     )
 
 
-def _drift(spent: np.ndarray, first: int, wall: float, found: Lines) -> Drift | None:
+def _drift(
+    spent: np.ndarray, batch_bytes: np.ndarray, first: int, wall: float, found: Lines
+) -> Drift | None:
     """Return how the steps grow, and the line that does; None where they do not."""
     if len(spent) < 5 * limits.MIN_STEPS:
         return None
     fifths = np.array_split(np.arange(len(spent)), 5)
     middle = np.array([np.median(spent[part]) for part in fifths])
+    sizes = np.array([np.median(batch_bytes[part]) for part in fifths])
     growth = float(middle[-1] / max(middle[0], 1e-9))
     steps_up = np.diff(middle)
     rises = (steps_up > -0.1 * middle[:-1]).all() and (steps_up > 0).sum() >= 3
@@ -122,7 +131,21 @@ def _drift(spent: np.ndarray, first: int, wall: float, found: Lines) -> Drift | 
         return np.bincount(found.place[some], found.share[some], len(found.places) + 1)
 
     grew = np.argmax(by_place(fifths[-1]) - by_place(fifths[0]))
-    return Drift(growth, share, in_body & (found.place == grew))
+    larger = _larger(middle, sizes)
+    return Drift(growth, share, in_body & (found.place == grew), larger)
+
+
+def _larger(spent: np.ndarray, batch_bytes: np.ndarray) -> float | None:
+    """Return how much larger the batches become, where that explains how much longer the steps do.
+
+    Both are medians of consecutive stretches; unknown sizes (NaN) explain nothing. A step may grow
+    with the square of its batch, as attention does with the length of a sequence.
+    """
+    longer = spent / max(spent[0], 1e-9)
+    larger = batch_bytes / batch_bytes[0]
+    grows = larger[-1] >= limits.DRIFT
+    is_explained = longer < limits.DRIFT * np.maximum(larger, 1.0) ** 2
+    return float(larger[-1]) if grows and is_explained.all() else None
 
 
 def _restarts(stamps: np.ndarray, starts: list[int]) -> float:

@@ -6,13 +6,14 @@ from functools import partial
 
 from labkit.diagnosis import device_remedies as cures
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.evidence import Evidence
+from labkit.diagnosis.evidence import Evidence, LoopGrowth
 from labkit.diagnosis.findings import Finding, Measured, bound
 from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.loop_body import IN_WORDS, Drift, group_of
 from labkit.diagnosis.remedies import Remedy
 from labkit.results import wall_shares
 
+DOUBLE = "float64"
 SCHEDSTAT = "time in line, Linux's schedstat"
 ELSEWHERE = {  # parts of a script's time that are no training: cause, remedy
     wall_shares.VALIDATION: ("validation", cures.VALIDATE_LESS),
@@ -25,7 +26,7 @@ def _drift(evidence: Evidence) -> Drift | None:
     """Return how a watched loop's steps grow; None where others' load may have grown instead."""
     if evidence.loop is None or (evidence.is_disturbed and kept(evidence) is None):
         return None
-    return evidence.loop.drift
+    return evidence.loop.own_drift
 
 
 def _in_the_body(evidence: Evidence, group: str, remedy: Remedy) -> Finding | None:
@@ -86,13 +87,42 @@ def longer_and_longer(evidence: Evidence) -> Finding | None:
     measured = [Measured(seen, drift.growth, "times", by=evidence.source)]
     if lines:
         measured.append(Measured(f"what grows is {lines[0].what}"))
-    remedies = (cures.KEEP_LESS,)
+    growth = evidence.growth
+    remedies = (cures.WATCH_SIZES,)
     grown = kept(evidence)
     if grown:
         measured += grown.measured
         remedies = grown.remedies
         lines = grown.lines + lines
+    elif growth.late_gib is not None:
+        measured.append(_risen(growth))
+        remedies = (cures.KEEP_LESS,)
     return Finding("host", "drift", drift.share, tuple(measured), remedies, lines)
+
+
+def batches_grow(evidence: Evidence) -> Measured | None:
+    """Return how a watched loop's steps grow with their batches, in words; None where not so."""
+    drift = evidence.loop.drift if evidence.loop else None
+    if drift is None or drift.larger is None:
+        return None
+    seen = f"the last batches are {drift.larger:.1f}x as large as the first, and their steps take "
+    return Measured(f"{seen}{drift.growth:.1f}x as long: the input grows")
+
+
+def double_precision(evidence: Evidence) -> Finding | None:
+    """A watched loop trains weights of 64 bits, as NumPy's arrays have by default."""
+    if evidence.weights_dtype != DOUBLE or evidence.compute_share < limits.BUSY:
+        return None
+    batches = " and the batches" if evidence.batch_dtype == DOUBLE else ""
+    measured = [
+        Measured("of the time the device computes", evidence.compute_share, by=evidence.source),
+        Measured(f"the weights{batches} are float64"),
+    ]
+    if evidence.kind == "gpu":
+        rate = "a GPU's cores compute in float64 at 1/2 to 1/64 of their float32 rate"
+        measured.append(Measured(rate, by="NVIDIA's data sheets"))
+    remedy = cures.SINGLE_PRECISION
+    return Finding("precision", "float64", measured=tuple(measured), remedies=(remedy,))
 
 
 def too_many_threads(evidence: Evidence) -> Finding | None:
@@ -109,6 +139,12 @@ def too_many_threads(evidence: Evidence) -> Finding | None:
     seen += "threads of this program had work"
     measured = (Measured(seen, by=SCHEDSTAT),)
     return Finding("host", "threads", lost, measured, (cures.THREADS,))
+
+
+def _risen(growth: LoopGrowth) -> Measured:
+    """Return the memory that rose, in words."""
+    held = f"{growth.early_gib:.2g} to {growth.late_gib:.2g} GiB"
+    return Measured(f"the program's memory rose from {held}")
 
 
 def kept(evidence: Evidence) -> Finding | None:
@@ -128,8 +164,7 @@ def kept(evidence: Evidence) -> Finding | None:
     seen = f"`{name}` in {where.address} grew from {line['before']} to {line['after']} while the "
     measured = [Measured(f"{seen}loop was watched")]
     if rose:
-        held = f"{growth.early_gib:.2g} to {growth.late_gib:.2g} GiB"
-        measured.append(Measured(f"the program's memory rose from {held}"))
+        measured.append(_risen(growth))
     remedy = cures.KEEP_LESS
     if graphs:
         measured.append(Measured("it keeps tensors with the graphs that made them"))

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from labkit.diagnosis import rules
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.device_remedies import LARGER_MODEL
+from labkit.diagnosis.device_remedies import LARGER_MODEL, PROFILE_THEN_LARGER
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured
+from labkit.diagnosis.loop_rules import batches_grow
 from labkit.diagnosis.worker_rules import hang_that_ended
 
 
@@ -70,9 +71,11 @@ def _healthy(evidence: Evidence, total: dict[str, float]) -> Finding:
     if validating >= limit["host"]:
         seen = "of the time goes to passes without gradients: if they validate, do it less often"
         measured.append(Measured(seen, validating))
-    return Finding(
-        "compute", "the device is the limit", measured=tuple(measured), remedies=(LARGER_MODEL,)
-    )
+    grows = batches_grow(evidence)
+    if grows is not None:
+        measured.append(grows)
+    remedy = PROFILE_THEN_LARGER if evidence.loop else LARGER_MODEL
+    return Finding("compute", "the device is the limit", 0.0, tuple(measured), (remedy,))
 
 
 def lead(evidence: Evidence) -> float:

@@ -372,4 +372,4 @@ RULES = (
     padding,
 )
 # What is said whatever it costs
-WARNINGS = (loop_rules.kept, held_down, memory_growth)
+WARNINGS = (loop_rules.kept, held_down, memory_growth, loop_rules.double_precision)

@@ -44,7 +44,7 @@ PAGES = {  # the name of a page: the causes that it explains
         "between_epochs",
     ),
     "neighbour": ("neighbour", "workers take the device's cores", "throttle"),
-    "precision": ("FP32", "no Tensor Cores", "unaligned sizes"),
+    "precision": ("float64", "FP32", "no Tensor Cores", "unaligned sizes"),
     "padding": ("padding",),
     "ranks": (
         "one rank is short of data",

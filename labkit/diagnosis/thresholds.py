@@ -32,6 +32,10 @@ MOST_DRAWN = 5_000  # rows to draw from: a longer run is drawn in blocks of step
 # eight looks may miss a program that takes turns with the loop
 LONG_ENOUGH_S = 2.0
 UNSEEN = 0.5  # confidence in "healthy" where nothing looked inside the compute: a coin toss
+# The same where sampled lines saw that the body of a watched loop trains, but nothing looked inside
+# its operators: halfway from there to certain. Of three scripts as people post them which were
+# called healthy with 1.0, two were not: float64, an optimizer written in Python
+LINES_SEEN = 0.75
 # Share of time in which other programs had the core of the model's thread, or computed on its GPU
 # (NVML, per process). Above it nothing is called healthy, and no loader with workers slow.
 FOREIGN_LOAD = 0.20

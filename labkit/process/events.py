@@ -237,13 +237,17 @@ def recover(folder: str | Path) -> None:
         drain.remove()
 
 
-def line_of(step: tuple) -> str:
-    """Return a slot of the ring as the line of JSON that the log holds."""
+def line_of(step: tuple, batch_bytes: int = 0) -> str:
+    """Return a slot of the ring as the line of JSON that the log holds.
+
+    `batch_bytes`, where it is known, is of the largest array in the step's batch.
+    """
     c0, c1, b0, b1, number, t0, t1, t2, t3, samples, cpu_ns, loss, _ = step
     text = f"{loss:.9g}" if math.isfinite(loss) else "null"  # 9 digits: all of a float32; no NaN
     cpu = f',"cpu":{cpu_ns}' if cpu_ns else ""
+    size = f',"bytes":{batch_bytes}' if batch_bytes else ""
     device = f',"copy":[{c0},{c1}],"busy":[{b0},{b1}]' if b1 else ""
     return (
         f'{{"event":"step","i":{number - 1},"t":[{t0},{t1},{t2},{t3}],'
-        f'"n":{samples},"loss":{text}{cpu}{device}}}'
+        f'"n":{samples},"loss":{text}{cpu}{size}{device}}}'
     )

@@ -124,6 +124,21 @@ class RunLog(EventLogResult):
         return self._steps.numbers("cpu") / 1e9
 
     @property
+    def batch_bytes(self) -> np.ndarray:
+        """Bytes of the largest array in each step's batch (steps,); NaN if unknown."""
+        return self._steps.numbers("bytes")
+
+    @property
+    def weights_dtype(self) -> str | None:
+        """The number format of most of what a watched loop trains, as "float32"; None: unknown."""
+        return self._fact("job", "weights_dtype")
+
+    @property
+    def batch_dtype(self) -> str | None:
+        """The number format of the largest array in its first batch; None if unknown."""
+        return self._fact("job", "batch_dtype")
+
+    @property
     def exchange_ns(self) -> np.ndarray:
         """Of a rank (steps, 2), ns on the machine's clock: last gradient there, all averaged.
 

@@ -16,7 +16,7 @@ from labkit.results.record import Event
 
 ALL = slice(None)
 HOST = ("asked", "ready", "copied", "done")  # moments of the host, ns
-COUNTS = ("i", "n", "cpu")  # keys of an event that hold a number
+COUNTS = ("i", "n", "cpu", "bytes")  # keys of an event that hold a number
 MOMENTS = {  # {key of an event: the columns of the numbers that it may hold}
     "t": HOST,
     "copy": ("copy_start", "copy_end"),

@@ -21,8 +21,8 @@ GATHER_NS = 100_000_000  # steps are written ten times a second,
 MOST_ROWS = 512  # or sooner where they are so short that memory would grow with their rate
 WAITING, IN_BODY = 1, 2  # what the loop is busy with, in its progress file
 
-Row = tuple[int, int, int, int, Mark | None, Mark | None]
-"""A step: asked, ready, done (ns), samples, and where its body began and ended on a device."""
+Row = tuple[int, int, int, int, int, Mark | None, Mark | None]
+"""A step: asked, ready, done (ns), samples, bytes, and its body's begin and end on a device."""
 Beat = Callable[[int | None], None]
 """What is called twice a second with the time, ns, and with None when a pass is over."""
 
@@ -43,6 +43,11 @@ def length_of(loader: object) -> int | None:
 def one_a_batch(_batch: object) -> int:
     """Count a batch whose samples are not known as one."""
     return 1
+
+
+def unknown_bytes(_batch: object) -> int:
+    """Return 0: of a batch whose bytes are not known."""
+    return 0
 
 
 class StandsIn:
@@ -87,8 +92,10 @@ class Pass:
         self.beat_at = 0
         self.asked = 0
         self.samples = 0
+        self.bytes = 0  # of the batch
         self.ready = 0  # 0 while there is no body whose end could be stamped
         self.count = self._first_count
+        self.measure = recorder.measure
         self.start: Mark | None = None
         self.clock = recorder.clock
         self.words = recorder.words
@@ -113,6 +120,7 @@ class Pass:
         self.asked = now
         try:
             self.samples = self.count(batch)
+            self.bytes = self.measure(batch)
             if self.clock is not None:
                 self.start = self.clock.mark()
         except Exception as error:
@@ -122,17 +130,19 @@ class Pass:
 
     def _end_step(self, now: int) -> None:
         end = None if self.start is None or self.clock is None else self.clock.mark()
-        self.rows.append((self.asked, self.ready, now, self.samples, self.start, end))
+        row = (self.asked, self.ready, now, self.samples, self.bytes, self.start, end)
+        self.rows.append(row)
         self.ready = 0
 
     def _first_count(self, batch: object) -> int:
-        """Learn how to count samples; set the clock back to before iter(loader)."""
+        """Learn how to count samples and bytes; set the clock back to before iter(loader)."""
         if not self.on:  # the loader failed and was asked again: the loop skips what it cannot read
             self.recorder.begin_pass(self, self.asked)
             self.on = True
         self.asked -= self.lead_ns
         self.lead_ns = 0
         self.count = self.recorder.counter(batch)
+        self.measure = self.recorder.measure
         self.recorder.sampler.claim(sys._getframe(2))
         return self.count(batch)
 

@@ -30,7 +30,15 @@ from labkit.bench.sampler import WATCHED, Sampler, in_workers
 from labkit.process import folders
 from labkit.process.events import EventLog, line_of, now_ns
 from labkit.watching.loader_call import call_of
-from labkit.watching.passes import Beat, Pass, Row, length_of, one_a_batch, say
+from labkit.watching.passes import (
+    Beat,
+    Pass,
+    Row,
+    length_of,
+    one_a_batch,
+    say,
+    unknown_bytes,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -68,11 +76,15 @@ class Recorder:
         folders.in_use[self] = self.folder.absolute()
         self.lines: list[str] = []  # of steps, on their way to the log
         self.losses: dict[int, float] = {}  # of steps, where a framework tells them
+        self.bytes: dict[int, int] = {}  # of the batches of steps that wait for their device
         self.knobs = user_loop.knobs_of(loader)
         self.length = length_of(loader)  # batches of a pass
         self.tally = user_loop.Tally()
         self.kind = ""  # of the device; known when the first body has run
-        self.device: torch.device | None = None  # of what an optimizer trains
+        self.device: torch.device | None = None  # of what an optimizer trains,
+        self.weights_dtype: str | None = None  # and its number format
+        self.batch_dtype: str | None = None
+        self.measure: Callable[[object], int] = unknown_bytes
         self.unit = "samples"
         self.clock: DeviceClock | None = None
         self.telemetry: subprocess.Popen | None = None
@@ -113,11 +125,13 @@ class Recorder:
         self.call = FirstCall(cast("torch.nn.Module", model))
 
     def trained_by(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note that an optimizer has made a step; at first, where its weights are."""
+        """Note that an optimizer has made a step; at first, where and what its weights are."""
         self.trains = True
         if not self.kind and self.device is None:
             with contextlib.suppress(Exception):
                 self.device = user_loop.device_of(optimizer.param_groups[0]["params"])
+                weights = [each for group in optimizer.param_groups for each in group["params"]]
+                self.weights_dtype = user_loop.dtype_of_most(weights)
 
     def alive(self) -> bool:
         """Whether more may follow."""
@@ -196,11 +210,19 @@ class Recorder:
             self.start_telemetry()
 
     def counter(self, batch: object) -> Callable[[object], int]:
-        """Return what counts the samples of a batch like this one; 1 a batch where unknown."""
+        """Return what counts the samples of a batch like this one; 1 a batch where unknown.
+
+        From then on, `measure` gives the bytes of such a batch.
+        """
         known = user_loop.counter_for(batch, self.knobs.get("batch_size"))
         self.unit = "samples" if known else "batches"
         count = known or one_a_batch
         batches = itertools.count()
+        self.measure = unknown_bytes
+        with contextlib.suppress(Exception):
+            array, keys = user_loop.largest_array(batch)
+            self.batch_dtype = user_loop.dtype_of_most([array])
+            self.measure = user_loop.bytes_along(keys)
 
         def looks(batch: object) -> int:  # now and then, how much of it is padding
             if next(batches) % LOOK_EVERY == 0:
@@ -215,10 +237,11 @@ class Recorder:
         """Record steps whose body is over."""
         if rows and not self.kind:
             self._begin()
-        for asked, ready, done, samples, start, end in rows:
+        for asked, ready, done, samples, batch_bytes, start, end in rows:
             stamps = (asked, ready, ready, done)
             number = self.next
             self.next += 1
+            self.bytes[number] = batch_bytes
             if start is None or end is None or self.clock is None:
                 self._add(number, stamps, samples)
             else:
@@ -237,11 +260,14 @@ class Recorder:
         device = self.device
         if self.call is not None:
             device = user_loop.device_of(self.call.model.parameters()) or device
+            with contextlib.suppress(Exception):
+                self.weights_dtype = user_loop.dtype_of_most(self.call.model.parameters())
         machine, self.clock = user_loop.machine_and_clock(self._add, device)
         self.kind = machine["kind"]
         self.warmup = max(3, user_loop.in_flight(self.knobs))
         self.log.write("machine", **machine)
-        self.log.write("job", pipeline=self.knobs, not_applied={}, unit=self.unit)
+        dtypes = {"weights_dtype": self.weights_dtype, "batch_dtype": self.batch_dtype}
+        self.log.write("job", pipeline=self.knobs, not_applied={}, unit=self.unit, **dtypes)
         self.log.write("begin", warmup=self.warmup)
 
     def _add(self, number: int, stamps: tuple, samples: int, busy: tuple = ()) -> None:
@@ -249,12 +275,13 @@ class Recorder:
             self.tally = user_loop.Tally(self.tally.end)  # without the warm-up
         self.tally.add(stamps, samples, busy or stamps[2:])
         loss = self.losses.pop(number, math.nan)
+        batch_bytes = self.bytes.pop(number, 0)
         if number < KEEP_STEPS:
             start, end = busy or (0, 0)
             device = (start, start, start, end)  # the copy is inside
             place = number + 1
             slot = (*device, place, *stamps, samples, 0, loss, place)
-            self.lines.append(line_of(slot))
+            self.lines.append(line_of(slot, batch_bytes))
 
     def _write(self) -> None:
         if self.lines:
