@@ -150,7 +150,7 @@ def _known(run: Run, columns: dict[str, np.ndarray], ranks_cores: float) -> Evid
         known = replace(
             known,
             growth=LoopGrowth(tuple(run.growth), *_swelling(run)),
-            code=LoopCode.of(run.loop_code),
+            code=LoopCode.of(run.loop_code, run.event("remade")),
             trainer=bool(run.trainer),
         )
     known = _of_gpu(known, run) if on_gpu else replace(known, threads=machine.threads)
