@@ -239,9 +239,11 @@ def _is_capturing() -> bool:
 
 
 def _note_training(optimizer: torch.optim.Optimizer) -> None:
-    """Note that the innermost loop trains: the one that last got a batch."""
+    """Note that the innermost loop trains: the last to begin, with all loaders that it reads."""
     going = [loop for loop in _loops if loop.recorder.current is not None]
     if going:
-        loop = max(going, key=lambda each: each.recorder.began_ns)
-        loop.recorder.trained_by(optimizer)
-        loop.has_trained = True
+        innermost = max(going, key=lambda each: each.recorder.began_ns)
+        innermost.has_trained = True
+        for loop in going:
+            if loop is innermost or (loop.place and loop.place == innermost.place):
+                loop.recorder.trained_by(optimizer)
