@@ -86,7 +86,9 @@ class LoopCode:
     training: str | None = None
     dataset_type: str | None = None
     epoch_setter: str | None = None  # the class of its dataset or sampler with a `set_epoch`
-    remade: str = ""  # what is made anew for each pass: the "loader", or its "dataset" as well
+    remade: str | None = (
+        None  # what is made anew for each pass: the "loader", or its "dataset" as well
+    )
 
     @classmethod
     def of(cls, recorded: object, remade: Mapping[str, object] | None = None) -> LoopCode:
@@ -103,9 +105,10 @@ class LoopCode:
         }
         if isinstance(arguments, Mapping) and set(arguments) <= set(ARGUMENTS):
             known["arguments"] = arguments
-        if remade is not None:
-            known["remade"] = "dataset" if remade["dataset"] else "loader"
-        return cls(**known)
+        made = cls(**known)
+        if remade is None:
+            return made
+        return replace(made, remade="dataset" if remade["dataset"] else "loader")
 
     def with_names(self) -> LoopCode:
         """Return a copy in which everything has a name: "loader", "model", and the arguments'."""
