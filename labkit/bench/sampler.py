@@ -101,6 +101,8 @@ class Sampler:
         if not isinstance(other, Sampler):
             return "" if there == signal.SIG_DFL else "SIGURG is not free"
         if other.pid == os.getpid() and other.in_use:
+            if self.places.loop and self.places.loop is other.places.loop:
+                other.beside.add(self)  # it has the samples as well
             return "the loop around this one is sampled"
         other.stop()  # of a loop that is over for now
         return ""
@@ -112,9 +114,6 @@ class Sampler:
             places.loop, places.framed = stack.loop_around(frame)
         self.start()  # a loop within the first fetch may have had the signal
         self.in_use = True
-        other = getattr(signal.getsignal(signal.SIGURG), "__self__", None)
-        if isinstance(other, Sampler) and other is not self and other.places.loop is places.loop:
-            other.beside.add(self)
 
     def stop(self) -> None:
         """End the sampling, and let go of the signal."""
