@@ -27,7 +27,9 @@ from labkit.bench import kinds, loader_clocks, main_thread, stack
 from labkit.bench.growth import Growth
 from labkit.bench.places import Places
 from labkit.bench.user_loop import padding_of
+from labkit.diagnosis import body_rules, hot_lines, wording
 from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.hot_lines import Line
 from labkit.view import watch_live
 
@@ -352,16 +354,98 @@ def test_the_timer_of_the_samples_is_no_line_of_the_users(monkeypatch):
     assert places.fresh[0].kind == "labkit"
 
 
-def sampled(tmp_path, *places):
-    """Return the lines of a record that was sampled once in each of `places`, in a step's body."""
+def sampled(tmp_path, *places, pid=1):
+    """Return the lines of a record sampled once in each place: of a worker, or pid 0's body."""
     with gzip.open(RECORDS / "workers-2.jsonl.gz", "rt") as file:
         text = file.read()
-    within = lk.recorded("workers-2").steps_since(0)[10]["t"][3]
+    within = lk.recorded("workers-2").steps_since(0)[10]["t"][3] + 1
     rows = [[within, 10 - number, number] for number in range(len(places))]
-    event = {"event": "lines", "pid": 1, "t_ns": 1, "places": dict(enumerate(places)), "rows": rows}
+    event = {
+        "event": "lines",
+        "pid": pid,
+        "t_ns": 1,
+        "places": dict(enumerate(places)),
+        "rows": rows,
+    }
     path = tmp_path / "run.jsonl"
     path.write_text(text + json.dumps(event) + "\n")
     return lk.load(path).lines
+
+
+class Noted(Dataset):
+    def __init__(self, note):
+        self.note = note
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        self.note(sys._getframe())
+        return index
+
+
+class Sgd(torch.optim.Optimizer):
+    @torch.no_grad()
+    def step(self):
+        self.defaults["note"](sys._getframe())
+
+
+def descend(weights, note):
+    for weight in weights:
+        note(sys._getframe())
+        weight -= 0.1 * weight.grad
+
+
+def noted(work):
+    """Return the places that `work`, given what notes its stack, is at."""
+    places = Places(None)
+    places.loop = noted.__code__
+    work(places.number_of)
+    return places.fresh
+
+
+def test_samples_within_another_loader_of_the_body_are_its_own_with_the_line_that_reads_it(
+    tmp_path,
+):
+    def evaluate(note):
+        for _ in DataLoader(Noted(note)):
+            pass
+
+    place = noted(evaluate)[0]
+    line = evaluate.__code__.co_firstlineno + 1
+    assert place.reads == (__file__, line, evaluate.__qualname__.replace("<locals>.", ""))
+    lines = sampled(tmp_path, place, pid=0)
+    assert [*lines.kinds("body")] == lines.kind.tolist() == ["loader"]
+    loop = SimpleNamespace(lines=lines, spent=np.ones(40))
+    evidence = Evidence("cpu", compute_share=0.9, body={"loader": 0.5}, loop=loop)
+    found = body_rules.another_loader(evidence)
+    assert (found.name, found.cause, found.lost_share) == ("host", "loader", 0.45)
+    assert f"evaluate() (test_lines.py:{line})" in wording.why(found)
+    assert "num_workers=2" in found.remedies[0].text
+    assert noted(lambda note: note(sys._getframe()))[0].reads is None
+
+
+def test_an_optimizer_that_somebody_wrote_is_one_and_may_be_rewritten(tmp_path, monkeypatch):
+    weight = torch.zeros(2)
+    weight.grad = torch.ones(2)
+    own = noted(lambda note: Sgd([torch.nn.Parameter(weight)], {"note": note}).step())[0]
+    function = noted(lambda note: descend([weight], note))[0]
+    assert (own.kind, own.function) == ("update", "Sgd.step")
+    assert (function.kind, function.function) == ("update", "descend")
+    assert kinds.kind_of("torch.nn.parameter") == "torch"
+    monkeypatch.setattr(hot_lines, "FEWEST", 1)
+    lines = sampled(tmp_path, own, pid=0)
+    assert lines.body == {"optimizer": 1.0}
+    evidence = Evidence("cpu", compute_share=0.9, loop=SimpleNamespace(lines=lines))
+    found = body_rules.own_optimizer(evidence)
+    assert (found.name, found.cause) == ("host", "own_optimizer")
+    assert "Sgd.step()" in wording.why(found)
+    group = {"params": [torch.nn.Parameter(torch.zeros(2))], "momentum": 0.9, "lr": 1.0}
+    group["params"][0].grad = torch.ones(2)
+    state = {group["params"][0]: {"average": torch.zeros(2)}}
+    step = "with torch.no_grad():\n" + textwrap.indent(found.remedies[0].code, "    ")
+    exec(step, {"torch": torch, "group": group, "self": SimpleNamespace(state=state)})
+    assert group["params"][0].tolist() == pytest.approx([-0.1, -0.1])
 
 
 # -- scripts that know nothing of it ---------------------------------------------------------------

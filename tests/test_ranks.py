@@ -6,6 +6,8 @@ import re
 import signal
 import subprocess
 import sys
+import time
+from types import SimpleNamespace
 
 import pytest
 from helpers import processes_of, torch_segments
@@ -19,6 +21,7 @@ from labkit.results.launch import launch
 from labkit.results.ranks import Ranks
 from labkit.results.run import Run
 from labkit.spec import Distributed, Pipeline
+from labkit.view import watch_command
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 MLP = Pipeline(dataset="array", model="mlp", width=64, depth=1, steps=40, xray=False, device="cpu")
@@ -112,12 +115,13 @@ PLACES = {
 }
 
 
-def watched_rank(folder, rank, parts, steps=60, apart_ms=0):
+def watched_rank(folder, rank, parts, steps=60, apart_ms=0, trains=True, loader="loader", line=6):
     """Write the run of one rank: `parts(step)` are its wait, Python, forward and backward, ms."""
-    path = folder / f"{rank}-1-abc"
+    path = folder / f"{rank}-1-{loader}"
     path.mkdir()
+    watched = {"loader": "DataLoader", "code": {"loader": loader}, "place": ["train.py", line]}
     lines = [
-        head("r", watched={"loader": "DataLoader", "place": ["train.py", 6]}),
+        head("r", watched=watched),
         {"event": "hello", "pid": rank},
         machine(),
         {"event": "job", "pipeline": {}, "not_applied": {}, "unit": "samples"},
@@ -136,12 +140,27 @@ def watched_rank(folder, rank, parts, steps=60, apart_ms=0):
         samples.append([(1000 + end) * MS - 1, backward * MS, 0])
         now = end
     lines.append({"event": "lines", "pid": rank, "places": PLACES, "rows": samples})
+    times = {"began": 1000 * MS, "ended": (1000 + now) * MS}
+    lines.append({"event": "pass", "n": 0, **times, "trains": trains})
     written(path / "events.jsonl", [*lines, *END])
     return Run(path)
 
 
 def evenly(*parts):
     return lambda _step: parts
+
+
+def test_of_zipped_loaders_that_of_the_loop_which_trains_and_waits_for_it_most_is_judged(tmp_path):
+    labelled = watched_rank(tmp_path, 0, evenly(1, 30, 5, 5), 62, loader="labelled")
+    unlabelled = watched_rank(tmp_path, 0, evenly(30, 1, 5, 5), loader="unlabelled")
+    longer = evenly(40, 1, 5, 5)
+    validation = watched_rank(tmp_path, 0, longer, 99, trains=False, loader="validation", line=2)
+    now = time.monotonic_ns()
+    ended = watch_command.Ended(tmp_path, 0, 0, now, [], SimpleNamespace(last=None))
+    runs = [validation, labelled, unlabelled]
+    found, text = watch_command._from_inside(runs, ended, headroom=False)
+    assert found["record"] == str(unlabelled.path) and found["bottleneck"] == "input"
+    assert "loaders that this loop waits for: `unlabelled` 73%, `labelled` 2%" in text
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from labkit.diagnosis.wording import worded
 from labkit.tuning.job import tuner
 from labkit.tuning.settings import LoaderSetting
 from labkit.tuning.trial import Trial
+from labkit.watching import hook
 from labkit.watching.loader_call import call_of
 
 torch = pytest.importorskip("torch")
@@ -218,6 +219,42 @@ def test_workers_are_kept_with_a_word_on_what_set_epoch_sets_where_there_is_one(
     told = fed(code=code, workers=workers, knobs={"num_workers": 2})
     assert told.cause == "workers_restart" and "persistent_workers=True" in told.advice
     assert ("do not see what set_epoch() sets" in told.advice) == bool(kind)
+
+
+@pytest.mark.parametrize("remade", ["loader", "dataset"])
+@pytest.mark.parametrize("knobs", [{}, {"persistent_workers": True}])
+def test_workers_that_end_with_the_loader_of_each_epoch_are_kept_by_making_it_once(remade, knobs):
+    names = user_script("None") | {"size": 24}
+    names["whole"] = names["data"]
+    data = "data" if remade == "loader" else "train_loader.dataset"
+    arguments = {"dataset": data, "batch_size": "8", "shuffle": "True", "num_workers": "2"}
+    code = LoopCode("train_loader", call="DataLoader", arguments=arguments, remade=remade)
+    workers = WorkerEvidence((0.9, 0.9), epoch_start_share=0.4)
+    told = fed(code=code, workers=workers, knobs={"num_workers": 2, **knobs})
+    assert "the loader made once, above the loop over the epochs" in told.advice
+    assert ("sampler" in told.advice) == (remade == "dataset")
+    exec(told.code, names)
+    made = names["train_loader"]
+    assert (made.batch_size, made.num_workers, made.persistent_workers) == (8, 2, True)
+    assert sum(map(len, made.batch_sampler)) == (24 if remade == "dataset" else len(names["data"]))
+    unnamed = dataclasses.replace(code, arguments=arguments | {"collate_fn": "train_loader.f"})
+    assert unnamed.lines({"persistent_workers": True}) == ""
+
+
+def test_a_loader_that_is_gone_before_the_next_one_was_made_anew():
+    written = []
+    log = SimpleNamespace(write=lambda event, **fields: written.append((event, fields)))
+    loop = hook.Loop(SimpleNamespace(log=log))
+    data = torch.utils.data.TensorDataset(torch.zeros(8))
+    for made in [torch.utils.data.DataLoader(data) for _ in range(2)]:
+        loop.feed_from(made)
+        loop.feed_from(made)
+    del made
+    assert not written  # two loaders that are kept
+    loop.feed_from(torch.utils.data.DataLoader(data))
+    loop.feed_from(torch.utils.data.DataLoader(data))
+    loop.feed_from(torch.utils.data.DataLoader([1]))
+    assert [fields["dataset"] for _, fields in written[-2:]] == [False, True]
 
 
 def test_threads_that_wait_for_cores_of_busy_workers_are_given_up_first():

@@ -16,7 +16,7 @@ from labkit.bench.stack import locals_of, module_of_frame, position_of
 KINDS = {  # of work, by the modules that do it; the longest prefix of a module's name counts
     "forward": "torch.nn torchvision.models",
     "optimizer": "torch.optim torch.nn.utils torch.amp",
-    "torch": "torch",
+    "torch": "torch torch.nn.parameter",
     "exchange": "torch.distributed",
     "loader": "torch.utils.data",
     "checkpoint": "torch.serialization",
@@ -83,6 +83,18 @@ def kind_and_call(frame: FrameType) -> tuple[str, str]:
         kind = (kind_of(module) or "library") if module else "python"
     text = call_text(node)
     return "logging" if kind == "library" and SAVES.search(text) else kind, text
+
+
+def updates_weights(frame: FrameType, is_loop: bool) -> bool:
+    """Return whether a user's code updates weights by their gradients: by the names it uses.
+
+    Of the loop itself, which does all else as well, it is told by the operation alone.
+    """
+    if not is_loop:
+        names = frame.f_code.co_names
+        return "grad" in names and not {"backward", "autograd"} & {*names}
+    node = expression(frame)
+    return any(getattr(each, "attr", "") == "grad" for each in ast.walk(node)) if node else False
 
 
 def call_text(node: ast.expr | None) -> str:

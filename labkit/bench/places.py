@@ -1,8 +1,9 @@
 """Where sampled stacks are: each place is described when first met, and has a number from then on.
 
-A place is written once: [kind, within, file, line, function, call, site]: the kind of work, whether
-it was within an "item" or a "collate" of the loader, the deepest line of the user's own code, what
-that line was calling, and where in the loop itself that was ([file, line, function], or null).
+A place is written once: [kind, within, file, line, function, call, site, reads]: the kind of work,
+whether it was within an "item" or a "collate" of a loader, the deepest line of the user's own code,
+what that line was calling, where in the loop itself that was ([file, line, function], or null), and
+where the user's code reads a DataLoader, if it does (the same).
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from labkit.bench import kinds, stack
 OF_TORCHS_LOADER = "torch.utils.data._utils"
 NOT_THE_CAUSE = (OF_TORCHS_LOADER, "torch.utils.data.dataloader", "labkit.")
 IN_MODEL = "torch.nn.modules.module"
+OF_LOADERS = "torch.utils.data.dataloader"
+OPTIMIZERS = "torch.optim.optimizer"
+OWN_UPDATE = ("python", "torch", "library", "forward")  # what updates of weights are made of
 
 Where: TypeAlias = tuple[str, int, str]  # file, line, function
 
@@ -30,6 +34,7 @@ class Place(NamedTuple):
     function: str
     call: str  # what that line was calling
     site: Where | None  # where in the loop itself that was
+    reads: Where | None = None  # where a DataLoader is read, if one is
 
 
 class Stack(NamedTuple):
@@ -97,13 +102,8 @@ class Places:
             kind = "labkit"  # a process is often put off a core in its system calls
         line = stack.line_of(where)
         function = stack.name_of(where.f_code)
-        return Place(kind, within, file, line, function, call, self._site(seen.loop))
-
-    def _site(self, loop: FrameType | None) -> Where | None:
-        """Return where in the loop itself that was; None where a package runs the loop."""
-        if loop is None or not loop.f_lineno or self.framed:
-            return None
-        return loop.f_code.co_filename, loop.f_lineno, stack.name_of(loop.f_code)
+        site = None if self.framed else _where(seen.loop)
+        return Place(kind, within, file, line, function, call, site, _reads(seen))
 
     def _within(self, frame: FrameType) -> str:
         module = stack.module_of_frame(frame)
@@ -111,6 +111,25 @@ class Places:
         if module == f"{OF_TORCHS_LOADER}.collate" or here == self.collate:
             return "collate"
         return "item" if module == f"{OF_TORCHS_LOADER}.fetch" else ""
+
+
+def _where(frame: FrameType | None) -> Where | None:
+    if frame is None or not frame.f_lineno:
+        return None
+    return frame.f_code.co_filename, frame.f_lineno, stack.name_of(frame.f_code)
+
+
+def _reads(seen: Stack) -> Where | None:
+    """Return where the user's code reads the outermost DataLoader; None where it reads none."""
+    found = None
+    is_read = False
+    for frame in filter(None, (*seen.frames, seen.loop)):
+        if stack.module_of_frame(frame) == OF_LOADERS:
+            is_read = True
+        elif is_read and stack.is_users(frame.f_code.co_filename):
+            found = _where(frame)
+            is_read = False
+    return found
 
 
 def _work(top: FrameType, seen: Stack) -> tuple[str, str]:
@@ -125,6 +144,10 @@ def _work(top: FrameType, seen: Stack) -> tuple[str, str]:
         if kind in ("library", "io") and kinds.SAVES.search(call):
             kind = "logging"
     modules = {stack.module_of_frame(frame) for frame in seen.frames}
+    if own is not None and kind in OWN_UPDATE and IN_MODEL not in modules:
+        is_loop = own is seen.loop
+        if (OPTIMIZERS in modules and not is_loop) or kinds.updates_weights(own, is_loop):
+            return "update", call
     in_model = IN_MODEL in modules and kind in ("forward", "torch", "library")
     if in_model and not seen.grad and "torch.utils.checkpoint" not in modules:
         kind = "validation"

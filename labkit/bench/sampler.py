@@ -57,6 +57,7 @@ class Sampler:
         self.rows: list[tuple[int, int, int]] = []
         self.missing = ""  # why there are no samples
         self.in_use = False  # whether a loop goes on
+        self.beside: set[Sampler] = set()  # of other loaders that the same loop reads
         self.thread: MainThread | None = None  # while it is sampled
         self.random = random.Random(now_ns())  # our own: no number of the user's is drawn
         self.lock = _thread.allocate_lock()  # of the rows and places
@@ -100,6 +101,8 @@ class Sampler:
         if not isinstance(other, Sampler):
             return "" if there == signal.SIG_DFL else "SIGURG is not free"
         if other.pid == os.getpid() and other.in_use:
+            if self.places.loop and self.places.loop is other.places.loop:
+                other.beside.add(self)  # it has the samples as well
             return "the loop around this one is sampled"
         other.stop()  # of a loop that is over for now
         return ""
@@ -163,11 +166,17 @@ class Sampler:
         try:
             weight = thread.weigh(sort)
             if weight > 0:
-                self.rows.append((now_ns(), weight, self.places.number_of(frame)))
-                self.taken += 1
+                self._note(weight, frame)
+                for each in self.beside:
+                    if each.in_use and each.taken < MOST_SAMPLES:
+                        each._note(weight, frame)
         except Exception as error:  # of the user's objects: no loop may end on our account
             self.missing = f"{type(error).__name__}: {error}"
             self.taken = MOST_SAMPLES
+
+    def _note(self, weight_ns: int, frame: FrameType) -> None:
+        self.rows.append((now_ns(), weight_ns, self.places.number_of(frame)))
+        self.taken += 1
 
     def flush(self) -> None:
         """Write what has gathered, if anything."""
@@ -175,10 +184,14 @@ class Sampler:
             return
         with self.lock:
             self.due = now_ns() + FLUSH_NS
-            if self.rows:
-                self.log.write("lines", pid=self.pid, places=self.places.fresh, rows=self.rows)
-                self.rows = []
-                self.places.fresh = {}
+            for each in (self, *self.beside):
+                each._write()
+
+    def _write(self) -> None:
+        if self.rows:
+            self.log.write("lines", pid=self.pid, places=self.places.fresh, rows=self.rows)
+            self.rows = []
+            self.places.fresh = {}
 
 
 @contextlib.contextmanager

@@ -148,6 +148,39 @@ VALIDATE_LESS = Remedy(
     "Validate less often, on fewer, larger batches; roll out several environments at once.",
     "lines",
 )
+FEED_THE_OTHER = Remedy(
+    "feed_the_other",
+    "Give that DataLoader workers, too: num_workers=2 to begin with, and persistent_workers=True; "
+    "it prepares its batches in the loop's own process.",
+    "workers",
+    cost="a process with its memory for each worker, and their start",
+)
+FEED_OR_VALIDATE_LESS = Remedy(
+    "feed_or_validate_less",
+    "Validate less often, or give that DataLoader workers, too: num_workers=2 to begin with, and "
+    "persistent_workers=True; it prepares its batches in the loop's own process.",
+    "lines",
+)
+FASTER_OTHER = Remedy(
+    "faster_other",
+    "Make that DataLoader once, outside of the loop, with persistent_workers=True, and ask it for "
+    "less: less work per item, or larger batches of it less often.",
+    "items",
+)
+ALL_WEIGHTS_AT_ONCE = Remedy(
+    "all_weights_at_once",
+    "Use a built-in optimizer with fused=True or foreach=True, or update all weights of a group in "
+    "one call with torch._foreach_*, in place of several small operators for each of them.",
+    "launches",
+    code="# in step(), for a group of weights: momentum, as an example\n"
+    'weights = [each for each in group["params"] if each.grad is not None]\n'
+    "gradients = [each.grad for each in weights]\n"
+    'averages = [self.state[each]["average"] for each in weights]\n'
+    'torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])\n'
+    'torch._foreach_add_(weights, averages, alpha=-group["lr"])\n',
+    check=ROUNDED,
+    price=2,
+)
 SAVE_LESS = Remedy(
     "save_less",
     "Save checkpoints less often, or in a thread of its own from a copy on the CPU.",

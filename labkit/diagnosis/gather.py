@@ -169,7 +169,7 @@ def _known(run: Run, columns: dict[str, np.ndarray], ranks_cores: float) -> Evid
             growth=LoopGrowth(tuple(run.growth), *_swelling(run)),
             weights_dtype=run.weights_dtype,
             batch_dtype=run.batch_dtype,
-            code=LoopCode.of(run.loop_code),
+            code=LoopCode.of(run.loop_code, run.event("remade")),
             trainer=bool(run.trainer),
         )
     known = _of_gpu(known, run) if on_gpu else replace(known, threads=machine.threads)

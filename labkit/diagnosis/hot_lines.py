@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -27,15 +28,17 @@ FEWEST = 30  # samples of a phase (0.3 s of it) that may speak for its lines
 
 CELL = re.compile(r"ipykernel_\d+|<ipython-input")  # in the name of a notebook cell's file
 PHASES = ("waiting", "body", "between", "worker")
+AROUND = Place._fields.index("site")  # of a place: from here on, lines around it
 WAITING, BODY_PHASE, BETWEEN, WORKER = range(len(PHASES))
 SHOWN = 12  # rows of the table
 BODY = {  # the parts of a loop's body, by the kinds of work they are made of
     "forward": "forward",
     "backward": "backward",
     "optimizer": "optimizer",
+    "update": "optimizer",  # in the user's own code
     "sync": "sync",
     "validation": "validation",
-    "loader": "validation",  # a loader in a loop's body
+    "loader": "loader",  # another one than the loop's own
     "torch": "torch",
     "copy": "torch",
     "exchange": "torch",
@@ -100,12 +103,13 @@ class Lines(Result):
         self._rows: dict[bytes, tuple[Line, ...]] = {}
         self.places, samples = _read(run.samples_of_lines)
         pid, moment_ns, weight, place = samples.T
-        kind = np.array([each.kind for each in self.places], str)[place]
-        within = np.array([each.within for each in self.places], str)[place]
         moment = run.seconds(moment_ns)
         in_loop = pid == run._fact("hello", "pid", 0)
         stamps = run.stamps if run.steps else np.zeros((1, 6))
         phase, step = _phases(moment, stamps, in_loop)
+        place = _of_other_loaders(self.places, place, phase == BODY_PHASE)
+        kind = np.array([each.kind for each in self.places], str)[place]
+        within = np.array([each.within for each in self.places], str)[place]
 
         stamps = stamps[max(run.warmup - 1, 0) :]  # of the last step of the warm-up, and on
         start, end = stamps[[0, -1], 5]
@@ -179,7 +183,7 @@ class Lines(Result):
         found: dict[tuple[str, int, str, int], dict[Place, float]] = defaultdict(dict)
         for place, phase, share in self._sampled(mask):
             line = (place.file, place.line, place.function, phase)
-            place = place._replace(within="")  # wherever in a worker it is one line
+            place = place._replace(within="", reads=None)  # wherever in a worker it is one line
             found[line][place] = found[line].get(place, 0.0) + share
         lines = [_line_of(shares, PHASES[phase]) for (*_, phase), shares in found.items()]
         lines.sort(key=lambda line: -line.share)
@@ -188,15 +192,25 @@ class Lines(Result):
 
     def sites(self, mask: np.ndarray) -> tuple[Line, ...]:
         """Return the lines of the loop itself that the samples of `mask` were under."""
+        return self._lines_of(mask, attrgetter("site"))
+
+    def readers(self, mask: np.ndarray) -> tuple[Line, ...]:
+        """Return the lines that read the DataLoaders which the samples of `mask` were in."""
+        return self._lines_of(mask, attrgetter("reads"))
+
+    def _lines_of(
+        self, mask: np.ndarray, where: Callable[[Place], Where | None]
+    ) -> tuple[Line, ...]:
         found: dict[Where, float] = defaultdict(float)
         kinds: dict[Where, str] = {}
         for place, _, share in self._sampled(mask):
-            if place.site:
-                found[place.site] += share
-                kinds.setdefault(place.site, place.kind)
+            known = where(place)
+            if known:
+                found[known] += share
+                kinds.setdefault(known, place.kind)
         return tuple(
-            Line(*site, share=share, phase="body", kind=kinds[site])
-            for site, share in _largest_first(found).items()
+            Line(*known, share=share, phase="body", kind=kinds[known])
+            for known, share in _largest_first(found).items()
         )
 
     @property
@@ -265,6 +279,20 @@ def _phases(
     return np.where(in_loop, in_main, WORKER), step
 
 
+def _of_other_loaders(places: list[Place], place: np.ndarray, in_body: np.ndarray) -> np.ndarray:
+    """Return the places of the samples; of those in the body, what a loader does is another one's.
+
+    The same line may prepare items of the loop's own loader while the loop waits.
+    """
+    place = place.copy()
+    for number in np.unique(place[in_body]):
+        met = places[number]
+        if (met.reads or met.within == "item") and met.kind not in ("loader", "labkit"):
+            place[in_body & (place == number)] = len(places)
+            places.append(met._replace(kind="loader"))
+    return place
+
+
 def _shares(
     phase: np.ndarray, weight: np.ndarray, keep: np.ndarray, waited: float, wall: float
 ) -> np.ndarray:
@@ -316,9 +344,11 @@ def _read(events: Iterable[Event]) -> tuple[list[Place], np.ndarray]:
     tables = [np.empty((0, 4), np.int64)]
     for event in events:
         pid = event["pid"]
-        for number, (*described, site) in event["places"].items():
+        for number, described in event["places"].items():
             numbers[pid, number] = len(places)
-            places.append(Place(*described, site=tuple(site) if site else None))
+            what = described[:AROUND]
+            around = [tuple(where) if where else None for where in described[AROUND:]]
+            places.append(Place(*what, *around))
         moment_ns, weight_ns, written = np.array(event["rows"], np.int64).reshape(-1, 3).T
         found = [numbers.get((pid, str(number)), -1) for number in written]
         table = np.column_stack([np.full(len(found), pid), moment_ns, weight_ns, found])

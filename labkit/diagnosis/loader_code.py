@@ -31,6 +31,23 @@ Setting = bool | int | float | str | None  # of a knob
 OF_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
 IMPORT = "from torch.utils.data import DataLoader\n\n"
 SAMPLERS = "from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler\n\n"
+DRAWN = """import torch
+from torch.utils.data import Sampler
+
+
+class Drawn(Sampler):
+    def __init__(self, whole, size):
+        self.whole = whole  # the dataset with every item
+        self.size = size  # items of an epoch
+
+    def __iter__(self):  # your own choice of an epoch's indices goes here
+        return iter(torch.randperm(len(self.whole))[: self.size].tolist())
+
+    def __len__(self):
+        return self.size
+
+
+"""
 REPLACE = "from dataclasses import replace\n\n"
 # What the sampler of whole batches takes the place of, and what does not go with one
 OF_BATCHES = ("batch_size", "shuffle", "sampler", "drop_last")
@@ -69,10 +86,16 @@ class LoopCode:
     training: str | None = None
     dataset_type: str | None = None
     epoch_setter: str | None = None  # the class of its dataset or sampler with a `set_epoch`
+    remade: str | None = (
+        None  # what is made anew for each pass: the "loader", or its "dataset" as well
+    )
 
     @classmethod
-    def of(cls, recorded: object) -> LoopCode:
-        """Return what a record tells, and nothing of what is not of the right type."""
+    def of(cls, recorded: object, remade: Mapping[str, object] | None = None) -> LoopCode:
+        """Return what a record tells, and nothing of what is not of the right type.
+
+        `remade` is the event that tells of a loader which is made anew.
+        """
         recorded = recorded if isinstance(recorded, Mapping) else {}
         arguments = recorded.get("arguments")
         known = {
@@ -82,7 +105,10 @@ class LoopCode:
         }
         if isinstance(arguments, Mapping) and set(arguments) <= set(ARGUMENTS):
             known["arguments"] = arguments
-        return cls(**known)
+        made = cls(**known)
+        if remade is None:
+            return made
+        return replace(made, remade="dataset" if remade["dataset"] else "loader")
 
     def with_names(self) -> LoopCode:
         """Return a copy in which everything has a name: "loader", "model", and the arguments'."""
@@ -97,7 +123,9 @@ class LoopCode:
         "" where a part of the script has no name that is known, or where no line can be pasted.
         """
         of_loader = {name: value for name, value in changes.items() if name in ARGUMENTS}
-        found = [self.loader_line(of_loader)] if of_loader else []
+        kept = self.remade and of_loader.get("persistent_workers")
+        written = self.made_once if kept else self.loader_line
+        found = [written(of_loader)] if of_loader else []
         for name, value in changes.items():
             if name not in of_loader and (line := self._of_step(name, value)) is not None:
                 found.append(line)
@@ -129,6 +157,24 @@ class LoopCode:
         name = self.loader or "loader"
         call = call_lines(self.call or "DataLoader", written, len(name))
         return f"{'' if self.call else IMPORT}{name} = {call}"
+
+    def made_once(self, changes: Mapping[str, Setting]) -> str:
+        """Return the statement that makes a loader with `changes` above the loop over the epochs.
+
+        Where each epoch has a dataset of its own, a sampler draws from one that has every item. ""
+        where something has no name up there.
+        """
+        arguments = self._known_arguments()
+        if self.remade == "dataset":
+            if not {"shuffle", "sampler"} & arguments.keys():  # it may be a stream
+                return ""
+            arguments.pop("shuffle", None)
+            arguments |= {"dataset": "whole", "sampler": "Drawn(whole, size)"}
+        if any(code.startswith(f"{self.loader}.") for code in arguments.values()):
+            return ""
+        line = replace(self, arguments=arguments).loader_line(changes)
+        head = DRAWN if self.remade == "dataset" else ""
+        return line and f"{head}# once, above the loop over the epochs\n{line}"
 
     def _known_arguments(self) -> dict[str, str]:
         """Return the arguments of the loader's call; {} where the code of one is not known."""

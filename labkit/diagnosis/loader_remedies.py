@@ -83,7 +83,7 @@ def other_workers(evidence: Evidence) -> Values | None:
     loop = evidence.loop
     if not now and loop is not None and loop.passes > 1 and loop.pass_s < SHORT_PASS_S:
         changes["persistent_workers"] = True
-        kept = ", kept between epochs (persistent_workers=True)"
+        kept = f", kept between epochs (persistent_workers=True){remade_said(evidence.code)}"
     if advised.threads is not None:
         code = SET_THREADS.format(threads=advised.threads)
         kept += f", with {advised.threads} thread{'s' * (advised.threads > 1)} for the model"
@@ -102,6 +102,17 @@ def epochs_unseen(code: LoopCode | None) -> str:
     if code is None or code.epoch_setter is None:
         return ""
     return " Workers that are kept do not see what set_epoch() sets in the main process's dataset."
+
+
+def remade_said(code: LoopCode | None) -> str:
+    """Say, before the end of a sentence, how workers outlive an epoch; "" of a loader made once."""
+    if code is None or not code.remade:
+        return ""
+    said = ", with the loader made once, above the loop over the epochs: it is made anew for each "
+    said += "epoch, and its workers end with it"
+    if code.remade == "dataset":
+        said += ". A sampler then draws each epoch's items from the whole dataset"
+    return said
 
 
 def too_many(workers: int, cores: int | None) -> str:

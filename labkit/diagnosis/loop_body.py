@@ -20,6 +20,7 @@ IN_WORDS = {  # what a body that is no training does, by the part of it
     "logging": "logging and files",
     "waiting": "waiting: for a sleep, a lock, a network or another program",
     "validation": "passes without gradients (validation, a policy's rollouts, a teacher)",
+    "loader": "waiting for another DataLoader",
 }
 COLLATE = "collate"
 ITEMS = ("__getitem__", "__getitems__", "__iter__", "__next__")  # where all of it is, anyway

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from labkit.diagnosis import body_rules, loop_rules, worker_remedies
 from labkit.diagnosis import device_remedies as cures
 from labkit.diagnosis import loader_remedies as feeding
-from labkit.diagnosis import loop_rules, worker_remedies
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured, bound, costs
@@ -218,7 +218,8 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
         return None
     busy = evidence.compute_share
     # what the loop's body does besides training is a finding of its own
-    besides = sum(evidence.body.get(part, 0.0) for part in ("python", "logging", "waiting"))
+    parts = ("python", "logging", "waiting", "loader")
+    besides = sum(evidence.body.get(part, 0.0) for part in parts)
     seen = f"of the time the device is busy by its events, but {witness.said}: gaps between "
     seen += "kernels, or kernels too small for it"
     found = Finding(
@@ -355,6 +356,8 @@ RULES = (
     host_work,
     pauses,
     *loop_rules.IN_THE_BODY,
+    body_rules.another_loader,
+    body_rules.own_optimizer,
     loop_rules.elsewhere,
     loop_rules.longer_and_longer,
     loop_rules.too_many_threads,

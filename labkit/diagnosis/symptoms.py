@@ -35,6 +35,8 @@ PAGES = {  # the name of a page: the causes that it explains
         "python",
         "logging",
         "waiting",
+        "loader",
+        "own_optimizer",
     ),
     "periodic": (
         "periodic",

@@ -65,6 +65,7 @@ FEW_STALLS = 0.05  # share of the steps that may stall without a period: else th
 IN_STALLS = 0.6  # share of a kind of work that falls into stalls, where it makes them
 DRIFT = 1.25  # the last fifth of the steps takes this many times the first
 COLD = 1.3  # the first pass takes this many times a later one
+OWN_UPDATE = 0.25  # of the body, in a user's own update of the weights: worth rewriting
 CROWDED = 1.5  # threads in line and at work, for each core: more of them than cores for them
 MOST_OF_LOADING = 0.5  # share of the loader's work at one place that makes this place the cause
 FEWEST_LINES = 20  # samples, of loading, that may speak for lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.loader_remedies import SET_THREADS, epochs_unseen
+from labkit.diagnosis.loader_remedies import SET_THREADS, epochs_unseen, remade_said
 from labkit.diagnosis.loader_simulation import OVERSUBSCRIBED
 from labkit.diagnosis.prediction import MODEL_ERROR, Estimate
 from labkit.diagnosis.recommendation import threads_beside
@@ -112,12 +112,20 @@ def stuck(evidence: Evidence) -> Values | None:
     return hang and {"limit_s": max(60, round(hang.seconds))}
 
 
+def started_anew(evidence: Evidence) -> Values | None:
+    """Fit workers that end with each epoch: by default, or since their loader does."""
+    code = evidence.code
+    remade = remade_said(code)
+    if evidence.knobs.get("persistent_workers") and not remade:
+        return None
+    return {"persistent_workers": True, "epochs": epochs_unseen(code), "remade": remade}
+
+
 PERSISTENT = Remedy(
     "persistent_workers",
-    "Keep the workers between epochs: persistent_workers=True.{epochs}",
+    "Keep the workers between epochs: persistent_workers=True{remade}.{epochs}",
     "epochs",
-    lambda evidence: {"epochs": epochs_unseen(evidence.code)},
-    sets={"persistent_workers": True},
+    started_anew,
     cost="the workers' memory between epochs",
     expects=restarts_saved,
 )

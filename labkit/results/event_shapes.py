@@ -53,7 +53,14 @@ def _is_unit(value: object) -> bool:
 def _is_place(value: object) -> bool:
     """Return whether it is a sampled place, see `bench.places.Place`."""
     match value:
-        case [str(), str(), str(), int(), str(), str(), None | [str(), int(), str()]]:
+        case [str(), str(), str(), int(), str(), str(), *around]:
+            return 1 <= len(around) <= 2 and all(map(_is_where, around))
+    return False
+
+
+def _is_where(value: object) -> bool:
+    match value:
+        case None | [str(), int(), str()]:
             return True
     return False
 

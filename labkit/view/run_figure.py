@@ -79,6 +79,7 @@ BODY = {  # of a loop's body: (name, colour), by `Lines.body`
     "torch": ("other torch", "#99DDBB"),
     "sync": ("waits for the device", PURPLE),
     "validation": ("validation", YELLOW),
+    "loader": ("another loader", WAIT),
     "python": ("Python", VERMILION),
     "logging": ("logging, files", "#882255"),
     "waiting": ("sleeps, locks, network", ORANGE),

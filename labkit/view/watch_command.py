@@ -12,9 +12,10 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from types import FrameType
+
+import numpy as np
 
 from labkit.bench.outside import Outside, Sample
 from labkit.diagnosis import watched_ranks
@@ -24,7 +25,7 @@ from labkit.process.events import EventLog, now_ns
 from labkit.results import privacy
 from labkit.results.record import Event
 from labkit.results.run import Run
-from labkit.results.wall_shares import WallShares, wall_shares
+from labkit.results.wall_shares import WallShares, trains, wall_shares
 from labkit.view import report
 from labkit.watching.hangs import HangWatch
 
@@ -169,14 +170,20 @@ def _runs_in(folder: Path) -> list[Run]:
 
 
 def _from_inside(runs: list[Run], ended: Ended, headroom: bool) -> tuple[Found, str]:
-    """Judge the loop that took most of the time; of several ranks, that of all of them."""
-    runs = sorted(runs, key=attrgetter("length_s"))
-    longest = {_rank_of(run): run for run in runs}
-    longest |= {_rank_of(run): run for run in runs if _place_of(run) == _place_of(runs[-1])}
-    judged = watched_ranks.diagnose(longest)
-    run = longest[judged.rank]
+    """Judge the longest loop that trains; of several ranks, that of all of them.
+
+    Of the loaders that such a loop reads, the one counts that it waits for most.
+    """
+    runs = sorted(runs, key=lambda run: (trains(run), run.length_s))
+    of_loop = _beside(runs)
+    chosen = {_rank_of(run): run for run in (*runs, *of_loop)}
+    judged = watched_ranks.diagnose(chosen)
+    run = chosen[judged.rank]
     found = _values_of(run, judged)
     texts = [run.numbers, str(judged.verdict)]
+    loaders = [each for each in reversed(of_loop) if _rank_of(each) == judged.rank]
+    if len(loaders) > 1:
+        texts.append(f"loaders that this loop waits for: {', '.join(map(_waiting, loaders))}")
     shares = _whole_time(run, runs, ended)
     if shares is not None:
         found["wall_shares"] = shares.to_dict()
@@ -222,6 +229,27 @@ def _rank_of(run: Run) -> int:
 def _place_of(run: Run) -> list[str | int]:
     """Return the file and the line of a run's loop; [] where its code is a framework's."""
     return (run.event("spec") or {}).get("watched", {}).get("place") or []
+
+
+def _beside(runs: list[Run]) -> list[Run]:
+    """Return the runs of the loop that the last of them is of, the one that waited most last."""
+    last = runs[-1]
+    place = _place_of(last)
+    if not place:
+        return [last]
+    of_loop = [run for run in runs if _place_of(run) == place and trains(run) == trains(last)]
+    return sorted(of_loop, key=_waited_s)
+
+
+def _waited_s(run: Run) -> float:
+    """Return for how long a loop waited for its loader."""
+    return float(np.diff(run.host_ns[:, :2]).sum() / 1e9)  # from asking to having it
+
+
+def _waiting(run: Run) -> str:
+    """Return the name of a run's loader, and for which share of the time the loop waits for it."""
+    name = (run.loop_code or {}).get("loader") or run.watched
+    return f"`{name}` {_waited_s(run) / max(run.length_s, 1e-9):.0%}"
 
 
 def _whole_time(run: Run, runs: list[Run], ended: Ended) -> WallShares | None:

@@ -47,14 +47,22 @@ class Loop:
     recorder: Recorder
     place: tuple[str, int] | None = None
     dataset: int | None = None  # its id; None once it is gone, as another may get that
+    loader: weakref.ref[object] | None = None  # the last that it iterated
     blocks: Blocks | None = None  # where its headroom is measured
     has_trained: bool = False  # only then may it be given a batch again: a validation may not
 
-    def feed_from(self, dataset: object) -> None:
-        """Note which dataset it has now."""
-        self.dataset = id(dataset)
-        with contextlib.suppress(TypeError):  # a list
-            weakref.finalize(dataset, setattr, self, "dataset", None)
+    def feed_from(self, loader: object) -> None:
+        """Note which loader it has now, and in its record where it is made anew for each pass."""
+        dataset = getattr(loader, "dataset", loader)
+        is_other = self.dataset != id(dataset)
+        with contextlib.suppress(Exception):
+            if self.loader is not None and self.loader() is None:
+                self.recorder.log.write("remade", dataset=is_other)
+            self.loader = weakref.ref(loader)
+        if is_other:
+            self.dataset = id(dataset)
+            with contextlib.suppress(TypeError):  # a list
+                weakref.finalize(dataset, setattr, self, "dataset", None)
 
     def close(self, error: BaseException | None) -> None:
         """End its run, with the `error` that ended the script, where one did."""
@@ -157,15 +165,16 @@ def _loop_of(loader: DataLoader) -> Loop | None:
     here = [loop for loop in _loops if loop.place == place]
     for loop in here:
         if loop.dataset == id(loader.dataset):
+            loop.feed_from(loader)
             return loop
     for loop in here if place else ():
         if loop.dataset is None and loop.recorder.current is None:
-            loop.feed_from(loader.dataset)
+            loop.feed_from(loader)
             return loop
-    return _begin(loader, place, loader.dataset)
+    return _begin(loader, place)
 
 
-def _begin(loader: object, place: tuple[str, int] | None, dataset: object) -> Loop | None:
+def _begin(loader: object, place: tuple[str, int] | None) -> Loop | None:
     """Begin a run, in a folder whose name begins with the process's rank; None if that fails."""
     rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
     folder = Path(os.environ["LABKIT_WATCHING"]) / f"{rank}-{_pid}-{secrets.token_hex(3)}"
@@ -174,7 +183,7 @@ def _begin(loader: object, place: tuple[str, int] | None, dataset: object) -> Lo
             folder.mkdir(parents=True)
             loop = Loop(Recorder(folder, loader, place=place), place)
             _loops.append(loop)
-            loop.feed_from(dataset)
+            loop.feed_from(loader)
             if os.environ.get("LABKIT_HEADROOM"):
                 loop.blocks = Blocks(loader)
             _hook_saving()
@@ -213,7 +222,7 @@ class OptimizerSteps:
         self.seen += 1
         with contextlib.suppress(Exception):
             if self.seen == PATIENCE:
-                loop = _begin(self, None, self)
+                loop = _begin(self, None)
                 if loop is None:
                     return
                 recorder = loop.recorder
@@ -230,9 +239,11 @@ def _is_capturing() -> bool:
 
 
 def _note_training(optimizer: torch.optim.Optimizer) -> None:
-    """Note that the innermost loop trains: the one that last got a batch."""
+    """Note that the innermost loop trains: the last to begin, with all loaders that it reads."""
     going = [loop for loop in _loops if loop.recorder.current is not None]
     if going:
-        loop = max(going, key=lambda each: each.recorder.began_ns)
-        loop.recorder.trained_by(optimizer)
-        loop.has_trained = True
+        innermost = max(going, key=lambda each: each.recorder.began_ns)
+        innermost.has_trained = True
+        for loop in going:
+            if loop is innermost or (loop.place and loop.place == innermost.place):
+                loop.recorder.trained_by(optimizer)
