@@ -56,7 +56,7 @@ def run_cell(notebook, name, rows=None, machine=None, **names):
     kit = MagicMock()
     kit.machine.return_value = machine or MagicMock()
     kit.measure.return_value.rows = rows
-    names = {"lk": kit} | names
+    names = {"lk": kit, "machine": kit.machine.return_value} | names
     exec(cell(notebook, name), names)
     return names
 
@@ -241,9 +241,9 @@ def test_notebook_04_finds_a_largest_batch_only_where_memory_can_be_limited(
         "lk": kit,
         "cnn": parts,
         "Path": lambda _: no_proc,
-        "train_within": None,
         "bet": Mock(),
     }
+    exec(cell("04_batch_sizing", "batch-fits-0"), names)
     exec(cell("04_batch_sizing", "batch-35"), names)
     assert says in capsys.readouterr().out
     assert kit.check.called == (device != "mps")
