@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -352,6 +353,27 @@ def test_the_timer_of_the_samples_is_no_line_of_the_users(monkeypatch):
     timer.library = armed
     timer.arm(0.01)
     assert places.fresh[0].kind == "labkit"
+
+
+def test_a_thread_beside_knows_from_the_loops_own_samples_where_gradients_are_off():
+    places = Places(None)
+    places.loop = sys._getframe().f_code
+    seen = []
+
+    def look(_module, _args):
+        top = sys._getframe(1)
+        places.number_of(top)
+        beside = threading.Thread(target=lambda: seen.append(places._seen(top).grad))
+        beside.start()
+        beside.join()
+
+    model = torch.nn.Linear(4, 4)
+    model.register_forward_pre_hook(look)
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            model(torch.rand(2, 4))
+    model(torch.rand(2, 4))
+    assert seen == [True, False, True]
 
 
 def sampled(tmp_path, *places, pid=1):

@@ -9,6 +9,7 @@ where the user's code reads a DataLoader, if it does (the same).
 from __future__ import annotations
 
 import itertools
+import threading
 from types import CodeType, FrameType
 from typing import NamedTuple, TypeAlias
 
@@ -57,6 +58,7 @@ class Places:
         self.numbers: dict[tuple[object, ...], int] = {}  # {what a stack was: its place's number}
         self.met: set[CodeType] = set()  # and its code
         self.fresh: dict[int, Place] = {}  # places that were not written yet
+        self.without_grad: set[tuple[int, ...]] = set()  # lines that recorded no gradients
 
     def number_of(self, top: FrameType) -> int:
         """Return the number of the place where a stack is, by its deepest frame."""
@@ -81,8 +83,22 @@ class Places:
         while at is not None and at.f_code is not self.loop:
             frames.append(at)
             at = at.f_back
-        users = (each for each in (*frames, at) if each and stack.is_users(each.f_code.co_filename))
-        return Stack(frames, at, next(users, None), stack.is_grad_on())
+        users = [each for each in (*frames, at) if each and stack.is_users(each.f_code.co_filename)]
+        return Stack(frames, at, users[0] if users else None, self._records_gradients(users))
+
+    def _records_gradients(self, users: list[FrameType]) -> bool:
+        """Return whether the main thread records gradients, in the user's frames that it is in.
+
+        PyTorch tells that in the thread itself alone; another one has what it last said there.
+        """
+        lines = tuple(number for each in users for number in (id(each.f_code), each.f_lineno or 0))
+        if threading.current_thread() is not threading.main_thread():
+            return lines not in self.without_grad
+        if stack.is_grad_on():
+            self.without_grad.discard(lines)
+            return True
+        self.without_grad.add(lines)
+        return False
 
     def _described(self, top: FrameType, seen: Stack) -> Place:
         own = seen.own
