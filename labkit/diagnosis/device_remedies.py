@@ -132,7 +132,8 @@ IN_ANOTHER_PROCESS = Remedy(
 )
 VECTORISE = Remedy(
     "vectorise",
-    "Vectorise it, do it in tensor operations, or take it out of the loop.",
+    "Vectorise it, do it in tensor operations, or take it out of the loop. What prepares a batch "
+    "belongs in the dataset or in collate_fn, where the loader's workers do it.",
     "lines",
 )
 LOG_RARELY = Remedy(
