@@ -16,7 +16,7 @@ from labkit.bench.stack import locals_of, module_of_frame, position_of
 KINDS = {  # of work, by the modules that do it; the longest prefix of a module's name counts
     "forward": "torch.nn torchvision.models",
     "optimizer": "torch.optim torch.nn.utils.clip_grad torch.amp",
-    "torch": "torch torch.nn.parameter",
+    "torch": "torch torch.nn.parameter torch.nn.utils",
     "exchange": "torch.distributed",
     "loader": "torch.utils.data",
     "checkpoint": "torch.serialization",
