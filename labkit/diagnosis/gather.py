@@ -13,7 +13,7 @@ from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.core_use import CoreUse, readings, while_it_trained
 from labkit.diagnosis.evidence import Evidence, Kernels, Launches, LoopGrowth, WorkerEvidence, Xray
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.loop_body import IN_WORDS, of_run
+from labkit.diagnosis.loop_body import IN_WORDS, loop_of
 from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.recommendation import (
     recommend_prefetch,
@@ -139,7 +139,7 @@ def _known(run: Run, columns: dict[str, np.ndarray], ranks_cores: float) -> Evid
     if use.others is not None:
         use = replace(use, others=max(0.0, use.others - ranks_cores))
     lines = run.lines if run.samples_of_lines else None
-    loop = of_run(run)
+    loop = loop_of(run)
     parts = loop.lines.body.keys() if loop else set()
     xray = _xray(run.xray_facts)
     worst = np.sort(wait)[-max(1, round(limits.WORST_STEPS * len(wait))) :]

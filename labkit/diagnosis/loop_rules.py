@@ -8,7 +8,7 @@ from labkit.diagnosis import device_remedies as cures
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence, LoopGrowth
 from labkit.diagnosis.findings import Finding, Measured, bound
-from labkit.diagnosis.hot_lines import Line
+from labkit.diagnosis.hot_lines import Line, Lines
 from labkit.diagnosis.loop_body import IN_WORDS, Drift, group_of
 from labkit.diagnosis.remedies import Remedy
 from labkit.results import wall_shares
@@ -20,6 +20,11 @@ ELSEWHERE = {  # parts of a script's time that are no training: cause, remedy
     wall_shares.SAVING: ("checkpoints", cures.SAVE_LESS),
     wall_shares.BETWEEN: ("between_epochs", cures.LESS_BETWEEN),
 }
+
+
+def sampled_by(lines: Lines, evidence: Evidence) -> str:
+    """Return by what a loop's body was measured, in words."""
+    return f"{lines.samples} sampled stacks, {evidence.source}"
 
 
 def _drift(evidence: Evidence) -> Drift | None:
@@ -42,8 +47,7 @@ def _in_the_body(evidence: Evidence, group: str, remedy: Remedy) -> Finding | No
     if group == "validation" and work.cause != "periodic":
         return None
     seen = f"of the time the body of the loop is not training but {IN_WORDS[group]}"
-    by = f"{loop.lines.samples} sampled stacks, {evidence.source}"
-    measured = [Measured(seen, lost, by=by)]
+    measured = [Measured(seen, lost, by=sampled_by(loop.lines, evidence))]
     when = f", {work.when}" if work.when else ""
     if work.lines:
         measured.append(Measured(f"of the body is in {work.lines[0].what}{when}", work.share))
