@@ -14,6 +14,7 @@ DATALOADER_PARTS = "torch.utils.data._utils"
 NOT_THE_CAUSE = (DATALOADER_PARTS, DATALOADER, "labkit.")
 IN_MODEL = "torch.nn.modules.module"
 OPTIMIZERS = "torch.optim.optimizer"
+DECORATORS = "torch.utils._contextlib"  # of `step`, as @torch.no_grad() is
 OWN_UPDATE = ("python", "torch", "library", "forward")  # what updates of weights are made of
 
 Where: TypeAlias = tuple[str, int, str]  # file, line, function
@@ -156,12 +157,27 @@ def _work(top: FrameType, seen: Stack) -> tuple[str, str]:
     modules = {stack.module_of_frame(frame) for frame in seen.frames}
     if own is not None and kind in OWN_UPDATE and IN_MODEL not in modules:
         is_loop = own is seen.loop
-        if (OPTIMIZERS in modules and not is_loop) or kinds.updates_weights(own, is_loop):
+        if (_in_own_step(seen) and not is_loop) or kinds.updates_weights(own, is_loop):
             return "update", call
     in_model = IN_MODEL in modules and kind in ("forward", "torch", "library")
     if in_model and not seen.grad and "torch.utils.checkpoint" not in modules:
         kind = "validation"
     return kind, call
+
+
+def _in_own_step(seen: Stack) -> bool:
+    """Return whether the code is an optimizer's of the user: no library is between it and `step`.
+
+    A closure that PyTorch's own optimizer calls, as Lightning's whole step is, is none.
+    """
+    around = itertools.dropwhile(lambda frame: frame is not seen.own, seen.frames)
+    for frame in around:
+        module = stack.module_of_frame(frame)
+        if module == OPTIMIZERS:
+            return True
+        if not stack.is_users(frame.f_code.co_filename) and module != DECORATORS:
+            return False
+    return False
 
 
 def _in_package(frames: list[FrameType]) -> FrameType | None:

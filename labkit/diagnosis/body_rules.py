@@ -18,7 +18,7 @@ from labkit.diagnosis.remedies import Remedy
 def another_loader(evidence: Evidence) -> Finding | None:
     """The loop's body waits for a DataLoader of its own: of a validation, or read beside."""
     loop = evidence.loop
-    lost = evidence.body.get("loader", 0.0) * evidence.compute_share
+    lost = evidence.lost_in_body(evidence.body.get("loader", 0.0))
     if loop is None or not lost:
         return None
     lines = loop.lines
@@ -65,9 +65,9 @@ def own_optimizer(evidence: Evidence) -> Finding | None:
     mask = body & (lines.kind == "update")
     whole = float(lines.share[body].sum())
     share = float(lines.share[mask].sum()) / whole
-    if share < limits.OWN_UPDATE:
+    if share < limits.OWN_UPDATE or "_foreach_" in lines.rows(mask)[0].call:
         return None
-    lost = share * evidence.compute_share
+    lost = evidence.lost_in_body(share)
     worst = lines.worst(mask)
     seen = "of the time the weights are updated by code of your own, one after the other"
     return Finding(

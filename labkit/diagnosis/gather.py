@@ -191,6 +191,7 @@ def _of_gpu(known: Evidence, run: Run) -> Evidence:
         launches=launches,
         others_on_gpu=_others_on_gpu(run),
         heat=throttled(run),
+        ahead_share=min(run.busy_at_least or 0.0, 1.0),
         kernels=kernels,
         witnesses=() if kernels else known.witnesses,
         formats=tensor_formats(machine.name, machine.compute_capability),

@@ -39,7 +39,7 @@ def _in_the_body(evidence: Evidence, group: str, remedy: Remedy) -> Finding | No
     loop = evidence.loop
     if loop is None or group not in evidence.body:
         return None
-    lost = evidence.body[group] * evidence.compute_share
+    lost = evidence.lost_in_body(evidence.body[group])
     drift = _drift(evidence)
     if drift and drift.share > lost / 2 and (loop.lines.of_part(group) & drift.mask).any():
         return None  # it is what makes the steps longer and longer: said there
@@ -122,8 +122,8 @@ def double_precision(evidence: Evidence) -> Finding | None:
         Measured("of the time the device computes", evidence.compute_share, by=evidence.source),
         Measured(f"the weights{batches} are float64"),
     ]
-    if evidence.kind == "gpu":
-        rate = "a GPU's cores compute in float64 at 1/2 to 1/64 of their float32 rate"
+    if evidence.formats:  # an NVIDIA card; AMD's CDNA2 computes as fast in both
+        rate = "such a card's cores compute in float64 at 1/2 to 1/64 of their float32 rate"
         measured.append(Measured(rate, by="NVIDIA's data sheets"))
     remedy = cures.SINGLE_PRECISION
     return Finding("precision", "float64", measured=tuple(measured), remedies=(remedy,))
