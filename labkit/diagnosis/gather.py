@@ -307,7 +307,9 @@ def of_trace(breakdown: Breakdown) -> Evidence:
     # No cure for launches shortens the hardware's own hand-over from kernel to kernel
     hand_over = min((breakdown.idle["kernel_wait_us"] or 0.0) / step_us, waits)
     compute = shares["kernel"] if on_gpu else shares["cpu_exec"] + hidden
-    source = f"profiler trace {breakdown.source}, {breakdown.steps} steps"
+    source = (
+        f"profiler trace {breakdown.source}, {breakdown.steps} step{'s' * (breakdown.steps > 1)}"
+    )
     wait_us = step_us * shares["dataloader"]
     advised = None
     if wait_us and not breakdown.loader_workers:  # else only how long they make it wait is known
