@@ -14,7 +14,7 @@ import pandas as pd
 import pynvml
 import pytest
 import torch
-from played_gpu import GPU, host_steps, play
+from played_gpu import GPU, MS, host_steps, play
 from played_gpu import log as logged
 
 import labkit as lk
@@ -25,13 +25,14 @@ from labkit.bench import (
     flops,
     gpu_meter,
     machine,
+    measure,
     model_size,
     profile,
     timeline,
     user_loop,
 )
 from labkit.bench.outside import Sample
-from labkit.diagnosis import device_remedies, efficiency, gather, rules
+from labkit.diagnosis import device_remedies, efficiency, gather, loop_rules, rules
 from labkit.diagnosis.evidence import Evidence, Kernels, Xray
 from labkit.diagnosis.outside_verdict import judge
 from labkit.diagnosis.witnesses import Witness
@@ -486,6 +487,60 @@ def test_an_amd_card_is_known_whatever_features_its_build_names(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
     assert machine._lacks_amd_kernels(0, ["gfx90a:xnack-"]) is None
     assert "no kernels for gfx90a" in machine._lacks_amd_kernels(0, ["gfx1100"])
+
+
+def sampled_loop(folder, kind, share, sm, **played):
+    """Return a watched loop on a card, a `share` of whose samples are of a kind of work."""
+    steps, _ = play(steps=80, copy=0.0, waits=False, **played)
+    site = ["train.py", 30, "<module>"]
+    places = {
+        "0": [kind, "", *site, "work()", site],
+        "1": ["backward", "", *site, "loss.backward()", site],
+    }
+    moments = range(steps[3]["t"][1], steps[-1]["t"][3], 10 * MS)
+    draw = np.random.default_rng(0).random(len(moments))
+    rows = [[t, 10 * MS, int(at >= share)] for t, at in zip(moments, draw, strict=True)]
+    lines = {"event": "lines", "pid": 0, "places": places, "rows": rows}
+    counters = {"gpu_now": 1.0, "gpm": {"sm": sm, "tensor": 0.5, "dram": 0.5}, "others": 0}
+    idle = {"others_sm": 0.0, "cpu": 0.1, "own_cpu": 0.08, "cpus": 16}
+    samples = [{"event": "telemetry", "t_ns": t, **counters, **idle} for t in moments[::20]]
+    about = {"watched": {"loader": "DataLoader"}}
+    hello = {"event": "hello", "pid": 0}
+    return logged(folder, GPU, {"num_workers": 0}, hello, *steps, *samples, lines, spec=about)
+
+
+def test_what_the_host_does_while_the_card_has_work_queued_costs_nothing(tmp_path):
+    slow = sampled_loop(tmp_path, "python", 0.2, 0.99, launch=15.0, compute=100.0, queue=20)
+    assert slow.busy_at_least > 0.9 and slow.diagnose().bottleneck == "compute"
+
+
+@pytest.mark.parametrize("kind", ["python", "update"])
+def test_time_of_the_body_is_lost_once_where_the_card_waits_for_it(kind, tmp_path):
+    starved = sampled_loop(tmp_path, kind, 0.6, 0.1, launch=100.0, compute=10.0, sync=True)
+    found = starved.diagnose().findings
+    assert found[0].name == "host" and found[0].lost_share > 0.5
+    assert sum(each.lost_share for each in found) <= 1.0
+
+
+def test_a_float64_loop_on_an_amd_card_is_not_told_what_nvidias_do():
+    about = {"kind": "gpu", "weights_dtype": "float64", "compute_share": 0.9}
+    assert "NVIDIA" not in str(loop_rules.double_precision(Evidence(formats=(), **about)).measured)
+    nvidia = loop_rules.double_precision(Evidence(formats=("bf16", "fp16"), **about))
+    assert "NVIDIA" in str(nvidia.measured)
+
+
+@pytest.mark.parametrize(
+    ("text", "failed"),
+    [
+        ("CUDA error: an illegal memory access was encountered", True),
+        ("Triton Error [CUDA]: an illegal memory access was encountered", True),
+        ("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", True),
+        ("CUDA out of memory. Tried to allocate 2 GiB", False),
+        ("Triton Error [CUDA]: out of memory", False),
+    ],
+)
+def test_a_card_that_failed_is_told_from_one_whose_memory_is_full(text, failed):
+    assert bool(measure.CARD_FAILED.search(text)) == failed
 
 
 class EventOfFastClock:

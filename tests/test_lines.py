@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
 from labkit.__main__ import main
-from labkit.bench import kinds, loader_clocks, main_thread, stack
+from labkit.bench import growth, kinds, loader_clocks, main_thread, stack
 from labkit.bench.growth import Growth
 from labkit.bench.places import Places
 from labkit.bench.user_loop import padding_of
@@ -424,6 +424,47 @@ def noted(work):
     places.loop = noted.__code__
     work(places.number_of)
     return places.fresh
+
+
+def norm_of(weights):
+    return sum(weight.grad.norm(2) ** 2 for weight in weights)
+
+
+def helper_of(note):
+    note(sys._getframe())
+
+
+def test_a_closure_and_reading_gradients_are_no_optimizer_of_the_users():
+    def closure_of(note):
+        weight = torch.zeros(2, requires_grad=True)
+        torch.optim.SGD([weight], 0.1).step(lambda: helper_of(note))
+
+    assert noted(closure_of)[0].kind != "update"  # Lightning's whole step is in such a closure
+    frame = SimpleNamespace(f_code=norm_of.__code__)
+    assert not kinds.updates_weights(frame, is_loop=False)
+
+    def residual(x):
+        return torch.autograd.grad(x.sum(), x)[0]
+
+    def descend(weights):
+        for weight in weights:
+            weight -= 0.1 * weight.grad
+
+    def descend_in_place(weights):
+        for weight in weights:
+            weight.data.add_(weight.grad, alpha=-0.1)
+
+    told = [
+        kinds.updates_weights(SimpleNamespace(f_code=each.__code__), is_loop=False)
+        for each in (residual, descend, descend_in_place)
+    ]
+    assert told == [False, True, True]
+
+
+def test_tensors_on_a_card_do_not_explain_the_hosts_memory():
+    kept = [torch.empty(1_000_000, device="meta")] * 40
+    assert growth._bytes_of(kept) < 1e6
+    assert growth._bytes_of([torch.empty(1_000_000)] * 40) == 160_000_000
 
 
 def test_samples_within_another_loader_of_the_body_are_its_own_with_the_line_that_reads_it(

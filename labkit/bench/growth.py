@@ -113,8 +113,10 @@ def _bytes_of(value: object) -> int | None:
 
 
 def _bytes(part: object) -> int:
-    """Return the bytes of an array's numbers, or of another object alone."""
-    if stack.is_a(part, "torch", "Tensor") or stack.is_a(part, "numpy", "ndarray"):
+    """Return the bytes of the host's memory: of an array's numbers, or of another object alone."""
+    is_tensor = stack.is_a(part, "torch", "Tensor")
+    is_here = getattr(getattr(part, "device", None), "type", None) == "cpu"
+    if (is_tensor and is_here) or stack.is_a(part, "numpy", "ndarray"):
         return getattr(part, "nbytes", 0)
     return sys.getsizeof(part)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dis
 import functools
 import linecache
 import re
@@ -37,6 +38,9 @@ OF_TORCH = {
     "cuda": "copy",
     "load": "io",
 }
+IN_PLACE = frozenset(
+    ["add_", "sub_", "mul_", "div_", "addcmul_", "addcdiv_", "lerp_", "copy_", "data"]
+)
 SAVES = re.compile(  # a call of a package that writes, by its name
     r"(^|[._])(save|savefig|imsave|imwrite|dump|to_(csv|json|parquet|pickle)|write\w*|add_(scalar|"
     r"image|histogram|figure|text)s?|log_(metric|artifact)s?)\(\)$"
@@ -86,15 +90,25 @@ def kind_and_call(frame: FrameType) -> tuple[str, str]:
 
 
 def updates_weights(frame: FrameType, is_loop: bool) -> bool:
-    """Return whether a user's code updates weights by their gradients: by the names it uses.
+    """Return whether a user's code updates weights by their gradients: it names both, and writes.
 
     Of the loop itself, which does all else as well, it is told by the operation alone.
     """
-    if not is_loop:
-        names = frame.f_code.co_names
-        return "grad" in names and not {"backward", "autograd"} & {*names}
-    node = expression(frame)
-    return any(getattr(each, "attr", "") == "grad" for each in ast.walk(node)) if node else False
+    if is_loop:
+        node = expression(frame)
+        parts = ast.walk(node) if node else ()
+        names = {each.attr for each in parts if isinstance(each, ast.Attribute)}
+        writes = not isinstance(node, ast.Call)  # w -= lr * w.grad
+    else:
+        code = frame.f_code
+        names = {*code.co_names}
+        writes = any(
+            each.argrepr == "-=" or "INPLACE_SUB" in each.opname
+            for each in dis.get_instructions(code)
+        )
+    if "grad" not in names or {"backward", "autograd"} & names:
+        return False
+    return writes or not IN_PLACE.isdisjoint(names) or any("_foreach_" in name for name in names)
 
 
 def call_text(node: ast.expr | None) -> str:

@@ -41,7 +41,10 @@ MOST_TEXT = 300  # characters of an error
 OUT_OF_MEMORY = "out of memory"
 # Of a card that has failed in mid-kernel: whatever this process asks of it from then on fails too
 FAILED_BEFORE = "the card failed in an earlier row: measure this one again"
-CARD_FAILED = re.compile(r"\b(CUDA|HIP) error")
+CARD_FAILED = re.compile(
+    r"\b(CUDA|HIP) error|Triton Error \[(CUDA|HIP)\]: (?!out of memory)"
+    "|CUDNN_STATUS_EXECUTION_FAILED"
+)
 
 Work = Callable[[], object]
 

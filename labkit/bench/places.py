@@ -1,10 +1,4 @@
-"""Where sampled stacks are: each place is described when first met, and has a number from then on.
-
-A place is written once: [kind, within, file, line, function, call, site, reads]: the kind of work,
-whether it was within an "item" or a "collate" of a loader, the deepest line of the user's own code,
-what that line was calling, where in the loop itself that was ([file, line, function], or null), and
-where the user's code reads a DataLoader, if it does (the same).
-"""
+"""Where sampled stacks are: a place is described when first met, and has a number from then on."""
 
 from __future__ import annotations
 
@@ -15,22 +9,23 @@ from typing import NamedTuple, TypeAlias
 
 from labkit.bench import kinds, stack
 
-OF_TORCHS_LOADER = "torch.utils.data._utils"
-NOT_THE_CAUSE = (OF_TORCHS_LOADER, "torch.utils.data.dataloader", "labkit.")
+DATALOADER = "torch.utils.data.dataloader"
+DATALOADER_PARTS = "torch.utils.data._utils"
+NOT_THE_CAUSE = (DATALOADER_PARTS, DATALOADER, "labkit.")
 IN_MODEL = "torch.nn.modules.module"
-OF_LOADERS = "torch.utils.data.dataloader"
 OPTIMIZERS = "torch.optim.optimizer"
+DECORATORS = "torch.utils._contextlib"  # of `step`, as @torch.no_grad() is
 OWN_UPDATE = ("python", "torch", "library", "forward")  # what updates of weights are made of
 
 Where: TypeAlias = tuple[str, int, str]  # file, line, function
 
 
 class Place(NamedTuple):
-    """What a sampled stack was at, as a `lines` event has it."""
+    """What a sampled stack was at; a `lines` event has it once, as a list in this order."""
 
     kind: str  # of work: "forward", "python", "logging", "io", "wait", ...
     within: str  # "item" or "collate": what a loader was busy with, else ""
-    file: str
+    file: str  # of the deepest line of the user's own code
     line: int
     function: str
     call: str  # what that line was calling
@@ -124,9 +119,9 @@ class Places:
     def _within(self, frame: FrameType) -> str:
         module = stack.module_of_frame(frame)
         here = frame.f_code.co_filename, frame.f_code.co_firstlineno
-        if module == f"{OF_TORCHS_LOADER}.collate" or here == self.collate:
+        if module == f"{DATALOADER_PARTS}.collate" or here == self.collate:
             return "collate"
-        return "item" if module == f"{OF_TORCHS_LOADER}.fetch" else ""
+        return "item" if module == f"{DATALOADER_PARTS}.fetch" else ""
 
 
 def _where(frame: FrameType | None) -> Where | None:
@@ -140,7 +135,7 @@ def _reads(seen: Stack) -> Where | None:
     found = None
     is_read = False
     for frame in filter(None, (*seen.frames, seen.loop)):
-        if stack.module_of_frame(frame) == OF_LOADERS:
+        if stack.module_of_frame(frame) == DATALOADER:
             is_read = True
         elif is_read and stack.is_users(frame.f_code.co_filename):
             found = _where(frame)
@@ -162,12 +157,27 @@ def _work(top: FrameType, seen: Stack) -> tuple[str, str]:
     modules = {stack.module_of_frame(frame) for frame in seen.frames}
     if own is not None and kind in OWN_UPDATE and IN_MODEL not in modules:
         is_loop = own is seen.loop
-        if (OPTIMIZERS in modules and not is_loop) or kinds.updates_weights(own, is_loop):
+        if (_in_own_step(seen) and not is_loop) or kinds.updates_weights(own, is_loop):
             return "update", call
     in_model = IN_MODEL in modules and kind in ("forward", "torch", "library")
     if in_model and not seen.grad and "torch.utils.checkpoint" not in modules:
         kind = "validation"
     return kind, call
+
+
+def _in_own_step(seen: Stack) -> bool:
+    """Return whether the code is an optimizer's of the user: no library is between it and `step`.
+
+    A closure that PyTorch's own optimizer calls, as Lightning's whole step is, is none.
+    """
+    around = itertools.dropwhile(lambda frame: frame is not seen.own, seen.frames)
+    for frame in around:
+        module = stack.module_of_frame(frame)
+        if module == OPTIMIZERS:
+            return True
+        if not stack.is_users(frame.f_code.co_filename) and module != DECORATORS:
+            return False
+    return False
 
 
 def _in_package(frames: list[FrameType]) -> FrameType | None:

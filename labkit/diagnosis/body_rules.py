@@ -10,14 +10,15 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured, bound
 from labkit.diagnosis.hot_lines import Lines
-from labkit.diagnosis.loop_body import stalls
+from labkit.diagnosis.loop_body import Stalls, stalls
+from labkit.diagnosis.loop_rules import sampled_by
 from labkit.diagnosis.remedies import Remedy
 
 
 def another_loader(evidence: Evidence) -> Finding | None:
     """The loop's body waits for a DataLoader of its own: of a validation, or read beside."""
     loop = evidence.loop
-    lost = evidence.body.get("loader", 0.0) * evidence.compute_share
+    lost = evidence.lost_in_body(evidence.body.get("loader", 0.0))
     if loop is None or not lost:
         return None
     lines = loop.lines
@@ -26,7 +27,7 @@ def another_loader(evidence: Evidence) -> Finding | None:
     readers = lines.readers(mask)
     costliest = lines.worst(mask)[:1]
     seen = "of the time the body of the loop waits for another DataLoader"
-    measured = [Measured(seen, lost, by=_sampled(lines, evidence))]
+    measured = [Measured(seen, lost, by=sampled_by(lines, evidence))]
     whole = float(lines.share[mask].sum())
     if readers:
         read = f"of that is for the one that is read in {readers[0].what}"
@@ -36,7 +37,7 @@ def another_loader(evidence: Evidence) -> Finding | None:
         measured.append(Measured(f"of it is in {costliest[0].what}", costliest[0].share / whole))
     return Finding(
         name="host",
-        cause="periodic" if "every" in when else "loader",
+        cause="periodic" if when and when.every else "loader",
         lost_share=lost,
         measured=tuple(measured),
         remedies=(_remedy(lines, mask, when),),
@@ -45,11 +46,7 @@ def another_loader(evidence: Evidence) -> Finding | None:
     )
 
 
-def _sampled(lines: Lines, evidence: Evidence) -> str:
-    return f"{lines.samples} sampled stacks, {evidence.source}"
-
-
-def _remedy(lines: Lines, mask: np.ndarray, when: str) -> Remedy:
+def _remedy(lines: Lines, mask: np.ndarray, when: Stalls | None) -> Remedy:
     """Return what helps against another loader in the body, by where its batches are prepared."""
     here = [line for line in lines.rows(mask & (lines.within != "")) if is_users(line.file)]
     feeds = sum(line.share for line in here) >= lines.share[mask].sum() / 2
@@ -68,9 +65,9 @@ def own_optimizer(evidence: Evidence) -> Finding | None:
     mask = body & (lines.kind == "update")
     whole = float(lines.share[body].sum())
     share = float(lines.share[mask].sum()) / whole
-    if share < limits.OWN_UPDATE:
+    if share < limits.OWN_UPDATE or "_foreach_" in lines.rows(mask)[0].call:
         return None
-    lost = share * evidence.compute_share
+    lost = evidence.lost_in_body(share)
     worst = lines.worst(mask)
     seen = "of the time the weights are updated by code of your own, one after the other"
     return Finding(
@@ -78,7 +75,7 @@ def own_optimizer(evidence: Evidence) -> Finding | None:
         cause="own_optimizer",
         lost_share=lost,
         measured=(
-            Measured(seen, lost, by=_sampled(lines, evidence)),
+            Measured(seen, lost, by=sampled_by(lines, evidence)),
             Measured(f"of the body is in {worst[0].what}", worst[0].share / whole),
         ),
         remedies=(cures.ALL_WEIGHTS_AT_ONCE,),

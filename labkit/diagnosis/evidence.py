@@ -180,6 +180,7 @@ class Evidence:
     launches: Launches | None = None
     others_on_gpu: float | None = None  # other processes' kernels ran on the same GPU
     heat: Heat | None = None
+    ahead_share: float = 0.0  # of the time the device certainly worked, whatever the host did
 
     # What looked inside
     xray: Xray | None = None
@@ -211,6 +212,10 @@ class Evidence:
     outside_where: tuple[str, ...] = ()  # functions in which the host was busy
     late_rank: int | None = None  # of several, the one that the others wait for
     late_said: str = ""
+
+    def lost_in_body(self, share: float) -> float:
+        """Return what a share of the body may cost: nothing while the device has work queued."""
+        return min(share * self.compute_share, 1 - self.ahead_share)
 
     @property
     def num_workers(self) -> int | None:

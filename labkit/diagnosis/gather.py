@@ -13,7 +13,7 @@ from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.core_use import CoreUse, readings, while_it_trained
 from labkit.diagnosis.evidence import Evidence, Kernels, Launches, LoopGrowth, WorkerEvidence, Xray
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.loop_body import IN_WORDS, of_run
+from labkit.diagnosis.loop_body import IN_WORDS, loop_of
 from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.recommendation import (
     recommend_prefetch,
@@ -139,7 +139,7 @@ def _known(run: Run, columns: dict[str, np.ndarray], ranks_cores: float) -> Evid
     if use.others is not None:
         use = replace(use, others=max(0.0, use.others - ranks_cores))
     lines = run.lines if run.samples_of_lines else None
-    loop = of_run(run)
+    loop = loop_of(run)
     parts = loop.lines.body.keys() if loop else set()
     xray = _xray(run.xray_facts)
     worst = np.sort(wait)[-max(1, round(limits.WORST_STEPS * len(wait))) :]
@@ -191,6 +191,7 @@ def _of_gpu(known: Evidence, run: Run) -> Evidence:
         launches=launches,
         others_on_gpu=_others_on_gpu(run),
         heat=throttled(run),
+        ahead_share=min(run.busy_at_least or 0.0, 1.0),
         kernels=kernels,
         witnesses=() if kernels else known.witnesses,
         formats=tensor_formats(machine.name, machine.compute_capability),
@@ -306,7 +307,9 @@ def of_trace(breakdown: Breakdown) -> Evidence:
     # No cure for launches shortens the hardware's own hand-over from kernel to kernel
     hand_over = min((breakdown.idle["kernel_wait_us"] or 0.0) / step_us, waits)
     compute = shares["kernel"] if on_gpu else shares["cpu_exec"] + hidden
-    source = f"profiler trace {breakdown.source}, {breakdown.steps} steps"
+    source = (
+        f"profiler trace {breakdown.source}, {breakdown.steps} step{'s' * (breakdown.steps > 1)}"
+    )
     wait_us = step_us * shares["dataloader"]
     advised = None
     if wait_us and not breakdown.loader_workers:  # else only how long they make it wait is known

@@ -86,9 +86,8 @@ class LoopCode:
     training: str | None = None
     dataset_type: str | None = None
     epoch_setter: str | None = None  # the class of its dataset or sampler with a `set_epoch`
-    remade: str | None = (
-        None  # what is made anew for each pass: the "loader", or its "dataset" as well
-    )
+    # What is made anew for each pass: the "loader", or its "dataset" as well
+    remade: str | None = None
 
     @classmethod
     def of(cls, recorded: object, remade: Mapping[str, object] | None = None) -> LoopCode:

@@ -37,13 +37,26 @@ class Drift:
 
 
 @dataclass(frozen=True)
+class Stalls:
+    """In which steps some work makes the loop stall."""
+
+    count: int  # of these steps
+    every: int | None = None  # steps from one to the next, where they come regularly
+
+    def __str__(self) -> str:
+        if self.every is None:
+            return f"in {self.count} single steps"
+        return f"in every {_nth(self.every)} step"
+
+
+@dataclass(frozen=True)
 class BodyWork:
     """What a part of the loop does, and the lines that it does it in."""
 
     cause: str
     lines: tuple[Line, ...]
     share: float = 0.0  # of that part, in the first of the lines
-    when: str = ""  # in which steps, where they are few or regular
+    when: Stalls | None = None  # in which steps, where they are few or regular
 
 
 @dataclass(frozen=True)
@@ -79,7 +92,7 @@ class Loop:
         return _of_loading(self.lines)
 
 
-def of_run(run: Run) -> Loop | None:
+def loop_of(run: Run) -> Loop | None:
     """Return what the loop of a watched run shows; None of other runs."""
     if not run.watched or run.steps < limits.MIN_STEPS:
         return None
@@ -177,11 +190,11 @@ def group_of(loop: Loop, group: str) -> BodyWork:
     when = stalls(loop, mask)
     body = float(loop.lines.share[loop.lines.mask("body")].sum())
     cause = group
-    if when and (group != "validation" or "every" in when):
+    if when and (group != "validation" or when.every):
         cause = "periodic"
         lines = (*loop.lines.sites(mask)[:1], *lines)  # it is known by the line that begins it
     share = lines[0].share / max(body, 1e-9) if lines else 0.0
-    return BodyWork(cause, lines, share, when if cause == "periodic" else "")
+    return BodyWork(cause, lines, share, when if cause == "periodic" else None)
 
 
 def synchronises(loop: Loop) -> tuple[float, tuple[Line, ...]] | None:
@@ -192,22 +205,22 @@ def synchronises(loop: Loop) -> tuple[float, tuple[Line, ...]] | None:
     return part, loop.lines.worst(loop.lines.of_part("sync"))
 
 
-def stalls(loop: Loop, mask: np.ndarray) -> str:
-    """Say when the work of the masked samples comes, where it makes steps stall; else ""."""
+def stalls(loop: Loop, mask: np.ndarray) -> Stalls | None:
+    """Return when the work of the masked samples comes; None where no steps stall for it."""
     usual = float(np.median(loop.spent))
     step = loop.lines.step[mask]
     share = loop.lines.share[mask]
     long = loop.spent[step] > limits.STALL * usual
     steps = np.unique(step[long])
     if share[long].sum() < limits.IN_STALLS * share.sum() or len(steps) < 2:
-        return ""
+        return None
     gaps = np.diff(steps)
     every = int(np.median(gaps))
     missed = np.abs(gaps - every * np.round(gaps / every)) <= 1  # some may have had no sample
     if len(gaps) > 1 and every > 2 and missed.mean() >= limits.REGULAR:
-        return f"in every {_nth(every)} step"
+        return Stalls(len(steps), every)
     few = len(steps) <= limits.FEW_STALLS * len(loop.spent)
-    return f"in {len(steps)} single steps" if few else ""
+    return Stalls(len(steps)) if few else None
 
 
 def _of_loading(lines: Lines) -> BodyWork | None:

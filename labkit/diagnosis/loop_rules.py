@@ -8,7 +8,7 @@ from labkit.diagnosis import device_remedies as cures
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence, LoopGrowth
 from labkit.diagnosis.findings import Finding, Measured, bound
-from labkit.diagnosis.hot_lines import Line
+from labkit.diagnosis.hot_lines import Line, Lines
 from labkit.diagnosis.loop_body import IN_WORDS, Drift, group_of
 from labkit.diagnosis.remedies import Remedy
 from labkit.results import wall_shares
@@ -20,6 +20,11 @@ ELSEWHERE = {  # parts of a script's time that are no training: cause, remedy
     wall_shares.SAVING: ("checkpoints", cures.SAVE_LESS),
     wall_shares.BETWEEN: ("between_epochs", cures.LESS_BETWEEN),
 }
+
+
+def sampled_by(lines: Lines, evidence: Evidence) -> str:
+    """Return by what a loop's body was measured, in words."""
+    return f"{lines.samples} sampled stacks, {evidence.source}"
 
 
 def _drift(evidence: Evidence) -> Drift | None:
@@ -34,7 +39,7 @@ def _in_the_body(evidence: Evidence, group: str, remedy: Remedy) -> Finding | No
     loop = evidence.loop
     if loop is None or group not in evidence.body:
         return None
-    lost = evidence.body[group] * evidence.compute_share
+    lost = evidence.lost_in_body(evidence.body[group])
     drift = _drift(evidence)
     if drift and drift.share > lost / 2 and (loop.lines.of_part(group) & drift.mask).any():
         return None  # it is what makes the steps longer and longer: said there
@@ -42,8 +47,7 @@ def _in_the_body(evidence: Evidence, group: str, remedy: Remedy) -> Finding | No
     if group == "validation" and work.cause != "periodic":
         return None
     seen = f"of the time the body of the loop is not training but {IN_WORDS[group]}"
-    by = f"{loop.lines.samples} sampled stacks, {evidence.source}"
-    measured = [Measured(seen, lost, by=by)]
+    measured = [Measured(seen, lost, by=sampled_by(loop.lines, evidence))]
     when = f", {work.when}" if work.when else ""
     if work.lines:
         measured.append(Measured(f"of the body is in {work.lines[0].what}{when}", work.share))
@@ -118,8 +122,8 @@ def double_precision(evidence: Evidence) -> Finding | None:
         Measured("of the time the device computes", evidence.compute_share, by=evidence.source),
         Measured(f"the weights{batches} are float64"),
     ]
-    if evidence.kind == "gpu":
-        rate = "a GPU's cores compute in float64 at 1/2 to 1/64 of their float32 rate"
+    if evidence.formats:  # an NVIDIA card; AMD's CDNA2 computes as fast in both
+        rate = "such a card's cores compute in float64 at 1/2 to 1/64 of their float32 rate"
         measured.append(Measured(rate, by="NVIDIA's data sheets"))
     remedy = cures.SINGLE_PRECISION
     return Finding("precision", "float64", measured=tuple(measured), remedies=(remedy,))

@@ -66,6 +66,8 @@ class Series:
         label = f"{self.label}: " if self.label else ""
         if len(found) == 1 and np.isnan(self.values).all():
             return [f"{label}{why}" for why in found]
+        if self.places is None:  # names, not numbers
+            return [f"{label}{', '.join(names)}: {why}" for why, names in found.items()]
         return [f"{label}{why} at {', '.join(names)}" for why, names in found.items()]
 
 

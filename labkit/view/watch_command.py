@@ -183,7 +183,9 @@ def _from_inside(runs: list[Run], ended: Ended, headroom: bool) -> tuple[Found, 
     texts = [run.numbers, str(judged.verdict)]
     loaders = [each for each in reversed(of_loop) if _rank_of(each) == judged.rank]
     if len(loaders) > 1:
-        texts.append(f"loaders that this loop waits for: {', '.join(map(_waiting, loaders))}")
+        has_queue = run.machine.kind == "gpu"  # which may have work while the host waits
+        who = "the host" if has_queue else "this loop"
+        texts.append(f"loaders that {who} waits for: {', '.join(map(_waiting, loaders))}")
     shares = _whole_time(run, runs, ended)
     if shares is not None:
         found["wall_shares"] = shares.to_dict()

@@ -206,16 +206,16 @@ class OptimizerSteps:
 
     def __init__(self):
         self.seen = 0  # steps
-        self.first: int | None = None  # the id of the optimizer that made the first
-        self.steps: Pass | None = None
+        self.first_id: int | None = None  # of the optimizer that made the first
+        self.recorded: Pass | None = None
 
     def __call__(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         """Note that an optimizer has made a step; torch calls this."""
-        if _loops and self.steps is None:
+        if _loops and self.recorded is None:
             _note_training(optimizer)
             return  # a DataLoader says more
-        self.first = self.first or id(optimizer)
-        if self.first != id(optimizer) or os.getpid() != _pid:
+        self.first_id = self.first_id or id(optimizer)
+        if self.first_id != id(optimizer) or os.getpid() != _pid:
             return  # of several optimizers the first one counts
         if _is_capturing():
             return  # into a CUDA graph: an event that is asked now would break the capture
@@ -227,9 +227,9 @@ class OptimizerSteps:
                     return
                 recorder = loop.recorder
                 recorder.trained_by(optimizer)
-                self.steps = Pass(recorder, itertools.repeat(None), 0, recorder.beat)
-            if self.steps is not None:
-                next(self.steps)
+                self.recorded = Pass(recorder, itertools.repeat(None), 0, recorder.beat)
+            if self.recorded is not None:
+                next(self.recorded)
 
 
 def _is_capturing() -> bool:
