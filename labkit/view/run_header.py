@@ -125,6 +125,10 @@ def _apart(old: Run, new: Run, length: int) -> str:
     known = old.asked.to_dict()
     asked = new.asked.to_dict()
     changed = {name: value for name, value in asked.items() if value != known.get(name)}
+    fixed_before = _fixed(old)
+    added = [fix for fix in _fixed(new) or () if fix not in (fixed_before or ())]
+    if fixed_before and added:
+        return f"also fixed: {', '.join(added)}"
     return _fixes(new) or said(changed, length) or "the same knobs"
 
 
@@ -140,8 +144,14 @@ def said(knobs: Mapping[str, object], length: int | None = None) -> str:
 
 def _fixes(run: Run) -> str:
     """Name what is fixed of the slow script; "" for any other run."""
+    fixed = _fixed(run)
+    if fixed is None:
+        return ""
+    return f"fixed: {', '.join(fixed)}" if fixed else "nothing fixed"
+
+
+def _fixed(run: Run) -> list[str] | None:
+    """Return what is fixed of the slow script; None for any other run."""
     script = (run.event("spec") or {}).get("script")
     fixes = script.get("fixes") if isinstance(script, dict) else None
-    if not isinstance(fixes, list):
-        return ""
-    return f"fixed: {', '.join(map(str, fixes))}" if fixes else "nothing fixed"
+    return [*map(str, fixes)] if isinstance(fixes, list) else None
