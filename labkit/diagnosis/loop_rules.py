@@ -28,10 +28,12 @@ def sampled_by(lines: Lines, evidence: Evidence) -> str:
 
 
 def _drift(evidence: Evidence) -> Drift | None:
-    """Return how a watched loop's steps grow; None where others' load may have grown instead."""
-    if evidence.loop is None or (evidence.is_disturbed and kept(evidence) is None):
-        return None
-    return evidence.loop.own_drift
+    """Return how a watched loop's steps grow; None where the machine may have slowed instead."""
+    drift = evidence.loop.own_drift if evidence.loop else None
+    if drift is None or kept(evidence) is not None:
+        return drift
+    is_alone = evidence.growth.late_gib is None and drift.growth < limits.DRIFT_ALONE
+    return None if is_alone or evidence.is_disturbed else drift
 
 
 def _in_the_body(evidence: Evidence, group: str, remedy: Remedy) -> Finding | None:

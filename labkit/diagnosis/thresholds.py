@@ -64,6 +64,9 @@ REGULAR = 0.7  # share of the distances between stalls that are alike, where the
 FEW_STALLS = 0.05  # share of the steps that may stall without a period: else they just differ
 IN_STALLS = 0.6  # share of a kind of work that falls into stalls, where it makes them
 DRIFT = 1.25  # the last fifth of the steps takes this many times the first
+# The same where nothing else was seen to grow: a virtual machine changes its speed. A loop
+# of even steps was called drifting at 1.3 in one run of four
+DRIFT_ALONE = 1.5
 COLD = 1.3  # the first pass takes this many times a later one
 OWN_UPDATE = 0.25  # of the body, in a user's own update of the weights: worth rewriting
 CROWDED = 1.5  # threads in line and at work, for each core: more of them than cores for them
