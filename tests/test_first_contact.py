@@ -467,6 +467,17 @@ def test_a_loop_on_several_cards_of_one_process_has_no_mfu_of_one(tmp_path):
     assert call.args == ("no_work",) and "4 cards" in call.kwargs["why"]
 
 
+def test_a_module_whose_device_ids_are_none_as_ddps_on_a_cpu_is_counted():
+    model = torch.nn.Linear(8, 4).train()
+    model.device_ids = None
+    first = flops.FirstCall(model)
+    first._look(model, (torch.rand(64, 8),), {})
+    log = Mock()
+    first.write(log, 64)
+    [call] = log.write.call_args_list
+    assert call.args == ("work",) and call.kwargs["samples"] == 64
+
+
 def test_what_computed_on_a_card_before_its_meter_was_there_is_not_counted(monkeypatch):
     asked_since = []
     for name in ("nvmlInit", "nvmlDeviceGetHandleByUUID"):

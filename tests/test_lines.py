@@ -473,6 +473,15 @@ def test_tensors_on_a_card_do_not_explain_the_hosts_memory():
     assert growth._bytes_of([torch.empty(1_000_000)] * 40) == 160_000_000
 
 
+def test_an_object_of_the_users_is_not_asked_where_it_is():
+    class Asked:
+        @property
+        def device(self):
+            raise AssertionError("the user's code ran")
+
+    assert growth._bytes_of([Asked()]) > 0
+
+
 def test_samples_within_another_loader_of_the_body_are_its_own_with_the_line_that_reads_it(
     tmp_path,
 ):

@@ -450,5 +450,7 @@ def test_windows_has_another_compiler_and_no_launcher_of_ranks(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda _: None)
     lacks = compiling.compile_lacks(torch.device("cpu"))
     assert lacks is not None and lacks.endswith("install Visual C++ (cl)")
+    here = Machine.from_dict(bench_machine.describe(torch.device("cpu")))
+    assert not here.compiles and here.compile_lacks == lacks
     with pytest.raises(RuntimeError, match="need Linux or macOS.*Use WSL"):
         spec.Distributed(spec.Pipeline(), ranks=2)

@@ -336,8 +336,8 @@ class FirstCall:
             total.backward()
 
         def counted() -> dict[str, object]:
-            cards = len(getattr(self.model, "device_ids", ()))
-            if isinstance(self.model, torch.nn.DataParallel) and cards > 1:
+            if isinstance(self.model, torch.nn.DataParallel) and len(self.model.device_ids) > 1:
+                cards = len(self.model.device_ids)
                 raise RuntimeError(f"DataParallel computes on {cards} cards; a peak is that of one")
             took = count(self.model, train)
             most = "convolution" if 2 * took["convolution_flops"] > took["flops"] else "product"

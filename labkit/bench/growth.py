@@ -114,11 +114,11 @@ def _bytes_of(value: object) -> int | None:
 
 def _bytes(part: object) -> int:
     """Return the bytes of the host's memory: of an array's numbers, or of another object alone."""
-    is_tensor = stack.is_a(part, "torch", "Tensor")
-    is_here = getattr(getattr(part, "device", None), "type", None) == "cpu"
-    if (is_tensor and is_here) or stack.is_a(part, "numpy", "ndarray"):
-        return getattr(part, "nbytes", 0)
-    return sys.getsizeof(part)
+    is_array = stack.is_a(part, "numpy", "ndarray")
+    if stack.is_a(part, "torch", "Tensor"):
+        device = getattr(part, "device", None)
+        is_array = getattr(device, "type", None) == "cpu"
+    return getattr(part, "nbytes", 0) if is_array else sys.getsizeof(part)
 
 
 def _graph_of(value: object) -> Node | None:

@@ -278,7 +278,7 @@ def describe(device: torch.device) -> dict[str, Any]:
         if torch.version.hip:
             found["versions"]["hip"] = torch.version.hip
         found |= _describe_card(device)
-    if device.type in KNOWN:
+    if device.type in ("cpu", *KNOWN):
         found["compile_lacks"] = compile_lacks(device)
     return found
 

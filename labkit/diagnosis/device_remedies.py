@@ -151,20 +151,20 @@ VALIDATE_LESS = Remedy(
 )
 FEED_THE_OTHER = Remedy(
     "feed_the_other",
-    "Give that DataLoader workers, too: num_workers=2 to begin with, and persistent_workers=True; "
+    "Give that DataLoader workers too: num_workers=2 to begin with, and persistent_workers=True; "
     "it prepares its batches in the loop's own process.",
     "workers",
     cost="a process with its memory for each worker, and their start",
 )
 FEED_OR_VALIDATE_LESS = Remedy(
     "feed_or_validate_less",
-    "Validate less often, or give that DataLoader workers, too: num_workers=2 to begin with, and "
+    "Validate less often, or give that DataLoader workers too: num_workers=2 to begin with, and "
     "persistent_workers=True; it prepares its batches in the loop's own process.",
     "lines",
 )
 FASTER_OTHER = Remedy(
     "faster_other",
-    "Make that DataLoader once, outside of the loop, with persistent_workers=True, and ask it for "
+    "Make that DataLoader once, outside the loop, with persistent_workers=True, and ask it for "
     "less: less work per item, or larger batches of it less often.",
     "items",
 )

@@ -125,8 +125,8 @@ def double_precision(evidence: Evidence) -> Finding | None:
         Measured(f"the weights{batches} are float64"),
     ]
     if evidence.formats:  # an NVIDIA card; AMD's CDNA2 computes as fast in both
-        rate = "such a card's cores compute in float64 at 1/2 to 1/64 of their float32 rate"
-        measured.append(Measured(rate, by="NVIDIA's data sheets"))
+        rate = "NVIDIA's cards compute in float64 at 1/2 to 1/64 of their float32 rate"
+        measured.append(Measured(rate, by="its data sheets"))
     remedy = cures.SINGLE_PRECISION
     return Finding("precision", "float64", measured=tuple(measured), remedies=(remedy,))
 

@@ -58,7 +58,7 @@ class Series:
     is_beside: bool
 
     def gaps(self, nothing: str) -> list[str]:
-        """Say which rows have nothing to draw, and why: "float32: out of memory at 512"."""
+        """Say why rows have nothing to draw: "out of memory at 512", "CUDA graph: needs CUDA"."""
         found: dict[str, list[str]] = {}
         for name, value, reason in zip(self.names, self.values, self.reasons, strict=True):
             if np.isnan(value):
