@@ -271,7 +271,9 @@ def plain_numbers(axis: Axis) -> None:
     """Mark a logarithmic axis at powers of ten, a short one at 2 and 5 of them too."""
     low, high = axis.get_view_interval()
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1e3 * low else (1,)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
+    )
     axis.set_minor_locator(NullLocator())
 
 
