@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import labkit
-from labkit import quotas
+from labkit.bench.host import plain_machine
 from labkit.process.events import VERSION, EventLog
 
 if TYPE_CHECKING:
@@ -187,22 +187,6 @@ def machine_and_clock(
             clock = DeviceClock(EventPool(device), write)
         return machine.describe(device), clock
     return plain_machine(platform.processor() or platform.machine()), None
-
-
-def plain_machine(cpu_name: str) -> dict[str, Any]:
-    """Describe a machine without its accelerators, as JSON types."""
-    cores = quotas.cpu_cores()
-    return {
-        "device": "cpu",
-        "kind": "cpu",
-        "name": cpu_name,
-        "cpu_name": cpu_name,
-        "cpu_cores": cores.count,
-        "host_cores": cores.of,
-        "cores_limit": cores.limit,
-        "os": f"{platform.system()} {platform.release()}",
-        "versions": {"python": platform.python_version()},
-    }
 
 
 def write_spec(log: EventLog, run: str, pipeline: Mapping[str, Any], **more: object) -> None:
