@@ -18,11 +18,11 @@ from torch.autograd.profiler import profile as profiler
 from torch.autograd.profiler import record_function
 
 from labkit.bench import devices, formats, handoff, machine
+from labkit.bench.batch_contents import leaves
 from labkit.bench.job import Job
 from labkit.bench.loop import Trains
 from labkit.bench.optional import write_or_why
 from labkit.bench.user_dataset import Batch
-from labkit.bench.user_loop import leaves
 from labkit.process.events import EventLog
 
 Loaded: TypeAlias = tuple[Batch, torch.Tensor]  # a batch on the host, and its labels
