@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-    from labkit.diagnosis.diagnosis import Diagnosis
     from labkit.diagnosis.efficiency import Peak
     from labkit.diagnosis.hot_lines import Lines
     from labkit.diagnosis.trace import Breakdown
+    from labkit.diagnosis.verdict import Diagnosis
 
 HIDES = 0.05  # of wall time: fewer gaps than that inside the busy time need no word
 BLOCKS = 5  # throughput is compared between so many stretches of the run to judge its noise

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from labkit.diagnosis import thresholds
-from labkit.diagnosis.diagnosis import Diagnosis
 from labkit.diagnosis.hot_lines import CELL, WORKER, Lines
+from labkit.diagnosis.verdict import Diagnosis
 from labkit.process import folders, launcher
 from labkit.results.run import Run
 from labkit.view.display import Display, StaticFigure
