@@ -13,7 +13,6 @@ from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.core_use import CoreUse, readings, while_it_trained
 from labkit.diagnosis.evidence import Evidence, Kernels, Launches, LoopGrowth, WorkerEvidence, Xray
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.loop_body import IN_WORDS, loop_of
 from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.recommendation import (
     recommend_prefetch,
@@ -21,6 +20,7 @@ from labkit.diagnosis.recommendation import (
     workers_from_times,
 )
 from labkit.diagnosis.trace_breakdown import Breakdown, RankTraces
+from labkit.diagnosis.watched_loop import NO_TRAINING, loop_of
 from labkit.diagnosis.witnesses import throttled, witnesses
 from labkit.results.record import Event
 from labkit.results.run import Run
@@ -59,7 +59,7 @@ class StepTable:
         self.known = _known(run, columns, ranks_cores)
         if self.known.loop:
             columns["sampled"] = self.known.loop.sampled
-            columns |= zip(IN_WORDS, self.known.loop.body.T, strict=True)
+            columns |= zip(NO_TRAINING, self.known.loop.body.T, strict=True)
         size_of_block = max(1, -(-len(matrix) // limits.MOST_DRAWN))
         blocks = np.arange(0, len(matrix), size_of_block)
         self.rows = len(blocks)
@@ -125,7 +125,7 @@ class StepTable:
             stolen_by_others=stolen * (1 - self.blame),
             compute_us=sums["compute"] / steps * 1e6,
             wait_us=sums["wait"] / steps * 1e6,
-            body=loop.shares(*(sums[name] for name in ("sampled", *IN_WORDS))) if loop else {},
+            body=loop.shares(*(sums[name] for name in ("sampled", *NO_TRAINING))) if loop else {},
         )
 
 
