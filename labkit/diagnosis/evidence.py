@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
 
+from labkit.bench.growth import Grown
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.hot_lines import Line, Lines
@@ -70,7 +70,7 @@ class Launches:
 class LoopGrowth:
     """What grew while a loop was watched."""
 
-    variables: tuple[dict[str, Any], ...] = ()
+    variables: tuple[Grown, ...] = ()
     # GiB that its processes held, early and late, where this rose to the end
     early_gib: float | None = None
     late_gib: float | None = None

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from labkit.bench.growth import Grown
 from labkit.results.event_log import EventLogResult, live_property
 from labkit.results.record import Event, Watched, pipeline_of
 from labkit.results.step_classes import StepClock
@@ -218,7 +219,7 @@ class RunLog(EventLogResult):
         return self._fact("no_lines", "why")
 
     @property
-    def growth(self) -> list[Event]:
+    def growth(self) -> list[Grown]:
         """Variables of a watched loop that grew, with their line."""
         return self._fact("growth", "found", [])
 
