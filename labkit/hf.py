@@ -10,12 +10,13 @@ import math
 from collections.abc import Sized
 from typing import TYPE_CHECKING
 
+import torch
+
 from labkit.bench.batch_contents import padding_of
 from labkit.callbacks import StepRecorder
 from labkit.watching.recorder import LOOK_EVERY
 
 if TYPE_CHECKING:
-    import torch
     from torch.utils.data import DataLoader
     from torch.utils.hooks import RemovableHandle
     from transformers import TrainerControl, TrainerState, TrainingArguments
@@ -67,6 +68,8 @@ class Recorder(StepRecorder, TrainerCallback):
 
     def _look(self, model: torch.nn.Module, _args: object, inputs: dict[str, torch.Tensor]) -> None:
         """Note how much of a training batch is padding; where a device is waited for, of some."""
+        if torch.compiler.is_compiling():  # or the hook would become a part of what is compiled
+            return
         if self._recording is None or "input_ids" not in inputs or not model.training:
             return
         mask = inputs.get("attention_mask")

@@ -317,7 +317,7 @@ def test_compiling_for_a_card_needs_triton_a_compiler_and_volta(missing, says, c
     monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda name: found["triton"])
     monkeypatch.setattr(compiling.shutil, "which", lambda name: found["compiler"])
     if missing == "headers":
-        monkeypatch.setattr(compiling.sysconfig, "get_path", lambda name: "/nowhere")
+        monkeypatch.setattr(compiling.sysconfig, "get_path", lambda *names: "/nowhere")
     if missing == "volta":
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (6, 1))
     assert says in resolved(compile="default")[1]["compile"]

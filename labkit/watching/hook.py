@@ -78,7 +78,7 @@ def install(module: ModuleType) -> None:
     """Hook a module of DataLoaders, or torch's of optimizers, when it has just been loaded."""
     loaders = getattr(module, "DataLoader", None)
     if loaders is None:
-        module.register_optimizer_step_post_hook(OptimizerSteps())
+        module.register_optimizer_step_post_hook(_untraced(OptimizerSteps()))
     else:
         _hook_loaders(loaders)
     if getattr(sys.excepthook, "func", None) is not _show_error:
@@ -194,6 +194,17 @@ def _close() -> None:
     for loop in _loops:
         with contextlib.suppress(Exception):
             loop.close(error)
+
+
+def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
+    """Return a hook that torch.compile does not trace where it traces what is hooked."""
+    torch = sys.modules["torch"]
+
+    @torch._disable_dynamo
+    def call(*given: object) -> None:
+        hook(*given)
+
+    return call
 
 
 class OptimizerSteps:
