@@ -628,11 +628,11 @@ def test_a_step_that_is_captured_into_a_graph_is_left_alone(pause_s, tmp_path, m
 
     monkeypatch.setattr(EventOfCuda, "broken", False)
     monkeypatch.setattr(user_loop, "machine_and_clock", with_clock)
-    monkeypatch.setattr(hook, "_loops", [])
+    script = hook.Script()
     monkeypatch.setenv("LABKIT_WATCHING", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: EventOfCuda.capturing)
-    steps = hook.OptimizerSteps()
+    steps = hook.OptimizerSteps(script)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
 
     def train(count):
@@ -646,7 +646,7 @@ def test_a_step_that_is_captured_into_a_graph_is_left_alone(pause_s, tmp_path, m
     train(1)
     monkeypatch.setattr(EventOfCuda, "capturing", False)
     train(10)
-    hook._close()
+    script.close()
     [folder] = tmp_path.iterdir()
     assert not EventOfCuda.broken and Run(folder).steps >= 17
 

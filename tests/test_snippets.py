@@ -268,7 +268,7 @@ def test_a_knob_of_the_step_that_is_switched_off_needs_no_line_and_one_without_a
 def test_a_loader_that_is_gone_before_the_next_one_was_made_anew():
     written = []
     log = SimpleNamespace(write=lambda event, **fields: written.append((event, fields)))
-    loop = hook.Loop(SimpleNamespace(log=log))
+    loop = hook.WatchedLoop(SimpleNamespace(log=log))
     data = torch.utils.data.TensorDataset(torch.zeros(8))
     for made in [torch.utils.data.DataLoader(data) for _ in range(2)]:
         loop.feed_from(made)
