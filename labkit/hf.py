@@ -10,7 +10,7 @@ import math
 from collections.abc import Sized
 from typing import TYPE_CHECKING
 
-from labkit.bench.user_loop import padding_of
+from labkit.bench.batch_contents import padding_of
 from labkit.callbacks import StepRecorder
 from labkit.watching.recorder import LOOK_EVERY
 

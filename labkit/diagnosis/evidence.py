@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
 
+from labkit.bench.growth import Grown
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.hot_lines import Line, Lines
+from labkit.diagnosis.line_work import costliest_of_loading
 from labkit.diagnosis.loader_code import LoopCode, Setting
-from labkit.diagnosis.loop_body import Loop, costliest_of_loading
 from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.recommendation import Workers
+from labkit.diagnosis.watched_loop import Loop
 from labkit.diagnosis.witnesses import Heat, Witness, deciding
 from labkit.results.run import Run
 from labkit.results.supply import MemoryGrowth, late_share, memory_growth, wait_over_alone
@@ -69,7 +70,7 @@ class Launches:
 class LoopGrowth:
     """What grew while a loop was watched."""
 
-    variables: tuple[dict[str, Any], ...] = ()
+    variables: tuple[Grown, ...] = ()
     # GiB that its processes held, early and late, where this rose to the end
     early_gib: float | None = None
     late_gib: float | None = None

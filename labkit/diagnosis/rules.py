@@ -15,7 +15,7 @@ from labkit.diagnosis import loader_remedies as feeding
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured, bound, costs
-from labkit.diagnosis.loop_body import synchronises
+from labkit.diagnosis.line_work import synchronises
 from labkit.diagnosis.witnesses import deciding
 from labkit.diagnosis.worker_rules import (
     costliest_step,
@@ -234,7 +234,7 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
         ),
         remedies=cures.FEWER_LAUNCHES,
     )
-    stops = synchronises(evidence.loop) if evidence.loop else None
+    stops = synchronises(evidence.loop.lines) if evidence.loop else None
     if stops is None:
         return found
     part, lines = stops
@@ -357,7 +357,7 @@ RULES = (
     copies,
     host_work,
     pauses,
-    *loop_rules.IN_THE_BODY,
+    *body_rules.IN_THE_BODY,
     body_rules.another_loader,
     body_rules.own_optimizer,
     loop_rules.elsewhere,

@@ -59,10 +59,10 @@ HANDOFF_US = 1_500.0
 
 # == a watched loop (calibrated on one half of the scripts in maintain/scripts) ==
 
-STALL = 2.0  # a step stalls whose body takes this many ordinary ones
-REGULAR = 0.7  # share of the distances between stalls that are alike, where they are periodic
-FEW_STALLS = 0.05  # share of the steps that may stall without a period: else they just differ
-IN_STALLS = 0.6  # share of a kind of work that falls into stalls, where it makes them
+LONG = 2.0  # a step is long whose body takes this many ordinary ones
+REGULAR = 0.7  # share of the distances between long steps that are alike, where they are periodic
+FEW_LONG_STEPS = 0.05  # share of the steps that may be long without a period: else they just differ
+IN_LONG_STEPS = 0.6  # share of a kind of work that falls into long steps, where it makes them
 DRIFT = 1.25  # the last fifth of the steps takes this many times the first
 # The same where nothing else was seen to grow: a virtual machine changes its speed. A loop
 # of even steps was called drifting at 1.3 in one run of four

@@ -11,7 +11,7 @@ from labkit.diagnosis import worker_remedies as cures
 from labkit.diagnosis.evidence import Evidence, WorkerEvidence
 from labkit.diagnosis.findings import Finding, Measured
 from labkit.diagnosis.hot_lines import WORKER, Line
-from labkit.diagnosis.loop_body import COLLATE, loading_mask
+from labkit.diagnosis.line_work import COLLATE, loading_mask
 from labkit.diagnosis.remedies import Remedy
 from labkit.results.workers import Hang
 

@@ -12,13 +12,11 @@ import contextlib
 import functools
 import itertools
 import os
-import secrets
 import sys
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
@@ -28,6 +26,7 @@ from labkit.process.events import now_ns
 from labkit.watching.headroom import Blocks, HeadroomPass
 from labkit.watching.passes import Pass, StandsIn
 from labkit.watching.recorder import Recorder
+from labkit.watching.run_folders import new_folder
 
 if TYPE_CHECKING:
     import torch
@@ -175,9 +174,8 @@ def _loop_of(loader: DataLoader) -> Loop | None:
 
 
 def _begin(loader: object, place: tuple[str, int] | None) -> Loop | None:
-    """Begin a run, in a folder whose name begins with the process's rank; None if that fails."""
-    rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
-    folder = Path(os.environ["LABKIT_WATCHING"]) / f"{rank}-{_pid}-{secrets.token_hex(3)}"
+    """Begin a run; None if that fails."""
+    folder = new_folder(_pid)
     with contextlib.suppress(Exception):
         if len(_loops) < MOST_LOADERS:
             folder.mkdir(parents=True)

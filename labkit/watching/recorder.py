@@ -21,11 +21,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from labkit.bench import user_loop
+from labkit.bench import batch_contents, user_loop
 from labkit.bench.device_clock import DeviceClock
 from labkit.bench.growth import Growth
 from labkit.bench.loader_clocks import PROGRESS, SINCE, STATE, USUAL, Progress
 from labkit.bench.loader_work import LoaderWork
+from labkit.bench.own_record import telemetry_beside, write_spec
 from labkit.bench.sampler import WATCHED, Sampler, in_workers
 from labkit.process import folders
 from labkit.process.events import EventLog, line_of, now_ns
@@ -39,6 +40,7 @@ from labkit.watching.passes import (
     say,
     unknown_bytes,
 )
+from labkit.watching.tally import Tally
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +81,7 @@ class Recorder:
         self.bytes: dict[int, int] = {}  # of the batches of steps that wait for their device
         self.knobs = user_loop.knobs_of(loader)
         self.length = length_of(loader)  # batches of a pass
-        self.tally = user_loop.Tally()
+        self.tally = Tally()
         self.kind = ""  # of the device; known when the first body has run
         self.device: torch.device | None = None  # of what an optimizer trains,
         self.weights_dtype: str | None = None  # and its number format
@@ -109,7 +111,7 @@ class Recorder:
             code = call_of(loader, model)
         watched = {"loader": type(loader).__name__, "length": self.length}
         watched |= {"trainer": _in_trainer(), "code": code, "place": place and list(place)}
-        user_loop.write_spec(self.log, self.folder.name, self.knobs, watched=watched)
+        write_spec(self.log, self.folder.name, self.knobs, watched=watched)
         (self.folder / WATCHED).touch()
         self.words = Progress(self.folder, "loop").words
         self.work: LoaderWork | None = None  # of this process, where the loader has no workers
@@ -131,7 +133,7 @@ class Recorder:
             with contextlib.suppress(Exception):
                 self.device = user_loop.device_of(optimizer.param_groups[0]["params"])
                 weights = [each for group in optimizer.param_groups for each in group["params"]]
-                self.weights_dtype = user_loop.dtype_of_most(weights)
+                self.weights_dtype = batch_contents.dtype_of_most(weights)
 
     def alive(self) -> bool:
         """Whether more may follow."""
@@ -214,23 +216,23 @@ class Recorder:
 
         From then on, `measure` gives the bytes of such a batch.
         """
-        known = user_loop.counter_for(batch, self.knobs.get("batch_size"))
+        known = batch_contents.counter_for(batch, self.knobs.get("batch_size"))
         self.unit = "samples" if known else "batches"
         count = known or one_a_batch
         batches = itertools.count()
         self.measure = unknown_bytes
         with contextlib.suppress(Exception):
-            array, keys = user_loop.largest_array(batch)
-            self.batch_dtype = user_loop.dtype_of_most([array])
-            self.measure = user_loop.bytes_along(keys)
+            array, keys = batch_contents.largest_array(batch)
+            self.batch_dtype = batch_contents.dtype_of_most([array])
+            self.measure = batch_contents.bytes_along(keys)
 
         def looks(batch: object) -> int:  # now and then, how much of it is padding
             if next(batches) % LOOK_EVERY == 0:
-                self.padding.append(user_loop.padding_of(batch) or 0.0)
+                self.padding.append(batch_contents.padding_of(batch) or 0.0)
             return count(batch)
 
         with contextlib.suppress(Exception):
-            return count if user_loop.padding_of(batch) is None else looks
+            return count if batch_contents.padding_of(batch) is None else looks
         return count
 
     def take(self, rows: list[Row]) -> None:
@@ -261,7 +263,7 @@ class Recorder:
         if self.call is not None:
             device = user_loop.device_of(self.call.model.parameters()) or device
             with contextlib.suppress(Exception):
-                self.weights_dtype = user_loop.dtype_of_most(self.call.model.parameters())
+                self.weights_dtype = batch_contents.dtype_of_most(self.call.model.parameters())
         machine, self.clock = user_loop.machine_and_clock(self._add, device)
         self.kind = machine["kind"]
         self.warmup = max(3, user_loop.in_flight(self.knobs))
@@ -272,7 +274,7 @@ class Recorder:
 
     def _add(self, number: int, stamps: tuple, samples: int, busy: tuple = ()) -> None:
         if number == self.warmup:
-            self.tally = user_loop.Tally(self.tally.end)  # without the warm-up
+            self.tally = Tally(self.tally.end)  # without the warm-up
         self.tally.add(stamps, samples, busy or stamps[2:])
         loss = self.losses.pop(number, math.nan)
         batch_bytes = self.bytes.pop(number, 0)
@@ -368,4 +370,4 @@ class Recorder:
 
     def start_telemetry(self) -> None:
         """Sample the instruments beside the loop, unless that is done already."""
-        self.telemetry = self.telemetry or user_loop.telemetry_beside(self.folder)
+        self.telemetry = self.telemetry or telemetry_beside(self.folder)
