@@ -81,21 +81,22 @@ def test_no_notebook_or_challenge_takes_a_card_that_torch_sees_for_one_that_it_c
 
 @pytest.mark.parametrize("lacks", [pynvml.NVMLError_NotSupported, ModuleNotFoundError("amdsmi")])
 def test_notebook_02_measures_a_card_without_a_meter_as_a_part_of_one_or_amds(lacks):
-    names = run_cell("02_sawtooth_diagnosis", "sawtooth-08")
     torch = MagicMock()
     torch.cuda.utilization.side_effect = lacks
     torch.cuda.memory_reserved.return_value = 2**30
     clock = Mock(perf_counter=Mock(side_effect=[0, 4]), process_time=lambda: 0)
-    names |= {"torch": torch, "time": clock}
-    bench = Mock(device=SimpleNamespace(type="cuda"))
-    found = names["two_meters"](bench, "hold 1 GiB")
-    assert math.isnan(found["busy %"]) and found["memory GiB"] == 1
+    first = run_cell("02_sawtooth_diagnosis", "sawtooth-08")
 
     works = ["hold 1 GiB", "one thread", "multiply matrices"]
     rows = pd.DataFrame({"work": works, "busy %": None, "memory GiB": 1.0, "TFLOP/s": 1.0})
-    two_meters = names["two_meters"]
-    names = run_cell("02_sawtooth_diagnosis", "sawtooth-12", rows=rows, two_meters=two_meters)
-    names["lk"].check.assert_not_called()  # of numbers that nobody measured
+    known = {"two_meters": first["two_meters"], "torch": torch}
+    second = run_cell("02_sawtooth_diagnosis", "sawtooth-12", rows=rows, **known)
+    second["lk"].check.assert_not_called()  # of numbers that nobody measured
+
+    first |= {"torch": torch, "time": clock, "utilization": second["utilization"]}
+    bench = Mock(device=SimpleNamespace(type="cuda"))
+    found = first["two_meters"](bench, "hold 1 GiB")
+    assert math.isnan(found["busy %"]) and found["memory GiB"] == 1
 
 
 @pytest.mark.parametrize(
@@ -109,9 +110,8 @@ def test_notebook_02_measures_a_card_without_a_meter_as_a_part_of_one_or_amds(la
     ],
 )
 def test_notebook_08_trains_in_a_format_that_the_device_has(device, capability, on):
-    kit = Mock()
-    kit.machine.return_value = SimpleNamespace(device=device, compute_capability=capability)
-    names = {"lk": kit, "torch": MagicMock(), "on_gpu": device.startswith("cuda")}
+    machine = SimpleNamespace(device=device, compute_capability=capability)
+    names = {"machine": machine, "torch": MagicMock(), "on_gpu": device.startswith("cuda")}
     source = cell("08_capstone", "cap-47")
     exec(source.partition("try:")[0], names)
     [call] = [
@@ -234,12 +234,12 @@ def test_notebook_04_finds_a_largest_batch_only_where_memory_can_be_limited(
 ):
     parts = pd.Series({"weights": 1.0, "gradients": 1.0, "optimizer": 2.0, "activations": 1.3})
     kit = MagicMock()
-    kit.machine.return_value = SimpleNamespace(device=device)
     tried = [None, *["out of memory"] * 20]
     kit.measure.return_value.wait = lambda: Mock(rows=pd.DataFrame({"error": [tried.pop(0)]}))
     no_proc = Mock(exists=lambda: False)
     names = {
         "lk": kit,
+        "machine": SimpleNamespace(device=device),
         "cnn": parts,
         "Path": lambda _: no_proc,
         "bet": Mock(),
