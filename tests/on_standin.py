@@ -309,7 +309,7 @@ def test_cuda_graphs_and_accumulation_are_refused_with_the_reason(mode, cards, m
         ("headers", "install python3-dev"),
     ],
 )
-def test_compiling_for_a_card_needs_a_compiler_with_headers_and_volta(missing, says, cards, monkeypatch):
+def test_compiling_for_a_card_needs_a_compiler_and_volta(missing, says, cards, monkeypatch):
     cards("T4")
     monkeypatch.delenv("CC", raising=False)
     compiler = None if missing == "compiler" else "/usr/bin/gcc"
