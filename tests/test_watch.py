@@ -21,6 +21,7 @@ from labkit.view import watch_live
 from labkit.view.watch_live import watch
 from labkit.watching import recorder as recording
 
+pytestmark = pytest.mark.usefixtures("watches_end")
 ROOT = Path(__file__).parents[1]
 
 
@@ -40,13 +41,6 @@ class Noise(Dataset):
             raise ValueError(f"sample {i} cannot be read")
         time.sleep(self.sleep_s)
         return torch.randn(8) + random.random() + np.random.rand(), i
-
-
-@pytest.fixture(autouse=True)
-def closed():
-    """Every test ends its watches."""
-    yield
-    watch_live.close_all()
 
 
 def quiet(loader):
