@@ -6,7 +6,7 @@ Needs the extra `labkit[lightning]`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from labkit.callbacks import StepRecorder
 
@@ -28,7 +28,7 @@ class Recorder(StepRecorder, Callback):
     list. What lies between epochs is left out; rank 0 records.
     """
 
-    _count: Callable[[Any], int] | None = None  # the samples of a batch
+    _count: Callable[[object], int] | None = None  # the samples of a batch
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a record."""
@@ -41,7 +41,7 @@ class Recorder(StepRecorder, Callback):
         self.epoch()
 
     def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int
     ) -> None:
         """A batch is here."""
         self.ready()
@@ -51,13 +51,14 @@ class Recorder(StepRecorder, Callback):
         trainer: Trainer,
         pl_module: LightningModule,
         outputs: object,
-        batch: Any,
+        batch: object,
         batch_idx: int,
     ) -> None:
         """A step has been issued."""
-        if self._recording is not None:
-            self._count = self._count or self._recording.counter(batch)
-            self.issued(self._count(batch), self._recording.measure(batch))
+        if self._timer is not None:
+            batches = self._timer.recorder.batches
+            self._count = self._count or batches.counter(batch)
+            self.issued(self._count(batch), batches.measure(batch))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A validation that belongs to the step before it is done."""

@@ -309,14 +309,16 @@ def test_cuda_graphs_and_accumulation_are_refused_with_the_reason(mode, cards, m
         ("headers", "install python3-dev"),
     ],
 )
-def test_compiling_for_a_card_needs_a_compiler_and_volta(missing, says, cards, monkeypatch):
+def test_compiling_for_a_card_needs_a_compiler_with_headers_and_volta(
+    missing, says, cards, monkeypatch
+):
     cards("T4")
     monkeypatch.delenv("CC", raising=False)
     compiler = None if missing == "compiler" else "/usr/bin/gcc"
     monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(compiling.shutil, "which", lambda name: compiler)
     if missing == "headers":
-        monkeypatch.setattr(compiling.sysconfig, "get_path", lambda name: "/nowhere")
+        monkeypatch.setattr(compiling.sysconfig, "get_path", lambda *names: "/nowhere")
     if missing == "volta":
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (6, 1))
     assert says in resolved(compile="default")[1]["compile"]

@@ -39,7 +39,7 @@ from labkit.results.hardware import Machine
 from labkit.results.run import Run
 from labkit.results.step_classes import body_seconds
 from labkit.view import watch_live
-from labkit.watching import hook, recorder
+from labkit.watching import hook, recorder, trained
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
@@ -140,14 +140,14 @@ def test_a_watched_loop_is_on_the_device_of_what_it_trains_and_not_of_any_tensor
     monkeypatch.setattr(
         user_loop, "find_device", lambda _: asked.append(1) or torch.device("cpu")
     )  # by the memory that the process holds on a card
-    trained = [weights(torch.ones(2))]
-    model = Mock(parameters=lambda: iter(trained)) if known_by == "model" else None
-    monkeypatch.setattr(recorder.Recorder, "count", lambda self, model: setattr(self, "call", None))
+    parameters = [weights(torch.ones(2))]
+    model = Mock(parameters=lambda: iter(parameters)) if known_by == "model" else None
+    monkeypatch.setattr(trained.Trained, "count", lambda self, model: None)
     recording = recorder.Recorder(tmp_path, [1], model)
     if known_by == "model":
-        recording.call = Mock(model=model, given=None)
+        recording.trained.call = Mock(model=model, given=None)
     else:
-        recording.trained_by(Mock(param_groups=[{"params": trained}]))
+        recording.trained_by(Mock(param_groups=[{"params": parameters}]))
     recording.take([(1, 2, 3, 1, 0, None, None)])
     assert recording.kind == "cpu" and len(asked) == (weights is not torch.nn.Parameter)
     recording.close()
@@ -594,11 +594,11 @@ def test_a_step_that_is_captured_into_a_graph_is_left_alone(pause_s, tmp_path, m
 
     monkeypatch.setattr(EventOfCuda, "broken", False)
     monkeypatch.setattr(user_loop, "machine_and_clock", with_clock)
-    monkeypatch.setattr(hook, "_loops", [])
+    script = hook.Script()
     monkeypatch.setenv("LABKIT_WATCHING", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: EventOfCuda.capturing)
-    steps = hook.OptimizerSteps()
+    steps = hook.OptimizerSteps(script)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
 
     def train(count):
@@ -612,7 +612,7 @@ def test_a_step_that_is_captured_into_a_graph_is_left_alone(pause_s, tmp_path, m
     train(1)
     monkeypatch.setattr(EventOfCuda, "capturing", False)
     train(10)
-    hook._close()
+    script.close()
     [folder] = tmp_path.iterdir()
     assert not EventOfCuda.broken and Run(folder).steps >= 17
 

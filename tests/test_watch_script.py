@@ -48,7 +48,7 @@ import time
 from labkit.view.watch_live import watch
 for i in watch(range(10**9)):
     time.sleep(0.01)
-    telemetry = watch.last._recorder.telemetry
+    telemetry = watch.last._recorder.probes.telemetry
     if telemetry is not None:
         time.sleep(0.3); print(telemetry.pid, flush=True)
 """
