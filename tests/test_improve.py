@@ -282,7 +282,7 @@ def test_a_loop_of_ones_own_is_cured_where_workers_cure_it_and_its_losses_are_th
     monkeypatch,
 ):
     monkeypatch.setattr("labkit.tuning.job.IMPROVE_S", 0.8)
-    monkeypatch.setattr("labkit.tuning.improve.MOST_RUNS", 5)
+    monkeypatch.setattr("labkit.tuning.improve.MOST_RUNS", 3)
     parts = {"model": torch.nn.Linear(8, 2), "optimizer": sgd}
     ladder = lk.improve(Remote(), step=step, batch_size=8, seconds=120, **parts)
     assert ladder.changes["num_workers"] >= 2 and ladder.speedup > 1.5, ladder
