@@ -125,6 +125,20 @@ def no_run_outlives_its_test():
 
 
 @pytest.fixture
+def watches_end():
+    """Compute in one thread, else every operator waits for two cores; end every watch."""
+    import torch
+
+    from labkit.view import watch_live
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    watch_live.close_all()
+
+
+@pytest.fixture
 def labkit_command():
     """Run `python -m labkit ...` and return the completed process."""
 

@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -40,6 +43,13 @@ class Waiting(Dataset):
     def __getitem__(self, index):
         time.sleep(self.seconds)
         return torch.full((8,), index / self.size)
+
+
+def watched(command, **more):
+    """Run a command under `labkit watch --json`; return how it ended, and what was found."""
+    watch = [sys.executable, "-m", "labkit", "watch", "--json", "--", *map(str, command)]
+    done = subprocess.run(watch, capture_output=True, text=True, timeout=240, **more)
+    return done, json.loads(done.stdout)
 
 
 async def ended(shown):

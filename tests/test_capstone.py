@@ -85,10 +85,8 @@ def test_rounding_beside_a_loss_that_has_become_small_is_the_same_training(tmp_p
     "fix, slow_line, fixed_line",
     [
         ("data", "num_workers=0)", "num_workers=2)"),
-        ("items", "json.loads(manifest)]", "return pixels, labels[index]"),
         ("launches", "row[label.item()])  # .item() waits for the device",
          "return nn.functional.cross_entropy(logits, labels)"),
-        ("memory", "return x * (1.0 / (1.0 + torch.exp(-x)))", "return nn.functional.silu(x)"),
     ],
 )  # fmt: skip
 def test_a_fix_is_shown_as_the_lines_that_it_changes(fix, slow_line, fixed_line, monkeypatch):

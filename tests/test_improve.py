@@ -167,24 +167,21 @@ def test_losses_that_augmentation_parts_undo_no_change_of_the_loader_and_judge_t
     assert said(climb)["fused_optimizer=True"].startswith("undone: the losses differ by +75")
 
 
-def test_what_breaks_the_losses_is_undone_and_what_gains_nothing_is_a_null_result():
+def test_losses_that_are_not_finite_undo_a_change_and_what_gains_nothing_is_a_null_result():
     def losses(knobs):
-        return [2.0, 3.0, 1.0] if knobs["precision"] == "bf16" else [2.0, 1.0, 1.0]
+        return [math.nan if knobs["precision"] == "bf16" else 1.0]
 
     def rate(knobs):
         return 300 if knobs["precision"] == "bf16" else 100
 
     world = World(rate, lambda knobs: [HALF, FUSE], losses)
     climb = climbed(world, hopes={"precision": 3, "compile": 1.02}, may_change=["precision"])
-    assert said(climb)["precision='bf16'"] == "undone: the losses differ by +50.0%"
+    assert said(climb)["precision='bf16'"] == "undone: the losses are not finite"
     assert said(climb)["fused_optimizer=True"] == "no gain"  # expected by what is lost: 1.11x
     assert not any(knobs["compile"] for knobs in world.asked)  # expected to gain 2 %
     assert climb.changes == {} and "no setting is expected to gain" in climb.stopped
     assert "nothing was changed" in repr(climb)
     assert len(climb.tried) == 3  # neither is tried again
-    world = World(rate, lambda k: [HALF], lambda k: [math.nan if k["precision"] != "fp32" else 1.0])
-    climb = climbed(world, may_change=["precision"])
-    assert said(climb)["precision='bf16'"] == "undone: the losses are not finite"
 
 
 def test_a_small_gain_is_measured_again_and_one_lucky_run_is_none():
@@ -285,7 +282,7 @@ def test_a_loop_of_ones_own_is_cured_where_workers_cure_it_and_its_losses_are_th
     monkeypatch,
 ):
     monkeypatch.setattr("labkit.tuning.job.IMPROVE_S", 0.8)
-    monkeypatch.setattr("labkit.tuning.improve.MOST_RUNS", 5)
+    monkeypatch.setattr("labkit.tuning.improve.MOST_RUNS", 3)
     parts = {"model": torch.nn.Linear(8, 2), "optimizer": sgd}
     ladder = lk.improve(Remote(), step=step, batch_size=8, seconds=120, **parts)
     assert ladder.changes["num_workers"] >= 2 and ladder.speedup > 1.5, ladder

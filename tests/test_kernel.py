@@ -97,7 +97,7 @@ def test_an_interrupt_at_the_start_or_at_the_end_leaves_no_process():
 
     with kernel() as (manager, client):
         client.execute_interactive(f"import labkit as lk; {SHORT}", timeout=60)
-        for delay_s in [0.0, 0.02, 0.2, 0.5, 0.8]:
+        for delay_s in [0.0, 0.2, 0.8]:
             client.execute(SHORT)
             time.sleep(delay_s)
             manager.interrupt_kernel()  # just after a cell it costs the kernel the cell's reply

@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -18,6 +17,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from helpers import watched
 from played_gpu import CPU, GPU
 from played_gpu import log as logged
 from torch.utils.data import DataLoader, Dataset
@@ -32,20 +32,11 @@ from labkit.diagnosis import body_rules, hot_lines, wording
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.hot_lines import Line
-from labkit.view import watch_live
 
+pytestmark = pytest.mark.usefixtures("watches_end")
 SLOW = pytest.mark.slow
 posix_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
 RECORDS = Path(lk.__file__).parent / "records" / "Intel-Xeon-Processor"
-
-
-@pytest.fixture(autouse=True)
-def closed():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # else every operator waits for two cores
-    yield
-    torch.set_num_threads(threads)
-    watch_live.close_all()
 
 
 def burn(count):
@@ -558,10 +549,7 @@ def watch_script(tmp_path, text, *arguments, **how):
     path = tmp_path / "train.py"
     path.write_text(textwrap.dedent(text))
     env = {**os.environ, "LABKIT_HOME": str(tmp_path / "home")}
-    command = [sys.executable, "-m", "labkit", "watch", "--json", "--", sys.executable, str(path)]
-    return subprocess.run(
-        [*command, *arguments], env=env, capture_output=True, text=True, timeout=180, **how
-    )
+    return watched([sys.executable, path, *arguments], env=env, **how)
 
 
 def host_of(found):
@@ -572,8 +560,7 @@ def host_of(found):
 @SLOW
 @posix_signals
 def test_a_script_is_watched_from_inside_and_is_what_it_is_without(tmp_path):
-    done = watch_script(tmp_path, SCRIPT, "--epochs", "1", input="typed")
-    found = json.loads(done.stdout)
+    done, found = watch_script(tmp_path, SCRIPT, "--epochs", "1", input="typed")
     assert done.returncode == found["exit_code"] == 7
     assert "__main__ ['--epochs', '1'] typed 1 0" in done.stderr
     first = host_of(found)["lines"][0]
@@ -587,15 +574,13 @@ def test_a_script_is_watched_from_inside_and_is_what_it_is_without(tmp_path):
 def test_a_traceback_an_abrupt_end_and_a_loop_without_a_loader(tmp_path):
     plain = "import torch\nnet = torch.nn.Linear(8, 8)\no = torch.optim.SGD(net.parameters(), 1.)\n"
     loop = "for _ in range(60):\n    net(torch.randn(4, 8)).sum().backward(); o.step()\n"
-    done = watch_script(tmp_path, f"{plain}{loop}raise KeyError('lost')")
+    done, found = watch_script(tmp_path, f"{plain}{loop}raise KeyError('lost')")
     assert done.returncode == 1 and done.stderr.rstrip().endswith("KeyError: 'lost'")
     assert "labkit" not in done.stderr  # in the traceback
-    found = json.loads(done.stdout)
     assert found["seen"] == "inside" and found["run"]["steps"] > 50
     abrupt = f"{plain}{loop}import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    done = watch_script(tmp_path, abrupt)
-    assert done.returncode == 128 + signal.SIGKILL
-    assert json.loads(done.stdout)["exit_code"] == 128 + signal.SIGKILL
+    done, found = watch_script(tmp_path, abrupt)
+    assert done.returncode == found["exit_code"] == 128 + signal.SIGKILL
 
 
 ENDLESS = """
@@ -621,7 +606,7 @@ train(torch.nn.Linear(8, 1), Endless(TensorDataset(torch.randn(800, 8)), 4))
 
 @SLOW
 def test_a_loader_that_iterates_in_its_own_way_is_seen_and_sampled(tmp_path):
-    found = json.loads(watch_script(tmp_path, ENDLESS).stdout)
+    _, found = watch_script(tmp_path, ENDLESS)
     assert (found["seen"], found["run"]["steps"]) == ("inside", 60)
     assert "time.sleep()" in host_of(found)["evidence"], found
 
@@ -652,7 +637,7 @@ def test_lines_of_a_loop_that_a_package_runs_are_the_packages(tmp_path):
     script = "import sys\nsys.path.insert(0, sys.path[0] + '/site-packages')\nimport framework\n"
     script += "from torch.utils.data import DataLoader\n"
     script += "framework.Learner().fit(DataLoader(framework.Items(), 4))"
-    found = json.loads(watch_script(tmp_path, script).stdout)
+    _, found = watch_script(tmp_path, script)
     first = found["findings"][0]
     assert (first["name"], first["cause"]) == ("input", "item"), found
     assert "`time.sleep()` in prepared() (framework.py:9)" in first["evidence"], first

@@ -72,6 +72,17 @@ def fails(bench, n):
     return {"x": 1 / n}
 
 
+def rows_of(function, folder):
+    """Return the events of the rows of a function that is measured twice in this process."""
+    (folder / "f.pkl").write_bytes(cloudpickle.dumps(function))
+    source = {"payload": "f.pkl", "path": [], "code": {function.__name__: []}}
+    with contextlib.closing(EventLog(folder)) as log:
+        order = {"points": [{"n": 1}, {"n": 2}], "source": source}
+        bench_measure.perform(order, CPU, folder, log)
+    events = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
+    return [event for event in events if event["event"] == "row"]
+
+
 @pytest.mark.parametrize(
     "says, row",
     [
@@ -86,14 +97,7 @@ def test_a_card_that_failed_or_is_full_is_left_to_a_fresh_process(says, row, tmp
 
     replaced = []
     monkeypatch.setattr(bench_measure.os, "execv", lambda *_: replaced.append(True))
-    (tmp_path / "f.pkl").write_bytes(cloudpickle.dumps(broken))
-    source = {"payload": "f.pkl", "path": [], "code": {"broken": []}}
-    order = {"points": [{"n": 1}, {"n": 2}], "source": source}
-    log = EventLog(tmp_path)
-    bench_measure.perform(order, CPU, tmp_path, log)
-    log.close()
-    lines = (tmp_path / "events.jsonl").read_text().splitlines()
-    errors = [event["error"] for event in map(json.loads, lines) if event["event"] == "row"]
+    errors = [each["error"] for each in rows_of(broken, tmp_path)]
     assert len(errors) == 2 and all(error.startswith(row) for error in errors)
     assert len(replaced) == (0 if "layer" in says else 1)  # no process follows the last row
 
@@ -112,13 +116,7 @@ def test_windows_where_no_process_is_replaced_goes_on_in_the_same_one(
 
     monkeypatch.setattr(bench_measure.sys, "platform", "win32")
     monkeypatch.setattr(bench_measure.os, "execv", None)
-    (tmp_path / "f.pkl").write_bytes(cloudpickle.dumps(fails_first))
-    source = {"payload": "f.pkl", "path": [], "code": {"fails_first": []}}
-    order = {"points": [{"n": 1}, {"n": 2}], "source": source}
-    with contextlib.closing(EventLog(tmp_path)) as log:
-        bench_measure.perform(order, CPU, tmp_path, log)
-    lines = (tmp_path / "events.jsonl").read_text().splitlines()
-    rows = [event for event in map(json.loads, lines) if event["event"] == "row"]
+    rows = rows_of(fails_first, tmp_path)
     assert [row["values"]["n"] for row in rows] == [1, 2]
     assert rows[1]["error"] == then and ("seconds" in rows[1]) == (then is None)
 

@@ -8,6 +8,7 @@ import socketserver
 import threading
 
 import pytest
+from test_trace import kernel, step
 
 import labkit as lk
 from labkit.diagnosis import public_traces
@@ -19,9 +20,7 @@ from labkit.results import shipped
 @pytest.fixture
 def site(tmp_path, monkeypatch):
     """Return (the catalogue's only trace, its file on a local server), with an empty cache."""
-    event = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 1, "dur": 80}
-    step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "pid": 9, "tid": 9}
-    content = json.dumps({"traceEvents": [event, step | {"ts": 0, "dur": 100}]}).encode()
+    content = json.dumps({"traceEvents": [kernel(1, 1, 80, "gemm"), step(1, 0, 100)]}).encode()
     known = dict.fromkeys(("title", "why", "lesson", "licence"), "x") | {
         "bottleneck": "launch",
         "repository": "someone/traces",
@@ -85,7 +84,7 @@ def test_a_tampered_file_is_refused_and_nothing_is_kept(site, tmp_path):
     assert kept(tmp_path) == []
 
 
-def test_without_network_the_published_numbers_say_what_they_are(site, tmp_path):
+def test_without_network_published_numbers_and_a_stored_excerpt_say_what_they_are(site, tmp_path):
     _, served = site
     served.unlink()
     found = lk.public_trace("small")
@@ -96,20 +95,12 @@ def test_without_network_the_published_numbers_say_what_they_are(site, tmp_path)
     assert (verdict.bottleneck, verdict.confidence) == ("launch", 0.0)
     assert verdict.source.startswith("PUBLISHED")
     assert kept(tmp_path) == []
-
-
-def test_without_network_a_picture_is_drawn_from_the_stored_excerpt_and_two_traces_compared(
-    site, tmp_path
-):
-    _, served = site
-    served.unlink()
-    found = lk.public_trace("small")
+    assert "80.0%" in repr(found.compare(found))
     assert "PUBLISHED" in found.timeline().texts[0].get_text()  # no excerpt of it is stored
     excerpt = {"small": {"kernels": [[1.0, 2.0], [3.0, 5.0]]}}
     (tmp_path / "data" / "trace_lanes.json").write_text(json.dumps(excerpt))
     assert "STORED EXCERPT" in found.timeline(0.0, 9.0).texts[0].get_text()
     assert found.lanes["kernels"].tolist() == excerpt["small"]["kernels"]
-    assert "80.0%" in repr(found.compare(found))
 
 
 @pytest.mark.parametrize(

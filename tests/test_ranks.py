@@ -4,13 +4,12 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from types import SimpleNamespace
 
 import pytest
-from helpers import processes_of, torch_segments
+from helpers import processes_of, torch_segments, watched
 from planted import planted, wait_until
 from played_gpu import CPU, END, MS, load, written
 
@@ -222,10 +221,8 @@ dist.destroy_process_group()
 def test_a_script_under_torchrun_is_told_which_rank_is_short_of_data_and_in_which_line(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(path)]
-    command = [sys.executable, "-m", "labkit", "watch", "--json", "--", *torchrun]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    found = json.loads(done.stdout)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", path]
+    done, found = watched(torchrun)
     assert (found["bottleneck"], found["rank"]) == ("input", 1), done.stderr
     assert "rank 1's batch was ready last" in found["evidence"]
     assert set(found["ranks"]) == {"0", "1"}

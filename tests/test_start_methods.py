@@ -25,8 +25,8 @@ def check(*arguments):
 
 
 @pytest.mark.slow
-def test_a_dataset_of_a_cell_is_measured_and_its_watched_loop_is_told_a_remedy_under_forkserver():
-    check("--start", "forkserver", "measure", "watch")
+def test_a_watched_loop_over_a_dataset_of_a_cell_is_told_a_remedy_under_forkserver():
+    check("--start", "forkserver", "watch")
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from test_trace import kernel, step
 
 import labkit as lk
 from labkit.__main__ import main
@@ -103,9 +104,7 @@ def test_nothing_that_a_terminal_obeys_is_printed_whatever_names_a_file_has(tmp_
     lines = [json.dumps(each, ensure_ascii=False) for each in (*events, error)]
     record.write_text("\n".join(lines))
     assert main(["diagnose", str(record)]) == 0
-    kernel = {"ph": "X", "cat": "kernel", "pid": 0, "tid": 1, "ts": 1, "dur": 9, "name": STEERING}
-    step = kernel | {"cat": "user_annotation", "name": "ProfilerStep#1", "dur": 20}
-    trace.write_text(json.dumps({"traceEvents": [step, kernel]}))
+    trace.write_text(json.dumps([step(1, 1, 20), kernel(1, 1, 9, STEERING)]))
     assert main(["trace", str(trace)]) == 0
     assert main(["diagnose", f"{STEERING}.jsonl"]) == 2
     say(STEERING)

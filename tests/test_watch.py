@@ -23,6 +23,7 @@ from labkit.view.watch_live import watch
 from labkit.watching import recorder as recording
 from labkit.watching import step_log
 
+pytestmark = pytest.mark.usefixtures("watches_end")
 ROOT = Path(__file__).parents[1]
 
 
@@ -42,13 +43,6 @@ class Noise(Dataset):
             raise ValueError(f"sample {i} cannot be read")
         time.sleep(self.sleep_s)
         return torch.randn(8) + random.random() + np.random.rand(), i
-
-
-@pytest.fixture(autouse=True)
-def closed():
-    """Every test ends its watches."""
-    yield
-    watch_live.close_all()
 
 
 def quiet(loader):

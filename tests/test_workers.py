@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import json
-import subprocess
 import sys
 import threading
 import time
@@ -13,27 +12,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import Waiting
+from helpers import Waiting, watched
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, get_worker_info
 
 import labkit as lk
 from labkit.process.events import now_ns
 from labkit.results import supply
 from labkit.results.wall_shares import wall_shares
-from labkit.view import watch_live
 from labkit.watching import hangs, headroom
 
+pytestmark = pytest.mark.usefixtures("watches_end")
 slow = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def closed():
-    """Every test ends its watches, and computes in one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    watch_live.close_all()
 
 
 class Samples(Dataset):
@@ -234,9 +223,7 @@ for epoch in range(3):
 def test_the_whole_time_of_a_script_is_shared_out_by_loops_and_adds_up_to_one(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(SCRIPT.replace("FILE", repr(str(tmp_path / "model.pt"))))
-    command = [sys.executable, "-m", "labkit", "watch", "--json", "--", sys.executable, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    found = json.loads(done.stdout)
+    _, found = watched([sys.executable, path])
     parts = found["wall_shares"]["parts"]
     assert sum(part["share"] for part in parts) == pytest.approx(1)
     share = {part["part"]: part for part in parts}
