@@ -10,13 +10,14 @@ import math
 from collections.abc import Sized
 from typing import TYPE_CHECKING
 
-from labkit.bench.user_loop import padding_of
+import torch
+
+from labkit.bench.batch_contents import padding_of
 from labkit.callbacks import StepRecorder
 from labkit.watching.batches import LOOK_EVERY
 from labkit.watching.kinds import Ending
 
 if TYPE_CHECKING:
-    import torch
     from torch.utils.data import DataLoader
     from torch.utils.hooks import RemovableHandle
     from transformers import TrainerControl, TrainerState, TrainingArguments
@@ -68,6 +69,8 @@ class Recorder(StepRecorder, TrainerCallback):
 
     def _look(self, model: torch.nn.Module, _args: object, inputs: dict[str, torch.Tensor]) -> None:
         """Note how much of a training batch is padding; where a device is waited for, of some."""
+        if torch.compiler.is_compiling():  # or the hook would become a part of what is compiled
+            return
         if self._timer is None or "input_ids" not in inputs or not model.training:
             return
         padding = self._timer.recorder.batches.padding

@@ -13,7 +13,7 @@ from standin_run import run_on
 
 import labkit as lk
 from labkit import Pipeline
-from labkit.bench import compiling, device_clock, flops, machine, measure, model_size
+from labkit.bench import compiling, device_clock, devices, flops, measure, model_size
 from labkit.bench import resolve_config as resolving
 from labkit.bench.loop import Trainer, train
 from labkit.bench.model_size import noise_batch, plain_job
@@ -272,13 +272,13 @@ def test_a_depth_is_not_taken_at_idle_clocks_nor_kept_of_a_shared_card(
         return usual(*of) * (3 if gpu.clock.now() < begun + 4e8 else 1)
 
     monkeypatch.setattr(gpu, "kernel_us", ramp)
-    monkeypatch.setattr(machine, "busy_with_others", lambda _: 0.5)
+    monkeypatch.setattr(devices, "busy_with_others", lambda _: 0.5)
     for kept in tmp_path.glob("depths/*"):
         kept.unlink()
     begun = gpu.clock.now()
     assert plain_job(DEVICE).depth == right
     assert [path.name[-11:] for path in tmp_path.glob("depths/*")] == [".shared.txt"]
-    monkeypatch.setattr(machine, "busy_with_others", lambda _: 0.0)
+    monkeypatch.setattr(devices, "busy_with_others", lambda _: 0.0)
     monkeypatch.setattr(model_size, "find_depth", lambda *_: 7)
     assert plain_job(DEVICE).depth == 7  # now that nobody else is on the card
     monkeypatch.setattr(model_size, "find_depth", lambda *_: 8)
@@ -317,7 +317,7 @@ def test_compiling_for_a_card_needs_triton_a_compiler_and_volta(missing, says, c
     monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda name: found["triton"])
     monkeypatch.setattr(compiling.shutil, "which", lambda name: found["compiler"])
     if missing == "headers":
-        monkeypatch.setattr(compiling.sysconfig, "get_path", lambda name: "/nowhere")
+        monkeypatch.setattr(compiling.sysconfig, "get_path", lambda *names: "/nowhere")
     if missing == "volta":
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (6, 1))
     assert says in resolved(compile="default")[1]["compile"]
@@ -326,7 +326,7 @@ def test_compiling_for_a_card_needs_triton_a_compiler_and_volta(missing, says, c
 def test_an_operation_on_the_second_card_is_timed_and_not_only_launched(cards):
     gpu = cards("T4", "H200")
     second = torch.device("cuda", 1)
-    machine.use(second)
+    devices.use(second)
     a = torch.empty(8192, 8192, device=second)
     seconds = measure.Bench(second).time(lambda: a @ a)
     truth = gpu.kernel_us(gpu.cards[1], 2 * 8192**3, 0)

@@ -13,7 +13,7 @@ import torch
 
 import labkit as lk
 from labkit import quotas
-from labkit.bench import flops, machine
+from labkit.bench import devices, flops, machine
 from labkit.bench.loop import Trainer, train
 from labkit.bench.model_size import noise_batch
 from labkit.bench.resolve_config import resolve_config
@@ -62,7 +62,7 @@ def _train(gpu, asked, folder, prep_ms, fault, card) -> None:
         pipeline=asked,
     )
     log.write("hello", pid=1)
-    machine.use(card)
+    devices.use(card)
     log.write("machine", **machine.describe(card))
     job, not_applied = resolve_config(asked, card)
     log.write("job", pipeline=vars(job), not_applied=not_applied)

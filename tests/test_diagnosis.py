@@ -18,8 +18,8 @@ from labkit.diagnosis.findings import BOTTLENECKS
 from labkit.diagnosis.gains import with_gains
 from labkit.diagnosis.gather import StepTable
 from labkit.diagnosis.hot_lines import Line
+from labkit.diagnosis.line_work import loading_of
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.loop_body import _of_loading
 from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.recommendation import Workers
 from labkit.diagnosis.remedies import LESSONS, NOTEBOOKS, Remedy
@@ -447,7 +447,7 @@ def test_the_costliest_of_a_few_lines_that_share_the_loading_is_named(shares, na
         rows=lambda mask: tuple(rows) if mask.any() else (),
         worst=lambda mask: (dataclasses.replace(rows[0], share=0.66), *rows[:2]),
     )
-    work = _of_loading(lines)
+    work = loading_of(lines)
     assert (work is not None) == named
     if named:
         assert (work.cause, work.lines[0].line, work.share) == ("item", 27, pytest.approx(0.35))

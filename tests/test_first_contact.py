@@ -22,6 +22,7 @@ from labkit import course
 from labkit.bench import (
     compiling,
     device_clock,
+    devices,
     flops,
     gpu_meter,
     machine,
@@ -496,8 +497,8 @@ def test_what_computed_on_a_card_before_its_meter_was_there_is_not_counted(monke
 def test_an_amd_card_is_known_whatever_features_its_build_names(monkeypatch):
     card = SimpleNamespace(gcnArchName="gfx90a:sramecc+:xnack-", name="AMD Instinct MI210")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
-    assert machine._lacks_amd_kernels(0, ["gfx90a:xnack-"]) is None
-    assert "no kernels for gfx90a" in machine._lacks_amd_kernels(0, ["gfx1100"])
+    assert devices._lacks_amd_kernels(0, ["gfx90a:xnack-"]) is None
+    assert "no kernels for gfx90a" in devices._lacks_amd_kernels(0, ["gfx1100"])
 
 
 def sampled_loop(folder, kind, share, sm, **played):

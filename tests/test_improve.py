@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 import labkit as lk
-from labkit.diagnosis.diagnosis import Diagnosis
 from labkit.diagnosis.findings import Finding
 from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.remedies import Remedy
+from labkit.diagnosis.verdict import Diagnosis
 from labkit.results.hardware import Machine
 from labkit.tuning.improve import Improver, lacking
 from labkit.tuning.job import improver

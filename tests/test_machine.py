@@ -15,6 +15,7 @@ import torch
 from labkit import quotas, spec
 from labkit.bench import (
     compiling,
+    devices,
     formats,
     gpu_meter,
     timeline,
@@ -85,12 +86,12 @@ def test_a_card_that_torch_cannot_use_is_named_with_the_reason_and_the_remedy(
     runs, built, says, visible, why, remedy, driver
 ):
     driver(runs, built, says, visible)
-    text = bench_machine.unused_gpu()
+    text = devices.unused_gpu()
     assert text.startswith("NVIDIA T4 cannot be used: ") and "\n" not in text
     assert why in text and remedy in text.partition("Remedy: ")[2]
     assert f"driver 470.82.01 runs CUDA up to {runs // 1000}.{runs % 1000 // 10}" in text
     with pytest.raises(RuntimeError, match="device='cuda': NVIDIA T4 cannot be used.*Remedy: "):
-        bench_machine.find_device("cuda")
+        devices.find_device("cuda")
 
 
 CU130 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
@@ -134,11 +135,11 @@ def test_a_card_without_kernels_in_this_torch_is_not_used_and_its_wheel_is_named
     built, card, runs, wheel, torch_built_for
 ):
     torch_built_for(built, card, runs=runs)
-    assert bench_machine.find_device("auto") == torch.device("cpu")
-    why = bench_machine.unused_gpu()
+    assert devices.find_device("auto") == torch.device("cpu")
+    why = devices.unused_gpu()
     assert why.startswith("NVIDIA Card cannot be used: ") and why.endswith(INSTALL + wheel)
     with pytest.raises(RuntimeError, match=f"no kernels for its compute capability {card[0]}"):
-        bench_machine.find_device("cuda:0")
+        devices.find_device("cuda:0")
     facts = {"device": "cpu", "kind": "cpu", "name": "Some CPU", "cpu_cores": 2, "threads": 1}
     line = Machine.from_dict(facts | {"unused_gpu": why}).line
     assert f"NVIDIA Card cannot be used: install torch's wheel {wheel}" in line
@@ -156,8 +157,8 @@ def test_a_card_without_kernels_in_this_torch_is_not_used_and_its_wheel_is_named
 )
 def test_a_card_that_runs_an_older_kernel_of_its_generation_is_used(built, card, torch_built_for):
     torch_built_for(built, card)
-    assert bench_machine.find_device("auto") == torch.device("cuda", 0)
-    assert bench_machine.unused_gpu() is None
+    assert devices.find_device("auto") == torch.device("cuda", 0)
+    assert devices.unused_gpu() is None
 
 
 def test_auto_takes_a_card_that_has_kernels_and_on_which_others_compute_least(
@@ -165,7 +166,7 @@ def test_auto_takes_a_card_that_has_kernels_and_on_which_others_compute_least(
 ):
     torch_built_for(CU130, (7, 0), (8, 0), (8, 0), (8, 0))
     states = {1: (0.9, 0.5), 2: (0.6, 0.0), 3: (0.0, 0.0)}  # utilization, memory that is held
-    monkeypatch.setattr(bench_machine, "card_uuid", lambda index: index)
+    monkeypatch.setattr(devices, "card_uuid", lambda index: index)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda index: index)
     monkeypatch.setattr(
         pynvml,
@@ -177,9 +178,9 @@ def test_auto_takes_a_card_that_has_kernels_and_on_which_others_compute_least(
         "nvmlDeviceGetMemoryInfo",
         lambda index: SimpleNamespace(used=int(states[index][1] * 2**34), total=2**34),
     )
-    assert bench_machine.find_device("auto").index == 2  # busy a moment ago, with a run of ours
+    assert devices.find_device("auto").index == 2  # busy a moment ago, with a run of ours
     monkeypatch.setattr(pynvml, "nvmlInit", Mock(side_effect=pynvml.NVMLError_LibraryNotFound()))
-    assert bench_machine.find_device("auto").index == 1
+    assert devices.find_device("auto").index == 1
 
 
 @pytest.mark.parametrize(
@@ -193,7 +194,7 @@ def test_auto_takes_a_card_that_has_kernels_and_on_which_others_compute_least(
 def test_a_card_on_which_only_we_hold_memory_is_not_busy_with_others(
     pid, used_gib, busy, monkeypatch
 ):
-    monkeypatch.setattr(bench_machine, "card_uuid", lambda index: index)
+    monkeypatch.setattr(devices, "card_uuid", lambda index: index)
     used = int(used_gib * 2**30)
     answers = {
         "nvmlInit": None,
@@ -203,7 +204,7 @@ def test_a_card_on_which_only_we_hold_memory_is_not_busy_with_others(
         "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=100),
     }
     answer(monkeypatch, pynvml, answers)
-    assert bench_machine.busy_with_others(0) == busy
+    assert devices.busy_with_others(0) == busy
 
 
 @pytest.mark.parametrize("held_bytes, kind", [(4096, "gpu"), (0, "cpu")])
@@ -249,8 +250,8 @@ def test_an_amd_card_without_kernels_in_this_torch_is_not_used(
     torch_built_for(built, (10, 3))
     monkeypatch.setattr(torch.version, "hip", "6.4")
     give(monkeypatch, "AMD Radeon", gcnArchName=kind)
-    assert bench_machine.find_device("auto").type == ("cuda" if usable else "cpu")
-    why = bench_machine.unused_gpu()
+    assert devices.find_device("auto").type == ("cuda" if usable else "cpu")
+    why = devices.unused_gpu()
     assert why is None or why.startswith("AMD Radeon cannot be used: this torch has no kernels")
     assert (why is None) == usable
 
@@ -260,13 +261,13 @@ def test_a_jetson_is_named_and_what_its_driver_answers_is_not_asked(
 ):
     here = tmp_path / "nv_tegra_release"
     here.write_text("# R36 (release), REVISION: 4.0")
-    monkeypatch.setattr(bench_machine, "TEGRA", here)
-    monkeypatch.setattr(gpu_meter, "TEGRA", here)
+    for module in (bench_machine, devices, gpu_meter):
+        monkeypatch.setattr(module, "TEGRA", here)
     torch_built_for(["sm_80", "sm_90"], (8, 7))  # as PyPI's wheel; it has no kernel for an Orin
-    why = bench_machine.unused_gpu()
+    why = devices.unused_gpu()
     assert "no kernels for its compute capability 8.7" in why and "PyTorch for Jetson" in why
     torch_built_for(["sm_87"], (8, 7))
-    assert bench_machine.find_device("auto") == torch.device("cuda", 0)
+    assert devices.find_device("auto") == torch.device("cuda", 0)
     monkeypatch.setattr(pynvml, "nvmlInit", Mock(side_effect=AssertionError("asked")))
     give(monkeypatch, "Orin")
     described = Machine.from_dict(bench_machine.describe(torch.device("cuda", 0)))

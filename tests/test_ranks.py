@@ -262,12 +262,12 @@ def test_bad_settings_are_refused_before_anything_starts(bad, says):
 def test_two_ranks_use_cards_where_each_has_its_own(monkeypatch, count, kind):
     import torch
 
-    from labkit.bench import machine as bench_machine
+    from labkit.bench import devices
     from labkit.bench.rank import device_kind
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     here = torch.device("cuda:0" if count else "cpu")
-    monkeypatch.setattr(bench_machine, "find_device", lambda wanted: here)
+    monkeypatch.setattr(devices, "find_device", lambda wanted: here)
     found, why = device_kind("auto", 2)
     assert found == kind and (why is None) == (count != 1)  # is there a GPU that they do without?
     assert count != 1 or "2 ranks have 1 between them" in why

@@ -6,16 +6,17 @@ import pytest
 from test_house import ROOT
 
 import labkit as lk
-from labkit.diagnosis.loop_body import COLLATE, IN_WORDS
+from labkit.diagnosis.line_work import COLLATE
 from labkit.diagnosis.loop_rules import ELSEWHERE
 from labkit.diagnosis.rules import NEIGHBOUR
 from labkit.diagnosis.symptoms import PAGE_OF, PAGES, page_of
+from labkit.diagnosis.watched_loop import NO_TRAINING
 
 DIAGNOSIS = ROOT / "labkit" / "diagnosis"
 FOLDER = ROOT / "notebooks" / "symptoms"
 NO_RULES = {"diagnosis", "doubts", "outside_verdict"}  # why there is no verdict, or hardly one
 CAUSE = re.compile(  # an argument or a name of its own: one text, or either of two
-    r'''(?:\bcause ?= ?|\bFinding\(\s*"\w+",\s*|\b(?:BodyWork|_found)\(\s*)"([^"]+)"'''
+    r'''(?:\bcause ?= ?|\bFinding\(\s*"\w+",\s*|\b(?:Work|_found)\(\s*)"([^"]+)"'''
     r"""(?: if [\w. ]+ else "([^"]+)")?"""
 )
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -24,7 +25,7 @@ PAGE_FILES = sorted(FOLDER.glob("*.md"))
 
 def causes():
     """Return every cause that a rule can name."""
-    found = {cause for cause, _ in ELSEWHERE.values()} | {COLLATE, NEIGHBOUR, *IN_WORDS}
+    found = {cause for cause, _ in ELSEWHERE.values()} | {COLLATE, NEIGHBOUR, *NO_TRAINING}
     for path in DIAGNOSIS.glob("*.py"):
         if path.stem not in NO_RULES:
             for texts in CAUSE.findall(path.read_text(encoding="utf-8")):

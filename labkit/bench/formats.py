@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
-from labkit.bench import machine
+from labkit.bench import devices
 from labkit.spec import too_old_for
 
 NUMBER_FORMATS = {  # the dtype of the tensors
@@ -99,6 +99,6 @@ def probe_s(name: str, device: torch.device) -> float:
         for _ in range(4):
             started = time.perf_counter()
             left @ right
-            machine.finish(device)
+            devices.finish(device)
             times.append(time.perf_counter() - started)
     return min(times[1:])

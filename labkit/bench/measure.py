@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from labkit.bench import machine, model_size
+from labkit.bench import devices, machine, model_size
 from labkit.bench.by_value import send_by_value
 from labkit.bench.compiling import compile_lacks
 from labkit.process.events import EventLog
@@ -115,7 +115,7 @@ class Bench:
 
     def synchronize(self) -> None:
         """Wait until the device has done what it was given."""
-        machine.finish(self.device)
+        devices.finish(self.device)
 
     def _add(
         self, times: list[float], flops: float | None, bytes: float | None, columns: dict

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from labkit import quotas
-from labkit.bench import machine
+from labkit.bench import devices, machine
 from labkit.bench.data import IMAGE_CLASSES, noise_batch
 from labkit.bench.job import Job
 from labkit.bench.kept_files import keep
@@ -100,7 +100,7 @@ def kept_depth(job: Job, device: torch.device) -> int:
 
 def others_compute_on(device: torch.device) -> bool:
     """Whether others use so much of a card that a depth found now is not that of the card."""
-    return device.type == "cuda" and machine.busy_with_others(device.index or 0) > DESKTOP
+    return device.type == "cuda" and devices.busy_with_others(device.index or 0) > DESKTOP
 
 
 def place_of_depth(job: Job, device: torch.device) -> Path:
@@ -135,7 +135,7 @@ def load(device: torch.device) -> None:
     while now_ns() < until:
         for _ in range(10):
             square @ square
-        machine.finish(device)
+        devices.finish(device)
 
 
 def time_step(of: Job, depth: int, device: torch.device) -> float:
@@ -145,11 +145,11 @@ def time_step(of: Job, depth: int, device: torch.device) -> float:
     images, labels = trainer.to_device(*noise_batch(job))
     took = []
     for _ in range(1 + ROUNDS):
-        machine.finish(device)
+        devices.finish(device)
         start = now_ns()
         for _ in range(STEPS_A_ROUND):
             trainer.compute(images, labels, update=True)
-        machine.finish(device)
+        devices.finish(device)
         took.append((now_ns() - start) / 1e6 / STEPS_A_ROUND)
     return median(took[1:])
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from labkit import quotas
-from labkit.bench import formats, machine
+from labkit.bench import formats, host, machine
 from labkit.bench.kept_files import keep
 from labkit.process import folders
 
@@ -122,5 +122,5 @@ def _file_of(device: torch.device) -> Path:
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     else:
-        name = f"{machine.cpu_name()} {device.type} {torch.get_num_threads()} threads"
+        name = f"{host.cpu_name()} {device.type} {torch.get_num_threads()} threads"
     return folders.home() / "peaks" / f"{name} torch {torch.__version__}.json".replace("/", " ")

@@ -17,12 +17,12 @@ from torch._C._autograd import DeviceType, _KinetoEvent
 from torch.autograd.profiler import profile as profiler
 from torch.autograd.profiler import record_function
 
-from labkit.bench import formats, handoff, machine
+from labkit.bench import devices, formats, handoff, machine
+from labkit.bench.batch_contents import leaves
 from labkit.bench.job import Job
 from labkit.bench.loop import Trains
 from labkit.bench.optional import write_or_why
 from labkit.bench.user_dataset import Batch
-from labkit.bench.user_loop import leaves
 from labkit.process.events import EventLog
 
 Loaded: TypeAlias = tuple[Batch, torch.Tensor]  # a batch on the host, and its labels
@@ -83,7 +83,7 @@ def _xray(trainer: Trains, batches: Iterator[Loaded], folder: Path) -> dict[str,
     images, labels = trainer.to_device(*loaded)
     start = time.perf_counter()
     trainer.compute(images, labels, update=True)
-    machine.finish(trainer.device)
+    devices.finish(trainer.device)
     seconds = time.perf_counter() - start
     if seconds > LONGEST_STEP_S:
         raise RuntimeError(f"a step takes {seconds:.1f} s: too long to repeat")
@@ -116,7 +116,7 @@ def _recorded(trainer: Trains, batches: list[Loaded]) -> tuple[profiler, list[_K
                 with record_function(WINDOW):
                     trainer.compute(*batch, update=True)
             trainer.after_step()  # its kernels, if any, are none of the step's compute
-        machine.finish(trainer.device)  # its kernels must be in the trace
+        devices.finish(trainer.device)  # its kernels must be in the trace
     results = recorded.kineto_results
     return recorded, [] if results is None else results.events()
 
@@ -307,10 +307,10 @@ def _timed(trainer: Trains, setting: Setting) -> float:
     asked = trainer.job.precision
     trainer.job.precision = setting.precision
     try:
-        machine.finish(trainer.device)
+        devices.finish(trainer.device)
         start = clock()
         trainer.compute(setting.images, setting.labels, update=True)
-        machine.finish(trainer.device)
+        devices.finish(trainer.device)
         return clock() - start
     finally:
         trainer.job.precision = asked

@@ -18,12 +18,12 @@ from torch import distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from labkit.bench import data, flops, machine, process, work
+from labkit.bench import data, devices, flops, machine, process, work
 from labkit.bench.job import Job
 from labkit.bench.loop import UNLIMITED_S, Trainer, train
+from labkit.bench.own_record import telemetry_beside, write_spec
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.timeline import DeviceTimeline, HostTimeline, Step
-from labkit.bench.user_loop import telemetry_beside, write_spec
 from labkit.knobs import Settings
 from labkit.process.events import NO_DEVICE, EventLog, StepRing, line_of, now_ns
 
@@ -79,8 +79,8 @@ def take_device(wanted: str, ranks: int, local_rank: int) -> tuple[torch.device,
     kind, not_the_gpu = device_kind(wanted, ranks)
     device = torch.device(kind)
     if device.type == "cuda":
-        device = torch.device("cuda", machine.usable_cards()[local_rank])
-        machine.use(device)
+        device = torch.device("cuda", devices.usable_cards()[local_rank])
+        devices.use(device)
     return device, not_the_gpu
 
 
@@ -114,7 +114,7 @@ def same_model(rank: int, resolve: Callable[..., Resolved]) -> Resolved:
 
 def device_kind(wanted: str, ranks: int) -> tuple[str, str | None]:
     """Return "cuda" or "cpu", and why it is not the GPU that a single run would use, if so."""
-    count = len(machine.usable_cards())
+    count = len(devices.usable_cards())
     if wanted == "cuda" and count < ranks:
         raise RuntimeError(
             f"ranks={ranks} with device='cuda' need a card each and {count} CUDA devices are "
@@ -123,7 +123,7 @@ def device_kind(wanted: str, ranks: int) -> tuple[str, str | None]:
     if wanted != "cpu" and count >= ranks:
         return "cuda", None
     why = f"each rank needs a CUDA device of its own, and {ranks} ranks have {count} between them"
-    on_gpu = wanted == "auto" and machine.find_device("auto").type != "cpu"
+    on_gpu = wanted == "auto" and devices.find_device("auto").type != "cpu"
     return "cpu", f"{why}: all train on the CPU" if on_gpu else None
 
 

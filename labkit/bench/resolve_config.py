@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from labkit import quotas
-from labkit.bench import formats, machine, model_size
+from labkit.bench import devices, formats, machine, model_size
 from labkit.bench.compiling import compile_lacks
 from labkit.bench.job import Job
 from labkit.knobs import Settings
@@ -67,7 +67,7 @@ def resolve_elsewhere(asked: Settings, cache: Path) -> Settings:
     """Return the job of a pipeline that is not run, what is not applied, and a CPU's threads."""
     machine.use_fixed_threads()
     try:
-        device = machine.find_device(asked["device"])
+        device = devices.find_device(asked["device"])
         here = True
     except RuntimeError:  # the card of another machine
         device = torch.device(asked["device"])

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "gloo", "NCCL", "Broken pipe")
 CARDS = (
-    "from labkit.bench.machine import card_uuid, usable_cards\n"
+    "from labkit.bench.devices import card_uuid, usable_cards\n"
     "print(*(card_uuid(index) for index in usable_cards()[:{}]))"
 )
 

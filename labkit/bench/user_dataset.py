@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from labkit.bench import data, user_loop
+from labkit.bench import batch_contents, data, user_loop
 from labkit.bench.by_value import send_by_value
 from labkit.bench.formats import DTYPES
 from labkit.bench.job import Job
@@ -238,10 +238,10 @@ class Batches:
         if self.streams and self.taken <= self.job.num_workers:
             self._compare(batch)
         if not self.taken:
-            leaves = user_loop.leaves(batch)
+            leaves = batch_contents.leaves(batch)
             self.tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
             if self.streams:  # their last batch may be short
-                self.count = user_loop.counter_for(batch, self.job.batch_size) or self.count
+                self.count = batch_contents.counter_for(batch, self.job.batch_size) or self.count
         self.taken += 1
         # in place of the labels, which only the reader knows
         return batch, ONE.expand(self.count(batch))
@@ -260,7 +260,7 @@ class Batches:
     def _compare(self, batch: Batch) -> None:
         """Raise where every worker streams the same samples: they would all be trained on twice."""
         values: list[object] = []
-        for leaf in user_loop.leaves(batch):
+        for leaf in batch_contents.leaves(batch):
             values.append(leaf.numpy().tobytes() if isinstance(leaf, torch.Tensor) else repr(leaf))
         self.first_values.append(values)
         workers = self.job.num_workers

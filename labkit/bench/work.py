@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader
 
-from labkit.bench import data, handoff, machine, process, profile, user_dataset
+from labkit.bench import data, devices, handoff, machine, process, profile, user_dataset
 from labkit.bench.flops import write_work
 from labkit.bench.job import Job
 from labkit.bench.loader_work import LoaderWork
@@ -39,9 +39,9 @@ def do(spec: Settings, folder: Path, log: EventLog) -> None:
     """Take the device, do what `spec` describes on it, and write what it took."""
     if "source" not in spec or "measure" in spec:  # a reader's own step keeps its threads
         machine.use_fixed_threads()
-    device = machine.find_device(spec["pipeline"]["device"])
-    machine.use(device)
-    here = machine.describe(device) | {"unused_gpu": machine.unused_gpu()}
+    device = devices.find_device(spec["pipeline"]["device"])
+    devices.use(device)
+    here = machine.describe(device) | {"unused_gpu": devices.unused_gpu()}
     log.write("machine", **here)
     hold(Path(spec["cache"]), here.get("uuid") or device.type, spec["run"], waiting=log.stage)
     if "measure" in spec:

@@ -1,6 +1,8 @@
-"""Rules for what a loop's body is sampled in: another DataLoader, the user's own optimizer."""
+"""Rules for what the samples show of a loop's body besides training."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import numpy as np
 
@@ -10,9 +12,91 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured, bound
 from labkit.diagnosis.hot_lines import Lines
-from labkit.diagnosis.loop_body import Stalls, stalls
-from labkit.diagnosis.loop_rules import sampled_by
+from labkit.diagnosis.line_work import LongSteps, long_steps, work_of
+from labkit.diagnosis.loop_rules import drift_of
 from labkit.diagnosis.remedies import Remedy
+
+WAITS = "waiting: for a sleep, a lock, a network or another program"
+VALIDATES = "passes without gradients (validation, a policy's rollouts, a teacher)"
+BESIDES = {  # what a body does besides training, by the part of it; and what helps
+    "python": ("Python", cures.VECTORISE),
+    "logging": ("logging and files", cures.LOG_RARELY),
+    "waiting": (WAITS, cures.WAIT_ELSEWHERE),
+    "validation": (VALIDATES, cures.VALIDATE_LESS),
+}
+
+
+def sampled_by(lines: Lines, evidence: Evidence) -> str:
+    """Return by what a loop's body was measured, in words."""
+    return f"{lines.samples} sampled stacks, {evidence.source}"
+
+
+def in_which(steps: LongSteps) -> str:
+    """Return which steps are long, in words: "in every 10th step"."""
+    every = steps.every
+    if every is None:
+        return f"in {steps.count} single steps"
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(every % 10, "th")
+    ending = "th" if every % 100 in (11, 12, 13) else ending
+    return f"in every {every}{ending} step"
+
+
+def in_the_body(evidence: Evidence, part: str) -> Finding | None:
+    """A part of a watched loop's work, a key of `BESIDES`, costs time."""
+    loop = evidence.loop
+    if loop is None or part not in evidence.body:
+        return None
+    lost = evidence.lost_in_body(evidence.body[part])
+    drift = drift_of(evidence)
+    if drift and drift.share > lost / 2 and (loop.lines.of_part(part) & drift.mask).any():
+        return None  # it is what makes the steps longer and longer: said there
+    work = work_of(loop.lines, part, loop.spent)
+    if part == "validation" and work.cause != "periodic":
+        return None
+    words, remedy = BESIDES[part]
+    if work.lines and work.lines[0].kind == "collect":
+        remedy = cures.COLLECT_RARELY
+    seen = f"of the time the body of the loop is not training but {words}"
+    measured = [Measured(seen, lost, by=sampled_by(loop.lines, evidence))]
+    when = f", {in_which(work.long_steps)}" if work.long_steps else ""
+    if work.lines:
+        measured.append(Measured(f"of the body is in {work.lines[0].what}{when}", work.share))
+    most = None if part == "validation" else bound(lost)
+    return Finding("host", work.cause, lost, tuple(measured), (remedy,), work.lines, at_most=most)
+
+
+IN_THE_BODY = tuple(partial(in_the_body, part=part) for part in BESIDES)
+
+
+def copies_in_the_body(evidence: Evidence) -> Finding | None:
+    """The host stands at a copy to a GPU, in a watched loop.
+
+    A copy that blocks also waits for what the device has queued: then few bytes move meanwhile.
+    """
+    loop = evidence.loop
+    if loop is None or evidence.kind != "gpu" or not loop.lines.enough("body"):
+        return None
+    lines = loop.lines
+    body = lines.mask("body")
+    mask = body & (lines.kind == "copy")
+    share = float(lines.share[mask].sum() / lines.share[body].sum())
+    copy_s = share * (evidence.compute_us or 0.0) / 1e6
+    moved = evidence.batch_bytes or 0.0
+    if not copy_s or moved < limits.COPIES_BYTES_S * copy_s:
+        return None
+    lost = evidence.lost_in_body(share)
+    worst = lines.worst(mask)
+    seen = f"of the time the host waits for the copy of a batch to the device, in {worst[0].what}"
+    rate = f"the batches' {moved / 2**20:.0f} MiB move at {moved / copy_s / 1e9:.1f} GB/s"
+    return Finding(
+        name="transfer",
+        cause="copies",
+        lost_share=lost,
+        measured=(Measured(seen, lost, by=sampled_by(lines, evidence)), Measured(rate)),
+        remedies=(cures.PINNED, cures.FEWER_BYTES_OVER),
+        lines=worst,
+        at_most=bound(lost),
+    )
 
 
 def another_loader(evidence: Evidence) -> Finding | None:
@@ -23,7 +107,7 @@ def another_loader(evidence: Evidence) -> Finding | None:
         return None
     lines = loop.lines
     mask = lines.of_part("loader")
-    when = stalls(loop, mask)
+    when = long_steps(lines, mask, loop.spent)
     readers = lines.readers(mask)
     costliest = lines.worst(mask)[:1]
     seen = "of the time the body of the loop waits for another DataLoader"
@@ -31,7 +115,7 @@ def another_loader(evidence: Evidence) -> Finding | None:
     whole = float(lines.share[mask].sum())
     if readers:
         read = f"of that is for the one that is read in {readers[0].what}"
-        read += f", {when}" if when else ""
+        read += f", {in_which(when)}" if when else ""
         measured.append(Measured(read, readers[0].share / whole))
     if costliest and costliest[0].call:
         measured.append(Measured(f"of it is in {costliest[0].what}", costliest[0].share / whole))
@@ -46,7 +130,7 @@ def another_loader(evidence: Evidence) -> Finding | None:
     )
 
 
-def _remedy(lines: Lines, mask: np.ndarray, when: Stalls | None) -> Remedy:
+def _remedy(lines: Lines, mask: np.ndarray, when: LongSteps | None) -> Remedy:
     """Return what helps against another loader in the body, by where its batches are prepared."""
     here = [line for line in lines.rows(mask & (lines.within != "")) if is_users(line.file)]
     feeds = sum(line.share for line in here) >= lines.share[mask].sum() / 2

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import html
 import os
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +13,13 @@ from labkit.diagnosis import doubts, ranking
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.efficiency import with_low_mfu
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import BOTTLENECKS, Finding, Measured
+from labkit.diagnosis.findings import Finding, Measured
 from labkit.diagnosis.gains import with_gains
 from labkit.diagnosis.gather import StepTable, of_trace, of_traces
 from labkit.diagnosis.public_traces import PublicTrace
 from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.trace import Breakdown, RankTraces, trace
+from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
 from labkit.process.events import FILE_NAME
 from labkit.results.event_log import of_one_moment
@@ -28,129 +27,11 @@ from labkit.results.library import Loaded, load
 from labkit.results.measurements import Measurements
 from labkit.results.ranks import Ranks
 from labkit.results.record import BODY_NOTE, RecordError
-from labkit.results.result import Result, Table, but, copy_buttons, listed
+from labkit.results.result import listed
 from labkit.results.run import Run
 
-SHOWN = 4  # findings of the details
 # Causes that follow from a busy device: how well its operators work is not measured
 CONCLUDED = ("the device is the limit", "float64")
-
-
-@dataclass(frozen=True, repr=False)
-class Diagnosis(Result):
-    """What holds a run back."""
-
-    findings: tuple[Finding, ...]  # what costs device time, ranked by how much
-    # 0 to 1: the share of resampled runs (steps drawn anew with replacement) with the same verdict;
-    # of a trace, how far the first loss is ahead of the second or of its threshold
-    confidence: float
-    source: str  # where it was measured; says RECORDED, and on what, where that was not here
-    notes: tuple[str, ...] = ()  # what limits the verdict,
-    caveats: tuple[str, ...] = ()  # and what limits it so much that it is said with it
-    of_pipeline: bool = False  # rather than of somebody's loop or trace
-
-    @property
-    def bottleneck(self) -> str:
-        """The first finding's, one of `BOTTLENECKS`; "compute" is healthy."""
-        return self.findings[0].name
-
-    @property
-    def rank(self) -> int | None:
-        """Of several ranks, the one that holds the others back; None if none does."""
-        return self.findings[0].rank
-
-    @property
-    def evidence(self) -> str:
-        """The numbers behind the first finding."""
-        return self.findings[0].evidence
-
-    @property
-    def advice(self) -> str:
-        """What to change first."""
-        return self.findings[0].advice
-
-    @property
-    def headline(self) -> str:
-        """The verdict in a few words."""
-        blamed = self.rank is not None and self.bottleneck != "communication"
-        where = f" on rank {self.rank}" if blamed else ""
-        return f"{self.bottleneck}{where} ({BOTTLENECKS[self.bottleneck]})"
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the diagnosis as JSON types."""
-        return {
-            "bottleneck": self.bottleneck,
-            "confidence": round(self.confidence, 3),
-            "findings": [finding.to_dict() for finding in self.findings],
-            "source": self.source,
-            "notes": [*self.notes, *self.caveats],
-            "rank": self.rank,
-        }
-
-    @property
-    def three_lines(self) -> tuple[str, str, str]:
-        """What holds the run back, why (the numbers of this run), and what to do about it."""
-        first = self.findings[0]
-        mark = f"{self.source}: " if self.source.startswith("RECORDED") else ""
-        what = f"{mark}Bottleneck {self.headline}"
-        if first.lost_share:
-            what += f": {first.lost_share:.0%} of the time"
-        what += f"; confidence {self.confidence:.0%}" if self.confidence else ""
-        what += "".join(f". {caveat}" for caveat in self.caveats)
-        code = first.code.strip()
-        if "\n" in code:
-            code = "".join(f"\n    {line}" for line in code.splitlines())
-        do = f"Do: {first.advice}" + (f" In PyTorch: {code}" if code else "")
-        return what.rstrip("."), f"Why: {first.evidence}", do
-
-    @property
-    def details(self) -> Table:
-        """The full report: every finding with its time, evidence and advice, and the notes."""
-        return self.table()
-
-    def table(self) -> Table:
-        """Return the findings, the costliest first, and what can be copied of the first remedy."""
-        shown = self.findings[:SHOWN]
-        rows = [
-            (f"{f.name}: {f.cause}", f"{f.lost_share:.0%}", f.evidence, f.advice) for f in shown
-        ]
-        sure = f"{self.source}; confidence {self.confidence:.0%}"
-        foot = [sure, *self.notes, *self.caveats]
-        copies: dict[str, str] = {}
-        for finding in shown:
-            foot += [f"{finding.cause}, also: {other.text}" for other in finding.remedies[1:]]
-            if not finding.code:
-                continue
-            foot.append(f"{finding.cause}, in PyTorch:")
-            foot += [f"    {line}" for line in finding.code.splitlines()]
-            changes = finding.remedies[0].changes
-            if not copies:
-                copies["PyTorch"] = finding.code
-                copies["labkit"] = but(dict(changes)) if self.of_pipeline and changes else ""
-        return Table(
-            rows,
-            head=("finding", "time lost", "evidence", "what to change"),
-            title=f"Bottleneck: {self.headline}",
-            foot=foot,
-            left=(0, 2, 3),
-            copies=copies,
-        )
-
-    def __repr__(self) -> str:
-        return "\n".join(self.three_lines)
-
-    def _repr_html_(self) -> str:
-        what, why, do = (html.escape(line) for line in self.three_lines)
-        first = self.findings[0]
-        section = f"notebook {first.link[:2]}, section"
-        for link, words in ((first.link, section), (first.page, first.page)):
-            if link:
-                do = do.replace(words, f"<a href='{html.escape(link)}'>{words}</a>", 1)
-        text = f"<b>{what}</b><div>{why}</div><div style='white-space:pre-wrap'>{do}</div>"
-        details = self.details
-        more = replace(details, copies={})._repr_html_()
-        folded = f"<details><summary>all findings</summary>{more}</details>"
-        return f"{text}{copy_buttons(details.copies)}{folded}"
 
 
 def diagnose(
@@ -209,8 +90,9 @@ def of_run(run: Run, ranks_cores: float = 0.0) -> Diagnosis:
         )
     findings, most = _trusted(with_low_mfu(run, evidence, findings), evidence)
     caveats, sure = _caveats(evidence, run, table.seconds)
+    told = tuple(_told(each, evidence, run) for each in findings)
     return Diagnosis(
-        tuple(_told(each, evidence, run) for each in findings),
+        _helpful_first(told),
         min(confidence * sure, most),
         source,
         (*unseen, *_not_seen(evidence)),
@@ -293,6 +175,15 @@ def _trusted(
     if doubt is not None or not evidence.body:
         return findings, limits.UNSEEN
     return findings, limits.LINES_SEEN if concluded else 1.0
+
+
+def _helpful_first(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Put a loss that no remedy is expected to make smaller behind one that a remedy does."""
+    first, *rest = findings
+    if first.remedies or not first.lost_share:
+        return findings
+    helped = next((each for each in rest if each.remedies and each.lost_share), None)
+    return findings if helped is None else (helped, *(f for f in findings if f is not helped))
 
 
 def _told(finding: Finding, evidence: Evidence, run: Run | None = None) -> Finding:

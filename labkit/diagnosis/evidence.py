@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
 
+from labkit.bench.growth import Grown
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.hot_lines import Line, Lines
+from labkit.diagnosis.line_work import costliest_of_loading
 from labkit.diagnosis.loader_code import LoopCode, Setting
-from labkit.diagnosis.loop_body import Loop, costliest_of_loading
 from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.recommendation import Workers
+from labkit.diagnosis.watched_loop import Loop
 from labkit.diagnosis.witnesses import Heat, Witness, deciding
 from labkit.results.run import Run
 from labkit.results.supply import MemoryGrowth, late_share, memory_growth, wait_over_alone
@@ -69,7 +70,7 @@ class Launches:
 class LoopGrowth:
     """What grew while a loop was watched."""
 
-    variables: tuple[dict[str, Any], ...] = ()
+    variables: tuple[Grown, ...] = ()
     # GiB that its processes held, early and late, where this rose to the end
     early_gib: float | None = None
     late_gib: float | None = None
@@ -180,7 +181,7 @@ class Evidence:
     launches: Launches | None = None
     others_on_gpu: float | None = None  # other processes' kernels ran on the same GPU
     heat: Heat | None = None
-    ahead_share: float = 0.0  # of the time the device certainly worked, whatever the host did
+    certain_share: float = 0.0  # of the time the device certainly worked, whatever the host did
 
     # What looked inside
     xray: Xray | None = None
@@ -192,6 +193,7 @@ class Evidence:
     growth: LoopGrowth = LoopGrowth()  # of what a watched loop keeps
     weights_dtype: str | None = None  # of most of what it trains, as "float32"
     batch_dtype: str | None = None  # of the largest array in its first batch
+    batch_bytes: float | None = None  # of that array, in an ordinary step
     workers: WorkerEvidence | None = None
     whole: WallShares | None = None  # of a script's time, in its loops and outside of them
 
@@ -214,8 +216,8 @@ class Evidence:
     late_said: str = ""
 
     def lost_in_body(self, share: float) -> float:
-        """Return what a share of the body may cost: nothing while the device has work queued."""
-        return min(share * self.compute_share, 1 - self.ahead_share)
+        """Return what a share of the body may cost: nothing while the device works all the same."""
+        return min(share * self.compute_share, max(1 - self.certain_share, 0.0))
 
     @property
     def num_workers(self) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import fields, replace
 from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,7 +14,6 @@ from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.core_use import CoreUse, readings, while_it_trained
 from labkit.diagnosis.evidence import Evidence, Kernels, Launches, LoopGrowth, WorkerEvidence, Xray
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.loop_body import IN_WORDS, loop_of
 from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.recommendation import (
     recommend_prefetch,
@@ -21,6 +21,7 @@ from labkit.diagnosis.recommendation import (
     workers_from_times,
 )
 from labkit.diagnosis.trace_breakdown import Breakdown, RankTraces
+from labkit.diagnosis.watched_loop import loop_of
 from labkit.diagnosis.witnesses import throttled, witnesses
 from labkit.results.record import Event
 from labkit.results.run import Run
@@ -34,39 +35,54 @@ PASSES = r"(?i)elementwise|multi_tensor_apply(?!.*fused)"
 UNALIGNED = r"(?:tensorop|wmma|[hs]?16816|[hs]1688|h884).*_align[12]\b"
 
 
+class StepSums(NamedTuple):
+    """What adds up over steps, s."""
+
+    wait: float  # and the other `CLASSES`, in their order
+    copy: float
+    compute: float
+    launch: float
+    other: float
+    pauses: float  # of compute: beyond that of ordinary steps
+    timed: float  # of compute: in steps whose own thread was timed,
+    lost: float  # and of that, while this thread did not run
+    steps: float  # their number
+
+    @property
+    def total(self) -> float:
+        """The whole time of the steps; drawn ones may have taken none."""
+        return sum(self[: len(CLASSES)]) or 1.0
+
+
 class StepTable:
     """The measured steps of a run: evidence can be drawn from all of them, and from resamples.
 
-    `columns` holds what adds up over the steps, s, in rows of one step or of a few.
+    A row of `table` is the `StepSums` of a step or of a few, one of `body` the samples of their
+    bodies in a watched loop: of all work, and of each in `NO_TRAINING`.
     """
 
     def __init__(self, run: Run, ranks_cores: float = 0.0):
         """Other ranks of the same job used `ranks_cores`: they are no other programs."""
         first = max(run.warmup - 1, 0)
-        matrix = split_steps(run.stamps[first:])  # (steps, classes), s
-        self.steps = len(matrix) if matrix.any() else 0  # stamps may show no time
-        self.seconds = float(matrix.sum())
-        columns = dict(zip(CLASSES, matrix.T, strict=True))
-        compute = columns["compute"]
+        parts = split_steps(run.stamps[first:])  # (steps, CLASSES), s
+        count = len(parts)
+        self.steps = count if parts.any() else 0  # stamps may show no time
+        self.seconds = float(parts.sum())
+        wait, _copy, compute, _launch, _other = parts.T
         own = run.thread_s[first + 1 :]  # (steps,) s; NaN where not stamped
         ran = np.fmin(compute, own)
         # On a CPU only time of the model's own thread counts: to lose the core is no pause of ours
-        cycle = run.pipeline.to_dict().get("accumulation_steps") or 1
-        columns["pauses"] = _pauses(ran, cycle)
-        columns["timed"] = np.where(np.isnan(own), 0.0, compute)
-        columns["lost"] = compute - ran
-        columns["steps"] = np.ones(len(matrix))
-        self.known = _known(run, columns, ranks_cores)
-        if self.known.loop:
-            columns["sampled"] = self.known.loop.sampled
-            columns |= zip(IN_WORDS, self.known.loop.body.T, strict=True)
-        size_of_block = max(1, -(-len(matrix) // limits.MOST_DRAWN))
-        blocks = np.arange(0, len(matrix), size_of_block)
+        pauses = _pauses(ran, run.pipeline.to_dict().get("accumulation_steps") or 1)
+        timed = np.where(np.isnan(own), 0.0, compute)
+        table = np.column_stack([parts, pauses, timed, compute - ran, np.ones(count)])
+        known = _known(run, wait, compute, ranks_cores)
+        self.known = _advised(known, run, StepSums(*table.sum(axis=0).tolist()))
+        loop = known.loop
+        body = np.column_stack([loop.sampled, loop.body]) if loop else np.zeros((count, 0))
+        blocks = np.arange(0, count, max(1, -(-count // limits.MOST_DRAWN)))
         self.rows = len(blocks)
-        self.columns = {
-            name: np.add.reduceat(column, blocks) if self.rows else column
-            for name, column in columns.items()
-        }
+        self.table = np.add.reduceat(table, blocks) if self.rows else table
+        self.body = np.add.reduceat(body, blocks) if self.rows else body
         self.blame = self._blame()
 
     def _blame(self) -> float:
@@ -77,20 +93,20 @@ class StepTable:
         if use.others is None or not self.steps:
             return 1.0
         sums = self._sums(slice(None))
-        ran = sums["compute"] - self._stolen(sums)
+        ran = sums.compute - self._stolen(sums)
         workers = max(0.0, (use.own or 0.0) - ran / self.seconds)
         return workers / max(workers + use.others, 1e-9)
 
-    def _sums(self, rows: np.ndarray | slice) -> dict[str, float]:
-        return {name: float(column[rows].sum()) for name, column in self.columns.items()}
+    def _sums(self, rows: np.ndarray | slice) -> StepSums:
+        return StepSums(*self.table[rows].sum(axis=0).tolist())
 
-    def _stolen(self, sums: dict[str, float]) -> float:
+    def _stolen(self, sums: StepSums) -> float:
         """Return the time (s) of a CPU's compute in which its thread did not run."""
-        if self.known.kind != "cpu" or sums["timed"] <= 0:
+        if self.known.kind != "cpu" or sums.timed <= 0:
             return 0.0
-        return sums["lost"] / sums["timed"] * sums["compute"]
+        return sums.lost / sums.timed * sums.compute
 
-    def _slowed_by_workers(self, sums: dict[str, float]) -> float:
+    def _slowed_by_workers(self, sums: StepSums) -> float:
         """Return the time (s) that a step whose thread is not timed lost to workers.
 
         An undisturbed step is what the quickest ones take. Workers that stand in line for a core
@@ -101,40 +117,43 @@ class StepTable:
         quick_us = known.quick_compute_us
         if workers is None or not quick_us or not known.fills_cores:
             return 0.0
-        beyond_quick = sums["compute"] - sums["steps"] * quick_us / 1e6
-        return max(0.0, min(beyond_quick, workers.wanted_cores * sums["compute"]))
+        beyond_quick = sums.compute - sums.steps * quick_us / 1e6
+        return max(0.0, min(beyond_quick, workers.wanted_cores * sums.compute))
 
     def evidence(self, rows: np.ndarray | slice = slice(None)) -> Evidence:
         """Return the evidence of all steps, or of the given rows (a resampled run)."""
         sums = self._sums(rows)
-        steps = sums["steps"]
-        total = sum(sums[name] for name in CLASSES) or 1.0  # drawn steps may have taken no time
+        total = sums.total
         stolen = self._stolen(sums) / total
         known = self.known
         loop = known.loop
         by_workers = None
         if known.kind == "cpu" and known.num_workers:
-            timed = sums["timed"] > 0
-            by_workers = stolen if timed else self._slowed_by_workers(sums) / total
+            by_workers = stolen if sums.timed > 0 else self._slowed_by_workers(sums) / total
         return replace(
             known,
-            source=f"step stamps, {steps:.0f} steps",
-            **{f"{name}_share": sums[name] / total for name in CLASSES},
-            pause_share=sums["pauses"] / total,
+            source=f"step stamps, {sums.steps:.0f} steps",
+            wait_share=sums.wait / total,
+            copy_share=sums.copy / total,
+            compute_share=sums.compute / total,
+            launch_share=sums.launch / total,
+            other_share=sums.other / total,
+            pause_share=sums.pauses / total,
             stolen_by_workers=None if by_workers is None else by_workers * self.blame,
             stolen_by_others=stolen * (1 - self.blame),
-            compute_us=sums["compute"] / steps * 1e6,
-            wait_us=sums["wait"] / steps * 1e6,
-            body=loop.shares(*(sums[name] for name in ("sampled", *IN_WORDS))) if loop else {},
+            compute_us=sums.compute / sums.steps * 1e6,
+            wait_us=sums.wait / sums.steps * 1e6,
+            body=loop.shares(*self.body[rows].sum(axis=0)) if loop else {},
         )
 
 
-def _known(run: Run, columns: dict[str, np.ndarray], ranks_cores: float) -> Evidence:
-    """Return what does not change from one resampling of the steps to the next."""
+def _known(run: Run, wait: np.ndarray, compute: np.ndarray, ranks_cores: float) -> Evidence:
+    """Return what does not change from one resampling of the steps to the next.
+
+    `wait` and `compute` are (steps,), s.
+    """
     machine = run.machine
     on_gpu = machine.kind == "gpu"
-    wait = columns["wait"]
-    compute = columns["compute"]
     use = CoreUse.of(run)
     if use.others is not None:
         use = replace(use, others=max(0.0, use.others - ranks_cores))
@@ -169,11 +188,17 @@ def _known(run: Run, columns: dict[str, np.ndarray], ranks_cores: float) -> Evid
             growth=LoopGrowth(tuple(run.growth), *_swelling(run)),
             weights_dtype=run.weights_dtype,
             batch_dtype=run.batch_dtype,
+            batch_bytes=_usual(run.batch_bytes),
             code=LoopCode.of(run.loop_code, run.event("remade")),
             trainer=bool(run.trainer),
         )
-    known = _of_gpu(known, run) if on_gpu else replace(known, threads=machine.threads)
-    return _advised(known, run, columns)
+    return _of_gpu(known, run) if on_gpu else replace(known, threads=machine.threads)
+
+
+def _usual(values: np.ndarray) -> float | None:
+    """Return the median of the values that are known; None where none is."""
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if len(known) else None
 
 
 def _of_gpu(known: Evidence, run: Run) -> Evidence:
@@ -191,19 +216,19 @@ def _of_gpu(known: Evidence, run: Run) -> Evidence:
         launches=launches,
         others_on_gpu=_others_on_gpu(run),
         heat=throttled(run),
-        ahead_share=min(run.busy_at_least or 0.0, 1.0),
+        certain_share=max((run.busy_at_least or 0.0, *(seen.at_least for seen in known.witnesses))),
         kernels=kernels,
         witnesses=() if kernels else known.witnesses,
         formats=tensor_formats(machine.name, machine.compute_capability),
     )
 
 
-def _advised(known: Evidence, run: Run, columns: dict[str, np.ndarray]) -> Evidence:
+def _advised(known: Evidence, run: Run, sums: StepSums) -> Evidence:
     """Return the evidence with the settings that simulations recommend, where they may matter."""
-    worth = WORTH_A_LOOK * sum(columns[name].sum() for name in CLASSES)
-    waits = columns["wait"].sum() > worth
+    worth = WORTH_A_LOOK * sums.total
+    waits = sums.wait > worth
     workers = known.num_workers
-    crowded = workers and known.kind != "gpu" and columns["lost"].sum() > worth
+    crowded = workers and known.kind != "gpu" and sums.lost > worth
     if known.launches:
         crowded = crowded or known.launches.in_line_share > limits.WORTH_NAMING["launch"] / 2
     return replace(

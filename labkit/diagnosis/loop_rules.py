@@ -1,16 +1,13 @@
-"""Rules for somebody's own loop: what its body does besides training, and what it keeps."""
+"""Rules for somebody's own loop: how its steps grow, what it keeps, and what is around it."""
 
 from __future__ import annotations
-
-from functools import partial
 
 from labkit.diagnosis import device_remedies as cures
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence, LoopGrowth
-from labkit.diagnosis.findings import Finding, Measured, bound
-from labkit.diagnosis.hot_lines import Line, Lines
-from labkit.diagnosis.loop_body import IN_WORDS, Drift, group_of
-from labkit.diagnosis.remedies import Remedy
+from labkit.diagnosis.findings import Finding, Measured
+from labkit.diagnosis.hot_lines import Line
+from labkit.diagnosis.watched_loop import Drift
 from labkit.results import wall_shares
 
 DOUBLE = "float64"
@@ -22,47 +19,16 @@ ELSEWHERE = {  # parts of a script's time that are no training: cause, remedy
 }
 
 
-def sampled_by(lines: Lines, evidence: Evidence) -> str:
-    """Return by what a loop's body was measured, in words."""
-    return f"{lines.samples} sampled stacks, {evidence.source}"
-
-
-def _drift(evidence: Evidence) -> Drift | None:
+def drift_of(evidence: Evidence) -> Drift | None:
     """Return how a watched loop's steps grow; None where the machine may have slowed instead."""
     drift = evidence.loop.own_drift if evidence.loop else None
     if drift is None or kept(evidence) is not None:
         return drift
-    is_alone = evidence.growth.late_gib is None and drift.growth < limits.DRIFT_ALONE
-    return None if is_alone or evidence.is_disturbed else drift
-
-
-def _in_the_body(evidence: Evidence, group: str, remedy: Remedy) -> Finding | None:
-    """A group of a watched loop's work, see `loop_body.IN_WORDS`, costs time."""
-    loop = evidence.loop
-    if loop is None or group not in evidence.body:
-        return None
-    lost = evidence.lost_in_body(evidence.body[group])
-    drift = _drift(evidence)
-    if drift and drift.share > lost / 2 and (loop.lines.of_part(group) & drift.mask).any():
-        return None  # it is what makes the steps longer and longer: said there
-    work = group_of(loop, group)
-    if group == "validation" and work.cause != "periodic":
-        return None
-    seen = f"of the time the body of the loop is not training but {IN_WORDS[group]}"
-    measured = [Measured(seen, lost, by=sampled_by(loop.lines, evidence))]
-    when = f", {work.when}" if work.when else ""
-    if work.lines:
-        measured.append(Measured(f"of the body is in {work.lines[0].what}{when}", work.share))
-    most = None if group == "validation" else bound(lost)
-    return Finding("host", work.cause, lost, tuple(measured), (remedy,), work.lines, at_most=most)
-
-
-IN_THE_BODY = (
-    partial(_in_the_body, group="python", remedy=cures.VECTORISE),
-    partial(_in_the_body, group="logging", remedy=cures.LOG_RARELY),
-    partial(_in_the_body, group="waiting", remedy=cures.WAIT_ELSEWHERE),
-    partial(_in_the_body, group="validation", remedy=cures.VALIDATE_LESS),
-)
+    if evidence.growth.late_gib is not None:
+        return None if evidence.is_disturbed else drift
+    is_hot = evidence.heat is not None and evidence.heat.share >= limits.HELD_DOWN
+    slowed = evidence.is_disturbed or is_hot or drift.growth < limits.DRIFT_ALONE
+    return None if slowed else drift
 
 
 def elsewhere(evidence: Evidence) -> Finding | None:
@@ -85,7 +51,7 @@ def elsewhere(evidence: Evidence) -> Finding | None:
 
 def longer_and_longer(evidence: Evidence) -> Finding | None:
     """A watched loop's steps take longer and longer."""
-    drift = _drift(evidence)
+    drift = drift_of(evidence)
     if evidence.loop is None or drift is None:
         return None
     lines = evidence.loop.lines.worst(drift.mask)
@@ -125,7 +91,8 @@ def double_precision(evidence: Evidence) -> Finding | None:
         Measured(f"the weights{batches} are float64"),
     ]
     if evidence.formats:  # an NVIDIA card; AMD's CDNA2 computes as fast in both
-        rate = "NVIDIA's cards compute in float64 at 1/2 to 1/64 of their float32 rate"
+        rate = "NVIDIA's cards compute in float64 at 1/2 to 1/64 of their float32 rate, outside "
+        rate += "the FP64 Tensor Cores of A100, H100 and H200"
         measured.append(Measured(rate, by="its data sheets"))
     remedy = cures.SINGLE_PRECISION
     return Finding("precision", "float64", measured=tuple(measured), remedies=(remedy,))

@@ -14,10 +14,11 @@ import numpy as np
 
 from labkit.diagnosis import device_remedies as cures
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.diagnosis import Diagnosis, resampled, source_of
+from labkit.diagnosis.diagnosis import resampled, source_of
 from labkit.diagnosis.doubts import gaps_hidden, too_short
 from labkit.diagnosis.findings import Finding, Measured
 from labkit.diagnosis.remedies import Remedy
+from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.witnesses import deciding, witnesses
 from labkit.diagnosis.wording import worded
 from labkit.results.result import Result, Table

@@ -15,7 +15,7 @@ from labkit.diagnosis import loader_remedies as feeding
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured, bound, costs
-from labkit.diagnosis.loop_body import synchronises
+from labkit.diagnosis.line_work import synchronises
 from labkit.diagnosis.witnesses import deciding
 from labkit.diagnosis.worker_rules import (
     costliest_step,
@@ -220,8 +220,8 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
     # what the loop's body does besides training is a finding of its own
     parts = ("python", "logging", "waiting", "loader")
     besides = sum(evidence.body.get(part, 0.0) for part in parts)
-    updates = body_rules.own_optimizer(evidence)
-    besides += updates.lost_share / max(busy, 1e-9) if updates else 0.0
+    others = (body_rules.own_optimizer(evidence), body_rules.copies_in_the_body(evidence))
+    besides += sum(each.lost_share for each in others if each) / max(busy, 1e-9)
     seen = f"of the time the device is busy by its events, but {witness.said}: gaps between "
     seen += "kernels, or kernels too small for it"
     found = Finding(
@@ -234,7 +234,7 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
         ),
         remedies=cures.FEWER_LAUNCHES,
     )
-    stops = synchronises(evidence.loop) if evidence.loop else None
+    stops = synchronises(evidence.loop.lines) if evidence.loop else None
     if stops is None:
         return found
     part, lines = stops
@@ -357,7 +357,8 @@ RULES = (
     copies,
     host_work,
     pauses,
-    *loop_rules.IN_THE_BODY,
+    *body_rules.IN_THE_BODY,
+    body_rules.copies_in_the_body,
     body_rules.another_loader,
     body_rules.own_optimizer,
     loop_rules.elsewhere,

@@ -59,10 +59,10 @@ HANDOFF_US = 1_500.0
 
 # == a watched loop (calibrated on one half of the scripts in maintain/scripts) ==
 
-STALL = 2.0  # a step stalls whose body takes this many ordinary ones
-REGULAR = 0.7  # share of the distances between stalls that are alike, where they are periodic
-FEW_STALLS = 0.05  # share of the steps that may stall without a period: else they just differ
-IN_STALLS = 0.6  # share of a kind of work that falls into stalls, where it makes them
+LONG = 2.0  # a step is long whose body takes this many ordinary ones
+REGULAR = 0.7  # share of the distances between long steps that are alike, where they are periodic
+FEW_LONG_STEPS = 0.05  # share of the steps that may be long without a period: else they just differ
+IN_LONG_STEPS = 0.6  # share of a kind of work that falls into long steps, where it makes them
 DRIFT = 1.25  # the last fifth of the steps takes this many times the first
 # The same where nothing else was seen to grow: a virtual machine changes its speed. A loop
 # of even steps was called drifting at 1.3 in one run of four
@@ -110,6 +110,11 @@ GRAPH_KERNELS = 0.5
 BUSY = 0.5
 LOW_MFU = 0.2
 MOSTLY = 0.5  # of the compute in products and convolutions: less moves data
+
+# A host that stands at a copy, and moves fewer bytes a second than this, waits for what the device
+# has queued. On an H200 (PCIe 5) float32 batches of 147 MiB in pageable memory moved at 3.2 GB/s;
+# half of that leaves room for older hosts
+COPIES_BYTES_S = 1.5e9
 
 # == second witnesses of a busy GPU ==
 # GPM's SM activity over the busy share. NVIDIA's DCGM user guide, "Profiling Metrics": 0.8 or more

@@ -27,8 +27,8 @@ from labkit.diagnosis.trace_file import (
 )
 from labkit.diagnosis.trace_steps import (
     IDLE_CAUSES,
-    Timeline,
     TopKernel,
+    TraceSteps,
     find_steps,
 )
 from labkit.results.record import Event
@@ -61,20 +61,20 @@ def _of_one(file: TraceFile) -> Breakdown:
     """Read one rank's trace."""
     events = read_events(file)
     steps, notes = find_steps(events)
-    timeline = Timeline(events, steps)
-    if not timeline.total:
+    traced = TraceSteps(events, steps)
+    if not traced.total:
         raise file.error("has only steps of zero length")
     on_gpu = len(events.devices) > 0
-    busy = timeline.device_busy() if on_gpu else timeline.host_busy()
-    shares = {name: float(ns / timeline.total) for name, ns in busy.items()}
-    used, possible = timeline.tensor_core_shares()
+    busy = traced.device_busy() if on_gpu else traced.host_busy()
+    shares = {name: float(ns / traced.total) for name, ns in busy.items()}
+    used, possible = traced.tensor_core_shares()
     doubts = _doubts(events, used)
     device_name, capability = _device_properties(file.meta, events.devices)
 
     def per_step(times_ns: dict[str, float]) -> dict[str, float]:
         return {name: float(ns) / len(steps.start) / 1000 for name, ns in times_ns.items()}
 
-    idle_us = per_step(timeline.idle())
+    idle_us = per_step(traced.idle())
     return Breakdown(
         source=os.path.basename(file.path),
         device_kind="gpu" if on_gpu else "cpu",
@@ -83,22 +83,22 @@ def _of_one(file: TraceFile) -> Breakdown:
         compute_capability=capability,
         loader_workers=_loader_workers(events),
         steps=len(steps.start),
-        step_us=timeline.total / len(steps.start) / 1000,
-        **{f"{name}_us": us for name, us in per_step(timeline.by_class()).items()},
+        step_us=traced.total / len(steps.start) / 1000,
+        **{f"{name}_us": us for name, us in per_step(traced.by_class()).items()},
         gpu_utilization=shares.get("kernel_busy"),
         idle={f"{cause}_us": idle_us[cause] if on_gpu else None for cause in IDLE_CAUSES},
         notes=tuple(dict.fromkeys([*file.notes, *notes, *doubts])),
         busy=shares,
         host_work_us=idle_us["host_work"],
-        host_where=timeline.host_where(),
-        top_kernels=timeline.top_kernels(),
+        host_where=traced.host_where(),
+        top_kernels=traced.top_kernels(),
         tensor_core_share=used,
         tensor_core_eligible_share=possible,
-        lanes=timeline.lanes(),
+        lanes=traced.lanes(),
         began_ns=events.began_ns + int(steps.start[0]),
         detail={
-            "kernels": per_step(timeline.kernel_times()),
-            "operators": per_step(timeline.operator_times()),
+            "kernels": per_step(traced.kernel_times()),
+            "operators": per_step(traced.operator_times()),
         },
     )
 

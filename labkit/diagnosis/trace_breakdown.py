@@ -65,7 +65,7 @@ class Breakdown(Result):
     top_kernels: tuple[TopKernel, ...]  # that took most time
     rank: int | None  # that the file says it is of; None where it does not say
     notes: tuple[str, ...]  # what was missing or odd, and how it was handled
-    # Shares (0 to 1) of the steps, of `Timeline.device_busy`; of a CPU only the collectives'
+    # Shares (0 to 1) of the steps, of `TraceSteps.device_busy`; of a CPU only the collectives'
     busy: dict[str, float] = field(default_factory=dict)
     # Of `idle["host_us"]`, on a CPU of `other_us`: what is more than Python between two operators
     host_work_us: float = 0.0
@@ -74,7 +74,7 @@ class Breakdown(Result):
     loader_workers: bool | None = None  # whether the DataLoader has workers; None without one
     # µs of a step of all kernels, and of all operators without those inside them; not in records
     detail: dict[str, dict[str, float]] = field(default_factory=dict, compare=False)
-    # When each row of a picture was active, as `Timeline.lanes`; not in records
+    # When each row of a picture was active, as `TraceSteps.lanes`; not in records
     lanes: dict[str, np.ndarray] = field(default_factory=dict, compare=False)
     began_ns: int = field(default=0, compare=False)  # what the lanes count from; not in records
 

@@ -140,7 +140,7 @@ class TopKernel:
     tensor_core: bool
 
 
-class Timeline:
+class TraceSteps:
     """The events of a trace on the clock of its steps; times in ns.
 
     The starts and ends of all events cut the clock into `pieces`, within which nothing changes.

@@ -18,7 +18,7 @@ import numpy as np
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.core_use import CoreUse
-from labkit.diagnosis.diagnosis import Diagnosis, of_run, resampled
+from labkit.diagnosis.diagnosis import of_run, resampled
 from labkit.diagnosis.findings import Finding, Measured, bound
 from labkit.diagnosis.rank_verdict import (
     RankTimes,
@@ -30,6 +30,7 @@ from labkit.diagnosis.rank_verdict import (
     worth_naming,
 )
 from labkit.diagnosis.remedies import Remedy
+from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from labkit.diagnosis import worker_remedies as cures
 from labkit.diagnosis.evidence import Evidence, WorkerEvidence
 from labkit.diagnosis.findings import Finding, Measured
 from labkit.diagnosis.hot_lines import WORKER, Line
-from labkit.diagnosis.loop_body import COLLATE, loading_mask
+from labkit.diagnosis.line_work import COLLATE, loading_mask
 from labkit.diagnosis.remedies import Remedy
 from labkit.results.workers import Hang
 
@@ -98,7 +98,7 @@ def workers_restart(evidence: Evidence, workers: WorkerEvidence) -> Finding | No
         return None
     starts = Measured("of the time is the start of later epochs", share, by=TIMED)
     each = _ms("to an epoch's first batch", workers.epoch_start_ms)
-    return _found("workers_restart", starts, each, remedies=(cures.PERSISTENT,))
+    return _found("workers_restart", starts, each, remedies=(cures.PERSISTENT, cures.LONGER_PASSES))
 
 
 def cold_start(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -292,7 +292,7 @@ def what_passes_and_lines_show(evidence: Evidence) -> Finding | None:
         return _found(
             "workers_restart",
             Measured(seen, loop.restart),
-            remedies=(cures.PERSISTENT, *feeding.FEED),
+            remedies=(cures.PERSISTENT, cures.LONGER_PASSES, *feeding.FEED),
             lines=lines.worst(lines.mask("waiting"))[:1],
         )
     if loop.cold >= worth:

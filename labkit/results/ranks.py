@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from typing_extensions import Self
 
-    from labkit.diagnosis.diagnosis import Diagnosis
     from labkit.diagnosis.rank_verdict import RankTimes
+    from labkit.diagnosis.verdict import Diagnosis
 
 FREE = ("steps", "seconds", "xray", "device")  # knobs in which a run and its ranks may differ
 

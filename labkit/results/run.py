@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-    from labkit.diagnosis.diagnosis import Diagnosis
     from labkit.diagnosis.efficiency import Peak
     from labkit.diagnosis.hot_lines import Lines
     from labkit.diagnosis.trace import Breakdown
+    from labkit.diagnosis.verdict import Diagnosis
 
 HIDES = 0.05  # of wall time: fewer gaps than that inside the busy time need no word
 BLOCKS = 5  # throughput is compared between so many stretches of the run to judge its noise
@@ -82,7 +82,7 @@ class Run(RunLog):
         """
         if self._wall_s is None or self.launches_only:
             return None
-        return self._timeline.busy_s(self.warmup) / self._wall_s
+        return self._step_clock.busy_s(self.warmup) / self._wall_s
 
     @live_property
     def busy_at_least(self) -> float | None:
@@ -183,7 +183,7 @@ class Run(RunLog):
     @live_property
     def mean_ms(self) -> np.ndarray | None:
         """The mean measured step by class (5,), ms; None before there is one."""
-        return self._timeline.mean_split(self.warmup) * 1e3 if self.steps > 1 else None
+        return self._step_clock.mean_split(self.warmup) * 1e3 if self.steps > 1 else None
 
     def _mean_of(self, first: int, behind: int) -> float | None:
         """Return the mean time of some neighbouring classes, ms."""
@@ -224,7 +224,7 @@ class Run(RunLog):
     @live_property
     def spread(self) -> float | None:
         """Unevenness: IQR over median of the throughput of the run's five stretches."""
-        return unevenness(self._timeline.moments("busy_end", max(0, self.warmup - 1)), BLOCKS)
+        return unevenness(self._step_clock.moments("busy_end", max(0, self.warmup - 1)), BLOCKS)
 
     @property
     def noisy(self) -> bool:

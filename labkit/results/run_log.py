@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from labkit.bench.growth import Grown
 from labkit.results.event_log import EventLogResult, live_property
 from labkit.results.record import Event, Watched, pipeline_of
-from labkit.results.step_classes import Timeline
+from labkit.results.step_classes import StepClock
 from labkit.results.steps import HOST, STAMPS, Steps, Texts
 from labkit.spec import PX, STEPS, Pipeline
 
@@ -218,7 +219,7 @@ class RunLog(EventLogResult):
         return self._fact("no_lines", "why")
 
     @property
-    def growth(self) -> list[Event]:
+    def growth(self) -> list[Grown]:
         """Variables of a watched loop that grew, with their line."""
         return self._fact("growth", "found", [])
 
@@ -256,8 +257,8 @@ class RunLog(EventLogResult):
     # One clock: seconds since the first batch was asked for
 
     @live_property
-    def _timeline(self) -> Timeline:
-        return Timeline(self._steps, self.first_steps)
+    def _step_clock(self) -> StepClock:
+        return StepClock(self._steps, self.first_steps)
 
     @live_property
     def stamps(self) -> np.ndarray:
@@ -265,11 +266,11 @@ class RunLog(EventLogResult):
 
         On a CPU copy and compute are what the host did, else the device's own.
         """
-        return self._timeline.stretch(0, self.steps)
+        return self._step_clock.stretch(0, self.steps)
 
     def stretch(self, start: int, stop: int) -> np.ndarray:
         """Return the `stamps` (n, 6) of the steps from `start` up to `stop` only."""
-        return self._timeline.stretch(start, stop)
+        return self._step_clock.stretch(start, stop)
 
     @property
     def busy(self) -> np.ndarray:
@@ -279,14 +280,14 @@ class RunLog(EventLogResult):
     @live_property
     def issued(self) -> np.ndarray:
         """Time at which the host had issued each step (steps,), s; early on a fed GPU."""
-        return self._timeline.moments("done")
+        return self._step_clock.moments("done")
 
     @property
     def length_s(self) -> float:
         """When the last step was over, s."""
         if not self.steps:
             return 0.0
-        return float(self._timeline.moments("busy_end", self.steps - 1)[0])
+        return float(self._step_clock.moments("busy_end", self.steps - 1)[0])
 
     @property
     def host_ns(self) -> np.ndarray:
@@ -305,11 +306,11 @@ class RunLog(EventLogResult):
 
         Before there is a step, it is 0.
         """
-        return self._timeline.seconds(at_ns) if self.steps else np.zeros(np.shape(at_ns))
+        return self._step_clock.seconds(at_ns) if self.steps else np.zeros(np.shape(at_ns))
 
     def timeline(self, bins: int = 200) -> tuple[np.ndarray, np.ndarray]:
         """Return utilization over the whole run, in equal stretches: (bins,) s, (bins,) 0 to 1."""
-        return self._timeline.utilization(bins)
+        return self._step_clock.utilization(bins)
 
 
 def _cores_used(events: Sequence[Event]) -> Counter[str]:

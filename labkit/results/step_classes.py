@@ -21,7 +21,7 @@ STRETCH = 250_000  # steps that are looked at together, in 100 MB: a run may hav
 AHEAD = 1_024  # steps that a host may be ahead of its device: a launch queue holds about 1,000
 
 
-class Timeline:
+class StepClock:
     """The steps of a run in seconds since its first batch was asked for.
 
     The clock stands still between two passes over a watched loader (validation, checkpoints), of

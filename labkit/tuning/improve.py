@@ -6,11 +6,11 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator
 
-from labkit.diagnosis.diagnosis import Diagnosis
 from labkit.diagnosis.findings import Finding
 from labkit.diagnosis.losses import TOLERANCE, agree
 from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.remedies import Remedy
+from labkit.diagnosis.verdict import Diagnosis
 from labkit.results.hardware import Machine
 from labkit.results.run import Run
 from labkit.spec import too_old_for

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from labkit.diagnosis.diagnosis import Diagnosis
 from labkit.diagnosis.loader_code import LoopCode
+from labkit.diagnosis.verdict import Diagnosis
 from labkit.results.result import Result, Table, but
 from labkit.results.run import Run
 from labkit.results.script import Script, changed_lines, loader_line, script

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from labkit.diagnosis.diagnosis import Diagnosis
 from labkit.diagnosis.prediction import Prediction
+from labkit.diagnosis.verdict import Diagnosis
 from labkit.knobs import Settings, check_names
 from labkit.results.ranks import Ranks
 from labkit.results.result import Table

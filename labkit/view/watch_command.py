@@ -8,16 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 import numpy as np
 
-from labkit.bench.outside import Outside, Sample
+from labkit.bench.outside import Sample
 from labkit.diagnosis import watched_ranks
 from labkit.diagnosis.outside_verdict import judge
 from labkit.process import folders
@@ -27,14 +24,13 @@ from labkit.results.record import Event
 from labkit.results.run import Run
 from labkit.results.wall_shares import WallShares, trains, wall_shares
 from labkit.view import report
+from labkit.watching.foreground import run_in_front
 from labkit.watching.hangs import HangWatch
+from labkit.watching.run_folders import folders_in, process_of, rank_of
 
 Found = dict[str, object]  # what `labkit watch --json` prints
-# What a scheduler sends to its child
-PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 SITE = Path(__file__).parents[1] / "watching" / "site"
 MOST_LINES = 20  # that are listed
-GROUP_S = 0.3  # in which a signal reaches every process of a group
 SURE = ((0.9, "high"), (0.6, "medium"), (0.01, "low"))
 NOT_TRAINED = "headroom: not measured, as no optimizer made a step within a DataLoader's loop."
 
@@ -78,10 +74,10 @@ def watch_script(
         paths = filter(None, [str(SITE), env.get("PYTHONPATH")])
         env |= {"LABKIT_WATCHING": str(folder), "PYTHONPATH": os.pathsep.join(paths)}
         env |= {"LABKIT_HEADROOM": "1"} if headroom else {}
-    hangs = HangWatch(lambda: _folders_in(folder), _say)
+    hangs = HangWatch(lambda: folders_in(folder), _say)
     start_ns = now_ns()
     with hangs:
-        code, samples = _run(command, env, quiet_stdout)
+        code, samples = run_in_front(command, env, quiet_stdout)
     code = 128 - code if code < 0 else code
     ended = Ended(folder, code, start_ns, now_ns(), samples, hangs)
     try:
@@ -154,14 +150,10 @@ def _from_outside(ended: Ended, outside: bool) -> tuple[Found, str]:
     return found, f"{verdict}: {found['evidence']} {found['advice']}".rstrip()
 
 
-def _folders_in(folder: Path) -> list[Path]:
-    return sorted(each for each in folder.iterdir() if each.is_dir())
-
-
 def _runs_in(folder: Path) -> list[Run]:
     """Return the runs that have steps."""
     found = []
-    for each in _folders_in(folder):
+    for each in folders_in(folder):
         with contextlib.suppress(ValueError, OSError):
             run = Run(each)
             if run.steps:
@@ -176,12 +168,12 @@ def _from_inside(runs: list[Run], ended: Ended, headroom: bool) -> tuple[Found, 
     """
     runs = sorted(runs, key=lambda run: (trains(run), run.length_s))
     of_loop = _beside(runs)
-    chosen = {_rank_of(run): run for run in (*runs, *of_loop)}
+    chosen = {rank_of(run.path): run for run in (*runs, *of_loop)}
     judged = watched_ranks.diagnose(chosen)
     run = chosen[judged.rank]
     found = _values_of(run, judged)
     texts = [run.numbers, str(judged.verdict)]
-    loaders = [each for each in reversed(of_loop) if _rank_of(each) == judged.rank]
+    loaders = [each for each in reversed(of_loop) if rank_of(each.path) == judged.rank]
     if len(loaders) > 1:
         has_queue = run.machine.kind == "gpu"  # which may have work while the host waits
         who = "the host" if has_queue else "this loop"
@@ -222,12 +214,6 @@ def _values_of(run: Run, judged: watched_ranks.RanksVerdict) -> Found:
     }
 
 
-def _rank_of(run: Run) -> int:
-    """Return the rank of a run's process, by its folder's name."""
-    rank = run.path.name.split("-")[0]
-    return int(rank) if rank.isdigit() else 0
-
-
 def _place_of(run: Run) -> list[str | int]:
     """Return the file and the line of a run's loop; [] where its code is a framework's."""
     return (run.event("spec") or {}).get("watched", {}).get("place") or []
@@ -256,8 +242,7 @@ def _waiting(run: Run) -> str:
 
 def _whole_time(run: Run, runs: list[Run], ended: Ended) -> WallShares | None:
     """Share out the time of the script among the loops of a run's process, and keep that in it."""
-    process = run.path.name.rpartition("-")[0]
-    of_process = [each for each in runs if each.path.name.rpartition("-")[0] == process]
+    of_process = [each for each in runs if process_of(each.path) == process_of(run.path)]
     shares = wall_shares(of_process, ended.start_ns, ended.end_ns)
     if shares is not None:
         log = EventLog(run.path)
@@ -272,74 +257,3 @@ def _headroom_of(runs: list[Run]) -> Event | None:
     if not known:
         return None
     return {name: value for name, value in known[-1].items() if name not in ("event", "t_ns")}
-
-
-class Group:
-    """Tells a signal sent to our process group, as Ctrl-C is, from one sent to us alone.
-
-    A process of the group that any signal ends stands beside us; it ends with us as well.
-    """
-
-    def __init__(self):
-        self.other: subprocess.Popen | None = None
-        self._start()
-
-    def _start(self) -> None:
-        nowhere = subprocess.DEVNULL
-        with contextlib.suppress(OSError):  # no such program: signals are sent on
-            self.other = subprocess.Popen(
-                ["cat"], stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere
-            )
-
-    def had_it_too(self) -> bool:
-        """Return whether a signal that we have just received came to the whole group."""
-        if self.other is None:
-            return False
-        try:
-            self.other.wait(GROUP_S)
-        except subprocess.TimeoutExpired:
-            return False
-        self.end()
-        self._start()
-        return True
-
-    def end(self) -> None:
-        """End the process beside us."""
-        if self.other is not None:
-            self.other.kill()
-            self.other.communicate()  # closes its input, and waits
-            self.other = None
-
-
-def _run(command: list[str], env: dict[str, str], quiet_stdout: bool) -> tuple[int, list[Sample]]:
-    """Run the command to its end; return its exit code, and what was seen from outside."""
-    started: list[subprocess.Popen] = []
-    group = Group()
-
-    def send(number: int, _frame: FrameType | None) -> None:
-        if group.had_it_too():  # as by Ctrl-C in a terminal: the script decides, and we report
-            return
-        for child in started:
-            with contextlib.suppress(OSError):
-                child.send_signal(number)
-
-    before = {}
-    for name in PASSED_ON:
-        number = getattr(signal, name, None)  # as under nohup: the script inherits SIG_IGN
-        if number is not None and signal.getsignal(number) != signal.SIG_IGN:
-            before[number] = signal.signal(number, send)
-    try:
-        sys.stdout.flush()
-        stdout = sys.stderr if quiet_stdout else None
-        started.append(subprocess.Popen(command, stdout=stdout, env=env))
-        seen = None
-        with contextlib.suppress(Exception):  # it has ended, or may not be looked at
-            seen = Outside(started[0].pid)
-        return started[0].wait(), [] if seen is None else seen.stop()
-    except OSError as error:
-        remedy = "Give the command as a shell takes it: labkit watch -- python train.py"
-        raise ValueError(f"cannot start {command[0]!r}: {error.strerror}. {remedy}") from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        group.end()

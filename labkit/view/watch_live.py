@@ -13,16 +13,16 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from labkit.bench.user_loop import Tally
 from labkit.diagnosis import thresholds
-from labkit.diagnosis.diagnosis import Diagnosis
 from labkit.diagnosis.hot_lines import CELL, WORKER, Lines
+from labkit.diagnosis.verdict import Diagnosis
 from labkit.process import folders, launcher
 from labkit.results.run import Run
 from labkit.view.display import Display, StaticFigure
 from labkit.watching.hangs import HangWatch
 from labkit.watching.passes import say
 from labkit.watching.recorder import Recorder
+from labkit.watching.tally import Tally
 
 LEAST_SHARE = 0.01  # of the time, that a line of a cell is marked for
 OPEN_MOST = 8  # watches kept open: the loop's, its validation's, and some for generators

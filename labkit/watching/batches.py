@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Sized
 from typing import cast
 
-from labkit.bench.user_loop import (
+from labkit.bench.batch_contents import (
     bytes_along,
     counter_for,
     dtype_of_most,

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import asdict, dataclass
 from typing import cast
 
-from labkit.bench.user_loop import counter_for, find_device, in_flight, knobs_of
+from labkit.bench.batch_contents import counter_for
+from labkit.bench.user_loop import find_device, in_flight, knobs_of
 from labkit.process.events import EventLog, now_ns
 from labkit.watching.batches import length_of, one_a_batch
 from labkit.watching.device_clocks import Queue, Waiting

@@ -12,13 +12,11 @@ import contextlib
 import functools
 import itertools
 import os
-import secrets
 import sys
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
@@ -28,6 +26,7 @@ from labkit.process.events import EventLog, now_ns
 from labkit.watching.headroom import Blocks, HeadroomPass
 from labkit.watching.passes import Pass, StandsIn
 from labkit.watching.recorder import Recorder
+from labkit.watching.run_folders import new_folder
 
 if TYPE_CHECKING:
     import torch
@@ -107,9 +106,8 @@ class Script:
         return same[0]
 
     def begin(self, loader: object, place: tuple[str, int] | None) -> WatchedLoop | None:
-        """Begin a run, in a folder whose name begins with the rank; None if that fails."""
-        rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
-        folder = Path(os.environ["LABKIT_WATCHING"]) / f"{rank}-{self.pid}-{secrets.token_hex(3)}"
+        """Begin a run; None if that fails."""
+        folder = new_folder(self.pid)
         with contextlib.suppress(Exception):
             if len(self.loops) < MOST_LOADERS:
                 folder.mkdir(parents=True)
@@ -147,7 +145,7 @@ def install(module: ModuleType) -> None:
     """Hook a module of DataLoaders, or torch's of optimizers, when it has just been loaded."""
     loaders = getattr(module, "DataLoader", None)
     if loaders is None:
-        module.register_optimizer_step_post_hook(OptimizerSteps(SCRIPT))
+        module.register_optimizer_step_post_hook(_untraced(OptimizerSteps(SCRIPT)))
     else:
         _hook_loaders(loaders)
     if getattr(sys.excepthook, "func", None) is not _show_error:
@@ -216,6 +214,17 @@ def _recorded(plain: Callable[[DataLoader], Iterator[object]]) -> Callable:
         return HeadroomPass(loop.blocks, iterator, self, lambda: loop.has_trained)
 
     return __iter__
+
+
+def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
+    """Return a hook that torch.compile does not trace where it traces what is hooked."""
+    torch = sys.modules["torch"]
+
+    @torch._disable_dynamo
+    def call(*given: object) -> None:
+        hook(*given)
+
+    return call
 
 
 class OptimizerSteps:

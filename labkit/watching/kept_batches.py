@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, cast
 
-from labkit.bench.user_loop import leaves
+from labkit.bench.batch_contents import leaves
 
 if TYPE_CHECKING:
     import torch

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from labkit.bench import user_loop
 from labkit.bench.device_clock import DeviceClock
 from labkit.bench.loader_clocks import USUAL
+from labkit.bench.own_record import write_spec
 from labkit.process import folders
 from labkit.process.events import EventLog, now_ns
 from labkit.watching.batches import Batches, length_of
@@ -30,6 +31,7 @@ from labkit.watching.passes import Beat, Pass, say
 from labkit.watching.probes import Probes
 from labkit.watching.step_log import StepLog
 from labkit.watching.step_timer import Row
+from labkit.watching.tally import Tally
 from labkit.watching.trained import Trained
 
 if TYPE_CHECKING:
@@ -84,11 +86,11 @@ class Recorder:
             code = call_of(loader, model)
         watched = {"loader": type(loader).__name__, "length": self.length}
         watched |= {"trainer": _in_trainer(), "code": code, "place": place and list(place)}
-        user_loop.write_spec(self.log, self.folder.name, self.knobs, watched=watched)
+        write_spec(self.log, self.folder.name, self.knobs, watched=watched)
         self.probes = Probes(self.folder, self.log, loader, self.knobs.get("num_workers"))
 
     @property
-    def tally(self) -> user_loop.Tally:
+    def tally(self) -> Tally:
         """Sums over the steps so far."""
         return self.steps.tally
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from labkit.bench.device_clock import DeviceClock
-from labkit.bench.user_loop import Tally
+from labkit.watching.tally import Tally
 from labkit.process.events import EventLog, line_of
 from labkit.watching.step_timer import Row
 

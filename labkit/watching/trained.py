@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from labkit.bench.user_loop import device_of, dtype_of_most
+from labkit.bench.batch_contents import dtype_of_most
+from labkit.bench.user_loop import device_of
 
 if TYPE_CHECKING:
     import torch

@@ -14,12 +14,12 @@ from torch.profiler import ProfilerActivity, profile
 
 import labkit as lk
 from labkit import quotas
-from labkit.bench import machine, model_size
+from labkit.bench import devices, machine, model_size
 from labkit.bench.loop import Trainer
 from labkit.spec import automatic
 
 QUICK = "--quick" in sys.argv[1:]
-TIMES = 1 if QUICK else 5
+TIMES = 1 if QUICK else 3
 MODELS = ("cnn", "mlp", "transformer")
 
 
@@ -28,8 +28,8 @@ def main() -> None:
         run = lk.run(lk.Pipeline(num_workers=workers, **({"steps": 20} if QUICK else {})))
         tell("run", workers=workers, found=repr(run), diagnosis=str(run.diagnose()))
     machine.use_fixed_threads()
-    device = machine.find_device("auto")
-    machine.use(device)
+    device = devices.find_device("auto")
+    devices.use(device)
     for model in MODELS[:1] if QUICK else MODELS:
         depths(model, device)
     kernels(device)
@@ -65,7 +65,7 @@ def kernels(device: torch.device) -> None:
         kinds = [ProfilerActivity.CUDA]
     with profile(activities=kinds) as recorded:
         trainer.compute(*batch, update=True)
-        machine.finish(device)
+        devices.finish(device)
     longest = sorted(recorded.events(), key=lambda event: -event.time_range.elapsed_us())
     tell("kernels", names=[[event.name, event.time_range.elapsed_us()] for event in longest[:20]])
 

@@ -1,4 +1,4 @@
-"""What a watched loop shows beyond its stamps: its lines, its passes, and how its steps change."""
+"""Facts of a watched loop beyond its stamps: its passes, and how its steps change."""
 
 from __future__ import annotations
 
@@ -9,21 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.hot_lines import Line, Lines
+from labkit.diagnosis.hot_lines import Lines
+from labkit.diagnosis.line_work import Work, loading_of
 from labkit.results.step_classes import body_seconds
 
 if TYPE_CHECKING:
     from labkit.results.run import Run
 
-IN_WORDS = {  # what a body that is no training does, by the part of it
-    "python": "Python",
-    "logging": "logging and files",
-    "waiting": "waiting: for a sleep, a lock, a network or another program",
-    "validation": "passes without gradients (validation, a policy's rollouts, a teacher)",
-    "loader": "waiting for another DataLoader",
-}
-COLLATE = "collate"
-ITEMS = ("__getitem__", "__getitems__", "__iter__", "__next__")  # where all of it is, anyway
+
+# Parts of a loop's body that are no training, of those in `hot_lines.BODY`
+NO_TRAINING = ("python", "logging", "waiting", "validation", "loader")
 
 
 @dataclass(frozen=True)
@@ -37,34 +32,11 @@ class Drift:
 
 
 @dataclass(frozen=True)
-class Stalls:
-    """In which steps some work makes the loop stall."""
-
-    count: int  # of these steps
-    every: int | None = None  # steps from one to the next, where they come regularly
-
-    def __str__(self) -> str:
-        if self.every is None:
-            return f"in {self.count} single steps"
-        return f"in every {_nth(self.every)} step"
-
-
-@dataclass(frozen=True)
-class BodyWork:
-    """What a part of the loop does, and the lines that it does it in."""
-
-    cause: str
-    lines: tuple[Line, ...]
-    share: float = 0.0  # of that part, in the first of the lines
-    when: Stalls | None = None  # in which steps, where they are few or regular
-
-
-@dataclass(frozen=True)
 class Loop:
     """Facts of a watched loop. Shares are of wall time, 0 to 1; 0 where nothing showed."""
 
     lines: Lines
-    body: np.ndarray = field(repr=False)  # (steps, IN_WORDS) sampled share that is no training
+    body: np.ndarray = field(repr=False)  # (steps, NO_TRAINING) sampled share that is no training
     sampled: np.ndarray = field(repr=False)  # (steps,) and of all
     spent: np.ndarray = field(repr=False)  # (steps,) s, of all steps: how long their bodies took
     drift: Drift | None
@@ -78,7 +50,7 @@ class Loop:
         """Return the part (0 to 1) of a body that each group takes, from their summed shares."""
         if not self.lines.enough("body") or all_of_it <= 0:
             return {}
-        parts = zip(IN_WORDS, groups, strict=True)
+        parts = zip(NO_TRAINING, groups, strict=True)
         return {name: float(share / all_of_it) for name, share in parts}
 
     @property
@@ -87,9 +59,9 @@ class Loop:
         return None if self.drift is None or self.drift.larger else self.drift
 
     @cached_property
-    def loading(self) -> BodyWork | None:
+    def loading(self) -> Work | None:
         """What stands out in preparing items."""
-        return _of_loading(self.lines)
+        return loading_of(self.lines)
 
 
 def loop_of(run: Run) -> Loop | None:
@@ -111,7 +83,7 @@ def loop_of(run: Run) -> Loop | None:
     starts = sorted(start for start in begun if start < run.steps)
     return Loop(
         lines=found,
-        body=np.stack([per_step(found.of_part(part)) for part in IN_WORDS], axis=1),
+        body=np.stack([per_step(found.of_part(part)) for part in NO_TRAINING], axis=1),
         sampled=per_step(measured),
         spent=spent,
         drift=_drift(spent[first:], run.batch_bytes[first:], first, wall, found),
@@ -178,93 +150,3 @@ def _cold(stamps: np.ndarray, starts: list[int]) -> float:
     rest = float(np.median(medians[1:]))
     slower = rest > 0 and medians[0] > limits.COLD * rest
     return (medians[0] - rest) * starts[1] if slower else 0.0
-
-
-# -- what the rules of the diagnosis make of it ----------------------------------------------------
-
-
-def group_of(loop: Loop, group: str) -> BodyWork:
-    """Return what a part of the body that is no training does; a key of `IN_WORDS`."""
-    mask = loop.lines.of_part(group)
-    lines = loop.lines.worst(mask)
-    when = stalls(loop, mask)
-    body = float(loop.lines.share[loop.lines.mask("body")].sum())
-    cause = group
-    if when and (group != "validation" or when.every):
-        cause = "periodic"
-        lines = (*loop.lines.sites(mask)[:1], *lines)  # it is known by the line that begins it
-    share = lines[0].share / max(body, 1e-9) if lines else 0.0
-    return BodyWork(cause, lines, share, when if cause == "periodic" else None)
-
-
-def synchronises(loop: Loop) -> tuple[float, tuple[Line, ...]] | None:
-    """Return the part of the body in which the host waits for the device, and where; or None."""
-    part = loop.lines.body.get("sync", 0.0)
-    if part < limits.WORTH_NAMING["launch"]:
-        return None
-    return part, loop.lines.worst(loop.lines.of_part("sync"))
-
-
-def stalls(loop: Loop, mask: np.ndarray) -> Stalls | None:
-    """Return when the work of the masked samples comes; None where no steps stall for it."""
-    usual = float(np.median(loop.spent))
-    step = loop.lines.step[mask]
-    share = loop.lines.share[mask]
-    long = loop.spent[step] > limits.STALL * usual
-    steps = np.unique(step[long])
-    if share[long].sum() < limits.IN_STALLS * share.sum() or len(steps) < 2:
-        return None
-    gaps = np.diff(steps)
-    every = int(np.median(gaps))
-    missed = np.abs(gaps - every * np.round(gaps / every)) <= 1  # some may have had no sample
-    if len(gaps) > 1 and every > 2 and missed.mean() >= limits.REGULAR:
-        return Stalls(len(steps), every)
-    few = len(steps) <= limits.FEW_STALLS * len(loop.spent)
-    return Stalls(len(steps)) if few else None
-
-
-def _of_loading(lines: Lines) -> BodyWork | None:
-    """Return collating, or the line, helper function, Python code or few lines with most of it."""
-    work = loading_mask(lines)
-    whole = float(lines.share[work].sum())
-    if whole <= 0:
-        return None
-    collates = work & (lines.within == COLLATE)
-    part = float(lines.share[collates].sum()) / whole
-    if part >= limits.MOST_OF_LOADING:
-        return BodyWork(COLLATE, lines.worst(collates), part)
-    rows = lines.rows(work & ~collates)
-    most = lines.worst(work & ~collates)
-    least = limits.MOST_OF_LOADING * whole
-    python = [line for line in rows if line.kind == "python"]
-    if rows and rows[0].share >= least:
-        found = rows[:3]
-    elif most and most[0].share >= least and not most[0].function.endswith(ITEMS):
-        found = most
-    elif sum(line.share for line in python) >= least:
-        found = tuple(python[:3])
-    elif sum(line.share for line in rows[:3]) >= least:
-        found = rows[:3]
-    else:
-        return None
-    return BodyWork("item", found, found[0].share / whole)
-
-
-def costliest_of_loading(lines: Lines) -> tuple[Line, ...]:
-    """Return the costliest lines of preparing items, where enough of it was sampled."""
-    return lines.rows(loading_mask(lines))[:3]
-
-
-def loading_mask(lines: Lines) -> np.ndarray:
-    """Return the mask of samples in which the loader worked, in workers or in the loop itself.
-
-    It is empty where there are too few of them.
-    """
-    work = lines.mask("worker")
-    work = work if work.any() else lines.mask("waiting") & (lines.within != "")
-    return work & (work.sum() >= limits.FEWEST_LINES)
-
-
-def _nth(n: int) -> str:
-    ending = "th" if n % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
-    return f"{n}{ending}"

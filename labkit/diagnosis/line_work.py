@@ -1,0 +1,116 @@
+"""What the sampled lines of a loop show: the work of its body, and how items are prepared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.hot_lines import Line, Lines
+
+COLLATE = "collate"
+ITEMS = ("__getitem__", "__getitems__", "__iter__", "__next__")  # where all of it is, anyway
+
+
+@dataclass(frozen=True)
+class LongSteps:
+    """The long steps that some work makes."""
+
+    count: int  # of these steps
+    every: int | None = None  # steps from one to the next, where they come regularly
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a part of the loop, or of its loader, does, and the lines that it does it in."""
+
+    cause: str
+    lines: tuple[Line, ...]
+    share: float = 0.0  # of that part, in the first of the lines
+    long_steps: LongSteps | None = None  # in which steps, where they are few or regular
+
+
+def work_of(lines: Lines, part: str, spent: np.ndarray) -> Work:
+    """Return what a part of the body does; `spent` (steps,) is how long each body took, s."""
+    mask = lines.of_part(part)
+    worst = lines.worst(mask)
+    when = long_steps(lines, mask, spent)
+    body = float(lines.share[lines.mask("body")].sum())
+    share = worst[0].share / max(body, 1e-9) if worst else 0.0
+    if when is None or (part == "validation" and when.every is None):
+        return Work(part, worst, share)
+    begins = lines.sites(mask)[:1]  # it is known by the line that begins it
+    share = begins[0].share / max(body, 1e-9) if begins else share
+    return Work("periodic", (*begins, *worst), share, when)
+
+
+def synchronises(lines: Lines) -> tuple[float, tuple[Line, ...]] | None:
+    """Return the part of the body in which the host waits for the device, and where; or None."""
+    part = lines.body.get("sync", 0.0)
+    if part < limits.WORTH_NAMING["launch"]:
+        return None
+    return part, lines.worst(lines.of_part("sync"))
+
+
+def long_steps(lines: Lines, mask: np.ndarray, spent: np.ndarray) -> LongSteps | None:
+    """Return the long steps that the masked samples' work makes; None where it makes none.
+
+    `spent` (steps,) is how long each body took, s.
+    """
+    usual = float(np.median(spent))
+    step = lines.step[mask]
+    share = lines.share[mask]
+    long = spent[step] > limits.LONG * usual
+    steps = np.unique(step[long])
+    if share[long].sum() < limits.IN_LONG_STEPS * share.sum() or len(steps) < 2:
+        return None
+    gaps = np.diff(steps)
+    every = int(np.median(gaps))
+    missed = np.abs(gaps - every * np.round(gaps / every)) <= 1  # some may have had no sample
+    if len(gaps) > 1 and every > 2 and missed.mean() >= limits.REGULAR:
+        return LongSteps(len(steps), every)
+    few = len(steps) <= limits.FEW_LONG_STEPS * len(spent)
+    return LongSteps(len(steps)) if few else None
+
+
+def loading_of(lines: Lines) -> Work | None:
+    """Return collating, or the line, helper function, Python code or few lines with most of it."""
+    work = loading_mask(lines)
+    whole = float(lines.share[work].sum())
+    if whole <= 0:
+        return None
+    collates = work & (lines.within == COLLATE)
+    part = float(lines.share[collates].sum()) / whole
+    if part >= limits.MOST_OF_LOADING:
+        return Work(COLLATE, lines.worst(collates), part)
+    rows = lines.rows(work & ~collates)
+    most = lines.worst(work & ~collates)
+    least = limits.MOST_OF_LOADING * whole
+    python = [line for line in rows if line.kind == "python"]
+    if rows and rows[0].share >= least:
+        found = rows[:3]
+    elif most and most[0].share >= least and not most[0].function.endswith(ITEMS):
+        found = most
+    elif sum(line.share for line in python) >= least:
+        found = tuple(python[:3])
+    elif sum(line.share for line in rows[:3]) >= least:
+        found = rows[:3]
+    else:
+        return None
+    return Work("item", found, found[0].share / whole)
+
+
+def costliest_of_loading(lines: Lines) -> tuple[Line, ...]:
+    """Return the costliest lines of preparing items, where enough of it was sampled."""
+    return lines.rows(loading_mask(lines))[:3]
+
+
+def loading_mask(lines: Lines) -> np.ndarray:
+    """Return the mask of samples in which the loader worked, in workers or in the loop itself.
+
+    It is empty where there are too few of them.
+    """
+    work = lines.mask("worker")
+    work = work if work.any() else lines.mask("waiting") & (lines.within != "")
+    return work & (work.sum() >= limits.FEWEST_LINES)

@@ -1,0 +1,119 @@
+"""What a diagnosis says: the findings in order, how sure that is, and what limits it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from labkit.diagnosis.findings import BOTTLENECKS, Finding
+from labkit.results.result import Result, Table, but
+
+SHOWN = 4  # findings of the details
+
+
+@dataclass(frozen=True, repr=False)
+class Diagnosis(Result):
+    """What holds a run back."""
+
+    findings: tuple[Finding, ...]  # what costs device time, ranked by how much
+    # 0 to 1: the share of resampled runs (steps drawn anew with replacement) with the same verdict;
+    # of a trace, how far the first loss is ahead of the second or of its threshold
+    confidence: float
+    source: str  # where it was measured; says RECORDED, and on what, where that was not here
+    notes: tuple[str, ...] = ()  # what limits the verdict,
+    caveats: tuple[str, ...] = ()  # and what limits it so much that it is said with it
+    of_pipeline: bool = False  # rather than of somebody's loop or trace
+
+    @property
+    def bottleneck(self) -> str:
+        """The first finding's, one of `BOTTLENECKS`; "compute" is healthy."""
+        return self.findings[0].name
+
+    @property
+    def rank(self) -> int | None:
+        """Of several ranks, the one that holds the others back; None if none does."""
+        return self.findings[0].rank
+
+    @property
+    def evidence(self) -> str:
+        """The numbers behind the first finding."""
+        return self.findings[0].evidence
+
+    @property
+    def advice(self) -> str:
+        """What to change first."""
+        return self.findings[0].advice
+
+    @property
+    def headline(self) -> str:
+        """The verdict in a few words."""
+        blamed = self.rank is not None and self.bottleneck != "communication"
+        where = f" on rank {self.rank}" if blamed else ""
+        return f"{self.bottleneck}{where} ({BOTTLENECKS[self.bottleneck]})"
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the diagnosis as JSON types."""
+        return {
+            "bottleneck": self.bottleneck,
+            "confidence": round(self.confidence, 3),
+            "findings": [finding.to_dict() for finding in self.findings],
+            "source": self.source,
+            "notes": [*self.notes, *self.caveats],
+            "rank": self.rank,
+        }
+
+    @property
+    def three_lines(self) -> tuple[str, str, str]:
+        """What holds the run back, why (the numbers of this run), and what to do about it."""
+        first = self.findings[0]
+        mark = f"{self.source}: " if self.source.startswith("RECORDED") else ""
+        what = f"{mark}Bottleneck {self.headline}"
+        if first.lost_share:
+            what += f": {first.lost_share:.0%} of the time"
+        what += f"; confidence {self.confidence:.0%}" if self.confidence else ""
+        what += "".join(f". {caveat}" for caveat in self.caveats)
+        code = first.code.strip()
+        if "\n" in code:
+            code = "".join(f"\n    {line}" for line in code.splitlines())
+        do = f"Do: {first.advice}" + (f" In PyTorch: {code}" if code else "")
+        return what.rstrip("."), f"Why: {first.evidence}", do
+
+    @property
+    def details(self) -> Table:
+        """The full report: every finding with its time, evidence and advice, and the notes."""
+        return self.table()
+
+    def table(self) -> Table:
+        """Return the findings, the costliest first, and what can be copied of the first remedy."""
+        shown = self.findings[:SHOWN]
+        rows = [
+            (f"{f.name}: {f.cause}", f"{f.lost_share:.0%}", f.evidence, f.advice) for f in shown
+        ]
+        sure = f"{self.source}; confidence {self.confidence:.0%}"
+        foot = [sure, *self.notes, *self.caveats]
+        copies: dict[str, str] = {}
+        for finding in shown:
+            foot += [f"{finding.cause}, also: {other.text}" for other in finding.remedies[1:]]
+            if not finding.code:
+                continue
+            foot.append(f"{finding.cause}, in PyTorch:")
+            foot += [f"    {line}" for line in finding.code.splitlines()]
+            changes = finding.remedies[0].changes
+            if not copies:
+                copies["PyTorch"] = finding.code
+                copies["labkit"] = but(dict(changes)) if self.of_pipeline and changes else ""
+        return Table(
+            rows,
+            head=("finding", "time lost", "evidence", "what to change"),
+            title=f"Bottleneck: {self.headline}",
+            foot=foot,
+            left=(0, 2, 3),
+            copies=copies,
+        )
+
+    def __repr__(self) -> str:
+        return "\n".join(self.three_lines)
+
+    def _repr_html_(self) -> str:
+        from labkit.view.verdict_html import html_of
+
+        return html_of(self)

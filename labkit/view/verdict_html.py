@@ -1,0 +1,27 @@
+"""A diagnosis in a notebook: three lines, buttons that copy, and all findings folded below."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from labkit.results.result import copy_buttons
+
+if TYPE_CHECKING:
+    from labkit.diagnosis.verdict import Diagnosis
+
+
+def html_of(verdict: Diagnosis) -> str:
+    """Return a diagnosis as HTML."""
+    what, why, do = (html.escape(line) for line in verdict.three_lines)
+    first = verdict.findings[0]
+    section = f"notebook {first.link[:2]}, section"
+    for link, words in ((first.link, section), (first.page, first.page)):
+        if link:
+            do = do.replace(words, f"<a href='{html.escape(link)}'>{words}</a>", 1)
+    text = f"<b>{what}</b><div>{why}</div><div style='white-space:pre-wrap'>{do}</div>"
+    details = verdict.details
+    more = replace(details, copies={})._repr_html_()
+    folded = f"<details><summary>all findings</summary>{more}</details>"
+    return f"{text}{copy_buttons(details.copies)}{folded}"

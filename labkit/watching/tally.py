@@ -1,0 +1,27 @@
+"""What a live line shows of a watched loop: sums over its steps."""
+
+from __future__ import annotations
+
+
+class Tally:
+    """Sums over the steps so far, in ns and of bounded size: what the live line is made from."""
+
+    def __init__(self, end: int | None = None):
+        self.end = end  # of the step before, on the device
+        self.steps = 0
+        self.samples = 0
+        self.wall = 0
+        self.busy = 0
+        self.wait = 0
+
+    def add(self, t: tuple[int, ...], samples: int, busy: tuple[int, int]) -> None:
+        """Add a step: its stamps, and when the device was busy."""
+        begin = t[0] if self.end is None else self.end
+        start = max(busy[0], begin)
+        end = max(busy[1], start)
+        self.busy += end - start
+        self.wait += min(t[1] - t[0], start - begin)
+        self.wall += end - begin
+        self.steps += 1
+        self.samples += samples
+        self.end = end
