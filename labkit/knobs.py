@@ -61,7 +61,7 @@ class Knob:
         """Whether None is a value of it: a choice, or left to the machine."""
         return bool(self.auto) or None in (self.choices or ())
 
-    def check(self, value: Any) -> Any:
+    def check(self, value: object) -> Any:
         """Return `value` as this knob stores it; raise ValueError if it is not allowed."""
         if value is None and self.takes_none:
             return None
@@ -74,7 +74,7 @@ class Knob:
             raise ValueError(f"{self.name}={value!r} is not allowed: use {self.allowed}.")
         return stored
 
-    def _stored(self, value: Any) -> Any:
+    def _stored(self, value: object) -> Any:
         """Return `value` as this knob stores it; None where it is not allowed."""
         if self.choices:
             is_one = any(value is choice or value == choice for choice in self.choices)
@@ -113,7 +113,7 @@ def _number(value: Any, whole: bool) -> int | float | None:
     return None
 
 
-def knob(default: Any, help: str, *, kind: str = "", **rules: Any) -> Any:
+def knob(default: Any, help: str, *, kind: str = "", **rules: object) -> Any:
     """Declare a knob as a dataclass field; one whose default is a list takes lists."""
     if isinstance(default, list):
         kind = kind or type(default[0]).__name__
@@ -128,7 +128,7 @@ class Spec:
 
     knobs: ClassVar[dict[str, Knob]] = {}  # filled by `declares_knobs`
 
-    def __new__(cls, *args: Any, **values: Any) -> Self:
+    def __new__(cls, *args: object, **values: object) -> Self:
         """Refuse a name that is no knob with a ValueError that suggests the nearest one."""
         check_names(values, [each.name for each in fields(cls)])
         return super().__new__(cls)
@@ -137,7 +137,7 @@ class Spec:
         for name, rule in self.knobs.items():
             object.__setattr__(self, name, rule.check(getattr(self, name)))
 
-    def but(self, **changes: Any) -> Self:
+    def but(self, **changes: object) -> Self:
         """Return a copy with some knobs changed; raises ValueError on a bad one."""
         return replace(self, **changes)
 

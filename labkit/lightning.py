@@ -6,7 +6,7 @@ Needs the extra `labkit[lightning]`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from labkit.callbacks import StepRecorder
 
@@ -28,7 +28,7 @@ class Recorder(StepRecorder, Callback):
     list. What lies between epochs is left out; rank 0 records.
     """
 
-    _count: Callable[[Any], int] | None = None  # the samples of a batch
+    _count: Callable[[object], int] | None = None  # the samples of a batch
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a record."""
@@ -41,7 +41,7 @@ class Recorder(StepRecorder, Callback):
         self.epoch()
 
     def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int
     ) -> None:
         """A batch is here."""
         self.ready()
@@ -51,7 +51,7 @@ class Recorder(StepRecorder, Callback):
         trainer: Trainer,
         pl_module: LightningModule,
         outputs: object,
-        batch: Any,
+        batch: object,
         batch_idx: int,
     ) -> None:
         """A step has been issued."""

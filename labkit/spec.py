@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from labkit import quotas
 from labkit.knobs import Knob, Settings, Spec, check_names, declares_knobs, knob
@@ -112,7 +111,7 @@ class Pipeline(Spec):
                     f"num_workers of 1 or more, or leave {name}={default!r}."
                 )
 
-    def to_spec(self) -> dict[str, Any]:
+    def to_spec(self) -> dict[str, object]:
         """Return what the first event of its run's log says of it."""
         return {"pipeline": self.to_dict()}
 
@@ -149,7 +148,7 @@ PX_ON_GPU = {8: 128, 2: 112}
 STARVES_PX = min(PX_ON_GPU.values())  # a GPU waits for such images without a simulated delay
 
 
-def automatic(knobs: Mapping[str, Any], gpu: bool = False, cores: int = 0) -> Settings:
+def automatic(knobs: Settings, gpu: bool = False, cores: int = 0) -> Settings:
     """Return what None stands for in the knobs that need no timing, on a GPU or a CPU."""
     px = PX
     if gpu and knobs["dataset"] == "jpeg" and knobs["model"] == "cnn":
@@ -196,7 +195,7 @@ class Grid:
     name: str  # the function's
     arguments: tuple[str, ...]  # all that it takes, beside the bench
     needed: tuple[str, ...]  # those without a default
-    values: Mapping[str, list[Any]]
+    values: Mapping[str, list[object]]
     device: str = "auto"  # as the knob of a Pipeline
 
     def __post_init__(self) -> None:
@@ -211,12 +210,12 @@ class Grid:
                 raise ValueError(f"{name}=[] has no value: there is nothing to measure.")
 
     @property
-    def points(self) -> list[dict[str, Any]]:
+    def points(self) -> list[dict[str, object]]:
         """Every combination, the last argument changing fastest."""
         combinations = itertools.product(*self.values.values())
         return [dict(zip(self.values, values, strict=True)) for values in combinations]
 
-    def to_spec(self) -> dict[str, Any]:
+    def to_spec(self) -> dict[str, object]:
         """Return what the log's first event says of it."""
         return {"measure": self.name, "points": self.points, "pipeline": {"device": self.device}}
 
@@ -245,8 +244,8 @@ class Distributed(Spec):
     pipeline: Pipeline = field(default_factory=Pipeline)  # `batch_size` is each rank's
     ranks: int = knob(2, "processes, a device each", low=1, high=64, reach=4)
     no_sync: bool = knob(False, "exchange gradients only for the last micro-batch of an update")
-    starve: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)  # {rank: {knob: value}}
-    rendezvous: Mapping[str, Any] = field(default_factory=dict)  # of several machines
+    starve: Mapping[int, Settings] = field(default_factory=dict)  # {rank: {knob: value}}
+    rendezvous: Mapping[str, str | int] = field(default_factory=dict)  # of several machines
 
     def __post_init__(self) -> None:
         if not isinstance(self.pipeline, Pipeline):
@@ -282,7 +281,7 @@ class Distributed(Spec):
             check_names(knobs, STARVING, "knob of the loader's speed in starve:")
             self.pipeline.but(**knobs)  # checks the values
 
-    def to_spec(self) -> dict[str, Any]:
+    def to_spec(self) -> dict[str, object]:
         """Return what the log's first event says of it."""
         return {
             "pipeline": self.pipeline.to_dict(),

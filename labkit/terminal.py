@@ -35,7 +35,7 @@ PARSER = argparse.ArgumentParser(
 COMMANDS = PARSER.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
 
-Command = Callable[[argparse.Namespace], Any]
+Command = Callable[[argparse.Namespace], object]
 Option = Callable[[argparse.ArgumentParser], object]
 """What adds an option to a command."""
 
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def show(
-    options: argparse.Namespace, result: Any, values: Any = None, text: str = "", code: int = 0
+    options: argparse.Namespace, result: Any, values: object = None, text: str = "", code: int = 0
 ) -> int:
     """Save, draw and print what was found, as asked for; return the exit code.
 

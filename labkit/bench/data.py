@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from labkit.bench.job import Job
 from labkit.bench.process import worker_dies_with_bench
+from labkit.knobs import Settings
 
 IMAGE_COUNT = 512  # distinct images: above what two workers hold in flight, below a second to make
 EPOCH = 51_200  # samples, each of one of the images: an epoch is longer than most runs
@@ -183,9 +183,9 @@ def noise_batch(job: Job) -> Batch:
     return images, torch.randint(0, IMAGE_CLASSES, shape[:1])
 
 
-def loader_settings(job: Job) -> dict[str, Any]:
+def loader_settings(job: Job) -> Settings:
     """Return every DataLoader's arguments in the bench: the job's knobs, and care for workers."""
-    settings: dict[str, Any] = {
+    settings: Settings = {
         "batch_size": job.batch_size,
         "num_workers": job.num_workers,
         "pin_memory": job.pin_memory,

@@ -65,7 +65,7 @@ def _describe_card(device: torch.device) -> dict[str, Any]:
     """Return what `describe` adds, or says otherwise, of a CUDA device."""
     card = torch.cuda.get_device_properties(device)
     uuid = devices.card_uuid(device)
-    found: dict[str, Any] = {
+    found = {
         "name": card.name,
         "memory_gib": _gib(card.total_memory),
         "uuid": uuid,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 
@@ -154,7 +153,7 @@ def time_step(of: Job, depth: int, device: torch.device) -> float:
     return median(took[1:])
 
 
-def plain_job(device: torch.device, **knobs: Any) -> Job:
+def plain_job(device: torch.device, **knobs: object) -> Job:
     """Return a job with every knob at its default, plain FP32 training, but for `knobs`."""
     defaults = {name: knob.default for name, knob in KNOBS.items()}
     job = Job(**defaults | knobs)

@@ -9,13 +9,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 import labkit
 from labkit.process.events import VERSION, EventLog
 
 
-def write_spec(log: EventLog, run: str, pipeline: Mapping[str, Any], **more: object) -> None:
+def write_spec(log: EventLog, run: str, pipeline: Mapping[str, object], **more: object) -> None:
     """Write what the record of this process begins with; `pipeline` is what was asked for."""
     log.write(
         "spec",

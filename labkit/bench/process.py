@@ -19,10 +19,13 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from labkit.knobs import Settings
 from labkit.process.events import SPEC_NAME, EventLog
 from labkit.process.family import LINUX, is_ours, socket_folder
+
+Items = TypeVar("Items")  # a dataset
 
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 FEW_FILES = 6
@@ -58,7 +61,7 @@ def wait_for_run() -> None:
         os.close(nothing)
 
 
-def serve(work: Callable[[dict[str, Any], Path, EventLog], int | None], place: str = "") -> None:
+def serve(work: Callable[[Settings, Path, EventLog], int | None], place: str = "") -> None:
     """Do `work(spec, folder, log)`, write how it ended in `place`; exit with its code, or 0.
 
     The command line has the run's folder, and the process that this one is not to outlive.
@@ -93,7 +96,7 @@ def serve(work: Callable[[dict[str, Any], Path, EventLog], int | None], place: s
     os._exit(code)  # workers and threads end with the process; the supervisor sees to it
 
 
-def use_sockets(folder: Path, config: dict[str, Any]) -> None:
+def use_sockets(folder: Path, config: dict[str, object]) -> None:
     """Have `multiprocessing`, by its `config`, keep its sockets in `folder`, if that is our own.
 
     Otherwise they are where Python puts them, and not found again after a kill.
@@ -136,7 +139,7 @@ def short_of_files(pids: list[int]) -> list[int] | None:
     return None
 
 
-def planted(fault: str | None, dataset: Any, trainer: Any) -> Any:
+def planted(fault: str | None, dataset: Items, trainer: object) -> Items:
     """Plant a spec's `fault`, "module:function:argument"; return what the dataset becomes."""
     if not fault:
         return dataset

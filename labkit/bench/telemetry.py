@@ -181,9 +181,8 @@ class OtherPrograms:
         return pid in self.own
 
 
-def _card_of(machine: dict[str, Any], bench_pid: int, log: EventLog) -> GpuMeter | None:
+def _card_of(uuid: str | None, bench_pid: int, log: EventLog) -> GpuMeter | None:
     """Return the meter of the run's card; None without a card, or where NVML does not answer."""
-    uuid = machine.get("uuid")
     if not uuid:
         return None
     try:
@@ -200,7 +199,7 @@ def main(parent: int) -> None:
     log = EventLog(".")
     hello, machine = wait_for(Path(FILE_NAME), ("hello", "machine"))
     cpu = CpuMeter(hello["pid"])
-    card = _card_of(machine, hello["pid"], log)
+    card = _card_of(machine.get("uuid"), hello["pid"], log)
     programs = OtherPrograms({hello["pid"], parent})
     begun = time.monotonic()
     due = begun

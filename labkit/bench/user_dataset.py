@@ -14,12 +14,13 @@ import os
 import pickle
 import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from labkit.bench import batch_contents, data, user_loop
@@ -127,14 +128,20 @@ class OwnStep:
 
     side_stream = None
 
-    def __init__(self, step: Callable[..., object] | None, model: Any, optimizer: Any, job: Job):
+    def __init__(
+        self,
+        step: Callable[..., object] | None,
+        model: nn.Module | Callable[[], nn.Module] | None,
+        optimizer: Optimizer | Callable[[Iterator[nn.Parameter]], Optimizer] | None,
+        job: Job,
+    ):
         """`model` and `optimizer` may also be functions that make them."""
         self.job = job
         self.device = torch.device(job.device)
         job.xray = job.xray and step is not None
         if model is not None and not isinstance(model, nn.Module):
             model = model().to(self.device)
-        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        if optimizer is not None and not isinstance(optimizer, Optimizer):
             if model is None:
                 raise ValueError("optimizer updates a model's parameters: give model too.")
             optimizer = optimizer(model.parameters())
@@ -142,7 +149,7 @@ class OwnStep:
         self.given = (model, optimizer) if step is not None and _takes(step) > 1 else ()
         self.given_model: nn.Module | None = model
         self.model = nn.Identity() if model is None else model
-        self.optimizer: torch.optim.Optimizer | None = optimizer
+        self.optimizer: Optimizer | None = optimizer
 
     def set_up(self, one_batch: Callable[[], Batch]) -> None:
         """Do what the job's knobs say to the model and its optimizer, and try a step."""

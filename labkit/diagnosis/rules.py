@@ -18,11 +18,11 @@ from labkit.diagnosis.findings import Finding, Measured, bound, costs
 from labkit.diagnosis.line_work import synchronises
 from labkit.diagnosis.witnesses import deciding
 from labkit.diagnosis.worker_rules import (
-    costliest_step,
     memory_growth,
     what_passes_and_lines_show,
     why_workers_are_late,
 )
+from labkit.diagnosis.worker_words import costliest_step
 
 NEIGHBOUR = "neighbour"  # what fills the cores, so that launches come late
 # What prepares data, by the name of a Python function, its file or an annotation

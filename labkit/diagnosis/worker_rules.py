@@ -8,14 +8,12 @@ from __future__ import annotations
 from labkit.diagnosis import loader_remedies as feeding
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis import worker_remedies as cures
+from labkit.diagnosis import worker_words as words
 from labkit.diagnosis.evidence import Evidence, WorkerEvidence
 from labkit.diagnosis.findings import Finding, Measured
 from labkit.diagnosis.hot_lines import WORKER, Line
 from labkit.diagnosis.line_work import COLLATE, loading_mask
 from labkit.diagnosis.remedies import Remedy
-from labkit.results.workers import Hang
-
-TIMED = "timed in the workers"
 
 
 def _computing(evidence: Evidence, workers: WorkerEvidence) -> float:
@@ -43,38 +41,13 @@ def _found(
     return Finding("input", cause, measured=known, remedies=remedies, lines=lines)
 
 
-def _cpu(workers: WorkerEvidence) -> Measured:
-    """Return the CPU time of the workers over the time in which they prepare items."""
-    seen = f"CPU in each of {workers.workers} workers while it prepares items"
-    if (workers.in_line_share or 0.0) > limits.IN_LINE:
-        seen += f", and {workers.in_line_share:.0%} in line for a core"
-    return Measured(seen, workers.cpu_share, by=TIMED)
-
-
-def _on_cores(evidence: Evidence, workers: WorkerEvidence) -> Measured | None:
-    """Return how many workers there are for how many cores."""
-    cores = evidence.use.cores
-    return None if cores is None else Measured(f"{workers.workers} workers on {cores} cores")
-
-
-def _ms(what: str, took_ms: float | None) -> Measured | None:
-    return None if took_ms is None else Measured(what, took_ms, "ms")
-
-
-def costliest_step(evidence: Evidence) -> tuple[Measured, ...]:
-    """Return the costliest step of preparing an item, by its line."""
-    first = evidence.loading_lines[:1]
-    return tuple(Measured(f"of the workers' time is in {line.what}", line.share) for line in first)
-
-
 def worker_hangs(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     """A worker that has an item to make made no progress to the end of the record."""
     hang = workers.hang
     if hang is None or hang.over or hang.seconds < limits.HANGS_S:
         return None
-    where = f"since worker {hang.worker} last made progress{_at_item(hang)}"
-    stalled = Measured(where, hang.seconds, "s", TIMED)
-    return _found("hang", stalled, *costliest_step(evidence), remedies=(cures.GIVE_UP_WAITING,))
+    measured = (words.no_progress(hang), *words.costliest_step(evidence))
+    return _found("hang", *measured, remedies=(cures.GIVE_UP_WAITING,))
 
 
 def hang_that_ended(evidence: Evidence) -> Finding | None:
@@ -82,13 +55,7 @@ def hang_that_ended(evidence: Evidence) -> Finding | None:
     hang = evidence.workers.hang if evidence.workers else None
     if hang is None or not hang.over:
         return None
-    where = f"passed without progress of worker {hang.worker}{_at_item(hang)}; "
-    stalled = Measured(f"{where}then the loop went on", hang.seconds, "s", TIMED)
-    return _found("hang that ended", stalled, remedies=(cures.GIVE_UP_WAITING,))
-
-
-def _at_item(hang: Hang) -> str:
-    return "" if hang.index is None else f", at item {hang.index}"
+    return _found("hang that ended", words.no_progress(hang), remedies=(cures.GIVE_UP_WAITING,))
 
 
 def workers_restart(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -96,8 +63,8 @@ def workers_restart(evidence: Evidence, workers: WorkerEvidence) -> Finding | No
     share = workers.epoch_start_share or 0.0
     if share < evidence.wait_share / 2 or not share:
         return None
-    starts = Measured("of the time is the start of later epochs", share, by=TIMED)
-    each = _ms("to an epoch's first batch", workers.epoch_start_ms)
+    each = words.took("to an epoch's first batch", workers.epoch_start_ms)
+    starts = words.EPOCH_STARTS(share)
     return _found("workers_restart", starts, each, remedies=(cures.PERSISTENT, cures.LONGER_PASSES))
 
 
@@ -109,9 +76,7 @@ def cold_start(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
         return None
     if loop and loop.cold < evidence.wait_share / 2:  # it was slow, and most waiting came later
         return None
-    seen = "the time of the later epochs is what an item of the first one takes"
-    slower = Measured(seen, ratio, "times", TIMED)
-    return _found("cold_start", slower, remedies=(cures.READ_ONCE,))
+    return _found("cold_start", words.FIRST_EPOCH(ratio), remedies=(cures.READ_ONCE,))
 
 
 def slow_items(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -124,17 +89,13 @@ def slow_items(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
         return None  # no batch had to wait for them
     if late is None and (workers.slow_batch_ratio or 0.0) < limits.SLOW_BATCH:
         return None  # too few of them to hold a batch up now and then
-    seen = "the mean time is what the slowest items take"
-    if workers.slow_items:
-        seen += f": {', '.join(map(str, workers.slow_items[:5]))}"
-    slower = Measured(seen, ratio, "times", TIMED)
     behind = None
     if late is not None:
-        behind = Measured("of the waiting a later batch was ready already", late)
+        behind = words.OVERTAKEN(late)
     elif workers.idle_share is not None:
-        behind = Measured("of the time the other workers have nothing to do", workers.idle_share)
+        behind = words.OTHERS_REST(workers.idle_share)
     remedies = (cures.OUT_OF_ORDER, cures.SLOW_ITEMS_OFFLINE)
-    return _found("slow_items", slower, behind, remedies=remedies)
+    return _found("slow_items", words.slowest(workers), behind, remedies=remedies)
 
 
 def uneven_shards(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -142,12 +103,11 @@ def uneven_shards(evidence: Evidence, workers: WorkerEvidence) -> Finding | None
     uneven = workers.busiest_over_mean
     if uneven is None or uneven < limits.UNEVEN:
         return None
-    seen = "the mean is the work of the busiest worker"
     fed = 1 / max(1 - evidence.wait_share, 0.01)  # the device alone would allow no more
     return Finding(
         name="input",
         cause="uneven_shards",
-        measured=(Measured(seen, uneven, "times", TIMED),),
+        measured=(words.BUSIEST(uneven),),
         remedies=(cures.DEAL_FILES_OUT, cures.RESHARD),
         at_most=max(1.0, min(uneven, fed, cures.cores_allow(evidence) or uneven)),
     )
@@ -159,10 +119,11 @@ def hand_over(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
         return None
     if evidence.is_crowded:  # the loop had no core to take a batch on
         return None
-    seen = "of the time the workers have nothing to do while the loop waits"
-    idle = Measured(seen, workers.idle_share, by=TIMED)
-    took = _ms("to hand a batch over", workers.hand_over_ms)
-    return _found("hand_over", idle, took, remedies=(cures.UINT8_BATCHES,))
+    measured = (
+        words.ALL_REST(workers.idle_share),
+        words.took("to hand a batch over", workers.hand_over_ms),
+    )
+    return _found("hand_over", *measured, remedies=(cures.UINT8_BATCHES,))
 
 
 def threads(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -173,12 +134,13 @@ def threads(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     stand_in_line = in_line > single and not evidence.is_crowded  # others make every thread do so
     if workers.cpu_share < limits.SEVERAL_THREADS and not stand_in_line:
         return None
-    stand = None
-    if stand_in_line:
-        seen = f"threads stand in line for a core, more than the {single} of the workers and model"
-        stand = Measured(seen, in_line, "number", "Linux's schedstat")
+    measured = (
+        words.cpu(workers),
+        words.in_line(in_line, single) if stand_in_line else None,
+        *words.costliest_step(evidence),
+    )
     remedies = (cures.ONE_THREAD, cures.ONE_THREAD_EVERYWHERE)
-    return _found("threads", _cpu(workers), stand, *costliest_step(evidence), remedies=remedies)
+    return _found("threads", *measured, remedies=remedies)
 
 
 def cores(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -197,7 +159,11 @@ def cores(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
         feeding.AUGMENT_ON_DEVICE,
         feeding.LEANER_ITEMS,
     )
-    measured = (_cpu(workers), _on_cores(evidence, workers), *costliest_step(evidence))
+    measured = (
+        words.cpu(workers),
+        words.on_cores(evidence, workers),
+        *words.costliest_step(evidence),
+    )
     return _found("cores", *measured, remedies=remedies)
 
 
@@ -208,7 +174,7 @@ def too_few_workers(evidence: Evidence, workers: WorkerEvidence) -> Finding | No
     if _computing(evidence, workers) < limits.COMPUTES or evidence.stalls or not more:
         return None
     remedies = (feeding.WORKERS, cures.MORE_WORKERS)
-    measured = (_cpu(workers), _on_cores(evidence, workers))
+    measured = (words.cpu(workers), words.on_cores(evidence, workers))
     return _found("too_few_workers", *measured, remedies=remedies)
 
 
@@ -219,9 +185,8 @@ def shared_supply(evidence: Evidence, workers: WorkerEvidence) -> Finding | None
         return None
     if _computing(evidence, workers) >= limits.MOSTLY_WAITS:
         return None
-    seen = "as long as with a single worker is what each item waits"
-    waits = Measured(seen, slower, "times", TIMED)
-    return _found("shared_supply", _cpu(workers), waits, remedies=(cures.FEWER_BYTES,))
+    measured = (words.cpu(workers), words.OVER_ALONE(slower))
+    return _found("shared_supply", *measured, remedies=(cures.FEWER_BYTES,))
 
 
 def storage_latency(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -231,10 +196,13 @@ def storage_latency(evidence: Evidence, workers: WorkerEvidence) -> Finding | No
     loading = evidence.loop.loading if evidence.loop else None
     if loading is not None and loading.cause == COLLATE:
         return None  # it is the collate function that waits
-    waits = _ms("of waiting for each item", workers.item_wait_ms)
+    measured = (
+        words.cpu(workers),
+        words.took("of waiting for each item", workers.item_wait_ms),
+    )
     remedies = (feeding.WORKERS, cures.LARGER_READS)
     lines = loading.lines if loading is not None else ()
-    return _found("storage_latency", _cpu(workers), waits, remedies=remedies, lines=lines)
+    return _found("storage_latency", *measured, remedies=remedies, lines=lines)
 
 
 WORKER_RULES = (
@@ -266,12 +234,10 @@ def memory_growth(evidence: Evidence) -> Finding | None:
     memory = evidence.workers.memory if evidence.workers else None
     if memory is None or memory.gained < limits.WORKERS_GREW_GIB:
         return None
-    more = "more is held by the workers than at their first batch"
-    measured = [Measured(more, memory.gained, "GiB")]
+    measured = [words.MORE_HELD(memory.gained)]
     remedies = (cures.KEEP_NO_ITEMS, cures.ARRAYS)
     if memory.copied >= memory.gained / 2:
-        shared = "of it had been shared with the main process until a worker touched it"
-        measured.append(Measured(shared, memory.copied, "GiB"))
+        measured.append(words.WAS_SHARED(memory.copied))
         remedies = (cures.ARRAYS,)
     return Finding("host", "memory_growth", measured=tuple(measured), remedies=remedies)
 
@@ -287,30 +253,23 @@ def what_passes_and_lines_show(evidence: Evidence) -> Finding | None:
     lines = loop.lines
     worth = max(evidence.wait_share, 1e-9) / 2
     if loop.restart >= worth:
-        seen = f"of the time goes to the first batches of {loop.passes - 1} later passes, for "
-        seen += "which the workers start anew"
         return _found(
             "workers_restart",
-            Measured(seen, loop.restart),
+            words.restarts(loop),
             remedies=(cures.PERSISTENT, cures.LONGER_PASSES, *feeding.FEED),
             lines=lines.worst(lines.mask("waiting"))[:1],
         )
     if loop.cold >= worth:
-        seen = "of the time is what the first pass took longer than the later ones"
         early = (lines.step < loop.first_pass) | (lines.phase == WORKER)
         return _found(
             "cold_start",
-            Measured(seen, loop.cold),
+            words.FIRST_PASS(loop.cold),
             remedies=(cures.READ_ONCE, *feeding.FEED),
             lines=lines.worst(loading_mask(lines) & early)[:1],
         )
     found = loop.loading
     if found is None:
         return None
-    words = "of preparing an item is"
-    cure = feeding.CHEAPER_LINE
-    if found.cause == COLLATE:
-        words = "of what the loader does is collating:"
-        cure = feeding.LEANER_COLLATE
-    part = Measured(f"{words} {found.lines[0].what}", found.share)
-    return _found(found.cause, part, remedies=(cure, *feeding.FEED), lines=found.lines)
+    cure = feeding.LEANER_COLLATE if found.cause == COLLATE else feeding.CHEAPER_LINE
+    remedies = (cure, *feeding.FEED)
+    return _found(found.cause, words.most_of_loading(found), remedies=remedies, lines=found.lines)

@@ -20,7 +20,6 @@ import os
 import struct
 import time
 from pathlib import Path
-from typing import Any
 
 from labkit.process.keys import keys_in, masked
 from labkit.process.locks import one_writer
@@ -71,7 +70,7 @@ class EventLog:
         self._kept = b""
         self.error: OSError | None = None
 
-    def write(self, event: str, **values: Any) -> None:
+    def write(self, event: str, **values: object) -> None:
         """Append one event, stamped now."""
         line = {"event": event, "t_ns": now_ns(), **values}
         text = json.dumps(line, separators=(",", ":"), allow_nan=False, default=str)

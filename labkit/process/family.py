@@ -209,7 +209,7 @@ def clear(runs: Path) -> None:
                 place.unlink(missing_ok=True)  # Windows removes no open file
 
 
-def clear_up(folder: Path, **how: Any) -> None:
+def clear_up(folder: Path, **how: object) -> None:
     """End what is left of the run, write its steps and `how` it ended; keep no standby."""
     end_marked(folder)
     if not (folder / FILE_NAME).exists():

@@ -13,7 +13,7 @@ import tempfile
 import time
 import weakref
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import platformdirs
 
@@ -26,7 +26,7 @@ RUN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 OWNER_NAME = "owner"  # in a run's folder: the name of the file that its maker holds locked
 
 # What reads or writes a run in this process, and the folder it does so in
-in_use: weakref.WeakKeyDictionary[Any, Path] = weakref.WeakKeyDictionary()
+in_use: weakref.WeakKeyDictionary[object, Path] = weakref.WeakKeyDictionary()
 _locked: list[IO] = []  # open, and so locked, until this process ends
 
 

@@ -83,7 +83,7 @@ class Handle:
             )
         self.started = True
 
-    def begin(self, order: dict[str, Any], head: dict[str, Any]) -> None:
+    def begin(self, order: dict[str, object], head: dict[str, Any]) -> None:
         """Have the bench do what `order` says; `head` is the log's first event. Raises OSError."""
         (self.folder / RESERVE_NAME).write_bytes(bytes(RESERVE_BYTES))
         log = EventLog(self.folder)

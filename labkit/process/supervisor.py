@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import BinaryIO
 
 from labkit.process import family
 from labkit.process.events import DRAIN_S, SPEC_NAME, Drain, EventLog, SleepWatch, private
@@ -170,7 +170,9 @@ class Supervisor:
             self._popen(telemetry, subprocess.DEVNULL, without_keys(os.environ) | mark, stdin)
         return None
 
-    def _popen(self, argv: list[str], out: Any, env: dict | None, stdin: int) -> subprocess.Popen:
+    def _popen(
+        self, argv: list[str], out: int | BinaryIO, env: dict | None, stdin: int
+    ) -> subprocess.Popen:
         child = subprocess.Popen(
             argv,
             stdin=stdin,
@@ -262,7 +264,9 @@ class LinuxSupervisor(Supervisor):
         # become the parent of every descendant whose parent dies, double forks included
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
-    def _popen(self, argv: list[str], out: Any, env: dict | None, stdin: int) -> subprocess.Popen:
+    def _popen(
+        self, argv: list[str], out: int | BinaryIO, env: dict | None, stdin: int
+    ) -> subprocess.Popen:
         child = super()._popen(argv, out, env, stdin)
         child.returncode = 0  # its status is collected here, by `reap`, not by Popen
         self.family.add(child.pid)
@@ -285,10 +289,10 @@ class LinuxSupervisor(Supervisor):
         # nothing to be read: the pipe is closed
         self._watch(output.fd, lambda: output.read() or self.selector.unregister(output.fd))
 
-    def _watch(self, fd: int, react: Callable[[], Any]) -> None:
+    def _watch(self, fd: int, react: Callable[[], object]) -> None:
         self.selector.register(fd, selectors.EVENT_READ, react)
 
-    def _watch_pid(self, pid: int, react: Callable[[], Any]) -> None:
+    def _watch_pid(self, pid: int, react: Callable[[], object]) -> None:
         """Have `react` called when the process ends."""
         try:
             self._watch(os.pidfd_open(pid), react)

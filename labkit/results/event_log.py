@@ -108,7 +108,7 @@ class EventLogResult:
         self._reading = threading.Lock()
         self.computed: dict[object, Any] = {}  # of this moment, by what computes it
         self._kept: dict[str, Event] = {}  # the last event of each name
-        self._series: dict[str, Any] = {name: make() for name, make in self.SERIES.items()}
+        self._series = {name: make() for name, make in self.SERIES.items()}
         self._holds: set[object] = set()  # while one is in here, nothing new is read
         self._tail = tail
         if tail is None and recorded:

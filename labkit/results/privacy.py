@@ -6,9 +6,9 @@ import getpass
 import json
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from labkit.process.keys import MASK
+from labkit.results.record import Event
 from labkit.results.result import with_texts
 
 SECRET_WORDS = {
@@ -56,7 +56,7 @@ def anonymous(lines: Iterable[bytes]) -> Iterator[bytes]:
         user = ""
     numbers: dict[int, int] = {}
 
-    def renumbered(values: dict[str, Any]) -> dict[str, Any]:
+    def renumbered(values: Event) -> Event:
         if isinstance(values.get("pid"), int):
             values["pid"] = numbers.setdefault(values["pid"], len(numbers) + 1)
         return values

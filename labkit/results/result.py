@@ -72,7 +72,7 @@ class Result:
         """Return what is printed; every subclass has its own."""
         raise NotImplementedError
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return everything in it as JSON types: of a dataclass, its fields."""
         if not is_dataclass(self):
             raise NotImplementedError

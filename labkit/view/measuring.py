@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import cloudpickle
 
@@ -35,7 +35,7 @@ BEST_FIRST = ("tflops", "gib_s", "ms")  # what is drawn while rows come in
 
 
 def measure(
-    function: Callable[..., object], *, device: str = "auto", wait: bool = True, **grid: Any
+    function: Callable[..., object], *, device: str = "auto", wait: bool = True, **grid: object
 ) -> Measurements:
     """Measure your own function for each combination of the given values, in its own process.
 
@@ -144,7 +144,7 @@ class Sent:
                 return f"{name}, which {self.function.__name__} uses,"
         return self.function.__name__
 
-    def place(self, folder: Path) -> dict[str, Any]:
+    def place(self, folder: Path) -> dict[str, object]:
         """Write the function into the run's folder, for its owner alone; return where it is."""
         payload = folder / PAYLOAD
         payload.touch(0o600, exist_ok=False)
@@ -158,12 +158,12 @@ class Sent:
         path = [os.path.abspath(place or ".") for place in sys.path]
         return {"payload": PAYLOAD, "path": path, "code": code}
 
-    def described(self, spec: Launched) -> dict[str, Any]:
+    def described(self, spec: Launched) -> dict[str, object]:
         """Return what the run's first event tells."""
         return spec.to_spec()
 
 
-def referred_to(function: FunctionType) -> dict[str, Any]:
+def referred_to(function: FunctionType) -> dict[str, object]:
     """Return what a function uses of its notebook, by name; modules are left out."""
     found = inspect.getclosurevars(function)
     values = {**found.globals, **found.nonlocals}

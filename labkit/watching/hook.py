@@ -106,7 +106,7 @@ class Script:
         return same[0]
 
     def begin(self, loader: object, place: tuple[str, int] | None) -> WatchedLoop | None:
-        """Begin a run; None if that fails."""
+        """Begin a run, in a folder whose name begins with the rank; None if that fails."""
         folder = new_folder(self.pid)
         with contextlib.suppress(Exception):
             if len(self.loops) < MOST_LOADERS:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from labkit.bench.device_clock import DeviceClock
-from labkit.watching.tally import Tally
 from labkit.process.events import EventLog, line_of
 from labkit.watching.step_timer import Row
+from labkit.watching.tally import Tally
 
 KEEP_STEPS = 100_000  # in the log, 13 MB: a run of days must not fill the disk, nor a Run memory
 

@@ -1,0 +1,100 @@
+"""What a loader's workers showed: each number, and the words for what it is a number of."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.evidence import Evidence, WorkerEvidence
+from labkit.diagnosis.findings import Measured
+from labkit.diagnosis.line_work import COLLATE, Work
+from labkit.diagnosis.watched_loop import Loop
+from labkit.results.workers import Hang
+
+TIMED = "timed in the workers"
+
+EPOCH_STARTS = partial(Measured, "of the time is the start of later epochs", by=TIMED)
+FIRST_EPOCH = partial(
+    Measured,
+    "the time of the later epochs is what an item of the first one takes",
+    unit="times",
+    by=TIMED,
+)
+FIRST_PASS = partial(Measured, "of the time is what the first pass took longer than the later ones")
+OVERTAKEN = partial(Measured, "of the waiting a later batch was ready already")
+OTHERS_REST = partial(Measured, "of the time the other workers have nothing to do")
+ALL_REST = partial(
+    Measured, "of the time the workers have nothing to do while the loop waits", by=TIMED
+)
+BUSIEST = partial(Measured, "the mean is the work of the busiest worker", unit="times", by=TIMED)
+OVER_ALONE = partial(
+    Measured, "as long as with a single worker is what each item waits", unit="times", by=TIMED
+)
+MORE_HELD = partial(Measured, "more is held by the workers than at their first batch", unit="GiB")
+WAS_SHARED = partial(
+    Measured,
+    "of it had been shared with the main process until a worker touched it",
+    unit="GiB",
+)
+
+
+def cpu(workers: WorkerEvidence) -> Measured:
+    """Return the CPU time of the workers over the time in which they prepare items."""
+    seen = f"CPU in each of {workers.workers} workers while it prepares items"
+    if (workers.in_line_share or 0.0) > limits.IN_LINE:
+        seen += f", and {workers.in_line_share:.0%} in line for a core"
+    return Measured(seen, workers.cpu_share, by=TIMED)
+
+
+def on_cores(evidence: Evidence, workers: WorkerEvidence) -> Measured | None:
+    """Return how many workers there are for how many cores."""
+    cores = evidence.use.cores
+    return None if cores is None else Measured(f"{workers.workers} workers on {cores} cores")
+
+
+def took(what: str, took_ms: float | None) -> Measured | None:
+    """Return how long something took; None where that was not measured."""
+    return None if took_ms is None else Measured(what, took_ms, "ms")
+
+
+def costliest_step(evidence: Evidence) -> tuple[Measured, ...]:
+    """Return the costliest step of preparing an item, by its line."""
+    first = evidence.loading_lines[:1]
+    return tuple(Measured(f"of the workers' time is in {line.what}", line.share) for line in first)
+
+
+def no_progress(hang: Hang) -> Measured:
+    """Return for how long a worker finished nothing."""
+    item = "" if hang.index is None else f", at item {hang.index}"
+    seen = f"since worker {hang.worker} last made progress{item}"
+    if hang.over:
+        seen = f"passed without progress of worker {hang.worker}{item}; then the loop went on"
+    return Measured(seen, hang.seconds, "s", TIMED)
+
+
+def slowest(workers: WorkerEvidence) -> Measured:
+    """Return how slow the slowest items are, and which."""
+    seen = "the mean time is what the slowest items take"
+    if workers.slow_items:
+        seen += f": {', '.join(map(str, workers.slow_items[:5]))}"
+    return Measured(seen, workers.slowest_ratio, "times", TIMED)
+
+
+def in_line(threads: float, single: int) -> Measured:
+    """Return how many threads stand in line for a core, where one each would be `single`."""
+    seen = f"threads stand in line for a core, more than the {single} of the workers and model"
+    return Measured(seen, threads, "number", "Linux's schedstat")
+
+
+def restarts(loop: Loop) -> Measured:
+    """Return what the starts of a watched loop's passes cost."""
+    seen = f"of the time goes to the first batches of {loop.passes - 1} later passes, for "
+    return Measured(f"{seen}which the workers start anew", loop.restart)
+
+
+def most_of_loading(work: Work) -> Measured:
+    """Return how much of the loader's work is in which line."""
+    words = "of what the loader does is collating:"
+    if work.cause != COLLATE:
+        words = "of preparing an item is"
+    return Measured(f"{words} {work.lines[0].what}", work.share)
