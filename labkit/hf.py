@@ -10,12 +10,14 @@ import math
 from collections.abc import Sized
 from typing import TYPE_CHECKING
 
+import torch
+
 from labkit.bench.batch_contents import padding_of
 from labkit.callbacks import StepRecorder
-from labkit.watching.recorder import LOOK_EVERY
+from labkit.watching.batches import LOOK_EVERY
+from labkit.watching.kinds import Ending
 
 if TYPE_CHECKING:
-    import torch
     from torch.utils.data import DataLoader
     from torch.utils.hooks import RemovableHandle
     from transformers import TrainerControl, TrainerState, TrainingArguments
@@ -67,14 +69,17 @@ class Recorder(StepRecorder, TrainerCallback):
 
     def _look(self, model: torch.nn.Module, _args: object, inputs: dict[str, torch.Tensor]) -> None:
         """Note how much of a training batch is padding; where a device is waited for, of some."""
-        if self._recording is None or "input_ids" not in inputs or not model.training:
+        if torch.compiler.is_compiling():  # or the hook would become a part of what is compiled
             return
+        if self._timer is None or "input_ids" not in inputs or not model.training:
+            return
+        padding = self._timer.recorder.batches.padding
         mask = inputs.get("attention_mask")
         if mask is None:  # as of sequences packed in one row: every token is taken as real
-            self._recording.padding.append(0.0)
+            padding.append(0.0)
         elif mask.is_cpu or next(self._calls) % LOOK_EVERY == 0:
             share = padding_of({"attention_mask": mask.cpu()})
-            self._recording.padding.append(share or 0.0)
+            padding.append(share or 0.0)
 
     def on_epoch_begin(self, *_args: object, **_more: object) -> None:
         """Begin a pass over the data."""
@@ -101,7 +106,7 @@ class Recorder(StepRecorder, TrainerCallback):
         """End the record."""
         self.close("exhausted")
 
-    def close(self, how: str = "left early", error: BaseException | None = None) -> None:
+    def close(self, how: Ending = "left early", error: BaseException | None = None) -> None:
         """End the record; only needed after a training that an exception ended: `error`."""
         if self._hook is not None:
             self._hook.remove()

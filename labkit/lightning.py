@@ -55,9 +55,10 @@ class Recorder(StepRecorder, Callback):
         batch_idx: int,
     ) -> None:
         """A step has been issued."""
-        if self._recording is not None:
-            self._count = self._count or self._recording.counter(batch)
-            self.issued(self._count(batch), self._recording.measure(batch))
+        if self._timer is not None:
+            batches = self._timer.recorder.batches
+            self._count = self._count or batches.counter(batch)
+            self.issued(self._count(batch), batches.measure(batch))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A validation that belongs to the step before it is done."""

@@ -65,6 +65,7 @@ def execute_in_haste(path: Path, folder: Path, quick: bool) -> bool:
         cell.outputs = []  # those that it was shipped with are of another machine
     if quick:
         notebook.cells = code[:QUICK_CELLS]
+    folder.mkdir(parents=True, exist_ok=True)
     target = folder / path.name
     failed = []
 

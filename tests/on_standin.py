@@ -40,7 +40,7 @@ def somewhere(tmp_path, tmp_path_factory, monkeypatch):
 @pytest.mark.parametrize(
     "card, pipeline, fault",
     [
-        ("H200", STARVED, None),
+        ("H200", STARVED.but(steps=16), None),
         ("T4", FED, None),
         ("H200", MLP.but(width=64, depth=15, batch_size=4), None),  # bound by launches
         ("H200", COPYING, None),
@@ -74,7 +74,7 @@ def test_the_numbers_are_those_of_the_queue(card, pipeline, fault, cards):
     assert run.mfu == pytest.approx(did / run.peak.flop_per_s, rel=1e-3) and run.mfu < 1
     assert str(run.peak).endswith(f", data sheet of {'T4' if card == 'T4' else 'H200 SXM'}")
     limit = "transfer" if is_copying else "input"
-    assert (run.diagnose().bottleneck == limit) == (is_copying or pipeline is STARVED)
+    assert (run.diagnose().bottleneck == limit) == (is_copying or pipeline.num_workers == 0)
 
 
 def test_a_copy_on_a_stream_of_its_own_is_hidden_under_the_compute(cards):
@@ -228,7 +228,7 @@ def test_a_watched_model_has_the_peak_of_the_format_its_operators_run_in(
 # -- what is sized --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model, card", [("cnn", "T4"), ("mlp", "T4"), ("transformer", "H200")])
+@pytest.mark.parametrize("model, card", [("cnn", "T4"), ("mlp", "H200"), ("transformer", "T4")])
 def test_a_default_step_takes_about_ten_milliseconds_and_is_no_matter_of_launches(
     model, card, cards, tmp_path, monkeypatch
 ):
@@ -304,20 +304,21 @@ def test_cuda_graphs_and_accumulation_are_refused_with_the_reason(mode, cards, m
 @pytest.mark.parametrize(
     "missing, says",
     [
-        ("triton", "pip install triton"),
         ("compiler", "C compiler"),
         ("volta", "Volta"),
         ("headers", "install python3-dev"),
     ],
 )
-def test_compiling_for_a_card_needs_triton_a_compiler_and_volta(missing, says, cards, monkeypatch):
+def test_compiling_for_a_card_needs_a_compiler_with_headers_and_volta(
+    missing, says, cards, monkeypatch
+):
     cards("T4")
     monkeypatch.delenv("CC", raising=False)
-    found = {"triton": "triton", "compiler": "/usr/bin/gcc"} | {missing: None}
-    monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda name: found["triton"])
-    monkeypatch.setattr(compiling.shutil, "which", lambda name: found["compiler"])
+    compiler = None if missing == "compiler" else "/usr/bin/gcc"
+    monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(compiling.shutil, "which", lambda name: compiler)
     if missing == "headers":
-        monkeypatch.setattr(compiling.sysconfig, "get_path", lambda name: "/nowhere")
+        monkeypatch.setattr(compiling.sysconfig, "get_path", lambda *names: "/nowhere")
     if missing == "volta":
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (6, 1))
     assert says in resolved(compile="default")[1]["compile"]

@@ -239,7 +239,7 @@ def test_amds_numbers_are_not_read_as_nvidias(monkeypatch):
 @pytest.mark.parametrize(
     "kind, built, usable",
     [
-        ("gfx90a:sramecc+:xnack-", ["gfx908", "gfx90a"], True),
+        ("gfx90a:sramecc+:xnack-", ["gfx908", "gfx90a:xnack-"], True),
         ("gfx1032", ["gfx1030", "gfx1100"], False),  # a Radeon RX 6600
         ("gfx1032", ["gfx10-3-generic"], True),
     ],

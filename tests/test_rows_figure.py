@@ -30,6 +30,11 @@ def notes_of(figure):
     return figure.get_supxlabel().splitlines()
 
 
+def numbers_in(figure):
+    [axes] = figure.axes
+    return [text.get_text() for text in axes.texts]
+
+
 def named_lines(figure):
     [axes] = figure.axes
     return {line.get_label(): line for line in axes.lines if line.get_label()[0] != "_"}
@@ -120,7 +125,61 @@ def test_names_along_the_axis_make_bars_with_their_numbers():
     ]
     assert axes.get_xlabel() == "TFLOP/s" and axes.get_xscale() == "log"
     assert legend_of(figure) == ["your rows", "published by stas00/ml-engineering"]
-    assert [text.get_text().strip() for text in axes.texts][::3] == ["0.11", "1,745"]
+    assert numbers_in(figure)[::3] == ["0.110", "1,745"]
+
+
+@pytest.mark.parametrize(
+    "values, shown",
+    [
+        ([76.8, 136.4, 135], ["77", "136", "135"]),
+        ([0.0915, 0.0999, 0.1], ["0.091", "0.100", "0.100"]),
+        ([2.547, 1.46, 0.0794], ["2.55", "1.46", "0.08"]),
+        ([1745, 3], ["1,745", "3"]),
+        ([0.0107, 3.1, 93.2], ["0.0107", "3.10", "93.2"]),  # too far apart for common decimals
+        ([0.0, 12.5], ["0.0", "12.5"]),
+        ([0.0, np.nan], ["0"]),
+    ],
+)
+def test_the_numbers_of_a_figure_have_the_same_decimals(values, shown):
+    rows = pandas.DataFrame({"what": [f"no. {i}" for i in range(len(values))], "ms": values})
+    assert numbers_in(lk.plot(rows, "what", "ms")) == shown
+
+
+def test_names_on_a_logarithmic_axis_have_points_and_no_bars():
+    rows = pandas.DataFrame({"what": ["disk", "cache"], "ms": [2, 0.01], "noisy": [False, True]})
+    figure = lk.plot(rows.assign(iqr_ms=[0.2, 0.001]), "what", "ms", log="y")
+    [axes] = figure.axes
+    assert axes.get_xscale() == "log" and not axes.patches
+    points, hollow = (line for line in axes.lines if line.get_marker() == "o")
+    assert list(points.get_xdata()) == [2, 0.01] and list(points.get_ydata()) == [0, 1]
+    assert list(hollow.get_xdata()) == [0.01] and hollow.get_markerfacecolor() == "white"
+    assert legend_of(figure) == ["hollow: noisy, spread above 10% of the median"]
+    assert overflow(figure) == []
+
+
+def test_an_axis_of_bytes_has_its_unit():
+    rows = pandas.DataFrame({"mib": [1, 2], "array_kib": [8, 32]})
+    [axes] = lk.plot(rows, "array_kib", "mib").axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("array, KiB", "MiB")
+
+
+def test_a_notebook_shows_a_figure_as_it_is_stored_whatever_pyplot_has_registered():
+    from IPython.core.interactiveshell import InteractiveShell
+    from IPython.core.pylabtools import print_figure
+    from IPython.utils.capture import capture_output
+    from matplotlib.figure import Figure
+
+    shell = InteractiveShell.instance()
+    png = shell.display_formatter.formatters["image/png"]
+    png.for_type(Figure, print_figure)  # as pyplot's backend for notebooks does
+    figure = lk.plot(rows_of("float32"), "n", "ms")
+    try:
+        with capture_output() as captured:
+            shell.display_formatter.format(figure)
+    finally:
+        InteractiveShell.clear_instance()
+    [output] = captured.outputs
+    assert output.data == {"image/png": figure._repr_png_(), "text/plain": repr(figure)}
 
 
 @pytest.mark.parametrize(

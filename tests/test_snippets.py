@@ -241,10 +241,34 @@ def test_workers_that_end_with_the_loader_of_each_epoch_are_kept_by_making_it_on
     assert unnamed.lines({"persistent_workers": True}) == ""
 
 
+def test_parts_that_are_given_names_leave_all_else_that_is_known_of_the_script():
+    arguments = {"dataset": "data", "collate_fn": None, "num_workers": "2"}
+    known = {"training": "args", "dataset_type": "TensorDataset", "epoch_setter": "Order"}
+    code = LoopCode(arguments=arguments, remade="loader", **known)
+    named = code.with_names()
+    assert named == LoopCode(
+        "loader",
+        "model",
+        "optimizer",
+        call="",
+        arguments=arguments | {"collate_fn": "collate_fn"},
+        remade="loader",
+        **known,
+    )
+    assert "above the loop over the epochs" in named.lines({"persistent_workers": True})
+
+
+def test_a_knob_of_the_step_that_is_switched_off_needs_no_line_and_one_without_a_name_has_none():
+    code = LoopCode(loader="loader", call="DataLoader", arguments={"dataset": "data"})
+    off = {"non_blocking": False, "compile": None, "channels_last": False}
+    assert code.lines({"num_workers": 0} | off) == "loader = DataLoader(data, num_workers=0)\n"
+    assert code.lines({"num_workers": 0, "compile": "default"}) == ""
+
+
 def test_a_loader_that_is_gone_before_the_next_one_was_made_anew():
     written = []
     log = SimpleNamespace(write=lambda event, **fields: written.append((event, fields)))
-    loop = hook.Loop(SimpleNamespace(log=log))
+    loop = hook.WatchedLoop(SimpleNamespace(log=log))
     data = torch.utils.data.TensorDataset(torch.zeros(8))
     for made in [torch.utils.data.DataLoader(data) for _ in range(2)]:
         loop.feed_from(made)

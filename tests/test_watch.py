@@ -16,10 +16,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
+from labkit.bench import sampler
 from labkit.results import privacy
 from labkit.view import watch_live
 from labkit.view.watch_live import watch
 from labkit.watching import recorder as recording
+from labkit.watching import step_log
 
 ROOT = Path(__file__).parents[1]
 
@@ -140,7 +142,7 @@ def test_the_diagnosis_names_the_input_and_says_what_busy_means(starved, monkeyp
     diagnosis = starved.diagnose()
     assert diagnosis.bottleneck == "input"
     assert any("loop body" in note for note in diagnosis.notes)
-    monkeypatch.setattr(recording.Sampler, "_why_not", lambda _: "no timer here")
+    monkeypatch.setattr(sampler.Sampler, "_why_not", lambda _: "no timer here")
     loop(unseen := quiet([torch.zeros(4)] * 24), body_s=0.03)
     found = unseen.diagnose().findings[0]
     assert (found.name, found.cause) == ("unsure", "body not seen")
@@ -280,7 +282,7 @@ def test_many_thousand_steps_leave_memory_as_it_was():
 
 
 def test_a_run_of_days_keeps_a_bounded_log_and_many_generators_few_watches(monkeypatch):
-    monkeypatch.setattr(recording, "KEEP_STEPS", 30)
+    monkeypatch.setattr(step_log, "KEEP_STEPS", 30)
     loop(watched := quiet(range(100)))
     assert watched.run.steps == 30 and watched._recorder.next == 100
     assert watched.run.outcome == "finished"

@@ -48,7 +48,7 @@ import time
 from labkit.view.watch_live import watch
 for i in watch(range(10**9)):
     time.sleep(0.01)
-    telemetry = watch.last._recorder.telemetry
+    telemetry = watch.last._recorder.probes.telemetry
     if telemetry is not None:
         time.sleep(0.3); print(telemetry.pid, flush=True)
 """
@@ -163,14 +163,16 @@ def test_a_rank_on_a_gpu_has_its_own_card_sampled_into_its_own_log(tmp_path, mon
     assert sampled == [tmp_path / "rank1"]
 
 
-def test_other_processes_on_the_card_are_named(monkeypatch):
+def test_other_programs_that_compute_on_the_card_are_named_and_none_that_draws(monkeypatch):
     own = os.getpid()
     other = os.getppid()
-    running = [SimpleNamespace(pid=own), SimpleNamespace(pid=other)]
-    monkeypatch.setattr(gpu_meter.pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda _: running)
-    meter = gpu_meter.GpuMeter.__new__(gpu_meter.GpuMeter)
-    meter.card = None
-    meter.own_pid = own
+    computing = [SimpleNamespace(pid=pid) for pid in (own, other, 1)]
+    for name in ("nvmlInit", "nvmlDeviceGetHandleByUUID"):
+        monkeypatch.setattr(gpu_meter.pynvml, name, lambda *_: None)
+    for kind, found in (("Compute", computing), ("Graphics", computing[2:])):
+        name = f"nvmlDeviceGet{kind}RunningProcesses"
+        monkeypatch.setattr(gpu_meter.pynvml, name, lambda _, found=found: found)
+    meter = gpu_meter.GpuMeter("GPU-0", own)
     meter.ancestors = set()
     assert meter.named_others() == [{"pid": other, "name": psutil.Process(other).name()}]
     assert meter._others() == 1

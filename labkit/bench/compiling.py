@@ -32,7 +32,8 @@ def compile_lacks(device: torch.device) -> str | None:
         return None  # that package brings its compiler
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         return "Triton needs a C compiler to launch its kernels and found none: install gcc"
-    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+    headers = sysconfig.get_path("include", "posix_prefix")  # where Triton looks, on Debian too
+    if not Path(headers, "Python.h").exists():
         return "Triton needs Python.h to launch its kernels and found none: install python3-dev"
     return None
 

@@ -304,6 +304,8 @@ class FirstCall:
     def _look(
         self, module: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> None:
+        if torch.compiler.is_compiling():  # the hook would become a part of what is compiled
+            return
         if self.given is not None or not (module.training and torch.is_grad_enabled()):
             return
         with contextlib.suppress(Exception):
@@ -314,6 +316,8 @@ class FirstCall:
             self.given = FirstArguments(args, kwargs, autocasts, kinds, weights.device, rows)
 
     def _look_inside(self, part: torch.nn.Module, _args: tuple[object, ...]) -> None:
+        if torch.compiler.is_compiling():
+            return
         if self.given is None or self.knows_formats:  # not in a training call yet, or no more
             return
         self.knows_formats = True

@@ -17,7 +17,7 @@ from labkit.bench.stack import locals_of, module_of_frame, position_of
 KINDS = {  # of work, by the modules that do it; the longest prefix of a module's name counts
     "forward": "torch.nn torchvision.models",
     "optimizer": "torch.optim torch.nn.utils.clip_grad torch.amp",
-    "torch": "torch torch.nn.parameter torch.nn.utils",
+    "torch": "torch torch.nn.parameter torch.nn.utils triton",
     "exchange": "torch.distributed",
     "loader": "torch.utils.data",
     "checkpoint": "torch.serialization",
@@ -87,6 +87,14 @@ def kind_and_call(frame: FrameType) -> tuple[str, str]:
         kind = (kind_of(module) or "library") if module else "python"
     text = call_text(node)
     return "logging" if kind == "library" and SAVES.search(text) else kind, text
+
+
+def kind_of_torch_call(frame: FrameType) -> str:
+    """Return the kind of a call that a frame makes into torch; "" where it makes another."""
+    node = expression(frame)
+    function = node.func if isinstance(node, ast.Call) else node
+    is_torch = function is not None and _owner(function, frame).split(".")[0] == "torch"
+    return kind_and_call(frame)[0] if is_torch else ""
 
 
 def updates_weights(frame: FrameType, is_loop: bool) -> bool:

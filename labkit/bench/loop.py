@@ -119,6 +119,7 @@ def train(
     """Train until `steps` or `seconds` is reached, stamping every step; return the steps done.
 
     The seconds count from when every worker has given its first batch: to start is not to train.
+    Two steps are always done, since the first is a warm-up and says nothing.
     """
     trainer.model.train()
     copying = trainer.side_stream or contextlib.nullcontext()
@@ -139,7 +140,7 @@ def train(
         timeline.computing()
         loss = trainer.compute(images, labels, update=(step + 1) % job.accumulation_steps == 0)
         done = timeline.step(Step(step, asked, ready, copied, samples, loss))
-        if trainer.after_step() or done > deadline_ns:
+        if trainer.after_step() or (step > 0 and done > deadline_ns):
             break
     timeline.finish()
     return step + 1

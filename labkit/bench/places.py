@@ -15,6 +15,9 @@ NOT_THE_CAUSE = (DATALOADER_PARTS, DATALOADER, "labkit.")
 IN_MODEL = "torch.nn.modules.module"
 OPTIMIZERS = "torch.optim.optimizer"
 DECORATORS = "torch.utils._contextlib"  # of `step`, as @torch.no_grad() is
+# What these do in a forward records no gradients, and is no validation: what torch.compile made
+# and a `Function` of somebody's own run in the second, FSDP gathers weights in the third
+GRAD_OFF = ("torch.utils.checkpoint", "torch.autograd.function", "torch.distributed")
 OWN_UPDATE = ("python", "torch", "library", "forward")  # what updates of weights are made of
 
 Where: TypeAlias = tuple[str, int, str]  # file, line, function
@@ -78,7 +81,7 @@ class Places:
         while at is not None and at.f_code is not self.loop:
             frames.append(at)
             at = at.f_back
-        users = [each for each in (*frames, at) if each and stack.is_users(each.f_code.co_filename)]
+        users = [each for each in (*frames, at) if each and _is_users(each)]
         return Stack(frames, at, users[0] if users else None, self._records_gradients(users))
 
     def _records_gradients(self, users: list[FrameType]) -> bool:
@@ -107,6 +110,8 @@ class Places:
                 below = below[: found.index(within)]
             where = _in_package(below) or top
             kind = kinds.kind_of_calls(below) or kind
+            if kind == "library" and where is top:
+                kind = kinds.kind_of_torch_call(top) or kind
             call = kinds.call_text(kinds.expression(where))
         file = where.f_code.co_filename
         if top.f_code.co_filename in stack.CLOCKS:
@@ -122,6 +127,12 @@ class Places:
         if module == f"{DATALOADER_PARTS}.collate" or here == self.collate:
             return "collate"
         return "item" if module == f"{DATALOADER_PARTS}.fetch" else ""
+
+
+def _is_users(frame: FrameType) -> bool:
+    """Return whether a frame is of the user's code: what torch.compile has written is none."""
+    is_users = stack.is_users(frame.f_code.co_filename)
+    return is_users and not stack.module_of_frame(frame).startswith("torch.")
 
 
 def _where(frame: FrameType | None) -> Where | None:
@@ -160,7 +171,7 @@ def _work(top: FrameType, seen: Stack) -> tuple[str, str]:
         if (_in_own_step(seen) and not is_loop) or kinds.updates_weights(own, is_loop):
             return "update", call
     in_model = IN_MODEL in modules and kind in ("forward", "torch", "library")
-    if in_model and not seen.grad and "torch.utils.checkpoint" not in modules:
+    if in_model and not seen.grad and not any(each.startswith(GRAD_OFF) for each in modules):
         kind = "validation"
     return kind, call
 

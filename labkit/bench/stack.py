@@ -28,7 +28,7 @@ def is_users(file: str) -> bool:
     """Return whether a file is the user's own: not Python's, a package's, or labkit's."""
     if file in OPEN:
         return True
-    if file.startswith((HOME, "<frozen", "<string", "<__array_function__")):
+    if file.startswith((HOME, "<frozen", "<string", "<__array_function__", "<eval_with_key>")):
         return False
     return not any(folder in file for folder in LIBRARIES)
 

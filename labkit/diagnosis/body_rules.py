@@ -54,6 +54,8 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     if part == "validation" and work.cause != "periodic":
         return None
     words, remedy = BESIDES[part]
+    if work.lines and work.lines[0].kind == "collect":
+        remedy = cures.COLLECT_RARELY
     seen = f"of the time the body of the loop is not training but {words}"
     measured = [Measured(seen, lost, by=sampled_by(loop.lines, evidence))]
     when = f", {in_which(work.long_steps)}" if work.long_steps else ""
@@ -64,6 +66,37 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
 
 
 IN_THE_BODY = tuple(partial(in_the_body, part=part) for part in BESIDES)
+
+
+def copies_in_the_body(evidence: Evidence) -> Finding | None:
+    """The host stands at a copy to a GPU, in a watched loop.
+
+    A copy that blocks also waits for what the device has queued: then few bytes move meanwhile.
+    """
+    loop = evidence.loop
+    if loop is None or evidence.kind != "gpu" or not loop.lines.enough("body"):
+        return None
+    lines = loop.lines
+    body = lines.mask("body")
+    mask = body & (lines.kind == "copy")
+    share = float(lines.share[mask].sum() / lines.share[body].sum())
+    copy_s = share * (evidence.compute_us or 0.0) / 1e6
+    moved = evidence.batch_bytes or 0.0
+    if not copy_s or moved < limits.COPIES_BYTES_S * copy_s:
+        return None
+    lost = evidence.lost_in_body(share)
+    worst = lines.worst(mask)
+    seen = f"of the time the host waits for the copy of a batch to the device, in {worst[0].what}"
+    rate = f"the batches' {moved / 2**20:.0f} MiB move at {moved / copy_s / 1e9:.1f} GB/s"
+    return Finding(
+        name="transfer",
+        cause="copies",
+        lost_share=lost,
+        measured=(Measured(seen, lost, by=sampled_by(lines, evidence)), Measured(rate)),
+        remedies=(cures.PINNED, cures.FEWER_BYTES_OVER),
+        lines=worst,
+        at_most=bound(lost),
+    )
 
 
 def another_loader(evidence: Evidence) -> Finding | None:

@@ -39,6 +39,13 @@ PINNED = Remedy(
     on="gpu",
     cost="locked host memory for the batches kept ready",
 )
+FEWER_BYTES_OVER = Remedy(
+    "fewer_bytes_over",
+    "Copy fewer bytes: images as uint8, a quarter of float32, and normalise them on the device.",
+    "copies",
+    on="gpu",
+    code="images = images.to(device, non_blocking=True).float() / 255  # in the loop\n",
+)
 OVERLAPPED = Remedy(
     "overlapped",
     "Copy the next batch under the compute of this one (prefetch_to_device=True).",
@@ -134,6 +141,12 @@ VECTORISE = Remedy(
     "vectorise",
     "Vectorise it, do it in tensor operations, or take it out of the loop. What prepares a batch "
     "belongs in the dataset or in collate_fn, where the loader's workers do it.",
+    "lines",
+)
+COLLECT_RARELY = Remedy(
+    "collect_rarely",
+    "Take gc.collect() out of the loop, and torch.cuda.empty_cache() with it: Python collects by "
+    "itself, and memory given back to the driver has to be asked for again in the next step.",
     "lines",
 )
 LOG_RARELY = Remedy(

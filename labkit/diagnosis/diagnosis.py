@@ -90,8 +90,9 @@ def of_run(run: Run, ranks_cores: float = 0.0) -> Diagnosis:
         )
     findings, most = _trusted(with_low_mfu(run, evidence, findings), evidence)
     caveats, sure = _caveats(evidence, run, table.seconds)
+    told = tuple(_told(each, evidence, run) for each in findings)
     return Diagnosis(
-        tuple(_told(each, evidence, run) for each in findings),
+        _helpful_first(told),
         min(confidence * sure, most),
         source,
         (*unseen, *_not_seen(evidence)),
@@ -174,6 +175,15 @@ def _trusted(
     if doubt is not None or not evidence.body:
         return findings, limits.UNSEEN
     return findings, limits.LINES_SEEN if concluded else 1.0
+
+
+def _helpful_first(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Put a loss that no remedy is expected to make smaller behind one that a remedy does."""
+    first, *rest = findings
+    if first.remedies or not first.lost_share:
+        return findings
+    helped = next((each for each in rest if each.remedies and each.lost_share), None)
+    return findings if helped is None else (helped, *(f for f in findings if f is not helped))
 
 
 def _told(finding: Finding, evidence: Evidence, run: Run | None = None) -> Finding:

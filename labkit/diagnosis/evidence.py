@@ -181,7 +181,7 @@ class Evidence:
     launches: Launches | None = None
     others_on_gpu: float | None = None  # other processes' kernels ran on the same GPU
     heat: Heat | None = None
-    ahead_share: float = 0.0  # of the time the device certainly worked, whatever the host did
+    certain_share: float = 0.0  # of the time the device certainly worked, whatever the host did
 
     # What looked inside
     xray: Xray | None = None
@@ -193,6 +193,7 @@ class Evidence:
     growth: LoopGrowth = LoopGrowth()  # of what a watched loop keeps
     weights_dtype: str | None = None  # of most of what it trains, as "float32"
     batch_dtype: str | None = None  # of the largest array in its first batch
+    batch_bytes: float | None = None  # of that array, in an ordinary step
     workers: WorkerEvidence | None = None
     whole: WallShares | None = None  # of a script's time, in its loops and outside of them
 
@@ -215,8 +216,8 @@ class Evidence:
     late_said: str = ""
 
     def lost_in_body(self, share: float) -> float:
-        """Return what a share of the body may cost: nothing while the device has work queued."""
-        return min(share * self.compute_share, 1 - self.ahead_share)
+        """Return what a share of the body may cost: nothing while the device works all the same."""
+        return min(share * self.compute_share, max(1 - self.certain_share, 0.0))
 
     @property
     def num_workers(self) -> int | None:

@@ -188,10 +188,17 @@ def _known(run: Run, wait: np.ndarray, compute: np.ndarray, ranks_cores: float) 
             growth=LoopGrowth(tuple(run.growth), *_swelling(run)),
             weights_dtype=run.weights_dtype,
             batch_dtype=run.batch_dtype,
+            batch_bytes=_usual(run.batch_bytes),
             code=LoopCode.of(run.loop_code, run.event("remade")),
             trainer=bool(run.trainer),
         )
     return _of_gpu(known, run) if on_gpu else replace(known, threads=machine.threads)
+
+
+def _usual(values: np.ndarray) -> float | None:
+    """Return the median of the values that are known; None where none is."""
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if len(known) else None
 
 
 def _of_gpu(known: Evidence, run: Run) -> Evidence:
@@ -207,7 +214,7 @@ def _of_gpu(known: Evidence, run: Run) -> Evidence:
         launches=launches,
         others_on_gpu=_others_on_gpu(run),
         heat=throttled(run),
-        ahead_share=min(run.busy_at_least or 0.0, 1.0),
+        certain_share=max((run.busy_at_least or 0.0, *(seen.at_least for seen in known.witnesses))),
         kernels=kernels,
         witnesses=() if kernels else known.witnesses,
         formats=tensor_formats(machine.name, machine.compute_capability),

@@ -66,6 +66,7 @@ TRAINER_SWITCHES: Mapping[str, dict[str, Setting]] = {
     "fused_optimizer": {"optim": "adamw_torch_fused"},
 }
 UNSAID = {"None", "False"}
+SWITCHED_OFF = (None, False)  # of a knob of the step, which then needs no line
 PYTORCH_PREFETCH = "2"
 DTYPES = {"bf16": "torch.bfloat16"}  # FP16 needs a GradScaler around backward: no line to paste
 
@@ -111,10 +112,11 @@ class LoopCode:
 
     def with_names(self) -> LoopCode:
         """Return a copy in which everything has a name: "loader", "model", and the arguments'."""
-        arguments = {n: code or n for n, code in (self.arguments or {"dataset": None}).items()}
+        known = self.arguments or {"dataset": None}
+        arguments = {name: code or name for name, code in known.items()}
         names = ("loader", "model", "optimizer")
         named = {name: getattr(self, name) or name for name in names}
-        return LoopCode(**named, call=self.call or "", arguments=arguments)
+        return replace(self, **named, call=self.call or "", arguments=arguments)
 
     def lines(self, changes: Mapping[str, Setting]) -> str:
         """Return the lines that make `changes`, {knob: value}.
@@ -126,8 +128,8 @@ class LoopCode:
         written = self.made_once if kept else self.loader_line
         found = [written(of_loader)] if of_loader else []
         for name, value in changes.items():
-            if name not in of_loader and (line := self._of_step(name, value)) is not None:
-                found.append(line)
+            if name not in of_loader and value not in SWITCHED_OFF:
+                found.append(self._step_line(name, value))
         return "".join(f"{line}\n" for line in found) if all(found) else ""
 
     def loader_line(
@@ -229,17 +231,17 @@ class LoopCode:
         call = call_lines("replace", [self.training, *written], len(self.training))
         return f"{REPLACE}{self.training} = {call}\n"
 
-    def _of_step(self, name: str, value: Setting) -> str | None:
-        """Return what changes the step; "" where it is not known, None where no line is needed."""
+    def _step_line(self, name: str, value: Setting) -> str:
+        """Return what switches a knob of the step on; "" where no line is known for it."""
         model = self.model
         if name == "non_blocking":
             return "# and in the loop: .to(device, non_blocking=True)"
-        if name == "fused_optimizer" and value and self.optimizer:
+        if name == "fused_optimizer" and self.optimizer:
             group = "for group in {0}.param_groups:\n    group.update(fused=True, foreach=False)"
             return group.format(self.optimizer)
-        if name == "channels_last" and value and model:
+        if name == "channels_last" and model:
             return f"{model} = {model}.to(memory_format=torch.channels_last)"
-        if name == "compile" and value and model:
+        if name == "compile" and model:
             mode = "" if value == "default" else f"mode={value!r}"
             return f"{model}.compile({mode})"
         if name == "precision" and value in DTYPES and model:
@@ -248,4 +250,4 @@ class LoopCode:
             return f"{autocast}\n{model}.forward = autocast({model}.forward)"
         if name == "precision" and value == "tf32":
             return 'torch.set_float32_matmul_precision("high")'
-        return None if value in (None, False) else ""
+        return ""

@@ -24,8 +24,11 @@ def drift_of(evidence: Evidence) -> Drift | None:
     drift = evidence.loop.own_drift if evidence.loop else None
     if drift is None or kept(evidence) is not None:
         return drift
-    is_alone = evidence.growth.late_gib is None and drift.growth < limits.DRIFT_ALONE
-    return None if is_alone or evidence.is_disturbed else drift
+    if evidence.growth.late_gib is not None:
+        return None if evidence.is_disturbed else drift
+    is_hot = evidence.heat is not None and evidence.heat.share >= limits.HELD_DOWN
+    slowed = evidence.is_disturbed or is_hot or drift.growth < limits.DRIFT_ALONE
+    return None if slowed else drift
 
 
 def elsewhere(evidence: Evidence) -> Finding | None:
@@ -88,7 +91,8 @@ def double_precision(evidence: Evidence) -> Finding | None:
         Measured(f"the weights{batches} are float64"),
     ]
     if evidence.formats:  # an NVIDIA card; AMD's CDNA2 computes as fast in both
-        rate = "NVIDIA's cards compute in float64 at 1/2 to 1/64 of their float32 rate"
+        rate = "NVIDIA's cards compute in float64 at 1/2 to 1/64 of their float32 rate, outside "
+        rate += "the FP64 Tensor Cores of A100, H100 and H200"
         measured.append(Measured(rate, by="its data sheets"))
     remedy = cures.SINGLE_PRECISION
     return Finding("precision", "float64", measured=tuple(measured), remedies=(remedy,))

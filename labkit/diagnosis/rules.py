@@ -220,8 +220,8 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
     # what the loop's body does besides training is a finding of its own
     parts = ("python", "logging", "waiting", "loader")
     besides = sum(evidence.body.get(part, 0.0) for part in parts)
-    updates = body_rules.own_optimizer(evidence)
-    besides += updates.lost_share / max(busy, 1e-9) if updates else 0.0
+    others = (body_rules.own_optimizer(evidence), body_rules.copies_in_the_body(evidence))
+    besides += sum(each.lost_share for each in others if each) / max(busy, 1e-9)
     seen = f"of the time the device is busy by its events, but {witness.said}: gaps between "
     seen += "kernels, or kernels too small for it"
     found = Finding(
@@ -358,6 +358,7 @@ RULES = (
     host_work,
     pauses,
     *body_rules.IN_THE_BODY,
+    body_rules.copies_in_the_body,
     body_rules.another_loader,
     body_rules.own_optimizer,
     loop_rules.elsewhere,

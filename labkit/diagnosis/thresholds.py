@@ -111,6 +111,11 @@ BUSY = 0.5
 LOW_MFU = 0.2
 MOSTLY = 0.5  # of the compute in products and convolutions: less moves data
 
+# A host that stands at a copy, and moves fewer bytes a second than this, waits for what the device
+# has queued. On an H200 (PCIe 5) float32 batches of 147 MiB in pageable memory moved at 3.2 GB/s;
+# half of that leaves room for older hosts
+COPIES_BYTES_S = 1.5e9
+
 # == second witnesses of a busy GPU ==
 # GPM's SM activity over the busy share. NVIDIA's DCGM user guide, "Profiling Metrics": 0.8 or more
 # is necessary for an effective use of the GPU, less than 0.5 likely indicates an ineffective one.

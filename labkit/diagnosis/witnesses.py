@@ -7,7 +7,7 @@ SMs (GPM counters of Hopper and later cards) and the power the card drew.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,6 +29,7 @@ class Witness:
     said: str  # what it measured, and against which threshold
     works: bool | None = None  # whether the device worked; None where this cannot be told from it
     share: float = 1.0  # of the busy time in which it worked, 0 to 1, where it says "not"
+    at_least: float = 0.0  # of all time in which it certainly worked, 0 to 1
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,9 @@ def _sm_activity(run: Run, start: float) -> Witness | None:
         return None
     share = float((shares[1:] * lengths)[kept].sum() / busy_s)
     said = f"SMs had a warp to run for {min(share, 1):.0%} of the time that counts as busy (GPM"
-    return _word(said, share, share, limits.SMS_WORK, limits.SMS_REST)
+    worked = float((shares[1:] * lengths)[kept].sum() / lengths[kept].sum())
+    found = _word(said, share, share, limits.SMS_WORK, limits.SMS_REST)
+    return replace(found, at_least=min(worked, 1.0))
 
 
 def _power_drawn(run: Run, start: float) -> Witness | None:
@@ -133,7 +136,10 @@ def _power_drawn(run: Run, start: float) -> Witness | None:
     said = f"the card drew {drawn:.0%} of its power limit ({watts:.0f} W; NVML"
     # While busy it drew at least the mean, and at most what it is if nothing was drawn while idle
     most = drawn / run.utilization
-    return _word(said, drawn, most, limits.POWER_WORKS, limits.POWER_RESTS)
+    found = _word(said, drawn, most, limits.POWER_WORKS, limits.POWER_RESTS)
+    # It draws its limit at most while it works, and so much where it only rests between kernels
+    worked = (drawn - limits.POWER_RESTS) / (1 - limits.POWER_RESTS)
+    return replace(found, at_least=min(max(worked, 0.0), 1.0))
 
 
 def _word(said: str, least: float, most: float, works: float, rests: float) -> Witness:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured
+from labkit.diagnosis.prediction import WORTH
 from labkit.diagnosis.remedies import LESSONS, TRY_FIRST, Remedy
 from labkit.results.script import changed_lines
 
@@ -24,6 +25,7 @@ FORMATS = {
     "number": "{:.2g}",
     "count": "{:.0f}",
 }
+NOTHING_TO_SET = f"No setting is expected to gain as much as {WORTH:.0%}."
 OF_LOADER = re.compile(r"\b(num_workers|prefetch_factor|persistent_workers|pin_memory)\b")
 
 
@@ -33,7 +35,8 @@ def worded(finding: Finding, evidence: Evidence | None = None) -> Finding:
     Without evidence there are no settings to fill in, and no code.
     """
     if not finding.remedies:
-        return replace(finding, evidence=why(finding))
+        advice = NOTHING_TO_SET if finding.lost_share else ""
+        return replace(finding, evidence=why(finding), advice=advice)
     advice = _advice(finding)
     if evidence is not None and evidence.trainer:
         advice = OF_LOADER.sub(r"dataloader_\1", advice)

@@ -129,6 +129,17 @@ PERSISTENT = Remedy(
     cost="the workers' memory between epochs",
     expects=restarts_saved,
 )
+LONGER_PASSES = Remedy(
+    "longer_passes",
+    "Draw the items of several epochs in one pass over the loader: between passes its workers have "
+    "nothing to do, and each pass waits for its first batch anew.",
+    "epochs",
+    lambda evidence: bool(evidence.num_workers) and started_anew(evidence) is None,
+    code="from torch.utils.data import RandomSampler\n\n"
+    "# in place of shuffle=True: one pass is ten epochs\n"
+    "sampler = RandomSampler(dataset, num_samples=10 * len(dataset))\n",
+    check=LESS_WAITING,
+)
 READ_ONCE = Remedy(
     "read_once",
     "Build what the first epoch builds, and read what it reads, once before training. Where the "

@@ -63,13 +63,9 @@ def workers_restart(evidence: Evidence, workers: WorkerEvidence) -> Finding | No
     share = workers.epoch_start_share or 0.0
     if share < evidence.wait_share / 2 or not share:
         return None
+    starts = Measured(words.EPOCH_STARTS, share, by=words.TIMED)
     each = words.took(words.FIRST_BATCH, workers.epoch_start_ms)
-    return _found(
-        "workers_restart",
-        Measured(words.EPOCH_STARTS, share, by=words.TIMED),
-        each,
-        remedies=(cures.PERSISTENT,),
-    )
+    return _found("workers_restart", starts, each, remedies=(cures.PERSISTENT, cures.LONGER_PASSES))
 
 
 def cold_start(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -264,7 +260,7 @@ def what_passes_and_lines_show(evidence: Evidence) -> Finding | None:
         return _found(
             "workers_restart",
             words.restarts(loop),
-            remedies=(cures.PERSISTENT, *feeding.FEED),
+            remedies=(cures.PERSISTENT, cures.LONGER_PASSES, *feeding.FEED),
             lines=lines.worst(lines.mask("waiting"))[:1],
         )
     if loop.cold >= worth:

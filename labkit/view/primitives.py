@@ -51,6 +51,7 @@ class Lane:
     name: str
     spans: Sequence[tuple[str, np.ndarray]]  # colour, (n, 2) starts and ends
     height: float = 1.0
+    edge: float = 0.0  # points around each interval, where `draw_lanes` has no wider one
 
 
 def rows_in(count: int) -> float:
@@ -124,10 +125,11 @@ def draw_lanes(
     foot = 0.0
     middles = []
     for lane in lanes:
+        width = max(edge, lane.edge)
         for colour, spans in lane.spans:
             seen = spans[(spans[:, 1] > start) & (spans[:, 0] < end)]
             clipped = [(left, right - left) for left, right in np.clip(seen, start, end)]
-            axes.broken_barh(clipped, (foot, lane.height), color=colour, linewidth=edge)
+            axes.broken_barh(clipped, (foot, lane.height), color=colour, linewidth=width)
         middles.append(foot + lane.height / 2)
         foot += lane.height + LANE_GAP
     axes.set_yticks(middles, [lane.name for lane in lanes])

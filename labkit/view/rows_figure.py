@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -44,6 +44,8 @@ LEAST_RANGE = 8  # powers of two over such a range are drawn at equal distances
 MOST_TICKS = 13
 PANEL_IN = 3.0
 BAR_IN = 0.2
+DIGITS = 3  # of the number at a bar
+MOST_TIMES = 1000  # the smallest of a figure's numbers; past that they have no decimals in common
 NOTE_IN = 0.14
 TITLE_IN = 0.25
 NOTE = Font(size=7.5, colour=BEFORE)
@@ -72,7 +74,8 @@ def plot(
         by: A column: each of its values has a colour.
         beside: Another such table, dashed: published numbers, or a record of another machine.
         title: Above the figure.
-        log: The logarithmic axes: "x", "y", "xy", or "" for none. None decides for x alone.
+        log: The logarithmic axes: "x", "y", "xy", or "" for none. None decides for x alone. Beside
+            names a logarithmic y has points instead of bars.
 
     Rows with the same `x` are points without a line; a note says in which columns they differ.
     Raises ValueError on a column that is not there.
@@ -172,7 +175,8 @@ def draw_legend(axes: Axes, series: Sequence[Series]) -> None:
     labels = legend_labels(series)
     handles, _ = axes.get_legend_handles_labels()
     if HOLLOW in labels:
-        hollow = Line2D([], [], color=BEFORE, marker="o" if is_lines(series) else "s", label=HOLLOW)
+        has_points = is_lines(series) or axes.get_xscale() == "log"
+        hollow = Line2D([], [], color=BEFORE, marker="o" if has_points else "s", label=HOLLOW)
         hollow.set_markerfacecolor("white")
         hollow.set_linestyle("")
         handles.append(hollow)
@@ -222,29 +226,39 @@ def mark_places(axes: Axes, places: np.ndarray, log: str | None) -> None:
 
 
 def draw_bars(axes: Axes, series: Sequence[Series], log: str) -> None:
-    """Draw a group of bars for each name, from top to bottom; each bar has its number."""
+    """Draw a group of bars for each name, from top to bottom; each bar has its number.
+
+    On a logarithmic axis they are points: such an axis has no zero where a bar could begin.
+    """
     bars = Counter(name for each in series for name in each.names)  # in the order of the rows
     rows = {name: row for row, name in enumerate(bars)}
     thickness = 0.8 / max(bars.values(), default=1)
+    is_log = "y" in log and has_positive(series)
+    write = writer_of(np.concatenate([each.values for each in series]), is_log)
     drawn: Counter[str] = Counter()
     for each in series:
         middles = []
         for name in each.names:
             middles.append(rows[name] + (drawn[name] - (bars[name] - 1) / 2) * thickness)
             drawn[name] += 1
-        draw_group(axes, each, np.array(middles), 0.9 * thickness)
+        if is_log:
+            draw_points(axes, each, np.array(middles))
+        else:
+            draw_group(axes, each, np.array(middles), 0.9 * thickness)
+        write_numbers(axes, each, middles, write)
     axes.set_yticks(range(len(bars)), [drawable(name, LONGEST_NAME) for name in bars])
     axes.set_ylim(len(bars) - 0.4, -0.6)
     axes.margins(x=0.1)  # room for the number at the end of the longest bar
     axes.tick_params(axis="y", length=0)
-    if "y" in log and has_positive(series):
+    if is_log:
         axes.set_xscale("log")
+        axes.grid(axis="y", **GRID)
         plain_numbers(axes.xaxis)
 
 
 def draw_group(axes: Axes, series: Series, middles: np.ndarray, thickness: float) -> None:
     """Draw the bars of one series: filled, or hatched and dashed if beside; noisy ones hollow."""
-    bars = axes.barh(
+    axes.barh(
         middles,
         series.values,
         thickness,
@@ -258,8 +272,62 @@ def draw_group(axes: Axes, series: Series, middles: np.ndarray, thickness: float
     )
     noisy = series.values[series.noisy]
     axes.barh(middles[series.noisy], noisy, thickness, edgecolor=series.colour, facecolor="white")
-    texts = [f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}" for value in series.values]
-    axes.bar_label(bars, texts, padding=4, fontsize=NOTE.size)
+
+
+def draw_points(axes: Axes, series: Series, middles: np.ndarray) -> None:
+    """Draw one series as points beside its names; noisy ones hollow."""
+    look = {"color": series.colour, "marker": series.marker, "markersize": 6, "linestyle": ""}
+    axes.plot(series.values, middles, label=series.label or None, **look)
+    if series.spread.any():
+        bars = {"fmt": "none", "ecolor": series.colour, "capsize": 2.5}
+        axes.errorbar(series.values, middles, xerr=series.spread, **bars)
+    noisy = series.values[series.noisy]
+    axes.plot(noisy, middles[series.noisy], markerfacecolor="white", zorder=3, **look)
+
+
+def write_numbers(
+    axes: Axes, series: Series, middles: Sequence[float], write: Callable[[float], str]
+) -> None:
+    """Write each value of a series behind its bar or point, and behind its error bar."""
+    for value, spread, middle in zip(series.values, series.spread, middles, strict=True):
+        if not np.isnan(value):
+            axes.annotate(
+                write(value),
+                (value + spread, middle),
+                (6, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=NOTE.size,
+            )
+
+
+def writer_of(values: np.ndarray, is_log: bool) -> Callable[[float], str]:
+    """Return what writes a figure's numbers.
+
+    All have as many decimals as three digits of the largest and one of the smallest take. Where
+    that would be many, and on a logarithmic axis, each has three digits.
+    """
+    sizes = np.abs(values[np.isfinite(values) & (values != 0)])
+    if not len(sizes):
+        return "{:.0f}".format
+    if is_log or sizes.max() > MOST_TIMES * sizes.min():
+        return three_digits
+    if all(size.is_integer() for size in sizes):
+        return "{:,.0f}".format
+    decimals = max(DIGITS - 1 - exponent(sizes.max()), -exponent(sizes.min()), 0)
+    return f"{{:,.{decimals}f}}".format
+
+
+def three_digits(value: float) -> str:
+    """Write a number with three digits, as in 0.100, or with all that it has before the point."""
+    if value == 0:
+        return "0"
+    return f"{value:,.{max(DIGITS - 1 - exponent(value), 0)}f}"
+
+
+def exponent(value: float) -> int:
+    """Return the power of ten of a number's first digit."""
+    return math.floor(math.log10(abs(value)))
 
 
 def has_positive(series: Sequence[Series]) -> bool:

@@ -12,8 +12,23 @@ import pandas
 from labkit.results.hardware import Machine
 from labkit.view.style import LINES, drawable
 
-UNITS = {"ms": "ms", "tflops": "TFLOP/s", "gib_s": "GiB/s"}  # columns that are called by their unit
-ENDINGS = {"_per_s": "/s", "_ms": ", ms", "_s": ", s", "_w": ", W", "_gb": ", GB", "_gib": ", GiB"}
+UNITS = {  # columns that are called by their unit
+    "ms": "ms",
+    "tflops": "TFLOP/s",
+    "gib_s": "GiB/s",
+    "kib": "KiB",
+    "mib": "MiB",
+}
+ENDINGS = {
+    "_per_s": "/s",
+    "_ms": ", ms",
+    "_s": ", s",
+    "_w": ", W",
+    "_gb": ", GB",
+    "_kib": ", KiB",
+    "_mib": ", MiB",
+    "_gib": ", GiB",
+}
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")  # the first is for the reader's own points
 LONGEST_NAME = 80
 OF_GITHUB = "://github.com/"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import matplotlib.style
 import numpy as np
+from cycler import cycler
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -51,6 +52,7 @@ TEXT_SIZE = 8.5
 LEGEND_SIZE = 8
 
 RC = {
+    "axes.prop_cycle": cycler(color=LINES),
     "font.size": TEXT_SIZE,
     "axes.titlesize": 9,
     "axes.labelsize": TEXT_SIZE,
@@ -85,6 +87,11 @@ class Picture(Figure):
 
     def _repr_png_(self) -> bytes:
         return png_of(self)
+
+    def _ipython_display_(self) -> None:  # goes before what pyplot registers for all figures
+        from IPython.display import display
+
+        display({"image/png": self._repr_png_(), "text/plain": repr(self)}, raw=True)
 
 
 def png_of(figure: Figure, sharpness: float = 1.0, least_px: int = 0) -> bytes:

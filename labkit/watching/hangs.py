@@ -23,7 +23,8 @@ from labkit.bench.loader_clocks import (
     WORDS,
 )
 from labkit.process.events import FILE_NAME, EventLog, now_ns
-from labkit.watching.passes import IN_BODY, WAITING, say
+from labkit.watching.passes import say
+from labkit.watching.step_timer import IN_BODY, WAITING
 
 LEAST_S = 10.0  # without any progress, before it is called a hang,
 LEAST_TIMES = 10.0  # and so many times the usual step

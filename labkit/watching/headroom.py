@@ -16,9 +16,11 @@ from typing import cast
 from labkit.bench.batch_contents import counter_for
 from labkit.bench.user_loop import find_device, in_flight, knobs_of
 from labkit.process.events import EventLog, now_ns
+from labkit.watching.batches import length_of, one_a_batch
 from labkit.watching.device_clocks import Queue, Waiting
 from labkit.watching.kept_batches import Kept, copied
-from labkit.watching.passes import Pass, StandsIn, length_of, one_a_batch
+from labkit.watching.kinds import Unit
+from labkit.watching.passes import Pass, StandsIn
 
 KEPT_BATCHES = 8  # batches, at most
 KEPT_BYTES = 256 * 2**20  # and as many as fit; at least one
@@ -46,7 +48,7 @@ IN_PLACE = "The loop changes its batches in place: replayed ones are not what th
 class Found:
     """What the blocks of a loop say."""
 
-    unit: str
+    unit: Unit
     pairs: int
     notes: tuple[str, ...]
     factor: float | None = None  # throughput with a perfect loader over the present one
@@ -92,7 +94,7 @@ class Blocks:
         self.live_rate = 0.0  # samples a second, in the last block of live steps
         self.pairs: list[tuple[float, float]] = []  # samples a second: live, replayed
         self.changed = False  # a kept batch was, in place
-        self.unit = "samples"
+        self.unit: Unit = "samples"
         self.count: Callable[[object], int] | None = None  # known from the first batch on
         self.queue: Queue | Waiting | None = None  # of the GPU that the loop computes on
         self.start()

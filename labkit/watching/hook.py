@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from labkit.bench import stack
 from labkit.bench.loader_hook import without_ours
-from labkit.process.events import now_ns
+from labkit.process.events import EventLog, now_ns
 from labkit.watching.headroom import Blocks, HeadroomPass
 from labkit.watching.passes import Pass, StandsIn
 from labkit.watching.recorder import Recorder
@@ -35,12 +35,9 @@ if TYPE_CHECKING:
 MOST_LOADERS = 8  # loaders of a process that are recorded: training, validation, test, ...
 PATIENCE = 3  # steps of the optimizer without a loader, after which they are what is recorded
 
-_loops: list[Loop] = []
-_pid = os.getpid()
-
 
 @dataclass
-class Loop:
+class WatchedLoop:
     """A loop that is recorded: known by its place in the script, if any, and by its dataset."""
 
     recorder: Recorder
@@ -74,17 +71,87 @@ class HookedPass(StandsIn, Pass):
     """An iterator of a loader under watch, which answers for the loader's own."""
 
 
+class Script:
+    """The loops of this process that are recorded."""
+
+    def __init__(self):
+        self.pid = os.getpid()
+        self.loops: list[WatchedLoop] = []
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is its process: no worker, nor another one that was forked."""
+        return self.pid == os.getpid()
+
+    def loop_of(self, loader: DataLoader) -> WatchedLoop | None:
+        """Return what records a loop; None in processes and of loops that are not recorded.
+
+        A loop that makes its loader anew for every epoch, or its dataset as well, continues its
+        run; a function that trains on one dataset and validates on another has two. Where all code
+        is a framework's, the dataset tells.
+        """
+        if not self.is_here:
+            return None
+        frames = traceback.walk_stack(sys._getframe(2))
+        places = ((frame.f_code.co_filename, line) for frame, line in frames)
+        place = next((place for place in places if stack.is_users(place[0])), None)
+        here = [loop for loop in self.loops if loop.place == place]
+        same = [loop for loop in here if loop.dataset == id(loader.dataset)]
+        if place:
+            over = (loop for loop in here if loop.recorder.current is None)
+            same += [loop for loop in over if loop.dataset is None]
+        if not same:
+            return self.begin(loader, place)
+        same[0].feed_from(loader)
+        return same[0]
+
+    def begin(self, loader: object, place: tuple[str, int] | None) -> WatchedLoop | None:
+        """Begin a run, in a folder whose name begins with the rank; None if that fails."""
+        folder = new_folder(self.pid)
+        with contextlib.suppress(Exception):
+            if len(self.loops) < MOST_LOADERS:
+                folder.mkdir(parents=True)
+                loop = WatchedLoop(Recorder(folder, loader, place=place), place)
+                self.loops.append(loop)
+                loop.feed_from(loader)
+                if os.environ.get("LABKIT_HEADROOM"):
+                    loop.blocks = Blocks(loader)
+                _hook_saving(self.loops[0].recorder.log)
+                return loop
+        return None
+
+    def note_training(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that the innermost loop trains: the last to begin, with all its loaders."""
+        going = [loop for loop in self.loops if loop.recorder.current is not None]
+        if going:
+            innermost = max(going, key=lambda each: each.recorder.began_ns)
+            innermost.has_trained = True
+            for loop in going:
+                if loop is innermost or (loop.place and loop.place == innermost.place):
+                    loop.recorder.trained_by(optimizer)
+
+    def close(self) -> None:
+        """End the runs, with the error that ended the script, where one did."""
+        error = getattr(sys, "last_value", None)
+        for loop in self.loops:
+            with contextlib.suppress(Exception):
+                loop.close(error)
+
+
+SCRIPT = Script()
+
+
 def install(module: ModuleType) -> None:
     """Hook a module of DataLoaders, or torch's of optimizers, when it has just been loaded."""
     loaders = getattr(module, "DataLoader", None)
     if loaders is None:
-        module.register_optimizer_step_post_hook(OptimizerSteps())
+        module.register_optimizer_step_post_hook(_untraced(OptimizerSteps(SCRIPT)))
     else:
         _hook_loaders(loaders)
     if getattr(sys.excepthook, "func", None) is not _show_error:
         sys.excepthook = functools.partial(_show_error, sys.excepthook)
-    atexit.unregister(_close)
-    atexit.register(_close)
+    atexit.unregister(SCRIPT.close)
+    atexit.register(SCRIPT.close)
 
 
 def _hook_loaders(loaders: type) -> None:
@@ -100,8 +167,8 @@ def _hook_loaders(loaders: type) -> None:
     type.__setattr__(loaders, "__init_subclass__", classmethod(__init_subclass__))
 
 
-def _hook_saving() -> None:
-    """Time the calls of `torch.save`, once there is a loop."""
+def _hook_saving(log: EventLog) -> None:
+    """Write into `log` when `torch.save` is called, unless that goes on."""
     torch = sys.modules.get("torch")
     if torch is None or hasattr(torch.save, "_labkit"):
         return
@@ -114,7 +181,7 @@ def _hook_saving() -> None:
             return save(*args, **more)
         finally:
             with contextlib.suppress(Exception):
-                _loops[0].recorder.log.write("saved", began=began_ns, ended=now_ns())
+                log.write("saved", began=began_ns, ended=now_ns())
 
     vars(timed)["_labkit"] = True
     vars(torch)["save"] = timed
@@ -138,7 +205,7 @@ def _recorded(plain: Callable[[DataLoader], Iterator[object]]) -> Callable:
 
     @functools.wraps(plain)
     def __iter__(self: DataLoader) -> Iterator[object]:
-        loop = _loop_of(self)
+        loop = SCRIPT.loop_of(self)
         if loop is None:
             return plain(self)
         iterator = loop.recorder.iterate(self, lambda: plain(self), kind=HookedPass)
@@ -149,51 +216,15 @@ def _recorded(plain: Callable[[DataLoader], Iterator[object]]) -> Callable:
     return __iter__
 
 
-def _loop_of(loader: DataLoader) -> Loop | None:
-    """Return what records a loop; None in processes and of loops that are not recorded.
+def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
+    """Return a hook that torch.compile does not trace where it traces what is hooked."""
+    torch = sys.modules["torch"]
 
-    A loop that makes its loader anew for every epoch, or its dataset as well, continues its run; a
-    function that trains on one dataset and validates on another has two. Where all code is a
-    framework's, the dataset tells.
-    """
-    if os.getpid() != _pid:
-        return None  # a worker, or another process that was forked
-    frames = traceback.walk_stack(sys._getframe(2))
-    places = ((frame.f_code.co_filename, line) for frame, line in frames)
-    place = next((place for place in places if stack.is_users(place[0])), None)
-    here = [loop for loop in _loops if loop.place == place]
-    for loop in here:
-        if loop.dataset == id(loader.dataset):
-            loop.feed_from(loader)
-            return loop
-    for loop in here if place else ():
-        if loop.dataset is None and loop.recorder.current is None:
-            loop.feed_from(loader)
-            return loop
-    return _begin(loader, place)
+    @torch._disable_dynamo
+    def call(*given: object) -> None:
+        hook(*given)
 
-
-def _begin(loader: object, place: tuple[str, int] | None) -> Loop | None:
-    """Begin a run; None if that fails."""
-    folder = new_folder(_pid)
-    with contextlib.suppress(Exception):
-        if len(_loops) < MOST_LOADERS:
-            folder.mkdir(parents=True)
-            loop = Loop(Recorder(folder, loader, place=place), place)
-            _loops.append(loop)
-            loop.feed_from(loader)
-            if os.environ.get("LABKIT_HEADROOM"):
-                loop.blocks = Blocks(loader)
-            _hook_saving()
-            return loop
-    return None
-
-
-def _close() -> None:
-    error = getattr(sys, "last_value", None)
-    for loop in _loops:
-        with contextlib.suppress(Exception):
-            loop.close(error)
+    return call
 
 
 class OptimizerSteps:
@@ -202,25 +233,26 @@ class OptimizerSteps:
     It also tells which of the loops with one train.
     """
 
-    def __init__(self):
+    def __init__(self, script: Script):
+        self.script = script
         self.seen = 0  # steps
         self.first_id: int | None = None  # of the optimizer that made the first
         self.recorded: Pass | None = None
 
     def __call__(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         """Note that an optimizer has made a step; torch calls this."""
-        if _loops and self.recorded is None:
-            _note_training(optimizer)
+        if self.script.loops and self.recorded is None:
+            self.script.note_training(optimizer)
             return  # a DataLoader says more
         self.first_id = self.first_id or id(optimizer)
-        if self.first_id != id(optimizer) or os.getpid() != _pid:
+        if self.first_id != id(optimizer) or not self.script.is_here:
             return  # of several optimizers the first one counts
         if _is_capturing():
             return  # into a CUDA graph: an event that is asked now would break the capture
         self.seen += 1
         with contextlib.suppress(Exception):
             if self.seen == PATIENCE:
-                loop = _begin(self, None)
+                loop = self.script.begin(self, None)
                 if loop is None:
                     return
                 recorder = loop.recorder
@@ -234,14 +266,3 @@ def _is_capturing() -> bool:
     """Return whether the current stream is being captured into a CUDA graph."""
     cuda = sys.modules["torch"].cuda  # without a context, a CPU build refuses the second question
     return cuda.is_initialized() and cuda.is_current_stream_capturing()
-
-
-def _note_training(optimizer: torch.optim.Optimizer) -> None:
-    """Note that the innermost loop trains: the last to begin, with all loaders that it reads."""
-    going = [loop for loop in _loops if loop.recorder.current is not None]
-    if going:
-        innermost = max(going, key=lambda each: each.recorder.began_ns)
-        innermost.has_trained = True
-        for loop in going:
-            if loop is innermost or (loop.place and loop.place == innermost.place):
-                loop.recorder.trained_by(optimizer)

@@ -7,9 +7,10 @@ import sys
 from collections.abc import Callable, Iterator, Sized
 from typing import TYPE_CHECKING, cast
 
-from labkit.bench.device_clock import Mark
-from labkit.bench.loader_clocks import IDLE, SINCE, STATE
 from labkit.process.events import now_ns
+from labkit.watching.batches import one_a_batch
+from labkit.watching.kinds import Ending
+from labkit.watching.step_timer import StepTimer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -19,10 +20,7 @@ if TYPE_CHECKING:
 BEAT_NS = 500_000_000  # two live updates a second: they run in the training process itself
 GATHER_NS = 100_000_000  # steps are written ten times a second,
 MOST_ROWS = 512  # or sooner where they are so short that memory would grow with their rate
-WAITING, IN_BODY = 1, 2  # what the loop is busy with, in its progress file
 
-Row = tuple[int, int, int, int, int, Mark | None, Mark | None]
-"""A step: asked, ready, done (ns), samples, bytes, and its body's begin and end on a device."""
 Beat = Callable[[int | None], None]
 """What is called twice a second with the time, ns, and with None when a pass is over."""
 
@@ -31,23 +29,6 @@ def say(text: str) -> None:
     """Say something on stderr; stdout is the script's."""
     with contextlib.suppress(Exception):  # it may be closed
         print(f"labkit.watch: {text}", file=sys.stderr, flush=True)
-
-
-def length_of(loader: object) -> int | None:
-    """Return how many batches a loader has; None where it cannot tell."""
-    with contextlib.suppress(TypeError, NotImplementedError, AttributeError):
-        return len(cast(Sized, loader))
-    return None
-
-
-def one_a_batch(_batch: object) -> int:
-    """Count a batch whose samples are not known as one."""
-    return 1
-
-
-def unknown_bytes(_batch: object) -> int:
-    """Return 0: of a batch whose bytes are not known."""
-    return 0
 
 
 class StandsIn:
@@ -71,7 +52,7 @@ class StandsIn:
 
 
 class Pass:
-    """An iterator over the batches, with a row of stamps for each step in a list.
+    """An iterator over the batches, which times each step.
 
     A pass ends once, by `end`: "exhausted" or "failed" when the loader says so, "left early" when
     the loop drops its iterator. `stop` ends the recording alone, as where a newer pass has begun.
@@ -82,23 +63,15 @@ class Pass:
         """`iter_ns` is how long iter(loader) took."""
         self.recorder = recorder
         self.iterator = iterator
-        self.fetch = iterator.__next__
         self.beat = beat
+        self.timer = StepTimer(recorder)
+        self.count = one_a_batch
         self.on = True
+        self.is_new = True  # until its first batch is here, or the first after an error
         self.is_paused = False
         self.lead_ns = iter_ns  # counts as waiting for the first batch: workers were started
-        self.rows: list[Row] = []
         self.due = 0
         self.beat_at = 0
-        self.asked = 0
-        self.samples = 0
-        self.bytes = 0  # of the batch
-        self.ready = 0  # 0 while there is no body whose end could be stamped
-        self.count = self._first_count
-        self.measure = recorder.measure
-        self.start: Mark | None = None
-        self.clock = recorder.clock
-        self.words = recorder.words
         recorder.begin_pass(self, now_ns() - iter_ns)
 
     def __iter__(self) -> Self:
@@ -106,45 +79,35 @@ class Pass:
 
     def __next__(self) -> object:
         now = now_ns()
-        if self.ready:
-            self._end_step(now)
-            if now > self.due or len(self.rows) >= MOST_ROWS:
+        timer = self.timer
+        if timer.ready:
+            timer.end(now)
+            if now > self.due or len(timer.rows) >= MOST_ROWS:
                 now = self._gathered(now)
-        words = self.words
-        words[SINCE] = now
-        words[STATE] = WAITING
+        timer.ask(now)
         batch = self.skip()
         ready = now_ns()
-        words[SINCE] = ready
-        words[STATE] = IN_BODY
-        self.asked = now
         try:
-            self.samples = self.count(batch)
-            self.bytes = self.measure(batch)
-            if self.clock is not None:
-                self.start = self.clock.mark()
+            if self.is_new:
+                self._learn(batch)
+            if self.on:
+                timer.begin(ready, self.count(batch), self.recorder.batches.measure(batch))
+            else:
+                timer.begin(ready)
         except Exception as error:
             self._give_up(error)
-        self.ready = ready
         return batch
 
-    def _end_step(self, now: int) -> None:
-        end = None if self.start is None or self.clock is None else self.clock.mark()
-        row = (self.asked, self.ready, now, self.samples, self.bytes, self.start, end)
-        self.rows.append(row)
-        self.ready = 0
-
-    def _first_count(self, batch: object) -> int:
+    def _learn(self, batch: object) -> None:
         """Learn how to count samples and bytes; set the clock back to before iter(loader)."""
+        self.is_new = False
         if not self.on:  # the loader failed and was asked again: the loop skips what it cannot read
-            self.recorder.begin_pass(self, self.asked)
+            self.recorder.begin_pass(self, self.timer.asked)
             self.on = True
-        self.asked -= self.lead_ns
+        self.timer.asked -= self.lead_ns
         self.lead_ns = 0
-        self.count = self.recorder.counter(batch)
-        self.measure = self.recorder.measure
-        self.recorder.sampler.claim(sys._getframe(2))
-        return self.count(batch)
+        self.count = self.recorder.batches.counter(batch)
+        self.recorder.probes.sampler.claim(sys._getframe(2))
 
     def _gathered(self, now: int) -> int:
         """Hand over what has gathered; return when the next batch is asked for."""
@@ -153,10 +116,9 @@ class Pass:
             self.hand_over()
             if not self.on:
                 return now
-            self.clock = self.recorder.clock  # known only when the first body has run
             if now > self.beat_at:
                 self.beat_at = now + BEAT_NS
-                self.recorder.growth.look(sys._getframe(2), self.recorder.sampler.places.loop)
+                self.recorder.probes.look(sys._getframe(2))
                 self.beat(now)
         except Exception as error:
             self._give_up(error)
@@ -164,24 +126,24 @@ class Pass:
 
     def hand_over(self) -> None:
         """Give the recorder what has gathered; once stopped, forget it."""
-        rows = self.rows
-        self.rows = []
         if self.on:
-            self.recorder.take(rows)
+            self.timer.hand_over()
+        else:
+            self.timer.rows.clear()
 
     def skip(self) -> object:
         """Return the next batch, without a stamp."""
         try:
-            return self.fetch()
+            return next(self.iterator)
         except BaseException as error:
             self.end("exhausted" if isinstance(error, StopIteration) else "failed", error)
             raise
 
     def pause(self) -> None:
         """End the step that goes on, and record nothing until `resume`."""
-        if self.ready:
-            self._end_step(now_ns())
-        self.words[STATE] = IDLE
+        if self.timer.ready:
+            self.timer.end(now_ns())
+        self.timer.idle()
         self.is_paused = True
 
     def resume(self) -> None:
@@ -200,24 +162,21 @@ class Pass:
 
     def _let_go(self) -> None:
         self.on = False
-        self.start = None
-        self.clock = None
-        self.words[STATE] = IDLE
+        self.timer.stop()
 
-    def end(self, how: str, error: BaseException | None = None) -> None:
-        """End the pass: "exhausted", "left early", or "failed" with an `error`."""
+    def end(self, how: Ending, error: BaseException | None = None) -> None:
+        """End the pass; `error` is that of one which "failed"."""
         if self.on:
             with contextlib.suppress(Exception):
                 self.stop()
                 self.recorder.end_pass(how, error)
                 if how == "failed":
-                    self.count = self._first_count
+                    self.is_new = True
                 self.beat(None)
 
     def _give_up(self, error: Exception) -> None:
         """Stop recording; the loop goes on."""
         self._let_go()
-        self.count = one_a_batch
         say(f"recording stopped: {type(error).__name__}: {error}")
 
     def __del__(self) -> None:

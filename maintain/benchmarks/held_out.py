@@ -1,11 +1,9 @@
-"""Loops of other origin, for the tuner: (dataset, step, batch size).
+"""Loops of other origin: (dataset, step, batch size).
 
-Datasets as people have them, each with its step. The search was mended after it had been measured
-on the twelve of `LOOPS`: items that wait, with and without a heavy tail; numpy, text, zlib, JPEGs,
-CSV, JSON and a spectrogram that take the cores; a stream; a database; an interface that is slow now
-and then. `FRESH` are six more, written down before any of it was measured on them, and measured
-once: PNGs in a tar file, tokens in a mapped file, images moved by torch, two services behind each
-other, shards that open slowly, sound files.
+Datasets as people have them, each with its step: items that wait, with and without a heavy tail;
+numpy, text, zlib, JPEGs, CSV, JSON and a spectrogram that take the cores; a stream; a database; an
+interface that is slow now and then. The search of the tuner was mended after it had been measured
+on them.
 """
 
 import collections
@@ -13,21 +11,14 @@ import csv
 import functools
 import io
 import json
-import os
 import re
 import sqlite3
-import tarfile
-import tempfile
 import time
-import wave
 import zlib
-from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import nn
-from torch.nn import functional
 
 WORDS = [f"{first}{last}" for first in "bcdfghlmnprst" for last in ("at", "en", "ill", "ore")]
 
@@ -189,162 +180,4 @@ LOOPS = {
     "spectrogram": (Items(spectrogram), step, 16),
     "database": (Rows(), step, 64),
     "interface": (Items(interface), step, 16),
-}
-
-
-@functools.cache
-def made_once(name, make):
-    """Return the path of a file that `make(path)` has written, made once on this machine."""
-    path = Path(tempfile.gettempdir()) / f"labkit-held-out-{os.getuid()}" / name
-    if not path.exists():
-        path.parent.mkdir(exist_ok=True)
-        make(beside := path.with_suffix(f".{os.getpid()}"))
-        beside.rename(path)
-    return path
-
-
-def write_pngs(path):
-    """Write 200 PNGs of 160 x 160 into a tar file."""
-    with tarfile.open(path, "w") as archive:
-        for n in range(200):
-            coarse = np.random.default_rng(n).integers(0, 255, (20, 20, 3), np.uint8)
-            image = Image.fromarray(coarse).resize((160, 160), Image.Resampling.BILINEAR)
-            image.save(file := io.BytesIO(), "PNG")
-            entry = tarfile.TarInfo(f"{n}.png")
-            entry.size = file.tell()
-            file.seek(0)
-            archive.addfile(entry, file)
-
-
-class Tar:
-    """Images read out of one tar file: a process opens its own."""
-
-    def __init__(self):
-        self.opened_by = None
-
-    def __len__(self):
-        return 4000
-
-    def __getitem__(self, index):
-        if self.opened_by != os.getpid():
-            self.archive = tarfile.open(made_once("images.tar", write_pngs))
-            self.entries = self.archive.getmembers()
-            self.opened_by = os.getpid()
-        file = self.archive.extractfile(self.entries[index % len(self.entries)])
-        image = Image.open(file).convert("RGB").resize((64, 64))
-        return torch.from_numpy(np.array(image)).permute(2, 0, 1), index % 10
-
-
-def write_tokens(path):
-    """Write 16 million tokens of two bytes."""
-    np.random.default_rng(0).integers(0, 512, 16_000_000, np.uint16).tofile(path)
-
-
-def window(index):
-    """257 tokens of a mapped file, as in the training of a language model: next to no work."""
-    file = np.memmap(made_once("tokens.bin", write_tokens), np.uint16)
-    at = index * 48_611 % (len(file) - 257)
-    return torch.from_numpy(file[at : at + 257].astype(np.int64))
-
-
-def moved(index):
-    """An image turned and scaled by torch, as the transforms of today do it."""
-    image = torch.full((1, 3, 128, 128), index / 4000)
-    turn = torch.tensor([[[0.9, 0.1, 0.0], [-0.1, 0.9, 0.0]]])
-    places = functional.affine_grid(turn, [1, 3, 96, 96], align_corners=False)
-    out = functional.grid_sample(image, places, align_corners=False)[0]
-    return (out - out.mean()) / (out.std() + 1e-3), index % 10
-
-
-def two_services(index):
-    """Two requests behind each other, 3 ms each in the mean, then 1 ms of a core to unpack."""
-    for wait in np.random.default_rng(index).exponential(0.003, 2):
-        time.sleep(wait)
-    data = zlib.decompress(BLOBS[index % 8])
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)[:4096]
-
-
-class Shards(torch.utils.data.IterableDataset):
-    """A stream of shards, 64 items each: 100 ms to open one, then a quarter of a ms of numpy."""
-
-    def __iter__(self):
-        worker = torch.utils.data.get_worker_info()
-        start, by = (worker.id, worker.num_workers) if worker else (0, 1)
-        for shard in range(start, 2000, by):
-            time.sleep(0.1)
-            for index in range(64):
-                values = np.random.default_rng(shard * 64 + index).standard_normal(12_000)
-                yield torch.from_numpy(np.sort(values[:2048]).astype(np.float32))
-
-
-def write_sound(path):
-    """Write ten seconds of 44.1 kHz sound, as a WAV file."""
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(44_100)
-        file.writeframes(np.random.default_rng(0).integers(-9999, 9999, 441_000, np.int16))
-
-
-MEL = np.random.default_rng(0).random((257, 64), dtype=np.float32)
-
-
-def sound(index):
-    """A second out of a WAV file, resampled to 16 kHz, its spectrum folded to 64 bands."""
-    with wave.open(str(made_once("sound.wav", write_sound))) as file:
-        file.setpos(index * 97 % 390_000)
-        heard = np.frombuffer(file.readframes(44_100), np.int16) / 32768
-    heard = np.interp(np.linspace(0, 44_099, 16_000), np.arange(44_100), heard)
-    windows = np.lib.stride_tricks.sliding_window_view(heard, 512)[::160] * np.hanning(512)
-    return torch.from_numpy(np.log1p(np.abs(np.fft.rfft(windows)).astype(np.float32) @ MEL))
-
-
-class Training:
-    """A step that trains a model: `loss(model, batch)`, backward, SGD."""
-
-    def __init__(self, model, loss):
-        self.model = model
-        self.loss = loss
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-
-    def __call__(self, batch):
-        self.optimizer.zero_grad()
-        loss = self.loss(self.model, batch)
-        loss.backward()
-        self.optimizer.step()
-        return loss.detach()
-
-
-def classify(model, batch):
-    images, labels = batch
-    return functional.cross_entropy(model(images.float()), labels)
-
-
-def next_token(model, batch):
-    return functional.cross_entropy(model(batch[:, :-1]).mT, batch[:, 1:])
-
-
-def small_cnn():
-    return nn.Sequential(
-        nn.Conv2d(3, 16, 3, stride=2),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, 3, stride=2),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(32, 10),
-    )
-
-
-def bigram():
-    return nn.Sequential(nn.Embedding(512, 64), nn.Linear(64, 512))
-
-
-FRESH = {
-    "tar": (Tar(), Training(small_cnn(), classify), 32),
-    "mapped tokens": (Items(window), Training(bigram(), next_token), 8),
-    "moved images": (Items(moved), Training(small_cnn(), classify), 16),
-    "two services": (Items(two_services), step, 16),
-    "shards": (Shards(), step, 32),
-    "sound": (Items(sound), step, 16),
 }

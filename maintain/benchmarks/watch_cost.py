@@ -100,7 +100,7 @@ def seconds_a_step() -> float:
 
 def sampling_cost(pairs: int) -> None:
     """Print what sampling the stack adds to the CPU time of a step."""
-    sampler = Recorder(tempfile.mkdtemp(), []).sampler
+    sampler = Recorder(tempfile.mkdtemp(), []).probes.sampler
     lot = random.Random(1)
     ratios = []
     for _ in range(pairs):

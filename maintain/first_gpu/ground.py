@@ -19,7 +19,7 @@ from labkit.bench.loop import Trainer
 from labkit.spec import automatic
 
 QUICK = "--quick" in sys.argv[1:]
-TIMES = 1 if QUICK else 5
+TIMES = 1 if QUICK else 3
 MODELS = ("cnn", "mlp", "transformer")
 
 

@@ -1,0 +1,79 @@
+"""What the batches of a watched loop are: how many, of how many samples and bytes, how padded."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Sized
+from typing import cast
+
+from labkit.bench.batch_contents import (
+    bytes_along,
+    counter_for,
+    dtype_of_most,
+    largest_array,
+    padding_of,
+)
+from labkit.process.events import EventLog
+from labkit.watching.kinds import Unit
+
+LOOK_EVERY = 16  # batches, for their padding
+
+
+def length_of(loader: object) -> int | None:
+    """Return how many batches a loader has; None where it cannot tell."""
+    with contextlib.suppress(TypeError, NotImplementedError, AttributeError):
+        return len(cast(Sized, loader))
+    return None
+
+
+def one_a_batch(_batch: object) -> int:
+    """Count a batch whose samples are not known as one."""
+    return 1
+
+
+def unknown_bytes(_batch: object) -> int:
+    """Return 0: of a batch whose bytes are not known."""
+    return 0
+
+
+class Batches:
+    """What the first batch of a loop shows of all of them."""
+
+    def __init__(self, size: int | None):
+        """`size` is the loader's own batch size, where that is known."""
+        self.size = size
+        self.unit: Unit = "samples"
+        self.measure: Callable[[object], int] = unknown_bytes  # its bytes
+        self.dtype: str | None = None
+        self.padding: list[float] = []  # of the batches that were looked at, the share of it
+
+    def counter(self, batch: object) -> Callable[[object], int]:
+        """Return what counts the samples of a batch like this one; 1 a batch where unknown.
+
+        From then on, `measure` gives the bytes of such a batch.
+        """
+        known = counter_for(batch, self.size)
+        self.unit = "samples" if known else "batches"
+        count = known or one_a_batch
+        batches = itertools.count()
+        self.measure = unknown_bytes
+        with contextlib.suppress(Exception):
+            array, keys = largest_array(batch)
+            self.dtype = dtype_of_most([array])
+            self.measure = bytes_along(keys)
+
+        def looks(batch: object) -> int:  # now and then, how much of it is padding
+            if next(batches) % LOOK_EVERY == 0:
+                self.padding.append(padding_of(batch) or 0.0)
+            return count(batch)
+
+        with contextlib.suppress(Exception):
+            return count if padding_of(batch) is None else looks
+        return count
+
+    def write_padding(self, log: EventLog) -> None:
+        """Write how much of the batches is padding, where it was looked for."""
+        if self.padding:
+            share = sum(self.padding) / len(self.padding)
+            log.write("padding", share=round(share, 4), batches=len(self.padding))

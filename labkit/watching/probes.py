@@ -1,0 +1,69 @@
+"""What looks at a watched loop beside its steps: at its lines, its variables, its loader."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from pathlib import Path
+from types import FrameType
+
+from labkit.bench.growth import Growth
+from labkit.bench.loader_clocks import PROGRESS, Progress
+from labkit.bench.loader_work import LoaderWork
+from labkit.bench.own_record import telemetry_beside
+from labkit.bench.sampler import WATCHED, Sampler, in_workers
+from labkit.process.events import EventLog, now_ns
+
+TELEMETRY_AFTER_NS = 1_000_000_000  # a loop of a second is not worth another process
+
+
+class Probes:
+    """Finds facts about a loop, and writes them into its log; ends with the run."""
+
+    def __init__(self, folder: Path, log: EventLog, loader: object, workers: int | None):
+        """`workers` is how many prepare the batches; None where that is not known."""
+        self.folder = folder
+        self.log = log
+        self.sampler = Sampler(folder, getattr(loader, "collate_fn", None))
+        self.growth = Growth()
+        (folder / WATCHED).touch()
+        self.words = Progress(folder, "loop").words  # what the loop is busy with
+        self.work: LoaderWork | None = None  # of this process, where the loader has no workers
+        if workers == 0:
+            self.work = LoaderWork(log, -1, 1, folder, WATCHED)
+        self.telemetry: subprocess.Popen | None = None
+        self.telemetry_due = now_ns() + TELEMETRY_AFTER_NS
+
+    def recording(self, loader: object) -> contextlib.AbstractContextManager[None]:
+        """Let the processes that prepare the batches, begun within the block, record themselves."""
+        return in_workers(loader, self.folder, WATCHED, self.work)
+
+    def look(self, frame: FrameType) -> None:
+        """Look what grows among the variables of the loop, which `frame` runs."""
+        self.growth.look(frame, self.sampler.places.loop)
+
+    def start_telemetry(self) -> None:
+        """Sample the instruments beside the loop, unless that is done already."""
+        self.telemetry = self.telemetry or telemetry_beside(self.folder)
+
+    def flush(self) -> None:
+        """Write what has been found by now."""
+        self.sampler.flush()
+        if self.work is not None:
+            self.work.flush()
+        if self.sampler.missing and not self.sampler.taken:
+            self.log.write("no_lines", why=self.sampler.missing)
+        if self.growth.found:
+            self.log.write("growth", found=list(self.growth.found.values()))
+
+    def close(self) -> None:
+        """End what still looks, in the loader's workers as well."""
+        if self.work is not None:
+            self.work.close()
+        (self.folder / WATCHED).unlink(missing_ok=True)
+        for left in self.folder.glob(f"{PROGRESS}-*"):
+            left.unlink(missing_ok=True)
+        if self.telemetry is not None:
+            self.telemetry.kill()
+            self.telemetry.wait()
+        self.sampler.log.close()

@@ -1,0 +1,39 @@
+"""What a watched loop trains: where, in which number format, and with how many FLOPs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from labkit.bench.batch_contents import dtype_of_most
+from labkit.bench.user_loop import device_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from labkit.bench.flops import FirstCall
+
+
+class Trained:
+    """The weights that a loop trains, and the first training call of its model."""
+
+    def __init__(self):
+        self.device: torch.device | None = None  # of the weights,
+        self.dtype: str | None = None  # and their number format
+        self.call: FirstCall | None = None  # until its FLOPs are counted
+
+    def note(self, weights: list[torch.Tensor]) -> None:
+        """Note where some weights are, and what most of their numbers are."""
+        self.device = device_of(weights) or self.device
+        self.dtype = dtype_of_most(weights)
+
+    def count(self, model: object) -> None:
+        """Count the FLOPs of the next training call of `model`, and of no other one."""
+        from labkit.bench.flops import FirstCall  # the loop has imported torch by now
+
+        self.forget()
+        self.call = FirstCall(cast("torch.nn.Module", model))
+
+    def forget(self) -> None:
+        """Leave the model as it was."""
+        if self.call is not None:
+            self.call.remove()
