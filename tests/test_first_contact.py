@@ -80,21 +80,22 @@ def test_no_notebook_or_challenge_takes_a_card_that_torch_sees_for_one_that_it_c
 
 @pytest.mark.parametrize("lacks", [pynvml.NVMLError_NotSupported, ModuleNotFoundError("amdsmi")])
 def test_notebook_02_measures_a_card_without_a_meter_as_a_part_of_one_or_amds(lacks):
-    names = run_cell("02_sawtooth_diagnosis", "sawtooth-08")
     torch = MagicMock()
     torch.cuda.utilization.side_effect = lacks
     torch.cuda.memory_reserved.return_value = 2**30
+    names = run_cell("02_sawtooth_diagnosis", "sawtooth-08")
     clock = Mock(perf_counter=Mock(side_effect=[0, 4]), process_time=lambda: 0)
     names |= {"torch": torch, "time": clock}
+    works = ["hold 1 GiB", "one thread", "multiply matrices"]
+    rows = pd.DataFrame({"work": works, "busy %": None, "memory GiB": 1.0, "TFLOP/s": 1.0})
+    more = {"torch": torch, "two_meters": names["two_meters"]}
+    judged = run_cell("02_sawtooth_diagnosis", "sawtooth-12", rows=rows, **more)
+    judged["lk"].check.assert_not_called()  # of numbers that nobody measured
+
+    names["utilization"] = judged["utilization"]
     bench = Mock(device=SimpleNamespace(type="cuda"))
     found = names["two_meters"](bench, "hold 1 GiB")
     assert math.isnan(found["busy %"]) and found["memory GiB"] == 1
-
-    works = ["hold 1 GiB", "one thread", "multiply matrices"]
-    rows = pd.DataFrame({"work": works, "busy %": None, "memory GiB": 1.0, "TFLOP/s": 1.0})
-    two_meters = names["two_meters"]
-    names = run_cell("02_sawtooth_diagnosis", "sawtooth-12", rows=rows, two_meters=two_meters)
-    names["lk"].check.assert_not_called()  # of numbers that nobody measured
 
 
 @pytest.mark.parametrize(
@@ -111,6 +112,7 @@ def test_notebook_08_trains_in_a_format_that_the_device_has(device, capability, 
     kit = Mock()
     kit.machine.return_value = SimpleNamespace(device=device, compute_capability=capability)
     names = {"lk": kit, "torch": MagicMock(), "on_gpu": device.startswith("cuda")}
+    names["machine"] = kit.machine.return_value
     source = cell("08_capstone", "cap-47")
     exec(source.partition("try:")[0], names)
     [call] = [
@@ -239,6 +241,7 @@ def test_notebook_04_finds_a_largest_batch_only_where_memory_can_be_limited(
     no_proc = Mock(exists=lambda: False)
     names = {
         "lk": kit,
+        "machine": kit.machine.return_value,
         "cnn": parts,
         "Path": lambda _: no_proc,
         "bet": Mock(),
