@@ -151,8 +151,12 @@ class Spec:
         return {name: value for name, value in values.items() if value != self.knobs[name].default}
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name}={value!r}" for name, value in self.changed().items())
-        return f"{type(self).__name__}({shown})"
+        return f"{type(self).__name__}({as_typed(self.changed())})"
+
+
+def as_typed(values: Mapping[str, object]) -> str:
+    """Return knobs and their values as they are typed: "num_workers=4, precision='bf16'"."""
+    return ", ".join(f"{name}={value!r}" for name, value in values.items())
 
 
 SpecType = TypeVar("SpecType", bound=type[Spec])

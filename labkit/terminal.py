@@ -61,7 +61,7 @@ def command(*options: Option) -> Callable[[Command], Command]:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         sub.add_argument("--json", action="store_true", help="print one JSON object on stdout")
-        sub.set_defaults(command=run)
+        sub.set_defaults(command=run, save=None, plot=None)
         if SAVE in options or PLOT in options:
             sub.add_argument("--force", action="store_true", help=FORCE)
         for add_to in options:
@@ -100,12 +100,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     options = PARSER.parse_args(arguments)
     try:
-        save = getattr(options, "save", None)
-        if save:  # before the run, not after it
-            saving.check(save, is_record, options.force)
-        plot = getattr(options, "plot", None)
-        if plot:
-            saving.check(plot, saving.is_figure, options.force)
+        if options.save:  # before the run, not after it
+            saving.check(options.save, is_record, options.force)
+        if options.plot:
+            saving.check(options.plot, saving.is_figure, options.force)
         found = options.command(options)
         if isinstance(found, int):
             return found
@@ -126,9 +124,9 @@ def show(
 
     `values` (else the result's `to_dict()`) are printed as JSON, `text` (else its `str`) as text.
     """
-    if getattr(options, "save", None):
+    if options.save:
         result.save(options.save, options.force)
-    if getattr(options, "plot", None):
+    if options.plot:
         saving.save_figure(result.plot(), options.plot, options.force)
     if options.json:
         print(json.dumps(result.to_dict() if values is None else values, allow_nan=False))

@@ -242,8 +242,7 @@ def test_time_in_a_loop_within_another_counts_once():
             {"n": n, "began": began, "ended": ended, "trains": trains}
             for n, (began, ended) in enumerate(passes)
         ]
-        spec = {"watched": {"place": [place, 1]}}
-        more = {"epochs": [], "saves": [], "steps": 9, "event": lambda _name: spec}
+        more = {"epochs": [], "saves": [], "steps": 9, "place": [place, 1]}
         return SimpleNamespace(passes=gone, **more)
 
     training = run("a.py", [(100, 600), (700, 900)], True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -42,13 +43,17 @@ class CoreUse:
             return cls(cores)
         own = fmean(each["own_cpu"] * each["cpus"] for each in known)
         everyone = fmean(each["cpu"] * each["cpus"] for each in known)
-        in_line = [
-            each["line_cpu"] * each["cpus"] for each in known if each.get("line_cpu") is not None
-        ]
+        in_line = mean_known(each.get("line_cpu") for each in known)
         here = known[0]["cpus"]
         spare = max(0.0, here - (cores or here))  # who is on cores beyond the run's takes nothing
         others = max(0.0, everyone - own - spare)
-        return cls(cores, own, others, fmean(in_line) if in_line else None)
+        return cls(cores, own, others, in_line and in_line * here)
+
+
+def mean_known(values: Iterable[float | None]) -> float | None:
+    """Return the mean of what is known; None where nothing is."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def readings(run: Run) -> list[tuple[float, Event]]:

@@ -8,17 +8,14 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from labkit.diagnosis.core_use import readings
+from labkit.results.hardware import Machine
 from labkit.results.result import Result, Table
+from labkit.results.run import Run
 from labkit.results.step_classes import busy_until
-
-if TYPE_CHECKING:
-    from labkit.results.hardware import Machine
-    from labkit.results.run import Run
 
 # What a device rents for at Amazon, USD/h. GPUs: "EC2 Capacity Blocks for ML", effective rate per
 # accelerator, list of the end of 2024; A10G: g5.xlarge on demand, us-east-1, June 2026. A CPU core:

@@ -8,7 +8,6 @@ the traffic (both counted in `labkit.bench.flops`).
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.datasheets import card
@@ -18,12 +17,10 @@ from labkit.diagnosis.findings import Finding, Measured
 from labkit.diagnosis.remedies import Remedy
 from labkit.results.event_log import of_one_moment
 from labkit.results.hardware import Machine
+from labkit.results.measurements import Measurements
 from labkit.results.record import Event
 from labkit.results.result import Result, Table, percent
-
-if TYPE_CHECKING:
-    from labkit.results.measurements import Measurements
-    from labkit.results.run import Run
+from labkit.results.run import Run
 
 NO_PEAK = 1.25  # 3x3 kernels on 8x8 pixels, an eighth of whose products are with padding, and 10 %
 LARGER = Remedy(

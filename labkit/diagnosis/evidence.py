@@ -13,7 +13,7 @@ from labkit.bench.growth import Grown
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.hot_lines import Line, Lines
-from labkit.diagnosis.line_work import costliest_of_loading
+from labkit.diagnosis.line_work import loading_mask
 from labkit.diagnosis.loader_code import LoopCode, Setting
 from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.recommendation import Workers
@@ -106,7 +106,7 @@ class WorkerEvidence:
     @property
     def cpu_share(self) -> float:
         """The mean over the workers; above 1 where several threads of one compute."""
-        return sum(self.cpu_shares) / len(self.cpu_shares)
+        return fmean(self.cpu_shares)
 
     @property
     def wanted_cores(self) -> float:
@@ -290,5 +290,5 @@ class Evidence:
 
     @property
     def loading_lines(self) -> tuple[Line, ...]:
-        """The costliest lines of preparing items."""
-        return costliest_of_loading(self.lines) if self.lines else ()
+        """The costliest lines of preparing items, where enough of it was sampled."""
+        return self.lines.rows(loading_mask(self.lines))[:3] if self.lines else ()

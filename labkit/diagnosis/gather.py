@@ -11,7 +11,7 @@ import numpy as np
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.card_formats import tensor_formats
-from labkit.diagnosis.core_use import CoreUse, readings, while_it_trained
+from labkit.diagnosis.core_use import CoreUse, mean_known, readings, while_it_trained
 from labkit.diagnosis.evidence import Evidence, Kernels, Launches, LoopGrowth, WorkerEvidence, Xray
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.prediction import Estimate
@@ -204,12 +204,10 @@ def _usual(values: np.ndarray) -> float | None:
 def _of_gpu(known: Evidence, run: Run) -> Evidence:
     """Return the evidence with what a GPU showed."""
     machine = run.machine
-    in_line = [each.get("launch_line") for each in while_it_trained(run)]
-    in_line = [share for share in in_line if share is not None]
+    in_line = mean_known(each.get("launch_line") for each in while_it_trained(run))
     launches = None
-    if in_line and run.queued_ms is not None:
-        share = min(fmean(in_line), 1.0)
-        launches = Launches(run.queued_ms, share, run.busy_at_least or 0.0)
+    if in_line is not None and run.queued_ms is not None:
+        launches = Launches(run.queued_ms, min(in_line, 1.0), run.busy_at_least or 0.0)
     kernels = _kernels(run.xray)
     return replace(
         known,
@@ -311,9 +309,8 @@ def _others_on_gpu(run: Run) -> float | None:
         return None
     start = run.stamps[max(run.warmup - 1, 0), 5]
     end = run.stamps[-1, 5]
-    shares = [each.get("others_sm") for moment, each in readings(run) if start < moment <= end]
-    known = [share for share in shares if share is not None]
-    return fmean(known) if known else None
+    within = [each for moment, each in readings(run) if start < moment <= end]
+    return mean_known(each.get("others_sm") for each in within)
 
 
 def of_trace(breakdown: Breakdown) -> Evidence:

@@ -12,16 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from labkit.bench.places import Place, Where
 from labkit.results.record import Event
 from labkit.results.result import Result, Table
-
-if TYPE_CHECKING:
-    from labkit.results.run import Run
+from labkit.results.run import Run
 
 Key = TypeVar("Key")
 FEWEST = 30  # samples of a phase (0.3 s of it) that may speak for its lines
@@ -160,20 +158,14 @@ class Lines(Result):
 
     def kinds(self, phase: str) -> dict[str, float]:
         """Return the share of each kind of work in a phase, the largest first."""
-        total: dict[str, float] = defaultdict(float)
-        for place, _, share in self._sampled(self.mask(phase)):
-            total[place.kind] += share
-        return _largest_first(total)
+        return _added((place.kind, share) for place, _, share in self._sampled(self.mask(phase)))
 
     @property
     def body(self) -> dict[str, float]:
         """The parts of the loop's body, which add up to 1; {} where too few samples fell in it."""
-        parts: dict[str, float] = defaultdict(float)
         kinds = self.kinds("body") if self.enough("body") else {}
         whole = max(sum(kinds.values()), 1e-9)
-        for kind, share in kinds.items():
-            parts[BODY.get(kind, "python")] += share / whole
-        return _largest_first(parts)
+        return _added((BODY.get(kind, "python"), share / whole) for kind, share in kinds.items())
 
     def rows(self, mask: np.ndarray) -> tuple[Line, ...]:
         """Return the lines that the samples of `mask` fell on, the costliest first."""
@@ -201,16 +193,16 @@ class Lines(Result):
     def _lines_of(
         self, mask: np.ndarray, where: Callable[[Place], Where | None]
     ) -> tuple[Line, ...]:
-        found: dict[Where, float] = defaultdict(float)
         kinds: dict[Where, str] = {}
+        shares: list[tuple[Where, float]] = []
         for place, _, share in self._sampled(mask):
             known = where(place)
             if known:
-                found[known] += share
+                shares.append((known, share))
                 kinds.setdefault(known, place.kind)
         return tuple(
             Line(*known, share=share, phase="body", kind=kinds[known])
-            for known, share in _largest_first(found).items()
+            for known, share in _added(shares).items()
         )
 
     @property
@@ -265,8 +257,12 @@ class Lines(Result):
         }
 
 
-def _largest_first(shares: dict[Key, float]) -> dict[Key, float]:
-    return dict(sorted(shares.items(), key=lambda item: -item[1]))
+def _added(shares: Iterable[tuple[Key, float]]) -> dict[Key, float]:
+    """Return the sum of the shares of each key, the largest first."""
+    total: dict[Key, float] = defaultdict(float)
+    for key, share in shares:
+        total[key] += share
+    return dict(sorted(total.items(), key=lambda item: -item[1]))
 
 
 def _phases(
@@ -316,7 +312,7 @@ def _line_of(shares: dict[Place, float], phase: str) -> Line:
     It has the kind and the site of most of its time, and the calls of each kind with much of it.
     """
     total = sum(shares.values())
-    ordered = _largest_first(shares)
+    ordered = _added(shares.items())
     calls: dict[str, str] = {}
     named = set()
     for place, share in ordered.items():

@@ -101,11 +101,6 @@ def loading_of(lines: Lines) -> Work | None:
     return Work("item", found, found[0].share / whole)
 
 
-def costliest_of_loading(lines: Lines) -> tuple[Line, ...]:
-    """Return the costliest lines of preparing items, where enough of it was sampled."""
-    return lines.rows(loading_mask(lines))[:3]
-
-
 def loading_mask(lines: Lines) -> np.ndarray:
     """Return the mask of samples in which the loader worked, in workers or in the loop itself.
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
+from labkit.diagnosis.core_use import mean_known
 from labkit.diagnosis.findings import Finding, Measured
 from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.wording import worded
@@ -105,7 +106,7 @@ class SeenOutside:
             workers_share=fmean(sample.workers_run for sample in kept),
             foreign_cores=max(0.0, foreign),
             on_gpu=card is not None,
-            gpu_share=_mean([_gpu_busy(sample.gpus[card]) for sample in kept]) if card else None,
+            gpu_share=mean_known(_gpu_busy(sample.gpus[card]) for sample in kept) if card else None,
         )
 
     def finding(self) -> Finding:
@@ -188,11 +189,6 @@ def _gpu_busy(seen: CardReading) -> float | None:
 
     It is the mean of the samples that the driver buffered, else what nvidia-smi prints.
     """
-    buffered = _mean([share for _, share in seen["gpu"] or ()])
+    buffered = mean_known(share for _, share in seen["gpu"] or ())
     busy = seen["gpu_now"] if buffered is None else buffered
     return None if busy is None else max(0.0, busy - (seen["others_sm"] or 0.0))
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None

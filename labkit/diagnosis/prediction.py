@@ -14,7 +14,7 @@ from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.loader_code import Setting
 from labkit.diagnosis.loader_simulation import CannotPredict, Simulation
 from labkit.diagnosis.run_costs import RunCosts, known_of
-from labkit.knobs import check_names
+from labkit.knobs import as_typed, check_names
 from labkit.results.event_log import of_one_moment
 from labkit.results.result import Result, Table, listed
 from labkit.results.run import Run
@@ -90,7 +90,7 @@ class Prediction(Result):
 
     def table(self) -> Table:
         """Return the prediction in one line."""
-        knobs = ", ".join(f"{name}={value!r}" for name, value in self.changes.items())
+        knobs = as_typed(self.changes)
         if self.cannot or self.throughput_range is None or self.utilization_range is None:
             return Table((), title=f"Prediction({knobs}): {self.cannot}")
         low, high = self.throughput_range
@@ -259,20 +259,19 @@ def _step(run: Run, old: Pipeline, target: Pipeline) -> tuple[float, list[str]]:
         else:
             unknown[name] = value
     if unknown:
-        settings = ", ".join(f"{name}={value!r}" for name, value in unknown.items())
         names = " and ".join(unknown)
-        raise CannotPredict(f"the effect of {names} was not measured: run it once with {settings}")
+        raise CannotPredict(_unmeasured(names, unknown))
     return factor, notes
 
 
-def _unmeasured(name: str, value: Setting) -> str:
-    return f"the effect of {name} was not measured: run it once with {name}={value!r}"
+def _unmeasured(names: str, values: dict[str, Setting]) -> str:
+    return f"the effect of {names} was not measured: run it once with {as_typed(values)}"
 
 
 def _fixed_share(run: Run, old: int, size: int) -> float:
     """Return the part of a step that does not grow from the `old` batch size to another."""
     fixed = (run.xray_facts or {}).get("fixed_share")
-    why = _unmeasured("batch_size", size)
+    why = _unmeasured("batch_size", {"batch_size": size})
     if not old / BATCH_FACTOR <= size <= old * BATCH_FACTOR:
         raise CannotPredict(f"{why}, or one within {BATCH_FACTOR} times of it")
     if fixed is None:
@@ -284,6 +283,6 @@ def _bf16_speedup(run: Run, old: str, precision: str) -> float:
     """Return the time of the measured step over that of one in another precision: BF16."""
     speedup = (run.xray_facts or {}).get("bf16_speedup")
     if precision != "bf16" or old != "fp32" or not speedup:
-        why = _unmeasured("precision", precision)
+        why = _unmeasured("precision", {"precision": precision})
         raise CannotPredict(f"{why} (the x-ray of an fp32 run times bf16)")
     return speedup

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,11 +21,9 @@ from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.witnesses import deciding, witnesses
 from labkit.diagnosis.wording import worded
+from labkit.results.ranks import Ranks
 from labkit.results.result import Result, Table
-
-if TYPE_CHECKING:
-    from labkit.results.ranks import Ranks
-    from labkit.results.run import Run
+from labkit.results.run import Run
 
 PARTS = {
     "wait": "data",

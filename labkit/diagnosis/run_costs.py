@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,10 +16,8 @@ from labkit.diagnosis.loader_simulation import (
     coldness,
 )
 from labkit.results.item_costs import ItemCosts, item_costs
+from labkit.results.run import Run
 from labkit.spec import Pipeline
-
-if TYPE_CHECKING:
-    from labkit.results.run import Run
 
 PARTS = 4  # stretches of waiting and computing that a batch is prepared in
 MIN_STEPS = 5  # after short or long waits, to tell what those do
@@ -31,7 +28,6 @@ TAKE_IN_RUN = 1.3  # taking a batch in a running pipeline, over taking it from o
 # on a Xeon VM items cost as much beside 12 busy workers as alone (0 to 0.15 beside 4 to 8)
 CHILL = 0.2
 SPINS = 0.1  # cores beyond what is accounted for, above which threads are said to spin
-CPU_SHARES = ("own_cpu", "cpu", "cpus")  # of a sample: without them it tells nothing of cores
 WAITS = 0.2  # an item whose waiting is this much of its CPU time is one that waits
 
 

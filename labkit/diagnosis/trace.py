@@ -12,7 +12,6 @@ import os
 import re
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from labkit.diagnosis.trace_breakdown import GRAPHS, Breakdown, RankTraces
 from labkit.diagnosis.trace_events import Events, Kind, read_events
@@ -32,9 +31,7 @@ from labkit.diagnosis.trace_steps import (
     find_steps,
 )
 from labkit.results.record import Event
-
-if TYPE_CHECKING:
-    from labkit.results.run import Run
+from labkit.results.run import Run
 
 XRAY_FILE = "xray.json.gz"  # written by labkit.bench.profile into the run's folder
 XRAY_EVENT = "xray_trace"  # what a saved record has instead

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.hot_lines import Lines
 from labkit.diagnosis.line_work import Work, loading_of
+from labkit.results.run import Run
 from labkit.results.step_classes import body_seconds
-
-if TYPE_CHECKING:
-    from labkit.results.run import Run
-
 
 # Parts of a loop's body that are no training, of those in `hot_lines.BODY`
 NO_TRAINING = ("python", "logging", "waiting", "validation", "loader")

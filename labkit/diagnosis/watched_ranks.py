@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,9 +31,7 @@ from labkit.diagnosis.rank_verdict import (
 from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
-
-if TYPE_CHECKING:
-    from labkit.results.run import Run
+from labkit.results.run import Run
 
 MEETING = ("backward", "sync", "exchange")  # kinds of work in which a rank waits for the others
 STAMPS = "step stamps of all ranks"

@@ -63,8 +63,8 @@ def workers_restart(evidence: Evidence, workers: WorkerEvidence) -> Finding | No
     share = workers.epoch_start_share or 0.0
     if share < evidence.wait_share / 2 or not share:
         return None
-    each = words.took("to an epoch's first batch", workers.epoch_start_ms)
-    starts = words.EPOCH_STARTS(share)
+    starts = Measured(words.EPOCH_STARTS, share, by=words.TIMED)
+    each = words.took(words.FIRST_BATCH, workers.epoch_start_ms)
     return _found("workers_restart", starts, each, remedies=(cures.PERSISTENT, cures.LONGER_PASSES))
 
 
@@ -76,7 +76,11 @@ def cold_start(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
         return None
     if loop and loop.cold < evidence.wait_share / 2:  # it was slow, and most waiting came later
         return None
-    return _found("cold_start", words.FIRST_EPOCH(ratio), remedies=(cures.READ_ONCE,))
+    return _found(
+        "cold_start",
+        Measured(words.FIRST_EPOCH, ratio, "times", words.TIMED),
+        remedies=(cures.READ_ONCE,),
+    )
 
 
 def slow_items(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -91,9 +95,9 @@ def slow_items(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
         return None  # too few of them to hold a batch up now and then
     behind = None
     if late is not None:
-        behind = words.OVERTAKEN(late)
+        behind = Measured(words.OVERTAKEN, late)
     elif workers.idle_share is not None:
-        behind = words.OTHERS_REST(workers.idle_share)
+        behind = Measured(words.OTHERS_REST, workers.idle_share)
     remedies = (cures.OUT_OF_ORDER, cures.SLOW_ITEMS_OFFLINE)
     return _found("slow_items", words.slowest(workers), behind, remedies=remedies)
 
@@ -107,7 +111,7 @@ def uneven_shards(evidence: Evidence, workers: WorkerEvidence) -> Finding | None
     return Finding(
         name="input",
         cause="uneven_shards",
-        measured=(words.BUSIEST(uneven),),
+        measured=(Measured(words.BUSIEST, uneven, "times", words.TIMED),),
         remedies=(cures.DEAL_FILES_OUT, cures.RESHARD),
         at_most=max(1.0, min(uneven, fed, cures.cores_allow(evidence) or uneven)),
     )
@@ -120,8 +124,8 @@ def hand_over(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     if evidence.is_crowded:  # the loop had no core to take a batch on
         return None
     measured = (
-        words.ALL_REST(workers.idle_share),
-        words.took("to hand a batch over", workers.hand_over_ms),
+        Measured(words.ALL_REST, workers.idle_share, by=words.TIMED),
+        words.took(words.HAND_OVER, workers.hand_over_ms),
     )
     return _found("hand_over", *measured, remedies=(cures.UINT8_BATCHES,))
 
@@ -185,7 +189,7 @@ def shared_supply(evidence: Evidence, workers: WorkerEvidence) -> Finding | None
         return None
     if _computing(evidence, workers) >= limits.MOSTLY_WAITS:
         return None
-    measured = (words.cpu(workers), words.OVER_ALONE(slower))
+    measured = (words.cpu(workers), Measured(words.OVER_ALONE, slower, "times", words.TIMED))
     return _found("shared_supply", *measured, remedies=(cures.FEWER_BYTES,))
 
 
@@ -198,7 +202,7 @@ def storage_latency(evidence: Evidence, workers: WorkerEvidence) -> Finding | No
         return None  # it is the collate function that waits
     measured = (
         words.cpu(workers),
-        words.took("of waiting for each item", workers.item_wait_ms),
+        words.took(words.ITEM_WAITS, workers.item_wait_ms),
     )
     remedies = (feeding.WORKERS, cures.LARGER_READS)
     lines = loading.lines if loading is not None else ()
@@ -234,10 +238,10 @@ def memory_growth(evidence: Evidence) -> Finding | None:
     memory = evidence.workers.memory if evidence.workers else None
     if memory is None or memory.gained < limits.WORKERS_GREW_GIB:
         return None
-    measured = [words.MORE_HELD(memory.gained)]
+    measured = [Measured(words.MORE_HELD, memory.gained, "GiB")]
     remedies = (cures.KEEP_NO_ITEMS, cures.ARRAYS)
     if memory.copied >= memory.gained / 2:
-        measured.append(words.WAS_SHARED(memory.copied))
+        measured.append(Measured(words.WAS_SHARED, memory.copied, "GiB"))
         remedies = (cures.ARRAYS,)
     return Finding("host", "memory_growth", measured=tuple(measured), remedies=remedies)
 
@@ -263,7 +267,7 @@ def what_passes_and_lines_show(evidence: Evidence) -> Finding | None:
         early = (lines.step < loop.first_pass) | (lines.phase == WORKER)
         return _found(
             "cold_start",
-            words.FIRST_PASS(loop.cold),
+            Measured(words.FIRST_PASS, loop.cold),
             remedies=(cures.READ_ONCE, *feeding.FEED),
             lines=lines.worst(loading_mask(lines) & early)[:1],
         )

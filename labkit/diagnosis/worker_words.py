@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence, WorkerEvidence
 from labkit.diagnosis.findings import Measured
@@ -13,29 +11,20 @@ from labkit.results.workers import Hang
 
 TIMED = "timed in the workers"
 
-EPOCH_STARTS = partial(Measured, "of the time is the start of later epochs", by=TIMED)
-FIRST_EPOCH = partial(
-    Measured,
-    "the time of the later epochs is what an item of the first one takes",
-    unit="times",
-    by=TIMED,
-)
-FIRST_PASS = partial(Measured, "of the time is what the first pass took longer than the later ones")
-OVERTAKEN = partial(Measured, "of the waiting a later batch was ready already")
-OTHERS_REST = partial(Measured, "of the time the other workers have nothing to do")
-ALL_REST = partial(
-    Measured, "of the time the workers have nothing to do while the loop waits", by=TIMED
-)
-BUSIEST = partial(Measured, "the mean is the work of the busiest worker", unit="times", by=TIMED)
-OVER_ALONE = partial(
-    Measured, "as long as with a single worker is what each item waits", unit="times", by=TIMED
-)
-MORE_HELD = partial(Measured, "more is held by the workers than at their first batch", unit="GiB")
-WAS_SHARED = partial(
-    Measured,
-    "of it had been shared with the main process until a worker touched it",
-    unit="GiB",
-)
+# What a number is of
+EPOCH_STARTS = "of the time is the start of later epochs"
+FIRST_BATCH = "to an epoch's first batch"
+FIRST_EPOCH = "the time of the later epochs is what an item of the first one takes"
+FIRST_PASS = "of the time is what the first pass took longer than the later ones"
+OVERTAKEN = "of the waiting a later batch was ready already"
+OTHERS_REST = "of the time the other workers have nothing to do"
+ALL_REST = "of the time the workers have nothing to do while the loop waits"
+HAND_OVER = "to hand a batch over"
+BUSIEST = "the mean is the work of the busiest worker"
+ITEM_WAITS = "of waiting for each item"
+OVER_ALONE = "as long as with a single worker is what each item waits"
+MORE_HELD = "more is held by the workers than at their first batch"
+WAS_SHARED = "of it had been shared with the main process until a worker touched it"
 
 
 def cpu(workers: WorkerEvidence) -> Measured:

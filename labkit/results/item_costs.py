@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from labkit.results.columns import Columns
 from labkit.results.event_shapes import MOST
-
-if TYPE_CHECKING:
-    from labkit.results.run_log import RunLog
+from labkit.results.run_log import RunLog
 
 # The system's account of the time in line falls short: in runs on two cores whose items do not wait
 # at all, this much of it came on top as "waiting" (0.62 to 0.69 in 12 runs, Linux 6.18).

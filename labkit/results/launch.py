@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypedDict, overload
 
-import labkit
+from labkit.bench.own_record import spec_event
 from labkit.process import folders, launcher
-from labkit.process.events import VERSION
 from labkit.results.failures import with_remedy
 from labkit.results.library import Loaded, kind_of
 from labkit.results.measurements import Measurements
@@ -83,15 +81,7 @@ def launch(
             if source is not None:
                 order["source"] = source.place(folder)
                 described = source.described(spec)
-            head = {
-                "event": "spec",
-                "version": VERSION,
-                "run": folder.name,
-                "utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-                "labkit": labkit.__version__,
-                **described,
-            }
-            handle.begin(order, head)
+            handle.begin(order, spec_event(folder.name, **described))
     except OSError as error:
         raise OSError(with_remedy(f"No run could be started: {error}.")) from error
     return kind_of(described)(folder, process=handle)

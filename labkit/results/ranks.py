@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.knobs import Settings
+from labkit.knobs import Settings, as_typed
 from labkit.process.events import FILE_NAME
 from labkit.results.event_log import EventLogResult, Process, live_property, of_one_moment
 from labkit.results.record import Event, Tail, Watched, pipeline_of
@@ -291,7 +291,8 @@ class Ranks(EventLogResult):
 
     def _what(self) -> str:
         settings = [str(self._fact("spec", "ranks", 0))]
-        settings += [f"{name}={value!r}" for name, value in self.asked.changed().items()]
+        knobs = as_typed(self.asked.changed())
+        settings += [knobs] if knobs else []
         if self.no_sync:
             settings.append("no_sync")
         if self.starve:

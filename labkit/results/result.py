@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any
 
+from labkit.knobs import as_typed
 from labkit.results.templates import template
 
 # What may steer a terminal, hide text or turn its direction, and what no terminal can show
@@ -103,7 +104,7 @@ def with_texts(value: Any, change: Callable[[str], str], of_key: Callable[[str],
 
 def but(changes: Mapping[str, object]) -> str:
     """Return changed knobs as they are typed."""
-    return f"pipeline.but({', '.join(f'{name}={value!r}' for name, value in changes.items())})"
+    return f"pipeline.but({as_typed(changes)})"
 
 
 def listed(names: Sequence[str]) -> str:

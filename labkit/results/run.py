@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from labkit.knobs import as_typed
 from labkit.results import run_text
 from labkit.results.comparison import Comparison
 from labkit.results.event_log import live_property, of_one_moment
@@ -334,8 +335,7 @@ class Run(RunLog):
         }
 
     def _what(self) -> str:
-        knobs = ", ".join(f"{name}={value!r}" for name, value in self.asked.changed().items())
-        return knobs or "defaults"
+        return as_typed(self.asked.changed()) or "defaults"
 
     @property
     def numbers(self) -> str:

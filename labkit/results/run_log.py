@@ -80,6 +80,11 @@ class RunLog(EventLogResult):
         return self._loop.get("code")
 
     @property
+    def place(self) -> list[str | int]:
+        """The file and the line of a watched loop; [] where its code is a framework's."""
+        return self._loop.get("place") or []
+
+    @property
     def trainer(self) -> bool:
         """Whether Hugging Face's Trainer runs the watched loop."""
         return self._loop.get("trainer") is True

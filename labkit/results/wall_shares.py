@@ -127,9 +127,8 @@ def trains(run: Run) -> bool:
 
 def _passes_of(run: Run, part: str) -> list[_Span]:
     """Return the passes of a run's loop."""
-    watched = (run.event("spec") or {}).get("watched") or {}
     place = ""
-    match watched.get("place"):
+    match run.place:
         case [file, line]:
             place = f"{PurePath(str(file)).name}:{line}"
     spans = {event["n"]: _Span(event["began"], event["ended"], part, place) for event in run.passes}

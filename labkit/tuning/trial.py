@@ -8,6 +8,7 @@ from statistics import median
 from typing import NamedTuple
 
 from labkit.diagnosis.prediction import DRAWS, Estimate, predict_from
+from labkit.knobs import as_typed
 from labkit.results.run import Run
 from labkit.spec import Pipeline
 from labkit.tuning.settings import Knobs, LoaderSetting
@@ -68,7 +69,7 @@ class Trial:
     @property
     def what(self) -> str:
         """The change in words."""
-        return ", ".join(f"{name}={value!r}" for name, value in self.changes.items()) or "start"
+        return as_typed(self.changes) or "start"
 
     @property
     def came_as_predicted(self) -> bool:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import html
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from labkit.diagnosis.verdict import Diagnosis
 from labkit.results.result import copy_buttons
-
-if TYPE_CHECKING:
-    from labkit.diagnosis.verdict import Diagnosis
 
 
 def html_of(verdict: Diagnosis) -> str:

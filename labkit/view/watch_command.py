@@ -214,18 +214,12 @@ def _values_of(run: Run, judged: watched_ranks.RanksVerdict) -> Found:
     }
 
 
-def _place_of(run: Run) -> list[str | int]:
-    """Return the file and the line of a run's loop; [] where its code is a framework's."""
-    return (run.event("spec") or {}).get("watched", {}).get("place") or []
-
-
 def _beside(runs: list[Run]) -> list[Run]:
     """Return the runs of the loop that the last of them is of, the one that waited most last."""
     last = runs[-1]
-    place = _place_of(last)
-    if not place:
+    if not last.place:
         return [last]
-    of_loop = [run for run in runs if _place_of(run) == place and trains(run) == trains(last)]
+    of_loop = [run for run in runs if run.place == last.place and trains(run) == trains(last)]
     return sorted(of_loop, key=_waited_s)
 
 

@@ -22,6 +22,7 @@ from labkit.view.display import Display, StaticFigure
 from labkit.watching.hangs import HangWatch
 from labkit.watching.passes import say
 from labkit.watching.recorder import Recorder
+from labkit.watching.run_folders import own_rank
 from labkit.watching.tally import Tally
 
 LEAST_SHARE = 0.01  # of the time, that a line of a cell is marked for
@@ -132,8 +133,7 @@ class Watch:
         recorder = Recorder(folders.new_run(), self.loader, self.model)
         self._recorder = recorder
         self._run = None
-        rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
-        self._display = Display() if self.live and rank == "0" else None
+        self._display = Display() if self.live and own_rank() == "0" else None
         self._hangs = HangWatch([recorder.folder])
         self._hangs.__enter__()
         while len(_open) >= OPEN_MOST:

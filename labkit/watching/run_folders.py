@@ -12,8 +12,13 @@ def new_folder(pid: int) -> Path:
 
     Raises KeyError where no `labkit watch` has set $LABKIT_WATCHING.
     """
-    rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
-    return Path(os.environ["LABKIT_WATCHING"]) / f"{rank}-{pid}-{secrets.token_hex(3)}"
+    name = f"{own_rank()}-{pid}-{secrets.token_hex(3)}"
+    return Path(os.environ["LABKIT_WATCHING"]) / name
+
+
+def own_rank() -> str:
+    """Return the rank of this process, as its launcher names it; "0" without one."""
+    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
 
 
 def folders_in(folder: Path) -> list[Path]:
