@@ -114,6 +114,7 @@ def test_a_notebook_that_asks_for_its_machine_has_a_standby_which_dies_with_its_
 def test_only_where_another_run_may_come_is_one_kept_ready(monkeypatch):
     """A notebook's kernel and a prompt have `sys.ps1`; scripts and terminal commands do not."""
     monkeypatch.delenv("LABKIT_WARM", raising=False)
+    monkeypatch.delattr(sys, "ps1", raising=False)  # a test that has used IPython leaves one
     assert not launcher.wanted()
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     assert launcher.wanted()
