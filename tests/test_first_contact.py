@@ -32,15 +32,14 @@ from labkit.bench import (
     user_loop,
 )
 from labkit.bench.outside import Sample
-from labkit.diagnosis import device_remedies, efficiency, gather, loop_rules, rules
+from labkit.diagnosis import device_remedies, efficiency, gather, loop_rules
 from labkit.diagnosis.evidence import Evidence, Kernels, Xray
 from labkit.diagnosis.outside_verdict import judge
-from labkit.diagnosis.witnesses import Witness
 from labkit.results.hardware import Machine
 from labkit.results.run import Run
 from labkit.results.step_classes import body_seconds
 from labkit.view import watch_live
-from labkit.watching import hook, recorder
+from labkit.watching import hook, recorder, trained
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
@@ -84,18 +83,18 @@ def test_notebook_02_measures_a_card_without_a_meter_as_a_part_of_one_or_amds(la
     torch = MagicMock()
     torch.cuda.utilization.side_effect = lacks
     torch.cuda.memory_reserved.return_value = 2**30
+    names = run_cell("02_sawtooth_diagnosis", "sawtooth-08")
     clock = Mock(perf_counter=Mock(side_effect=[0, 4]), process_time=lambda: 0)
-    first = run_cell("02_sawtooth_diagnosis", "sawtooth-08")
-
+    names |= {"torch": torch, "time": clock}
     works = ["hold 1 GiB", "one thread", "multiply matrices"]
     rows = pd.DataFrame({"work": works, "busy %": None, "memory GiB": 1.0, "TFLOP/s": 1.0})
-    known = {"two_meters": first["two_meters"], "torch": torch}
-    second = run_cell("02_sawtooth_diagnosis", "sawtooth-12", rows=rows, **known)
-    second["lk"].check.assert_not_called()  # of numbers that nobody measured
+    more = {"torch": torch, "two_meters": names["two_meters"]}
+    judged = run_cell("02_sawtooth_diagnosis", "sawtooth-12", rows=rows, **more)
+    judged["lk"].check.assert_not_called()  # of numbers that nobody measured
 
-    first |= {"torch": torch, "time": clock, "utilization": second["utilization"]}
+    names["utilization"] = judged["utilization"]
     bench = Mock(device=SimpleNamespace(type="cuda"))
-    found = first["two_meters"](bench, "hold 1 GiB")
+    found = names["two_meters"](bench, "hold 1 GiB")
     assert math.isnan(found["busy %"]) and found["memory GiB"] == 1
 
 
@@ -110,8 +109,10 @@ def test_notebook_02_measures_a_card_without_a_meter_as_a_part_of_one_or_amds(la
     ],
 )
 def test_notebook_08_trains_in_a_format_that_the_device_has(device, capability, on):
-    machine = SimpleNamespace(device=device, compute_capability=capability)
-    names = {"machine": machine, "torch": MagicMock(), "on_gpu": device.startswith("cuda")}
+    kit = Mock()
+    kit.machine.return_value = SimpleNamespace(device=device, compute_capability=capability)
+    names = {"lk": kit, "torch": MagicMock(), "on_gpu": device.startswith("cuda")}
+    names["machine"] = kit.machine.return_value
     source = cell("08_capstone", "cap-47")
     exec(source.partition("try:")[0], names)
     [call] = [
@@ -141,14 +142,14 @@ def test_a_watched_loop_is_on_the_device_of_what_it_trains_and_not_of_any_tensor
     monkeypatch.setattr(
         user_loop, "find_device", lambda _: asked.append(1) or torch.device("cpu")
     )  # by the memory that the process holds on a card
-    trained = [weights(torch.ones(2))]
-    model = Mock(parameters=lambda: iter(trained)) if known_by == "model" else None
-    monkeypatch.setattr(recorder.Recorder, "count", lambda self, model: setattr(self, "call", None))
+    parameters = [weights(torch.ones(2))]
+    model = Mock(parameters=lambda: iter(parameters)) if known_by == "model" else None
+    monkeypatch.setattr(trained.Trained, "count", lambda self, model: None)
     recording = recorder.Recorder(tmp_path, [1], model)
     if known_by == "model":
-        recording.call = Mock(model=model, given=None)
+        recording.trained.call = Mock(model=model, given=None)
     else:
-        recording.trained_by(Mock(param_groups=[{"params": trained}]))
+        recording.trained_by(Mock(param_groups=[{"params": parameters}]))
     recording.take([(1, 2, 3, 1, 0, None, None)])
     assert recording.kind == "cpu" and len(asked) == (weights is not torch.nn.Parameter)
     recording.close()
@@ -234,12 +235,13 @@ def test_notebook_04_finds_a_largest_batch_only_where_memory_can_be_limited(
 ):
     parts = pd.Series({"weights": 1.0, "gradients": 1.0, "optimizer": 2.0, "activations": 1.3})
     kit = MagicMock()
+    kit.machine.return_value = SimpleNamespace(device=device)
     tried = [None, *["out of memory"] * 20]
     kit.measure.return_value.wait = lambda: Mock(rows=pd.DataFrame({"error": [tried.pop(0)]}))
     no_proc = Mock(exists=lambda: False)
     names = {
         "lk": kit,
-        "machine": SimpleNamespace(device=device),
+        "machine": kit.machine.return_value,
         "cnn": parts,
         "Path": lambda _: no_proc,
         "bet": Mock(),
@@ -373,14 +375,6 @@ def test_no_hook_lies_within_what_dynamo_compiles_or_torchscript_has():
     assert hooked(torch.nn.Sequential(Scripted(4, 4))) == [True, False]
 
 
-def test_time_of_python_in_a_body_is_not_booked_as_gaps_between_kernels_too():
-    rests = Witness("its SMs work 1% of the time", works=False, share=0.01)
-    known = {"kind": "gpu", "compute_share": 0.9, "witnesses": (rests,)}
-    python = Evidence(**known, body={"python": 0.9})
-    assert rules.idle_while_busy(Evidence(**known)).lost_share == pytest.approx(0.9 * 0.99)
-    assert rules.idle_while_busy(python).lost_share == pytest.approx(0.9 * 0.09)
-
-
 # -- cards of other kinds --------------------------------------------------------------------------
 
 
@@ -434,6 +428,18 @@ def test_a_card_without_bf16_is_measured_in_fp16(notebook, name, lacks, half, mo
         assert call.args[1]
 
 
+def test_ranges_for_nsys_are_left_out_where_torch_was_built_without_them(tmp_path, monkeypatch):
+    monkeypatch.delattr(torch._C, "_nvtx", raising=False)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda _: None)
+    monkeypatch.setattr(torch, "Event", MagicMock())
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *sizes, **_: zeros(*sizes))  # none to lock pages for
+    steps = timeline.DeviceTimeline(tmp_path, Mock(), torch.device("cuda", 0))
+    steps.copying()
+    steps.copied()
+
+
 def test_a_link_that_an_idle_card_has_slowed_is_told_with_its_best(monkeypatch):
     for when, generation in {"Curr": 1, "Max": 5}.items():
         prefix = f"nvmlDeviceGet{when}PcieLink"
@@ -444,26 +450,19 @@ def test_a_link_that_an_idle_card_has_slowed_is_told_with_its_best(monkeypatch):
     assert machine.pcie_link(None) == "generation 5 x16"
 
 
-def test_a_loop_on_several_cards_of_one_process_has_no_mfu_of_one(tmp_path):
-    model = torch.nn.DataParallel(torch.nn.Linear(8, 4)).train()
-    model.device_ids = [0, 1, 2, 3]
+@pytest.mark.parametrize(
+    ("device_ids", "kind"), [([0, 1, 2, 3], torch.nn.DataParallel), (None, torch.nn.Sequential)]
+)
+def test_a_loop_on_several_cards_has_no_mfu_of_one_and_ddps_on_a_cpu_is_counted(device_ids, kind):
+    model = kind(torch.nn.Linear(8, 4)).train()
+    model.device_ids = device_ids
     first = flops.FirstCall(model)
     first._look(model, (torch.rand(64, 8),), {})
     log = Mock()
     first.write(log, 64)
     [call] = log.write.call_args_list
-    assert call.args == ("no_work",) and "4 cards" in call.kwargs["why"]
-
-
-def test_a_module_whose_device_ids_are_none_as_ddps_on_a_cpu_is_counted():
-    model = torch.nn.Linear(8, 4).train()
-    model.device_ids = None
-    first = flops.FirstCall(model)
-    first._look(model, (torch.rand(64, 8),), {})
-    log = Mock()
-    first.write(log, 64)
-    [call] = log.write.call_args_list
-    assert call.args == ("work",) and call.kwargs["samples"] == 64
+    assert call.args == ("no_work" if device_ids else "work",)
+    assert "4 cards" in call.kwargs["why"] if device_ids else call.kwargs["samples"] == 64
 
 
 def test_what_computed_on_a_card_before_its_meter_was_there_is_not_counted(monkeypatch):
@@ -479,13 +478,6 @@ def test_what_computed_on_a_card_before_its_meter_was_there_is_not_counted(monke
     before_us = time.time_ns() // 1000
     assert gpu_meter.GpuMeter("uuid", os.getpid())._others_sm() is None
     assert asked_since[0] >= before_us
-
-
-def test_an_amd_card_is_known_whatever_features_its_build_names(monkeypatch):
-    card = SimpleNamespace(gcnArchName="gfx90a:sramecc+:xnack-", name="AMD Instinct MI210")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
-    assert machine._lacks_amd_kernels(0, ["gfx90a:xnack-"]) is None
-    assert "no kernels for gfx90a" in machine._lacks_amd_kernels(0, ["gfx1100"])
 
 
 def sampled_loop(folder, kind, share, sm, **played):
@@ -564,7 +556,6 @@ def test_ten_minutes_of_a_device_whose_clock_runs_fast_stay_tied_to_the_hosts(
     tmp_path, monkeypatch
 ):
     clock = EventOfFastClock
-    monkeypatch.delattr(torch._C, "_nvtx", raising=False)  # a build without ranges for nsys
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda _: None)
     monkeypatch.setattr(torch, "Event", clock)
@@ -617,11 +608,11 @@ def test_a_step_that_is_captured_into_a_graph_is_left_alone(pause_s, tmp_path, m
 
     monkeypatch.setattr(EventOfCuda, "broken", False)
     monkeypatch.setattr(user_loop, "machine_and_clock", with_clock)
-    monkeypatch.setattr(hook, "_loops", [])
+    script = hook.Script()
     monkeypatch.setenv("LABKIT_WATCHING", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: EventOfCuda.capturing)
-    steps = hook.OptimizerSteps()
+    steps = hook.OptimizerSteps(script)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
 
     def train(count):
@@ -635,7 +626,7 @@ def test_a_step_that_is_captured_into_a_graph_is_left_alone(pause_s, tmp_path, m
     train(1)
     monkeypatch.setattr(EventOfCuda, "capturing", False)
     train(10)
-    hook._close()
+    script.close()
     [folder] = tmp_path.iterdir()
     assert not EventOfCuda.broken and Run(folder).steps >= 17
 
@@ -648,18 +639,6 @@ def test_the_triton_that_is_named_is_one_that_pip_finds(platform, package, monke
     monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda _: None)
     monkeypatch.setattr(compiling.sys, "platform", platform)
     assert compiling.compile_lacks(torch.device("cuda")).endswith(f"pip install {package}")
-
-
-def test_a_program_that_draws_is_no_other_program_that_computes(monkeypatch):
-    other = os.getppid()  # what started the run is not counted, so a process apart from both
-    listed = [SimpleNamespace(pid=pid) for pid in (os.getpid(), 1, 2)]
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda _: object())
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda _: listed)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetGraphicsRunningProcesses", lambda _: listed[:2])
-    meter = gpu_meter.GpuMeter("GPU-0", os.getpid())
-    meter.ancestors = {other}
-    assert [each["pid"] for each in meter.named_others()] == [2]
 
 
 def test_an_engine_that_cudnn_lacks_is_no_lack_of_memory_on_an_empty_card(monkeypatch):
