@@ -83,7 +83,7 @@ def test_the_bytes_of_an_mlp_are_those_of_the_formula(tmp_path):
 
 def with_work(name, folder, mfu=None, **changes):
     """Return a recorded run as if its work had been counted, on a roof that gives it this MFU."""
-    old = lk.recorded(name)
+    old = lk.recorded(f"Intel-Xeon-Processor/{name}")  # before work was counted
     roof = {"fp32": old.throughput * 1e6 / (mfu or 1), "bandwidth": 50e9}
     counted = {"flops": 10**6, "bytes": 10**6, "held_bytes": 2**20, "samples": 1, "parameters": 1}
     work = {"event": "work", "precision": "fp32", "roof": roof, **counted, **changes}
@@ -108,7 +108,7 @@ def test_a_busy_device_with_a_low_mfu_is_a_finding_with_its_reasons(tmp_path):
 
 
 def test_what_is_unknown_is_none_and_where_it_stands_is_a_dash(tmp_path):
-    old = lk.recorded("precision-fp32")
+    old = lk.recorded("Intel-Xeon-Processor/precision-fp32")
     assert (old.mfu, old.mbu, old.peak, old.mfu_text) == (None, None, None, "")
     known = with_work("precision-fp32", tmp_path, mfu=0.26, cache_bytes=2**20)
     assert known.mbu is None  # all that it touches stays in the cache

@@ -22,6 +22,7 @@ from labkit.tuning.trial import Trial
 from labkit.view import history, panels
 from labkit.view.controls import Control
 
+XEON = "Intel-Xeon-Processor"  # of the recorded machines, the one with a CPU
 QUICK = Pipeline(dataset="sleep", prep_ms=10, steps=20, seconds=None)
 
 
@@ -34,7 +35,7 @@ def _own_home(tmp_path_factory, monkeypatch):
 def played(speed=0.5):
     """Return a panel of a pipeline whose runs are played from a record, `speed` times as fast."""
     shown = lk.panel(QUICK, ["num_workers", "prefetch_factor"])
-    record = lk.recorded("workers-6")
+    record = lk.recorded(f"{XEON}/workers-6")
     shown.launch = lambda asked: play(record.path, speed)
     return shown
 
@@ -113,7 +114,7 @@ def with_runs(*names):
 
 
 def load_recorded(name):
-    return lk.load(lk.recorded(name).path)
+    return lk.load(lk.recorded(f"{XEON}/{name}").path)
 
 
 def test_a_moved_slider_says_what_to_expect_and_a_run_how_right_that_was():
@@ -197,7 +198,10 @@ def test_the_next_kernel_lists_the_runs_of_this_one_and_compares_with_them(monke
 
 
 def test_improve_shows_every_step_of_the_autopilot_and_sets_the_best_knobs(monkeypatch):
-    start, best = load_recorded("workers-0"), load_recorded("workers-6")
+    start, best = (
+        load_recorded("workers-0"),
+        load_recorded("workers-6"),
+    )
     tried = [
         Trial({"num_workers": 0}, rates=[start.throughput], runs=[start], kept=True),
         Trial({"num_workers": 6}, changes={"num_workers": 6}, rates=[best.throughput], runs=[best]),

@@ -115,11 +115,28 @@ def test_the_textbook_case_is_predicted_from_a_run_without_workers(textbook):
 
 
 def test_recorded_runs_predict_each_other_and_what_is_missed_in_one_is_known_of_the_next():
-    runs = {count: lk.recorded(f"workers-{count}") for count in (0, 1, 2, 4)}
+    names = {count: f"Intel-Xeon-Processor/workers-{count}" for count in (0, 1, 2, 4)}
+    runs = {count: lk.recorded(name) for count, name in names.items()}
     found = {(a, b): lk.predict(run, num_workers=b) for a, run in runs.items() for b in runs}
     off = [abs(told.throughput / runs[b].throughput - 1) for (_, b), told in found.items()]
     assert np.median(off) < 0.03
     assert max(off) < 0.08  # the loop without workers, told from 4 of them
+
+
+@pytest.mark.parametrize(
+    ("name", "after", "change"),
+    [
+        ("workers-0", "workers-4", {"num_workers": 4}),
+        ("workers-0", "workers-8", {"num_workers": 8}),
+        ("workers-4", "workers-8", {"num_workers": 8}),
+        ("workers-8", "workers-0", {"num_workers": 0}),
+        ("precision-fp32", "precision-bf16", {"precision": "bf16"}),
+    ],
+)
+def test_what_a_real_gpu_brought_lies_within_what_was_promised(name, after, change):
+    run, brought = (lk.recorded(f"NVIDIA-H200/{each}") for each in (name, after))
+    low, high = lk.predict(run, **change).throughput_range
+    assert low < brought.throughput < high
 
 
 RECORDED = [

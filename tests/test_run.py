@@ -67,16 +67,17 @@ def test_a_run_says_how_long_it_waited_for_its_workers_to_start(tmp_path):
 
 def test_every_shipped_record_gives_the_numbers_it_gave_when_it_was_made():
     listed = lk.recorded()
-    assert {entry.name for entry in listed} == set(VERSION_1)
-    for entry in listed:
+    names = [f"{entry.path.parent.name}/{entry.name}" for entry in listed]
+    assert set(names) == set(VERSION_1)
+    for name, entry in zip(names, listed, strict=True):
         result = entry.load()
-        then = dict(VERSION_1[entry.name])
+        then = dict(VERSION_1[name])
         found = result.diagnose()
-        assert found.bottleneck == then.pop("bottleneck"), entry.name
+        assert found.bottleneck == then.pop("bottleneck"), name
         middle = np.median(result.steps_ms, axis=0)  # then, the parts of a step were medians
         known = [then.pop("wait_ms"), then.pop("compute_ms")]
-        assert middle[[0, 2]].tolist() == pytest.approx(known), entry.name
-        assert {name: getattr(result, name) for name in then} == then, entry.name
+        assert middle[[0, 2]].tolist() == pytest.approx(known), name
+        assert {each: getattr(result, each) for each in then} == then, name
         parts = (result.wait_ms, result.copy_ms, result.compute_ms, result.other_ms)
         assert sum(parts) == pytest.approx(result.step_ms, rel=1e-12)
         assert result.utilization == pytest.approx(result.compute_ms / result.step_ms)
@@ -84,8 +85,8 @@ def test_every_shipped_record_gives_the_numbers_it_gave_when_it_was_made():
         waited = result.wait_ms / result.step_ms  # the verdict's share, and its words
         for finding in found.findings:
             if finding.cause == "waiting for data":
-                assert finding.lost_share == pytest.approx(waited), entry.name
-                assert finding.evidence.startswith(f"{waited:.0%} of the time"), entry.name
+                assert finding.lost_share == pytest.approx(waited), name
+                assert finding.evidence.startswith(f"{waited:.0%} of the time"), name
 
 
 @pytest.mark.slow

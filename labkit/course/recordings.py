@@ -18,10 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from labkit.course.slow_script import SlowScript, stages
+from labkit.diagnosis.trace import xray_line
 from labkit.knobs import check_names
 from labkit.results import privacy, saving
 from labkit.results.hardware import machine
 from labkit.results.launch import launch
+from labkit.results.library import load
 from labkit.results.record import Event, read_record
 from labkit.results.result import Result, Table
 from labkit.results.shipped import entries
@@ -167,7 +169,10 @@ def ship(source: Path, target: Path, *, name: str, title: str) -> None:
     whose = re.compile(rf"\b({'|'.join(map(re.escape, hosts)) or '(?!)'})\b".encode())
     kept = [*_kept(read_record(source))]
     kept[0] |= {"name": name, "title": title}
-    lines = privacy.anonymous(json.dumps(event, allow_nan=False).encode() for event in kept)
+    whole = [json.dumps(event, allow_nan=False) for event in kept]
+    if made := xray_line(load(source)):  # the trace itself stays behind
+        whole.append(made)
+    lines = privacy.anonymous(line.encode() for line in whole)
     target.parent.mkdir(parents=True, exist_ok=True)
     with saving.replacing(target) as out, gzip.GzipFile("", "wb", fileobj=out, mtime=0) as file:
         file.writelines(whose.sub(b"<name>", line) for line in lines)
