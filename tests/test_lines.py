@@ -123,12 +123,22 @@ def test_a_variable_that_the_memory_goes_to_is_named_with_its_line():
 
 GROWS_MS = np.linspace(8.0, 20.0, 300)
 FLAT_MS = np.full(300, 10.0)
+UNTIMED = {"event": "clock", "why": "the loop waits for each step"}
 
 
-def watched_loop(tmp_path, steps_ms, *events, batch_bytes=None, rss_gib=None, kind="cpu", **used):
-    """Return the run of a watched loop that does nothing but `optimizer.step()`."""
+def watched_loop(
+    tmp_path,
+    steps_ms,
+    *events,
+    batch_bytes=None,
+    rss_gib=None,
+    kind="cpu",
+    work=("optimizer", "optimizer.step()"),
+    **used,
+):
+    """Return the run of a watched loop that does nothing but `work`, a kind and a call."""
     site = ["train.py", 57, "train"]
-    place = ["optimizer", "", *site, "optimizer.step()", site]
+    place = [work[0], "", *site, work[1], site]
     used = {"cpus": 2, "own_cpu": 0.5, "cpu": 0.5, "line_cpu": 0.02} | used
     now = 10**9
     steps = []
@@ -195,6 +205,36 @@ def test_weights_of_64_bits_are_named_where_the_device_is_the_limit(kind, batche
     assert "Expect" not in first.advice and 0 < found.confidence < 1
     single = watched_loop(tmp_path, FLAT_MS, {**job, "weights_dtype": "float32"}).diagnose()
     assert "float64" not in str(single)
+
+
+@pytest.mark.parametrize(("mib", "bottleneck"), [(40, "transfer"), (1, "unsure")])
+def test_a_loop_that_stands_at_a_copy_copies_or_waits_for_the_device(mib, bottleneck, tmp_path):
+    sizes = np.full(len(FLAT_MS), mib * 2**20)
+    moves = ("copy", "images.to()")
+    made = {"batch_bytes": sizes, "kind": "gpu", "work": moves}
+    found = watched_loop(tmp_path, FLAT_MS, UNTIMED, **made).diagnose()
+    assert found.bottleneck == bottleneck, found
+    if bottleneck == "transfer":
+        assert "`images.to()` in train() (train.py:57)" in found.evidence
+        assert "pin_memory=True" in found.advice
+
+
+def test_what_an_h200_certainly_did_bounds_what_the_body_of_its_loop_costs(tmp_path):
+    """Transformers' Trainer asks each step whether the loss is a number, and so waits for it."""
+    told = gzip.open(Path(__file__).with_name("h200_trainer.jsonl.gz"), "rt").read()
+    assert '["torch","","' in told
+    path = tmp_path / "run.jsonl"
+    path.write_text(told.replace('["torch","","', '["library","","'))  # as it was told first
+    run = lk.load(path)
+    assert run.lines.body["python"] > 0.7
+    assert run.diagnose().bottleneck == "compute"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    for event in events:
+        event.pop("gpm", None)
+        event.pop("power_w", None)
+        event.pop("energy_j", None)
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    assert lk.load(path).diagnose().bottleneck == "host"  # nothing tells that the device worked
 
 
 def test_a_watched_loop_without_a_loss_is_not_called_healthy_for_certain(tmp_path):

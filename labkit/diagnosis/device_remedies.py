@@ -244,6 +244,13 @@ def sixteen_bits(evidence: Evidence) -> Values | None:
     return {"precision": best, "format": FORMATS[best] + lacks}
 
 
+def formats_left(evidence: Evidence) -> Values:
+    """Name other number formats where a card has them and the weights are float32."""
+    lacks = not evidence.formats or evidence.weights_dtype != "float32"
+    told = "TF32 or autocast to 16 bits where it computes in float32 (notebook 05), "
+    return {"formats": "" if lacks else told}
+
+
 def single_precision(evidence: Evidence) -> Values:
     """Return the line that converts a batch, where it is float64."""
     converted = "batch = batch.float()  # better once, in the dataset\n"
@@ -326,8 +333,9 @@ PROFILE_THEN_LARGER = Remedy(
     "profile_then_larger",
     "A watched loop sees the waiting for data, the lines of its body and the cores, and finds no "
     "loss there. It does not see inside the operators: profile a few steps with torch.profiler. If "
-    "they are large and well used, what is left is a larger batch (notebook 04 Batch sizing), a "
-    "smaller model or a faster device.",
+    "they are large and well used, what is left is {formats}a larger batch (notebook 04 Batch "
+    "sizing), a smaller model or a faster device.",
+    fits=formats_left,
 )
 
 

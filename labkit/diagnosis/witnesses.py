@@ -29,7 +29,7 @@ class Witness:
     said: str  # what it measured, and against which threshold
     works: bool | None = None  # whether the device worked; None where this cannot be told from it
     share: float = 1.0  # of the busy time in which it worked, 0 to 1, where it says "not"
-    at_least: float = 0.0  # of all time in which it certainly worked, 0 to 1
+    at_least: float = 0.0  # of all time in which it worked, whatever the host did, 0 to 1
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,8 @@ def _sm_activity(run: Run, start: float) -> Witness | None:
     said = f"SMs had a warp to run for {min(share, 1):.0%} of the time that counts as busy (GPM"
     worked = float((shares[1:] * lengths)[kept].sum() / lengths[kept].sum())
     found = _word(said, share, share, limits.SMS_WORK, limits.SMS_REST)
-    return replace(found, at_least=min(worked, 1.0))
+    # One that works all the time need not show more than SMS_WORK
+    return replace(found, at_least=min(worked / limits.SMS_WORK, 1.0))
 
 
 def _power_drawn(run: Run, start: float) -> Witness | None:
