@@ -149,7 +149,7 @@ def test_a_slow_item_is_named_and_waiting_is_told_from_computing(workers):
             pass
         watched.close()
         recorded = watched.run.workers
-        assert recorded.slowest[0].index == 37 and recorded.slowest[0].batch == 9
+        assert (37, 9) in [(each.index, each.batch) for each in recorded.slowest]
         assert recorded[0].slowest_ratio > 5
         shares[computes] = recorded.cpu_share
     assert shares[False] < 0.5 * shares[True] and shares[False] < 0.5

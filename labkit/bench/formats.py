@@ -92,11 +92,11 @@ def why_not(name: str, device: torch.device) -> str | None:
 
 
 def probe_s(name: str, device: torch.device) -> float:
-    """Time one small product, s: the fastest of three, after one that warms up."""
+    """Time one small product, s: the fastest of nine, which a full machine seldom holds up all."""
     times = []
     with using(name) as dtype:
         left, right = torch.rand(2, PROBE, PROBE, device=device).to(dtype)
-        for _ in range(4):
+        for _ in range(10):
             started = time.perf_counter()
             left @ right
             devices.finish(device)
