@@ -304,10 +304,12 @@ def test_settings_of_the_step_reach_the_readers_own_model_and_optimizer():
     _, _, plain = made.bench.measure(knobs, 900)
     changed = {"fused_optimizer": True, "channels_last": True, "precision": "bf16"}
     rate, error, run = made.bench.measure(knobs | changed, 900)
+    for knob in run.not_applied:  # a machine that stands still finds BF16 hopelessly slow
+        assert knob == "precision" and changed.pop(knob)
     assert rate and not error and {k: getattr(run.pipeline, k) for k in changed} == changed
     count = min(run.steps, plain.steps, 20)
     assert run.loss[:count] == pytest.approx(plain.loss[:count], rel=0.05)
-    assert run.loss[:count] != plain.loss[:count]
+    assert "precision" not in changed or run.loss[:count] != plain.loss[:count]
     assert run.xray_facts["fixed_share"] is not None
     no = {"fused_optimizer": True}
     made = improver(Remote(), (), None, 4, **parts | {"optimizer": torch.optim.Rprop})
