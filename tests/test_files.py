@@ -245,7 +245,7 @@ def test_a_record_that_cannot_be_written_leaves_the_earlier_one(
     def extra_lines():
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(recorded_run, "_extra_lines", extra_lines, raising=False)
+    monkeypatch.setattr(recorded_run, "extra_lines", extra_lines, raising=False)
     with pytest.raises(OSError, match="No space left"):
         recorded_run.save(path)
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["run.jsonl"]

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from labkit.course.slow_script import SlowScript, stages
-from labkit.diagnosis.trace import xray_line
 from labkit.knobs import check_names
 from labkit.results import privacy, saving
 from labkit.results.hardware import machine
@@ -170,8 +169,7 @@ def ship(source: Path, target: Path, *, name: str, title: str) -> None:
     kept = [*_kept(read_record(source))]
     kept[0] |= {"name": name, "title": title}
     whole = [json.dumps(event, allow_nan=False) for event in kept]
-    if made := xray_line(load(source)):  # the trace itself stays behind
-        whole.append(made)
+    whole += load(source).extra_lines()  # what was read from an x-ray: the trace stays behind
     lines = privacy.anonymous(line.encode() for line in whole)
     target.parent.mkdir(parents=True, exist_ok=True)
     with saving.replacing(target) as out, gzip.GzipFile("", "wb", fileobj=out, mtime=0) as file:

@@ -313,10 +313,10 @@ class EventLogResult:
             if path.suffix == ".gz":
                 new = files.enter_context(gzip.GzipFile("", "wb", fileobj=new))
             new.writelines(privacy.anonymous(old) if anonymous else old)
-            new.writelines(f"{line}\n".encode() for line in self._extra_lines())
+            new.writelines(f"{line}\n".encode() for line in self.extra_lines())
         return path
 
-    def _extra_lines(self) -> Iterable[str]:
+    def extra_lines(self) -> Iterable[str]:
         """Return the lines of JSON that a saved record has beyond the log."""
         return ()
 

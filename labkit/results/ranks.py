@@ -266,7 +266,8 @@ class Ranks(EventLogResult):
             "ranks": [{"rank": rank.rank, **rank.to_dict()} for rank in self],
         }
 
-    def _extra_lines(self) -> list[str]:
+    def extra_lines(self) -> list[str]:
+        """Return the events of every rank's own log, each with the rank it is of."""
         if not self.path.is_dir():
             return []
         lines = []

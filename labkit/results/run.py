@@ -318,7 +318,8 @@ class Run(RunLog):
 
     # As text and as JSON
 
-    def _extra_lines(self) -> list[str]:
+    def extra_lines(self) -> list[str]:
+        """Return a line with what was read from the x-ray, whose trace stays in the folder."""
         from labkit.diagnosis.trace import xray_line
 
         line = xray_line(self) if self.event("xray_trace") is None else None
