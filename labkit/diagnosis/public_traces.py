@@ -161,6 +161,9 @@ def _fetched(known: PublicTrace) -> Path:
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
             content = answer.read()
+    except urllib.error.HTTPError as refused:
+        refused.close()
+        raise
     finally:
         shown.final()
     if content.lstrip()[:1] == b"<":
