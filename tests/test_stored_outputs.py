@@ -70,7 +70,14 @@ def blank(cells, path):
     return found + [text for text in prose if re.fullmatch(r"\*\*Run\b[^*]{0,12}\*\*\s*", text)]
 
 
-CHECKS = (length, order, unsure, whole, blank)
+def held(cells, path):
+    """Find claims that hold on any machine (`exact=True`) and did not in what is stored."""
+    code = [cell for cell in cells if cell["cell_type"] == "code" and "exact=True" in source(cell)]
+    said = [line for cell in code for line in printed(cell).splitlines()]
+    return [line for line in said if line.startswith("✗ not on this machine")]
+
+
+CHECKS = (length, order, unsure, whole, blank, held)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem[:2])
@@ -81,10 +88,10 @@ def test_stored(path, check):
 
 
 def test_each_check_finds_what_it_is_for(tmp_path):
-    said = "unsure; triton is not installed"
+    said = "unsure; triton is not installed\n✗ not on this machine: one is one"
     code = {
         "cell_type": "code",
-        "source": ["my_guess = 3"],
+        "source": ["my_guess = 3\nlk.check('one is one', 1 == 1, exact=True)"],
         "execution_count": 7,
         "outputs": [{"text": [said]}],
     }
