@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from played_gpu import GPU, MS, load, log, play
 
 import labkit as lk
+from labkit.diagnosis.device_remedies import formats_left
+from labkit.diagnosis.evidence import Evidence
 from labkit.results.step_classes import CLASSES
 from labkit.results.sweep import Sweep
 from labkit.view.panels import run_verdict
@@ -228,3 +230,42 @@ def test_what_a_gap_lost_to_a_neighbour_is_not_lost_once_more_to_launches(tmp_pa
     run, _ = record(tmp_path, telemetry=read, knobs=WORKERS, steps=200, **LATE)
     lost = sum(f.lost_share for f in run.diagnose().findings if f.name == "launch")
     assert lost <= 0.85
+
+
+@pytest.mark.parametrize(("copy", "bottleneck"), [(4.0, "compute"), (14.0, "transfer")])
+def test_the_wait_for_the_queue_at_a_copy_that_blocks_is_not_the_copys(copy, bottleneck, tmp_path):
+    """The host stands at `.to()` until the last step and the copy are done; launching takes 20."""
+    launch, compute, period = 20.0, 90.0, 90.0 + copy
+    site = ["train.py", 57, "train"]
+    called = (("copy", "images.to()"), ("backward", "loss.backward()"))
+    places = {str(n): [kind, "", *site, call, site] for n, (kind, call) in enumerate(called)}
+    steps, rows = [], []
+    for i in range(100):
+        asked = 1000 + i * period
+        copied = asked + period - launch  # behind the last step, of which `launch` had passed
+        stamps = (asked, asked, asked, copied + launch)
+        moments = {
+            "t": stamps,
+            "copy": (copied - copy,) * 2,
+            "busy": (copied - copy, copied + compute),
+        }
+        in_ns = {name: [round(ms * MS) for ms in times] for name, times in moments.items()}
+        steps.append({"event": "step", "i": i, "n": 256, "bytes": 147 * 2**20, **in_ns})
+        for at in np.arange(asked, asked + period, 5.0):
+            rows.append([round(at * MS), 5 * MS, int(at >= copied)])
+    lines = {"event": "lines", "pid": 0, "places": places, "rows": rows}
+    moments = samples(seconds=9, cpus=16, own_cpu=0.06, cpu=0.06, power_w=300, power_limit_w=400)
+    read = ({"event": "telemetry", **sample} for sample in moments)
+    run = log(
+        tmp_path, GPU, KNOBS, *steps, *read, lines, spec={"watched": {"loader": "DataLoader"}}
+    )
+    found = run.diagnose()
+    assert found.bottleneck == bottleneck, found
+    shares = [each.lost_share for each in found.findings if each.name == "transfer"]
+    assert all(share == pytest.approx(copy / period, abs=0.02) for share in shares)
+
+
+@pytest.mark.parametrize(("formats", "named"), [(("fp16",), False), (("bf16", "fp16"), True)])
+def test_tf32_is_named_only_where_the_card_has_it(formats, named):
+    told = formats_left(Evidence("gpu", formats=formats, weights_dtype="float32"))["formats"]
+    assert ("TF32" in told) == named and "16 bits" in told

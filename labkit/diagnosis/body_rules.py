@@ -71,7 +71,8 @@ IN_THE_BODY = tuple(partial(in_the_body, part=part) for part in BESIDES)
 def copies_in_the_body(evidence: Evidence) -> Finding | None:
     """The host stands at a copy to a GPU, in a watched loop.
 
-    A copy that blocks also waits for what the device has queued: then few bytes move meanwhile.
+    A copy that blocks also waits for what the device has queued. Where the device's times are
+    known, that time is no loss; where they are not, few bytes move meanwhile.
     """
     loop = evidence.loop
     if loop is None or evidence.kind != "gpu" or not loop.lines.enough("body"):
@@ -80,11 +81,15 @@ def copies_in_the_body(evidence: Evidence) -> Finding | None:
     body = lines.mask("body")
     mask = body & (lines.kind == "copy")
     share = float(lines.share[mask].sum() / lines.share[body].sum())
-    copy_s = share * (evidence.compute_us or 0.0) / 1e6
-    moved = evidence.batch_bytes or 0.0
-    if not copy_s or moved < limits.COPIES_BYTES_S * copy_s:
+    behind_the_queue = max(evidence.ahead_share - evidence.wait_share, 0.0)
+    copies = max(share * evidence.compute_share - behind_the_queue, 0.0)
+    if not copies:
         return None
-    lost = evidence.lost_in_body(share)
+    copy_s = copies / evidence.compute_share * (evidence.compute_us or 0.0) / 1e6
+    moved = evidence.batch_bytes or 0.0
+    if moved < limits.COPIES_BYTES_S * copy_s:
+        return None
+    lost = min(copies, evidence.lost_in_body(share))
     worst = lines.worst(mask)
     seen = f"of the time the host waits for the copy of a batch to the device, in {worst[0].what}"
     rate = f"the batches' {moved / 2**20:.0f} MiB move at {moved / copy_s / 1e9:.1f} GB/s"

@@ -247,7 +247,8 @@ def sixteen_bits(evidence: Evidence) -> Values | None:
 def formats_left(evidence: Evidence) -> Values:
     """Name other number formats where a card has them and the weights are float32."""
     lacks = not evidence.formats or evidence.weights_dtype not in (None, "float32")
-    told = "TF32 or autocast to 16 bits where it computes in float32 (notebook 05), "
+    which = "autocast" if evidence.formats == ("fp16",) else "TF32 or autocast"  # Volta, Turing
+    told = f"{which} to 16 bits where it computes in float32 (notebook 05), "
     return {"formats": "" if lacks else told}
 
 

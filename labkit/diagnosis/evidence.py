@@ -63,7 +63,6 @@ class Launches:
 
     queued_ms: float  # from issuing a step's compute to its start
     in_line_share: float  # of the time the threads that launch had no core
-    ahead_share: float  # of the time the GPU works on what had been issued in full
 
 
 @dataclass(frozen=True)
@@ -182,6 +181,7 @@ class Evidence:
     others_on_gpu: float | None = None  # other processes' kernels ran on the same GPU
     heat: Heat | None = None
     certain_share: float = 0.0  # of the time the device certainly worked, whatever the host did
+    ahead_share: float = 0.0  # of the time the GPU works on what had been issued in full
 
     # What looked inside
     xray: Xray | None = None

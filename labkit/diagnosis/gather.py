@@ -207,13 +207,14 @@ def _of_gpu(known: Evidence, run: Run) -> Evidence:
     in_line = mean_known(each.get("launch_line") for each in while_it_trained(run))
     launches = None
     if in_line is not None and run.queued_ms is not None:
-        launches = Launches(run.queued_ms, min(in_line, 1.0), run.busy_at_least or 0.0)
+        launches = Launches(run.queued_ms, min(in_line, 1.0))
     kernels = _kernels(run.xray)
     return replace(
         known,
         launches=launches,
         others_on_gpu=_others_on_gpu(run),
         heat=throttled(run),
+        ahead_share=0.0 if run.launches_only else run.busy_at_least or 0.0,
         certain_share=max((run.busy_at_least or 0.0, *(seen.at_least for seen in known.witnesses))),
         kernels=kernels,
         witnesses=() if kernels else known.witnesses,

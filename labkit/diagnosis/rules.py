@@ -176,7 +176,7 @@ def noisy_neighbour(evidence: Evidence) -> Finding | None:
     launches = evidence.launches
     if launches is None or not launches.in_line_share:
         return None
-    dry = 1 - launches.ahead_share
+    dry = 1 - evidence.ahead_share
     use = evidence.use
     others = use.others or 0.0
     waited = "of the time the threads that launch kernels had no core"

@@ -3,7 +3,7 @@
 source "$(dirname "$0")/common.sh"
 $dry_run || stage nvidia-smi 30 nvidia-smi -q
 stage compiler 30 "$python" -c 'import shutil, sysconfig; from pathlib import Path
-print(shutil.which("gcc"), Path(sysconfig.get_path("include"), "Python.h").exists())'
+print(shutil.which("gcc"), Path(sysconfig.get_path("include", "posix_prefix"), "Python.h").exists())'
 quick=()
 $dry_run && quick=(--quick)
 stage ground 220 "$python" maintain/first_gpu/ground.py ${quick[@]+"${quick[@]}"}
