@@ -232,37 +232,63 @@ def test_what_a_gap_lost_to_a_neighbour_is_not_lost_once_more_to_launches(tmp_pa
     assert lost <= 0.85
 
 
-@pytest.mark.parametrize(("copy", "bottleneck"), [(4.0, "compute"), (14.0, "transfer")])
-def test_the_wait_for_the_queue_at_a_copy_that_blocks_is_not_the_copys(copy, bottleneck, tmp_path):
-    """The host stands at `.to()` until the last step and the copy are done; launching takes 20."""
-    launch, compute, period = 20.0, 90.0, 90.0 + copy
+def stacks(path, called, steps, rows, telemetry):
+    """Write and load the log of a watched loop whose host was in `called[n]` as `rows` say, ms."""
     site = ["train.py", 57, "train"]
-    called = (("copy", "images.to()"), ("backward", "loss.backward()"))
     places = {str(n): [kind, "", *site, call, site] for n, (kind, call) in enumerate(called)}
-    steps, rows = [], []
-    for i in range(100):
-        asked = 1000 + i * period
-        copied = asked + period - launch  # behind the last step, of which `launch` had passed
-        stamps = (asked, asked, asked, copied + launch)
-        moments = {
-            "t": stamps,
-            "copy": (copied - copy,) * 2,
-            "busy": (copied - copy, copied + compute),
-        }
+    events = []
+    for i, moments in enumerate(steps):
         in_ns = {name: [round(ms * MS) for ms in times] for name, times in moments.items()}
-        steps.append({"event": "step", "i": i, "n": 256, "bytes": 147 * 2**20, **in_ns})
-        for at in np.arange(asked, asked + period, 5.0):
-            rows.append([round(at * MS), 5 * MS, int(at >= copied)])
+        events.append({"event": "step", "i": i, "n": 256, "bytes": 147 * 2**20, **in_ns})
+    rows = [
+        [round(at * MS), 5 * MS, n] for n, begin, end in rows for at in np.arange(begin, end, 5.0)
+    ]
     lines = {"event": "lines", "pid": 0, "places": places, "rows": rows}
-    moments = samples(seconds=9, cpus=16, own_cpu=0.06, cpu=0.06, power_w=300, power_limit_w=400)
-    read = ({"event": "telemetry", **sample} for sample in moments)
-    run = log(
-        tmp_path, GPU, KNOBS, *steps, *read, lines, spec={"watched": {"loader": "DataLoader"}}
-    )
-    found = run.diagnose()
+    read = ({"event": "telemetry", **sample} for sample in telemetry)
+    return log(path, GPU, KNOBS, *events, *read, lines, spec={"watched": {"loader": "DataLoader"}})
+
+
+@pytest.mark.parametrize("delay", [0.0, 30.0, 40.0])
+@pytest.mark.parametrize(
+    ("copy", "compute", "bottleneck"), [(4.0, 90.0, "compute"), (14.0, 60.0, "transfer")]
+)
+def test_the_wait_for_the_queue_at_a_copy_that_blocks_is_not_the_copys(
+    copy, compute, bottleneck, delay, tmp_path
+):
+    """The host stands at `.to()` until the last step and the copy are done, then launches."""
+    launch, host, free = 20.0, 1000.0, 0.0
+    steps, rows = [], []
+    for _ in range(100):
+        asked, ready = host, host + delay
+        begin = max(ready, free)
+        copied = begin + copy
+        host = copied + launch
+        free = copied + compute
+        stamps = (asked, ready, ready, host)
+        steps.append({"t": stamps, "copy": (begin, begin), "busy": (begin, free)})
+        rows += [(0, ready, copied), (1, copied, host)]
+    called = (("copy", "images.to()"), ("backward", "loss.backward()"))
+    read = samples(seconds=9, cpus=16, own_cpu=0.06, cpu=0.06, power_w=300, power_limit_w=400)
+    found = stacks(tmp_path, called, steps, rows, read).diagnose()
     assert found.bottleneck == bottleneck, found
     shares = [each.lost_share for each in found.findings if each.name == "transfer"]
-    assert all(share == pytest.approx(copy / period, abs=0.02) for share in shares)
+    assert all(share == pytest.approx(copy / (copy + compute), abs=0.03) for share in shares)
+
+
+@pytest.mark.parametrize("python", [25.0, 33.0])
+def test_counters_of_the_sms_do_not_hide_python_behind_a_step_that_was_waited_for(python, tmp_path):
+    steps, rows = [], []
+    for asked in 1000 + 100 * np.arange(100.0):
+        waited, end = asked + 100 - python, asked + 100
+        stamps = (asked, asked, asked, end)
+        steps.append({"t": stamps, "copy": (asked, asked), "busy": (asked, end)})
+        rows += [(0, asked, asked + 15), (1, asked + 15, waited), (2, waited, end)]
+    called = (("backward", "loss.backward()"), ("sync", "loss.item()"), ("python", "confusion()"))
+    sms = {"sm": 0.98 * (1 - python / 100), "tensor": 0.3, "dram": 0.3}
+    read = samples(seconds=9, cpus=16, own_cpu=0.06, cpu=0.06, line_cpu=0.0, gpm=sms)
+    found = stacks(tmp_path, called, steps, rows, read).diagnose()
+    assert found.bottleneck == "host", found
+    assert found.findings[0].lost_share == pytest.approx(python / 100, abs=0.05)
 
 
 @pytest.mark.parametrize(("formats", "named"), [(("fp16",), False), (("bf16", "fp16"), True)])

@@ -81,9 +81,10 @@ def copies_in_the_body(evidence: Evidence) -> Finding | None:
     body = lines.mask("body")
     mask = body & (lines.kind == "copy")
     share = float(lines.share[mask].sum() / lines.share[body].sum())
-    behind_the_queue = max(evidence.ahead_share - evidence.wait_share, 0.0)
-    copies = max(share * evidence.compute_share - behind_the_queue, 0.0)
-    if not copies:
+    # What had been issued in full is done while the host waits for its batch, then at the copy
+    behind_the_queue = max(evidence.ahead_share - evidence.host_wait_share, 0.0)
+    copies = share * (1 - evidence.host_wait_share) - behind_the_queue
+    if copies <= 0 or not evidence.compute_share:
         return None
     copy_s = copies / evidence.compute_share * (evidence.compute_us or 0.0) / 1e6
     moved = evidence.batch_bytes or 0.0

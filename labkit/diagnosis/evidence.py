@@ -189,6 +189,7 @@ class Evidence:
     witnesses: tuple[Witness, ...] = ()  # what can tell whether a busy GPU works
     lines: Lines | None = None
     loop: Loop | None = None  # of a watched loop
+    host_wait_share: float = 0.0  # its host waits for a batch, whatever the device does
     body: Mapping[str, float] = field(default_factory=dict)  # of its body: no training
     growth: LoopGrowth = LoopGrowth()  # of what a watched loop keeps
     weights_dtype: str | None = None  # of most of what it trains, as "float32"

@@ -191,6 +191,7 @@ def _known(run: Run, wait: np.ndarray, compute: np.ndarray, ranks_cores: float) 
             batch_bytes=_usual(run.batch_bytes),
             code=LoopCode.of(run.loop_code, run.event("remade")),
             trainer=bool(run.trainer),
+            host_wait_share=_host_wait(run.host_ns[run.warmup :]),
         )
     return _of_gpu(known, run) if on_gpu else replace(known, threads=machine.threads)
 
@@ -199,6 +200,12 @@ def _usual(values: np.ndarray) -> float | None:
     """Return the median of the values that are known; None where none is."""
     known = values[np.isfinite(values)]
     return float(np.median(known)) if len(known) else None
+
+
+def _host_wait(host_ns: np.ndarray) -> float:
+    """Return the share of steps (n, 4) in which the host waits for its batch."""
+    asked, ready, _, end = host_ns.T
+    return float((ready - asked).sum() / max((end - asked).sum(), 1))
 
 
 def _of_gpu(known: Evidence, run: Run) -> Evidence:

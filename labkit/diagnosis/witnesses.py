@@ -118,8 +118,8 @@ def _sm_activity(run: Run, start: float) -> Witness | None:
     said = f"SMs had a warp to run for {min(share, 1):.0%} of the time that counts as busy (GPM"
     worked = float((shares[1:] * lengths)[kept].sum() / lengths[kept].sum())
     found = _word(said, share, share, limits.SMS_WORK, limits.SMS_REST)
-    # One that works all the time need not show more than SMS_WORK
-    return replace(found, at_least=min(worked / limits.SMS_WORK, 1.0))
+    # One that works all the time may show no more than SMS_WORK
+    return replace(found, at_least=1.0 if worked >= limits.SMS_WORK else worked)
 
 
 def _power_drawn(run: Run, start: float) -> Witness | None:
