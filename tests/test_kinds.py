@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from labkit.bench import kinds, stack
+from labkit.bench.batch_contents import bytes_along, large_arrays
 from labkit.bench.places import Places, Stack, _work
 
 
@@ -139,3 +140,12 @@ def test_a_call_behind_a_condition_on_a_tensor_stands_for_the_wait_of_the_condit
         ("sync", "loss < best") if gpu else ("logging", "debug()"),
         ("logging", "debug()"),
     ]
+
+
+def test_the_bytes_of_a_batch_are_those_of_all_its_large_arrays():
+    views = [torch.zeros(4, 100), torch.zeros(4, 100)]
+    batch = {"views": views, "labels": torch.zeros(4)}
+    largest, places = large_arrays(batch)
+    assert largest is views[0]
+    assert bytes_along(places)(batch) == 2 * 4 * 100 * 4
+    assert bytes_along(places)({"views": views[:1]}) == 0
