@@ -78,10 +78,7 @@ def cores_taken_by_workers(evidence: Evidence) -> Finding | None:
         name="input",
         cause="workers take the device's cores",
         lost_share=evidence.stolen_by_workers,
-        measured=(
-            Measured(seen, evidence.stolen_by_workers, by=by),
-            *costliest_step(evidence.computing_lines),
-        ),
+        measured=(Measured(seen, evidence.stolen_by_workers, by=by), *costliest),
         remedies=feeding.FEED if fewer else cheaper,
     )
 
