@@ -435,7 +435,7 @@ def test_ranges_for_nsys_are_left_out_where_torch_was_built_without_them(tmp_pat
     monkeypatch.setattr(torch, "Event", MagicMock())
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *sizes, **_: zeros(*sizes))  # none to lock pages for
-    steps = timeline.DeviceTimeline(tmp_path, Mock(), torch.device("cuda", 0))
+    steps = timeline.DeviceTimeline(Mock(), Mock(), torch.device("cuda", 0))
     steps.copying()
     steps.copied()
 
@@ -562,7 +562,7 @@ def test_ten_minutes_of_a_device_whose_clock_runs_fast_stay_tied_to_the_hosts(
     monkeypatch.setattr(timeline, "now_ns", lambda: clock.host_ns)
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *sizes, **_: zeros(*sizes))  # none to lock pages for
-    steps = timeline.DeviceTimeline(tmp_path, Mock(), torch.device("cuda", 0))
+    steps = timeline.DeviceTimeline(Mock(), Mock(), torch.device("cuda", 0))
     written = []
     monkeypatch.setattr(steps, "add", lambda *step: written.append(step))
     loss = torch.tensor(0.0)

@@ -48,12 +48,12 @@ WATCHED = "watched"  # a file in the run's folder, there while the run goes on
 class Sampler:
     """Samples this process's main thread between `start` and `stop`; writes to the log itself."""
 
-    def __init__(self, folder: str | Path, collate: object, until_gone: str = ""):
-        """`collate` is the collate function; it stops once `until_gone` of `folder` is deleted."""
+    def __init__(self, folder: Path, collate: object, watched: Path | None = None):
+        """`collate` is the collate function; it stops once the file `watched` is deleted."""
         self.log = EventLog(folder)
         self.places = Places(collate)
         self.pid = os.getpid()
-        self.mark = os.path.join(folder, until_gone) if until_gone else ""
+        self.watched = watched
         self.rows: list[tuple[int, int, int]] = []
         self.missing = ""  # why there are no samples
         self.in_use = False  # whether a loop goes on
@@ -157,7 +157,7 @@ class Sampler:
                     del frame  # it would keep the user's variables
             if now_ns() > self.due:
                 self.flush()
-                if self.mark and not os.path.exists(self.mark):
+                if self.watched and not self.watched.exists():
                     self.stop()  # the run is over; workers that persist go on
         tick.delete()
 
@@ -196,17 +196,18 @@ class Sampler:
 
 @contextlib.contextmanager
 def in_workers(
-    loader: Any, folder: Path, until_gone: str, work: LoaderWork | None
+    loader: Any, folder: Path, work: LoaderWork | None, watched: Path | None = None
 ) -> Iterator[None]:
     """Let the workers that a torch DataLoader starts within the block record themselves.
 
-    Of a loader without workers, `work` records what the main process does for its batches.
+    Of a loader without workers, `work` records what the main process does for its batches. Of a
+    loop of the user's, the file `watched` is there while it goes on.
     """
     workers = knobs_of(loader).get("num_workers")
     with contextlib.ExitStack() as undo:
         if workers:
             own = loader.worker_init_fn
-            how = (str(folder), loader.collate_fn, until_gone)
+            how = (folder, loader.collate_fn, watched)
             loader.worker_init_fn = functools.partial(_record_worker, how, workers, own)
             undo.callback(setattr, loader, "worker_init_fn", own)
         elif work is not None:
@@ -216,19 +217,19 @@ def in_workers(
 
 
 def _record_worker(
-    how: tuple[str, object, str],
+    how: tuple[Path, object, Path | None],
     workers: int,
     own: Callable[[int], None] | None,
     worker: int,
 ) -> None:
     """Start to record in a loader's worker process, then do the loader's own `worker_init_fn`."""
     with contextlib.suppress(Exception):
-        folder, _, until_gone = how
+        _, _, watched = how
         torch_loop = sys._getframe(1).f_code
         sampler = Sampler(*how)
         sampler.places.loop = torch_loop
         sampler.start()
-        work = LoaderWork(sampler.log, worker, workers, folder, until_gone)
+        work = LoaderWork(sampler.log, worker, workers, watched)
         hook_fetchers(work, lambda _dataset: sys._getframe(2).f_code is torch_loop)
         util.Finalize(None, sampler.flush, exitpriority=10)
         util.Finalize(None, work.flush, exitpriority=10)
