@@ -6,8 +6,8 @@ kernel sends it when a tick finds the thread computing, not in a system call. Py
 in the main thread between two instructions. While the thread is off the core, or the system works
 for it, a thread of ours looks at its stack: such a call has let go of the GIL and stands still.
 
-A sample counts for the time of its own sort since the sample before: user-mode CPU time, CPU time
-in the system, or time off the core. The kernel's clocks tell these apart whenever a sample is due.
+A sample counts for what was spent in its own way since the sample before: user-mode CPU time, CPU
+time in the system, or time off the core. The kernel's clocks tell them apart when one is due.
 
 A sample is [t_ns, weight_ns, place], a place the number of one of `labkit.bench.places`.
 """
@@ -31,7 +31,7 @@ from typing import Any
 from labkit.bench import stack
 from labkit.bench.loader_hook import hook_fetchers
 from labkit.bench.loader_work import LoaderWork
-from labkit.bench.main_thread import MainThread, Timer
+from labkit.bench.main_thread import MainThread, Spent, Timer
 from labkit.bench.places import Places
 from labkit.bench.user_loop import knobs_of
 from labkit.process.events import EventLog, now_ns
@@ -149,11 +149,11 @@ class Sampler:
                 break
             late = now_ns() - due > LATE_NS
             with contextlib.suppress(OSError):  # the thread has just ended
-                sort = thread.sort(tick, late)
+                how = thread.spends_now(tick, late)
                 with self.lock:
-                    frame = sys._current_frames().get(thread.ident) if sort else None
-                    if frame is not None and self.thread is thread:
-                        self._take(thread, sort, frame)
+                    frame = sys._current_frames().get(thread.ident) if how else None
+                    if how and frame is not None and self.thread is thread:
+                        self._take(thread, how, frame)
                     del frame  # it would keep the user's variables
             if now_ns() > self.due:
                 self.flush()
@@ -161,10 +161,10 @@ class Sampler:
                     self.stop()  # the run is over; workers that persist go on
         tick.delete()
 
-    def _take(self, thread: MainThread, sort: str, frame: FrameType) -> None:
-        """Place the time of a sort that passed since its last sample at the stack of `frame`."""
+    def _take(self, thread: MainThread, how: Spent, frame: FrameType) -> None:
+        """Place the time so spent since the last such sample at the stack of `frame`."""
         try:
-            weight = thread.weigh(sort)
+            weight = thread.place(how)
             if weight > 0:
                 self._note(weight, frame)
                 for each in self.beside:
