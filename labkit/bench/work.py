@@ -43,7 +43,7 @@ def do(spec: Settings, folder: Path, log: EventLog) -> None:
     devices.use(device)
     here = machine.describe(device) | {"unused_gpu": devices.unused_gpu()}
     log.write("machine", **here)
-    hold(Path(spec["cache"]), here.get("uuid") or device.type, spec["run"], waiting=log.stage)
+    hold(Path(spec["cache"]), here.get("uuid") or device.type, spec["run"], waiting=log.waiting)
     if "measure" in spec:
         from labkit.bench.measure import perform  # a tenth of a second
 

@@ -22,7 +22,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from labkit.course import score
 from labkit.course.slow_script import SlowScript
@@ -44,10 +44,16 @@ Answer = Callable[..., Any]  # the reader's function or class
 Numbers = Mapping[str, float]  # what a check measured, by the `what` of its goals
 Measure = Callable[[Run, "Run | None"], "float | None"]  # of an answer's run and the baseline's
 Finished = TypeVar("Finished", Run, Measurements)
+# Of a verdict; an answer whose run did not finish "crashed"
+Kind = Literal["passed", "not yet", "too noisy", "no answer", "crashed"]
 
 
 class Unfinished(Exception):
     """A run that was to be judged did not finish; the message says why."""
+
+
+class NeverBegan(Unfinished):
+    """Another run kept the device, so the answer was not tried."""
 
 
 class Refused(Exception):
@@ -112,13 +118,10 @@ class Attempt:
 
 @dataclass(frozen=True, repr=False)
 class Verdict(Result):
-    """The outcome of a check; truthy if the challenge is passed.
-
-    `kind` is "passed", "not yet", "too noisy", "no answer" or "crashed" (its run did not finish).
-    """
+    """The outcome of a check; truthy if the challenge is passed."""
 
     key: str
-    kind: str
+    kind: Kind
     lines: tuple[str, ...] = ()  # what was expected, and what was measured
     why: str = ""  # why there is no judgement
     hint: str = ""
@@ -174,12 +177,13 @@ class Challenge:
             return Verdict(self.key, "no answer", why="No answer yet.")
         try:
             verdict = self._judge(answer)
+        except NeverBegan as why:
+            return Verdict(self.key, "crashed", why=str(why))  # that was no try
+        except Unfinished as why:
+            verdict = Verdict(self.key, "crashed", why=str(why))
         except Exception as problem:  # whatever the reader's answer raises
-            kind = "crashed" if isinstance(problem, Unfinished) else "not yet"
-            verdict = Verdict(self.key, kind, why=str(problem))
-        if verdict.kind == "too noisy" or "DeviceBusy" in verdict.why:
-            return verdict  # that was no try
-        return self._counted(verdict)
+            verdict = Verdict(self.key, "not yet", why=str(problem))
+        return verdict if verdict.kind == "too noisy" else self._counted(verdict)
 
     def solution(self) -> Pipeline | SlowScript | str:
         """Return a solution that passes; after a first try only."""
@@ -198,7 +202,7 @@ class Challenge:
         if any(goal.near(value) for goal, value in attempts[0].values.items()):
             attempts += [self.attempt(answer, number) for number in range(1, REPEATS)]
         lines = []
-        kind = "passed"
+        kind: Kind = "passed"
         for goal in attempts[0].values:
             values = [attempt.values[goal] for attempt in attempts]
             lines.append(goal.judged(values))
@@ -272,7 +276,8 @@ def finished(started: Finished) -> Finished:
     """Return what was started when it is over; raises Unfinished."""
     started.wait_or_raise()
     if started.outcome != "finished":
-        raise Unfinished(f"It did not finish. {started.error or started.outcome}")
+        kind = NeverBegan if started.found_device_busy else Unfinished
+        raise kind(f"It did not finish. {started.error or started.outcome}")
     return started
 
 

@@ -80,6 +80,10 @@ class EventLog:
         """Write what the run is busy with before it measures, and how far that is."""
         self.write("stage", name=name, done=done, total=total)
 
+    def waiting(self, name: str) -> None:
+        """Write what the run waits for before it can begin."""
+        self.write("stage", name=name, done=None, total=None, waiting=True)
+
     def write_line(self, line: str) -> None:
         """Append one finished line of JSON, or several."""
         if self._fd >= 0:

@@ -22,6 +22,7 @@ from typing import (
 
 from labkit.process import folders
 from labkit.process.events import FILE_NAME
+from labkit.process.family import DeviceBusy
 from labkit.process.interrupts import held, in_notebook
 from labkit.results import privacy, saving
 from labkit.results.failures import reason_of_failure
@@ -207,7 +208,7 @@ class EventLogResult:
 
     @property
     def stage(self) -> Event:
-        """The last stage before training: `name`, and `done` of `total` where counted."""
+        """The last stage before training: `name`, `done` of `total` where counted, `waiting`."""
         return self.event("stage") or {"name": "starting"}
 
     @property
@@ -236,6 +237,11 @@ class EventLogResult:
         if self.outcome != "failed":
             return None
         return reason_of_failure(self._kept.get("error"), self._kept.get("end"))
+
+    @property
+    def found_device_busy(self) -> bool:
+        """Whether it failed before it began, because another run kept the device."""
+        return self._fact("error", "kind") == DeviceBusy.__name__
 
     @property
     def ended(self) -> str:

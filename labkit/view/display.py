@@ -136,7 +136,7 @@ class StaticFigure:
 def stage_line(run: EventLogResult) -> str:
     """Say what a run that has not measured anything yet is busy with."""
     stage = run.stage
-    name = f"waiting: {stage['name']}" if " is in use by " in stage["name"] else stage["name"]
+    name = f"waiting: {stage['name']}" if stage.get("waiting") else stage["name"]
     return f"{name} {stage['done']}/{stage['total']}" if stage.get("total") else name
 
 
