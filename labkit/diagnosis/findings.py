@@ -70,6 +70,17 @@ class Finding:
         """The page that explains the cause, in the folder of the notebooks; "" without one."""
         return page_of(self.cause)
 
+    @property
+    def places(self) -> dict[str, str]:
+        """Where to read on, in words, each with its address in the folder of the notebooks."""
+        named = {}
+        if self.lesson:
+            file, heading = self.lesson
+            named[f"notebook {file[:2]}, section {heading.rstrip('?')}"] = self.link
+        if self.page:
+            named[self.page] = self.page
+        return named
+
     def to_dict(self) -> dict[str, object]:
         """Return the finding as JSON types."""
         return {
