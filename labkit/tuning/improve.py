@@ -17,7 +17,7 @@ from labkit.spec import too_old_for
 from labkit.tuning.result import Ladder
 from labkit.tuning.search import SURE, Search
 from labkit.tuning.settings import Knobs, LoaderSetting
-from labkit.tuning.trial import Trial
+from labkit.tuning.trial import Judgement, Trial
 from labkit.tuning.trial_bench import TrialBench
 
 MOST_RUNS = 12
@@ -31,8 +31,9 @@ TO_DEVICE = ("pin_memory", "non_blocking", "prefetch_to_device")
 # Change when a batch is there, and neither the samples in it (every run draws the same ones) nor
 # what is computed of them: random augmentation may part the losses, and nothing else can
 FEEDS = {*LOADER, *TO_DEVICE, "persistent_workers"}
-KEPT = "kept"  # what is said of a trial that gains,
-NO_GAIN = "no gain"  # and of one that may be tried again with others; else the reason
+KEPT = Judgement("kept", kept=True)
+NO_GAIN = Judgement("no gain")  # it may be tried again with others
+NO_GAIN_AGAIN = Judgement("no gain: the start was as fast, measured again")
 UNCHANGED = 2.0  # times the difference of two unchanged runs' losses, that a change may make
 EXACT = 0.02  # relative difference of mean losses where nothing but the order of additions differs
 
@@ -83,7 +84,7 @@ class Improver(Search[Ladder]):
             if not found.tried[0].rates:
                 raise
             found.stopped = "interrupted: this is the best so far"
-            found.tried = [trial for trial in found.tried if trial.said or trial is found.tried[0]]
+            found.tried = [trial for trial in found.tried if trial.judgement]
         if found.verdict is not None and found.verdict.bottleneck != "compute":
             found.notes.append(f"left: {found.verdict.advice}")
         found.notes.append(f"{self.bench.count} runs, {found.seconds:.0f} s")
@@ -109,9 +110,11 @@ class Improver(Search[Ladder]):
 
     def judge(self, trial: Trial) -> None:
         """Keep a trial that gains, measured again where it is close, or say why not."""
-        trial.said = f"failed: {trial.error}" if trial.error else self._judgement(trial)
-        trial.kept = trial.said == KEPT
-        if trial.said not in (KEPT, NO_GAIN):
+        if trial.error:
+            trial.judgement = Judgement(f"failed: {trial.error}", ruled_out=True)
+        else:
+            trial.judgement = self._judgement(trial)
+        if trial.judgement.ruled_out:
             self.banned.append(trial.changes)
 
     def finish(self) -> None:
@@ -123,8 +126,7 @@ class Improver(Search[Ladder]):
         self.measure(start)
         if self.best.speed < (1 + WORTH) * max(start.rates):
             for trial in found.kept[1:]:
-                trial.kept = False
-                trial.said = "no gain: the start was as fast, measured again"
+                trial.judgement = NO_GAIN_AGAIN
 
     def _has_room(self) -> bool:
         """Whether another run may begin: as long as those before it, it ends in time."""
@@ -187,17 +189,17 @@ class Improver(Search[Ladder]):
             return "the step returns no loss, so nothing could tell whether it holds"
         return self.lacks(changes, run, self.best.knobs)
 
-    def _judgement(self, trial: Trial) -> str:
-        """Return `KEPT`, `NO_GAIN`, or why the change is out of the question."""
+    def _judgement(self, trial: Trial) -> Judgement:
+        """Return whether a trial gains, or why the change is out of the question."""
         run = trial.runs[-1]
         before = self.best
         for name in trial.changes:
             if name in run.not_applied:
-                return f"cannot act here: {run.not_applied[name]}"
+                return Judgement(f"cannot act here: {run.not_applied[name]}", ruled_out=True)
         if "batch_size" not in trial.changes:
             broken = self._losses_differ(trial, before)
             if broken:
-                return broken
+                return Judgement(broken, ruled_out=True)
         trial.gain = trial.speed / before.speed
         noise = max(SURE, run.spread or 0.0, before.runs[-1].spread or 0.0)
         if trial.gain > 1 + noise:

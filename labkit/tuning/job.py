@@ -10,7 +10,7 @@ from labkit.bench.user_loop import knobs_of
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.loader_remedies import too_many
 from labkit.diagnosis.recommendation import LEAST_MAX_WORKERS
-from labkit.results.hardware import machine
+from labkit.results.hardware import Machine, machine
 from labkit.results.run import Run
 from labkit.spec import KNOBS, STEP_KNOBS, Pipeline
 from labkit.tuning.improve import Improver, lacking
@@ -56,6 +56,11 @@ class Given:
     def parts(self) -> set[str]:
         """The parts of a training loop that are there."""
         return set(self.source.parts) if self.source else {"step", "model", "optimizer"}
+
+    @property
+    def loader_alone(self) -> bool:
+        """Whether nothing computes: no step was given."""
+        return "step" not in self.parts
 
 
 def given(what: object, **parts: object) -> Given:
@@ -114,27 +119,17 @@ def tuner(
     most = max(LEAST_MAX_WORKERS, 2 * (here.cpu_cores or 1))
     if max_workers is not None:
         most = max_workers
+    no_pinning = _why_not_pinned(asked, here)
     tuning = Tuning(
         asked.name,
         start.to_dict(),
         asked.asked,
         code_around(what, collate_fn=collate_fn),
         here.line,
-        loader_alone="step" not in asked.parts,
+        reasons={"pin_memory": no_pinning} if no_pinning else {},
+        notes=_limits(asked, here, most),
+        loader_alone=asked.loader_alone,
     )
-    cap = f"Up to {most} workers were tried (max_workers)"
-    tuning.notes.append(f"{cap}{too_many(most, here.cpu_cores)}.")
-    if not here.device.startswith("cuda"):
-        why = "no CUDA device to copy to: page-locked memory gains nothing"
-        tuning.reasons["pin_memory"] = why
-    elif tuning.loader_alone:
-        why = "not tried: it acts in a step that copies with .to(device, non_blocking=True)"
-        tuning.reasons["pin_memory"] = why
-    if tuning.loader_alone:
-        tuning.notes.append(
-            "No step was given, so this is the loader's own maximum. A slower model needs "
-            "fewer workers: pass step= to tune for it."
-        )
     return LoaderSearch(
         tuning,
         TrialBench(asked.pipeline, asked.source, seconds),
@@ -142,8 +137,29 @@ def tuner(
         refused,
         max_workers=most,
         cores=here.cpu_cores or 1,
-        try_pinned=not tuning.reasons,
+        try_pinned=not no_pinning,
     )
+
+
+def _why_not_pinned(asked: Given, here: Machine) -> str:
+    """Return why pinned memory is not tried; "" where it is."""
+    if not here.device.startswith("cuda"):
+        return "no CUDA device to copy to: page-locked memory gains nothing"
+    if asked.loader_alone:
+        return "not tried: it acts in a step that copies with .to(device, non_blocking=True)"
+    return ""
+
+
+def _limits(asked: Given, here: Machine, most: int) -> list[str]:
+    """Say what limits a search of up to `most` workers."""
+    cap = f"Up to {most} workers were tried (max_workers)"
+    notes = [f"{cap}{too_many(most, here.cpu_cores)}."]
+    if asked.loader_alone:
+        notes.append(
+            "No step was given, so this is the loader's own maximum. A slower model needs "
+            "fewer workers: pass step= to tune for it."
+        )
+    return notes
 
 
 def _start(asked: Given, batch_size: int | None, baseline: Mapping[str, object]) -> LoaderSetting:

@@ -19,7 +19,7 @@ from labkit.results.run import Run
 from labkit.results.script import PYTORCH_PREFETCH
 from labkit.tuning.result import Found, Tuning
 from labkit.tuning.settings import Knobs, LoaderSetting, distance
-from labkit.tuning.trial import TIE, Trial, cheapest_of_fastest
+from labkit.tuning.trial import START, TIE, Trial, cheapest_of_fastest
 from labkit.tuning.trial_bench import TrialBench
 
 PREFETCH_FACTORS = (2, 4, 8)  # with one batch a worker, workers wait between batches
@@ -56,7 +56,7 @@ class Search(Generic[Result]):
     def run(self) -> Result:
         """Search to the end; raises RuntimeError where the start itself cannot be measured."""
         self.begun_s = time.monotonic()
-        start = Trial(dict(self.found.start), "the starting point", kept=True)
+        start = Trial(dict(self.found.start), "the starting point", judgement=START)
         try:
             self.measure(start)
             if not start.rates:

@@ -18,6 +18,18 @@ NOISE = 0.08  # a run repeated on two busy cores differs by so much (median of 6
 OWN_DATA = Pipeline(io_ms=0)  # stands for data of the reader's own: no wait is stated
 
 
+@dataclass(frozen=True)
+class Judgement:
+    """What becomes of a trial that has run."""
+
+    said: str  # in a few words
+    kept: bool = False
+    ruled_out: bool = False  # the change is not tried again, also not with others
+
+
+START = Judgement("", kept=True)
+
+
 class Outcome(NamedTuple):
     """The outcome of one run."""
 
@@ -40,8 +52,7 @@ class Trial:
     error: str | None = None  # why the last run gave no number
     gain: float | None = None  # measured, times the throughput before
     loss_change: float | None = None  # relative difference of the mean loss to the start's
-    said: str = ""  # what became of it
-    kept: bool = False
+    judgement: Judgement | None = None  # what became of it
 
     @classmethod
     def changing(
@@ -50,6 +61,16 @@ class Trial:
         """Return the trial of the knobs `before` with those of `knobs` in their place."""
         changes = {name: value for name, value in knobs.items() if value != before.get(name)}
         return cls(before | knobs, why, changes, expected)
+
+    @property
+    def said(self) -> str:
+        """What became of it, in a few words; "" where nothing judged it."""
+        return self.judgement.said if self.judgement else ""
+
+    @property
+    def kept(self) -> bool:
+        """Whether the knobs after it are changes to these."""
+        return self.judgement is not None and self.judgement.kept
 
     @property
     def setting(self) -> LoaderSetting:
