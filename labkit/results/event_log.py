@@ -15,6 +15,7 @@ from typing import (
     Any,
     ClassVar,
     Concatenate,
+    Literal,
     ParamSpec,
     Protocol,
     TypeVar,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.05  # between two looks at a run that goes on
 
+Outcome = Literal["running", "finished", "stopped", "failed"]
 Log = TypeVar("Log", bound="EventLogResult")
 Arguments = ParamSpec("Arguments")
 Value = TypeVar("Value")
@@ -73,13 +75,7 @@ class live_property(property):
     """A property of a log that may still grow: computed once for each moment of it."""
 
     def __get__(self, log: EventLogResult | None, owner: type | None = None) -> Any:
-        if log is None:
-            return self
-        with log.as_of_now():
-            computed = log.computed  # of this moment: a thread may read on meanwhile
-            if self not in computed:
-                computed[self] = super().__get__(log)
-            return computed[self]
+        return self if log is None or self.fget is None else log.once(self.fget)
 
 
 class EventLogResult:
@@ -107,7 +103,7 @@ class EventLogResult:
         self._process = process
         self._alive = False  # whether the process was, when the log was last read
         self._reading = threading.Lock()
-        self.computed: dict[object, Any] = {}  # of this moment, by what computes it
+        self._computed: dict[object, Any] = {}  # of this moment, by what computes it
         self._kept: dict[str, Event] = {}  # the last event of each name
         self._series = {name: make() for name, make in self.SERIES.items()}
         self._holds: set[object] = set()  # while one is in here, nothing new is read
@@ -141,6 +137,14 @@ class EventLogResult:
         with self._hold():
             yield self
 
+    def once(self, compute: Callable[[Self], Value]) -> Value:
+        """Return what `compute(self)` returns; it is called once for each moment of the log."""
+        with self.as_of_now():
+            computed = self._computed  # of this moment: a thread may read on meanwhile
+            if compute not in computed:
+                computed[compute] = compute(self)
+            return computed[compute]
+
     @contextlib.contextmanager
     def _hold(self) -> Iterator[None]:
         mine = object()
@@ -169,7 +173,7 @@ class EventLogResult:
 
     def _forget(self) -> None:
         """Begin a new moment."""
-        self.computed = {}
+        self._computed = {}
 
     def _absorb(self, events: Iterable[Event]) -> None:
         """Take in what was read."""
@@ -222,8 +226,8 @@ class EventLogResult:
         return self._fact("error", "traceback")
 
     @live_property
-    def outcome(self) -> str:
-        """Whether it is "running", "finished", "stopped" or "failed"."""
+    def outcome(self) -> Outcome:
+        """How far it is, or how it ended."""
         if "done" in self._kept:
             return "finished"
         if self._kept.get("end", {}).get("stop") is not None:
@@ -239,6 +243,11 @@ class EventLogResult:
         return reason_of_failure(self._kept.get("error"), self._kept.get("end"))
 
     @property
+    def steps(self) -> int | None:
+        """Steps done, warm-up included; None of what makes no steps."""
+        return None
+
+    @property
     def found_device_busy(self) -> bool:
         """Whether it failed before it began, because another run kept the device."""
         return self._fact("error", "kind") == DeviceBusy.__name__
@@ -246,10 +255,9 @@ class EventLogResult:
     @property
     def ended(self) -> str:
         """How it ended, after how many steps: "stopped after 34 steps"."""
-        steps = getattr(self, "steps", None)
-        if steps is None:
+        if self.steps is None:
             return self.outcome
-        return f"{self.outcome} after {steps:,} step{'' if steps == 1 else 's'}"
+        return f"{self.outcome} after {self.steps:,} step{'' if self.steps == 1 else 's'}"
 
     # Waiting for it, and ending it
 

@@ -140,6 +140,14 @@ class Found(Result):
         )
 
 
+class Interrupted(KeyboardInterrupt):
+    """An interrupt that ended a search; `found` is what it had measured by then."""
+
+    def __init__(self, found: Found):
+        super().__init__()
+        self.found = found
+
+
 @dataclass(repr=False)
 class Tuning(Found):
     """The result of a search over the loader's arguments."""

@@ -59,11 +59,12 @@ def recent_steps(run: Run) -> tuple[np.ndarray, np.ndarray]:
 
     They are computed once for each moment of the run: frame and line both need them.
     """
-    computed = run.computed  # of this moment: a thread may read on meanwhile
-    if recent_steps not in computed:
-        stamps = run.stretch(max(0, run.steps - RECENT - 1), run.steps)
-        computed[recent_steps] = stamps, split_steps(stamps)
-    return computed[recent_steps]
+    return run.once(_recent_steps)
+
+
+def _recent_steps(run: Run) -> tuple[np.ndarray, np.ndarray]:
+    stamps = run.stretch(max(0, run.steps - RECENT - 1), run.steps)
+    return stamps, split_steps(stamps)
 
 
 def mean_ms(run: Run) -> np.ndarray:

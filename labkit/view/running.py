@@ -13,11 +13,12 @@ from labkit.results.run import Run
 from labkit.results.sweep import Sweep
 from labkit.spec import Distributed, Pipeline
 from labkit.tuning.job import improver, tuner
-from labkit.tuning.result import Found, Ladder, Tuning
+from labkit.tuning.result import Found, Interrupted, Ladder, Tuning
 from labkit.tuning.search import Search
 from labkit.tuning.trial import Trial
 from labkit.view import wandb_log
 from labkit.view.display import RANKS_PX, SWEEP_PX, Display
+from labkit.view.last import remember
 from labkit.view.live import RunDisplay
 from labkit.view.live_frame import live_line
 from labkit.view.run_header import said
@@ -118,11 +119,6 @@ def sweep(
     return swept
 
 
-def remember(function: Callable[..., object], result: object) -> None:
-    """Keep a result as `function.last`: what an interrupt leaves, which returns nothing."""
-    vars(function)["last"] = result
-
-
 def follow(started: Started, before: Run | None = None) -> Started:
     """Show a live run until it has ended: a canvas in a notebook, a line of text elsewhere."""
     with held() as pressed:
@@ -176,7 +172,7 @@ def tune(
     """
     what = dataset_or_pipeline
     if isinstance(what, Watch):
-        what = what.run if what._recorder else what.loader
+        what = what.run if what.has_begun else what.loader
     search = tuner(
         what,
         collate_fn=collate_fn,
@@ -253,9 +249,9 @@ def searched(
     search.bench.each = running
     try:
         search.run()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as press:
         if not in_notebook():
-            raise
+            raise Interrupted(found) from press
     finally:
         display.final(found.headline, found.table())
     return found

@@ -19,6 +19,7 @@ from labkit.diagnosis.verdict import Diagnosis
 from labkit.process import folders, launcher
 from labkit.results.run import Run
 from labkit.view.display import Display, StaticFigure
+from labkit.view.last import remember
 from labkit.watching.hangs import HangWatch
 from labkit.watching.passes import say
 from labkit.watching.recorder import Recorder
@@ -78,6 +79,11 @@ class Watch:
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         self.close(error)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a pass over the loader has begun, so that there is a `run`."""
+        return self._recorder is not None
 
     @property
     def run(self) -> Run:
@@ -211,17 +217,11 @@ def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:
         if anew or each.loader is loader:
             each.loader = loader
             each.count_flops_of(model)
-            return _remembered(each)
-    return _remembered(Watch(loader, live, place, model))
+            return remember(watch, each)
+    return remember(watch, Watch(loader, live, place, model))
 
 
-def _remembered(watched: Watch) -> Watch:
-    """Keep it as `lk.watch.last`."""
-    vars(watch)["last"] = watched
-    return watched
-
-
-vars(watch)["last"] = None
+remember(watch, None)
 
 
 def _module(model: object) -> object:
