@@ -184,10 +184,10 @@ def test_what_may_not_fit_in_memory_is_left_out_with_the_numbers(monkeypatch):
     deep = small.but(prefetch_factor=8)
     many = small.but(num_workers=16)
     monkeypatch.setattr(memory, "free_memory", lambda: (32 * gib, 8 * gib))
-    assert memory.refused(small, tried) is None
-    assert "/dev/shm" in memory.refused(deep, tried)
+    assert memory.too_large(small, tried) is None
+    assert "/dev/shm" in memory.too_large(deep, tried)
     monkeypatch.setattr(memory, "free_memory", lambda: (32 * gib, None))
-    assert "RAM" in memory.refused(many, tried)
+    assert "RAM" in memory.too_large(many, tried)
     tuning = searched(waiting, refuse=lambda s, _trials: "no memory" if s.num_workers > 2 else None)
     assert tuning.best["num_workers"] == 2 and "no memory" in tuning.notes[0]
 

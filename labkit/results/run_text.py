@@ -1,12 +1,14 @@
-"""A run's numbers in words."""
+"""A run's numbers, and what was simulated behind them, in words."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from labkit.results.result import noise
 
 if TYPE_CHECKING:
+    from labkit.results.ranks import Ranks
     from labkit.results.run import Run
 
 SLOW_START_S = 1.0  # a shorter start of the workers needs no word
@@ -22,6 +24,22 @@ def numbers(run: Run) -> str:
         f"step {run.step_ms:.1f} ms ({_parts(run)})"
     )
     return "; ".join([measured, *_remarks(run)])
+
+
+def delays_of(runs: Iterable[Run | Ranks], varied: Iterable[str] = ()) -> str:
+    """Return the simulated delays behind the runs' numbers; "" if there are none.
+
+    Where they differ by one of the `varied` knobs, the figure itself says which is which.
+    """
+    runs = list(runs)
+    measured = [run for run in runs if run.throughput is not None]
+    found = dict.fromkeys(run.pipeline.simulated_delay for run in measured)
+    if not any(found):
+        return ""
+    swept = [name for name in varied if "_ms" in name]
+    if len(found) > 1 and swept:
+        return f"simulated delay: {' and '.join(swept)}, as shown"
+    return f"simulated delay: {' / '.join(text or 'none' for text in found)}"
 
 
 def _parts(run: Run) -> str:

@@ -14,7 +14,7 @@ from labkit.results.hardware import Machine, machine
 from labkit.results.run import Run
 from labkit.spec import KNOBS, STEP_KNOBS, Pipeline
 from labkit.tuning.improve import Improver, lacking
-from labkit.tuning.memory import refused
+from labkit.tuning.memory import too_large
 from labkit.tuning.result import Ladder, Tuning
 from labkit.tuning.search import LoaderSearch
 from labkit.tuning.settings import LOADER_KNOBS, Knobs, LoaderSetting
@@ -134,7 +134,7 @@ def tuner(
         tuning,
         TrialBench(asked.pipeline, asked.source, seconds),
         forecast,
-        refused,
+        too_large,
         max_workers=most,
         cores=here.cpu_cores or 1,
         try_pinned=not no_pinning,
@@ -204,8 +204,8 @@ def improver(
             part = ACTS_ON.get(name)
             if part and part not in asked.parts:
                 return f"it acts on your {part}: pass {part}="
-        too_large = refused(LoaderSetting.of(now | changes), ladder.tried)
-        return too_large or lacking(changes, run.machine, now)
+        no_room = too_large(LoaderSetting.of(now | changes), ladder.tried)
+        return no_room or lacking(changes, run.machine, now)
 
     return Improver(
         ladder,

@@ -22,7 +22,7 @@ def free_memory() -> tuple[int, int | None]:
     return quotas.free_ram_bytes(), shared
 
 
-def refused(setting: LoaderSetting, trials: Sequence[Trial]) -> str | None:
+def too_large(setting: LoaderSetting, trials: Sequence[Trial]) -> str | None:
     """Return why there is no memory for a setting, from what smaller ones took; None if there is.
 
     Counted are the batches in the queues, one in each worker's hands, and a copy of the process for

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.verdict import Diagnosis
-from labkit.results.result import Result, Table, but
+from labkit.results.result import Result, Table, but_call
 from labkit.results.run import Run
+from labkit.results.run_text import delays_of
 from labkit.results.script import Script, changed_lines, loader_line, script
 from labkit.spec import Pipeline
 from labkit.tuning.settings import Knobs, LoaderSetting
@@ -19,7 +20,7 @@ LEFT = (0, 1, 5, 6)  # columns
 
 
 @dataclass(repr=False)
-class Found(Result):
+class SearchResult(Result):
     """The result of a search over knobs, also of one that goes on or was interrupted."""
 
     name: str  # what was searched
@@ -103,15 +104,13 @@ class Found(Result):
 
     def table(self, now: str = "") -> Table:
         """Return every trial; below, once it is done, reasons and code; `now` is what goes on."""
-        from labkit.view.run_header import delays_of  # the simulated delays behind the numbers
-
         foot = [now or "starting"]
         copies = {}
         if self.done and not now:
             reasons = [f"{name}: {reason}" for name, reason in self.reasons.items()]
             foot = [*reasons, *self.notes, *self.snippet.split("\n")]
             copies["PyTorch"] = self.snippet
-            copies["labkit"] = but(self.changes) if self.asked and self.changes else ""
+            copies["labkit"] = but_call(self.changes) if self.asked and self.changes else ""
         if self.line:
             foot.append(f"measured on {self.line}")
         foot.append(delays_of(run for trial in self.tried for run in trial.runs))
@@ -143,13 +142,13 @@ class Found(Result):
 class Interrupted(KeyboardInterrupt):
     """An interrupt that ended a search; `found` is what it had measured by then."""
 
-    def __init__(self, found: Found):
+    def __init__(self, found: SearchResult):
         super().__init__()
         self.found = found
 
 
 @dataclass(repr=False)
-class Tuning(Found):
+class Tuning(SearchResult):
     """The result of a search over the loader's arguments."""
 
     loader_alone: bool = False  # whether no step was given: the speed-up is not that of training
@@ -205,7 +204,7 @@ class Tuning(Found):
 
 
 @dataclass(repr=False)
-class Ladder(Found):
+class Ladder(SearchResult):
     """The result of the autopilot: the changes that it kept, one after the other."""
 
     verdict: Diagnosis | None = None  # of the best

@@ -17,7 +17,7 @@ from labkit.diagnosis.recommendation import WORKERS
 from labkit.process import launcher
 from labkit.results.run import Run
 from labkit.results.script import PYTORCH_PREFETCH
-from labkit.tuning.result import Found, Tuning
+from labkit.tuning.result import SearchResult, Tuning
 from labkit.tuning.settings import Knobs, LoaderSetting, distance
 from labkit.tuning.trial import START, TIE, Trial, cheapest_of_fastest
 from labkit.tuning.trial_bench import TrialBench
@@ -28,15 +28,15 @@ CLOSE = 0.05  # a gain that one run shows
 RUNS_EACH = 3  # of the start and of the best, where they are close
 SURE = 0.10  # a gain above this needs no second measurement
 
-Result = TypeVar("Result", bound=Found)
+AnyResult = TypeVar("AnyResult", bound=SearchResult)
 Forecast = Callable[[Run, LoaderSetting, Knobs], "Estimate | None"]  # a run, its loader, changes
 Refuse = Callable[[LoaderSetting, Sequence[Trial]], "str | None"]
 
 
-class Search(Generic[Result]):
+class Search(Generic[AnyResult]):
     """A search that fills its result as it goes."""
 
-    def __init__(self, found: Result, bench: TrialBench):
+    def __init__(self, found: AnyResult, bench: TrialBench):
         """Set up a search; nothing runs yet."""
         self.found = found
         self.bench = bench
@@ -53,7 +53,7 @@ class Search(Generic[Result]):
     def finish(self) -> None:
         """Decide what needs another measurement, and which trial to take."""
 
-    def run(self) -> Result:
+    def run(self) -> AnyResult:
         """Search to the end; raises RuntimeError where the start itself cannot be measured."""
         self.begun_s = time.monotonic()
         start = Trial(dict(self.found.start), "the starting point", judgement=START)

@@ -9,6 +9,7 @@ from labkit.diagnosis.core_use import CoreUse
 from labkit.results.ranks import Ranks
 from labkit.results.result import noise
 from labkit.results.run import Run
+from labkit.results.run_text import delays_of
 from labkit.view.style import BEFORE, BOLD, GREY, LOUD, PLAIN, Font, TextLine
 
 TITLE_LENGTH = 60  # characters of the knobs in a title
@@ -72,22 +73,6 @@ def doubts(run: Run | Ranks) -> list[TextLine]:
     if run.outcome != "finished":
         lines.append(f"{run.ended}: {run.error}" if run.error else run.ended)
     return [(line, LOUD) for line in lines]
-
-
-def delays_of(runs: Iterable[Run | Ranks], varied: Iterable[str] = ()) -> str:
-    """Return the simulated delays behind the runs' numbers; "" if there are none.
-
-    Where they differ by one of the `varied` knobs, the figure itself says which is which.
-    """
-    runs = list(runs)
-    measured = [run for run in runs if run.throughput is not None]
-    found = dict.fromkeys(run.pipeline.simulated_delay for run in measured)
-    if not any(found):
-        return ""
-    swept = [name for name in varied if "_ms" in name]
-    if len(found) > 1 and swept:
-        return f"simulated delay: {' and '.join(swept)}, as shown"
-    return f"simulated delay: {' / '.join(text or 'none' for text in found)}"
 
 
 def knobs_of(run: Run) -> str:

@@ -13,7 +13,7 @@ from labkit.results.run import Run
 from labkit.results.sweep import Sweep
 from labkit.spec import Distributed, Pipeline
 from labkit.tuning.job import improver, tuner
-from labkit.tuning.result import Found, Interrupted, Ladder, Tuning
+from labkit.tuning.result import Interrupted, Ladder, SearchResult, Tuning
 from labkit.tuning.search import Search
 from labkit.tuning.trial import Trial
 from labkit.view import wandb_log
@@ -25,7 +25,7 @@ from labkit.view.run_header import said
 from labkit.view.watch_live import Watch
 
 Started = TypeVar("Started", Run, Ranks)
-SearchResult = TypeVar("SearchResult", bound=Found)
+AnyResult = TypeVar("AnyResult", bound=SearchResult)
 
 
 def run(
@@ -227,8 +227,8 @@ def improve(
 
 
 def searched(
-    function: Callable[..., object], search: Search[SearchResult], said: Callable[[], str]
-) -> SearchResult:
+    function: Callable[..., object], search: Search[AnyResult], said: Callable[[], str]
+) -> AnyResult:
     """Show a search until it has ended: a table of its trials, and below it the run that goes on.
 
     `said` is a line about the last trial, for where there is no notebook.

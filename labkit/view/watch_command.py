@@ -101,7 +101,7 @@ def watch_script(
         text = f"the verdict failed ({type(error).__name__}: {error}); the script ran to its end."
         found = Judged({**judge([]), "evidence": text, "advice": ""}, text)
     of_script: Values = {
-        "command": privacy.masked(command),
+        "command": privacy.without_keys(command),
         "exit_code": code,
         "seconds": round((ended.end_ns - start_ns) / 1e9, 3),
         "seen": "outside",
