@@ -21,6 +21,7 @@ BOTTLENECKS = {  # every name that a diagnosis can give
     "compute": "the device itself",
     "unsure": "no verdict",
 }
+HIGHEST_LOSS = 0.98  # of the time; more would promise an absurd gain
 AT_MOST = 2.0  # a larger gain that only the lost share bounds is not stated: it seldom comes
 
 
@@ -110,5 +111,10 @@ def costs(
 
 def bound(lost_share: float) -> float | None:
     """Return the gain where all of a loss goes and no more; None where that says too little."""
-    most = 1 / (1 - min(lost_share, 0.98))
+    most = gain_without(lost_share)
     return most if most <= AT_MOST else None
+
+
+def gain_without(lost_share: float) -> float:
+    """Return the throughput over the present one, were this share of the time not lost."""
+    return 1 / (1 - min(lost_share, HIGHEST_LOSS))

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator
 
-from labkit.diagnosis.findings import Finding
+from labkit.diagnosis.findings import Finding, gain_without
 from labkit.diagnosis.losses import TOLERANCE, agree
 from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.remedies import Remedy
@@ -23,7 +23,6 @@ from labkit.tuning.trial_bench import TrialBench
 MOST_RUNS = 12
 LOOKS = 2  # at a setting whose run gave no verdict
 WORTH = 0.03  # an expected or measured gain below this is none
-HIGHEST_LOSS = 0.98  # of the time; more would promise an absurd gain
 TRAINING = ("batch_size", "precision")  # knobs that change what is trained
 LOADER = ("num_workers", "prefetch_factor")
 ROUNDS_OFF = ("precision", "compile", "channels_last")  # change the arithmetic, and so the losses
@@ -171,7 +170,7 @@ class Improver(Search[Ladder]):
             self.found.reasons[trial.what] = f"not tried: {why}"
             return None
         trial.expected = self.forecast(run, before.setting, changes)
-        gain = 1 / (1 - min(finding.lost_share, HIGHEST_LOSS) / 2)
+        gain = gain_without(finding.lost_share / 2)
         if trial.expected is not None:
             gain = trial.expected.value / before.speed
             may_gain = trial.expected.high >= (1 + WORTH) * before.speed

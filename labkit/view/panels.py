@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from labkit.diagnosis.findings import gain_without
 from labkit.diagnosis.prediction import Prediction
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.knobs import Settings, check_names
@@ -157,10 +158,10 @@ def run_verdict(run: Run) -> str:
 
 def _headroom(run: Run, found: Diagnosis) -> str:
     """Say what the loop would do if it never waited for data, at the pace of its steps now."""
-    waiting = found.findings[0].lost_share
-    if found.bottleneck != "input" or not run.throughput or waiting >= 1:
+    if found.bottleneck != "input" or not run.throughput:
         return ""
-    return f"\nWith a perfect loader: about {run.throughput / (1 - waiting):,.0f} samples/s."
+    perfect = run.throughput * gain_without(found.findings[0].lost_share)
+    return f"\nWith a perfect loader: about {perfect:,.0f} samples/s."
 
 
 class RanksPanel(Panel[Distributed, Ranks]):
