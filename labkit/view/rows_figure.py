@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
@@ -91,24 +92,29 @@ def plot(
     axes = figure.subplots()
     height = draw_series(axes, series, x, y, log) + legend_in(series)
     draw_legend(axes, series)
-    if title:
-        figure.suptitle(
-            drawable(title), fontsize=10, fontweight="bold", x=0.01, ha="left", parse_math=False
-        )
-        height += TITLE_IN
-    notes = [(note, NOTE) for note in notes_of(rows, series, x, y)]
-    lines = [line for line, _ in wrapped(notes)]
-    if lines:
-        figure.supxlabel(
-            "\n".join(lines),
-            fontsize=NOTE.size,
-            color=NOTE.colour,
-            x=0.01,
-            ha="left",
-            parse_math=False,
-        )
-    figure.set_size_inches(WIDTH_IN, height + NOTE_IN * len(lines))
+    height += write_title(figure, title) + write_notes(figure, notes_of(rows, series, x, y))
+    figure.set_size_inches(WIDTH_IN, height)
     return figure
+
+
+def write_title(figure: Figure, title: str) -> float:
+    """Write a title above the axes; return the height that it needs, inches."""
+    if not title:
+        return 0.0
+    figure.suptitle(
+        drawable(title), fontsize=10, fontweight="bold", x=0.01, ha="left", parse_math=False
+    )
+    return TITLE_IN
+
+
+def write_notes(figure: Figure, notes: Sequence[str]) -> float:
+    """Write notes below the axes; return the height that they need, inches."""
+    lines = [line for line, _ in wrapped([(note, NOTE) for note in notes])]
+    if lines:
+        text = "\n".join(lines)
+        look = {"fontsize": NOTE.size, "color": NOTE.colour}
+        figure.supxlabel(text, x=0.01, ha="left", parse_math=False, **look)
+    return NOTE_IN * len(lines)
 
 
 def notes_of(table: Table, series: Sequence[Series], x: str, y: str) -> list[str]:
