@@ -158,9 +158,14 @@ class Challenge:
     example: Pipeline | SlowScript | Answer  # of an answer that passes
 
     @property
-    def rules(self) -> str:
-        """The kind of answer that is expected."""
+    def kind_of_answer(self) -> str:
+        """The kind of answer that is expected, as half a sentence: "The answer is a function"."""
         raise NotImplementedError
+
+    @property
+    def rules(self) -> str:
+        """The kind of answer that is expected, and what it may change."""
+        return f"{self.kind_of_answer}."
 
     def attempt(self, answer: object, number: int) -> Attempt:
         """Try an answer for the `number`th time, from 0; raises ValueError, Unfinished."""
@@ -238,16 +243,21 @@ class KnobChallenge(Challenge):
     free: tuple[str, ...]
 
     @property
+    def kind_of_answer(self) -> str:
+        """A dict or a spec."""
+        return f"The answer is a dict of changes or a {type(self.start).__name__}"
+
+    @property
     def rules(self) -> str:
         """The kind of answer that is expected, what it may change, and of what."""
-        answer = f"The answer is a dict of changes or a {type(self.start).__name__}"
-        return f"{answer}; only {', '.join(self.free)} may change.\n\n{self.start}"
+        free = ", ".join(self.free)
+        return f"{self.kind_of_answer}; only {free} may change.\n\n{self.start}"
 
     def spec(self, answer: object) -> Pipeline | SlowScript:
         """Return what is to be run; raises ValueError, saying why, if that is not an answer."""
         spec = self.start.but(**answer) if isinstance(answer, dict) else answer
         if not isinstance(spec, type(self.start)):
-            raise ValueError(f"{self.rules.split(';')[0]}, this is {type(answer).__name__}.")
+            raise ValueError(f"{self.kind_of_answer}, this is {type(answer).__name__}.")
         given = vars(self.start)
         changed = [name for name, value in vars(spec).items() if value != given[name]]
         if not changed:
@@ -289,15 +299,15 @@ class CodeChallenge(Challenge):
     numbers_of: Callable[[Answer], Numbers]
 
     @property
-    def rules(self) -> str:
-        """The kind of answer that is expected."""
-        return f"The answer is a {'class' if isinstance(self.example, type) else 'function'}."
+    def kind_of_answer(self) -> str:
+        """A function or a class, as the example is."""
+        return f"The answer is a {'class' if isinstance(self.example, type) else 'function'}"
 
     def attempt(self, answer: object, number: int) -> Attempt:
         """Try the answer out in a process of its own."""
         is_kind = isinstance(answer, type) or not isinstance(self.example, type)
         if not callable(answer) or not is_kind:
-            raise ValueError(f"{self.rules[:-1]}, this is {type(answer).__name__}.")
+            raise ValueError(f"{self.kind_of_answer}, this is {type(answer).__name__}.")
         measured = self.on_the_bench(answer)
         if isinstance(measured, str):
             raise ValueError(measured)

@@ -312,9 +312,9 @@ class Run(RunLog):
 
     def plot(self, before: Run | None = None) -> Figure:
         """Draw the run; the utilization and the mean step of `before` beside it, where given."""
-        from labkit.view.run_figure import draw
+        from labkit.view.run_figure import draw_run
 
-        return draw(self, before)
+        return draw_run(self, before)
 
     # As text and as JSON
 
@@ -337,6 +337,11 @@ class Run(RunLog):
 
     def _what(self) -> str:
         return as_typed(self.asked.changed()) or "defaults"
+
+    @property
+    def in_short(self) -> str:
+        """Throughput and utilization, of a run that has them."""
+        return run_text.in_short(self)
 
     @property
     def numbers(self) -> str:

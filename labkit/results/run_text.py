@@ -19,11 +19,13 @@ def numbers(run: Run) -> str:
     """Return the measured numbers in one line, with what was simulated rather than measured."""
     if run.throughput is None:
         return f"{run.steps} steps: too few to measure"
-    measured = (
-        f"{run.throughput:.0f} {run.unit}/s, {run.machine.kind.upper()} busy {run.busy_text}, "
-        f"step {run.step_ms:.1f} ms ({_parts(run)})"
-    )
+    measured = f"{in_short(run)}, step {run.step_ms:.1f} ms ({_parts(run)})"
     return "; ".join([measured, *_remarks(run)])
+
+
+def in_short(run: Run) -> str:
+    """Return the throughput and the utilization of a run that has them."""
+    return f"{run.throughput:.0f} {run.unit}/s, {run.machine.kind.upper()} busy {run.busy_text}"
 
 
 def delays_of(runs: Iterable[Run | Ranks], varied: Iterable[str] = ()) -> str:

@@ -178,7 +178,7 @@ def watch_rows(measured: Measurements) -> None:
         nonlocal drawn_at, drawn_rows
         if not shown.due:
             return
-        line = progress_line(running, time.monotonic() - began)
+        line = row_line(running, time.monotonic() - began)
         rows = len(running)
         is_time = time.monotonic() - drawn_at > REDRAW_SECONDS
         if in_notebook() and rows > max(1, drawn_rows) and is_time:
@@ -194,7 +194,7 @@ def watch_rows(measured: Measurements) -> None:
         shown.final(f"{measured.name}: {measured.numbers} in {time.monotonic() - began:.1f} s")
 
 
-def progress_line(running: Measurements, seconds: float) -> str:
+def row_line(running: Measurements, seconds: float) -> str:
     """Say which row is being measured, and how long the others may take."""
     done = running.stage.get("done")
     points = running.points

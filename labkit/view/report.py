@@ -42,7 +42,7 @@ def export(run: Run, path: str | os.PathLike[str], overwrite: bool = False) -> P
     suffix = path.suffix.lower()
     if suffix in saving.MARKS:
         return saving.save_figure(run.plot(), path, overwrite)
-    texts = {".html": page, ".md": markdown, ".csv": lambda run: run.frame.to_csv()}
+    texts = {".html": html_page, ".md": markdown, ".csv": lambda run: run.frame.to_csv()}
     if suffix not in texts:
         known = ".html, .md, .csv, .png, .svg or .pdf"
         raise ValueError(
@@ -51,7 +51,7 @@ def export(run: Run, path: str | os.PathLike[str], overwrite: bool = False) -> P
     return write(path, texts[suffix](run), overwrite)
 
 
-def page(run: Run, verdict: str = "") -> str:
+def html_page(run: Run, verdict: str = "") -> str:
     """Return a self-contained page of HTML: the verdict, the pictures, the settings, the machine.
 
     `verdict` is the text of one that is known already; else the run is diagnosed.

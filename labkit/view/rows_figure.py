@@ -17,9 +17,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from labkit.spec import NOISY
 from labkit.view.series import (
     LONGEST_NAME,
+    Rows,
     Series,
     SeriesMaker,
-    Table,
     frame_of,
     name_of,
     origin_of,
@@ -56,12 +56,12 @@ HOLLOW = f"hollow: noisy, spread above {NOISY:.0%} of the median"
 
 @our_style
 def plot(
-    rows: Table,
+    rows: Rows,
     x: str,
     y: str,
     by: str | None = None,
     *,
-    beside: Table | None = None,
+    beside: Rows | None = None,
     title: str = "",
     log: str | None = None,
 ) -> Picture:
@@ -117,7 +117,7 @@ def write_notes(figure: Figure, notes: Sequence[str]) -> float:
     return NOTE_IN * len(lines)
 
 
-def notes_of(table: Table, series: Sequence[Series], x: str, y: str) -> list[str]:
+def notes_of(table: Rows, series: Sequence[Series], x: str, y: str) -> list[str]:
     """Return what stands below the axes: who measured, what is missing, what error bars are."""
     notes = []
     frame = frame_of(table)

@@ -50,8 +50,8 @@ from labkit.view.style import (
     ms,
     our_style,
     page,
-    percent,
     room_in,
+    whole_percent,
 )
 
 TEETH = 10  # steps in the window
@@ -87,7 +87,7 @@ BODY = {  # of a loop's body: (name, colour), by `Lines.body`
 
 
 @our_style
-def draw(run: Run, before: Run | None = None) -> Figure:
+def draw_run(run: Run, before: Run | None = None) -> Figure:
     """Draw `run`; the utilization and the mean step of `before` beside it, where given.
 
     A run too short to have numbers gets a figure that says so, and why.
@@ -266,7 +266,7 @@ def _draw_lines(axes: list[Axes], lines: Lines, bars: list[Bar]) -> None:
             share = lines.body.get(part, 0.0)
             if share >= LEAST_SHARE:
                 parts[part] = (f"{name} {share:.0%}", colour)
-        stack(axes[0], {"loop body": lines.body}, parts, percent)
+        stack(axes[0], {"loop body": lines.body}, parts, whole_percent)
         legend_above(axes[0], patches(parts.values()))
         hide_xaxis(axes[0])
     hbars(axes[-1], bars, "share of the time (of workers: of their work), by line of your code")

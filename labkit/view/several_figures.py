@@ -35,8 +35,8 @@ from labkit.view.style import (
     legend_above,
     our_style,
     page,
-    percent,
     room_in,
+    whole_percent,
 )
 
 RATE = "samples_per_s"
@@ -176,7 +176,7 @@ def draw_ranks(ranks: Ranks) -> Figure:
     for row, rank in enumerate(times.ranks):
         values = {part: float(getattr(times, part)[row]) for part in PARTS}
         rows[f"rank {rank}"] = values
-    stack(shares, rows, PARTS, percent)
+    stack(shares, rows, PARTS, whole_percent)
     shares.set_xlabel("share of wall time, warm-up left out")
     shares.set_xlim(0, 1)
     shares.xaxis.set_major_formatter(PercentFormatter(1))

@@ -114,7 +114,7 @@ def write_reports(found: Judged, html: str | None, markdown: str | None) -> None
 
     The script has run: what cannot be written is said, and changes neither verdict nor exit code.
     """
-    for path, text_of in ((html, report.page), (markdown, report.markdown)):
+    for path, text_of in ((html, report.html_page), (markdown, report.markdown)):
         if not path:
             continue
         if found.run is None:

@@ -24,7 +24,9 @@ LATEST = 0.5  # of the run: the window begins at the latest there, behind the st
 
 
 @our_style
-def draw(workers: LoaderWorkers, start_s: float | None = None, seconds: float = 3.0) -> Figure:
+def draw_workers(
+    workers: LoaderWorkers, start_s: float | None = None, seconds: float = 3.0
+) -> Figure:
     """Draw `seconds` of the loop and of each worker, from `start_s` of the run's clock on."""
     batches = workers.batches
     if not len(batches):
