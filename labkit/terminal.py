@@ -97,7 +97,7 @@ def option(*flags: str, **rules: Any) -> Option:
     return lambda command: command.add_argument(*flags, **rules)
 
 
-# of a command without arguments, which several settings behind one --set would swallow
+# for commands without arguments of their own: several settings after one --set would take them
 SEVERAL = option(
     "--set",
     metavar="KNOB=VALUE",

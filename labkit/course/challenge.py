@@ -1,10 +1,10 @@
 """Challenges: a task, how an answer to it is measured, and the verdict on it.
 
-A knob challenge is answered with changes of a spec, and judged by what a run of that measures. A
+A knob challenge is answered with changes to a spec, and judged by a run of the changed spec. A
 code challenge is answered with a function or a class, which a check tries out on the bench. The
 challenges themselves are in `challenges/`, one file for each notebook.
 
-Goals compare with a baseline measured in the same session, never with an absolute time. What is
+Goals compare with a baseline measured in the same session, never with an absolute time. A result
 close to its mark is measured again; if the repeats lie on both sides of the mark, it is too noisy
 to judge. Whatever the answer is, the reader gets a verdict and what the answer measured, never a
 traceback of ours. Tries and passes are kept in the score, by the challenge's key.
@@ -67,7 +67,7 @@ class Goal:
     what: str  # as the reader sees it: "samples/s over the baseline's"
     at_least: float = -math.inf
     at_most: float = math.inf
-    close: float = 0.0  # within this share of a mark noise could decide: it is measured again
+    close: float = 0.0  # a result within this share of a mark may be noise: it is measured again
 
     def met(self, value: float | None) -> bool:
         """Return whether `value` is in the range; a missing number is not."""
@@ -97,7 +97,7 @@ class Goal:
 
 
 def faster(times: float) -> Goal:
-    """Return the goal to train so many times the baseline's samples/s; see `speedup`."""
+    """Return the goal of so many times the baseline's samples/s; see `speedup`."""
     return Goal("samples/s over the baseline's", at_least=times, close=0.1)
 
 
@@ -112,7 +112,7 @@ class Attempt:
     """What one try of an answer measured."""
 
     values: Mapping[Goal, float | None]
-    run: Run | None = None  # the answer's, where it is one of a training loop
+    run: Run | None = None  # of the answer, where that is a spec
     baseline: Run | None = None
 
 
@@ -173,7 +173,7 @@ class Challenge:
 
     @property
     def tries(self) -> int:
-        """How many answers were judged so far, in this session and, by the score, before it."""
+        """How many answers were judged so far, in this session and before it."""
         return score.entry("challenges", self.key).get("tries", 0)
 
     def check(self, answer: object) -> Verdict:
@@ -278,7 +278,7 @@ class KnobChallenge(Challenge):
 
 @cache
 def baseline_run(base: Pipeline | SlowScript, _number: int) -> Run:
-    """Return this session's run of what was given, of that number."""
+    """Return the run of the given spec that has this number in this session."""
     return finished(launch(base))
 
 

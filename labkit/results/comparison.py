@@ -27,7 +27,7 @@ COMPARED = (
     "other_ms",
 )
 OF_SOME_RUNS = ("mfu", "mbu", "padding")  # statistics that few runs have
-TINY = 0.01  # share of a step: of what is below it on both sides the ratio says nothing
+TINY = 0.01  # share of a step: where both sides are below it, their ratio says nothing
 LEAST_NOISE = 0.02  # relative difference of throughput that two runs may always have
 # Neighbouring steps are alike, so the noise is that of the means of BLOCKS stretches of a run, not
 # of its steps; differences of a part below LEAST of the step are not worth a word

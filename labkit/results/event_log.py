@@ -34,7 +34,7 @@ from labkit.results.steps import Steps, Texts
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-POLL_S = 0.05  # between two looks at a run that goes on
+POLL_S = 0.05  # s between two looks at a run that goes on
 
 Outcome = Literal["running", "finished", "stopped", "failed"]
 Log = TypeVar("Log", bound="EventLogResult")
@@ -82,7 +82,7 @@ class EventLogResult:
     """One event log, live or recorded. A live log is read on again at each access."""
 
     SERIES: ClassVar[dict[str, type[list[Event] | Texts | Steps]]] = {}
-    """Events of which every one is kept, and in what; of all others the last is kept."""
+    """The events that are all kept, and in what; of every other event only the last is kept."""
     NUMBERS: ClassVar[tuple[str, ...]] = ("id", "utc", "recorded", "outcome", "error", "mark")
     """The attributes that `to_dict` and `--json` list."""
 
@@ -120,7 +120,7 @@ class EventLogResult:
         """Read what has been written since the last call."""
         if self._tail is None:
             return self
-        with self._reading, self._hold():  # a panel stops its run in a thread: once is enough
+        with self._reading, self._hold():  # a panel stops its run in another thread
             if self._tail is not None:
                 alive = self._process is not None and self._process.alive()
                 self._absorb(self._tail.read())

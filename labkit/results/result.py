@@ -67,7 +67,7 @@ def _cell(value: object) -> str:
 
 
 class Result:
-    """The base of what comes out: it prints as its table."""
+    """The base of every result: it prints as its table."""
 
     def table(self) -> Table:
         """Return what is printed; every subclass has its own."""

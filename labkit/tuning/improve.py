@@ -21,20 +21,20 @@ from labkit.tuning.trial import Judgement, Trial
 from labkit.tuning.trial_bench import TrialBench
 
 MOST_RUNS = 12
-LOOKS = 2  # at a setting whose run gave no verdict
-WORTH = 0.03  # an expected or measured gain below this is none
+LOOKS = 2  # runs of a setting before "unsure" is taken for the verdict
+WORTH = 0.03  # a smaller gain, expected or measured, does not count
 TRAINING = ("batch_size", "precision")  # knobs that change what is trained
 LOADER = ("num_workers", "prefetch_factor")
 ROUNDS_OFF = ("precision", "compile", "channels_last")  # change the arithmetic, and so the losses
 TO_DEVICE = ("pin_memory", "non_blocking", "prefetch_to_device")
-# Change when a batch is there, and neither the samples in it (every run draws the same ones) nor
-# what is computed of them: random augmentation may part the losses, and nothing else can
+# These change when a batch arrives, but neither its samples (every run draws the same) nor what is
+# computed from them: only random augmentation can make the losses differ
 FEEDS = {*LOADER, *TO_DEVICE, "persistent_workers"}
 KEPT = Judgement("kept", kept=True)
 NO_GAIN = Judgement("no gain")  # it may be tried again with others
 NO_GAIN_AGAIN = Judgement("no gain: the start was as fast, measured again")
-UNCHANGED = 2.0  # times the difference of two unchanged runs' losses, that a change may make
-EXACT = 0.02  # relative difference of mean losses where nothing but the order of additions differs
+UNCHANGED = 2.0  # a change may move the losses by so many times what two unchanged runs differ by
+EXACT = 0.02  # relative difference of mean losses that another order of additions may make
 
 
 class Improver(Search[Ladder]):
@@ -54,7 +54,7 @@ class Improver(Search[Ladder]):
         """Set up a climb; nothing runs yet.
 
         `forecast(run, its loader, changes)` predicts samples/s; `lacks(changes, run, knobs)` says
-        why changes cannot act here; `check_start` measures the start again in the end, when caches
+        why changes cannot act here; `check_start` measures the start again at the end, when caches
         are warm.
         """
         super().__init__(found, bench)
@@ -128,7 +128,7 @@ class Improver(Search[Ladder]):
                 trial.judgement = NO_GAIN_AGAIN
 
     def _has_room(self) -> bool:
-        """Whether another run may begin: as long as those before it, it ends in time."""
+        """Whether another run may begin: as long as those before it, it would end in time."""
         runs = self.bench.count
         if self.budget_s is None or not runs:
             return runs < MOST_RUNS
@@ -154,12 +154,12 @@ class Improver(Search[Ladder]):
     def _trial(self, finding: Finding, remedy: Remedy) -> Trial | None:
         """Return the trial of a remedy, None where it is not to be tried.
 
-        It promises what is predicted, else that half of the loss is gone. A loader that may be
-        faster, though no gain is predicted, is tried last.
+        Its promise is the predicted gain; where nothing is predicted, that half of the lost time is
+        won back. A loader that may be faster although no gain is predicted is tried last.
         """
         before = self.best
         run = before.runs[-1]
-        changes = dict(remedy.changes)  # none: words alone, nothing that a program can try
+        changes = dict(remedy.changes)  # empty for a remedy in words, which no program can try
         knobs = before.knobs | changes
         knobs |= LoaderSetting.of(knobs).to_dict()
         if changes in self.banned or any(trial.knobs == knobs for trial in self.found.tried):
@@ -214,8 +214,8 @@ class Improver(Search[Ladder]):
     def _losses_differ(self, trial: Trial, before: Trial) -> str:
         """Return why a change is undone for its losses, or "" where they hold.
 
-        The losses of a change to the arithmetic may be as far apart as `TOLERANCE` allows, or as
-        those of two unchanged runs; one to the loader is not judged, only shown.
+        A change to the arithmetic may move the losses by as much as `TOLERANCE` allows, or as two
+        unchanged runs differ by. A change to the loader is not judged by them: they are only shown.
         """
         reference = self._reference().runs[0].loss
         losses = trial.runs[-1].loss
@@ -235,7 +235,7 @@ class Improver(Search[Ladder]):
         return "" if holds else f"undone: the losses differ by {trial.loss_change:+.1%}"
 
     def _reference(self) -> Trial:
-        """Return the trial whose losses are compared with: the last one with other batches."""
+        """Return the trial to compare losses with: the start, or the last kept of other batches."""
         kept = self.found.kept
         other_batches = [trial for trial in kept if "batch_size" in trial.changes]
         return [kept[0], *other_batches][-1]

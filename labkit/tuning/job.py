@@ -23,9 +23,9 @@ from labkit.tuning.trial import forecast
 from labkit.tuning.trial_bench import TrialBench, warm_up
 from labkit.watching.loader_call import call_of, call_with
 
-IMPROVE_S = 2.0  # of steps, in a run of the autopilot
-BATCH_SIZE = 32  # of a dataset that is given without one
-# What a change of the step acts on; without that part of the reader's own, it cannot be tried
+IMPROVE_S = 2.0  # s that a run of the autopilot trains
+BATCH_SIZE = 32  # for a dataset that is given without a batch size
+# The part of the reader's own loop that a change acts on; without it, it cannot be tried
 ACTS_ON = {
     "fused_optimizer": "optimizer",
     "precision": "step",
@@ -44,7 +44,7 @@ class Given:
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """Its name in tables."""
         return self.source.name if self.source else repr(self.pipeline)
 
     @property

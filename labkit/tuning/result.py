@@ -16,25 +16,25 @@ from labkit.tuning.trial import Trial, cheapest_of_fastest, is_tie
 
 CELL = 90  # characters of a cell: errors can be long
 HEAD = ("change", "predicted", "samples/s", "gain", "losses", "", "why it was tried")
-LEFT = (0, 1, 5, 6)  # columns
+LEFT = (0, 1, 5, 6)  # columns of text
 
 
 @dataclass(repr=False)
 class SearchResult(Result):
-    """The result of a search over knobs, also of one that goes on or was interrupted."""
+    """The result of a search over knobs: finished, interrupted or still going on."""
 
     name: str  # what was searched
     start: Knobs
-    asked: Pipeline | None = None  # that was searched; None for data of the reader's own
+    asked: Pipeline | None = None  # the pipeline searched; None for the reader's own data
     code: LoopCode = field(default_factory=LoopCode)  # how the reader's script makes the loader
-    line: str = ""  # the machine
+    line: str = ""  # the machine in one line
     tried: list[Trial] = field(default_factory=list)  # in the order of their first runs
     latest: Trial | None = None  # run last, or running
     reasons: dict[str, str] = field(default_factory=dict)  # {knob that was not tried: why}
     notes: list[str] = field(default_factory=list)  # what limits the result
     interrupted: bool = False
     done: bool = False
-    seconds: float = 0.0  # it took
+    seconds: float = 0.0  # that it took
 
     @property
     def baseline(self) -> Trial | None:
@@ -152,7 +152,7 @@ class Tuning(SearchResult):
     """The result of a search over the loader's arguments."""
 
     loader_alone: bool = False  # whether no step was given: the speed-up is not that of training
-    chosen: Trial | None = None  # to take, where the search has ended
+    chosen: Trial | None = None  # the trial to take, once the search has ended
 
     @property
     def winner(self) -> Trial | None:
@@ -163,7 +163,7 @@ class Tuning(SearchResult):
     def best(self) -> Knobs:
         """The setting to take (at worst the start's): arguments of a DataLoader or a Pipeline.
 
-        Where it has workers, they are kept from one epoch to the next: no search is needed for it.
+        Workers, where it has some, are kept from one epoch to the next: that needs no search.
         """
         if self.winner is None:
             return LoaderSetting.of(self.start).to_dict()

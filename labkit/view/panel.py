@@ -42,7 +42,7 @@ FALLBACK = "<div class='labkit-fallback'>A panel needs its kernel: run this cell
 class Panel(widgets.VBox, Generic[Asked, Ran]):
     """Controls, buttons and what they bring about. `.run` is the last run, `.runs` all.
 
-    Of what it is a panel, and what it says of a run, a subclass knows.
+    A subclass knows what it is a panel of, and what it says of a run.
     """
 
     terminal = ""  # what does the same where there is no notebook

@@ -64,7 +64,7 @@ MOST_LINES = 6  # of the loop, of workers half as many
 LEAST_SHARE = 0.02  # of a line
 PLACE_LENGTH = 20  # characters of a line's place
 LINE_LENGTH = 64
-MANY = 100  # readings of the telemetry, from which on their dots would make one band
+MANY = 100  # readings of the telemetry: the dots of more would merge into a band
 LINE = {"marker": ".", "markersize": 3, "linewidth": 1.0, "color": INSTRUMENT}
 INSTRUMENTS = {  # how their curves are drawn
     "all CPU cores (psutil)": LINE,

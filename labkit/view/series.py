@@ -1,4 +1,4 @@
-"""Rows of a table as what `lk.plot` draws: a series for each colour, and what is said of them."""
+"""The rows of a table as `lk.plot` draws them: a series for each colour, with its notes."""
 
 from __future__ import annotations
 

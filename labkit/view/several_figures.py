@@ -40,7 +40,7 @@ from labkit.view.style import (
 )
 
 RATE = "samples_per_s"
-SPAN = 20  # times as large as the smallest value is the largest: from there on, logarithmic
+SPAN = 20  # the largest value over the smallest: beyond it the axis is logarithmic
 MOST_SHOWN = 10  # points of one line that still have room for their numbers
 TEETH = 6  # steps in the window
 PARTS = {  # part of RankTimes: (name, colour), as stacked
@@ -56,9 +56,9 @@ PARTS = {  # part of RankTimes: (name, colour), as stacked
 def draw_sweep(sweep: Sweep) -> Figure:
     """Draw throughput and utilization against the sweep's first knob, a line per other combination.
 
-    Numbers stand to scale, those of several orders of magnitude to a logarithmic one, as does the
-    throughput then; names have bars. The bars through the throughput are the run's own unevenness
-    (`Run.spread`). A run without numbers is a gap, and the header says why.
+    Numbers are drawn to scale; where they span several orders of magnitude, they and the throughput
+    are on logarithmic axes. Names have bars. The error bars of the throughput are the run's own
+    unevenness (`Run.spread`). A run without numbers is a gap, and the header says why.
     """
     knob, *others = sweep.knobs
     device = device_of(sweep.runs[0]) if sweep.runs else "device"
@@ -93,7 +93,7 @@ def draw_sweep(sweep: Sweep) -> Figure:
 def rows_of(sweep: Sweep, busy: str) -> pandas.DataFrame:
     """Return a row for each combination of a sweep's knobs, without numbers where none ran."""
     first, *others = sweep.knobs
-    has_names = None in sweep.knobs[first]  # one makes names of all of them
+    has_names = None in sweep.knobs[first]  # one None makes names of all of them
     rows = []
     for setting, run in itertools.zip_longest(sweep.settings, sweep.runs):
         rate = run.throughput if run else None

@@ -30,7 +30,7 @@ from labkit.watching.run_folders import folders_in, process_of, rank_of
 
 Values = dict[str, object]  # as JSON types
 SITE = Path(__file__).parents[1] / "watching" / "site"
-MOST_LINES = 20  # that are listed
+MOST_LINES = 20  # of code that are listed
 SURE = ((0.9, "high"), (0.6, "medium"), (0.01, "low"))
 NOT_TRAINED = "headroom: not measured, as no optimizer made a step within a DataLoader's loop."
 
@@ -232,7 +232,7 @@ def _values_of(run: Run, judged: watched_ranks.RanksVerdict) -> Values:
 
 
 def _beside(runs: list[Run]) -> list[Run]:
-    """Return the runs of the loop that the last of them is of, the one that waited most last."""
+    """Return the runs of the same loop as the last of `runs`, the one that waited most last."""
     last = runs[-1]
     if not last.place:
         return [last]

@@ -20,7 +20,7 @@ LEGEND = (
 LANE_IN = 0.26
 SPACE_IN = 0.36
 MOST_LANES = 16  # of workers
-LATEST = 0.5  # of the run: the window begins at the latest there, behind the start of the workers
+LATEST = 0.5  # of the run, after the start of the workers: the window begins no later
 
 
 @our_style
