@@ -188,9 +188,7 @@ def _held_by_us(card: object) -> int:
 def unused_facts() -> dict[str, str | None]:
     """Return what a `machine` event says of a card that is here and not used."""
     card = unused_gpu()
-    if card is None:
-        return {"unused_gpu": None, "unused_gpu_in_short": None}
-    return {"unused_gpu": str(card), "unused_gpu_in_short": card.in_short}
+    return {"unused_gpu": card and str(card), "unused_gpu_in_short": card and card.in_short}
 
 
 def unused_gpu() -> Unusable | None:

@@ -41,6 +41,7 @@ class Given:
     pipeline: Pipeline  # to run
     source: Source | None  # where the data is the reader's own
     knobs: Knobs
+    code: LoopCode  # how the caller's script writes its loader
 
     @property
     def name(self) -> str:
@@ -63,7 +64,7 @@ class Given:
         return "step" not in self.parts
 
 
-def given(what: object, **parts: object) -> Given:
+def given(what: object, *, step: object = None, **parts: object) -> Given:
     """Return what to run; raises ValueError on what cannot be run."""
     if isinstance(what, Run):
         what = what.asked if isinstance(what.asked, Pipeline) else what.loader
@@ -73,30 +74,20 @@ def given(what: object, **parts: object) -> Given:
             "lk.tune(loader, step=...)."
         )
     if isinstance(what, Pipeline):
-        if named := [name for name, part in parts.items() if part is not None]:
+        if named := [name for name, part in {**parts, "step": step}.items() if part is not None]:
             raise ValueError(f"{' and '.join(named)}: goes with a dataset of your own.")
-        return Given(what, None, what.to_dict())
+        return Given(what, None, what.to_dict(), LoopCode())
     if knobs_of(what):  # a DataLoader: dataset and settings can be read off it
         if parts.pop("collate_fn", None) is not None:
             raise ValueError("collate_fn: a DataLoader has its own.")
-        source, knobs = source_of_loader(cast("TorchLoader", what), **parts)
+        source, knobs = source_of_loader(cast("TorchLoader", what), step=step, **parts)
+        code = LoopCode.of(call_of(what, **parts))
     else:
-        source = source_of(what, **parts)
+        source = source_of(what, step=step, **parts)
+        code = LoopCode.of(call_with(what, **parts))
         knobs: Knobs = {"batch_size": BATCH_SIZE}
     # without a step nothing computes, and a device would only be started in vain
-    return Given(Pipeline(device="auto" if "step" in source.parts else "cpu"), source, knobs)
-
-
-def code_around(what: object, **parts: object) -> LoopCode:
-    """Return how the caller's script writes the loader that `what` is, or makes of a dataset."""
-    if isinstance(what, Run):
-        what = what.loader
-    if what is None or isinstance(what, Pipeline):
-        return LoopCode()
-    if not knobs_of(what):
-        return LoopCode.of(call_with(what, **parts))
-    parts.pop("collate_fn", None)
-    return LoopCode.of(call_of(what, **parts))
+    return Given(Pipeline(device="auto" if "step" in source.parts else "cpu"), source, knobs, code)
 
 
 def tuner(
@@ -124,7 +115,7 @@ def tuner(
         asked.name,
         start.to_dict(),
         asked.asked,
-        code_around(what, collate_fn=collate_fn),
+        asked.code,
         here.line,
         reasons={"pin_memory": no_pinning} if no_pinning else {},
         notes=_limits(asked, here, most),
@@ -190,12 +181,11 @@ def improver(
     """
     asked = given(what, **parts)
     knobs = _improver_start(asked, batch_size)
-    names = {name: part for name, part in parts.items() if name != "step"}
     ladder = Ladder(
         asked.name,
         knobs | LoaderSetting.of(knobs).to_dict(),
         asked.asked,
-        code_around(what, **names),
+        asked.code,
         machine().line,
     )
 
