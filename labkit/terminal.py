@@ -9,15 +9,17 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from labkit.results import saving
 from labkit.results.record import is_record
-from labkit.results.result import printable
+from labkit.results.result import Result, printable
 from labkit.spec import KNOBS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from labkit.results.event_log import EventLogResult
 
 START_HERE = """labkit COMMAND --help tells more about each, with examples.
 
@@ -39,19 +41,11 @@ PARSER = argparse.ArgumentParser(
 COMMANDS = PARSER.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
 
-class Printed(Protocol):
-    """A result: `str` of it is printed, or these values as JSON."""
-
-    def to_dict(self) -> dict[str, object]:
-        """Return it as JSON types."""
-        ...
-
-
 @dataclass(frozen=True)
 class Outcome:
     """What a command found, how that is shown, and the exit code."""
 
-    result: Printed | None = None
+    result: Result | EventLogResult | None = None
     text: str = ""  # to print in place of the result's own
     values: Mapping[str, object] | None = None  # to print as JSON in place of the result's own
     save: Callable[[str, bool], object] | None = None  # of a command with `SAVE`

@@ -56,7 +56,7 @@ class PipelinePanel(Panel[Pipeline, Run]):
     def __init__(self, pipeline: Pipeline, knobs: Sequence[str]):
         self.pipeline = pipeline
         self.ghost = Ghost()
-        self._forecasted: tuple[Pipeline, Run] | None = None  # what the prediction is of
+        self._forecasted: tuple[Pipeline, Run] | None = None  # what was predicted, from which run
         self._found: Prediction | None = None
         controls = {name: Control(KNOBS[name], getattr(pipeline, name)) for name in knobs}
         super().__init__(f"for {', '.join(knobs)}", controls, [self.ghost])
@@ -149,7 +149,7 @@ class PipelinePanel(Panel[Pipeline, Run]):
 
 
 def run_verdict(run: Run) -> str:
-    """Say how busy the device was, what limits the run, and where its loss stopped being one."""
+    """Say how busy the device was, what limits the run, and from which step its loss is NaN."""
     gone = [] if run.watched else [step for step, loss in enumerate(run.loss) if loss != loss]
     nan = f" The loss is NaN from step {gone[0]} on: see notebook 05." if gone else ""
     found = run.diagnose()

@@ -1,4 +1,4 @@
-"""What people take along of a run: a picture, a table of its steps, or one page with both."""
+"""A run as files to share: a picture, a table of its steps, or a page with both."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def export(run: Run, path: str | os.PathLike[str], overwrite: bool = False) -> P
 def html_page(run: Run, verdict: str = "") -> str:
     """Return a self-contained page of HTML: the verdict, the pictures, the settings, the machine.
 
-    `verdict` is the text of one that is known already; else the run is diagnosed.
+    `verdict` is the text of a verdict that is known already; without it the run is diagnosed.
     """
     parts = [
         HEAD,

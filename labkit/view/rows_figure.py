@@ -46,7 +46,7 @@ MOST_TICKS = 13
 PANEL_IN = 3.0
 BAR_IN = 0.2
 DIGITS = 3  # of the number at a bar
-MOST_TIMES = 1000  # the smallest of a figure's numbers; past that they have no decimals in common
+MOST_TIMES = 1000  # largest over smallest number, up to which all have as many decimals
 NOTE_IN = 0.14
 TITLE_IN = 0.25
 NOTE = Font(size=7.5, colour=BEFORE)
@@ -294,7 +294,7 @@ def draw_points(axes: Axes, series: Series, middles: np.ndarray) -> None:
 def write_numbers(
     axes: Axes, series: Series, middles: Sequence[float], write: Callable[[float], str]
 ) -> None:
-    """Write each value of a series behind its bar or point, and behind its error bar."""
+    """Write each value of a series after its bar or point, and after its error bar."""
     for value, spread, middle in zip(series.values, series.spread, middles, strict=True):
         if not np.isnan(value):
             axes.annotate(
@@ -310,8 +310,8 @@ def write_numbers(
 def writer_of(values: np.ndarray, is_log: bool) -> Callable[[float], str]:
     """Return what writes a figure's numbers.
 
-    All have as many decimals as three digits of the largest and one of the smallest take. Where
-    that would be many, and on a logarithmic axis, each has three digits.
+    All have the decimals that show three digits of the largest number and one of the smallest.
+    Where those would be many, and on a logarithmic axis, each number has three digits.
     """
     sizes = np.abs(values[np.isfinite(values) & (values != 0)])
     if not len(sizes):

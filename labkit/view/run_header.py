@@ -13,7 +13,7 @@ from labkit.results.run_text import delays_of
 from labkit.view.style import BEFORE, BOLD, GREY, LOUD, PLAIN, Font, TextLine
 
 TITLE_LENGTH = 60  # characters of the knobs in a title
-KNOBS_LENGTH = 240  # and below it
+KNOBS_LENGTH = 240  # and in the line below it
 
 
 def run_header(run: Run, before: Run | None = None) -> list[TextLine]:
@@ -106,7 +106,7 @@ def _before(run: Run, before: Run) -> str:
 
 
 def _apart(old: Run, new: Run, length: int) -> str:
-    """Return what is fixed in `new` of the slow script, or its knobs that `old` had otherwise."""
+    """Return what `new` has fixed of the slow script, or its knobs that differ from `old`."""
     known = old.asked.to_dict()
     asked = new.asked.to_dict()
     changed = {name: value for name, value in asked.items() if value != known.get(name)}

@@ -105,7 +105,7 @@ def sweep(
         shown.next(f"run {len(swept.runs) + 1} of {len(swept.settings)} ({said(setting)}): ")
 
     def each(run: Run) -> None:
-        if run is swept.runs[-1]:  # of several at once, the one that began last is shown
+        if run is swept.runs[-1]:  # where several go on, the last one to begin is shown
             shown.update(run)
 
     try:
@@ -128,7 +128,7 @@ def follow(started: Started, before: Run | None = None) -> Started:
         finally:
             shown.finish(started)
         if in_notebook():
-            pressed.clear()  # it has ended: what is measured is not lost to a late press
+            pressed.clear()  # the run has ended: a late press must not lose it
     return started
 
 
@@ -231,7 +231,7 @@ def searched(
 ) -> AnyResult:
     """Show a search until it has ended: a table of its trials, and below it the run that goes on.
 
-    `said` is a line about the last trial, for where there is no notebook.
+    `said` returns a line about the last trial, for a terminal.
     """
     found = search.found
     remember(function, found)
