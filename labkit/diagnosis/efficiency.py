@@ -77,15 +77,13 @@ class Peaks(Result):
         known = rows[rows["error"].isna()]
         rates = dict(zip(known.index, known["per_s"].astype(float), strict=True))
         memory = rates.pop("memory", None)
-        missing = {}
-        for row, why in measured.failures:
-            missing["memory" if row["of"] == BANDWIDTH else row["of"]] = why
+        failed = rows["error"].dropna().astype(str)
         return cls(
             machine=replace(measured.machine, threads=int(known["threads"].max())),
             day=known["day"].max(),
             gb_per_s=memory and memory / 1e9,
             tflop_per_s={name: rate / 1e12 for name, rate in rates.items()},
-            missing=missing,
+            missing=failed.str.removeprefix("skipped: ").to_dict(),
             varied=tuple(known.index[known["varied"].astype(bool)]),
         )
 

@@ -21,8 +21,8 @@ BOTTLENECKS = {  # every name that a diagnosis can give
     "compute": "the device itself",
     "unsure": "no verdict",
 }
-HIGHEST_LOSS = 0.98  # of the time; more would promise an absurd gain
 AT_MOST = 2.0  # a larger gain that only the lost share bounds is not stated: it seldom comes
+HIGHEST_LOSS = 0.98  # of the time; more would promise an absurd gain
 
 
 @dataclass(frozen=True)

@@ -64,12 +64,6 @@ class Measurements(EventLogResult):
         return table
 
     @property
-    def failures(self) -> list[tuple[Row, str]]:
-        """The arguments of each row without numbers, and why it has none."""
-        events = self._events("row")
-        return [(event["values"], event["error"]) for event in events if event.get("error")]
-
-    @property
     def mistake(self) -> str | None:
         """The first row's error, where the function raised one in every row; else None.
 
