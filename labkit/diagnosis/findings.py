@@ -9,6 +9,7 @@ from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.remedies import LESSONS, NOTEBOOKS, Remedy
 from labkit.diagnosis.symptoms import page_of
 
+HIGHEST_LOSS = 0.98  # of the time; more would promise an absurd gain
 BOTTLENECKS = {  # every name that a diagnosis can give
     "input": "waiting for data",
     "transfer": "copies to the device",
@@ -22,7 +23,6 @@ BOTTLENECKS = {  # every name that a diagnosis can give
     "unsure": "no verdict",
 }
 AT_MOST = 2.0  # a larger gain that only the lost share bounds is not stated: it seldom comes
-HIGHEST_LOSS = 0.98  # of the time; more would promise an absurd gain
 
 
 @dataclass(frozen=True)
