@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from labkit import quotas
 from labkit.knobs import Knob, Settings, Spec, check_names, declares_knobs, knob
@@ -183,7 +182,6 @@ def too_old_for(name: str, capability: str | float | None) -> str | None:
     return f"{name.upper()} needs compute capability {AMPERE} (Ampere); this card has {capability}"
 
 
-RowFailure = Literal["skipped", "out of memory", "mistake"]  # why a row has no numbers
 TIMED = ("ms", "iqr_ms", "noisy", "tflops", "gib_s", "error")  # columns that the bench adds
 
 

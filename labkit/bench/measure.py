@@ -27,8 +27,8 @@ import torch
 from labkit.bench import devices, machine, model_size
 from labkit.bench.by_value import send_by_value
 from labkit.bench.compiling import compile_lacks
-from labkit.process.events import EventLog
-from labkit.spec import NOISY, TIMED, RowFailure, quick_run
+from labkit.process.events import EventLog, RowFailure
+from labkit.spec import NOISY, TIMED, quick_run
 
 MIN_SECONDS = 0.1  # of timing for a row
 QUICK_PART = 10  # with LABKIT_QUICK=1 a row takes one part in so many, whatever its noise

@@ -20,6 +20,7 @@ import os
 import struct
 import time
 from pathlib import Path
+from typing import Literal
 
 from labkit.process.keys import keys_in, masked
 from labkit.process.locks import one_writer
@@ -27,6 +28,7 @@ from labkit.process.locks import one_writer
 VERSION = 1
 FILE_NAME = "events.jsonl"
 SPEC_NAME = "spec.json"  # what the bench is asked to do
+RowFailure = Literal["skipped", "out of memory", "mistake"]  # why a row has no numbers
 RESERVE_NAME = "reserve"  # a file of so many bytes, given up when the disk is full
 RESERVE_BYTES = 256 * 1024
 MOST_KEPT = 4 * 2**20  # bytes that wait for room on a full disk
