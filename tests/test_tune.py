@@ -51,7 +51,7 @@ def searched(true, predicted=waiting, start=START, tuning=None, spread=0.0, refu
         return Estimate(value, value / 1.1, value * 1.1)
 
     run = copy.copy(RECORDED)
-    run._computed = {Run.spread.fget: spread}
+    run.computed = {Run.spread.fget: spread}
     tuning = tuning or Tuning("fake", start.to_dict())
     allowed = refuse or (lambda setting, trials: None)
     bench = SimpleNamespace(count=0, measure=measure)

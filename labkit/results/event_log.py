@@ -103,7 +103,7 @@ class EventLogResult:
         self._process = process
         self._alive = False  # whether the process was, when the log was last read
         self._reading = threading.Lock()
-        self._computed: dict[object, Any] = {}  # of this moment, by what computes it
+        self.computed: dict[object, Any] = {}  # of this moment, by what computes it
         self._kept: dict[str, Event] = {}  # the last event of each name
         self._series = {name: make() for name, make in self.SERIES.items()}
         self._holds: set[object] = set()  # while one is in here, nothing new is read
@@ -140,7 +140,7 @@ class EventLogResult:
     def once(self, compute: Callable[[Self], Value]) -> Value:
         """Return what `compute(self)` returns; it is called once for each moment of the log."""
         with self.as_of_now():
-            computed = self._computed  # of this moment: a thread may read on meanwhile
+            computed = self.computed  # of this moment: a thread may read on meanwhile
             if compute not in computed:
                 computed[compute] = compute(self)
             return computed[compute]
@@ -173,7 +173,7 @@ class EventLogResult:
 
     def _forget(self) -> None:
         """Begin a new moment."""
-        self._computed = {}
+        self.computed = {}
 
     def _absorb(self, events: Iterable[Event]) -> None:
         """Take in what was read."""
