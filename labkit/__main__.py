@@ -5,16 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import TypeAlias, cast
 
 import labkit as lk
 from labkit.results.record import is_record
-from labkit.results.result import Result
 from labkit.spec import Pipeline, parse_settings
 from labkit.terminal import (
     PLOT,
     SAVE,
     SEVERAL,
+    Outcome,
     command,
     main,
     option,
@@ -22,18 +21,15 @@ from labkit.terminal import (
     share,
 )
 
-Shown: TypeAlias = "Result | tuple[Result | lk.Run | None, dict[str, object]] | int"
-"""What a command returns: a result, what else `terminal.show` takes, or an exit code."""
-
 
 @command()
-def machine(options: argparse.Namespace) -> Shown:
+def machine(options: argparse.Namespace) -> Outcome:
     """Name what is here: device, cores, memory, versions."""
-    return lk.machine()
+    return Outcome(lk.machine())
 
 
 @command(SEVERAL, SAVE, PLOT)
-def run(options: argparse.Namespace) -> Shown:
+def run(options: argparse.Namespace) -> Outcome:
     """Measure one pipeline.
 
     examples:
@@ -44,7 +40,13 @@ def run(options: argparse.Namespace) -> Shown:
     lines = [repr(done)]
     for knob, why in done.not_applied.items():
         lines.append(f"not applied: {knob}: {why}")
-    return done, {"text": "\n".join(lines)}
+    return Outcome(
+        done,
+        text="\n".join(lines),
+        save=done.save,
+        plot=done.plot,
+        code=int(done.outcome == "failed"),
+    )
 
 
 @command(
@@ -64,7 +66,7 @@ def run(options: argparse.Namespace) -> Shown:
         "the noise",
     ),
 )
-def trace(options: argparse.Namespace) -> Shown:
+def trace(options: argparse.Namespace) -> Outcome:
     """Read a torch.profiler trace, or compare two traces or two runs.
 
     the file comes from your own training loop:
@@ -86,7 +88,9 @@ def trace(options: argparse.Namespace) -> Shown:
     if is_record(options.path):
         raise ValueError(f"{options.path} is a saved run: diagnose it, or give a second one.")
     found = lk.trace(options.path)
-    return found.compare(options.after) if options.after else found
+    if options.after:
+        found = found.compare(options.after)
+    return Outcome(found, plot=found.plot)
 
 
 def training_run(path: str) -> lk.Run:
@@ -97,22 +101,23 @@ def training_run(path: str) -> lk.Run:
     return run
 
 
-def compared_runs(options: argparse.Namespace) -> Shown:
+def compared_runs(options: argparse.Namespace) -> Outcome:
     """Say which part of a step got slower, beyond the noise of both."""
     found = training_run(options.after).compare(training_run(options.path))
     slower = options.limit is not None and found.slower_by(options.limit)
-    return found, {"code": int(slower), "values": found.to_dict() | {"failed": slower}}
+    values = found.to_dict() | {"failed": slower}
+    return Outcome(found, values=values, plot=found.plot, code=int(slower))
 
 
 @command(option("path", metavar="PATH", help="a run's folder or record, or a trace file"))
-def diagnose(options: argparse.Namespace) -> Shown:
+def diagnose(options: argparse.Namespace) -> Outcome:
     """Name the bottleneck of a record or a profiler trace.
 
     examples:
       labkit run --save run.jsonl.gz && labkit diagnose run.jsonl.gz
       labkit diagnose trace.json.gz         a torch.profiler trace of your own script
     """
-    return lk.diagnose(options.path)
+    return Outcome(lk.diagnose(options.path))
 
 
 @command(
@@ -133,12 +138,14 @@ def diagnose(options: argparse.Namespace) -> Shown:
         dest="settings",
     ),
 )
-def tune(options: argparse.Namespace) -> Shown:
+def tune(options: argparse.Namespace) -> Outcome:
     """Find loader settings: measure what prediction suggests.
 
     examples:
       labkit tune my_package.data:train_set --batch-size 64 --set num_workers=2
     """
+    from labkit.tuning.result import Interrupted
+
     settings = parse_settings(options.settings)
     own = {"collate_fn": options.collate, "step": options.step}
     if options.dataset:
@@ -147,26 +154,26 @@ def tune(options: argparse.Namespace) -> Shown:
     elif any(own.values()):
         raise ValueError("--collate and --step go with MODULE:FUNCTION, a dataset of your own.")
     try:
-        return lk.tune(
+        found = lk.tune(
             options.dataset or Pipeline(**settings),
             batch_size=options.batch_size,
             max_workers=options.max_workers,
             seconds=options.seconds,
             **own,
         )
-    except KeyboardInterrupt:
-        last = getattr(lk.tune, "last", None)
-        if getattr(last, "winner", None) is None:
+        return Outcome(found)
+    except Interrupted as stopped:
+        if stopped.found.winner is None:
             raise
         say("\nlabkit: interrupted; this is what was done by then")
-        return last, {"code": 130}
+        return Outcome(stopped.found, code=130)
 
 
 @command(
     option("--out", metavar="DIR", required=True, help="where the records go"),
     option("--only", action="append", metavar="NAME", help="record this one; may be repeated"),
 )
-def record(options: argparse.Namespace) -> Shown:
+def record(options: argparse.Namespace) -> Outcome:
     """Make every recorded run of the course on this machine.
 
     Records go to DIR/<machine>/<name>.jsonl.gz, without host name, user name, paths or keys;
@@ -175,7 +182,7 @@ def record(options: argparse.Namespace) -> Shown:
     from labkit.course.recordings import record
 
     done = record(options.out, options.only)
-    return done, {"code": 130 if done.interrupted else 0}
+    return Outcome(done, code=130 if done.interrupted else 0)
 
 
 @command(
@@ -193,7 +200,7 @@ def record(options: argparse.Namespace) -> Shown:
     ),
     option("script", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command to run"),
 )
-def watch(options: argparse.Namespace) -> Shown:
+def watch(options: argparse.Namespace) -> Outcome:
     """Run a script unchanged, and say what held its training loop back, down to the line.
 
     The script keeps its arguments, streams, signals and exit code; the verdict goes to stderr in
@@ -208,12 +215,11 @@ def watch(options: argparse.Namespace) -> Shown:
     """
     from labkit.view.watch_command import watch_script, write_reports
 
-    found, text = watch_script(options.script, options.json, options.outside, options.headroom)
-    write_reports(found, text, options.html, options.markdown)
-    if not options.json:
-        say(f"labkit watch: {text}")
-        return cast("int", found["exit_code"])
-    return None, {"values": found, "code": found["exit_code"]}
+    found, code = watch_script(options.script, options.json, options.outside, options.headroom)
+    write_reports(found, options.html, options.markdown)
+    if not options.json:  # stdout is the script's own
+        say(f"labkit watch: {found.text}")
+    return Outcome(values=found.values, code=code)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A training loop that is a framework's, as a Run: what its callbacks have in common.
+"""A framework's training loop as a Run: what the callbacks for all frameworks share.
 
 A step lasts until the logging, evaluating and saving after it; time between epochs is left out.
 """
@@ -32,7 +32,7 @@ class StepRecorder:
         return self._run
 
     def begin(self, loader: object, model: object = None) -> None:
-        """Begin a record, before the first batch is asked for; `model` is who trains on it."""
+        """Begin a record, before the first batch is asked for; `model` is the one trained."""
         self.close()
         recording = Recorder(folders.new_run(), loader, model)
         self._run = Run(recording.folder, process=recording)
@@ -50,7 +50,7 @@ class StepRecorder:
             self._timer.asked = now_ns()
 
     def ready(self) -> None:
-        """The batches of a step are here: what came before it is over."""
+        """The batches of a step have arrived, so the step before it is over."""
         if self._timer is not None:
             self._timer.hand_over()
             self._timer.begin(now_ns())
@@ -75,7 +75,7 @@ class StepRecorder:
             timer.extend(now_ns())
 
     def close(self, how: Ending = "left early", error: BaseException | None = None) -> None:
-        """End the record; only needed after a training that an exception ended: `error`."""
+        """End the record; only needed where an exception, `error`, ended the training."""
         if self._timer is not None:
             _end_epoch(self._timer)
             self._open.close()

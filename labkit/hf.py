@@ -43,7 +43,7 @@ class Recorder(StepRecorder, TrainerCallback):
         super().__init__()
         self._hook: RemovableHandle | None = None
         self._batch = 0  # samples of a step
-        self._samples = math.inf  # of a pass, where the dataset can tell
+        self._samples = math.inf  # of a pass, where the dataset knows
         self._left = math.inf  # of this pass
         self._calls = itertools.count()  # of the model, on batches of tokens
 
@@ -68,14 +68,17 @@ class Recorder(StepRecorder, TrainerCallback):
             self._hook = model.register_forward_pre_hook(self._look, with_kwargs=True)
 
     def _look(self, model: torch.nn.Module, _args: object, inputs: dict[str, torch.Tensor]) -> None:
-        """Note how much of a training batch is padding; where a device is waited for, of some."""
+        """Note how much of a training batch is padding.
+
+        Reading a mask on a device waits for that device, so there only some are read.
+        """
         if torch.compiler.is_compiling():  # or the hook would become a part of what is compiled
             return
         if self._timer is None or "input_ids" not in inputs or not model.training:
             return
         padding = self._timer.recorder.batches.padding
         mask = inputs.get("attention_mask")
-        if mask is None:  # as of sequences packed in one row: every token is taken as real
+        if mask is None:  # as with packed sequences: every token counts as real
             padding.append(0.0)
         elif mask.is_cpu or next(self._calls) % LOOK_EVERY == 0:
             share = padding_of({"attention_mask": mask.cpu()})
@@ -87,7 +90,7 @@ class Recorder(StepRecorder, TrainerCallback):
         self.epoch()
 
     def on_step_begin(self, *_args: object, **_more: object) -> None:
-        """The batches of a step are here."""
+        """The batches of a step have arrived."""
         self.ready()
 
     def on_step_end(self, *_args: object, **_more: object) -> None:
@@ -107,7 +110,7 @@ class Recorder(StepRecorder, TrainerCallback):
         self.close("exhausted")
 
     def close(self, how: Ending = "left early", error: BaseException | None = None) -> None:
-        """End the record; only needed after a training that an exception ended: `error`."""
+        """End the record; only needed where an exception, `error`, ended the training."""
         if self._hook is not None:
             self._hook.remove()
         super().close(how, error)

@@ -43,7 +43,7 @@ class Recorder(StepRecorder, Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int
     ) -> None:
-        """A batch is here."""
+        """A batch has arrived."""
         self.ready()
 
     def on_train_batch_end(

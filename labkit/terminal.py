@@ -7,13 +7,19 @@ import inspect
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, TextIO
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
 
 from labkit.results import saving
 from labkit.results.record import is_record
-from labkit.results.result import printable
+from labkit.results.result import Result, printable
 from labkit.spec import KNOBS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from labkit.results.event_log import EventLogResult
 
 START_HERE = """labkit COMMAND --help tells more about each, with examples.
 
@@ -35,16 +41,25 @@ PARSER = argparse.ArgumentParser(
 COMMANDS = PARSER.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
 
-Command = Callable[[argparse.Namespace], object]
+@dataclass(frozen=True)
+class Outcome:
+    """What a command found, how that is shown, and the exit code."""
+
+    result: Result | EventLogResult | None = None
+    text: str = ""  # to print in place of the result's own
+    values: Mapping[str, object] | None = None  # to print as JSON in place of the result's own
+    save: Callable[[str, bool], object] | None = None  # of a command with `SAVE`
+    plot: Callable[[], Figure] | None = None  # of a command with `PLOT`
+    code: int = 0
+
+
+Command = Callable[[argparse.Namespace], Outcome]
 Option = Callable[[argparse.ArgumentParser], object]
 """What adds an option to a command."""
 
 
 def command(*options: Option) -> Callable[[Command], Command]:
-    """Register the decorated function as a command, its docstring as the help.
-
-    It returns what `show` takes (a result, or also keywords), or an exit code.
-    """
+    """Register the decorated function as a command, its docstring as the help."""
 
     def register(run: Command) -> Command:
         summary, _, more = (inspect.getdoc(run) or run.__name__).partition(".\n\n")
@@ -76,7 +91,7 @@ def option(*flags: str, **rules: Any) -> Option:
     return lambda command: command.add_argument(*flags, **rules)
 
 
-# of a command without arguments, which several settings behind one --set would swallow
+# for commands without arguments of their own: several settings after one --set would take them
 SEVERAL = option(
     "--set",
     metavar="KNOB=VALUE",
@@ -104,11 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             saving.check(options.save, is_record, options.force)
         if options.plot:
             saving.check(options.plot, saving.is_figure, options.force)
-        found = options.command(options)
-        if isinstance(found, int):
-            return found
-        result, how = found if type(found) is tuple else (found, {})
-        return show(options, result, **how)
+        return show(options, options.command(options))
     except (ValueError, RuntimeError, OSError) as error:
         say(f"labkit: {error}")
         return 2 if isinstance(error, ValueError) else 1
@@ -117,22 +128,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def show(
-    options: argparse.Namespace, result: Any, values: object = None, text: str = "", code: int = 0
-) -> int:
-    """Save, draw and print what was found, as asked for; return the exit code.
-
-    `values` (else the result's `to_dict()`) are printed as JSON, `text` (else its `str`) as text.
-    """
-    if options.save:
-        result.save(options.save, options.force)
-    if options.plot:
-        saving.save_figure(result.plot(), options.plot, options.force)
+def show(options: argparse.Namespace, found: Outcome) -> int:
+    """Save, draw and print what was found, as asked for; return the exit code."""
+    result = found.result
+    if options.save and found.save:
+        found.save(options.save, options.force)
+    if options.plot and found.plot:
+        saving.save_figure(found.plot(), options.plot, options.force)
     if options.json:
-        print(json.dumps(result.to_dict() if values is None else values, allow_nan=False))
-    else:
-        say(text or str(result), sys.stdout)
-    return code or int(getattr(result, "outcome", "") == "failed")
+        values = found.values
+        if values is None and result is not None:
+            values = result.to_dict()
+        print(json.dumps(values, allow_nan=False))
+    elif found.text or result is not None:
+        say(found.text or str(result), sys.stdout)
+    return found.code
 
 
 def share(text: str) -> float:

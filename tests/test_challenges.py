@@ -19,6 +19,7 @@ from labkit.course.challenge import (
     baseline_run,
     tried_out,
 )
+from labkit.process.events import EventLog
 
 TASKS = all_challenges()
 COMPILED = ("07-graph-break",)  # imports Dynamo
@@ -142,6 +143,18 @@ def test_hints_come_one_at_a_time_and_a_solution_after_a_try():
     hints = [lk.challenge(task.key).check(task.start).hint for _ in range(3)]
     assert hints == [*task.hints, task.hints[-1]]
     assert isinstance(lk.challenge(task.key).solution(), lk.Pipeline)
+
+
+@pytest.mark.parametrize("error, tries", [("DeviceBusy", 0), ("MemoryError", 1)])
+def test_an_answer_whose_device_stays_busy_is_no_try(error, tries, tmp_path, monkeypatch):
+    log = EventLog(tmp_path)
+    log.write("error", kind=error, message="device cpu is in use by another run")
+    log.close()
+    monkeypatch.setattr("labkit.course.challenge.launch", lambda spec: lk.Run(tmp_path))
+    task = TASKS["00-first"]
+    verdict = task.check(task.example)
+    assert verdict.kind == "crashed" and "is in use by another run" in verdict.why
+    assert task.tries == tries
 
 
 @pytest.fixture

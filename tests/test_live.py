@@ -112,11 +112,14 @@ def test_the_line_says_the_stage_and_then_the_numbers_of_the_run_so_far(bench):
     run = bench.run
     view.update(run)
     assert view.status == "starting"
-    for line, (name, done, total) in {
-        "making images 128/512": ("making images", 128, 512),
-        "waiting: device cpu is in use by run x": ("device cpu is in use by run x", None, None),
+    for line, stage in {
+        "making images 128/512": {"name": "making images", "done": 128, "total": 512},
+        "waiting: device cpu is in use by run x": {
+            "name": "device cpu is in use by run x",
+            "waiting": True,
+        },
     }.items():
-        bench.write("stage", name=name, done=done, total=total)
+        bench.write("stage", **stage)
         view.update(run)
         assert view.status == line and view.frame == b""
     bench.machine()

@@ -86,7 +86,7 @@ def test_a_card_that_torch_cannot_use_is_named_with_the_reason_and_the_remedy(
     runs, built, says, visible, why, remedy, driver
 ):
     driver(runs, built, says, visible)
-    text = devices.unused_gpu()
+    text = str(devices.unused_gpu())
     assert text.startswith("NVIDIA T4 cannot be used: ") and "\n" not in text
     assert why in text and remedy in text.partition("Remedy: ")[2]
     assert f"driver 470.82.01 runs CUDA up to {runs // 1000}.{runs % 1000 // 10}" in text
@@ -136,12 +136,12 @@ def test_a_card_without_kernels_in_this_torch_is_not_used_and_its_wheel_is_named
 ):
     torch_built_for(built, card, runs=runs)
     assert devices.find_device("auto") == torch.device("cpu")
-    why = devices.unused_gpu()
+    why = str(devices.unused_gpu())
     assert why.startswith("NVIDIA Card cannot be used: ") and why.endswith(INSTALL + wheel)
     with pytest.raises(RuntimeError, match=f"no kernels for its compute capability {card[0]}"):
         devices.find_device("cuda:0")
     facts = {"device": "cpu", "kind": "cpu", "name": "Some CPU", "cpu_cores": 2, "threads": 1}
-    line = Machine.from_dict(facts | {"unused_gpu": why}).line
+    line = Machine.from_dict(facts | devices.unused_facts()).line
     assert f"NVIDIA Card cannot be used: install torch's wheel {wheel}" in line
 
 
@@ -251,9 +251,9 @@ def test_an_amd_card_without_kernels_in_this_torch_is_not_used(
     monkeypatch.setattr(torch.version, "hip", "6.4")
     give(monkeypatch, "AMD Radeon", gcnArchName=kind)
     assert devices.find_device("auto").type == ("cuda" if usable else "cpu")
-    why = devices.unused_gpu()
-    assert why is None or why.startswith("AMD Radeon cannot be used: this torch has no kernels")
-    assert (why is None) == usable
+    unused = devices.unused_gpu()
+    assert (unused is None) == usable
+    assert usable or str(unused).startswith("AMD Radeon cannot be used: this torch has no kernels")
 
 
 def test_a_jetson_is_named_and_what_its_driver_answers_is_not_asked(
@@ -264,7 +264,7 @@ def test_a_jetson_is_named_and_what_its_driver_answers_is_not_asked(
     for module in (bench_machine, devices, gpu_meter):
         monkeypatch.setattr(module, "TEGRA", here)
     torch_built_for(["sm_80", "sm_90"], (8, 7))  # as PyPI's wheel; it has no kernel for an Orin
-    why = devices.unused_gpu()
+    why = str(devices.unused_gpu())
     assert "no kernels for its compute capability 8.7" in why and "PyTorch for Jetson" in why
     torch_built_for(["sm_87"], (8, 7))
     assert devices.find_device("auto") == torch.device("cuda", 0)

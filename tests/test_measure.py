@@ -104,7 +104,10 @@ def test_a_card_that_failed_or_is_full_is_left_to_a_fresh_process(says, row, tmp
 
 @pytest.mark.parametrize(
     ("says", "then"),
-    [("CUDA out of memory", None), ("CUDA error: an illegal access", bench_measure.FAILED_BEFORE)],
+    [
+        ("CUDA out of memory", None),
+        ("CUDA error: an illegal access", bench_measure.FAILED_BEFORE.text),
+    ],
 )
 def test_windows_where_no_process_is_replaced_goes_on_in_the_same_one(
     says, then, tmp_path, monkeypatch
@@ -162,8 +165,8 @@ def test_what_cannot_be_sent_is_named():
     "returned, why", [(3, "return a dict"), ({"ms": 1}, "a column of the bench's own")]
 )
 def test_what_a_function_may_return_is_said(returned, why):
-    error = bench_measure.call(lambda bench: returned, {}, bench_measure.Bench(CPU), {})
-    assert why in error
+    failure = bench_measure.call(lambda bench: returned, {}, bench_measure.Bench(CPU), {})
+    assert failure.kind == "mistake" and why in failure.text
 
 
 def test_a_record_of_an_experiment_of_version_1_still_loads(tmp_path):

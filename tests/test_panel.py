@@ -17,8 +17,9 @@ import labkit as lk
 from labkit.process import family
 from labkit.results.failures import REMEDIES
 from labkit.spec import KNOBS, Distributed, Pipeline
+from labkit.tuning.improve import KEPT
 from labkit.tuning.result import Ladder
-from labkit.tuning.trial import Trial
+from labkit.tuning.trial import START, Trial
 from labkit.view import history, panels
 from labkit.view.controls import Control
 
@@ -203,7 +204,7 @@ def test_improve_shows_every_step_of_the_autopilot_and_sets_the_best_knobs(monke
         load_recorded("workers-6"),
     )
     tried = [
-        Trial({"num_workers": 0}, rates=[start.throughput], runs=[start], kept=True),
+        Trial({"num_workers": 0}, rates=[start.throughput], runs=[start], judgement=START),
         Trial({"num_workers": 6}, changes={"num_workers": 6}, rates=[best.throughput], runs=[best]),
     ]
 
@@ -217,7 +218,7 @@ def test_improve_shows_every_step_of_the_autopilot_and_sets_the_best_knobs(monke
             shown.stop()  # pressed while the second run goes on
             with pytest.raises(KeyboardInterrupt):
                 self.bench.each(best)
-            tried[1].kept = True
+            tried[1].judgement = KEPT
             self.found.stopped = "interrupted: this is the best so far"
             return self.found
 

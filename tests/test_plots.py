@@ -14,7 +14,7 @@ from test_kernel import kernel
 
 from labkit.results.sweep import Sweep
 from labkit.spec import Pipeline
-from labkit.view.run_figure import curves, draw, teeth_window
+from labkit.view.run_figure import curves, draw_run, teeth_window
 from labkit.view.several_figures import draw_sweep
 from labkit.view.style import on_any_paper
 
@@ -118,10 +118,10 @@ def test_the_teeth_are_the_true_intervals_of_a_few_steps_marked_below_on_the_sam
     first, behind = teeth_window(run)
     assert behind - first == 10
     start, end = (run.stretch(step - 1, step)[0, 5] for step in (first, behind))
-    teeth, whole, _ = draw(run).axes
+    teeth, whole, _ = draw_run(run).axes
     device = teeth.collections[-1]  # the last lane
     assert labels(teeth.yaxis) == ["loop waits for data", "copy", "CPU busy"]
-    assert "copy" in labels(draw(record(machine=GPU)).axes[0].yaxis)
+    assert "copy" in labels(draw_run(record(machine=GPU)).axes[0].yaxis)
     drawn = [path.get_extents().intervalx for path in device.get_paths()]
     true = run.busy[(run.busy[:, 1] > start) & (run.busy[:, 0] < end)]
     assert np.allclose(drawn, np.clip(true, start, end))
@@ -164,7 +164,7 @@ def overflow(figure):
     """Texts that stick out of the page."""
     renderer = FigureCanvasAgg(figure).get_renderer()
     figure.draw(renderer)
-    # matplotlib keeps labels of ticks beyond the axis' end, and does not draw them
+    # matplotlib keeps labels of ticks beyond the axis' end, and does not draw_run them
     ticks = {label for axes in figure.axes for label in axes.get_xticklabels()}
     width = figure.bbox.width + 1
     height = figure.bbox.height + 1

@@ -157,9 +157,10 @@ def test_of_zipped_loaders_that_of_the_loop_which_trains_and_waits_for_it_most_i
     now = time.monotonic_ns()
     ended = watch_command.Ended(tmp_path, 0, 0, now, [], SimpleNamespace(last=None))
     runs = [validation, labelled, unlabelled]
-    found, text = watch_command._from_inside(runs, ended, headroom=False)
-    assert found["record"] == str(unlabelled.path) and found["bottleneck"] == "input"
-    assert "loaders that this loop waits for: `unlabelled` 73%, `labelled` 2%" in text
+    found = watch_command._from_inside(runs, ended, headroom=False)
+    assert found.run is unlabelled and found.values["record"] == str(unlabelled.path)
+    assert found.values["bottleneck"] == "input"
+    assert "loaders that this loop waits for: `unlabelled` 73%, `labelled` 2%" in found.text
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import labkit as lk
 from labkit.__main__ import main
 from labkit.results.result import STEERS
 from labkit.terminal import COMMANDS, PARSER, say
+from labkit.tuning.result import Interrupted
 from labkit.view import display
 
 slow = pytest.mark.slow
@@ -122,9 +123,8 @@ def test_an_interrupt_prints_the_best_so_far_and_is_exit_code_130(monkeypatch, c
             return {"best": 1}
 
     def tune(*_arguments, **_more):
-        raise KeyboardInterrupt
+        raise Interrupted(Best())
 
-    tune.last = Best()
     monkeypatch.setattr("labkit.tune", tune, raising=False)
     assert main(["tune", "--json"]) == 130
     assert json.loads(capsys.readouterr().out) == {"best": 1}

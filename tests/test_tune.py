@@ -51,7 +51,7 @@ def searched(true, predicted=waiting, start=START, tuning=None, spread=0.0, refu
         return Estimate(value, value / 1.1, value * 1.1)
 
     run = copy.copy(RECORDED)
-    run.computed = {Run.spread: spread}
+    run.computed = {Run.spread.fget: spread}
     tuning = tuning or Tuning("fake", start.to_dict())
     allowed = refuse or (lambda setting, trials: None)
     bench = SimpleNamespace(count=0, measure=measure)
@@ -184,10 +184,10 @@ def test_what_may_not_fit_in_memory_is_left_out_with_the_numbers(monkeypatch):
     deep = small.but(prefetch_factor=8)
     many = small.but(num_workers=16)
     monkeypatch.setattr(memory, "free_memory", lambda: (32 * gib, 8 * gib))
-    assert memory.refused(small, tried) is None
-    assert "/dev/shm" in memory.refused(deep, tried)
+    assert memory.too_large(small, tried) is None
+    assert "/dev/shm" in memory.too_large(deep, tried)
     monkeypatch.setattr(memory, "free_memory", lambda: (32 * gib, None))
-    assert "RAM" in memory.refused(many, tried)
+    assert "RAM" in memory.too_large(many, tried)
     tuning = searched(waiting, refuse=lambda s, _trials: "no memory" if s.num_workers > 2 else None)
     assert tuning.best["num_workers"] == 2 and "no memory" in tuning.notes[0]
 

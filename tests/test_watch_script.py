@@ -220,12 +220,13 @@ def test_a_notebooks_dataset_that_workers_do_not_know_has_two_remedies_and_none_
 
 def test_a_script_is_run_by_our_python_where_it_cannot_run_by_itself(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text("raise SystemExit(7)\n")
-    found, text = watch_script([str(tmp_path / "train.py")])
-    assert found["exit_code"] == 7 and found["command"][0] == sys.executable
-    assert "failed (exit code 7) before a training step was seen" in text
+    found, code = watch_script([str(tmp_path / "train.py")])
+    assert code == found.values["exit_code"] == 7 and found.values["command"][0] == sys.executable
+    assert "failed (exit code 7) before a training step was seen" in found.text
     monkeypatch.setattr("labkit.view.watch_command._judged", lambda *_: 1 / 0)
-    found, text = watch_script([str(tmp_path / "train.py")])
-    assert found["exit_code"] == 7 and "the verdict failed (ZeroDivisionError" in text
+    found, code = watch_script([str(tmp_path / "train.py")])
+    assert code == found.values["exit_code"] == 7
+    assert "the verdict failed (ZeroDivisionError" in found.text
 
 
 def samples(main, workers=0.0, count=0, gpu=None, seconds=20):

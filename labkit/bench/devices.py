@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from dataclasses import dataclass
 
 import psutil
 import pynvml
@@ -29,6 +30,27 @@ IDLE_MEMORY = 0.05  # of a card's: what a driver and a desktop hold
 # And a CUDA context of ours, where a container hides which processes are ours
 IDLE_BYTES = 2**30
 CONTAINER = "start a container with --gpus all and NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """A card that is here and that torch cannot use."""
+
+    name: str
+    why: str
+    remedy: str
+    wheel: str | None = None  # the build of torch that could, such as "cu126"
+
+    def __str__(self) -> str:
+        return f"{self.name} cannot be used: {self.why}. Remedy: {self.remedy}"
+
+    @property
+    def in_short(self) -> str:
+        """The card, and the wheel to install where that is the remedy."""
+        text = f"{self.name} cannot be used"
+        if self.wheel is None:
+            return text
+        return f"{text}: install torch's wheel {self.wheel} (lk.machine() has the command)"
 
 
 def find_device(wanted: str = "auto") -> torch.device:
@@ -59,7 +81,7 @@ def usable_cards() -> list[int]:
     return [index for index in range(torch.cuda.device_count()) if not lacks_kernels(index)]
 
 
-def lacks_kernels(index: int) -> str | None:
+def lacks_kernels(index: int) -> Unusable | None:
     """Say why this torch cannot compute on a card that it sees, and the remedy; None if it can.
 
     Without this every operation ends in "no kernel image is available for execution".
@@ -84,11 +106,13 @@ def lacks_kernels(index: int) -> str | None:
     name = torch.cuda.get_device_name(index)
     why = f"this torch has no kernels for its compute capability {card[0]}.{card[1]}"
     facts = f"torch {torch.__version__} is built for {', '.join(built)}"
-    remedy = FOR_JETSON if TEGRA.exists() else build_for(card, _cuda_of_driver())
-    return f"{name} cannot be used: {why} ({facts}). Remedy: {remedy}"
+    if TEGRA.exists():
+        return Unusable(name, f"{why} ({facts})", FOR_JETSON)
+    wheel = wheel_for(card, _cuda_of_driver())
+    return Unusable(name, f"{why} ({facts})", installing(wheel), wheel)
 
 
-def _lacks_amd_kernels(index: int, built: list[str]) -> str | None:
+def _lacks_amd_kernels(index: int, built: list[str]) -> Unusable | None:
     """Say why a torch for ROCm cannot compute on a card; None if it can, or does not tell.
 
     Without this every operation ends in "invalid device function".
@@ -100,19 +124,24 @@ def _lacks_amd_kernels(index: int, built: list[str]) -> str | None:
         return None
     why = f"this torch has no kernels for {kind} (it is built for {', '.join(built)})"
     remedy = "HSA_OVERRIDE_GFX_VERSION, where ROCm has a card of the same generation"
-    return f"{card.name} cannot be used: {why}. Remedy: {remedy}"
+    return Unusable(card.name, why, remedy)
 
 
-def build_for(card: tuple[int, int], driver_major: int) -> str:
-    """Return how to install a torch for a card's compute capability and the driver's CUDA."""
+def wheel_for(card: tuple[int, int], driver_major: int) -> str | None:
+    """Return the build of torch for a card's compute capability and driver; None without one."""
     if card < OLDEST:
-        return "none: PyTorch 2 has no build for a card this old"
+        return None
     build = BUILDS[min(max(driver_major, 12), 13)]
     if card < TURING:
         build = BUILDS[12]
     elif card >= BLACKWELL and build == BUILDS[12]:
         build = "cu128"
-    return INSTALL + build
+    return build
+
+
+def installing(wheel: str | None) -> str:
+    """Return how to install a build of torch."""
+    return INSTALL + wheel if wheel else "none: PyTorch 2 has no build for a card this old"
 
 
 def _cuda_of_driver() -> int:
@@ -156,23 +185,29 @@ def _held_by_us(card: object) -> int:
     return 0
 
 
-def unused_gpu() -> str | None:
+def unused_facts() -> dict[str, str | None]:
+    """Return what a `machine` event says of a card that is here and not used."""
+    card = unused_gpu()
+    return {"unused_gpu": card and str(card), "unused_gpu_in_short": card and card.in_short}
+
+
+def unused_gpu() -> Unusable | None:
     """Say which card is here and not used, why, and the remedy; None if none."""
     other = torch.accelerator.current_accelerator(check_available=True)
     if other is not None and other.type not in KNOWN:
         name = name_of_other(other)
         why = "labkit measures on CUDA, ROCm, Apple's GPU and the CPU only"
-        return f"{name} cannot be used: {why}. Remedy: none here; the numbers are the CPU's"
+        return Unusable(name, why, "none here; the numbers are the CPU's")
     if torch.cuda.is_available():
         lacking = [lacks_kernels(index) for index in range(torch.cuda.device_count())]
         return lacking[0] if lacking and all(lacking) else None
     if TEGRA.exists():
         why = f"torch {torch.__version__} sees no CUDA device"
-        return f"The Jetson's GPU cannot be used: {why}. Remedy: {FOR_JETSON}"
+        return Unusable("The Jetson's GPU", why, FOR_JETSON)
     return _why_torch_sees_no_card()
 
 
-def _why_torch_sees_no_card() -> str | None:
+def _why_torch_sees_no_card() -> Unusable | None:
     """Say why torch has no CUDA device where the driver has one; None without a driver."""
     try:
         pynvml.nvmlInit()
@@ -185,7 +220,8 @@ def _why_torch_sees_no_card() -> str | None:
         return None
     built = torch.version.cuda
     driver_major = newest // 1000
-    remedy = build_for((major, minor), driver_major)
+    wheel = wheel_for((major, minor), driver_major)
+    remedy = installing(wheel)
     if built is None:
         why = "this torch is built without CUDA"
     elif int(built.split(".")[0]) > driver_major:
@@ -194,11 +230,12 @@ def _why_torch_sees_no_card() -> str | None:
             remedy += ", or install a newer driver"
     else:
         why, remedy = _why_cuda_does_not_start()
+        wheel = None
     if driver_major < 12:
         remedy = f"install driver 525 or newer, then {remedy}"
     torch_is = f"torch {torch.__version__} is built for {f'CUDA {built}' if built else 'the CPU'}"
     facts = f"driver {driver} runs CUDA up to {driver_major}.{newest % 1000 // 10}, {torch_is}"
-    return f"{name} cannot be used: {why} ({facts}). Remedy: {remedy}"
+    return Unusable(name, f"{why} ({facts})", remedy, wheel)
 
 
 def name_of_other(device: torch.device) -> str:

@@ -156,4 +156,4 @@ def refused(error: BaseException) -> bool:
 
 if __name__ == "__main__":
     use_fixed_threads()
-    print(json.dumps(describe(devices.find_device()) | {"unused_gpu": devices.unused_gpu()}))
+    print(json.dumps(describe(devices.find_device()) | devices.unused_facts()))

@@ -18,6 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ import torch
 from labkit.bench import devices, machine, model_size
 from labkit.bench.by_value import send_by_value
 from labkit.bench.compiling import compile_lacks
-from labkit.process.events import EventLog
+from labkit.process.events import EventLog, RowFailure
 from labkit.spec import NOISY, TIMED, quick_run
 
 MIN_SECONDS = 0.1  # of timing for a row
@@ -38,15 +39,24 @@ ROUNDS = 7  # of several ways that are timed in turn
 QUICK_ROUNDS = 3
 MOST_KEPT = 200  # times kept of one row
 MOST_TEXT = 300  # characters of an error
-OUT_OF_MEMORY = "out of memory"
-# Of a card that has failed in mid-kernel: whatever this process asks of it from then on fails too
-FAILED_BEFORE = "the card failed in an earlier row: measure this one again"
 CARD_FAILED = re.compile(
     r"\b(CUDA|HIP) error|Triton Error \[(CUDA|HIP)\]: (?!out of memory)"
     "|CUDNN_STATUS_EXECUTION_FAILED"
 )
 
 Work = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a row has no numbers."""
+
+    kind: RowFailure
+    text: str
+
+
+# Of a card that has failed in mid-kernel: whatever this process asks of it from then on fails too
+FAILED_BEFORE = Failure("mistake", "the card failed in an earlier row: measure this one again")
 
 
 class Skipped(Exception):
@@ -197,18 +207,19 @@ def perform(order: dict, device: torch.device, folder: Path, log: EventLog) -> N
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)
         bench = Bench(device)
-        error = call(function, points[number], bench, order["source"]["code"])
+        failure = call(function, points[number], bench, order["source"]["code"])
         for row in bench.rows or [{}]:
-            values = plain(points[number] | row.get("values", {}) | bench.returned)
-            log.write("row", **{**row, "values": values, "error": error})
-        has_failed = CARD_FAILED.search(error or "") is not None
-        if number + 1 == len(points) or not (has_failed or error == OUT_OF_MEMORY):
+            values = points[number] | row.get("values", {}) | bench.returned
+            write_row(log, {**row, "values": plain(values)}, failure)
+        card_failed = failure is not None and CARD_FAILED.search(failure.text) is not None
+        is_full = failure is not None and failure.kind == "out of memory"
+        if number + 1 == len(points) or not (card_failed or is_full):
             continue
         if sys.platform != "win32":
             os.execv(sys.executable, sys.orig_argv)
-        elif has_failed:
+        elif card_failed:
             for point in points[number + 1 :]:
-                log.write("row", values=plain(point), error=FAILED_BEFORE)
+                write_row(log, {"values": plain(point)}, FAILED_BEFORE)
             break
         else:
             del bench
@@ -217,9 +228,15 @@ def perform(order: dict, device: torch.device, folder: Path, log: EventLog) -> N
     progress.unlink()
 
 
+def write_row(log: EventLog, row: dict[str, object], failure: Failure | None) -> None:
+    """Write one row of the table, and why it has no numbers where it has none."""
+    why = {"error": failure.text, "kind": failure.kind} if failure else {"error": None}
+    log.write("row", **row, **why)
+
+
 def call(
     function: Callable, point: dict[str, object], bench: Bench, code: dict[str, list[str]]
-) -> str | None:
+) -> Failure | None:
     """Call the function for one point; return why it gave no numbers, or None."""
     try:
         returned = function(bench, **point) or {}
@@ -230,9 +247,11 @@ def call(
             raise ValueError(f"it returned {taken[0]!r}, a column of the bench's own: rename it")
         bench.returned = returned
     except Skipped as why:
-        return f"skipped: {why}"
+        return Failure("skipped", str(why))
     except Exception as error:  # whatever the reader's code raises
-        return OUT_OF_MEMORY if machine.refused(error) else said(error, function, code)
+        if machine.refused(error):
+            return Failure("out of memory", "out of memory")
+        return Failure("mistake", said(error, function, code))
     return None
 
 

@@ -71,7 +71,7 @@ def hold_devices(spec: dict, log: EventLog) -> None:
         asked = [sys.executable, "-c", CARDS.format(spec["ranks"])]
         names = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
     for name in sorted(names):
-        family.hold(Path(spec["cache"]), name, spec["run"], waiting=log.stage)
+        family.hold(Path(spec["cache"]), name, spec["run"], waiting=log.waiting)
 
 
 def name_the_failed(failures: dict[int, ProcessFailure], folder: Path, log: EventLog) -> None:

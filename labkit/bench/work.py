@@ -41,9 +41,9 @@ def do(spec: Settings, folder: Path, log: EventLog) -> None:
         machine.use_fixed_threads()
     device = devices.find_device(spec["pipeline"]["device"])
     devices.use(device)
-    here = machine.describe(device) | {"unused_gpu": devices.unused_gpu()}
+    here = machine.describe(device) | devices.unused_facts()
     log.write("machine", **here)
-    hold(Path(spec["cache"]), here.get("uuid") or device.type, spec["run"], waiting=log.stage)
+    hold(Path(spec["cache"]), here.get("uuid") or device.type, spec["run"], waiting=log.waiting)
     if "measure" in spec:
         from labkit.bench.measure import perform  # a tenth of a second
 

@@ -1,10 +1,10 @@
 """Challenges: a task, how an answer to it is measured, and the verdict on it.
 
-A knob challenge is answered with changes of a spec, and judged by what a run of that measures. A
+A knob challenge is answered with changes to a spec, and judged by a run of the changed spec. A
 code challenge is answered with a function or a class, which a check tries out on the bench. The
 challenges themselves are in `challenges/`, one file for each notebook.
 
-Goals compare with a baseline measured in the same session, never with an absolute time. What is
+Goals compare with a baseline measured in the same session, never with an absolute time. A result
 close to its mark is measured again; if the repeats lie on both sides of the mark, it is too noisy
 to judge. Whatever the answer is, the reader gets a verdict and what the answer measured, never a
 traceback of ours. Tries and passes are kept in the score, by the challenge's key.
@@ -22,7 +22,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from labkit.course import score
 from labkit.course.slow_script import SlowScript
@@ -44,10 +44,16 @@ Answer = Callable[..., Any]  # the reader's function or class
 Numbers = Mapping[str, float]  # what a check measured, by the `what` of its goals
 Measure = Callable[[Run, "Run | None"], "float | None"]  # of an answer's run and the baseline's
 Finished = TypeVar("Finished", Run, Measurements)
+# Of a verdict; an answer whose run did not finish "crashed"
+Kind = Literal["passed", "not yet", "too noisy", "no answer", "crashed"]
 
 
 class Unfinished(Exception):
     """A run that was to be judged did not finish; the message says why."""
+
+
+class NeverBegan(Unfinished):
+    """Another run kept the device, so the answer was not tried."""
 
 
 class Refused(Exception):
@@ -61,7 +67,7 @@ class Goal:
     what: str  # as the reader sees it: "samples/s over the baseline's"
     at_least: float = -math.inf
     at_most: float = math.inf
-    close: float = 0.0  # within this share of a mark noise could decide: it is measured again
+    close: float = 0.0  # a result within this share of a mark may be noise: it is measured again
 
     def met(self, value: float | None) -> bool:
         """Return whether `value` is in the range; a missing number is not."""
@@ -91,7 +97,7 @@ class Goal:
 
 
 def faster(times: float) -> Goal:
-    """Return the goal to train so many times the baseline's samples/s; see `speedup`."""
+    """Return the goal of so many times the baseline's samples/s; see `speedup`."""
     return Goal("samples/s over the baseline's", at_least=times, close=0.1)
 
 
@@ -106,19 +112,16 @@ class Attempt:
     """What one try of an answer measured."""
 
     values: Mapping[Goal, float | None]
-    run: Run | None = None  # the answer's, where it is one of a training loop
+    run: Run | None = None  # of the answer, where that is a spec
     baseline: Run | None = None
 
 
 @dataclass(frozen=True, repr=False)
 class Verdict(Result):
-    """The outcome of a check; truthy if the challenge is passed.
-
-    `kind` is "passed", "not yet", "too noisy", "no answer" or "crashed" (its run did not finish).
-    """
+    """The outcome of a check; truthy if the challenge is passed."""
 
     key: str
-    kind: str
+    kind: Kind
     lines: tuple[str, ...] = ()  # what was expected, and what was measured
     why: str = ""  # why there is no judgement
     hint: str = ""
@@ -155,9 +158,14 @@ class Challenge:
     example: Pipeline | SlowScript | Answer  # of an answer that passes
 
     @property
-    def rules(self) -> str:
-        """The kind of answer that is expected."""
+    def kind_of_answer(self) -> str:
+        """The kind of answer that is expected, as half a sentence: "The answer is a function"."""
         raise NotImplementedError
+
+    @property
+    def rules(self) -> str:
+        """The kind of answer that is expected, and what it may change."""
+        return f"{self.kind_of_answer}."
 
     def attempt(self, answer: object, number: int) -> Attempt:
         """Try an answer for the `number`th time, from 0; raises ValueError, Unfinished."""
@@ -165,7 +173,7 @@ class Challenge:
 
     @property
     def tries(self) -> int:
-        """How many answers were judged so far, in this session and, by the score, before it."""
+        """How many answers were judged so far, in this session and before it."""
         return score.entry("challenges", self.key).get("tries", 0)
 
     def check(self, answer: object) -> Verdict:
@@ -174,12 +182,13 @@ class Challenge:
             return Verdict(self.key, "no answer", why="No answer yet.")
         try:
             verdict = self._judge(answer)
+        except NeverBegan as why:
+            return Verdict(self.key, "crashed", why=str(why))  # that was no try
+        except Unfinished as why:
+            verdict = Verdict(self.key, "crashed", why=str(why))
         except Exception as problem:  # whatever the reader's answer raises
-            kind = "crashed" if isinstance(problem, Unfinished) else "not yet"
-            verdict = Verdict(self.key, kind, why=str(problem))
-        if verdict.kind == "too noisy" or "DeviceBusy" in verdict.why:
-            return verdict  # that was no try
-        return self._counted(verdict)
+            verdict = Verdict(self.key, "not yet", why=str(problem))
+        return verdict if verdict.kind == "too noisy" else self._counted(verdict)
 
     def solution(self) -> Pipeline | SlowScript | str:
         """Return a solution that passes; after a first try only."""
@@ -198,7 +207,7 @@ class Challenge:
         if any(goal.near(value) for goal, value in attempts[0].values.items()):
             attempts += [self.attempt(answer, number) for number in range(1, REPEATS)]
         lines = []
-        kind = "passed"
+        kind: Kind = "passed"
         for goal in attempts[0].values:
             values = [attempt.values[goal] for attempt in attempts]
             lines.append(goal.judged(values))
@@ -234,16 +243,21 @@ class KnobChallenge(Challenge):
     free: tuple[str, ...]
 
     @property
+    def kind_of_answer(self) -> str:
+        """A dict or a spec."""
+        return f"The answer is a dict of changes or a {type(self.start).__name__}"
+
+    @property
     def rules(self) -> str:
         """The kind of answer that is expected, what it may change, and of what."""
-        answer = f"The answer is a dict of changes or a {type(self.start).__name__}"
-        return f"{answer}; only {', '.join(self.free)} may change.\n\n{self.start}"
+        free = ", ".join(self.free)
+        return f"{self.kind_of_answer}; only {free} may change.\n\n{self.start}"
 
     def spec(self, answer: object) -> Pipeline | SlowScript:
         """Return what is to be run; raises ValueError, saying why, if that is not an answer."""
         spec = self.start.but(**answer) if isinstance(answer, dict) else answer
         if not isinstance(spec, type(self.start)):
-            raise ValueError(f"{self.rules.split(';')[0]}, this is {type(answer).__name__}.")
+            raise ValueError(f"{self.kind_of_answer}, this is {type(answer).__name__}.")
         given = vars(self.start)
         changed = [name for name, value in vars(spec).items() if value != given[name]]
         if not changed:
@@ -264,7 +278,7 @@ class KnobChallenge(Challenge):
 
 @cache
 def baseline_run(base: Pipeline | SlowScript, _number: int) -> Run:
-    """Return this session's run of what was given, of that number."""
+    """Return the run of the given spec that has this number in this session."""
     return finished(launch(base))
 
 
@@ -272,7 +286,8 @@ def finished(started: Finished) -> Finished:
     """Return what was started when it is over; raises Unfinished."""
     started.wait_or_raise()
     if started.outcome != "finished":
-        raise Unfinished(f"It did not finish. {started.error or started.outcome}")
+        kind = NeverBegan if started.found_device_busy else Unfinished
+        raise kind(f"It did not finish. {started.error or started.outcome}")
     return started
 
 
@@ -284,15 +299,15 @@ class CodeChallenge(Challenge):
     numbers_of: Callable[[Answer], Numbers]
 
     @property
-    def rules(self) -> str:
-        """The kind of answer that is expected."""
-        return f"The answer is a {'class' if isinstance(self.example, type) else 'function'}."
+    def kind_of_answer(self) -> str:
+        """A function or a class, as the example is."""
+        return f"The answer is a {'class' if isinstance(self.example, type) else 'function'}"
 
     def attempt(self, answer: object, number: int) -> Attempt:
         """Try the answer out in a process of its own."""
         is_kind = isinstance(answer, type) or not isinstance(self.example, type)
         if not callable(answer) or not is_kind:
-            raise ValueError(f"{self.rules[:-1]}, this is {type(answer).__name__}.")
+            raise ValueError(f"{self.kind_of_answer}, this is {type(answer).__name__}.")
         measured = self.on_the_bench(answer)
         if isinstance(measured, str):
             raise ValueError(measured)

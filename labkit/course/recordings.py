@@ -1,7 +1,6 @@
 """`labkit record`: every recorded run of the course on this machine, in files fit to ship.
 
-What is recorded stands in `labkit/data/recordings.json`. What is kept of it is little, and nothing
-personal.
+`labkit/data/recordings.json` lists the runs. Of each, little is kept, and nothing personal.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from labkit.results.result import Result, Table
 from labkit.results.shipped import entries
 from labkit.spec import Pipeline
 
-BUDGET_S = 480.0  # of all records together
-LONGEST_S = 60.0  # of one: then it is stopped and left out
-MOST_STEPS = 600  # the first so many: a stretch as it was, since thinned steps would have no teeth
+BUDGET_S = 480.0  # s, for all records together
+LONGEST_S = 60.0  # s, for one: a longer one is stopped and left out
+MOST_STEPS = 600  # the first so many in a row: thinned out, they would show no teeth
 MOST_ITEM_ROWS = 400
 MOST_TELEMETRY = 400
 

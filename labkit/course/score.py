@@ -38,7 +38,7 @@ class Values(TypedDict, total=False):
     tries: int
 
 
-_unwritten: list[Values] = []  # of this session, what could not be written
+_unwritten: list[Values] = []  # what this session could not write
 
 
 def keep(kind: str, name: str, **values: Guessed | None) -> None:
@@ -52,12 +52,12 @@ def keep(kind: str, name: str, **values: Guessed | None) -> None:
     text = "\n".join(json.dumps(line, default=str) for line in _unwritten)
     with contextlib.suppress(OSError):  # a folder that is read-only: the next call tries again
         with open(FILE_NAME, "a", encoding="utf-8") as file:
-            file.write(f"\n{text}\n")  # behind a line that was cut off
+            file.write(f"\n{text}\n")  # begins a new line: the last one may have been cut off
         _unwritten.clear()
 
 
 def read() -> dict[str, dict[str, Values]]:
-    """Return {kind: {name: values}}; lines that are not of a score count as none."""
+    """Return {kind: {name: values}}; lines that are no entries of a score are skipped."""
     book: dict[str, dict[str, Values]] = {kind: {} for kind in KINDS}
     for line in [*_stored(), *_unwritten]:
         kind = line.get("kind")

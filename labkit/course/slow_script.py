@@ -32,13 +32,13 @@ FIXES = {
 }
 LADDER = tuple(FIXES)
 PREFETCH = 2
-MOST_WORKERS = 8  # with lean items that many feed any card
+MOST_WORKERS = 8  # enough for any card once items are lean
 HALF_PRECISION = ("fp16", "bf16")
-# Of a step's loss in FP32, or of the mean loss where that is more: late losses are small, and
-# rounding that has grown over many updates is large beside them
+# A step's loss in FP32 may differ by this share of it, or of the mean loss where that is larger:
+# late losses are small, and rounding that has grown over many updates is large beside them
 SAME_LOSS = 0.02
 SAME_MEAN_LOSS = 0.10  # of the mean loss, in 16 bits
-STEPS = 21  # at least: 20 get an x-ray, and a verdict needs 12 behind the warm-up
+STEPS = 21  # at least: an x-ray needs 20, a verdict 12 after the warm-up
 
 
 @declares_knobs

@@ -27,11 +27,11 @@ from labkit.process.events import EventLog
 
 MEAN = (0.49, 0.48, 0.45)  # of each colour channel
 STD = (0.25, 0.24, 0.26)
-CHECKED = 3  # batches whose pixels are summed up, to prove that all stages see the same
+CHECKED = 3  # batches whose pixels are summed, to show that all stages see the same
 
 
 def step_of(fix: str, fixes: Collection[str]) -> ModuleType:
-    """Return the module whose functions run: the fixed ones where `fix` is among `fixes`."""
+    """Return the module whose functions run: the fixed one where `fix` is among `fixes`."""
     return fixed_step if fix in fixes else slow_step
 
 

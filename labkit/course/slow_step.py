@@ -1,4 +1,4 @@
-"""The slow script's own lines, with everything wrong with them.
+"""The slow script's own lines, everything in them slow.
 
 `fixed_step.py` has the same functions, fixed. Both are plain PyTorch.
 """

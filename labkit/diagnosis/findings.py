@@ -9,6 +9,7 @@ from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.remedies import LESSONS, NOTEBOOKS, Remedy
 from labkit.diagnosis.symptoms import page_of
 
+HIGHEST_LOSS = 0.98  # of the time; more would promise an absurd gain
 BOTTLENECKS = {  # every name that a diagnosis can give
     "input": "waiting for data",
     "transfer": "copies to the device",
@@ -70,6 +71,17 @@ class Finding:
         """The page that explains the cause, in the folder of the notebooks; "" without one."""
         return page_of(self.cause)
 
+    @property
+    def places(self) -> dict[str, str]:
+        """Where to read on, in words, each with its address in the folder of the notebooks."""
+        named = {}
+        if self.lesson:
+            file, heading = self.lesson
+            named[f"notebook {file[:2]}, section {heading.rstrip('?')}"] = self.link
+        if self.page:
+            named[self.page] = self.page
+        return named
+
     def to_dict(self) -> dict[str, object]:
         """Return the finding as JSON types."""
         return {
@@ -99,5 +111,10 @@ def costs(
 
 def bound(lost_share: float) -> float | None:
     """Return the gain where all of a loss goes and no more; None where that says too little."""
-    most = 1 / (1 - min(lost_share, 0.98))
+    most = gain_without(lost_share)
     return most if most <= AT_MOST else None
+
+
+def gain_without(lost_share: float) -> float:
+    """Return the throughput over the present one, were this share of the time not lost."""
+    return 1 / (1 - min(lost_share, HIGHEST_LOSS))

@@ -45,7 +45,6 @@ FREE = {
     "xray",
 }
 BATCH_FACTOR = 4  # the step's time at other batch sizes is a straight line only so far
-NOT_COMPARABLE = "not comparable"  # what came with what was predicted
 
 
 class Estimate(NamedTuple):
@@ -191,7 +190,7 @@ def outcome_of(found: Prediction, came: Run) -> str:
     if use.is_shared:
         named = f": {listed(came.beside)}" if came.beside else ""
         taken = f"{use.others:.1f} of {use.cores} cores"
-        return f"{NOT_COMPARABLE}: other programs use {taken}{named}"
+        return f"not comparable: other programs use {taken}{named}"
     rate, busy_s = _rate_and_busy_s(came)
     expected, expected_busy_s = _rate_and_busy_s(found)
     apart = rate / expected - 1

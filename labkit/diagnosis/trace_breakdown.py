@@ -320,9 +320,9 @@ class RankTraces(Result):
 
     def plot(self) -> Figure:
         """Draw every rank's average step as bars."""
-        from labkit.view.analysis_figures import draw_ranks
+        from labkit.view.analysis_figures import draw_rank_traces
 
-        return draw_ranks(self)
+        return draw_rank_traces(self)
 
     def to_dict(self) -> dict[str, object]:
         """Return the straggler, and what each rank's `to_dict` returns."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from labkit.diagnosis.findings import BOTTLENECKS, Finding
-from labkit.results.result import Result, Table, but
+from labkit.results.result import Result, Table, but_call
 
 SHOWN = 4  # findings of the details
 
@@ -100,7 +100,7 @@ class Diagnosis(Result):
             changes = finding.remedies[0].changes
             if not copies:
                 copies["PyTorch"] = finding.code
-                copies["labkit"] = but(dict(changes)) if self.of_pipeline and changes else ""
+                copies["labkit"] = but_call(dict(changes)) if self.of_pipeline and changes else ""
         return Table(
             rows,
             head=("finding", "time lost", "evidence", "what to change"),

@@ -12,7 +12,7 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured
 from labkit.diagnosis.prediction import WORTH
-from labkit.diagnosis.remedies import LESSONS, TRY_FIRST, Remedy
+from labkit.diagnosis.remedies import TRY_FIRST, Remedy
 from labkit.results.script import changed_lines
 
 FORMATS = {
@@ -69,13 +69,7 @@ def _advice(finding: Finding) -> str:
 
 def _where_to_read(finding: Finding) -> str:
     """Return the section that teaches the first remedy, and the page of the cause."""
-    places = []
-    if finding.lesson:
-        number, heading = LESSONS[finding.remedies[0].lesson]
-        places.append(f"notebook {number}, section {heading.rstrip('?')}")
-    if finding.page:
-        places.append(finding.page)
-    return f"See {', and '.join(places)}." if places else ""
+    return f"See {', and '.join(finding.places)}." if finding.places else ""
 
 
 def _expectation(finding: Finding) -> str:

@@ -20,7 +20,7 @@ import os
 import struct
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from labkit.process.keys import keys_in, masked
 from labkit.process.locks import one_writer
@@ -28,6 +28,7 @@ from labkit.process.locks import one_writer
 VERSION = 1
 FILE_NAME = "events.jsonl"
 SPEC_NAME = "spec.json"  # what the bench is asked to do
+RowFailure = Literal["skipped", "out of memory", "mistake"]  # why a row has no numbers
 RESERVE_NAME = "reserve"  # a file of so many bytes, given up when the disk is full
 RESERVE_BYTES = 256 * 1024
 MOST_KEPT = 4 * 2**20  # bytes that wait for room on a full disk
@@ -80,6 +81,10 @@ class EventLog:
     def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
         """Write what the run is busy with before it measures, and how far that is."""
         self.write("stage", name=name, done=done, total=total)
+
+    def waiting(self, name: str) -> None:
+        """Write what the run waits for before it can begin."""
+        self.write("stage", name=name, done=None, total=None, waiting=True)
 
     def write_line(self, line: str) -> None:
         """Append one finished line of JSON, or several."""

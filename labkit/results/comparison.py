@@ -26,14 +26,14 @@ COMPARED = (
     "compute_ms",
     "other_ms",
 )
-OF_SOME_RUNS = ("mfu", "mbu", "padding")  # statistics that few runs have
-TINY = 0.01  # share of a step: of what is below it on both sides the ratio says nothing
+OF_SOME_RUNS = ("mfu", "mbu", "padding")  # statistics that only some runs have
+TINY = 0.01  # share of a step: where both sides are below it, their ratio says nothing
 LEAST_NOISE = 0.02  # relative difference of throughput that two runs may always have
-# Neighbouring steps are alike, so the noise is that of the means of BLOCKS stretches of a run, not
-# of its steps; differences of a part below LEAST of the step are not worth a word
+# Neighbouring steps are alike, so noise is measured between the means of BLOCKS stretches of a run,
+# not between steps. A part that differs by less than LEAST of the step is not mentioned
 BLOCKS = 20
 LEAST = 0.02
-LEAST_STEPS = 5  # of a run whose parts are compared
+LEAST_STEPS = 5  # that both runs need for a comparison of their parts
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Comparison(Result):
 
     @property
     def changed(self) -> dict[str, tuple[object, object]]:
-        """{knob: (before, after)} of the knobs that differ in what ran, and were asked for."""
+        """{knob: (before, after)} of the knobs that ran with other values and were asked for."""
         old = self.before.pipeline.to_dict()
         new = self.after.pipeline.to_dict()
         asked_old = self.before.asked.to_dict()
@@ -161,7 +161,7 @@ class Comparison(Result):
         return name, printed(self.before, name), printed(self.after, name), text
 
     def _remarks(self) -> list[str]:
-        """Return which parts changed beyond the noise, and what a step is where that differs."""
+        """Say which parts changed beyond the noise, and whether a step means a micro-batch."""
         remarks = []
         for word, is_slower in (("slower", True), ("faster", False)):
             parts = [str(each) for each in self.parts if each.changed and each.slower == is_slower]
@@ -175,7 +175,7 @@ class Comparison(Result):
 
 
 def known(statistics: Iterable[str], runs: Sequence[Run]) -> list[str]:
-    """Return what a table shows: of statistics that few runs have, those that one of these has."""
+    """Return the statistics to show: those of only some runs where one of these has them."""
     missing = {name for name in OF_SOME_RUNS if all(getattr(run, name) is None for run in runs)}
     return [name for name in statistics if name not in missing]
 

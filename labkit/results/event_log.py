@@ -15,6 +15,7 @@ from typing import (
     Any,
     ClassVar,
     Concatenate,
+    Literal,
     ParamSpec,
     Protocol,
     TypeVar,
@@ -22,6 +23,7 @@ from typing import (
 
 from labkit.process import folders
 from labkit.process.events import FILE_NAME
+from labkit.process.family import DeviceBusy
 from labkit.process.interrupts import held, in_notebook
 from labkit.results import privacy, saving
 from labkit.results.failures import reason_of_failure
@@ -32,8 +34,9 @@ from labkit.results.steps import Steps, Texts
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-POLL_S = 0.05  # between two looks at a run that goes on
+POLL_S = 0.05  # s between two looks at a run that goes on
 
+Outcome = Literal["running", "finished", "stopped", "failed"]
 Log = TypeVar("Log", bound="EventLogResult")
 Arguments = ParamSpec("Arguments")
 Value = TypeVar("Value")
@@ -72,20 +75,14 @@ class live_property(property):
     """A property of a log that may still grow: computed once for each moment of it."""
 
     def __get__(self, log: EventLogResult | None, owner: type | None = None) -> Any:
-        if log is None:
-            return self
-        with log.as_of_now():
-            computed = log.computed  # of this moment: a thread may read on meanwhile
-            if self not in computed:
-                computed[self] = super().__get__(log)
-            return computed[self]
+        return self if log is None or self.fget is None else log.once(self.fget)
 
 
 class EventLogResult:
     """One event log, live or recorded. A live log is read on again at each access."""
 
     SERIES: ClassVar[dict[str, type[list[Event] | Texts | Steps]]] = {}
-    """Events of which every one is kept, and in what; of all others the last is kept."""
+    """The events that are all kept, and in what; of every other event only the last is kept."""
     NUMBERS: ClassVar[tuple[str, ...]] = ("id", "utc", "recorded", "outcome", "error", "mark")
     """The attributes that `to_dict` and `--json` list."""
 
@@ -123,7 +120,7 @@ class EventLogResult:
         """Read what has been written since the last call."""
         if self._tail is None:
             return self
-        with self._reading, self._hold():  # a panel stops its run in a thread: once is enough
+        with self._reading, self._hold():  # a panel stops its run in another thread
             if self._tail is not None:
                 alive = self._process is not None and self._process.alive()
                 self._absorb(self._tail.read())
@@ -139,6 +136,14 @@ class EventLogResult:
         self._now()
         with self._hold():
             yield self
+
+    def once(self, compute: Callable[[Self], Value]) -> Value:
+        """Return what `compute(self)` returns; it is called once for each moment of the log."""
+        with self.as_of_now():
+            computed = self.computed  # of this moment: a thread may read on meanwhile
+            if compute not in computed:
+                computed[compute] = compute(self)
+            return computed[compute]
 
     @contextlib.contextmanager
     def _hold(self) -> Iterator[None]:
@@ -207,7 +212,7 @@ class EventLogResult:
 
     @property
     def stage(self) -> Event:
-        """The last stage before training: `name`, and `done` of `total` where counted."""
+        """The last stage before training: `name`, `done` of `total` where counted, `waiting`."""
         return self.event("stage") or {"name": "starting"}
 
     @property
@@ -221,8 +226,8 @@ class EventLogResult:
         return self._fact("error", "traceback")
 
     @live_property
-    def outcome(self) -> str:
-        """Whether it is "running", "finished", "stopped" or "failed"."""
+    def outcome(self) -> Outcome:
+        """How far it is, or how it ended."""
         if "done" in self._kept:
             return "finished"
         if self._kept.get("end", {}).get("stop") is not None:
@@ -238,12 +243,21 @@ class EventLogResult:
         return reason_of_failure(self._kept.get("error"), self._kept.get("end"))
 
     @property
+    def steps(self) -> int | None:
+        """Steps done, warm-up included; None of what makes no steps."""
+        return None
+
+    @property
+    def found_device_busy(self) -> bool:
+        """Whether it failed before it began, because another run kept the device."""
+        return self._fact("error", "kind") == DeviceBusy.__name__
+
+    @property
     def ended(self) -> str:
         """How it ended, after how many steps: "stopped after 34 steps"."""
-        steps = getattr(self, "steps", None)
-        if steps is None:
+        if self.steps is None:
             return self.outcome
-        return f"{self.outcome} after {steps:,} step{'' if steps == 1 else 's'}"
+        return f"{self.outcome} after {self.steps:,} step{'' if self.steps == 1 else 's'}"
 
     # Waiting for it, and ending it
 

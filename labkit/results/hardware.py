@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 import subprocess
 import sys
 from dataclasses import dataclass, field, fields
@@ -40,6 +39,7 @@ class Machine(Result):
     driver: str | None = None
     pcie: str | None = None  # the card's link, as it was when asked
     unused_gpu: str | None = None  # a card that is here and that torch cannot use: why, the remedy
+    unused_gpu_in_short: str | None = None
     compile_lacks: str | None = None  # why torch.compile cannot act on the device
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -68,20 +68,11 @@ class Machine(Result):
         threads = ""
         if self.kind == "cpu":
             threads = f", model on {self.threads} thread{'' if self.threads == 1 else 's'}"
+        unused = self.unused_gpu_in_short or self.unused_gpu  # older records have the second only
         return (
             f"{self.name} ({self.kind.upper()}{threads}), {self.cores_text} CPU cores, "
-            f"torch {self.versions.get('torch', 'unknown')}{self._unused_text()}"
+            f"torch {self.versions.get('torch', 'unknown')}{f'; {unused}' if unused else ''}"
         )
-
-    def _unused_text(self) -> str:
-        """Say in short that a card is here and not used; "" where none is."""
-        if not self.unused_gpu:
-            return ""
-        text = f"; {self.unused_gpu.split(':')[0]}"
-        wheel = re.search(r"whl/(\w+)", self.unused_gpu)
-        if wheel:
-            text += f": install torch's wheel {wheel[1]} (lk.machine() has the command)"
-        return text
 
     def table(self) -> Table:
         """Return what is known of it, a line each."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class Source(Protocol):
+class Payload(Protocol):
     """Data of the reader's own, or a function, that the bench is to use."""
 
     def place(self, folder: Path) -> dict[str, object]:
@@ -43,7 +43,7 @@ class Options(TypedDict, total=False):
 
     fault: str | None
     after: list[str] | None
-    source: Source | None
+    source: Payload | None
 
 
 @overload
@@ -59,7 +59,7 @@ def launch(
     *,
     fault: str | None = None,
     after: list[str] | None = None,
-    source: Source | None = None,
+    source: Payload | None = None,
 ) -> Loaded:
     """Start what a spec describes apart from the kernel; return its Run, Measurements or Ranks.
 

@@ -63,6 +63,17 @@ class Measurements(EventLogResult):
         table["error"] = pandas.Series([row["error"] for row in self._rows], dtype=object)
         return table
 
+    @property
+    def mistake(self) -> str | None:
+        """The first row's error, where the function raised one in every row; else None.
+
+        A row that was skipped or that ran out of memory is no mistake.
+        """
+        events = self._events("row")
+        if not events or any(event.get("kind") != "mistake" for event in events):
+            return None
+        return events[0]["error"]
+
     def plot(self, x: str, y: str, by: str | None = None, **drawing: Any) -> Figure:
         """Draw column `y` over column `x`, a line for each value of column `by`; see `lk.plot`."""
         from labkit.view.rows_figure import plot
@@ -125,8 +136,8 @@ def as_row(event: Event) -> Event:
         values = {"of": event["of"], **event["case"], **(event.get("values") or {})}
         return {**event, "event": "row", "values": values}
     if event["event"] == "skipped":
-        why = f"skipped: {event['why']}"
-        return {"event": "row", "values": {"of": event["what"]}, "error": why}
+        values = {"of": event["what"]}
+        return {"event": "row", "values": values, "error": event["why"], "kind": "skipped"}
     return event
 
 
@@ -144,6 +155,8 @@ def row_of(event: Event) -> Row:
         if is_positive(event.get("bytes")):
             row["gib_s"] = float(event["bytes"] / middle / GIB)
     row["error"] = event.get("error")
+    if event.get("kind") == "skipped":
+        row["error"] = f"skipped: {event['error']}"
     return row
 
 

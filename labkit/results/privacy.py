@@ -25,7 +25,7 @@ CELL = re.compile(r"ipykernel_\d+[/\\]")
 PID = re.compile(r"\b(pid|process|worker)(\W{1,3})\d+")
 
 
-def masked(command: list[str]) -> list[str]:
+def without_keys(command: list[str]) -> list[str]:
     """Return a command with the values of options and variables that look like keys masked."""
     shown = []
     hide_next = False

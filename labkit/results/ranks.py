@@ -278,14 +278,20 @@ class Ranks(EventLogResult):
 
     @property
     @of_one_moment
+    def in_short(self) -> str:
+        """Throughput and the wait for data, of ranks that have them."""
+        waits = np.mean(self.times.wait) if self.times else 0.0
+        return f"{self.throughput:.0f} samples/s together, waiting for data {waits:.0%}"
+
+    @property
+    @of_one_moment
     def numbers(self) -> str:
         """The measured numbers in one line."""
         times = self.times
         if self.throughput is None or times is None:
             return f"{self.steps} steps: too few to measure"
         text = (
-            f"{self.throughput:.0f} samples/s together, waiting for data "
-            f"{np.mean(times.wait):.0%}, for each other {np.mean(times.others):.0%}, "
+            f"{self.in_short}, for each other {np.mean(times.others):.0%}, "
             f"exchanging gradients {np.mean(times.transfer):.0%}"
         )
         return f"{text}; {noise(self.spread)}" if self.spread and self.noisy else text

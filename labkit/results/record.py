@@ -119,7 +119,7 @@ def events_of(path: str | os.PathLike[str]) -> Iterator[Event]:
 
 
 class _Refused(Exception):
-    """A record beyond the bounds, or none; the message says what is wrong."""
+    """The file is no record, or beyond the bounds of one; the message says what is wrong."""
 
 
 def _whole_lines(stream: BufferedIOBase) -> Iterator[bytes]:

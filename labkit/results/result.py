@@ -67,7 +67,7 @@ def _cell(value: object) -> str:
 
 
 class Result:
-    """The base of what comes out: it prints as its table."""
+    """The base of every result: it prints as its table."""
 
     def table(self) -> Table:
         """Return what is printed; every subclass has its own."""
@@ -102,8 +102,8 @@ def with_texts(value: Any, change: Callable[[str], str], of_key: Callable[[str],
     return value
 
 
-def but(changes: Mapping[str, object]) -> str:
-    """Return changed knobs as they are typed."""
+def but_call(changes: Mapping[str, object]) -> str:
+    """Return what makes these changes to a pipeline, as it is typed."""
     return f"pipeline.but({as_typed(changes)})"
 
 

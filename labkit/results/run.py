@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from labkit.diagnosis.trace import Breakdown
     from labkit.diagnosis.verdict import Diagnosis
 
-HIDES = 0.05  # of wall time: fewer gaps than that inside the busy time need no word
-BLOCKS = 5  # throughput is compared between so many stretches of the run to judge its noise
+HIDES = 0.05  # of wall time: fewer gaps than this within the busy time are not mentioned
+BLOCKS = 5  # stretches of the run, whose throughputs are compared to judge its noise
 
 
 class Run(RunLog):
@@ -46,7 +46,7 @@ class Run(RunLog):
 
     @live_property
     def warmup(self) -> int:
-        """Steps left out of the statistics: the prefetched ones, but never over a third."""
+        """Steps left out of the statistics: those prefetched at the start, but at most a third."""
         wanted = self._fact("begin", "warmup", 0)
         return max(1, min(wanted, self.steps // 3)) if self.steps else 0
 
@@ -78,8 +78,8 @@ class Run(RunLog):
 
         The device had work, which need not have used all of it. On a CPU: forward, backward and
         optimizer. On a GPU: from a step's first kernel to its last, gaps included: an upper bound.
-        None of a watched loop on a device whose times are not known (a Mac's): the host's stamps
-        are those of the launches.
+        None for a watched loop on a device whose times are not known (a Mac's), of which the host
+        stamps only the launches.
         """
         if self._wall_s is None or self.launches_only:
             return None
@@ -118,7 +118,7 @@ class Run(RunLog):
         started = self._steps.moments("busy_start", measured)
         issued = self._steps.moments("copied", measured)
         has_times = self.machine.kind == "gpu" and self._steps.has_device_times()
-        is_known = has_times and not self.watched  # of which only the batch's arrival is stamped
+        is_known = has_times and not self.watched  # of it only the batch's arrival is stamped
         return float((started - issued).mean() / 1e6) if is_known and len(issued) else None
 
     @property
@@ -187,7 +187,7 @@ class Run(RunLog):
         return self._step_clock.mean_split(self.warmup) * 1e3 if self.steps > 1 else None
 
     def _mean_of(self, first: int, behind: int) -> float | None:
-        """Return the mean time of some neighbouring classes, ms."""
+        """Return the mean time of the classes from `first` up to `behind`, ms."""
         mean_ms = self.mean_ms
         return None if mean_ms is None else float(mean_ms[first:behind].sum())
 
@@ -241,7 +241,7 @@ class Run(RunLog):
 
     @live_property
     def wall_shares(self) -> WallShares | None:
-        """Where the whole time of a watched loop or script went; None of runs of the bench."""
+        """Where the whole time of a watched loop or script went; None for runs of the bench."""
         return stored(self.event("wall")) or wall_shares([self])
 
     # What it means: from the rooms above
@@ -312,9 +312,9 @@ class Run(RunLog):
 
     def plot(self, before: Run | None = None) -> Figure:
         """Draw the run; the utilization and the mean step of `before` beside it, where given."""
-        from labkit.view.run_figure import draw
+        from labkit.view.run_figure import draw_run
 
-        return draw(self, before)
+        return draw_run(self, before)
 
     # As text and as JSON
 
@@ -337,6 +337,11 @@ class Run(RunLog):
 
     def _what(self) -> str:
         return as_typed(self.asked.changed()) or "defaults"
+
+    @property
+    def in_short(self) -> str:
+        """Throughput and utilization, of a run that has them."""
+        return run_text.in_short(self)
 
     @property
     def numbers(self) -> str:

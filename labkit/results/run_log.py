@@ -16,7 +16,7 @@ from labkit.results.steps import HOST, STAMPS, Steps, Texts
 from labkit.spec import PX, STEPS, Pipeline
 
 CPU_VALUES = {"image_px": PX, "steps": STEPS}
-MOST_NAMED = 3  # of the programs beside it
+MOST_NAMED = 3  # of the programs that ran beside it
 GIB = 2**30
 ENDINGS = ("done", "error", "end")  # events after which nothing follows
 
@@ -36,11 +36,11 @@ class RunLog(EventLogResult):
         "beside": list,
         "on_the_card": list,
     }
-    loader: object = None  # that `lk.watch` looked at, while this process has it
+    loader: object = None  # the one that `lk.watch` watched, if this process still has it
 
     def _take(self, event: Event) -> None:
         super()._take(event)
-        if event["event"] == "epoch":  # a watched loop goes on: it has not ended after all
+        if event["event"] == "epoch":  # a watched loop that seemed to have ended goes on
             for name in ENDINGS:
                 self._kept.pop(name, None)
 
@@ -146,9 +146,9 @@ class RunLog(EventLogResult):
 
     @property
     def exchange_ns(self) -> np.ndarray:
-        """Of a rank (steps, 2), ns on the machine's clock: last gradient there, all averaged.
+        """When a rank had its last gradient, and when all were averaged: (steps, 2), ns.
 
-        NaN where a step exchanged none.
+        On the machine's clock; NaN where a step exchanged none.
         """
         steps = self._steps
         rows = slice(len(steps))
@@ -158,7 +158,7 @@ class RunLog(EventLogResult):
 
     @property
     def peak_memory_gib(self) -> float | None:
-        """Most memory held: allocated on a CUDA GPU; resident on a CPU.
+        """The most memory held, GiB: allocated on a CUDA GPU, resident on a CPU.
 
         On Apple's GPU, which reports no peak, what its driver held in the end.
         """
@@ -210,7 +210,7 @@ class RunLog(EventLogResult):
 
     @property
     def passes(self) -> list[Event]:
-        """And as they ended: `n`, `began`, `ended` (ns), and whether one `trains`."""
+        """The passes over a watched loader as they ended: `n`, `began`, `ended` (ns), `trains`."""
         return self._events("pass")
 
     @property
@@ -220,7 +220,7 @@ class RunLog(EventLogResult):
 
     @property
     def no_lines(self) -> str | None:
-        """Why no stack was sampled; None where some were, or yet."""
+        """Why no stack was sampled; None where some were, or may still be."""
         return self._fact("no_lines", "why")
 
     @property
@@ -235,7 +235,7 @@ class RunLog(EventLogResult):
 
     @property
     def no_xray(self) -> str | None:
-        """Why there is no x-ray; None where there is, or not yet."""
+        """Why there is no x-ray; None where there is one, or may still be."""
         return self._fact("no_xray", "why")
 
     @property

@@ -1,12 +1,14 @@
-"""A run's numbers in words."""
+"""A run's numbers, and what was simulated behind them, in words."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from labkit.results.result import noise
 
 if TYPE_CHECKING:
+    from labkit.results.ranks import Ranks
     from labkit.results.run import Run
 
 SLOW_START_S = 1.0  # a shorter start of the workers needs no word
@@ -17,11 +19,29 @@ def numbers(run: Run) -> str:
     """Return the measured numbers in one line, with what was simulated rather than measured."""
     if run.throughput is None:
         return f"{run.steps} steps: too few to measure"
-    measured = (
-        f"{run.throughput:.0f} {run.unit}/s, {run.machine.kind.upper()} busy {run.busy_text}, "
-        f"step {run.step_ms:.1f} ms ({_parts(run)})"
-    )
+    measured = f"{in_short(run)}, step {run.step_ms:.1f} ms ({_parts(run)})"
     return "; ".join([measured, *_remarks(run)])
+
+
+def in_short(run: Run) -> str:
+    """Return the throughput and the utilization of a run that has them."""
+    return f"{run.throughput:.0f} {run.unit}/s, {run.machine.kind.upper()} busy {run.busy_text}"
+
+
+def delays_of(runs: Iterable[Run | Ranks], varied: Iterable[str] = ()) -> str:
+    """Return the simulated delays behind the runs' numbers; "" if there are none.
+
+    Where they differ by one of the `varied` knobs, the figure itself says which is which.
+    """
+    runs = list(runs)
+    measured = [run for run in runs if run.throughput is not None]
+    found = dict.fromkeys(run.pipeline.simulated_delay for run in measured)
+    if not any(found):
+        return ""
+    swept = [name for name in varied if "_ms" in name]
+    if len(found) > 1 and swept:
+        return f"simulated delay: {' and '.join(swept)}, as shown"
+    return f"simulated delay: {' / '.join(text or 'none' for text in found)}"
 
 
 def _parts(run: Run) -> str:

@@ -25,16 +25,16 @@ COLUMNS = {  # {statistic: its head}; of those that few runs have, only where on
     "wait_ms": "wait ms",
     "compute_ms": "compute ms",
 }
-PERIOD_S = 0.05  # between two looks at the runs that go on
+PERIOD_S = 0.05  # s between two looks at the runs that go on
 
 
 class Sweep(Result):
-    """The runs of a sweep, in the order of its knobs' product: of all `settings`, or the first."""
+    """The runs of a sweep: one for each of `settings`, or for the first of them where it ended."""
 
     def __init__(self, pipeline: Pipeline, knobs: Settings, devices: Sequence[str] | None = None):
         """Check every combination before anything runs; raises ValueError naming a bad one.
 
-        With `devices`, such as ["cuda:0", "cuda:1"], each has one run at a time, all at once.
+        With `devices`, such as ["cuda:0", "cuda:1"], each has one run at a time, beside the others.
         """
         check_names(knobs, KNOBS)
         self.pipeline = pipeline

@@ -285,9 +285,9 @@ class LoaderWorkers:
 
     def plot(self, start_s: float | None = None, seconds: float = 3.0) -> Figure:
         """Draw what each worker did, under the loop, for a few seconds from `start_s` on."""
-        from labkit.view.workers_figure import draw
+        from labkit.view.workers_figure import draw_workers
 
-        return draw(self, start_s=start_s, seconds=seconds)
+        return draw_workers(self, start_s=start_s, seconds=seconds)
 
     def __repr__(self) -> str:
         if not self:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator
 
-from labkit.diagnosis.findings import Finding
+from labkit.diagnosis.findings import Finding, gain_without
 from labkit.diagnosis.losses import TOLERANCE, agree
 from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.remedies import Remedy
@@ -17,24 +17,24 @@ from labkit.spec import too_old_for
 from labkit.tuning.result import Ladder
 from labkit.tuning.search import SURE, Search
 from labkit.tuning.settings import Knobs, LoaderSetting
-from labkit.tuning.trial import Trial
+from labkit.tuning.trial import Judgement, Trial
 from labkit.tuning.trial_bench import TrialBench
 
 MOST_RUNS = 12
-LOOKS = 2  # at a setting whose run gave no verdict
-WORTH = 0.03  # an expected or measured gain below this is none
-HIGHEST_LOSS = 0.98  # of the time; more would promise an absurd gain
+LOOKS = 2  # runs of a setting before "unsure" is taken for the verdict
+WORTH = 0.03  # a smaller gain, expected or measured, does not count
 TRAINING = ("batch_size", "precision")  # knobs that change what is trained
 LOADER = ("num_workers", "prefetch_factor")
 ROUNDS_OFF = ("precision", "compile", "channels_last")  # change the arithmetic, and so the losses
 TO_DEVICE = ("pin_memory", "non_blocking", "prefetch_to_device")
-# Change when a batch is there, and neither the samples in it (every run draws the same ones) nor
-# what is computed of them: random augmentation may part the losses, and nothing else can
+# These change when a batch arrives, but neither its samples (every run draws the same) nor what is
+# computed from them: only random augmentation can make the losses differ
 FEEDS = {*LOADER, *TO_DEVICE, "persistent_workers"}
-KEPT = "kept"  # what is said of a trial that gains,
-NO_GAIN = "no gain"  # and of one that may be tried again with others; else the reason
-UNCHANGED = 2.0  # times the difference of two unchanged runs' losses, that a change may make
-EXACT = 0.02  # relative difference of mean losses where nothing but the order of additions differs
+KEPT = Judgement("kept", kept=True)
+NO_GAIN = Judgement("no gain")  # it may be tried again with others
+NO_GAIN_AGAIN = Judgement("no gain: the start was as fast, measured again")
+UNCHANGED = 2.0  # a change may move the losses by so many times what two unchanged runs differ by
+EXACT = 0.02  # relative difference of mean losses that another order of additions may make
 
 
 class Improver(Search[Ladder]):
@@ -54,7 +54,7 @@ class Improver(Search[Ladder]):
         """Set up a climb; nothing runs yet.
 
         `forecast(run, its loader, changes)` predicts samples/s; `lacks(changes, run, knobs)` says
-        why changes cannot act here; `check_start` measures the start again in the end, when caches
+        why changes cannot act here; `check_start` measures the start again at the end, when caches
         are warm.
         """
         super().__init__(found, bench)
@@ -83,7 +83,7 @@ class Improver(Search[Ladder]):
             if not found.tried[0].rates:
                 raise
             found.stopped = "interrupted: this is the best so far"
-            found.tried = [trial for trial in found.tried if trial.said or trial is found.tried[0]]
+            found.tried = [trial for trial in found.tried if trial.judgement]
         if found.verdict is not None and found.verdict.bottleneck != "compute":
             found.notes.append(f"left: {found.verdict.advice}")
         found.notes.append(f"{self.bench.count} runs, {found.seconds:.0f} s")
@@ -109,9 +109,11 @@ class Improver(Search[Ladder]):
 
     def judge(self, trial: Trial) -> None:
         """Keep a trial that gains, measured again where it is close, or say why not."""
-        trial.said = f"failed: {trial.error}" if trial.error else self._judgement(trial)
-        trial.kept = trial.said == KEPT
-        if trial.said not in (KEPT, NO_GAIN):
+        if trial.error:
+            trial.judgement = Judgement(f"failed: {trial.error}", ruled_out=True)
+        else:
+            trial.judgement = self._judgement(trial)
+        if trial.judgement.ruled_out:
             self.banned.append(trial.changes)
 
     def finish(self) -> None:
@@ -123,11 +125,10 @@ class Improver(Search[Ladder]):
         self.measure(start)
         if self.best.speed < (1 + WORTH) * max(start.rates):
             for trial in found.kept[1:]:
-                trial.kept = False
-                trial.said = "no gain: the start was as fast, measured again"
+                trial.judgement = NO_GAIN_AGAIN
 
     def _has_room(self) -> bool:
-        """Whether another run may begin: as long as those before it, it ends in time."""
+        """Whether another run may begin: as long as those before it, it would end in time."""
         runs = self.bench.count
         if self.budget_s is None or not runs:
             return runs < MOST_RUNS
@@ -153,12 +154,12 @@ class Improver(Search[Ladder]):
     def _trial(self, finding: Finding, remedy: Remedy) -> Trial | None:
         """Return the trial of a remedy, None where it is not to be tried.
 
-        It promises what is predicted, else that half of the loss is gone. A loader that may be
-        faster, though no gain is predicted, is tried last.
+        Its promise is the predicted gain; where nothing is predicted, that half of the lost time is
+        won back. A loader that may be faster although no gain is predicted is tried last.
         """
         before = self.best
         run = before.runs[-1]
-        changes = dict(remedy.changes)  # none: words alone, nothing that a program can try
+        changes = dict(remedy.changes)  # empty for a remedy in words, which no program can try
         knobs = before.knobs | changes
         knobs |= LoaderSetting.of(knobs).to_dict()
         if changes in self.banned or any(trial.knobs == knobs for trial in self.found.tried):
@@ -169,7 +170,7 @@ class Improver(Search[Ladder]):
             self.found.reasons[trial.what] = f"not tried: {why}"
             return None
         trial.expected = self.forecast(run, before.setting, changes)
-        gain = 1 / (1 - min(finding.lost_share, HIGHEST_LOSS) / 2)
+        gain = gain_without(finding.lost_share / 2)
         if trial.expected is not None:
             gain = trial.expected.value / before.speed
             may_gain = trial.expected.high >= (1 + WORTH) * before.speed
@@ -187,17 +188,17 @@ class Improver(Search[Ladder]):
             return "the step returns no loss, so nothing could tell whether it holds"
         return self.lacks(changes, run, self.best.knobs)
 
-    def _judgement(self, trial: Trial) -> str:
-        """Return `KEPT`, `NO_GAIN`, or why the change is out of the question."""
+    def _judgement(self, trial: Trial) -> Judgement:
+        """Return whether a trial gains, or why the change is out of the question."""
         run = trial.runs[-1]
         before = self.best
         for name in trial.changes:
             if name in run.not_applied:
-                return f"cannot act here: {run.not_applied[name]}"
+                return Judgement(f"cannot act here: {run.not_applied[name]}", ruled_out=True)
         if "batch_size" not in trial.changes:
             broken = self._losses_differ(trial, before)
             if broken:
-                return broken
+                return Judgement(broken, ruled_out=True)
         trial.gain = trial.speed / before.speed
         noise = max(SURE, run.spread or 0.0, before.runs[-1].spread or 0.0)
         if trial.gain > 1 + noise:
@@ -213,8 +214,8 @@ class Improver(Search[Ladder]):
     def _losses_differ(self, trial: Trial, before: Trial) -> str:
         """Return why a change is undone for its losses, or "" where they hold.
 
-        The losses of a change to the arithmetic may be as far apart as `TOLERANCE` allows, or as
-        those of two unchanged runs; one to the loader is not judged, only shown.
+        A change to the arithmetic may move the losses by as much as `TOLERANCE` allows, or as two
+        unchanged runs differ by. A change to the loader is not judged by them: they are only shown.
         """
         reference = self._reference().runs[0].loss
         losses = trial.runs[-1].loss
@@ -234,7 +235,7 @@ class Improver(Search[Ladder]):
         return "" if holds else f"undone: the losses differ by {trial.loss_change:+.1%}"
 
     def _reference(self) -> Trial:
-        """Return the trial whose losses are compared with: the last one with other batches."""
+        """Return the trial to compare losses with: the start, or the last kept of other batches."""
         kept = self.found.kept
         other_batches = [trial for trial in kept if "batch_size" in trial.changes]
         return [kept[0], *other_batches][-1]

@@ -10,11 +10,11 @@ from labkit.bench.user_loop import knobs_of
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.loader_remedies import too_many
 from labkit.diagnosis.recommendation import LEAST_MAX_WORKERS
-from labkit.results.hardware import machine
+from labkit.results.hardware import Machine, machine
 from labkit.results.run import Run
 from labkit.spec import KNOBS, STEP_KNOBS, Pipeline
 from labkit.tuning.improve import Improver, lacking
-from labkit.tuning.memory import refused
+from labkit.tuning.memory import too_large
 from labkit.tuning.result import Ladder, Tuning
 from labkit.tuning.search import LoaderSearch
 from labkit.tuning.settings import LOADER_KNOBS, Knobs, LoaderSetting
@@ -23,9 +23,9 @@ from labkit.tuning.trial import forecast
 from labkit.tuning.trial_bench import TrialBench, warm_up
 from labkit.watching.loader_call import call_of, call_with
 
-IMPROVE_S = 2.0  # of steps, in a run of the autopilot
-BATCH_SIZE = 32  # of a dataset that is given without one
-# What a change of the step acts on; without that part of the reader's own, it cannot be tried
+IMPROVE_S = 2.0  # s that a run of the autopilot trains
+BATCH_SIZE = 32  # for a dataset that is given without a batch size
+# The part of the reader's own loop that a change acts on; without it, it cannot be tried
 ACTS_ON = {
     "fused_optimizer": "optimizer",
     "precision": "step",
@@ -41,10 +41,11 @@ class Given:
     pipeline: Pipeline  # to run
     source: Source | None  # where the data is the reader's own
     knobs: Knobs
+    code: LoopCode  # how the caller's script writes its loader
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """Its name in tables."""
         return self.source.name if self.source else repr(self.pipeline)
 
     @property
@@ -57,8 +58,13 @@ class Given:
         """The parts of a training loop that are there."""
         return set(self.source.parts) if self.source else {"step", "model", "optimizer"}
 
+    @property
+    def loader_alone(self) -> bool:
+        """Whether nothing computes: no step was given."""
+        return "step" not in self.parts
 
-def given(what: object, **parts: object) -> Given:
+
+def given(what: object, *, step: object = None, **parts: object) -> Given:
     """Return what to run; raises ValueError on what cannot be run."""
     if isinstance(what, Run):
         what = what.asked if isinstance(what.asked, Pipeline) else what.loader
@@ -68,30 +74,20 @@ def given(what: object, **parts: object) -> Given:
             "lk.tune(loader, step=...)."
         )
     if isinstance(what, Pipeline):
-        if named := [name for name, part in parts.items() if part is not None]:
+        if named := [name for name, part in {**parts, "step": step}.items() if part is not None]:
             raise ValueError(f"{' and '.join(named)}: goes with a dataset of your own.")
-        return Given(what, None, what.to_dict())
+        return Given(what, None, what.to_dict(), LoopCode())
     if knobs_of(what):  # a DataLoader: dataset and settings can be read off it
         if parts.pop("collate_fn", None) is not None:
             raise ValueError("collate_fn: a DataLoader has its own.")
-        source, knobs = source_of_loader(cast("TorchLoader", what), **parts)
+        source, knobs = source_of_loader(cast("TorchLoader", what), step=step, **parts)
+        code = LoopCode.of(call_of(what, **parts))
     else:
-        source = source_of(what, **parts)
+        source = source_of(what, step=step, **parts)
+        code = LoopCode.of(call_with(what, **parts))
         knobs: Knobs = {"batch_size": BATCH_SIZE}
     # without a step nothing computes, and a device would only be started in vain
-    return Given(Pipeline(device="auto" if "step" in source.parts else "cpu"), source, knobs)
-
-
-def code_around(what: object, **parts: object) -> LoopCode:
-    """Return how the caller's script writes the loader that `what` is, or makes of a dataset."""
-    if isinstance(what, Run):
-        what = what.loader
-    if what is None or isinstance(what, Pipeline):
-        return LoopCode()
-    if not knobs_of(what):
-        return LoopCode.of(call_with(what, **parts))
-    parts.pop("collate_fn", None)
-    return LoopCode.of(call_of(what, **parts))
+    return Given(Pipeline(device="auto" if "step" in source.parts else "cpu"), source, knobs, code)
 
 
 def tuner(
@@ -114,36 +110,47 @@ def tuner(
     most = max(LEAST_MAX_WORKERS, 2 * (here.cpu_cores or 1))
     if max_workers is not None:
         most = max_workers
+    no_pinning = _why_not_pinned(asked, here)
     tuning = Tuning(
         asked.name,
         start.to_dict(),
         asked.asked,
-        code_around(what, collate_fn=collate_fn),
+        asked.code,
         here.line,
-        loader_alone="step" not in asked.parts,
+        reasons={"pin_memory": no_pinning} if no_pinning else {},
+        notes=_limits(asked, here, most),
+        loader_alone=asked.loader_alone,
     )
-    cap = f"Up to {most} workers were tried (max_workers)"
-    tuning.notes.append(f"{cap}{too_many(most, here.cpu_cores)}.")
-    if not here.device.startswith("cuda"):
-        why = "no CUDA device to copy to: page-locked memory gains nothing"
-        tuning.reasons["pin_memory"] = why
-    elif tuning.loader_alone:
-        why = "not tried: it acts in a step that copies with .to(device, non_blocking=True)"
-        tuning.reasons["pin_memory"] = why
-    if tuning.loader_alone:
-        tuning.notes.append(
-            "No step was given, so this is the loader's own maximum. A slower model needs "
-            "fewer workers: pass step= to tune for it."
-        )
     return LoaderSearch(
         tuning,
         TrialBench(asked.pipeline, asked.source, seconds),
         forecast,
-        refused,
+        too_large,
         max_workers=most,
         cores=here.cpu_cores or 1,
-        try_pinned=not tuning.reasons,
+        try_pinned=not no_pinning,
     )
+
+
+def _why_not_pinned(asked: Given, here: Machine) -> str:
+    """Return why pinned memory is not tried; "" where it is."""
+    if not here.device.startswith("cuda"):
+        return "no CUDA device to copy to: page-locked memory gains nothing"
+    if asked.loader_alone:
+        return "not tried: it acts in a step that copies with .to(device, non_blocking=True)"
+    return ""
+
+
+def _limits(asked: Given, here: Machine, most: int) -> list[str]:
+    """Say what limits a search of up to `most` workers."""
+    cap = f"Up to {most} workers were tried (max_workers)"
+    notes = [f"{cap}{too_many(most, here.cpu_cores)}."]
+    if asked.loader_alone:
+        notes.append(
+            "No step was given, so this is the loader's own maximum. A slower model needs "
+            "fewer workers: pass step= to tune for it."
+        )
+    return notes
 
 
 def _start(asked: Given, batch_size: int | None, baseline: Mapping[str, object]) -> LoaderSetting:
@@ -174,12 +181,11 @@ def improver(
     """
     asked = given(what, **parts)
     knobs = _improver_start(asked, batch_size)
-    names = {name: part for name, part in parts.items() if name != "step"}
     ladder = Ladder(
         asked.name,
         knobs | LoaderSetting.of(knobs).to_dict(),
         asked.asked,
-        code_around(what, **names),
+        asked.code,
         machine().line,
     )
 
@@ -188,8 +194,8 @@ def improver(
             part = ACTS_ON.get(name)
             if part and part not in asked.parts:
                 return f"it acts on your {part}: pass {part}="
-        too_large = refused(LoaderSetting.of(now | changes), ladder.tried)
-        return too_large or lacking(changes, run.machine, now)
+        no_room = too_large(LoaderSetting.of(now | changes), ladder.tried)
+        return no_room or lacking(changes, run.machine, now)
 
     return Improver(
         ladder,

@@ -10,7 +10,7 @@ from labkit import quotas
 from labkit.tuning.settings import LoaderSetting
 from labkit.tuning.trial import Trial
 
-SHARE = 0.8  # of the memory that is free: the rest is for what was not foreseen
+SHARE = 0.8  # of the free memory that may be used up; the rest is for what was not foreseen
 GIB = 2**30
 
 
@@ -22,11 +22,12 @@ def free_memory() -> tuple[int, int | None]:
     return quotas.free_ram_bytes(), shared
 
 
-def refused(setting: LoaderSetting, trials: Sequence[Trial]) -> str | None:
+def too_large(setting: LoaderSetting, trials: Sequence[Trial]) -> str | None:
     """Return why there is no memory for a setting, from what smaller ones took; None if there is.
 
-    Counted are the batches in the queues, one in each worker's hands, and a copy of the process for
-    each worker: a forked worker shares its parent's pages until it counts a reference in them.
+    That counts the batches in the queues, one more that each worker prepares, and a copy of the
+    process for each worker: a forked one shares its parent's pages only until it writes to them,
+    and counting references is writing.
     """
     ram, shared = free_memory()
     sample_bytes = 0.0

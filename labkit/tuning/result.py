@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.verdict import Diagnosis
-from labkit.results.result import Result, Table, but
+from labkit.results.result import Result, Table, but_call
 from labkit.results.run import Run
+from labkit.results.run_text import delays_of
 from labkit.results.script import Script, changed_lines, loader_line, script
 from labkit.spec import Pipeline
 from labkit.tuning.settings import Knobs, LoaderSetting
@@ -15,25 +16,25 @@ from labkit.tuning.trial import Trial, cheapest_of_fastest, is_tie
 
 CELL = 90  # characters of a cell: errors can be long
 HEAD = ("change", "predicted", "samples/s", "gain", "losses", "", "why it was tried")
-LEFT = (0, 1, 5, 6)  # columns
+LEFT = (0, 1, 5, 6)  # columns of text
 
 
 @dataclass(repr=False)
-class Found(Result):
-    """The result of a search over knobs, also of one that goes on or was interrupted."""
+class SearchResult(Result):
+    """The result of a search over knobs: finished, interrupted or still going on."""
 
     name: str  # what was searched
     start: Knobs
-    asked: Pipeline | None = None  # that was searched; None for data of the reader's own
+    asked: Pipeline | None = None  # the pipeline searched; None for the reader's own data
     code: LoopCode = field(default_factory=LoopCode)  # how the reader's script makes the loader
-    line: str = ""  # the machine
+    line: str = ""  # the machine in one line
     tried: list[Trial] = field(default_factory=list)  # in the order of their first runs
     latest: Trial | None = None  # run last, or running
     reasons: dict[str, str] = field(default_factory=dict)  # {knob that was not tried: why}
     notes: list[str] = field(default_factory=list)  # what limits the result
     interrupted: bool = False
     done: bool = False
-    seconds: float = 0.0  # it took
+    seconds: float = 0.0  # that it took
 
     @property
     def baseline(self) -> Trial | None:
@@ -103,15 +104,13 @@ class Found(Result):
 
     def table(self, now: str = "") -> Table:
         """Return every trial; below, once it is done, reasons and code; `now` is what goes on."""
-        from labkit.view.run_header import delays_of  # the simulated delays behind the numbers
-
         foot = [now or "starting"]
         copies = {}
         if self.done and not now:
             reasons = [f"{name}: {reason}" for name, reason in self.reasons.items()]
             foot = [*reasons, *self.notes, *self.snippet.split("\n")]
             copies["PyTorch"] = self.snippet
-            copies["labkit"] = but(self.changes) if self.asked and self.changes else ""
+            copies["labkit"] = but_call(self.changes) if self.asked and self.changes else ""
         if self.line:
             foot.append(f"measured on {self.line}")
         foot.append(delays_of(run for trial in self.tried for run in trial.runs))
@@ -140,12 +139,20 @@ class Found(Result):
         )
 
 
+class Interrupted(KeyboardInterrupt):
+    """An interrupt that ended a search; `found` is what it had measured by then."""
+
+    def __init__(self, found: SearchResult):
+        super().__init__()
+        self.found = found
+
+
 @dataclass(repr=False)
-class Tuning(Found):
+class Tuning(SearchResult):
     """The result of a search over the loader's arguments."""
 
     loader_alone: bool = False  # whether no step was given: the speed-up is not that of training
-    chosen: Trial | None = None  # to take, where the search has ended
+    chosen: Trial | None = None  # the trial to take, once the search has ended
 
     @property
     def winner(self) -> Trial | None:
@@ -156,7 +163,7 @@ class Tuning(Found):
     def best(self) -> Knobs:
         """The setting to take (at worst the start's): arguments of a DataLoader or a Pipeline.
 
-        Where it has workers, they are kept from one epoch to the next: no search is needed for it.
+        Workers, where it has some, are kept from one epoch to the next: that needs no search.
         """
         if self.winner is None:
             return LoaderSetting.of(self.start).to_dict()
@@ -197,7 +204,7 @@ class Tuning(Found):
 
 
 @dataclass(repr=False)
-class Ladder(Found):
+class Ladder(SearchResult):
     """The result of the autopilot: the changes that it kept, one after the other."""
 
     verdict: Diagnosis | None = None  # of the best

@@ -17,26 +17,26 @@ from labkit.diagnosis.recommendation import WORKERS
 from labkit.process import launcher
 from labkit.results.run import Run
 from labkit.results.script import PYTORCH_PREFETCH
-from labkit.tuning.result import Found, Tuning
+from labkit.tuning.result import SearchResult, Tuning
 from labkit.tuning.settings import Knobs, LoaderSetting, distance
-from labkit.tuning.trial import TIE, Trial, cheapest_of_fastest
+from labkit.tuning.trial import START, TIE, Trial, cheapest_of_fastest
 from labkit.tuning.trial_bench import TrialBench
 
-PREFETCH_FACTORS = (2, 4, 8)  # with one batch a worker, workers wait between batches
+PREFETCH_FACTORS = (2, 4, 8)  # with 1, each worker would wait between its batches
 MOST_TRIED = 8  # loader settings measured, the start included
-CLOSE = 0.05  # a gain that one run shows
-RUNS_EACH = 3  # of the start and of the best, where they are close
+CLOSE = 0.05  # up to here, one run does not show a gain
+RUNS_EACH = 3  # of the start and of the best where they are that close
 SURE = 0.10  # a gain above this needs no second measurement
 
-Result = TypeVar("Result", bound=Found)
+AnyResult = TypeVar("AnyResult", bound=SearchResult)
 Forecast = Callable[[Run, LoaderSetting, Knobs], "Estimate | None"]  # a run, its loader, changes
 Refuse = Callable[[LoaderSetting, Sequence[Trial]], "str | None"]
 
 
-class Search(Generic[Result]):
+class Search(Generic[AnyResult]):
     """A search that fills its result as it goes."""
 
-    def __init__(self, found: Result, bench: TrialBench):
+    def __init__(self, found: AnyResult, bench: TrialBench):
         """Set up a search; nothing runs yet."""
         self.found = found
         self.bench = bench
@@ -53,10 +53,10 @@ class Search(Generic[Result]):
     def finish(self) -> None:
         """Decide what needs another measurement, and which trial to take."""
 
-    def run(self) -> Result:
+    def run(self) -> AnyResult:
         """Search to the end; raises RuntimeError where the start itself cannot be measured."""
         self.begun_s = time.monotonic()
-        start = Trial(dict(self.found.start), "the starting point", kept=True)
+        start = Trial(dict(self.found.start), "the starting point", judgement=START)
         try:
             self.measure(start)
             if not start.rates:
@@ -109,8 +109,8 @@ class LoaderSearch(Search[Tuning]):
         """Set up a search.
 
         `forecast(run, its loader, changes)` predicts samples/s; `refuse` says why a setting may not
-        run; `cores` are the machine's; `try_pinned`: in the end, the best with the other
-        `pin_memory`.
+        run; `cores` are the machine's; `try_pinned` tries the best with the other
+        `pin_memory` at the end.
         """
         super().__init__(found, bench)
         self.forecast = forecast
@@ -170,7 +170,7 @@ class LoaderSearch(Search[Tuning]):
             )
 
     def _explain(self, winner: Trial) -> None:
-        """Say why what was not searched is as it is, and which numbers are doubtful."""
+        """Give the reasons for settings that were not searched, and name doubtful numbers."""
         found = self.found
         found.line = winner.runs[-1].machine.line  # with the threads of the reader's step
         why = "there are no workers to keep"
@@ -188,7 +188,7 @@ class LoaderSearch(Search[Tuning]):
             )
 
     def expected(self, setting: LoaderSetting) -> Estimate | None:
-        """Predict a setting from the nearest run, and correct by how that run itself came out."""
+        """Predict a setting from the nearest run, corrected by how far off that run itself was."""
         measured = [trial for trial in self.found.tried if trial.runs]
         nearest = min(measured, key=lambda trial: distance(trial.setting, setting))
         run = nearest.runs[-1]
@@ -222,9 +222,9 @@ class LoaderSearch(Search[Tuning]):
         return self._cheapest(cheaper, "fewer workers, and predicted to be as fast")
 
     def _unseen(self) -> Trial | None:
-        """Return as many workers as cores, where no worker has been measured and none is best.
+        """Return a trial of as many workers as cores, unless workers have been measured already.
 
-        That none are best is then the prediction of a run in which nothing was handed over.
+        A run without workers hands no batch over: that none are best is only its prediction.
         """
         if any(trial.setting.num_workers for trial in self.found.tried):
             return None
@@ -234,9 +234,9 @@ class LoaderSearch(Search[Tuning]):
         return self._trial(setting, why) if self._may_run(setting) else None
 
     def _neighbour(self) -> Trial | None:
-        """Return the next more or fewer workers than the best, where they may be better.
+        """Return a trial of the next larger or smaller number of workers, where it may be better.
 
-        While all runs come as predicted, those predicted to be slower are left out.
+        As long as all runs come as predicted, those predicted to be slower are left out.
         """
         best = self.best
         own = best.setting.num_workers

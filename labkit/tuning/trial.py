@@ -14,8 +14,20 @@ from labkit.spec import Pipeline
 from labkit.tuning.settings import Knobs, LoaderSetting
 
 TIE = 0.015  # throughputs closer than this are the same: repeats of one run differ by more
-NOISE = 0.08  # a run repeated on two busy cores differs by so much (median of 60 x 10 runs: 7 %)
-OWN_DATA = Pipeline(io_ms=0)  # stands for data of the reader's own: no wait is stated
+NOISE = 0.08  # by which repeats differ on two busy cores (median of 60 x 10 runs: 7 %)
+OWN_DATA = Pipeline(io_ms=0)  # stands for the reader's own data, of which no wait is known
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What becomes of a trial that has run."""
+
+    said: str  # in a few words
+    kept: bool = False
+    ruled_out: bool = False  # the change is not tried again, not even with others
+
+
+START = Judgement("", kept=True)
 
 
 class Outcome(NamedTuple):
@@ -34,14 +46,13 @@ class Trial:
     why: str = ""  # the finding that it acts against, or what its prediction promised
     changes: Knobs = field(default_factory=dict)  # the knobs that differ from those before it
     expected: Estimate | None = None  # samples/s; None: nothing predicts it
-    promise: float = 0.0  # the gain that is hoped for, for the price of the change
+    promise: float = 0.0  # the expected gain over the price of the change
     rates: list[float] = field(default_factory=list)  # samples/s, one for each run
     runs: list[Run] = field(default_factory=list, repr=False)
     error: str | None = None  # why the last run gave no number
-    gain: float | None = None  # measured, times the throughput before
-    loss_change: float | None = None  # relative difference of the mean loss to the start's
-    said: str = ""  # what became of it
-    kept: bool = False
+    gain: float | None = None  # measured: throughput over that before the change
+    loss_change: float | None = None  # relative difference of the mean loss from the start's
+    judgement: Judgement | None = None  # what became of it
 
     @classmethod
     def changing(
@@ -50,6 +61,16 @@ class Trial:
         """Return the trial of the knobs `before` with those of `knobs` in their place."""
         changes = {name: value for name, value in knobs.items() if value != before.get(name)}
         return cls(before | knobs, why, changes, expected)
+
+    @property
+    def said(self) -> str:
+        """What became of it, in a few words; "" where nothing judged it."""
+        return self.judgement.said if self.judgement else ""
+
+    @property
+    def kept(self) -> bool:
+        """Whether the knobs after it are changes to these."""
+        return self.judgement is not None and self.judgement.kept
 
     @property
     def setting(self) -> LoaderSetting:

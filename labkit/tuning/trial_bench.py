@@ -14,10 +14,10 @@ from labkit.tuning.settings import Knobs, LoaderSetting
 from labkit.tuning.source import Source
 from labkit.tuning.trial import Outcome
 
-FEWEST_STEPS = 24  # behind the warm-up; with fewer, throughput is a guess
-FEWEST_FIRST = 6  # of the first run, which is there to predict from
-LONGEST_S = 30.0  # of one run
-LOOK_S = 1.2  # of a run, which its x-ray and the handing over of a batch take off
+FEWEST_STEPS = 24  # after the warm-up; with fewer, the throughput is a guess
+FEWEST_FIRST = 6  # steps of the first run, from which the others are predicted
+LONGEST_S = 30.0  # s, of one run
+LOOK_S = 1.2  # s that the x-ray and measuring the hand-over of a batch take of a run
 ENDLESS = 1_000_000  # steps: the clock ends a run, so that its queues never run dry
 
 
@@ -77,6 +77,6 @@ class TrialBench:
 
 
 def warm_up() -> None:
-    """Have the next run's process import torch while something is found out here."""
+    """Let the process of the next run import torch while this one chooses what to run."""
     if os.environ.get("LABKIT_WARM") != "0":
         launcher.stand_by(forced=True)

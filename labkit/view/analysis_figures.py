@@ -25,7 +25,7 @@ from labkit.view.style import (
     drawable,
     our_style,
     page,
-    percent,
+    whole_percent,
 )
 
 CLASSES = {  # of a trace: (name, colour), the kit's where a class is one of its parts
@@ -73,22 +73,22 @@ def draw_trace(breakdown: Breakdown) -> Figure:
     for key, (name, colour) in CLASSES.items():
         share = breakdown.shares[key]
         if share:
-            text = f"{_ms(share * step_us)} ({percent(share)})"
+            text = f"{_ms(share * step_us)} ({whole_percent(share)})"
             bars.append(Bar(name, share * step_us, text, colour))
     panels = {"the average step by class: sums, not a timeline": bars}
     if breakdown.gpu_utilization is not None:
         gaps = {name: breakdown.idle.get(cause) or 0.0 for cause, name in CAUSES.items()}
         idle = sum(gaps.values())
-        title = f"device idle: {_ms(idle)} a step ({percent(idle / step_us)})"
+        title = f"device idle: {_ms(idle)} a step ({whole_percent(idle / step_us)})"
         panels[title] = [Bar(name, gap, _ms(gap), "#777777") for name, gap in gaps.items()]
     if breakdown.top_kernels:
-        on_cores = percent(breakdown.tensor_core_share)
-        could = percent(breakdown.tensor_core_eligible_share)
+        on_cores = whole_percent(breakdown.tensor_core_share)
+        could = whole_percent(breakdown.tensor_core_eligible_share)
         title = f"top kernels; on Tensor Cores: {on_cores} of kernel time, could be {could}"
         panels[title] = _kernel_bars(breakdown)
     device = drawable(breakdown.device_name or breakdown.device_kind.upper(), SOURCE_LENGTH)
     steps = f"{breakdown.steps} step{'s' * (breakdown.steps > 1)}"
-    busy = f"{percent(breakdown.utilization)} of a step computing"
+    busy = f"{whole_percent(breakdown.utilization)} of a step computing"
     return _bars_page(f"{device}: {busy}; {steps} of {_ms(step_us)} on average", panels)
 
 
@@ -162,7 +162,7 @@ def _changed_bar(change: Change) -> Bar:
     return Bar(name, change.after_us, text, colour, before=change.before_us)
 
 
-def draw_ranks(ranks: RankTraces) -> Figure:
+def draw_rank_traces(ranks: RankTraces) -> Figure:
     """Draw where the average step of every rank went: who waits in collectives, and for whom."""
     parts = {"compute_busy": "kernel", "exposed_comm": "communication", "idle": "device idle"}
     rows = []

@@ -21,10 +21,10 @@ from labkit.results.sweep import Sweep
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PERIOD_S = 0.2  # between two looks of a person's eye
+PERIOD_S = 0.2  # s between two updates: a person reads no faster
 FIGURE_TEXT = "<labkit figure>"  # the same for every figure: nbval compares texts
-FIGURE_PX = {False: 660, True: 720}  # height of a run's figure, at 900 wide; with one before it
-RANKS_PX = 460  # heights of their figures, as a rule
+FIGURE_PX = {False: 660, True: 720}  # height of a run's figure, 900 wide; True: with the run before
+RANKS_PX = 460  # usual height of a figure of ranks, and of a sweep
 SWEEP_PX = 500
 LEAST_IPYWIDGETS = 8
 SHARPNESS = 1.5  # pixels of a stored figure per CSS pixel: sharp enough, and small in the notebook
@@ -100,7 +100,7 @@ class Display:
 
 
 class StaticFigure:
-    """A figure as a PNG, with a text that is the same for every run: notebooks are compared."""
+    """A figure as a PNG, with a text that is the same for every run, as nbval compares texts."""
 
     def __init__(self, png: bytes, width: int, text: str):
         self.png = png
@@ -120,7 +120,7 @@ class StaticFigure:
 
     @classmethod
     def drawn(cls, figure: Figure, least_px: int = 0) -> StaticFigure:
-        """Render a matplotlib Figure, `figure`, at its own size, but at least so high."""
+        """Render a matplotlib Figure at its own size, but at least `least_px` high."""
         from labkit.view.style import png_of
 
         width = round(figure.get_figwidth() * figure.dpi)
@@ -136,7 +136,7 @@ class StaticFigure:
 def stage_line(run: EventLogResult) -> str:
     """Say what a run that has not measured anything yet is busy with."""
     stage = run.stage
-    name = f"waiting: {stage['name']}" if " is in use by " in stage["name"] else stage["name"]
+    name = f"waiting: {stage['name']}" if stage.get("waiting") else stage["name"]
     return f"{name} {stage['done']}/{stage['total']}" if stage.get("total") else name
 
 

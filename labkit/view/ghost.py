@@ -7,7 +7,8 @@ import math
 
 import ipywidgets as widgets
 
-from labkit.diagnosis.prediction import NOT_COMPARABLE, Prediction, outcome_of, predict
+from labkit.diagnosis.core_use import CoreUse
+from labkit.diagnosis.prediction import Prediction, outcome_of, predict
 from labkit.results.run import Run
 from labkit.spec import Pipeline
 from labkit.view.controls import in_words
@@ -82,7 +83,7 @@ def outcome_text(found: Prediction, came: Run) -> str:
     predicted = found.throughput or 0.0
     measured = came.throughput or 0.0
     said = outcome_of(found, came)
-    if NOT_COMPARABLE not in said:
+    if not CoreUse.of(came).is_shared:  # else the two are not comparable, which is said
         low, high = found.throughput_range or (0.0, 0.0)
         said += f", {'inside' if low <= measured <= high else 'outside'} the range"
     outcome = html.escape(said)  # it may name other programs

@@ -89,7 +89,7 @@ class History(anywidget.AnyWidget, Generic[Ran]):
     def add(self, run: Ran, name: str, verdict: str) -> None:
         """Put a run on top of the list; the oldest goes."""
         key = 1 + max((row["key"] for row in self.rows), default=0)
-        numbers = ", ".join(run.numbers.split(", ")[:2]) if run.throughput else ""
+        numbers = run.in_short if run.throughput else ""
         row = Row(
             key=key,
             name=name,

@@ -18,8 +18,8 @@ from labkit.results.sweep import Sweep
 from labkit.view import display
 from labkit.view.live_frame import live_frame, live_line
 
-FRAME_S = 0.1  # between two frames: a browser on the run's own cores takes them from it
-SHARE = 0.05  # of a core, at most, that the kernel packs frames for: long runs have costly ones
+FRAME_S = 0.1  # s between two frames: a browser on the same cores takes time from the run
+SHARE = 0.05  # of a core, at most, for packing frames: those of long runs are costly
 HERE = Path(__file__).parent
 
 

@@ -14,9 +14,9 @@ from labkit.view.display import stage_line
 
 TEETH = 400  # on screen at the most: a tooth and its gap have two pixels each
 POINTS = 256  # of the utilization over the whole run
-SMOOTH_S = 0.5  # it is the mean of so long, or of this many steps
+SMOOTH_S = 0.5  # s, or so many steps, that each point is the mean of
 SMOOTH_STEPS = 4
-RECENT = 2_000  # steps that the mean is of: to split all of a long run takes too long
+RECENT = 2_000  # latest steps, of which the mean is taken: all of a long run take too long
 ROW = 9  # numbers of a step: its three intervals, its wait, copy and other
 WINDOWS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0)
 USUAL_WINDOW_S = 2.0
@@ -40,7 +40,7 @@ def live_frame(run: Run, serial: int = 0) -> bytes:
         len(curve),
         serial,
         start,
-        start - float(np.float32(start)),  # of a long run's clock, beyond 7 digits
+        start - float(np.float32(start)),  # what float32 loses of a long run's clock
         width,
         run.length_s,
         run.steps,
@@ -59,11 +59,12 @@ def recent_steps(run: Run) -> tuple[np.ndarray, np.ndarray]:
 
     They are computed once for each moment of the run: frame and line both need them.
     """
-    computed = run.computed  # of this moment: a thread may read on meanwhile
-    if recent_steps not in computed:
-        stamps = run.stretch(max(0, run.steps - RECENT - 1), run.steps)
-        computed[recent_steps] = stamps, split_steps(stamps)
-    return computed[recent_steps]
+    return run.once(_recent_steps)
+
+
+def _recent_steps(run: Run) -> tuple[np.ndarray, np.ndarray]:
+    stamps = run.stretch(max(0, run.steps - RECENT - 1), run.steps)
+    return stamps, split_steps(stamps)
 
 
 def mean_ms(run: Run) -> np.ndarray:
@@ -86,7 +87,7 @@ def teeth_of(run: Run, start: float) -> np.ndarray:
     """Return (n, 9) float32: the steps since `start`, to the last one done.
 
     Busy, waiting, copying from and to, s since `start`; then waiting, copying, other of the step,
-    ms, NaN of the first step: what was before it, nobody knows.
+    ms, NaN for the first step, before which nothing is known.
     """
     stamps, spent = recent_steps(run)
     stamps = stamps[-TEETH - 1 :]

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 MOST_MIB = 64  # of a function with what it refers to
 PAYLOAD = "function.pkl"
 REDRAW_SECONDS = 1.0  # between two drawings of the rows so far
-NO_MISTAKE = ("skipped:", "out of memory")  # how such errors begin
 BEST_FIRST = ("tflops", "gib_s", "ms")  # what is drawn while rows come in
 
 
@@ -70,9 +69,8 @@ def measure(
         started = launch(spec, source=source)
         if wait:
             watch_rows(started)
-    failed = first_error_of_all(started) if wait and len(started) else None
-    if failed:
-        raise RuntimeError(f"{function.__name__}: {failed}")
+    if wait and started.mistake:
+        raise RuntimeError(f"{function.__name__}: {started.mistake}")
     return started
 
 
@@ -180,7 +178,7 @@ def watch_rows(measured: Measurements) -> None:
         nonlocal drawn_at, drawn_rows
         if not shown.due:
             return
-        line = progress_line(running, time.monotonic() - began)
+        line = row_line(running, time.monotonic() - began)
         rows = len(running)
         is_time = time.monotonic() - drawn_at > REDRAW_SECONDS
         if in_notebook() and rows > max(1, drawn_rows) and is_time:
@@ -196,7 +194,7 @@ def watch_rows(measured: Measurements) -> None:
         shown.final(f"{measured.name}: {measured.numbers} in {time.monotonic() - began:.1f} s")
 
 
-def progress_line(running: Measurements, seconds: float) -> str:
+def row_line(running: Measurements, seconds: float) -> str:
     """Say which row is being measured, and how long the others may take."""
     done = running.stage.get("done")
     points = running.points
@@ -225,11 +223,3 @@ def figure_so_far(running: Measurements, title: str) -> StaticFigure | None:
 def has_lists(column: pandas.Series) -> bool:
     """Return whether a function returned lists in this column, such as the loss of each step."""
     return any(isinstance(value, (list, dict)) for value in column)
-
-
-def first_error_of_all(measured: Measurements) -> str | None:
-    """Return the first row's error where each row has one that is not a skip; else None."""
-    errors = list(measured.rows["error"])
-    if not all(errors) or any(error.startswith(NO_MISTAKE) for error in errors):
-        return None
-    return errors[0]

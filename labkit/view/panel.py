@@ -30,7 +30,7 @@ from labkit.view.live import LiveView
 
 Asked = TypeVar("Asked", Pipeline, Distributed)
 
-SETTLE_S = 0.1  # a press of Run may overtake a control's last change: wait for what is on its way
+SETTLE_S = 0.1  # s, for a control's last change to arrive: a press of Run may overtake it
 GRID = "repeat(auto-fill, minmax(min(170px, 100%), 1fr))"
 OLD = "labkit-old"  # faint: not of this run
 STOP_TIP = "Stop the run; what it measured by then is kept"
@@ -40,17 +40,17 @@ FALLBACK = "<div class='labkit-fallback'>A panel needs its kernel: run this cell
 
 
 class Panel(widgets.VBox, Generic[Asked, Ran]):
-    """Controls, buttons and what they bring about. `.run` is the last run, `.runs` all.
+    """Controls, buttons and what a run showed. `.run` is the last run, `.runs` all.
 
-    Of what it is a panel, and what it says of a run, a subclass knows.
+    A subclass knows what it is a panel of, and what it says of a run.
     """
 
-    terminal = ""  # what does the same where there is no notebook
-    warm: ClassVar[bool] = False  # whether a standby kept ready can start a run
-    _task: asyncio.Task[None] | None = None  # follows the run; kept, or it could be collected
+    terminal = ""  # the call that does the same without a notebook
+    warm: ClassVar[bool] = False  # whether the process that is kept ready can start its runs
+    _task: asyncio.Task[None] | None = None  # follows the run; held, or it might be collected
 
     def __init__(self, what: str, controls: dict[str, Control], said: list[widgets.Widget]):
-        """Make a panel of `what`; `said` are widgets of a subclass, over the view."""
+        """Make a panel of `what`; `said` are a subclass's own widgets, above the view."""
         self.controls = controls
         self.runs: list[Ran] = []  # oldest first
         self.opened_with = self.values
@@ -119,7 +119,7 @@ class Panel(widgets.VBox, Generic[Asked, Ran]):
         """Show what is expected of a spec."""
 
     def settle(self, run: Ran) -> None:
-        """Show how right that was."""
+        """Show how right that forecast was."""
 
     # What is asked, and what has run
 
@@ -289,7 +289,7 @@ class Panel(widgets.VBox, Generic[Asked, Ran]):
             self.forecast(self.asked)
 
     def _say_difference(self, run: Ran, before: Ran | None) -> None:
-        """Say what `before` and `run` have apart."""
+        """Say in what `before` and `run` differ."""
         name = "the run before"
         if self.history.pinned:
             name = f"the pinned run ({self.history.pinned[0]})"
@@ -305,7 +305,7 @@ class Panel(widgets.VBox, Generic[Asked, Ran]):
             self._say_difference(run, pinned)
 
     def _busy(self, busy: bool, in_cell: bool = False) -> None:
-        """Enable what can be pressed; a cell that waits for its run lets nothing be heard."""
+        """Enable what can be pressed; while a cell waits for its run, no press arrives."""
         self._allow(not busy and not self._refused)
         self.stop_button.disabled = in_cell or not busy
         self.stop_button.tooltip = CELL_TIP if in_cell else STOP_TIP
@@ -333,7 +333,7 @@ class Panel(widgets.VBox, Generic[Asked, Ran]):
             self.forecast(asked)
 
     def _refuse(self, why: str) -> None:
-        """Let nothing be started, and say why; "" lets it be."""
+        """Let nothing be started, and say why; with "", allow it again."""
         self._refused = bool(why)
         self.run_button.tooltip = why
         self._allow(not self._refused and not self.running)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from labkit.diagnosis.findings import gain_without
 from labkit.diagnosis.prediction import Prediction
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.knobs import Settings, check_names
@@ -55,7 +56,7 @@ class PipelinePanel(Panel[Pipeline, Run]):
     def __init__(self, pipeline: Pipeline, knobs: Sequence[str]):
         self.pipeline = pipeline
         self.ghost = Ghost()
-        self._forecasted: tuple[Pipeline, Run] | None = None  # what the prediction is of
+        self._forecasted: tuple[Pipeline, Run] | None = None  # what was predicted, from which run
         self._found: Prediction | None = None
         controls = {name: Control(KNOBS[name], getattr(pipeline, name)) for name in knobs}
         super().__init__(f"for {', '.join(knobs)}", controls, [self.ghost])
@@ -148,7 +149,7 @@ class PipelinePanel(Panel[Pipeline, Run]):
 
 
 def run_verdict(run: Run) -> str:
-    """Say how busy the device was, what limits the run, and where its loss stopped being one."""
+    """Say how busy the device was, what limits the run, and from which step its loss is NaN."""
     gone = [] if run.watched else [step for step, loss in enumerate(run.loss) if loss != loss]
     nan = f" The loss is NaN from step {gone[0]} on: see notebook 05." if gone else ""
     found = run.diagnose()
@@ -157,10 +158,10 @@ def run_verdict(run: Run) -> str:
 
 def _headroom(run: Run, found: Diagnosis) -> str:
     """Say what the loop would do if it never waited for data, at the pace of its steps now."""
-    waiting = found.findings[0].lost_share
-    if found.bottleneck != "input" or not run.throughput or waiting >= 1:
+    if found.bottleneck != "input" or not run.throughput:
         return ""
-    return f"\nWith a perfect loader: about {run.throughput / (1 - waiting):,.0f} samples/s."
+    perfect = run.throughput * gain_without(found.findings[0].lost_share)
+    return f"\nWith a perfect loader: about {perfect:,.0f} samples/s."
 
 
 class RanksPanel(Panel[Distributed, Ranks]):

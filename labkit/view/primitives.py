@@ -21,13 +21,13 @@ from labkit.view.style import (
 )
 
 ROW_IN = 0.34  # a row of bars
-THIN_IN = 0.25  # one of more than `MANY`
+THIN_IN = 0.25  # a row where there are more than `MANY`
 MANY = 10
 BAR_HEIGHT = 0.62  # of a row
 NAME_LENGTH = 48  # characters of a row's name, at most
 TEXT_LENGTH = 105  # of what stands behind a bar
 GAP_PT = 5  # between a bar and its text
-LABELLED = 0.07  # of the longest row: a part at least as wide has its number written in
+LABELLED = 0.07  # of the longest row: a part at least so wide has its number inside
 LANE_GAP = 0.3  # between two lanes, of a lane's usual height
 LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue; white ink is a hole on a dark page
 DARK = 0.3
@@ -83,14 +83,14 @@ def stack(
     write: Callable[[float], str],
     unit: str = "",
 ) -> None:
-    """Draw the parts of each row one behind the other, rows from top to bottom.
+    """Draw the parts of each row side by side, rows from top to bottom.
 
     Args:
         axes: Where to draw.
         rows: {name: {part: value}}.
         parts: {part: (name in the legend, colour)}, from left to right.
         write: Writes a value, into the parts that are wide enough.
-        unit: Of the sum behind a row, which is left out where this is "".
+        unit: Of the sum written after each row; "" leaves the sum out.
     """
     widths = np.array([[values.get(part, 0.0) for part in parts] for values in rows.values()])
     sums = widths.sum(axis=1)

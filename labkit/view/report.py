@@ -1,4 +1,4 @@
-"""What people take along of a run: a picture, a table of its steps, or one page with both."""
+"""A run as files to share: a picture, a table of its steps, or a page with both."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def export(run: Run, path: str | os.PathLike[str], overwrite: bool = False) -> P
     suffix = path.suffix.lower()
     if suffix in saving.MARKS:
         return saving.save_figure(run.plot(), path, overwrite)
-    texts = {".html": page, ".md": markdown, ".csv": lambda run: run.frame.to_csv()}
+    texts = {".html": html_page, ".md": markdown, ".csv": lambda run: run.frame.to_csv()}
     if suffix not in texts:
         known = ".html, .md, .csv, .png, .svg or .pdf"
         raise ValueError(
@@ -51,10 +51,10 @@ def export(run: Run, path: str | os.PathLike[str], overwrite: bool = False) -> P
     return write(path, texts[suffix](run), overwrite)
 
 
-def page(run: Run, verdict: str = "") -> str:
+def html_page(run: Run, verdict: str = "") -> str:
     """Return a self-contained page of HTML: the verdict, the pictures, the settings, the machine.
 
-    `verdict` is the text of one that is known already; else the run is diagnosed.
+    `verdict` is the text of a verdict that is known already; without it the run is diagnosed.
     """
     parts = [
         HEAD,

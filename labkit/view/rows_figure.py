@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
@@ -16,9 +17,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from labkit.spec import NOISY
 from labkit.view.series import (
     LONGEST_NAME,
+    Rows,
     Series,
     SeriesMaker,
-    Table,
     frame_of,
     name_of,
     origin_of,
@@ -45,7 +46,7 @@ MOST_TICKS = 13
 PANEL_IN = 3.0
 BAR_IN = 0.2
 DIGITS = 3  # of the number at a bar
-MOST_TIMES = 1000  # the smallest of a figure's numbers; past that they have no decimals in common
+MOST_TIMES = 1000  # largest over smallest number, up to which all have as many decimals
 NOTE_IN = 0.14
 TITLE_IN = 0.25
 NOTE = Font(size=7.5, colour=BEFORE)
@@ -55,12 +56,12 @@ HOLLOW = f"hollow: noisy, spread above {NOISY:.0%} of the median"
 
 @our_style
 def plot(
-    rows: Table,
+    rows: Rows,
     x: str,
     y: str,
     by: str | None = None,
     *,
-    beside: Table | None = None,
+    beside: Rows | None = None,
     title: str = "",
     log: str | None = None,
 ) -> Picture:
@@ -91,27 +92,32 @@ def plot(
     axes = figure.subplots()
     height = draw_series(axes, series, x, y, log) + legend_in(series)
     draw_legend(axes, series)
-    if title:
-        figure.suptitle(
-            drawable(title), fontsize=10, fontweight="bold", x=0.01, ha="left", parse_math=False
-        )
-        height += TITLE_IN
-    notes = [(note, NOTE) for note in notes_of(rows, series, x, y)]
-    lines = [line for line, _ in wrapped(notes)]
-    if lines:
-        figure.supxlabel(
-            "\n".join(lines),
-            fontsize=NOTE.size,
-            color=NOTE.colour,
-            x=0.01,
-            ha="left",
-            parse_math=False,
-        )
-    figure.set_size_inches(WIDTH_IN, height + NOTE_IN * len(lines))
+    height += write_title(figure, title) + write_notes(figure, notes_of(rows, series, x, y))
+    figure.set_size_inches(WIDTH_IN, height)
     return figure
 
 
-def notes_of(table: Table, series: Sequence[Series], x: str, y: str) -> list[str]:
+def write_title(figure: Figure, title: str) -> float:
+    """Write a title above the axes; return the height that it needs, inches."""
+    if not title:
+        return 0.0
+    figure.suptitle(
+        drawable(title), fontsize=10, fontweight="bold", x=0.01, ha="left", parse_math=False
+    )
+    return TITLE_IN
+
+
+def write_notes(figure: Figure, notes: Sequence[str]) -> float:
+    """Write notes below the axes; return the height that they need, inches."""
+    lines = [line for line, _ in wrapped([(note, NOTE) for note in notes])]
+    if lines:
+        text = "\n".join(lines)
+        look = {"fontsize": NOTE.size, "color": NOTE.colour}
+        figure.supxlabel(text, x=0.01, ha="left", parse_math=False, **look)
+    return NOTE_IN * len(lines)
+
+
+def notes_of(table: Rows, series: Sequence[Series], x: str, y: str) -> list[str]:
     """Return what stands below the axes: who measured, what is missing, what error bars are."""
     notes = []
     frame = frame_of(table)
@@ -288,7 +294,7 @@ def draw_points(axes: Axes, series: Series, middles: np.ndarray) -> None:
 def write_numbers(
     axes: Axes, series: Series, middles: Sequence[float], write: Callable[[float], str]
 ) -> None:
-    """Write each value of a series behind its bar or point, and behind its error bar."""
+    """Write each value of a series after its bar or point, and after its error bar."""
     for value, spread, middle in zip(series.values, series.spread, middles, strict=True):
         if not np.isnan(value):
             axes.annotate(
@@ -304,8 +310,8 @@ def write_numbers(
 def writer_of(values: np.ndarray, is_log: bool) -> Callable[[float], str]:
     """Return what writes a figure's numbers.
 
-    All have as many decimals as three digits of the largest and one of the smallest take. Where
-    that would be many, and on a logarithmic axis, each has three digits.
+    All have the decimals that show three digits of the largest number and one of the smallest.
+    Where those would be many, and on a logarithmic axis, each number has three digits.
     """
     sizes = np.abs(values[np.isfinite(values) & (values != 0)])
     if not len(sizes):

@@ -50,21 +50,21 @@ from labkit.view.style import (
     ms,
     our_style,
     page,
-    percent,
     room_in,
+    whole_percent,
 )
 
 TEETH = 10  # steps in the window
-MAX_TEETH = 24  # two rounds of the workers, where they are many
+MAX_TEETH = 24  # at most: two rounds of the workers, where they are many
 STEPS_A_BIN = 3  # of the utilization: finer bins would show single teeth, aliased
 MAX_BINS = 120
-EDGE_PT = 0.4  # of an interval
+EDGE_PT = 0.4  # points around an interval
 SPACES_IN = (0.30, 0.72, 0.80)  # above the three axes
-MOST_LINES = 6  # of the loop, of workers half as many
-LEAST_SHARE = 0.02  # of a line
+MOST_LINES = 6  # of the loop, and half as many of the workers
+LEAST_SHARE = 0.02  # of the time, of a line that is drawn
 PLACE_LENGTH = 20  # characters of a line's place
 LINE_LENGTH = 64
-MANY = 100  # readings of the telemetry, from which on their dots would make one band
+MANY = 100  # readings of the telemetry: the dots of more would merge into a band
 LINE = {"marker": ".", "markersize": 3, "linewidth": 1.0, "color": INSTRUMENT}
 INSTRUMENTS = {  # how their curves are drawn
     "all CPU cores (psutil)": LINE,
@@ -87,7 +87,7 @@ BODY = {  # of a loop's body: (name, colour), by `Lines.body`
 
 
 @our_style
-def draw(run: Run, before: Run | None = None) -> Figure:
+def draw_run(run: Run, before: Run | None = None) -> Figure:
     """Draw `run`; the utilization and the mean step of `before` beside it, where given.
 
     A run too short to have numbers gets a figure that says so, and why.
@@ -118,7 +118,7 @@ def draw(run: Run, before: Run | None = None) -> Figure:
 
 
 def teeth_window(run: Run) -> tuple[int, int]:
-    """Return the steps, first and behind the last, of a short window in the middle of a run."""
+    """Return a short window in the middle of a run: its first step, and the one after its last."""
     first = max(run.warmup, 1)
     wanted = min(max(TEETH, 2 * (run.pipeline.num_workers or 0)), MAX_TEETH)
     count = min(wanted, run.steps - first)
@@ -196,7 +196,7 @@ def curves(run: Run) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 def _mark_mean(axes: Axes, run: Run) -> None:
-    """Draw the utilization as a line over what was measured, and write it behind."""
+    """Draw the mean utilization as a line over the measured steps, its number at the end."""
     mean = run.utilization or 0.0
     start = end_of(run, max(run.warmup, 1))
     axes.plot([start, run.length_s], [mean, mean], "--", color="black", linewidth=1, zorder=5)
@@ -266,7 +266,7 @@ def _draw_lines(axes: list[Axes], lines: Lines, bars: list[Bar]) -> None:
             share = lines.body.get(part, 0.0)
             if share >= LEAST_SHARE:
                 parts[part] = (f"{name} {share:.0%}", colour)
-        stack(axes[0], {"loop body": lines.body}, parts, percent)
+        stack(axes[0], {"loop body": lines.body}, parts, whole_percent)
         legend_above(axes[0], patches(parts.values()))
         hide_xaxis(axes[0])
     hbars(axes[-1], bars, "share of the time (of workers: of their work), by line of your code")

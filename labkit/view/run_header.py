@@ -9,10 +9,11 @@ from labkit.diagnosis.core_use import CoreUse
 from labkit.results.ranks import Ranks
 from labkit.results.result import noise
 from labkit.results.run import Run
+from labkit.results.run_text import delays_of
 from labkit.view.style import BEFORE, BOLD, GREY, LOUD, PLAIN, Font, TextLine
 
 TITLE_LENGTH = 60  # characters of the knobs in a title
-KNOBS_LENGTH = 240  # and below it
+KNOBS_LENGTH = 240  # and in the line below it
 
 
 def run_header(run: Run, before: Run | None = None) -> list[TextLine]:
@@ -74,22 +75,6 @@ def doubts(run: Run | Ranks) -> list[TextLine]:
     return [(line, LOUD) for line in lines]
 
 
-def delays_of(runs: Iterable[Run | Ranks], varied: Iterable[str] = ()) -> str:
-    """Return the simulated delays behind the runs' numbers; "" if there are none.
-
-    Where they differ by one of the `varied` knobs, the figure itself says which is which.
-    """
-    runs = list(runs)
-    measured = [run for run in runs if run.throughput is not None]
-    found = dict.fromkeys(run.pipeline.simulated_delay for run in measured)
-    if not any(found):
-        return ""
-    swept = [name for name in varied if "_ms" in name]
-    if len(found) > 1 and swept:
-        return f"simulated delay: {' and '.join(swept)}, as shown"
-    return f"simulated delay: {' / '.join(text or 'none' for text in found)}"
-
-
 def knobs_of(run: Run) -> str:
     """Return the knobs that were asked for and are not the defaults."""
     fixes = _fixes(run)
@@ -121,7 +106,7 @@ def _before(run: Run, before: Run) -> str:
 
 
 def _apart(old: Run, new: Run, length: int) -> str:
-    """Return what is fixed in `new` of the slow script, or its knobs that `old` had otherwise."""
+    """Return what `new` has fixed of the slow script, or its knobs that differ from `old`."""
     known = old.asked.to_dict()
     asked = new.asked.to_dict()
     changed = {name: value for name, value in asked.items() if value != known.get(name)}

@@ -13,18 +13,19 @@ from labkit.results.run import Run
 from labkit.results.sweep import Sweep
 from labkit.spec import Distributed, Pipeline
 from labkit.tuning.job import improver, tuner
-from labkit.tuning.result import Found, Ladder, Tuning
+from labkit.tuning.result import Interrupted, Ladder, SearchResult, Tuning
 from labkit.tuning.search import Search
 from labkit.tuning.trial import Trial
 from labkit.view import wandb_log
 from labkit.view.display import RANKS_PX, SWEEP_PX, Display
+from labkit.view.last import remember
 from labkit.view.live import RunDisplay
 from labkit.view.live_frame import live_line
 from labkit.view.run_header import said
 from labkit.view.watch_live import Watch
 
 Started = TypeVar("Started", Run, Ranks)
-SearchResult = TypeVar("SearchResult", bound=Found)
+AnyResult = TypeVar("AnyResult", bound=SearchResult)
 
 
 def run(
@@ -104,7 +105,7 @@ def sweep(
         shown.next(f"run {len(swept.runs) + 1} of {len(swept.settings)} ({said(setting)}): ")
 
     def each(run: Run) -> None:
-        if run is swept.runs[-1]:  # of several at once, the one that began last is shown
+        if run is swept.runs[-1]:  # where several go on, the last one to begin is shown
             shown.update(run)
 
     try:
@@ -118,11 +119,6 @@ def sweep(
     return swept
 
 
-def remember(function: Callable[..., object], result: object) -> None:
-    """Keep a result as `function.last`: what an interrupt leaves, which returns nothing."""
-    vars(function)["last"] = result
-
-
 def follow(started: Started, before: Run | None = None) -> Started:
     """Show a live run until it has ended: a canvas in a notebook, a line of text elsewhere."""
     with held() as pressed:
@@ -132,7 +128,7 @@ def follow(started: Started, before: Run | None = None) -> Started:
         finally:
             shown.finish(started)
         if in_notebook():
-            pressed.clear()  # it has ended: what is measured is not lost to a late press
+            pressed.clear()  # the run has ended: a late press must not lose it
     return started
 
 
@@ -176,7 +172,7 @@ def tune(
     """
     what = dataset_or_pipeline
     if isinstance(what, Watch):
-        what = what.run if what._recorder else what.loader
+        what = what.run if what.has_begun else what.loader
     search = tuner(
         what,
         collate_fn=collate_fn,
@@ -231,11 +227,11 @@ def improve(
 
 
 def searched(
-    function: Callable[..., object], search: Search[SearchResult], said: Callable[[], str]
-) -> SearchResult:
+    function: Callable[..., object], search: Search[AnyResult], said: Callable[[], str]
+) -> AnyResult:
     """Show a search until it has ended: a table of its trials, and below it the run that goes on.
 
-    `said` is a line about the last trial, for where there is no notebook.
+    `said` returns a line about the last trial, for a terminal.
     """
     found = search.found
     remember(function, found)
@@ -253,9 +249,9 @@ def searched(
     search.bench.each = running
     try:
         search.run()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as press:
         if not in_notebook():
-            raise
+            raise Interrupted(found) from press
     finally:
         display.final(found.headline, found.table())
     return found

@@ -1,4 +1,4 @@
-"""Rows of a table as what `lk.plot` draws: a series for each colour, and what is said of them."""
+"""The rows of a table as `lk.plot` draws them: a series for each colour, with its notes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class HasRows(Protocol):
         ...
 
 
-Table = pandas.DataFrame | HasRows
+Rows = pandas.DataFrame | HasRows
 
 
 @dataclass(frozen=True)
@@ -95,14 +95,14 @@ class SeriesMaker:
         self.by = by
         self.colours: dict[str, str] = {}
 
-    def own(self, table: Table, name: str = "") -> list[Series]:
+    def own(self, table: Rows, name: str = "") -> list[Series]:
         """Return a series for each value of `by`; `name` is that of rows without one."""
         found = []
         for value, rows in groups_of(self._checked(table, self.by), self.by):
             found.append(self._series(rows, value or name, value, MARKERS[0], is_beside=False))
         return found
 
-    def beside(self, table: Table) -> list[Series]:
+    def beside(self, table: Rows) -> list[Series]:
         """Return a series for each value of `by` of each card, of which `by` may be unknown."""
         by_card = None if "card" in (self.x, self.by) else "card"
         found = []
@@ -116,7 +116,7 @@ class SeriesMaker:
                 found.append(self._series(rows, label, key, marker, is_beside=True))
         return found
 
-    def _checked(self, table: Table, by: str | None = None) -> pandas.DataFrame:
+    def _checked(self, table: Rows, by: str | None = None) -> pandas.DataFrame:
         """Return a table's rows; raise ValueError where a column is missing."""
         frame = frame_of(table)
         for column in filter(None, (self.x, self.y, by)):
@@ -153,7 +153,7 @@ class SeriesMaker:
         )
 
 
-def frame_of(table: Table) -> pandas.DataFrame:
+def frame_of(table: Rows) -> pandas.DataFrame:
     """Return a table's rows."""
     return table if isinstance(table, pandas.DataFrame) else table.rows
 
@@ -200,7 +200,7 @@ def mixed(rows: pandas.DataFrame, x: str, y: str) -> str:
     return ", ".join(differ)
 
 
-def origin_of(table: Table, rows: pandas.DataFrame) -> str:
+def origin_of(table: Rows, rows: pandas.DataFrame) -> str:
     """Say who measured these rows of a table, if others did: "published by OWNER/REPOSITORY"."""
     if not isinstance(table, pandas.DataFrame):
         return table.mark or ""
@@ -212,7 +212,7 @@ def origin_of(table: Table, rows: pandas.DataFrame) -> str:
     return f"published by {', '.join(dict.fromkeys(names))}"
 
 
-def name_of(table: Table) -> str:
+def name_of(table: Rows) -> str:
     """Return what the legend calls the reader's own rows, which have another table beside them."""
     origin = origin_of(table, frame_of(table))
     if origin or isinstance(table, pandas.DataFrame):

@@ -12,13 +12,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from labkit.results.ranks import RankRun, Ranks
+from labkit.results.run_text import delays_of
 from labkit.results.sweep import Sweep
 from labkit.view.display import RANKS_PX
 from labkit.view.primitives import Lane, draw_lanes, patches, rows_in, stack
 from labkit.view.rows_figure import bars_in, draw_legend, draw_series, is_lines, legend_in
 from labkit.view.run_header import (
     KNOBS_LENGTH,
-    delays_of,
     device_of,
     doubts,
     said,
@@ -35,12 +35,12 @@ from labkit.view.style import (
     legend_above,
     our_style,
     page,
-    percent,
     room_in,
+    whole_percent,
 )
 
 RATE = "samples_per_s"
-SPAN = 20  # times as large as the smallest value is the largest: from there on, logarithmic
+SPAN = 20  # the largest value over the smallest: beyond it the axis is logarithmic
 MOST_SHOWN = 10  # points of one line that still have room for their numbers
 TEETH = 6  # steps in the window
 PARTS = {  # part of RankTimes: (name, colour), as stacked
@@ -56,9 +56,9 @@ PARTS = {  # part of RankTimes: (name, colour), as stacked
 def draw_sweep(sweep: Sweep) -> Figure:
     """Draw throughput and utilization against the sweep's first knob, a line per other combination.
 
-    Numbers stand to scale, those of several orders of magnitude to a logarithmic one, as does the
-    throughput then; names have bars. The bars through the throughput are the run's own unevenness
-    (`Run.spread`). A run without numbers is a gap, and the header says why.
+    Numbers are drawn to scale; where they span several orders of magnitude, they and the throughput
+    are on logarithmic axes. Names have bars. The error bars of the throughput are the run's own
+    unevenness (`Run.spread`). A run without numbers is a gap, and the header says why.
     """
     knob, *others = sweep.knobs
     device = device_of(sweep.runs[0]) if sweep.runs else "device"
@@ -93,7 +93,7 @@ def draw_sweep(sweep: Sweep) -> Figure:
 def rows_of(sweep: Sweep, busy: str) -> pandas.DataFrame:
     """Return a row for each combination of a sweep's knobs, without numbers where none ran."""
     first, *others = sweep.knobs
-    has_names = None in sweep.knobs[first]  # one makes names of all of them
+    has_names = None in sweep.knobs[first]  # one None makes names of all of them
     rows = []
     for setting, run in itertools.zip_longest(sweep.settings, sweep.runs):
         rate = run.throughput if run else None
@@ -176,7 +176,7 @@ def draw_ranks(ranks: Ranks) -> Figure:
     for row, rank in enumerate(times.ranks):
         values = {part: float(getattr(times, part)[row]) for part in PARTS}
         rows[f"rank {rank}"] = values
-    stack(shares, rows, PARTS, percent)
+    stack(shares, rows, PARTS, whole_percent)
     shares.set_xlabel("share of wall time, warm-up left out")
     shares.set_xlim(0, 1)
     shares.xaxis.set_major_formatter(PercentFormatter(1))

@@ -204,8 +204,8 @@ def drawable(text: str, length: int = 600) -> str:
     return shown if len(shown) <= length else shown[: length - 1] + "…"
 
 
-def percent(share: float | None) -> str:
-    """Write a share of 1 as a percentage; "unknown" where there is none."""
+def whole_percent(share: float | None) -> str:
+    """Write a share of 1 as a whole percentage; "unknown" where there is none."""
     return "unknown" if share is None else f"{share:.0%}"
 
 

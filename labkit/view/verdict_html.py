@@ -12,11 +12,9 @@ from labkit.results.result import copy_buttons
 def html_of(verdict: Diagnosis) -> str:
     """Return a diagnosis as HTML."""
     what, why, do = (html.escape(line) for line in verdict.three_lines)
-    first = verdict.findings[0]
-    section = f"notebook {first.link[:2]}, section"
-    for link, words in ((first.link, section), (first.page, first.page)):
-        if link:
-            do = do.replace(words, f"<a href='{html.escape(link)}'>{words}</a>", 1)
+    for words, address in verdict.findings[0].places.items():
+        place = html.escape(words)
+        do = do.replace(place, f"<a href='{html.escape(address)}'>{place}</a>", 1)
     text = f"<b>{what}</b><div>{why}</div><div style='white-space:pre-wrap'>{do}</div>"
     details = verdict.details
     more = replace(details, copies={})._repr_html_()

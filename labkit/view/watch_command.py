@@ -9,7 +9,7 @@ import contextlib
 import os
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,9 +28,9 @@ from labkit.watching.foreground import run_in_front
 from labkit.watching.hangs import HangWatch
 from labkit.watching.run_folders import folders_in, process_of, rank_of
 
-Found = dict[str, object]  # what `labkit watch --json` prints
+Values = dict[str, object]  # as JSON types
 SITE = Path(__file__).parents[1] / "watching" / "site"
-MOST_LINES = 20  # that are listed
+MOST_LINES = 20  # of code that are listed
 SURE = ((0.9, "high"), (0.6, "medium"), (0.01, "low"))
 NOT_TRAINED = "headroom: not measured, as no optimizer made a step within a DataLoader's loop."
 
@@ -47,21 +47,36 @@ class Ended:
     hangs: HangWatch
 
 
+@dataclass(frozen=True)
+class Judged:
+    """What was found about a script that has ended."""
+
+    # What `labkit watch --json` prints: `exit_code`, `bottleneck`, `confidence`, `evidence`,
+    # `advice`, `seen` ("inside" or "outside") and what else is known
+    values: Values
+    text: str
+    run: Run | None = None  # that the verdict is of; None where no step was seen from inside
+
+
 def watch_script(
     command: list[str],
     quiet_stdout: bool = False,
     outside: bool = False,
     headroom: bool = False,
-) -> tuple[Found, str]:
-    """Run `command` (a first "--" is left out) in our place; return what was found, and a text.
+) -> tuple[Judged, int]:
+    """Run `command` (a first "--" is left out) in our place; return the verdict and the exit code.
 
-    A script that cannot be executed by itself, `train.py`, is run by our own Python.
+    A script that cannot be executed by itself, `train.py`, is run by our own Python. The code is,
+    for a signal, 128 and its number, as in a shell.
 
-    The dict has `exit_code` (for a signal 128 and its number, as in a shell), `bottleneck`,
-    `confidence`, `evidence`, `advice`, `seen` ("inside" or "outside") and what else is known.
-    `quiet_stdout` sends the script's stdout to stderr, `outside` looks from there only, `headroom`
-    replays some batches of its training loops. Raises ValueError where there is no command, or it
-    cannot be started.
+    Args:
+        command: The script and its arguments.
+        quiet_stdout: Whether the script's stdout goes to stderr.
+        outside: Whether to look from outside only.
+        headroom: Whether to replay some batches of its training loops.
+
+    Raises:
+        ValueError: There is no command, or it cannot be started.
     """
     command = command[1:] if command[:1] == ["--"] else command
     if not command:
@@ -81,30 +96,32 @@ def watch_script(
     code = 128 - code if code < 0 else code
     ended = Ended(folder, code, start_ns, now_ns(), samples, hangs)
     try:
-        found, text = _judged(ended, outside, headroom)
+        found = _judged(ended, outside, headroom)
     except (Exception, KeyboardInterrupt) as error:  # the script is over: its exit code counts
         text = f"the verdict failed ({type(error).__name__}: {error}); the script ran to its end."
-        found = {**judge([]), "evidence": text, "advice": ""}
-    of_script: Found = {
-        "command": privacy.masked(command),
+        found = Judged({**judge([]), "evidence": text, "advice": ""}, text)
+    of_script: Values = {
+        "command": privacy.without_keys(command),
         "exit_code": code,
         "seconds": round((ended.end_ns - start_ns) / 1e9, 3),
         "seen": "outside",
     }
-    return of_script | found, text
+    return replace(found, values=of_script | found.values), code
 
 
-def write_reports(found: Found, text: str, html: str | None, markdown: str | None) -> None:
+def write_reports(found: Judged, html: str | None, markdown: str | None) -> None:
     """Write what was found as a page of HTML and as Markdown, to the paths that are given.
 
     The script has run: what cannot be written is said, and changes neither verdict nor exit code.
     """
-    for path, text_of in ((html, report.page), (markdown, report.markdown)):
-        if path and "run" not in found:
+    for path, text_of in ((html, report.html_page), (markdown, report.markdown)):
+        if not path:
+            continue
+        if found.run is None:
             _say(f"{path} is not written: no training step was seen from inside.")
-        elif path:
+        else:
             try:
-                report.write(path, text_of(Run(Path(str(found["record"]))), text))
+                report.write(path, text_of(found.run, found.text))
             except (OSError, ValueError) as error:
                 _say(f"{path} is not written: {error}")
 
@@ -114,20 +131,20 @@ def _say(text: str) -> None:
         print(f"labkit watch: {text}", file=sys.stderr, flush=True)
 
 
-def _judged(ended: Ended, outside: bool, headroom: bool) -> tuple[Found, str]:
+def _judged(ended: Ended, outside: bool, headroom: bool) -> Judged:
     """Judge a script that has ended by its runs, or else from outside."""
     hang = ended.hangs.last
     runs = _runs_in(ended.folder)
     if runs:
-        found, text = _from_inside(runs, ended, headroom)
+        found = _from_inside(runs, ended, headroom)
     elif hang is not None:
         told = f"before the first step was over, {hang.text}"
-        found = {**judge(ended.samples), "evidence": told, "record": str(hang.folder)}
-        text = f"{told}\nrecord: {hang.folder}"
+        seen: Values = {**judge(ended.samples), "evidence": told, "record": str(hang.folder)}
+        found = Judged(seen, f"{told}\nrecord: {hang.folder}")
     else:
-        found, text = _from_outside(ended, outside)
+        found = _from_outside(ended, outside)
     if hang is not None:
-        found["hang"] = {
+        found.values["hang"] = {
             "seconds": hang.seconds,
             "over": not ended.hangs.hanging,
             "worker": hang.worker,
@@ -135,19 +152,19 @@ def _judged(ended: Ended, outside: bool, headroom: bool) -> tuple[Found, str]:
             "line": hang.line,
             "text": hang.text,
         }
-    return found, text
+    return found
 
 
-def _from_outside(ended: Ended, outside: bool) -> tuple[Found, str]:
+def _from_outside(ended: Ended, outside: bool) -> Judged:
     """Judge a script of which no step was seen; `outside`: it was not to be looked into."""
     shutil.rmtree(ended.folder, ignore_errors=True)
-    found: Found = {**judge(ended.samples)}
+    found: Values = {**judge(ended.samples)}
     if 0 < ended.exit_code < 128 and not outside:
         told = f"the script failed (exit code {ended.exit_code}) before a training step was seen."
         found = {**judge([]), "evidence": told, "advice": ""}
     sure = "" if found["confidence"] == "none" else f" ({found['confidence']} confidence)"
     verdict = f"bottleneck {found['bottleneck']}{sure}, seen from outside"
-    return found, f"{verdict}: {found['evidence']} {found['advice']}".rstrip()
+    return Judged(found, f"{verdict}: {found['evidence']} {found['advice']}".rstrip())
 
 
 def _runs_in(folder: Path) -> list[Run]:
@@ -161,7 +178,7 @@ def _runs_in(folder: Path) -> list[Run]:
     return found
 
 
-def _from_inside(runs: list[Run], ended: Ended, headroom: bool) -> tuple[Found, str]:
+def _from_inside(runs: list[Run], ended: Ended, headroom: bool) -> Judged:
     """Judge the longest loop that trains; of several ranks, that of all of them.
 
     Of the loaders that such a loop reads, the one counts that it waits for most.
@@ -195,10 +212,10 @@ def _from_inside(runs: list[Run], ended: Ended, headroom: bool) -> tuple[Found, 
         named = [f"{rank} {own.headline}" for rank, own in sorted(judged.own.items())]
         texts.append(f"ranks, each judged alone: {', '.join(named)}")
     texts.append(f"record: {run.path} (lk.load, labkit diagnose)")
-    return found, "\n".join(texts)
+    return Judged(found, "\n".join(texts), run)
 
 
-def _values_of(run: Run, judged: watched_ranks.RanksVerdict) -> Found:
+def _values_of(run: Run, judged: watched_ranks.RanksVerdict) -> Values:
     """Return what `--json` says of a run and of the verdict that it shows."""
     verdict = judged.verdict
     return verdict.to_dict() | {
@@ -215,7 +232,7 @@ def _values_of(run: Run, judged: watched_ranks.RanksVerdict) -> Found:
 
 
 def _beside(runs: list[Run]) -> list[Run]:
-    """Return the runs of the loop that the last of them is of, the one that waited most last."""
+    """Return the runs of the same loop as the last of `runs`, the one that waited most last."""
     last = runs[-1]
     if not last.place:
         return [last]

@@ -19,13 +19,14 @@ from labkit.diagnosis.verdict import Diagnosis
 from labkit.process import folders, launcher
 from labkit.results.run import Run
 from labkit.view.display import Display, StaticFigure
+from labkit.view.last import remember
 from labkit.watching.hangs import HangWatch
 from labkit.watching.passes import say
 from labkit.watching.recorder import Recorder
 from labkit.watching.run_folders import own_rank
 from labkit.watching.tally import Tally
 
-LEAST_SHARE = 0.01  # of the time, that a line of a cell is marked for
+LEAST_SHARE = 0.01  # of the time: a line of a cell with less is not marked
 OPEN_MOST = 8  # watches kept open: the loop's, its validation's, and some for generators
 EMPTY = (
     "watch: the loader gave no batch. If it is an iterator or a generator, it has been used up: "
@@ -80,6 +81,11 @@ class Watch:
         self.close(error)
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a pass over the loader has begun, so that there is a `run`."""
+        return self._recorder is not None
+
+    @property
     def run(self) -> Run:
         """The Run so far; raises RuntimeError before the first pass."""
         if self._recorder is None:
@@ -129,7 +135,7 @@ class Watch:
         """Return the recorder of the open Run; begin a new one where there is none."""
         if self._recorder is not None and _is_open(self._recorder):
             return self._recorder
-        launcher.end_standby()  # it might still be importing torch: this loop wants to be alone
+        launcher.end_standby()  # it might still be importing torch, beside this loop
         recorder = Recorder(folders.new_run(), self.loader, self.model)
         self._recorder = recorder
         self._run = None
@@ -211,17 +217,11 @@ def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:
         if anew or each.loader is loader:
             each.loader = loader
             each.count_flops_of(model)
-            return _remembered(each)
-    return _remembered(Watch(loader, live, place, model))
+            return remember(watch, each)
+    return remember(watch, Watch(loader, live, place, model))
 
 
-def _remembered(watched: Watch) -> Watch:
-    """Keep it as `lk.watch.last`."""
-    vars(watch)["last"] = watched
-    return watched
-
-
-vars(watch)["last"] = None
+remember(watch, None)
 
 
 def _module(model: object) -> object:
@@ -307,7 +307,7 @@ def line(recorder: Recorder) -> str:
     parts = [f"epoch {recorder.epoch + 1}, step {done}{of}"]
     if tally.wall:
         parts.append(f"{tally.samples / tally.wall * 1e9:,.0f} {recorder.batches.unit}/s")
-        if kind == "cpu" or recorder.steps.clock is not None:  # else of launches only
+        if kind == "cpu" or recorder.steps.clock is not None:  # else only its launches are timed
             most = "at most " if kind == "gpu" else ""  # gaps between kernels count as busy
             busy = f"{kind.upper()} busy {most}{tally.busy / tally.wall:.0%}"
             parts.append(f"{busy}, waiting for data {tally.wait / tally.wall:.0%}")

@@ -20,11 +20,13 @@ LEGEND = (
 LANE_IN = 0.26
 SPACE_IN = 0.36
 MOST_LANES = 16  # of workers
-LATEST = 0.5  # of the run: the window begins at the latest there, behind the start of the workers
+LATEST = 0.5  # of the run, after the start of the workers: the window begins no later
 
 
 @our_style
-def draw(workers: LoaderWorkers, start_s: float | None = None, seconds: float = 3.0) -> Figure:
+def draw_workers(
+    workers: LoaderWorkers, start_s: float | None = None, seconds: float = 3.0
+) -> Figure:
     """Draw `seconds` of the loop and of each worker, from `start_s` of the run's clock on."""
     batches = workers.batches
     if not len(batches):
