@@ -16,7 +16,9 @@ from labkit.diagnosis.gather import StepTable
 from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.wording import worded
 from labkit.knobs import declares_knobs, knob
-from labkit.spec import Pipeline
+from labkit.results.script import loader_line
+from labkit.spec import KNOBS, LOADER_KNOBS, Job, Pipeline
+from labkit.tuning.settings import LoaderSetting
 from labkit.view import controls
 
 ROOT = Path(__file__).parents[1]
@@ -91,6 +93,14 @@ def test_a_knob_is_one_line():
     assert control.value == 0.5 and "decay" in control.widget.tooltip
     with pytest.raises(ValueError, match="weight_decay=2 is not allowed: use a number from 0 to 1"):
         Changed(weight_decay=2)
+
+
+def test_a_knob_of_the_loader_says_so_where_it_is_declared():
+    assert set(LoaderSetting().to_dict()) == set(LOADER_KNOBS)
+    assert set(KNOBS) == set(Job.__annotations__) - {"shard"}
+    pipeline = Pipeline(batch_size=8, num_workers=2, prefetch_factor=3, persistent_workers=True)
+    line = loader_line(pipeline.to_dict())
+    assert all(f"{name}={value!r}" in line for name, value in pipeline.changed().items())
 
 
 def test_a_finding_is_returned_by_a_rule(monkeypatch):

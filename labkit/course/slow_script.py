@@ -46,7 +46,7 @@ STEPS = 21  # at least: 20 get an x-ray, and a verdict needs 12 behind the warm-
 class SlowScript(Spec):
     """One stage of the slow script: `fixes` are names of `FIXES`, kept in the ladder's order."""
 
-    fixes: tuple[str, ...] = knob((), "what is fixed", kind="str", choices=LADDER, each=True)
+    fixes: tuple[str, ...] = knob((), "what is fixed", kind="str", choices=LADDER)
     steps: int | None = knob(
         None, "batches to train on", kind="int", low=1, high=1_000_000, auto="enough for a verdict"
     )

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from labkit.diagnosis.evidence import Evidence, Setting
+from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.prediction import Estimate
+from labkit.knobs import Setting
 from labkit.spec import KNOBS
 
 NOTEBOOKS = {

@@ -11,6 +11,7 @@ from dataclasses import replace
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured
+from labkit.diagnosis.loader_code import TRAINER_LOADER
 from labkit.diagnosis.prediction import WORTH
 from labkit.diagnosis.remedies import LESSONS, TRY_FIRST, Remedy
 from labkit.results.script import changed_lines
@@ -26,7 +27,7 @@ FORMATS = {
     "count": "{:.0f}",
 }
 NOTHING_TO_SET = f"No setting is expected to gain as much as {WORTH:.0%}."
-OF_LOADER = re.compile(r"\b(num_workers|prefetch_factor|persistent_workers|pin_memory)\b")
+OF_LOADER = re.compile(rf"\b({'|'.join(TRAINER_LOADER)})\b")
 
 
 def worded(finding: Finding, evidence: Evidence | None = None) -> Finding:
@@ -39,7 +40,7 @@ def worded(finding: Finding, evidence: Evidence | None = None) -> Finding:
         return replace(finding, evidence=why(finding), advice=advice)
     advice = _advice(finding)
     if evidence is not None and evidence.trainer:
-        advice = OF_LOADER.sub(r"dataloader_\1", advice)
+        advice = OF_LOADER.sub(lambda named: TRAINER_LOADER[named[0]], advice)
     code = "" if evidence is None else _code(finding, evidence)
     return replace(finding, evidence=why(finding), advice=advice, code=code)
 
