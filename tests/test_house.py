@@ -1,6 +1,7 @@
 """The house: imports point down, never in a circle; the recipes of CONTRIBUTING.md hold."""
 
 import ast
+import inspect
 import re
 import subprocess
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import pytest
 
 import labkit as lk
 from labkit.bench.measure import Bench, call
-from labkit.diagnosis import ranking, rules
+from labkit.diagnosis import ranking, rules, worker_rules
 from labkit.diagnosis.findings import BOTTLENECKS, Finding, Measured
 from labkit.diagnosis.gather import StepTable
 from labkit.diagnosis.remedies import Remedy
@@ -101,6 +102,17 @@ def test_a_knob_of_the_loader_says_so_where_it_is_declared():
     pipeline = Pipeline(batch_size=8, num_workers=2, prefetch_factor=3, persistent_workers=True)
     line = loader_line(pipeline.to_dict())
     assert all(f"{name}={value!r}" in line for name, value in pipeline.changed().items())
+
+
+def test_a_rule_says_its_cause_and_names_the_thresholds_that_it_reads():
+    every = (*rules.RULES, *rules.WARNINGS, *worker_rules.WORKER_RULES)
+    for rule in every:
+        function = getattr(rule, "func", rule)
+        said = inspect.getdoc(function)
+        assert "Cause" in said, function
+        assert set(re.findall(r"limits\.(\w+)", inspect.getsource(function))) <= set(
+            re.findall(r"\w+", said)
+        ), function
 
 
 def test_a_finding_is_returned_by_a_rule(monkeypatch):

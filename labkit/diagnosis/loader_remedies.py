@@ -149,6 +149,7 @@ FETCH_AT_ONCE = Remedy(
     "nothing: {how}.",
     "workers",
     fetched_at_once,
+    loader_of=LoopCode.batches_at_once,
 )
 IN_LOOP = Remedy(
     "in_the_loop",

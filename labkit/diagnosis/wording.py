@@ -13,7 +13,7 @@ from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured
 from labkit.diagnosis.loader_code import TRAINER_LOADER
 from labkit.diagnosis.prediction import WORTH
-from labkit.diagnosis.remedies import LESSONS, TRY_FIRST, Remedy
+from labkit.diagnosis.remedies import TRY_FIRST, Remedy
 from labkit.results.script import changed_lines
 
 FORMATS = {
@@ -72,8 +72,8 @@ def _where_to_read(finding: Finding) -> str:
     """Return the section that teaches the first remedy, and the page of the cause."""
     places = []
     if finding.lesson:
-        number, heading = LESSONS[finding.remedies[0].lesson]
-        places.append(f"notebook {number}, section {heading.rstrip('?')}")
+        file, heading = finding.lesson
+        places.append(f"notebook {file[:2]}, section {heading.rstrip('?')}")
     if finding.page:
         places.append(finding.page)
     return f"See {', and '.join(places)}." if places else ""
@@ -117,8 +117,8 @@ def _changed(remedy: Remedy, evidence: Evidence) -> str:
         if not remedy.changes:
             return ""
         return changed_lines(dict(evidence.knobs), {**evidence.knobs, **remedy.changes})
-    if remedy.key == "fetch_at_once":
-        return code.batches_at_once()
+    if remedy.loader_of is not None:
+        return remedy.loader_of(code)
     if evidence.trainer:
         return code.trainer_lines(remedy.changes) if remedy.changes else ""
     if remedy.arguments:
