@@ -23,7 +23,7 @@ from labkit.tuning.settings import LoaderSetting
 from labkit.view import controls
 
 ROOT = Path(__file__).parents[1]
-FLOORS = ("process", "bench", "watching", "results", "diagnosis", "tuning", "view", "course")
+ROOMS = ("process", "bench", "watching", "results", "diagnosis", "tuning", "view", "course")
 TOP = {".ci", ".github", ".gitignore", "labkit", "maintain", "notebooks", "tests"}
 TOP |= {"CONTRIBUTING.md", "LICENSE", "README.md"}
 TOP |= {"environment.yml", "pyproject.toml", "requirements.txt"}
@@ -47,15 +47,15 @@ def test_imports_point_down_and_only_results_reach_up_to_be_drawn_or_judged():
     """Ruff has what stands at the top of a module; this has what a method imports, too."""
     for path in FILES:
         room = path.relative_to(ROOT / "labkit").parts[0]
-        if room not in (*LOWEST, *FLOORS):
+        if room not in (*LOWEST, *ROOMS):
             continue
-        floor = FLOORS.index(room) if room in FLOORS else -1
-        reached = {*FLOORS[: floor + 1], *ABOVE.get(room, ())}
+        place = ROOMS.index(room) if room in ROOMS else -1
+        reached = {*ROOMS[: place + 1], *ABOVE.get(room, ())}
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom):
                 _, _, other = (node.module or "").partition("labkit.")
                 other = other.partition(".")[0]
-                assert other not in FLOORS or other in reached, f"{path} imports {node.module}"
+                assert other not in ROOMS or other in reached, f"{path} imports {node.module}"
 
 
 def test_an_editor_finds_every_public_name_where_python_does():
