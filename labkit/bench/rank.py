@@ -42,6 +42,7 @@ def run(spec: Settings, folder: Path, log: EventLog) -> None:
     pipeline = spec["pipeline"] | starved | {"xray": False}
     write_spec(log, f"{spec['run']}-rank{rank}", pipeline, place=place)
     machine.use_fixed_threads()
+    machine.keep_freed_memory()
     device, not_the_gpu = take_device(pipeline["device"], spec["ranks"], local_rank)
     facts = machine.describe(device)
     log.write("machine", **facts)

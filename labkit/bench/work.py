@@ -55,6 +55,7 @@ def do(spec: Settings, folder: Path, log: EventLog) -> None:
 def run_pipeline(spec: Settings, device: torch.device, folder: Path, log: EventLog) -> None:
     """Set up the pipeline that `spec` describes, and train."""
     own = "source" in spec
+    machine.keep_freed_memory()
     job, not_applied = resolve_config(spec["pipeline"], device, own_model=not own)
     if quick_run() and not own:
         shorten(job, not_applied)
