@@ -55,7 +55,10 @@ def worker_hangs(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
 
 
 def hang_that_ended(evidence: Evidence) -> Finding | None:
-    """A worker made no progress for long, and then the loop went on: worth a word, no more."""
+    """A worker made no progress for long, and then the loop went on: worth a word, no more.
+
+    Cause "hang that ended".
+    """
     hang = evidence.workers.hang if evidence.workers else None
     if hang is None or not hang.over:
         return None

@@ -66,8 +66,9 @@ class StepClock:
     def busy_s(self, start: int) -> float:
         """Return for how long the device was busy with the steps from `start` on, s.
 
-        The sum of what lies between the `BUSY` moments of each: the device's own, by events; of a
-        CPU, where a step has none, from `copied` to `done` on the host (`Steps.moments`).
+        It is the sum of what lies between the `BUSY` moments of each: "busy" of a step's event in
+        the log, which a GPU's own events timed. A CPU's step has none: it counts from the host's
+        moment `copied` to `done`, between which the host computes (`Steps.moments`).
         """
         return sum(float(np.diff(busy).sum()) for busy in self._busy(start))
 
