@@ -56,9 +56,9 @@ def elsewhere(evidence: Evidence) -> Finding | None:
 def longer_and_longer(evidence: Evidence) -> Finding | None:
     """A watched loop's steps take longer and longer.
 
-    Cause "drift", where the last fifth of the steps takes DRIFT times the first, or DRIFT_ALONE
-    where neither memory nor a variable was seen to grow, and the batches do not grow. It costs what
-    the later steps take beyond the first.
+    Cause "drift", where the last fifth of the steps takes DRIFT times the first; DRIFT_ALONE times
+    where neither memory nor a variable was seen to grow. Batches that grow as much explain it, and
+    so may other programs or heat. It costs what the later steps take beyond the first.
     """
     drift = drift_of(evidence)
     if evidence.loop is None or drift is None:

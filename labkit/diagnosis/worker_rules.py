@@ -159,8 +159,8 @@ def hand_over(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
 def threads(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     """Libraries in the workers compute with several threads each.
 
-    Cause "threads", where a worker uses SEVERAL_THREADS cores, or more threads stand in line for a
-    core than the processes have.
+    Cause "threads", where a worker uses SEVERAL_THREADS cores; or where more threads stand in line
+    for a core than there would be with one a worker, and no other program makes them.
     """
     # Where the cores are full, they stand in line: more of them than processes of one thread
     single = workers.workers + (evidence.threads or 1)
