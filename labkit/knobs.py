@@ -24,8 +24,16 @@ WORDS = {
     "float": "a number",
     "str": "a text",
 }
-SWITCHES: dict[str, bool] = dict.fromkeys(["true", "yes", "1", "on"], True)
-SWITCHES |= dict.fromkeys(["false", "no", "0", "off"], False)
+SWITCHES = {
+    "true": True,
+    "yes": True,
+    "1": True,
+    "on": True,
+    "false": False,
+    "no": False,
+    "0": False,
+    "off": False,
+}
 
 
 @dataclass(frozen=True)
