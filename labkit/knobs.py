@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+Setting = bool | int | float | str | None
+"""The value of a knob."""
 Settings = dict[str, Any]
 """{knob: value}"""
 WORDS = {
@@ -22,8 +24,16 @@ WORDS = {
     "float": "a number",
     "str": "a text",
 }
-SWITCHES: dict[str, bool] = dict.fromkeys(["true", "yes", "1", "on"], True)
-SWITCHES |= dict.fromkeys(["false", "no", "0", "off"], False)
+SWITCHES = {
+    "true": True,
+    "yes": True,
+    "1": True,
+    "on": True,
+    "false": False,
+    "no": False,
+    "0": False,
+    "off": False,
+}
 
 
 @dataclass(frozen=True)
@@ -40,8 +50,11 @@ class Knob:
     reach: float | None = None  # how far a slider goes, where up to `high` is too wide to aim in
     choices: tuple | None = None
     pattern: re.Pattern | None = None
+    takes: str = ""  # what matches `pattern`, in words
     auto: str = ""  # what None stands for; without it None is not taken
-    each: bool = False  # takes a list of such values as well
+    # "loader": an argument of a DataLoader, under its name there; "workers": one of these that only
+    # a loader with workers takes; "step": of any training step, a reader's own as well
+    part: str = ""
 
     @property
     def allowed(self) -> str:
@@ -50,10 +63,9 @@ class Knob:
         if self.choices:
             words = ", ".join(map(repr, self.choices))
         elif self.pattern:
-            words = "'auto', 'cpu', 'mps', 'cuda' or 'cuda:N'"
+            words = self.takes
         elif self.low is not None:
             words = f"{words} from {self.low:g} to {self.high:g} {self.unit}".rstrip()
-        words += ", or a list of them" if self.each else ""
         return f"{words}, or None ({self.auto})" if self.auto else words
 
     @property
@@ -65,10 +77,6 @@ class Knob:
         """Return `value` as this knob stores it; raise ValueError if it is not allowed."""
         if value is None and self.takes_none:
             return None
-        if self.each and isinstance(value, (list, tuple)):
-            if not value:
-                raise ValueError(f"{self.name}=[] is not allowed: use at least one value.")
-            return [replace(self, each=False, auto="").check(one) for one in value]
         stored = self._stored(value)
         if stored is None:
             raise ValueError(f"{self.name}={value!r} is not allowed: use {self.allowed}.")
@@ -95,8 +103,6 @@ class Knob:
             return 0.0  # a delay; None would leave it to the machine
         if text.lower() in ("none", "auto", "off") and self.takes_none:
             return None
-        if self.each and "," in text:
-            return [replace(self, each=False).parse(one.strip()) for one in text.split(",")]
         if self.kind == "bool":
             return self.check(SWITCHES.get(text.lower(), text))
         return self.check(text)
@@ -114,10 +120,7 @@ def _number(value: Any, whole: bool) -> int | float | None:
 
 
 def knob(default: Any, help: str, *, kind: str = "", **rules: object) -> Any:
-    """Declare a knob as a dataclass field; one whose default is a list takes lists."""
-    if isinstance(default, list):
-        kind = kind or type(default[0]).__name__
-        rules["each"] = True
+    """Declare a knob as a dataclass field; `rules` are the other fields of `Knob`."""
     kind = kind or type(default).__name__
     return field(default=default, metadata={"kind": kind, "help": help, **rules})
 

@@ -8,14 +8,14 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 from labkit import quotas
 from labkit.knobs import Knob, Settings, Spec, check_names, declares_knobs, knob
 
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,2})?")
-STEP_KNOBS = ("precision", "compile", "channels_last", "fused_optimizer")  # of any training step
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile: these record CUDA graphs
-OF_WORKERS = ("prefetch_factor", "persistent_workers")
+PYTORCH_PREFETCH = 2  # the DataLoader's prefetch_factor where there are workers and nothing is said
 SIZE = {"kind": "int", "low": 1, "auto": "chosen for the device"}
 AMPERE = 8.0  # compute capability of the first cards with BF16 and TF32
 NOISY = 0.10  # IQR over median above which a measurement is noisy, as in torch.utils.benchmark
@@ -58,15 +58,16 @@ class Pipeline(Spec):
         1, "rounds of random crop, flip and colour change per image", low=0, high=64, reach=16)
     # The loader: torch.utils.data.DataLoader's own names
     batch_size: int = knob(
-        16, "samples in a batch", unit="samples", low=1, high=16_384, reach=256)
+        16, "samples in a batch", part="loader", unit="samples", low=1, high=16_384, reach=256)
     num_workers: int = knob(
-        0, "loader processes; 0 prepares in the training loop", low=0, high=128,
+        0, "loader processes; 0 prepares in the training loop", part="loader", low=0, high=128,
         reach=max(16, quotas.cpu_cores().count))
-    pin_memory: bool = knob(False, "hand batches over in page-locked memory")
+    pin_memory: bool = knob(False, "hand batches over in page-locked memory", part="loader")
     prefetch_factor: int | None = knob(
-        None, "batches each worker keeps ready", kind="int", low=1, high=1024, reach=16,
-        auto="PyTorch's 2 with workers")
-    persistent_workers: bool = knob(False, "keep the workers from one epoch to the next")
+        None, "batches each worker keeps ready", part="workers", kind="int", low=1, high=1024,
+        reach=16, auto=f"PyTorch's {PYTORCH_PREFETCH} with workers")
+    persistent_workers: bool = knob(
+        False, "keep the workers from one epoch to the next", part="workers")
     non_blocking: bool = knob(False, "start copies to the device without waiting for them")
     prefetch_to_device: bool = knob(
         False, "copy the next batch on a stream of its own, under the compute of this one")
@@ -79,14 +80,17 @@ class Pipeline(Spec):
     # How it is trained
     precision: str = knob(
         "fp32", "number format of the heavy math; fp16 makes the host wait in every update for its "
-        "loss scale, unless the optimizer is fused", choices=("fp32", "tf32", "fp16", "bf16"))
+        "loss scale, unless the optimizer is fused", part="step",
+        choices=("fp32", "tf32", "fp16", "bf16"))
     accumulation_steps: int = knob(
         1, "batches whose gradients are added up before one update", low=1, high=1024, reach=32)
     compile: str | None = knob(
-        None, "torch.compile mode; None runs eagerly", kind="str",
+        None, "torch.compile mode; None runs eagerly", part="step", kind="str",
         choices=(None, "default", "reduce-overhead", "max-autotune"))
-    channels_last: bool = knob(False, "store images and conv weights channels last")
-    fused_optimizer: bool = knob(False, "update all parameters in one fused kernel")
+    channels_last: bool = knob(
+        False, "store images and conv weights channels last", part="step")
+    fused_optimizer: bool = knob(
+        False, "update all parameters in one fused kernel", part="step")
     # The run
     steps: int | None = knob(
         None, "batches to train on", kind="int", low=1, high=1_000_000, auto="80, on a GPU 400")
@@ -97,14 +101,14 @@ class Pipeline(Spec):
         True, "look inside a few more steps with torch.profiler when the measured ones are over")
     seed: int = knob(0, "seed of weights, order and augmentation", low=0, high=2**31 - 1)
     device: str = knob(
-        "auto", "auto picks the accelerator where there is one, else the CPU", pattern=DEVICE)
+        "auto", "auto picks the accelerator where there is one, else the CPU", pattern=DEVICE,
+        takes="'auto', 'cpu', 'mps', 'cuda' or 'cuda:N'")
     # fmt: on
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in OF_WORKERS if self.num_workers == 0 else ():
+        for name, default in WITHOUT_WORKERS.items() if self.num_workers == 0 else ():
             value = getattr(self, name)
-            default = KNOBS[name].default
             if value != default:
                 raise ValueError(
                     f"{name}={value!r} needs loader workers and num_workers=0 has none: use "
@@ -134,7 +138,46 @@ class Pipeline(Spec):
         return ", ".join(slept)
 
 
+class Job(SimpleNamespace):
+    """What a `Pipeline` asks for, every knob with the value that is used."""
+
+    dataset: str
+    prep_ms: float
+    io_ms: float
+    stall_ms: float
+    stall_every: int
+    image_px: int
+    augment: int
+    batch_size: int
+    num_workers: int
+    pin_memory: bool
+    prefetch_factor: int | None
+    persistent_workers: bool
+    non_blocking: bool
+    prefetch_to_device: bool
+    model: str
+    width: int
+    depth: int
+    precision: str
+    accumulation_steps: int
+    compile: str | None
+    channels_last: bool
+    fused_optimizer: bool
+    steps: int
+    seconds: float | None
+    xray: bool
+    seed: int
+    device: str
+    shard: tuple[int, int] = (0, 1)  # its rank, and how many there are, in a distributed run
+
+
 KNOBS: dict[str, Knob] = Pipeline.knobs
+LOADER_KNOBS = tuple(each.name for each in KNOBS.values() if each.part in ("loader", "workers"))
+# What the knobs that need workers are where the loader has none
+WITHOUT_WORKERS: Settings = {
+    each.name: each.default for each in KNOBS.values() if each.part == "workers"
+}
+STEP_KNOBS = tuple(each.name for each in KNOBS.values() if each.part == "step")
 
 PX = 48  # edge of the default's images on a CPU
 STEPS = 80
@@ -158,7 +201,7 @@ def automatic(knobs: Settings, gpu: bool = False, cores: int = 0) -> Settings:
         "prep_ms": 50.0,  # a batch
         "io_ms": 2.5 if knobs["dataset"] == "jpeg" and not starves else 0.0,  # an item
         "image_px": px,
-        "prefetch_factor": 2 if knobs["num_workers"] else None,
+        "prefetch_factor": PYTORCH_PREFETCH if knobs["num_workers"] else None,
         "steps": STEPS_ON_GPU if gpu else STEPS,
     }
 

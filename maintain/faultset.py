@@ -20,7 +20,7 @@ from typing import TypedDict
 import pandas as pd
 
 from labkit.diagnosis.diagnosis import diagnose
-from labkit.diagnosis.rules import NEIGHBOUR
+from labkit.diagnosis.findings import NEIGHBOUR
 from labkit.knobs import check_names
 from labkit.results.hardware import Machine, machine
 from labkit.results.launch import launch

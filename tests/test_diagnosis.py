@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 import labkit as lk
-from labkit.diagnosis import device_remedies, loader_remedies, ranking, rules, worker_remedies
+from labkit.diagnosis import (
+    compute_rules,
+    device_remedies,
+    idle_rules,
+    loader_remedies,
+    ranking,
+    worker_remedies,
+)
 from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.evidence import Evidence, Kernels, WorkerEvidence
@@ -22,7 +29,7 @@ from labkit.diagnosis.line_work import loading_of
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.recommendation import Workers
-from labkit.diagnosis.remedies import LESSONS, NOTEBOOKS, Remedy
+from labkit.diagnosis.remedies import LESSONS, Remedy
 from labkit.diagnosis.thresholds import WORTH_NAMING
 from labkit.diagnosis.wording import worded
 from labkit.results.hardware import Machine
@@ -136,10 +143,10 @@ def test_every_loss_has_a_name_in_words_and_a_threshold_every_remedy_a_section_t
     rows = [row for table in tables for row in vars(table).values()]
     taught = {row.lesson for row in rows if isinstance(row, Remedy) and row.lesson}
     assert taught == set(LESSONS)
-    for number, heading in LESSONS.values():
-        cells = json.loads((NOTEBOOKS_FOLDER / NOTEBOOKS[number]).read_text())["cells"]
+    for name, heading in LESSONS.values():
+        cells = json.loads((NOTEBOOKS_FOLDER / name).read_text())["cells"]
         lines = [line.strip() for cell in cells for line in cell["source"]]
-        assert f"## {heading}" in lines, (number, heading)
+        assert f"## {heading}" in lines, (name, heading)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +218,7 @@ def test_the_advice_has_the_recommended_number_and_no_other(now, best, said):
     evidence = Evidence(
         "cpu", wait_share=0.5, use=CoreUse(2), knobs={"num_workers": now}, advised=choice
     )
-    finding = told(rules.waiting_for_data(evidence), evidence)
+    finding = told(idle_rules.waiting_for_data(evidence), evidence)
     assert said in finding.advice
     changes = [remedy.changes for remedy in finding.remedies if remedy.changes]
     assert [one["num_workers"] for one in changes] == ([] if best in (None, now) else [best])
@@ -295,7 +302,7 @@ def test_a_card_is_advised_a_16_bit_format_that_its_tensor_cores_have(name, capa
     assert tensor_formats(name, capability) == formats
     seen = Kernels(kernel_us=1000.0, eligible_share=0.6)
     evidence = Evidence("gpu", compute_share=1.0, kernels=seen, formats=formats)
-    found = rules.no_tensor_cores(evidence)
+    found = compute_rules.no_tensor_cores(evidence)
     assert (found is not None) == (formats != ())
     remedies = told(found, evidence).remedies if found else ()
     changes = [remedy.changes for remedy in remedies if remedy.changes]
@@ -457,7 +464,7 @@ def test_a_loop_without_workers_is_not_told_that_these_have_all_cores():
     known = {"wait_share": 0.8, "wait_us": 5e3, "knobs": {"num_workers": 0}}
     advised = Workers(0, Estimate(1.0, 1.0, 1.0))
     evidence = Evidence("cpu", use=CoreUse(2, own=1.9), advised=advised, **known)
-    assert "cores are busy" not in told(rules.waiting_for_data(evidence), evidence).advice
+    assert "cores are busy" not in told(idle_rules.waiting_for_data(evidence), evidence).advice
 
 
 def test_workers_whose_cores_others_have_are_not_said_to_wait_for_storage():
@@ -493,7 +500,7 @@ def test_a_step_that_fills_the_cores_is_named_and_made_cheaper_where_it_is_known
     rows = SimpleNamespace(rows=lambda _mask: (line,) if call else (), made_us=None)
     monkeypatch.setattr("labkit.diagnosis.evidence.loading_mask", lambda _lines: None)
     evidence = Evidence("gpu", wait_share=0.5, use=CoreUse(2), workers=seen_in(BUSY), lines=rows)
-    found = told(rules.waiting_for_data(evidence), evidence)
+    found = told(idle_rules.waiting_for_data(evidence), evidence)
     assert ("train.py:9" in found.evidence) == (code is not None)
     assert (code or "") in found.code and bool(code) == bool(found.code)
 

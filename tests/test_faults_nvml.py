@@ -18,7 +18,7 @@ from test_diagnosis import fake, steps
 
 from labkit import Pipeline
 from labkit.diagnosis.diagnosis import diagnose
-from labkit.diagnosis.rules import NEIGHBOUR
+from labkit.diagnosis.findings import NEIGHBOUR
 from labkit.process.events import EventLog
 from labkit.results import launch
 

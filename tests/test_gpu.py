@@ -13,7 +13,7 @@ import faultset
 import pytest
 
 import labkit as lk
-from labkit.diagnosis.rules import NEIGHBOUR
+from labkit.diagnosis.findings import NEIGHBOUR
 from labkit.process import events as step_log
 from labkit.process.events import EventLog, now_ns
 from labkit.results.launch import launch

@@ -1,6 +1,7 @@
 """The house: imports point down, never in a circle; the recipes of CONTRIBUTING.md hold."""
 
 import ast
+import inspect
 import re
 import subprocess
 from dataclasses import dataclass
@@ -10,17 +11,19 @@ import pytest
 
 import labkit as lk
 from labkit.bench.measure import Bench, call
-from labkit.diagnosis import ranking, rules
+from labkit.diagnosis import ranking, rules, worker_rules
 from labkit.diagnosis.findings import BOTTLENECKS, Finding, Measured
 from labkit.diagnosis.gather import StepTable
 from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.wording import worded
 from labkit.knobs import declares_knobs, knob
-from labkit.spec import Pipeline
+from labkit.results.script import loader_line
+from labkit.spec import KNOBS, LOADER_KNOBS, Job, Pipeline
+from labkit.tuning.settings import LoaderSetting
 from labkit.view import controls
 
 ROOT = Path(__file__).parents[1]
-FLOORS = ("process", "bench", "watching", "results", "diagnosis", "tuning", "view", "course")
+ROOMS = ("process", "bench", "watching", "results", "diagnosis", "tuning", "view", "course")
 TOP = {".ci", ".github", ".gitignore", "labkit", "maintain", "notebooks", "tests"}
 TOP |= {"CONTRIBUTING.md", "LICENSE", "README.md"}
 TOP |= {"environment.yml", "pyproject.toml", "requirements.txt"}
@@ -44,15 +47,15 @@ def test_imports_point_down_and_only_results_reach_up_to_be_drawn_or_judged():
     """Ruff has what stands at the top of a module; this has what a method imports, too."""
     for path in FILES:
         room = path.relative_to(ROOT / "labkit").parts[0]
-        if room not in (*LOWEST, *FLOORS):
+        if room not in (*LOWEST, *ROOMS):
             continue
-        floor = FLOORS.index(room) if room in FLOORS else -1
-        reached = {*FLOORS[: floor + 1], *ABOVE.get(room, ())}
+        place = ROOMS.index(room) if room in ROOMS else -1
+        reached = {*ROOMS[: place + 1], *ABOVE.get(room, ())}
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom):
                 _, _, other = (node.module or "").partition("labkit.")
                 other = other.partition(".")[0]
-                assert other not in FLOORS or other in reached, f"{path} imports {node.module}"
+                assert other not in ROOMS or other in reached, f"{path} imports {node.module}"
 
 
 def test_an_editor_finds_every_public_name_where_python_does():
@@ -91,6 +94,25 @@ def test_a_knob_is_one_line():
     assert control.value == 0.5 and "decay" in control.widget.tooltip
     with pytest.raises(ValueError, match="weight_decay=2 is not allowed: use a number from 0 to 1"):
         Changed(weight_decay=2)
+
+
+def test_a_knob_of_the_loader_says_so_where_it_is_declared():
+    assert set(LoaderSetting().to_dict()) == set(LOADER_KNOBS)
+    assert set(KNOBS) == set(Job.__annotations__) - {"shard"}
+    pipeline = Pipeline(batch_size=8, num_workers=2, prefetch_factor=3, persistent_workers=True)
+    line = loader_line(pipeline.to_dict())
+    assert all(f"{name}={value!r}" in line for name, value in pipeline.changed().items())
+
+
+def test_a_rule_says_its_cause_and_names_the_thresholds_that_it_reads():
+    every = (*rules.RULES, *rules.WARNINGS, *worker_rules.WORKER_RULES)
+    for rule in every:
+        function = getattr(rule, "func", rule)
+        said = inspect.getdoc(function)
+        assert "Cause" in said, function
+        assert set(re.findall(r"limits\.(\w+)", inspect.getsource(function))) <= set(
+            re.findall(r"\w+", said)
+        ), function
 
 
 def test_a_finding_is_returned_by_a_rule(monkeypatch):

@@ -1,4 +1,9 @@
-"""The notebooks as they are committed: short cells, prose before code, outputs fit to publish."""
+"""The notebooks as they are committed: short cells, prose before code, outputs fit to publish.
+
+Each also has a row in the README's table (below), one to four challenges with a cheat for each in
+`wrong_answers.py` (`test_challenges.py`), and a place in a slice of `maintain/first_gpu/`
+(`test_first_gpu.py`). `python maintain/colab.py` writes its badge and its set-up cell.
+"""
 
 import getpass
 import json
@@ -75,6 +80,11 @@ def test_cells_that_depend_on_hardware_are_not_compared(notebook):
         assert len({"nbval-ignore-output", "nbval-check-output"} & set(tags)) <= 1
         if any(kind == "image/png" for o in cell["outputs"] for kind in o.get("data", {})):
             assert "nbval-ignore-output" in tags, source(cell)
+
+
+def test_the_readme_lists_every_notebook():
+    text = (NOTEBOOKS[0].parents[1] / "README.md").read_text(encoding="utf-8")
+    assert all(f"| {path.stem[:2]} | [" in text and f"/{path.name})" in text for path in NOTEBOOKS)
 
 
 def test_links_lead_somewhere(notebook):

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 import labkit as lk
+from labkit.diagnosis import idle_rules
 from labkit.diagnosis import loader_remedies as cures
-from labkit.diagnosis import rules
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.evidence import Evidence, WorkerEvidence
 from labkit.diagnosis.gains import with_gains
@@ -155,7 +155,7 @@ def fed(**known):
     """Return what is found of a loop that waits half of the time for a loader without workers."""
     known = {"wait_share": 0.5, "compute_share": 0.5, "knobs": {"num_workers": 0}} | known
     evidence = Evidence("cpu", **known)
-    return worded(with_gains(rules.waiting_for_data(evidence), evidence, None), evidence)
+    return worded(with_gains(idle_rules.waiting_for_data(evidence), evidence, None), evidence)
 
 
 def recorded_code(loader):

@@ -6,9 +6,9 @@ import pytest
 from test_house import ROOT
 
 import labkit as lk
+from labkit.diagnosis.findings import NEIGHBOUR
 from labkit.diagnosis.line_work import COLLATE
 from labkit.diagnosis.loop_rules import ELSEWHERE
-from labkit.diagnosis.rules import NEIGHBOUR
 from labkit.diagnosis.symptoms import PAGE_OF, PAGES, page_of
 from labkit.diagnosis.watched_loop import NO_TRAINING
 

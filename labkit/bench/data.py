@@ -15,9 +15,9 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from labkit.bench.job import Job
 from labkit.bench.process import worker_dies_with_bench
 from labkit.knobs import Settings
+from labkit.spec import LOADER_KNOBS, WITHOUT_WORKERS, Job
 
 IMAGE_COUNT = 512  # distinct images: above what two workers hold in flight, below a second to make
 EPOCH = 51_200  # samples, each of one of the images: an epoch is longer than most runs
@@ -185,13 +185,11 @@ def noise_batch(job: Job) -> Batch:
 def loader_settings(job: Job) -> Settings:
     """Return every DataLoader's arguments in the bench: the job's knobs, and care for workers."""
     settings: Settings = {
-        "batch_size": job.batch_size,
-        "num_workers": job.num_workers,
-        "pin_memory": job.pin_memory,
+        name: getattr(job, name)
+        for name in LOADER_KNOBS
+        if job.num_workers or name not in WITHOUT_WORKERS
     }
     if job.num_workers:
-        settings["prefetch_factor"] = job.prefetch_factor
-        settings["persistent_workers"] = job.persistent_workers
         settings["worker_init_fn"] = worker_dies_with_bench
         settings["timeout"] = PATIENCE_S
     return settings

@@ -12,10 +12,10 @@ from torch import nn
 
 from labkit.bench.data import IMAGE_CLASSES, Batch, noise_batch
 from labkit.bench.formats import DTYPES, use_tf32
-from labkit.bench.job import Job
 from labkit.bench.models import MODELS, AdamW, set_layout
 from labkit.bench.timeline import DeviceTimeline, HostTimeline, Step
 from labkit.process.events import now_ns
+from labkit.spec import Job
 
 if TYPE_CHECKING:
     from labkit.bench.user_dataset import OwnStep

@@ -15,13 +15,12 @@ import torch
 from labkit import quotas
 from labkit.bench import devices, machine
 from labkit.bench.data import IMAGE_CLASSES, noise_batch
-from labkit.bench.job import Job
 from labkit.bench.kept_files import keep
 from labkit.bench.loop import Trainer
 from labkit.bench.models import MODELS
 from labkit.process import folders
 from labkit.process.events import now_ns
-from labkit.spec import KNOBS, PX
+from labkit.spec import KNOBS, PX, Job
 
 ON_CPU = {"cnn": (16, 2), "mlp": (128, 3), "transformer": (64, 2)}  # width and depth
 TEXTBOOK = 2  # a CPU's 50 ms delay goes with 10 ms of compute, and takes no core from the model

@@ -19,11 +19,11 @@ from torch.autograd.profiler import record_function
 
 from labkit.bench import devices, formats, handoff, machine
 from labkit.bench.batch_contents import leaves
-from labkit.bench.job import Job
 from labkit.bench.loop import Trains
 from labkit.bench.optional import write_or_why
 from labkit.bench.user_dataset import Batch
 from labkit.process.events import EventLog
+from labkit.spec import Job
 
 Loaded: TypeAlias = tuple[Batch, torch.Tensor]  # a batch on the host, and its labels
 
@@ -214,7 +214,7 @@ def _saved_ns(chain: list[int], between: int) -> int:
     return sum(chain) + between - max(chain) if chain else 0
 
 
-class Setting(NamedTuple):
+class StepVariant(NamedTuple):
     """A way to compute a step: a batch on the device, and a number format."""
 
     images: Batch
@@ -229,7 +229,7 @@ def other_settings(trainer: Trains, images: Batch, labels: torch.Tensor) -> dict
     What is compared are neighbours: a machine that others use has another speed a second later.
     """
     asked = trainer.job.precision
-    plain = Setting(images, labels, asked)
+    plain = StepVariant(images, labels, asked)
     settings = {"plain": plain}
     resize = 1.0  # the rows of the other batch over those of this one
     if not (trainer.job.compile or hasattr(trainer.model, "_orig_mod")):  # it would compile anew
@@ -239,7 +239,7 @@ def other_settings(trainer: Trains, images: Batch, labels: torch.Tensor) -> dict
         rows = whole // 4 if quick else 2 * whole
         resize = rows / whole
         other_images, other_labels = resized((images, labels), rows)
-        settings["resized"] = Setting(other_images, other_labels, asked)
+        settings["resized"] = StepVariant(other_images, other_labels, asked)
         if asked == "fp32" and not formats.lacks("bf16", trainer.device):
             settings["bf16"] = plain._replace(precision="bf16")
     times = _timed_in_turn(trainer, settings)
@@ -253,7 +253,7 @@ def other_settings(trainer: Trains, images: Batch, labels: torch.Tensor) -> dict
     }
 
 
-def _timed_in_turn(trainer: Trains, settings: dict[str, Setting]) -> dict[str, list[float]]:
+def _timed_in_turn(trainer: Trains, settings: dict[str, StepVariant]) -> dict[str, list[float]]:
     """Return the times (s) of each setting, round by round; those there is no room for are out."""
     times: dict[str, list[float]] = {name: [] for name in settings}
     latest: dict[str, float] = {}
@@ -300,7 +300,7 @@ def resized(batch: Batch, rows: int) -> Batch:
     return batch[:rows] if rows <= len(batch) else torch.cat([batch, batch])
 
 
-def _timed(trainer: Trains, setting: Setting) -> float:
+def _timed(trainer: Trains, setting: StepVariant) -> float:
     """Return how long one compute takes on the device, s."""
     # On a CPU not the time in which others had the core
     clock = time.thread_time if trainer.device.type == "cpu" else time.perf_counter

@@ -21,13 +21,13 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from labkit.bench import data, devices, flops, machine, process, work
-from labkit.bench.job import Job
 from labkit.bench.loop import UNLIMITED_S, Trainer, train
 from labkit.bench.own_record import telemetry_beside, write_spec
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.timeline import DeviceTimeline, HostTimeline
 from labkit.knobs import Settings
 from labkit.process.events import NO_DEVICE, EventLog, FinishedStep, now_ns
+from labkit.spec import Job
 
 Resolved = tuple[Job, dict[str, str]]
 """The job, and {knob: why it was not applied}."""

@@ -12,10 +12,9 @@ import torch
 from labkit import quotas
 from labkit.bench import devices, formats, machine, model_size
 from labkit.bench.compiling import compile_lacks
-from labkit.bench.job import Job
 from labkit.knobs import Settings
 from labkit.process.family import hold
-from labkit.spec import GRAPH_MODES, automatic
+from labkit.spec import GRAPH_MODES, Job, automatic
 
 
 def resolve_config(

@@ -23,13 +23,12 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from labkit.bench import batch_contents, data, user_loop
+from labkit.bench import batch_contents, data
 from labkit.bench.by_value import send_by_value
 from labkit.bench.formats import DTYPES
-from labkit.bench.job import Job
 from labkit.bench.models import set_layout
 from labkit.knobs import Settings
-from labkit.spec import STEP_KNOBS
+from labkit.spec import LOADER_KNOBS, STEP_KNOBS, Job
 
 Batch: TypeAlias = Any  # whatever the reader's collate function makes
 Order: TypeAlias = Settings  # as `labkit.tuning.source` writes it into the spec
@@ -120,7 +119,7 @@ class NamesTheItem(Dataset):
 def knobs_of(job: Job, order: Order) -> dict[str, object]:
     """Return the knobs that act on the reader's parts."""
     of_step = STEP_KNOBS if "model" in order["parts"] else ()
-    return {name: getattr(job, name) for name in (*user_loop.READ, *of_step)}
+    return {name: getattr(job, name) for name in (*LOADER_KNOBS, *of_step)}
 
 
 class OwnStep:

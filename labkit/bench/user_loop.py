@@ -12,13 +12,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from labkit.bench.host import plain_machine
+from labkit.spec import LOADER_KNOBS
 
 if TYPE_CHECKING:
     import torch
 
     from labkit.bench.device_clock import DeviceClock, Write
-
-READ = ("num_workers", "batch_size", "pin_memory", "prefetch_factor", "persistent_workers")
 
 
 def knobs_of(loader: object) -> dict[str, int | bool]:
@@ -27,7 +26,7 @@ def knobs_of(loader: object) -> dict[str, int | bool]:
     loader = getattr(loader, "fake_l", loader)  # a fastai DataLoader's, for torch's iterators
     if data is None or not isinstance(loader, data.DataLoader):
         return {}
-    knobs = {name: getattr(loader, name, None) for name in READ}
+    knobs = {name: getattr(loader, name, None) for name in LOADER_KNOBS}
     if knobs["batch_size"] is None:  # where a batch sampler was given
         knobs["batch_size"] = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     return {name: value for name, value in knobs.items() if isinstance(value, (bool, int))}

@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader
 
 from labkit.bench import data, devices, handoff, machine, process, profile, user_dataset
 from labkit.bench.flops import write_work
-from labkit.bench.job import Job
 from labkit.bench.loader_work import LoaderWork
 from labkit.bench.loop import Trainer, Trains, train
 from labkit.bench.resolve_config import resolve_config
@@ -25,7 +24,7 @@ from labkit.bench.timeline import make_timeline
 from labkit.knobs import Settings
 from labkit.process.events import EventLog
 from labkit.process.family import hold
-from labkit.spec import quick_run
+from labkit.spec import Job, quick_run
 
 QUICK_SHARE = 0.25  # of its time limit that a quick run takes
 QUICK_S = 0.5  # and at least so many seconds

@@ -46,7 +46,7 @@ STEPS = 21  # at least: an x-ray needs 20, a verdict 12 after the warm-up
 class SlowScript(Spec):
     """One stage of the slow script: `fixes` are names of `FIXES`, kept in the ladder's order."""
 
-    fixes: tuple[str, ...] = knob((), "what is fixed", kind="str", choices=LADDER, each=True)
+    fixes: tuple[str, ...] = knob((), "what is fixed", kind="str", choices=LADDER)
     steps: int | None = knob(
         None, "batches to train on", kind="int", low=1, high=1_000_000, auto="enough for a verdict"
     )

@@ -19,11 +19,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from labkit.bench.data import IMAGE_CLASSES, IMAGE_COUNT, JpegFiles, jpeg_folder, make_loader
-from labkit.bench.job import Job
 from labkit.bench.loop import Batch, Trainer
 from labkit.bench.models import CNN
 from labkit.course import fixed_step, slow_step
 from labkit.process.events import EventLog
+from labkit.spec import Job
 
 MEAN = (0.49, 0.48, 0.45)  # of each colour channel
 STD = (0.25, 0.24, 0.26)

@@ -42,7 +42,12 @@ def in_which(steps: LongSteps) -> str:
 
 
 def in_the_body(evidence: Evidence, part: str) -> Finding | None:
-    """A part of a watched loop's work, a key of `BESIDES`, costs time."""
+    """The body of a watched loop does something besides training: a `part` of `BESIDES`.
+
+    Cause: the part, "python", "logging" or "waiting"; "periodic" where IN_LONG_STEPS of it fall
+    into few or regular steps of LONG ordinary ones, as a validation has to. It costs its share of
+    the sampled stacks, as far as the device does not work meanwhile.
+    """
     loop = evidence.loop
     if loop is None or part not in evidence.body:
         return None
@@ -71,8 +76,9 @@ IN_THE_BODY = tuple(partial(in_the_body, part=part) for part in BESIDES)
 def copies_in_the_body(evidence: Evidence) -> Finding | None:
     """The host stands at a copy to a GPU, in a watched loop.
 
-    A copy that blocks also waits for what the device has queued. Where the device's times are
-    known, that time is no loss; where they are not, few bytes move meanwhile.
+    Cause "copies". A copy that blocks also waits for what the device has queued. Where the device's
+    times are known, that time is no loss. Where they are not, few bytes move meanwhile: found only
+    where the batches move at COPIES_BYTES_S or more. It costs the share of the stacks at the copy.
     """
     loop = evidence.loop
     if loop is None or evidence.kind != "gpu" or not loop.lines.enough("body"):
@@ -106,7 +112,11 @@ def copies_in_the_body(evidence: Evidence) -> Finding | None:
 
 
 def another_loader(evidence: Evidence) -> Finding | None:
-    """The loop's body waits for a DataLoader of its own: of a validation, or read beside."""
+    """The loop's body waits for a DataLoader of its own: of a validation, or read beside.
+
+    Cause "loader", or "periodic" where it falls into long steps at even distances. It costs its
+    share of the sampled stacks.
+    """
     loop = evidence.loop
     lost = evidence.lost_in_body(evidence.body.get("loader", 0.0))
     if loop is None or not lost:
@@ -146,7 +156,11 @@ def _remedy(lines: Lines, mask: np.ndarray, when: LongSteps | None) -> Remedy:
 
 
 def own_optimizer(evidence: Evidence) -> Finding | None:
-    """The loop's body updates the weights one by one, in the user's own code."""
+    """The loop's body updates the weights one by one, in the user's own code.
+
+    Cause "own_optimizer", where the update takes OWN_UPDATE of the body's stacks or more, and is no
+    `torch._foreach_*`. It costs that share.
+    """
     loop = evidence.loop
     if loop is None or not loop.lines.enough("body"):
         return None

@@ -5,9 +5,8 @@ from __future__ import annotations
 from labkit.diagnosis import ranking
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import Finding, Measured
+from labkit.diagnosis.findings import NEIGHBOUR, Finding, Measured
 from labkit.diagnosis.remedies import Remedy
-from labkit.diagnosis.rules import NEIGHBOUR
 from labkit.diagnosis.witnesses import Witness
 from labkit.spec import GRAPH_MODES
 

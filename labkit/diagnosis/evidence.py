@@ -14,11 +14,12 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.hot_lines import Line, Lines
 from labkit.diagnosis.line_work import loading_mask
-from labkit.diagnosis.loader_code import LoopCode, Setting
+from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.recommendation import Workers
 from labkit.diagnosis.watched_loop import Loop
 from labkit.diagnosis.witnesses import Heat, Witness, deciding
+from labkit.knobs import Setting
 from labkit.results.run import Run
 from labkit.results.supply import MemoryGrowth, late_share, memory_growth, wait_over_alone
 from labkit.results.wall_shares import WallShares

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.prediction import Estimate
-from labkit.diagnosis.remedies import LESSONS, NOTEBOOKS, Remedy
+from labkit.diagnosis.remedies import LESSONS, Remedy
 from labkit.diagnosis.symptoms import page_of
 
 HIGHEST_LOSS = 0.98  # of the time; more would promise an absurd gain
@@ -22,6 +22,7 @@ BOTTLENECKS = {  # every name that a diagnosis can give
     "compute": "the device itself",
     "unsure": "no verdict",
 }
+NEIGHBOUR = "neighbour"  # the cause where others use the cores, of a rule and of a doubt
 AT_MOST = 2.0  # a larger gain that only the lost share bounds is not stated: it seldom comes
 
 
@@ -58,8 +59,7 @@ class Finding:
         """The notebook's file and the heading of the section that teaches the first remedy."""
         if not self.remedies or not self.lost_share or not self.remedies[0].lesson:
             return None
-        number, heading = LESSONS[self.remedies[0].lesson]
-        return NOTEBOOKS[number], heading
+        return LESSONS[self.remedies[0].lesson]
 
     @property
     def link(self) -> str:

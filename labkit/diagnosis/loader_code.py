@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
+from labkit.knobs import Setting
 from labkit.results.script import call_lines
+from labkit.spec import LOADER_KNOBS, PYTORCH_PREFETCH, WITHOUT_WORKERS
 
 # The arguments of a DataLoader, in the order of its signature
 ARGUMENTS = (
@@ -27,8 +29,7 @@ ARGUMENTS = (
     "pin_memory_device",
     "in_order",
 )
-Setting = bool | int | float | str | None  # of a knob
-OF_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
+OF_WORKERS = {*WITHOUT_WORKERS, "multiprocessing_context", "timeout"}
 IMPORT = "from torch.utils.data import DataLoader\n\n"
 SAMPLERS = "from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler\n\n"
 DRAWN = """import torch
@@ -53,11 +54,8 @@ REPLACE = "from dataclasses import replace\n\n"
 OF_BATCHES = ("batch_size", "shuffle", "sampler", "drop_last")
 NOT_OF_BATCHES = {"batch_sampler", "collate_fn"}
 # Arguments of Hugging Face's TrainingArguments for knobs that are the user's DataLoader elsewhere
-TRAINER = {
-    "num_workers": "dataloader_num_workers",
-    "pin_memory": "dataloader_pin_memory",
-    "prefetch_factor": "dataloader_prefetch_factor",
-    "persistent_workers": "dataloader_persistent_workers",
+TRAINER_LOADER = {name: f"dataloader_{name}" for name in LOADER_KNOBS if name != "batch_size"}
+TRAINER = TRAINER_LOADER | {
     "batch_size": "per_device_train_batch_size",
     "accumulation_steps": "gradient_accumulation_steps",
 }
@@ -67,7 +65,6 @@ TRAINER_SWITCHES: Mapping[str, dict[str, Setting]] = {
 }
 UNSAID = {"None", "False"}
 SWITCHED_OFF = (None, False)  # of a knob of the step, which then needs no line
-PYTORCH_PREFETCH = "2"
 DTYPES = {"bf16": "torch.bfloat16"}  # FP16 needs a GradScaler around backward: no line to paste
 
 
@@ -148,8 +145,8 @@ class LoopCode:
         unsaid = {n for n in changes if arguments[n] in UNSAID and n != "batch_size"}
         arguments |= code or {}
         if arguments.get("num_workers", "0") == "0":
-            unsaid |= set(OF_WORKERS)
-        if arguments.get("prefetch_factor") == PYTORCH_PREFETCH:
+            unsaid |= OF_WORKERS
+        if arguments.get("prefetch_factor") == str(PYTORCH_PREFETCH):
             unsaid.add("prefetch_factor")
         written = [arguments["dataset"]]
         for name in ARGUMENTS[1:]:

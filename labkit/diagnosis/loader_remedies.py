@@ -7,9 +7,11 @@ import re
 from functools import partial
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.evidence import Evidence, Setting
+from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.remedies import LESS_WAITING, Remedy, Values
+from labkit.knobs import Setting
+from labkit.spec import PYTORCH_PREFETCH, WITHOUT_WORKERS
 
 DEEPEST = 16  # a deeper queue than this takes memory and hides what is wrong
 SET_THREADS = (
@@ -17,7 +19,7 @@ SET_THREADS = (
 )
 # A pass so short is not worth the start of workers: 0.1 s each to fork, some s to spawn
 SHORT_PASS_S = 10.0
-IN_THE_LOOP = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
+IN_THE_LOOP = {"num_workers": 0, **WITHOUT_WORKERS}
 
 # -- conditions ------------------------------------------------------------------------------------
 
@@ -61,7 +63,7 @@ def deeper_queue(evidence: Evidence) -> Values | None:
     count = evidence.num_workers
     if not count or not evidence.stalls or quickly_made(evidence):
         return None
-    ready = int(evidence.knobs.get("prefetch_factor") or 2)
+    ready = int(evidence.knobs.get("prefetch_factor") or PYTORCH_PREFETCH)
     deeper = evidence.deeper_queue
     if deeper is None and evidence.advised is None and 4 * ready <= DEEPEST:
         deeper = 4 * ready
@@ -147,6 +149,7 @@ FETCH_AT_ONCE = Remedy(
     "nothing: {how}.",
     "workers",
     fetched_at_once,
+    loader_of=LoopCode.batches_at_once,
 )
 IN_LOOP = Remedy(
     "in_the_loop",

@@ -32,7 +32,11 @@ def drift_of(evidence: Evidence) -> Drift | None:
 
 
 def elsewhere(evidence: Evidence) -> Finding | None:
-    """More of a script's time goes to validation or checkpoints than to its training loop."""
+    """More of a script's time goes to validation or checkpoints than to its training loop.
+
+    Cause "validation", "checkpoints" or "between_epochs" (`ELSEWHERE`), the largest. It costs the
+    whole time there.
+    """
     whole = evidence.whole
     if whole is None:
         return None
@@ -50,7 +54,12 @@ def elsewhere(evidence: Evidence) -> Finding | None:
 
 
 def longer_and_longer(evidence: Evidence) -> Finding | None:
-    """A watched loop's steps take longer and longer."""
+    """A watched loop's steps take longer and longer.
+
+    Cause "drift", where the last fifth of the steps takes DRIFT times the first; DRIFT_ALONE times
+    where neither memory nor a variable was seen to grow. Batches that grow as much explain it, and
+    so may other programs or heat. It costs what the later steps take beyond the first.
+    """
     drift = drift_of(evidence)
     if evidence.loop is None or drift is None:
         return None
@@ -82,7 +91,10 @@ def batches_grow(evidence: Evidence) -> Measured | None:
 
 
 def double_precision(evidence: Evidence) -> Finding | None:
-    """A watched loop trains weights of 64 bits, as NumPy's arrays have by default."""
+    """A watched loop trains weights of 64 bits, as NumPy's arrays have by default.
+
+    Cause "float64", where the device computes for BUSY of the time. What it costs is not known.
+    """
     if evidence.weights_dtype != DOUBLE or evidence.compute_share < limits.BUSY:
         return None
     batches = " and the batches" if evidence.batch_dtype == DOUBLE else ""
@@ -99,7 +111,11 @@ def double_precision(evidence: Evidence) -> Finding | None:
 
 
 def too_many_threads(evidence: Evidence) -> Finding | None:
-    """Torch computes with more threads than there are cores: each waits for the others."""
+    """Torch computes with more threads than there are cores: each waits for the others.
+
+    Cause "threads", where CROWDED threads for each core had work, and no other program takes part.
+    It costs the compute's share that these cores would not need.
+    """
     use = evidence.use
     cores = use.cores or 0
     threads = evidence.threads or 0
@@ -121,7 +137,11 @@ def _risen(growth: LoopGrowth) -> Measured:
 
 
 def kept(evidence: Evidence) -> Finding | None:
-    """Something grows from step to step: it may cost no time, but ends in want of memory."""
+    """Something grows from step to step: it may cost no time, but ends in want of memory.
+
+    Cause "drift", where a variable grows that holds graphs of tensors, or BLAMED of the memory that
+    the program gained.
+    """
     growth = evidence.growth
     rose = growth.late_gib is not None
     gained = (growth.late_gib or 0.0) - (growth.early_gib or 0.0)

@@ -11,14 +11,13 @@ from typing import NamedTuple
 import numpy as np
 
 from labkit.diagnosis.core_use import CoreUse
-from labkit.diagnosis.loader_code import Setting
 from labkit.diagnosis.loader_simulation import CannotPredict, Simulation
 from labkit.diagnosis.run_costs import RunCosts, known_of
-from labkit.knobs import as_typed, check_names
+from labkit.knobs import Setting, as_typed, check_names
 from labkit.results.event_log import of_one_moment
 from labkit.results.result import Result, Table, listed
 from labkit.results.run import Run
-from labkit.spec import KNOBS, Pipeline
+from labkit.spec import KNOBS, PYTORCH_PREFETCH, WITHOUT_WORKERS, Pipeline
 
 DRAWS = 5  # simulated runs, each from its own bootstrap sample of what was measured
 STEPS = 240  # of a simulated run at the most
@@ -218,15 +217,15 @@ def _target(pipeline: Pipeline, changes: dict[str, Setting]) -> Pipeline:
         if name in knobs and knobs[name] is None:
             del knobs[name]
     if knobs.get("num_workers", pipeline.num_workers) == 0:
-        knobs = {"prefetch_factor": None, "persistent_workers": False} | knobs
+        knobs = WITHOUT_WORKERS | knobs
     elif knobs.get("prefetch_factor", pipeline.prefetch_factor) is None:
-        knobs["prefetch_factor"] = 2
+        knobs["prefetch_factor"] = PYTORCH_PREFETCH
     return pipeline.but(**knobs)
 
 
 def _simulated(known: RunCosts, target: Pipeline, step: float, draws: int) -> np.ndarray:
     """Return (4, draws): throughput, utilization, busy share of the cores, steps' stretch."""
-    prefetch = (target.prefetch_factor or 2) if target.num_workers else 0
+    prefetch = (target.prefetch_factor or PYTORCH_PREFETCH) if target.num_workers else 0
     steps = min(target.steps or STEPS, max(STEPS, 6 * target.stall_every if target.stall_ms else 0))
     warmup = max(3, target.num_workers * prefetch)
     found = known.simulated.setdefault((target, step), [])

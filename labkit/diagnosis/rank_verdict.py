@@ -188,13 +188,19 @@ def worth_naming(*found: Finding | None) -> list[Finding]:
 
 
 def all_wait(lost: float, seen: str, by: str) -> Finding:
-    """No rank has its data in time."""
+    """No rank has its data in time.
+
+    Cause "all ranks are short of data". It costs the least wait of a rank.
+    """
     measured = (Measured(seen, lost, by=by),)
     return Finding("input", "all ranks are short of data", lost, measured, (cures.FEED_ALL,))
 
 
 def _exchange(times: RankTimes, ranks: Ranks) -> Finding:
-    """Ranks wait for gradients that all of them have computed."""
+    """Ranks wait for gradients that all of them have computed.
+
+    Cause "the exchange is not hidden". It costs the mean share of that waiting.
+    """
     transfer = float(times.transfer.mean())
     here = " of this machine" if ranks.world_size > len(ranks) else ""
     seen = f"of the time ranks wait for gradients that every rank{here} has computed"
@@ -213,7 +219,12 @@ def slower_rank(rank: int, lost: float, *measured: Measured) -> Finding:
 def one_is_late(
     times: RankTimes, came_last: str = "gradients came", by: str = STAMPS
 ) -> Finding | None:
-    """One rank is last in nearly all steps: by its own wait for data, or otherwise."""
+    """One rank is last in nearly all steps: by its own wait for data, or otherwise.
+
+    Cause "one rank is slower", where it is last in SAME_RANK of the steps; "one rank is short of
+    data" where it waits for data longer than the others do by OWN_WAIT of what they wait for it. It
+    costs the time that the others wait for it.
+    """
     exchanged = times.late[times.late >= 0]
     if len(times.ranks) < 2 or not len(exchanged):
         return None

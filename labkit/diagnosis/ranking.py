@@ -8,7 +8,7 @@ from labkit.diagnosis import rules
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.device_remedies import LARGER_MODEL, PROFILE_THEN_LARGER
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import Finding, Measured
+from labkit.diagnosis.findings import NEIGHBOUR, Finding, Measured
 from labkit.diagnosis.loop_rules import batches_grow
 from labkit.diagnosis.worker_rules import hang_that_ended
 
@@ -26,14 +26,14 @@ def losses(evidence: Evidence) -> tuple[list[Finding], dict[str, float]]:
 def _each_once(found: list[Finding]) -> list[Finding]:
     """Take what a neighbour makes of the launches' time out of what else tells of launches."""
     launches = [finding for finding in found if finding.name == "launch"]
-    lost = sum(f.lost_share for f in launches if f.cause == rules.NEIGHBOUR)
+    lost = sum(f.lost_share for f in launches if f.cause == NEIGHBOUR)
     total = sum(f.lost_share for f in launches) - lost
     if not lost or total <= 0:
         return found
     left = max(total - lost, 0.0) / total
     return [
         replace(finding, lost_share=finding.lost_share * left)
-        if finding.name == "launch" and finding.cause != rules.NEIGHBOUR
+        if finding.name == "launch" and finding.cause != NEIGHBOUR
         else finding
         for finding in found
     ]

@@ -23,6 +23,7 @@ from labkit.diagnosis.thresholds import HANDOFF_US
 from labkit.results.event_log import of_one_moment
 from labkit.results.run import Run
 from labkit.results.step_classes import body_seconds
+from labkit.spec import PYTORCH_PREFETCH
 
 RANKING_DRAWS = 1  # simulated runs, to find the settings that may be best: those are drawn in full
 MAY_BE_BEST = 0.06  # so far below the best of that ranking
@@ -224,7 +225,7 @@ def recommend_prefetch(run: Run) -> int | None:
 
     None where none gains more than `WORTH`, or where nothing can be predicted.
     """
-    now = run.pipeline.to_dict()["prefetch_factor"] or 2
+    now = run.pipeline.to_dict()["prefetch_factor"] or PYTORCH_PREFETCH
     rates: dict[int, float] = {}
     for factor in PREFETCH:
         if factor > now:

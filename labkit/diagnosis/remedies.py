@@ -1,7 +1,16 @@
 """What a remedy is: a row of a table; `fits` says when it applies.
 
 A row has its words, the settings that it changes (knobs of a `Pipeline`, so that a program can try
-it) or the code to paste, what it costs, and how to see that it helped.
+it) or the code to paste, what it costs, and how to see that it helped. The rows, by what they
+change:
+
+- `loader_remedies.py`: how many workers, how deep a queue, cheaper items;
+- `worker_remedies.py`: what the workers do: starts, threads, order, shards, memory, hangs;
+- `device_remedies.py`: copies, launches, the loop's body, number formats, ranks;
+- `doubts.py`: what to do where there is no verdict.
+
+A rule lists those against its cause; those that fit the run are kept, and filled in for it, with
+one that is sure to gain in front (`gains.py`).
 """
 
 from __future__ import annotations
@@ -9,32 +18,30 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from labkit.diagnosis.evidence import Evidence, Setting
+from labkit.diagnosis.evidence import Evidence
+from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.prediction import Estimate
+from labkit.knobs import Setting
 from labkit.spec import KNOBS
 
-NOTEBOOKS = {
-    "02": "02_sawtooth_diagnosis.ipynb",
-    "03": "03_dataloader_tuning.ipynb",
-    "04": "04_batch_sizing.ipynb",
-    "05": "05_mixed_precision.ipynb",
-    "07": "07_compile_and_kernels.ipynb",
-    "09": "09_beyond_one_gpu.ipynb",
-}
+TUNING = "03_dataloader_tuning.ipynb"
+BATCHES = "04_batch_sizing.ipynb"
+KERNELS = "07_compile_and_kernels.ipynb"
+RANKS = "09_beyond_one_gpu.ipynb"
 LESSONS = {  # the section that teaches a remedy: notebook, heading
-    "workers": ("03", "1. Workers, on real work"),
-    "queue": ("03", "4. A queue that rides over a stall"),
-    "epochs": ("03", "5. The start of every epoch"),
-    "items": ("03", "6. A lean `__getitem__`"),
-    "copies": ("03", "7. Pinned memory, and what it costs"),
-    "launches": ("07", "3. Hundreds of tiny kernels"),
-    "lines": ("02", "7. Which line costs the time?"),
-    "fusion": ("07", "1. Count the bytes"),
-    "formats": ("05", "3. A training step in each format"),
-    "exchange": ("09", "3. `no_sync`: do not exchange what nobody uses"),
-    "ranks": ("09", "4. One rank is short of data"),
-    "batch": ("04", "1. What a larger batch buys"),
-    "padding": ("04", "4. Text: the padding in a batch"),
+    "workers": (TUNING, "1. Workers, on real work"),
+    "queue": (TUNING, "4. A queue that rides over a stall"),
+    "epochs": (TUNING, "5. The start of every epoch"),
+    "items": (TUNING, "6. A lean `__getitem__`"),
+    "copies": (TUNING, "7. Pinned memory, and what it costs"),
+    "launches": (KERNELS, "3. Hundreds of tiny kernels"),
+    "lines": ("02_sawtooth_diagnosis.ipynb", "7. Which line costs the time?"),
+    "fusion": (KERNELS, "1. Count the bytes"),
+    "formats": ("05_mixed_precision.ipynb", "3. A training step in each format"),
+    "exchange": (RANKS, "3. `no_sync`: do not exchange what nobody uses"),
+    "ranks": (RANKS, "4. One rank is short of data"),
+    "batch": (BATCHES, "1. What a larger batch buys"),
+    "padding": (BATCHES, "4. Text: the padding in a batch"),
 }
 SAME_LOSSES = "the same losses, in less time a step"
 ROUNDED = "losses within rounding of before, in less time a step"
@@ -59,6 +66,8 @@ class Remedy:
     on: str = ""  # "cpu" or "gpu": for that device alone
     arguments: Mapping[str, str] = field(default_factory=dict)  # of the user's DataLoader, as code
     code: str = ""  # PyTorch to paste, before the lines that make those changes
+    # Writes a user's loader anew, where more of its call changes than single arguments
+    loader_of: Callable[[LoopCode], str] | None = None
     cost: str = "nothing"
     # What it should bring, where its settings do not tell: None for not known
     expects: Callable[[Evidence], Estimate | None] | None = None

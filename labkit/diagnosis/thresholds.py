@@ -1,7 +1,9 @@
 """Thresholds of the rules, each with its source. Shares are of wall time, 0 to 1.
 
 "Calibrated" means: set on the calibration half of the fault set (whose severities and seeds are
-not those it is scored on) so that no healthy run of that half crosses it.
+not those it is scored on) so that no healthy run of that half crosses it. One without a source only
+says from where on a word holds ("a pause", "uneven"): it was set by hand, and what the diagnosis
+scores, on the fault set and on users' scripts, it scores with it.
 """
 
 # Losses worth a name. Healthy runs of the calibration half came to about 0.1 for input (the
@@ -137,7 +139,7 @@ SAME_RANK = 0.75
 # Its extra wait for data explains its delay where it is this much of what the others wait for it
 OWN_WAIT = 0.5
 
-# Memory of a watched loop (rss of its processes)
+# == memory of a watched loop (rss of its processes) ==
 MEMORY_READINGS = 10  # that tell
 SWELLS = 0.1  # a rise worth a word
 BLAMED = 0.3  # part of it that the entries of a variable must explain to be blamed

@@ -11,6 +11,7 @@ from dataclasses import replace
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured
+from labkit.diagnosis.loader_code import TRAINER_LOADER
 from labkit.diagnosis.prediction import WORTH
 from labkit.diagnosis.remedies import TRY_FIRST, Remedy
 from labkit.results.script import changed_lines
@@ -26,7 +27,7 @@ FORMATS = {
     "count": "{:.0f}",
 }
 NOTHING_TO_SET = f"No setting is expected to gain as much as {WORTH:.0%}."
-OF_LOADER = re.compile(r"\b(num_workers|prefetch_factor|persistent_workers|pin_memory)\b")
+OF_LOADER = re.compile(rf"\b({'|'.join(TRAINER_LOADER)})\b")
 
 
 def worded(finding: Finding, evidence: Evidence | None = None) -> Finding:
@@ -39,7 +40,7 @@ def worded(finding: Finding, evidence: Evidence | None = None) -> Finding:
         return replace(finding, evidence=why(finding), advice=advice)
     advice = _advice(finding)
     if evidence is not None and evidence.trainer:
-        advice = OF_LOADER.sub(r"dataloader_\1", advice)
+        advice = OF_LOADER.sub(lambda named: TRAINER_LOADER[named[0]], advice)
     code = "" if evidence is None else _code(finding, evidence)
     return replace(finding, evidence=why(finding), advice=advice, code=code)
 
@@ -110,8 +111,8 @@ def _changed(remedy: Remedy, evidence: Evidence) -> str:
         if not remedy.changes:
             return ""
         return changed_lines(dict(evidence.knobs), {**evidence.knobs, **remedy.changes})
-    if remedy.key == "fetch_at_once":
-        return code.batches_at_once()
+    if remedy.loader_of is not None:
+        return remedy.loader_of(code)
     if evidence.trainer:
         return code.trainer_lines(remedy.changes) if remedy.changes else ""
     if remedy.arguments:

@@ -1,6 +1,7 @@
 """Why the loop waits for data: by what its loader's workers did, else by the lines it spent it in.
 
-Each rule looks for one cause in the `WorkerEvidence`; the first that finds its own speaks.
+Each rule looks for one cause in the `WorkerEvidence`; the first of `WORKER_RULES` that finds its
+own speaks. It costs the loop's waiting for data, which `idle_rules.waiting_for_data` fills in.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ def _found(
 
 
 def worker_hangs(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
-    """A worker that has an item to make made no progress to the end of the record."""
+    """A worker that has an item to make made no progress to the end of the record.
+
+    Cause "hang", where that lasted HANGS_S or longer.
+    """
     hang = workers.hang
     if hang is None or hang.over or hang.seconds < limits.HANGS_S:
         return None
@@ -51,7 +55,10 @@ def worker_hangs(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
 
 
 def hang_that_ended(evidence: Evidence) -> Finding | None:
-    """A worker made no progress for long, and then the loop went on: worth a word, no more."""
+    """A worker made no progress for long, and then the loop went on: worth a word, no more.
+
+    Cause "hang that ended".
+    """
     hang = evidence.workers.hang if evidence.workers else None
     if hang is None or not hang.over:
         return None
@@ -59,7 +66,10 @@ def hang_that_ended(evidence: Evidence) -> Finding | None:
 
 
 def workers_restart(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
-    """The first batch of every epoch waits for workers that start anew."""
+    """The first batch of every epoch waits for workers that start anew.
+
+    Cause "workers_restart", where these first batches make up half of the waiting.
+    """
     share = workers.epoch_start_share or 0.0
     if share < evidence.wait_share / 2 or not share:
         return None
@@ -69,7 +79,11 @@ def workers_restart(evidence: Evidence, workers: WorkerEvidence) -> Finding | No
 
 
 def cold_start(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
-    """The first epoch is slower than the later ones: the page cache was cold."""
+    """The first epoch is slower than the later ones: the page cache was cold.
+
+    Cause "cold_start", where a batch of it took COLD times one of the later epochs; in a watched
+    loop, where half of the waiting was in it as well.
+    """
     ratio = workers.first_epoch_ratio
     loop = evidence.loop
     if ratio is None or ratio < limits.COLD:
@@ -84,7 +98,12 @@ def cold_start(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
 
 
 def slow_items(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
-    """A few items take far longer than the others, and the next batch in order waits for them."""
+    """A few items take far longer than the others, and the next batch in order waits for them.
+
+    Cause "slow_items", where the slowest took SLOW_ITEM times the mean, and a later batch was ready
+    for HELD_UP of the waiting; where that was not measured, the slowest hundredth of the batches
+    took SLOW_BATCH times the median one.
+    """
     ratio = workers.slowest_ratio
     if ratio is None or ratio < limits.SLOW_ITEM:
         return None
@@ -103,7 +122,10 @@ def slow_items(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
 
 
 def uneven_shards(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
-    """One worker has most of the work: its share bounds the gain, and so do the cores."""
+    """One worker has most of the work: its share bounds the gain, and so do the cores.
+
+    Cause "uneven_shards", where the busiest worked for UNEVEN times the mean.
+    """
     uneven = workers.busiest_over_mean
     if uneven is None or uneven < limits.UNEVEN:
         return None
@@ -118,7 +140,11 @@ def uneven_shards(evidence: Evidence, workers: WorkerEvidence) -> Finding | None
 
 
 def hand_over(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
-    """The workers rest while the loop waits: batches are late on their way."""
+    """The workers rest while the loop waits: batches are late on their way.
+
+    Cause "hand_over", where the average worker had no batch to make for WORKERS_REST of the time,
+    and no other program took the loop's core.
+    """
     if workers.idle_share is None or workers.idle_share < limits.WORKERS_REST:
         return None
     if evidence.is_crowded:  # the loop had no core to take a batch on
@@ -131,7 +157,11 @@ def hand_over(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
 
 
 def threads(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
-    """Libraries in the workers compute with several threads each."""
+    """Libraries in the workers compute with several threads each.
+
+    Cause "threads", where a worker uses SEVERAL_THREADS cores; or where more threads stand in line
+    for a core than there would be with one a worker, and no other program makes them.
+    """
     # Where the cores are full, they stand in line: more of them than processes of one thread
     single = workers.workers + (evidence.threads or 1)
     in_line = evidence.use.in_line or 0.0
@@ -148,7 +178,12 @@ def threads(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
 
 
 def cores(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
-    """The workers compute all the time, and there is no core for another one."""
+    """The workers compute all the time, and there is no core for another one.
+
+    Cause "cores", where there are as many workers as cores and each computes for COMPUTES of its
+    time; MOSTLY_WAITS is enough where together they want COMPUTES of the cores, or the run used
+    CORES_BUSY of them.
+    """
     use = evidence.use
     if use.cores is None or workers.workers < use.cores:
         return None
@@ -172,7 +207,11 @@ def cores(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
 
 
 def too_few_workers(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
-    """The workers compute all the time, and there are cores for more of them."""
+    """The workers compute all the time, and there are cores for more of them.
+
+    Cause "too_few_workers", where each computes for COMPUTES of its time, the waiting does not come
+    in stalls, and no simulation advises against more.
+    """
     advised = evidence.advised
     more = advised is None or advised.num_workers > workers.workers
     if _computing(evidence, workers) < limits.COMPUTES or evidence.stalls or not more:
@@ -183,7 +222,11 @@ def too_few_workers(evidence: Evidence, workers: WorkerEvidence) -> Finding | No
 
 
 def shared_supply(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
-    """The workers wait, and the longer the more of them there are."""
+    """The workers wait, and the longer the more of them there are.
+
+    Cause "shared_supply", where an item waits SHARED times as long as with one worker, and the
+    workers compute for less than MOSTLY_WAITS of their time.
+    """
     slower = workers.wait_over_alone
     if slower is None or slower < limits.SHARED:
         return None
@@ -194,7 +237,11 @@ def shared_supply(evidence: Evidence, workers: WorkerEvidence) -> Finding | None
 
 
 def storage_latency(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
-    """The workers wait for storage or a network, each for itself."""
+    """The workers wait for storage or a network, each for itself.
+
+    Cause "storage_latency", where they compute for less than MOSTLY_WAITS of their time, the
+    waiting does not come in stalls, and it is not the collate function that waits.
+    """
     if _computing(evidence, workers) >= limits.MOSTLY_WAITS or evidence.stalls:
         return None
     loading = evidence.loop.loading if evidence.loop else None
@@ -234,7 +281,10 @@ def why_workers_are_late(evidence: Evidence) -> Finding | None:
 
 
 def memory_growth(evidence: Evidence) -> Finding | None:
-    """The workers hold more and more memory: said whatever time it costs."""
+    """The workers hold more and more memory: said whatever time it costs.
+
+    Cause "memory_growth", where they gained WORKERS_GREW_GIB or more.
+    """
     memory = evidence.workers.memory if evidence.workers else None
     if memory is None or memory.gained < limits.WORKERS_GREW_GIB:
         return None
@@ -250,7 +300,11 @@ def memory_growth(evidence: Evidence) -> Finding | None:
 
 
 def what_passes_and_lines_show(evidence: Evidence) -> Finding | None:
-    """Return the cause that the passes and the lines of a watched loop show; None for none."""
+    """Return the cause that the passes and the lines of a watched loop show; None for none.
+
+    "workers_restart" or "cold_start" where that takes half of the waiting or more; else "collate"
+    or "item", by the lines that take MOST_OF_LOADING of preparing a batch.
+    """
     loop = evidence.loop
     if loop is None:
         return None

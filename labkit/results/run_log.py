@@ -105,9 +105,9 @@ class RunLog(EventLogResult):
         """Steps done, warm-up included."""
         return len(self._steps)
 
-    def steps_since(self, start: int, stop: int | None = None) -> list[Event]:
+    def steps_since(self, start: int) -> list[Event]:
         """Return the step events from the `start`th on: what a reader has not seen yet."""
-        return self._steps.events(slice(start, stop))
+        return self._steps.events(slice(start, None))
 
     @property
     def unit(self) -> str:

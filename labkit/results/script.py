@@ -20,14 +20,12 @@ from labkit.results.hardware import asked_of
 from labkit.results.record import Event
 from labkit.results.run import Run
 from labkit.results.templates import template
-from labkit.spec import GRAPH_MODES, KNOBS, Pipeline, automatic
+from labkit.spec import GRAPH_MODES, KNOBS, LOADER_KNOBS, PYTORCH_PREFETCH, Pipeline, automatic
 
 CARD = "background:#f8f8f8; color:#222; padding:0.6em; overflow-x:auto; line-height:1.35"
 TEMPLATE = "train.py.jinja"
 WIDTH = 100  # columns of a line at most
 INDENT = 4  # before the statements of main()
-PYTORCH_PREFETCH = 2  # its default
-OF_LOADER = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
 
 
 class Script(str):
@@ -197,10 +195,10 @@ def _loader_call(job: Settings) -> str:
         arguments.append("collate_fn=SlowDisk()")
     elif job["dataset"] != "jpeg":
         arguments.append("collate_fn=as_it_is")
-    for name in OF_LOADER:
+    for name in LOADER_KNOBS:
         value = job[name]
         is_default = not value or (name, value) == ("prefetch_factor", PYTORCH_PREFETCH)
-        if name == "num_workers" or not is_default:
+        if name == "num_workers" or not (is_default or name == "batch_size"):
             arguments.append(f"{name}={value!r}")
     return call_lines("DataLoader", ["dataset", *arguments], len("loader"))
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import ArrayLike
 
-from labkit.results.steps import STAMPS, Steps
+from labkit.results.steps import BUSY, STAMPS, Steps
 
 CLASSES = {  # of a step's time
     "wait": "waiting for data",
@@ -64,13 +64,19 @@ class StepClock:
         return total / (self.count - start)
 
     def busy_s(self, start: int) -> float:
-        """Return for how long the device was busy with the steps from `start` on, s."""
+        """Return for how long the device was busy with the steps from `start` on, s.
+
+        It is the sum of what lies between the `BUSY` moments of each: "busy" of a step's event in
+        the log, which a GPU's own events timed. A CPU's step has none: it counts from the host's
+        moment `copied` to `done`, between which the host computes (`Steps.moments`).
+        """
         return sum(float(np.diff(busy).sum()) for busy in self._busy(start))
 
     def _busy(self, start: int) -> Iterator[np.ndarray]:
         """Yield the busy intervals (n, 2), s, of the steps from `start` on, a stretch at a time."""
         for first in range(start, self.count, STRETCH):
-            yield self.stretch(first, first + STRETCH)[:, 4:6]
+            rows = slice(first, min(first + STRETCH, self.count))
+            yield self._seconds(self._steps.table(BUSY, rows))
 
     def _seconds(self, at_ns: np.ndarray) -> np.ndarray:
         """Return moments on the clock that stands still in pauses."""

@@ -15,7 +15,9 @@ import numpy as np
 from labkit.results.record import Event
 
 ALL = slice(None)
-HOST = ("asked", "ready", "copied", "done")  # moments of the host, ns
+# Moments of the host, ns: it asks for a batch, has it, has issued its copy, has issued the compute;
+# on a CPU the copy and the compute are over then
+HOST = ("asked", "ready", "copied", "done")
 COUNTS = ("i", "n", "cpu", "bytes")  # keys of an event that hold a number
 MOMENTS = {  # {key of an event: the columns of the numbers that it may hold}
     "t": HOST,
@@ -29,7 +31,8 @@ SAME_MOMENT = {  # where a step has no times of a device, it worked while the ho
     "busy_start": "copied",
     "busy_end": "done",
 }
-STAMPS = ("asked", "ready", "copy_start", "copy_end", "busy_start", "busy_end")
+BUSY = MOMENTS["busy"]  # the device computes from the one to the other
+STAMPS = ("asked", "ready", *MOMENTS["copy"], *BUSY)  # the columns of `Run.stamps`
 MISSING = -(2**63)  # less than any number in an event
 
 

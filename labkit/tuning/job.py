@@ -12,12 +12,12 @@ from labkit.diagnosis.loader_remedies import too_many
 from labkit.diagnosis.recommendation import LEAST_MAX_WORKERS
 from labkit.results.hardware import Machine, machine
 from labkit.results.run import Run
-from labkit.spec import KNOBS, STEP_KNOBS, Pipeline
+from labkit.spec import KNOBS, LOADER_KNOBS, STEP_KNOBS, Pipeline
 from labkit.tuning.improve import Improver, lacking
 from labkit.tuning.memory import too_large
 from labkit.tuning.result import Ladder, Tuning
 from labkit.tuning.search import LoaderSearch
-from labkit.tuning.settings import LOADER_KNOBS, Knobs, LoaderSetting
+from labkit.tuning.settings import Knobs, LoaderSetting
 from labkit.tuning.source import Source, TorchLoader, source_of, source_of_loader
 from labkit.tuning.trial import forecast
 from labkit.tuning.trial_bench import TrialBench, warm_up

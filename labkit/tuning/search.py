@@ -16,7 +16,7 @@ from labkit.diagnosis.recommendation import TIE as AS_GOOD
 from labkit.diagnosis.recommendation import WORKERS
 from labkit.process import launcher
 from labkit.results.run import Run
-from labkit.results.script import PYTORCH_PREFETCH
+from labkit.spec import PYTORCH_PREFETCH
 from labkit.tuning.result import SearchResult, Tuning
 from labkit.tuning.settings import Knobs, LoaderSetting, distance
 from labkit.tuning.trial import START, TIE, Trial, cheapest_of_fastest

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 
-from labkit.diagnosis.loader_code import Setting
-from labkit.results.script import PYTORCH_PREFETCH
+from labkit.knobs import Setting
+from labkit.spec import LOADER_KNOBS, PYTORCH_PREFETCH, WITHOUT_WORKERS
 
 Knobs = dict[str, Setting]
 
@@ -37,7 +37,7 @@ class LoaderSetting:
         """Return a changed copy; without workers, the arguments that need them are dropped."""
         setting = replace(self, **changes)
         if not setting.num_workers:
-            return replace(setting, prefetch_factor=None, persistent_workers=False)
+            return replace(setting, **WITHOUT_WORKERS)
         return replace(setting, prefetch_factor=setting.prefetch_factor or PYTORCH_PREFETCH)
 
     @property
@@ -61,9 +61,6 @@ class LoaderSetting:
             workers = "1 worker" if self.num_workers == 1 else f"{self.num_workers} workers"
             text = f"{workers}, prefetch {self.prefetch_factor}"
         return f"{text}, pinned" if self.pin_memory else text
-
-
-LOADER_KNOBS = tuple(field.name for field in fields(LoaderSetting))
 
 
 def distance(one: LoaderSetting, other: LoaderSetting) -> float:

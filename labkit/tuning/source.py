@@ -16,8 +16,8 @@ from typing import Protocol
 
 from labkit.bench.user_loop import knobs_of
 from labkit.results.launch import Launched
-from labkit.spec import STEP_KNOBS
-from labkit.tuning.settings import LOADER_KNOBS, Knobs
+from labkit.spec import LOADER_KNOBS, STEP_KNOBS, WITHOUT_WORKERS
+from labkit.tuning.settings import Knobs
 
 NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 PAYLOAD = "source.pkl"
@@ -101,7 +101,7 @@ def source_of_loader(loader: TorchLoader, **parts: object) -> tuple[Source, Knob
         )
     knobs: Knobs = {"prefetch_factor": None, **knobs_of(loader)}
     if not knobs["num_workers"]:
-        knobs |= {"prefetch_factor": None, "persistent_workers": False}
+        knobs |= WITHOUT_WORKERS
     return source_of(loader.dataset, collate_fn=loader.collate_fn, **parts), knobs
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 
 # Colours that are told apart with colour-blind eyes too (Okabe and Ito; the purple is Paul Tol's)
 LINES = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#E69F00", "#56B4E9", "#000000")
-BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK = LINES
+BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = LINES[:-1]  # without black
 YELLOW = "#F0E442"
 # What a moment of a step is spent on: {part: (name, colour)}, in the order it happens
 PARTS = {

@@ -13,13 +13,12 @@ from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, cast
 
 from labkit.bench.stack import is_a, is_users, loop_around, variables
+from labkit.spec import LOADER_KNOBS, PYTORCH_PREFETCH
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader, RandomSampler
 
-PLAIN = ("batch_size", "drop_last", "num_workers", "prefetch_factor", "persistent_workers",
-         "pin_memory", "pin_memory_device", "timeout", "in_order")  # fmt: skip
-PYTORCH_PREFETCH = 2  # where there are workers and nothing is said
+PLAIN = (*LOADER_KNOBS, "drop_last", "pin_memory_device", "timeout", "in_order")
 
 
 def call_of(loader: object, model: object = None, optimizer: object = None) -> dict[str, object]:

@@ -1,0 +1,163 @@
+"""Rules for a device that has nothing to compute: it waits for data, a copy, the host, a rank."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from labkit.diagnosis import device_remedies as cures
+from labkit.diagnosis import loader_remedies as feeding
+from labkit.diagnosis import worker_remedies
+from labkit.diagnosis.evidence import Evidence
+from labkit.diagnosis.findings import Finding, Measured, bound, costs
+from labkit.diagnosis.worker_rules import what_passes_and_lines_show, why_workers_are_late
+from labkit.diagnosis.worker_words import costliest_step
+
+# What prepares data, by the name of a Python function, its file or an annotation
+PREPARES = re.compile(
+    r"(?i)preprocess|(?:image|video|audio|data)_process|dataset|data_?loader|collate|tokeniz"
+    r"|transforms|augment|feature_ext|decode_(?:image|jpeg|video)|imread|read_(?:image|video)"
+    r"|(?:load|get|next|fetch|read|prepare|make|wait_for)_?\w*(?:batch|data)"
+)
+
+
+def waiting_for_data(evidence: Evidence) -> Finding | None:
+    """The loop waits for its next batch.
+
+    Cause: what its workers show (`worker_rules.WORKER_RULES`), else what a watched loop's passes
+    and lines do; else "stalls", where the worst tenth of the steps has more than STALLS of the
+    waiting; else "waiting for data". It costs the share of the time that is spent waiting.
+    """
+    found = why_workers_are_late(evidence) or what_passes_and_lines_show(evidence)
+    if found is None:
+        cause = "stalls" if evidence.stalls else "waiting for data"
+        found = Finding("input", cause, remedies=feeding.FEED, lines=evidence.loading_lines)
+    waits = [
+        Measured(
+            "of the time is spent waiting for the next batch",
+            evidence.wait_share,
+            by=evidence.source,
+        )
+    ]
+    if evidence.stalls:
+        worst = "of that falls into a tenth of the steps: stalls"
+        waits.append(Measured(worst, evidence.stall_share))
+    if evidence.headroom is not None:
+        perfect = "the throughput is what a perfect loader would give"
+        waits.append(Measured(perfect, evidence.headroom[0], "times", "replayed batches"))
+    measured = (*waits, *found.measured)
+    return replace(found, lost_share=evidence.wait_share, measured=measured)
+
+
+def cores_taken_by_workers(evidence: Evidence) -> Finding | None:
+    """Loader workers compute on the cores that a model on the CPU needs.
+
+    Cause "workers take the device's cores". It costs the share of the time in which the model's
+    thread had no core since a worker had it.
+    """
+    if evidence.stolen_by_workers is None:
+        return None
+    count = evidence.num_workers or 0
+    advised = evidence.advised
+    fewer = advised is not None and advised.num_workers < count
+    seen = "of the time a loader worker had the core that the model's thread needed, with "
+    seen += f"{count} workers on {evidence.use.cores} cores"
+    by = "thread CPU time against wall time"
+    if evidence.loop is not None:
+        quick_ms = (evidence.quick_compute_us or 0.0) / 1e3
+        mean_ms = (evidence.compute_us or 0.0) / 1e3
+        by = f"the quickest steps compute for {quick_ms:.1f} ms, the average one for {mean_ms:.1f}"
+    costliest = costliest_step(evidence.computing_lines)
+    cheaper = (feeding.DECODE_SMALLER, worker_remedies.FEWER_THREADS, feeding.LEANER_ITEMS)
+    return Finding(
+        name="input",
+        cause="workers take the device's cores",
+        lost_share=evidence.stolen_by_workers,
+        measured=(Measured(seen, evidence.stolen_by_workers, by=by), *costliest),
+        remedies=feeding.FEED if fewer else cheaper,
+    )
+
+
+def copies(evidence: Evidence) -> Finding | None:
+    """The device waits for a copy from the host.
+
+    Cause "copies". It costs the share of the time spent so.
+    """
+    lost = evidence.copy_share
+    seen = "of the time the device waits for a copy"
+    remedies = (cures.ONE_BLOCK, cures.PINNED, cures.OVERLAPPED)
+    found = costs("transfer", "copies", lost, seen, evidence.source, *remedies)
+    return replace(found, at_most=bound(lost))
+
+
+def host_work(evidence: Evidence) -> Finding | None:
+    """The host does something else, or issues work, while the device waits.
+
+    Cause "host work in the loop", of a trace "issuing work". It costs the share of the time in
+    which the device waits for neither data nor a copy.
+    """
+    lost = evidence.other_share + evidence.launch_share
+    cause = "host work in the loop"
+    seen = "of the time the device waits while the host does something other than data and copies"
+    remedies = (cures.OUT_OF_THE_LOOP,)
+    if evidence.from_trace:
+        cause = "issuing work"
+        seen = "of the time the device waits while the host issues work: in operators, in calls "
+        seen += "of the runtime, in Python between them"
+        remedies = cures.FEWER_LAUNCHES
+    return costs("launch", cause, lost, seen, evidence.source, *remedies)
+
+
+def pauses(evidence: Evidence) -> Finding | None:
+    """Single steps compute far longer than an ordinary one.
+
+    Cause "pauses inside steps", where no sampled stacks tell what long steps do. It costs what
+    steps of more than PAUSE ordinary ones take beyond an ordinary one.
+    """
+    if evidence.body:  # samples tell what long steps do
+        return None
+    seen = "of the time is lost to single steps that compute far longer than an ordinary one"
+    lost = evidence.pause_share
+    cause = "pauses inside steps"
+    return costs("launch", cause, lost, seen, evidence.source, cures.NOW_AND_THEN)
+
+
+def outside_pytorch(evidence: Evidence) -> Finding | None:
+    """The host does what the profiler knows nothing of, while the device waits (a trace).
+
+    Cause "data prepared outside a DataLoader", where a function's name says so (`PREPARES`); else
+    "host work". It costs the share of the time spent so.
+    """
+    lost = evidence.outside_share
+    if not lost:
+        return None
+    names = ", ".join(evidence.outside_where)
+    seen = "of the time the device waits for host work outside of PyTorch"
+    seen += f", most of it in {names}" if names else ""
+    by = evidence.source
+    if PREPARES.search(names):
+        cause = "data prepared outside a DataLoader"
+        return costs("input", cause, lost, seen, by, worker_remedies.INTO_A_DATASET)
+    return costs("host", "host work", lost, seen, by, cures.IN_ANOTHER_PROCESS)
+
+
+def collectives(evidence: Evidence) -> Finding | None:
+    """Nothing but collectives run: an exchange, or waiting for another rank's (a trace).
+
+    Cause "exposed collectives". It costs the share of the time in which nothing else runs.
+    """
+    lost = evidence.communication_share
+    if not lost:
+        return None
+    seen = "of the time only collectives run, hidden behind no compute"
+    measured = [Measured(seen, lost, by=evidence.source)]
+    if evidence.late_rank is not None:
+        measured.append(Measured(evidence.late_said))
+    return Finding(
+        name="communication",
+        cause="exposed collectives",
+        lost_share=lost,
+        measured=tuple(measured),
+        remedies=(cures.OVERLAP_EXCHANGE if evidence.late_rank is None else cures.LATE_TRACE,),
+        rank=evidence.late_rank,
+    )
