@@ -41,12 +41,19 @@ def in_which(steps: LongSteps) -> str:
     return f"in every {every}{ending} step"
 
 
+def of_the_time(is_bound: bool) -> str:
+    """Return of what a share of a body's time is, in words: a GPU may work under it."""
+    if not is_bound:
+        return "of the time"
+    return "of the time, at most, is lost: while the device may work on what is queued,"
+
+
 def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     """A part of a watched loop's work, a key of `BESIDES`, costs time."""
     loop = evidence.loop
     if loop is None or part not in evidence.body:
         return None
-    lost = evidence.lost_in_body(evidence.body[part])
+    lost = evidence.lost_in_part(part)
     drift = drift_of(evidence)
     if drift and drift.share > lost / 2 and (loop.lines.of_part(part) & drift.mask).any():
         return None  # it is what makes the steps longer and longer: said there
@@ -56,13 +63,23 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     words, remedy = BESIDES[part]
     if work.lines and work.lines[0].kind == "collect":
         remedy = cures.COLLECT_RARELY
-    seen = f"of the time the body of the loop is not training but {words}"
+    hidden = part != "validation" and evidence.may_work_in(part)
+    seen = f"{of_the_time(hidden)} the body of the loop is not training but {words}"
     measured = [Measured(seen, lost, by=sampled_by(loop.lines, evidence))]
     when = f", {in_which(work.long_steps)}" if work.long_steps else ""
     if work.lines:
         measured.append(Measured(f"of the body is in {work.lines[0].what}{when}", work.share))
     most = None if part == "validation" else bound(lost)
-    return Finding("host", work.cause, lost, tuple(measured), (remedy,), work.lines, at_most=most)
+    return Finding(
+        name="host",
+        cause=work.cause,
+        lost_share=lost,
+        measured=tuple(measured),
+        remedies=(remedy,),
+        lines=work.lines,
+        at_most=most,
+        is_bound=hidden,
+    )
 
 
 IN_THE_BODY = tuple(partial(in_the_body, part=part) for part in BESIDES)
@@ -99,7 +116,7 @@ def copies_in_the_body(evidence: Evidence) -> Finding | None:
         cause="copies",
         lost_share=lost,
         measured=(Measured(seen, lost, by=sampled_by(lines, evidence)), Measured(rate)),
-        remedies=(cures.PINNED, cures.FEWER_BYTES_OVER),
+        remedies=(cures.PINNED, cures.NOT_WAITED_FOR, cures.FEWER_BYTES_OVER),
         lines=worst,
         at_most=bound(lost),
     )
@@ -108,7 +125,7 @@ def copies_in_the_body(evidence: Evidence) -> Finding | None:
 def another_loader(evidence: Evidence) -> Finding | None:
     """The loop's body waits for a DataLoader of its own: of a validation, or read beside."""
     loop = evidence.loop
-    lost = evidence.lost_in_body(evidence.body.get("loader", 0.0))
+    lost = evidence.lost_in_part("loader")
     if loop is None or not lost:
         return None
     lines = loop.lines
@@ -116,7 +133,8 @@ def another_loader(evidence: Evidence) -> Finding | None:
     when = long_steps(lines, mask, loop.spent)
     readers = lines.readers(mask)
     costliest = lines.worst(mask)[:1]
-    seen = "of the time the body of the loop waits for another DataLoader"
+    hidden = evidence.may_work_in("loader")
+    seen = f"{of_the_time(hidden)} the body of the loop waits for another DataLoader"
     measured = [Measured(seen, lost, by=sampled_by(lines, evidence))]
     whole = float(lines.share[mask].sum())
     if readers:
@@ -133,6 +151,7 @@ def another_loader(evidence: Evidence) -> Finding | None:
         remedies=(_remedy(lines, mask, when),),
         lines=(*readers[:1], *costliest),
         at_most=bound(lost),
+        is_bound=hidden,
     )
 
 

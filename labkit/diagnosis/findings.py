@@ -46,11 +46,17 @@ class Finding:
     lines: tuple[Line, ...] = ()  # of the user's code, the costliest first
     rank: int | None = None  # of several ranks, the one to blame
     at_most: float | None = None  # times the throughput, whatever is done against it
+    is_bound: bool = False  # whether `lost_share` is the most that it may cost
     expected: Estimate | None = None  # times the throughput with the first remedy; None: not known
     # Put into words by `wording.worded`
     evidence: str = ""
     advice: str = ""
     code: str = ""  # what to type for the first remedy
+
+    @property
+    def lost(self) -> str:
+        """The lost share in words: "21%", "at most 21%"."""
+        return f"{'at most ' if self.is_bound else ''}{self.lost_share:.0%}"
 
     @property
     def lesson(self) -> tuple[str, str] | None:

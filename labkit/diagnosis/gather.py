@@ -223,6 +223,7 @@ def _of_gpu(known: Evidence, run: Run) -> Evidence:
         heat=throttled(run),
         ahead_share=0.0 if run.launches_only else run.busy_at_least or 0.0,
         certain_share=max((run.busy_at_least or 0.0, *(seen.at_least for seen in known.witnesses))),
+        may_never_rest=any(seen.may_be_all for seen in known.witnesses),
         kernels=kernels,
         witnesses=() if kernels else known.witnesses,
         formats=tensor_formats(machine.name, machine.compute_capability),

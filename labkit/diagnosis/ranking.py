@@ -67,7 +67,7 @@ def _healthy(evidence: Evidence, total: dict[str, float]) -> Finding:
         ),
         Measured(near, total[name]),
     ]
-    validating = evidence.lost_in_body(evidence.body.get("validation", 0.0))
+    validating = evidence.lost_in_part("validation")
     if validating >= limit["host"]:
         seen = "of the time goes to passes without gradients: if they validate, do it less often"
         measured.append(Measured(seen, validating))

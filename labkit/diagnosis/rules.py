@@ -86,7 +86,7 @@ def copies(evidence: Evidence) -> Finding | None:
     """The device waits for a copy from the host."""
     lost = evidence.copy_share
     seen = "of the time the device waits for a copy"
-    remedies = (cures.ONE_BLOCK, cures.PINNED, cures.OVERLAPPED)
+    remedies = (cures.ONE_BLOCK, cures.PINNED, cures.OVERLAPPED, cures.NON_BLOCKING)
     found = costs("transfer", "copies", lost, seen, evidence.source, *remedies)
     return replace(found, at_most=bound(lost))
 

@@ -68,7 +68,7 @@ class Diagnosis(Result):
         mark = f"{self.source}: " if self.source.startswith("RECORDED") else ""
         what = f"{mark}Bottleneck {self.headline}"
         if first.lost_share:
-            what += f": {first.lost_share:.0%} of the time"
+            what += f": {first.lost} of the time"
         what += f"; confidence {self.confidence:.0%}" if self.confidence else ""
         what += "".join(f". {caveat}" for caveat in self.caveats)
         code = first.code.strip()
@@ -85,9 +85,7 @@ class Diagnosis(Result):
     def table(self) -> Table:
         """Return the findings, the costliest first, and what can be copied of the first remedy."""
         shown = self.findings[:SHOWN]
-        rows = [
-            (f"{f.name}: {f.cause}", f"{f.lost_share:.0%}", f.evidence, f.advice) for f in shown
-        ]
+        rows = [(f"{f.name}: {f.cause}", f.lost, f.evidence, f.advice) for f in shown]
         sure = f"{self.source}; confidence {self.confidence:.0%}"
         foot = [sure, *self.notes, *self.caveats]
         copies: dict[str, str] = {}
