@@ -22,6 +22,7 @@ BOTTLENECKS = {  # every name that a diagnosis can give
     "unsure": "no verdict",
 }
 AT_MOST = 2.0  # a larger gain that only the lost share bounds is not stated: it seldom comes
+DEVICE_LIMIT = "the device is the limit"  # the cause where no loss is worth a name
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The rules of the diagnosis: each computes what one cause of lost device time costs.
 
-However little; `rank` decides which losses are worth a name. A new rule is a function that takes
+However little; `ranking` decides which losses are worth a name. A new rule is a function that takes
 the `Evidence` and returns a `Finding` or None, and a name in `RULES`.
 """
 

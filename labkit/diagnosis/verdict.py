@@ -18,10 +18,11 @@ class Diagnosis(Result):
     # 0 to 1: the share of resampled runs (steps drawn anew with replacement) with the same verdict;
     # of a trace, how far the first loss is ahead of the second or of its threshold
     confidence: float
-    source: str  # where it was measured; says RECORDED, and on what, where that was not here
+    source: str  # where it was measured
     notes: tuple[str, ...] = ()  # what limits the verdict,
     caveats: tuple[str, ...] = ()  # and what limits it so much that it is said with it
     of_pipeline: bool = False  # rather than of somebody's loop or trace
+    mark: str | None = None  # says RECORDED, and on what, where it was not measured here
 
     @property
     def bottleneck(self) -> str:
@@ -65,7 +66,7 @@ class Diagnosis(Result):
     def three_lines(self) -> tuple[str, str, str]:
         """What holds the run back, why (the numbers of this run), and what to do about it."""
         first = self.findings[0]
-        mark = f"{self.source}: " if self.source.startswith("RECORDED") else ""
+        mark = f"{self.mark}: " if self.mark else ""
         what = f"{mark}Bottleneck {self.headline}"
         if first.lost_share:
             what += f": {first.lost} of the time"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -115,6 +116,34 @@ def busy_until(busy: np.ndarray, moments_s: np.ndarray) -> np.ndarray:
     return np.interp(moments_s, busy.ravel(), total, left=0.0)
 
 
+class Gap(NamedTuple):
+    """The time between a step's compute and that of the step before: (steps - 1,) s each."""
+
+    start: np.ndarray
+    copy_start: np.ndarray  # of the copy in it
+    copy_end: np.ndarray
+    end: np.ndarray
+
+    @classmethod
+    def between(
+        cls, ends: np.ndarray, busy_start: np.ndarray, copy_start: np.ndarray, copy_end: np.ndarray
+    ) -> Gap:
+        """Return the gap before each step but the first, from moments of all (steps,)."""
+        start = ends[:-1]
+        end = np.clip(busy_start[1:], start, ends[1:])
+        copied_from = np.clip(copy_start[1:], start, end)
+        return cls(start, copied_from, np.clip(copy_end[1:], copied_from, end), end)
+
+    def spent_on(self, host: np.ndarray) -> np.ndarray:
+        """Return for how long the host was at something (n, 2), s, in the gap but for its copy.
+
+        On a GPU it may be at a later step's data by then, so it is asked by time, not by number.
+        """
+        before_copy = busy_until(host, self.copy_start) - busy_until(host, self.start)
+        after_copy = busy_until(host, self.end) - busy_until(host, self.copy_end)
+        return before_copy + after_copy
+
+
 def split_steps(stamps: np.ndarray) -> np.ndarray:
     """Split each step but the first, from the end before to its own: (steps - 1, 5), s.
 
@@ -125,19 +154,15 @@ def split_steps(stamps: np.ndarray) -> np.ndarray:
         return np.zeros((0, 5))
     asked, ready, copy_start, copy_end, busy_start, busy_end = stamps.T
     ends = np.maximum.accumulate(busy_end)
-    begin = ends[:-1]  # each step's window
-    end = ends[1:]
-    start = np.clip(busy_start[1:], begin, end)
-    first = np.clip(copy_start[1:], begin, start)
-    last = np.clip(copy_end[1:], first, start)
-    # What the host did in the two stretches of the gap that no copy fills. On a GPU it may have
-    # been at a later step's data by then, so it is asked by time, not by step number. When it had
-    # issued a step is known exactly on a CPU, and bounded by what came next elsewhere.
+    gap = Gap.between(ends, busy_start, copy_start, copy_end)
+    # When the host had issued a step is known exactly on a CPU, and bounded by what came next
+    # elsewhere
     issued = np.maximum(ready, np.minimum(busy_end, np.append(asked[1:], np.inf)))
-    wait = _within_gap(np.column_stack([asked, ready]), begin, first, last, start)
-    launch = _within_gap(np.column_stack([ready, issued]), begin, first, last, start)
-    other = (first - begin) + (start - last) - wait - launch
-    return np.column_stack([wait, last - first, end - start, launch, np.maximum(other, 0.0)])
+    wait = gap.spent_on(np.column_stack([asked, ready]))
+    launch = gap.spent_on(np.column_stack([ready, issued]))
+    copy = gap.copy_end - gap.copy_start
+    other = np.maximum(gap.end - gap.start - copy - wait - launch, 0.0)
+    return np.column_stack([wait, copy, ends[1:] - gap.end, launch, other])
 
 
 def body_seconds(stamps: np.ndarray) -> np.ndarray:
@@ -148,15 +173,3 @@ def body_seconds(stamps: np.ndarray) -> np.ndarray:
     ends = np.maximum.accumulate(stamps[:, 5])
     free = np.concatenate([[-np.inf], ends[:-1]])
     return ends - np.maximum(stamps[:, 1], free)
-
-
-def _within_gap(
-    host: np.ndarray, begin: np.ndarray, first: np.ndarray, last: np.ndarray, start: np.ndarray
-) -> np.ndarray:
-    """Return how long the host was at something (n, 2), s, in each step's gap but for its copy.
-
-    The gap goes from `begin` to `start`, the copy in it from `first` to `last`: (steps,) s each.
-    """
-    before_copy = busy_until(host, first) - busy_until(host, begin)
-    after_copy = busy_until(host, start) - busy_until(host, last)
-    return before_copy + after_copy
