@@ -15,11 +15,12 @@ from labkit.diagnosis.efficiency import with_low_mfu
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import DEVICE_LIMIT, Finding, Measured
 from labkit.diagnosis.gains import with_gains
-from labkit.diagnosis.gather import StepTable, of_trace, of_traces
+from labkit.diagnosis.gather import StepTable
 from labkit.diagnosis.loop_rules import DOUBLE
 from labkit.diagnosis.public_traces import PublicTrace
 from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.trace import Breakdown, RankTraces, trace
+from labkit.diagnosis.trace_evidence import of_trace, of_traces
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
 from labkit.process.events import FILE_NAME
