@@ -131,7 +131,7 @@ def another_loader(evidence: Evidence) -> Finding | None:
     lines = loop.lines
     mask = lines.of_part("loader")
     when = long_steps(lines, mask, loop.spent)
-    readers = lines.readers(mask)
+    readers = lines.around(mask, "reads")
     costliest = lines.worst(mask)[:1]
     hidden = evidence.may_work_in("loader")
     seen = f"{of_the_time(hidden)} the body of the loop waits for another DataLoader"

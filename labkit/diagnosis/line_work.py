@@ -50,7 +50,7 @@ def work_of(lines: Lines, part: str, spent: np.ndarray) -> Work:
     share = worst[0].share / max(body, 1e-9) if worst else 0.0
     if when is None or (part == "validation" and when.every is None):
         return Work(part, worst, share)
-    begins = lines.sites(mask)[:1]  # it is known by the line that begins it
+    begins = lines.around(mask, "site")[:1]  # it is known by the line that begins it
     share = begins[0].share / max(body, 1e-9) if begins else share
     return Work("periodic", (*begins, *worst), share, when)
 

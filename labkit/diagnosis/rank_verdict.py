@@ -52,11 +52,11 @@ class RankTimes(Result):
         self.ranks = ranks
         self.seconds = seconds
         self.late = late
-        wall = seconds["step"].sum(axis=1)
-        self.wait = seconds["wait"].sum(axis=1) / wall
-        self.compute = seconds["compute"].sum(axis=1) / wall
-        self.others = seconds["others"].sum(axis=1) / wall
-        self.transfer = seconds["transfer"].sum(axis=1) / wall
+        total = {part: each.sum(axis=1) for part, each in seconds.items()}
+        self.wait = total["wait"] / total["step"]
+        self.compute = total["compute"] / total["step"]
+        self.others = total["others"] / total["step"]
+        self.transfer = total["transfer"] / total["step"]
         self.communication = self.others + self.transfer
         self.other = np.clip(1 - (self.wait + self.compute + self.communication), 0, 1)
 

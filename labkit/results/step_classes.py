@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -116,34 +115,6 @@ def busy_until(busy: np.ndarray, moments_s: np.ndarray) -> np.ndarray:
     return np.interp(moments_s, busy.ravel(), total, left=0.0)
 
 
-class Gap(NamedTuple):
-    """The time between a step's compute and that of the step before: (steps - 1,) s each."""
-
-    start: np.ndarray
-    copy_start: np.ndarray  # of the copy in it
-    copy_end: np.ndarray
-    end: np.ndarray
-
-    @classmethod
-    def between(
-        cls, ends: np.ndarray, busy_start: np.ndarray, copy_start: np.ndarray, copy_end: np.ndarray
-    ) -> Gap:
-        """Return the gap before each step but the first, from moments of all (steps,)."""
-        start = ends[:-1]
-        end = np.clip(busy_start[1:], start, ends[1:])
-        copied_from = np.clip(copy_start[1:], start, end)
-        return cls(start, copied_from, np.clip(copy_end[1:], copied_from, end), end)
-
-    def spent_on(self, host: np.ndarray) -> np.ndarray:
-        """Return for how long the host was at something (n, 2), s, in the gap but for its copy.
-
-        On a GPU it may be at a later step's data by then, so it is asked by time, not by number.
-        """
-        before_copy = busy_until(host, self.copy_start) - busy_until(host, self.start)
-        after_copy = busy_until(host, self.end) - busy_until(host, self.copy_end)
-        return before_copy + after_copy
-
-
 def split_steps(stamps: np.ndarray) -> np.ndarray:
     """Split each step but the first, from the end before to its own: (steps - 1, 5), s.
 
@@ -154,15 +125,30 @@ def split_steps(stamps: np.ndarray) -> np.ndarray:
         return np.zeros((0, 5))
     asked, ready, copy_start, copy_end, busy_start, busy_end = stamps.T
     ends = np.maximum.accumulate(busy_end)
-    gap = Gap.between(ends, busy_start, copy_start, copy_end)
+    # Of each step, the gap from the end before to its own compute, with the copy in it
+    gap_start = ends[:-1]
+    gap_end = np.clip(busy_start[1:], gap_start, ends[1:])
+    copy_start = np.clip(copy_start[1:], gap_start, gap_end)
+    copy_end = np.clip(copy_end[1:], copy_start, gap_end)
+
+    def in_gap(host_start: np.ndarray, host_end: np.ndarray) -> np.ndarray:
+        """Return how long the host was at something in the gap while nothing was copied.
+
+        On a GPU it may be at a later step's by then, so it is asked by time, not by step number.
+        """
+        host = np.column_stack([host_start, host_end])
+        before_copy = busy_until(host, copy_start) - busy_until(host, gap_start)
+        after_copy = busy_until(host, gap_end) - busy_until(host, copy_end)
+        return before_copy + after_copy
+
     # When the host had issued a step is known exactly on a CPU, and bounded by what came next
     # elsewhere
     issued = np.maximum(ready, np.minimum(busy_end, np.append(asked[1:], np.inf)))
-    wait = gap.spent_on(np.column_stack([asked, ready]))
-    launch = gap.spent_on(np.column_stack([ready, issued]))
-    copy = gap.copy_end - gap.copy_start
-    other = np.maximum(gap.end - gap.start - copy - wait - launch, 0.0)
-    return np.column_stack([wait, copy, ends[1:] - gap.end, launch, other])
+    wait = in_gap(asked, ready)
+    launch = in_gap(ready, issued)
+    copy = copy_end - copy_start
+    other = np.maximum(gap_end - gap_start - copy - wait - launch, 0.0)
+    return np.column_stack([wait, copy, ends[1:] - gap_end, launch, other])
 
 
 def body_seconds(stamps: np.ndarray) -> np.ndarray:
