@@ -181,7 +181,7 @@ class Evidence:
     others_on_gpu: float | None = None  # other processes' kernels ran on the same GPU
     heat: Heat | None = None
     certain_share: float = 0.0  # of the time the device certainly worked, whatever the host did
-    may_never_rest: bool = False  # whether a GPU that works all the time may show as little work
+    may_never_rest: bool = False  # whether a GPU that never rests would read no higher
     ahead_share: float = 0.0  # of the time the GPU works on what had been issued in full
 
     # What looked inside
