@@ -119,9 +119,9 @@ def _sm_activity(run: Run, start: float) -> Witness | None:
     said = f"SMs had a warp to run for {min(share, 1):.0%} of the time that counts as busy (GPM"
     worked = float((shares[1:] * lengths)[kept].sum() / lengths[kept].sum())
     found = _word(said, share, share, limits.SMS_WORK, limits.SMS_REST)
-    # Kernels that leave SMs without a warp read no higher than SMS_WORK, though the GPU never rests.
-    # From there on the counter rules out no rest and shows none: a loss of up to a fifth is seen
-    # only where the host's samples lie behind a wait for the device (`Evidence.rests_in`)
+    # A GPU that never rests may read no higher than SMS_WORK, where kernels leave SMs without a
+    # warp. From there on the counter neither shows nor rules out a rest: a loss of up to a fifth is
+    # seen only where the host's samples lie behind a wait for the device (`Evidence.rests_in`)
     return replace(found, at_least=worked, may_be_all=worked >= limits.SMS_WORK)
 
 
