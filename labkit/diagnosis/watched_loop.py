@@ -61,7 +61,10 @@ class Loop:
 
     @cached_property
     def waits(self) -> float:
-        """The share of the body in which the host may wait for the device: it reads, or copies."""
+        """The share of the body in which the host reads from the device, or copies to it.
+
+        Either waits for what the device has queued.
+        """
         kinds = self.lines.kinds("body")
         return (kinds.get("sync", 0.0) + kinds.get("copy", 0.0)) / max(sum(kinds.values()), 1e-9)
 
