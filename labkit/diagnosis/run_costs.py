@@ -113,8 +113,11 @@ class RunCosts:
         return self._stamps[:, 1] - self._stamps[:, 0]
 
     @cached_property
-    def _warm_and_cold(self) -> tuple[np.ndarray, float]:
-        """Of a CPU: the CPU time (steps,) of the compute, and what a long wait adds to it."""
+    def _host_and_cold(self) -> tuple[np.ndarray, float]:
+        """See `host` and `cold`."""
+        if not self.on_cpu:
+            none = np.zeros_like(self.device)
+            return (none if self.waits_for_steps else _launches(self.run)), 0.0
         own = self.run.thread_s[self.run.warmup :]
         seen = ~np.isnan(own) & (self.device > 0)
         ran = np.minimum(1.0, own[seen] / self.device[seen])
@@ -127,17 +130,15 @@ class RunCosts:
         host = np.where(seen, own, self.device * share)
         return _warm_and_cold(host, waited, self.handoff)
 
-    @cached_property
+    @property
     def host(self) -> np.ndarray:
-        """The CPU time (steps,) of the compute, or of its launches."""
-        if self.on_cpu:
-            return self._warm_and_cold[0]
-        return np.zeros_like(self.device) if self.waits_for_steps else _launches(self.run)
+        """The CPU time (steps,) of the compute, or of its launches, after no wait."""
+        return self._host_and_cold[0]
 
-    @cached_property
+    @property
     def cold(self) -> float:
-        """What a long wait adds to that."""
-        return self._warm_and_cold[1] if self.on_cpu else 0.0
+        """What a long wait adds to that, on a CPU."""
+        return self._host_and_cold[1]
 
     @property
     def model(self) -> float:
