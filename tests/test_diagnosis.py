@@ -47,9 +47,11 @@ BUSY_CORES = {"t_ns": 10**8, "cpu": 1.0, "own_cpu": 0.3, "cpus": 2}
 
 
 class Fake(SimpleNamespace):
-    """A run by its attributes; predictions keep what they know of one."""
+    """A run by its attributes."""
 
-    __hash__ = object.__hash__
+    @property
+    def mark(self):
+        return f"RECORDED on {self.machine.name}" if self.recorded else None
 
 
 def fake(ms, kind="cpu", own=1.0, name="a <CPU>", **more):
@@ -65,6 +67,7 @@ def fake(ms, kind="cpu", own=1.0, name="a <CPU>", **more):
     busy = compute.sum() / max(ms.sum() / 1e3, 1e-9)
     values = {
         "as_of_now": contextlib.nullcontext,
+        "computed": {},
         "recorded": False,
         "watched": False,
         "warmup": 1,
@@ -345,7 +348,7 @@ def diagnosed(workers, **more):
     known = {"wait_share": 0.5, "compute_share": 0.5, "code": LOADER, "knobs": {"num_workers": 2}}
     known["use"] = CoreUse(workers["cores"])
     evidence = Evidence("gpu", workers=seen_in(workers), **known | more)
-    return told(ranking.rank(evidence)[0], evidence)
+    return told(ranking.by_cost(evidence)[0], evidence)
 
 
 @pytest.mark.parametrize(
@@ -402,7 +405,7 @@ def test_a_step_that_is_not_timed_loses_to_workers_what_its_quickest_ones_do_not
     machine = Machine(kind="cpu", name="a <CPU>", cpu_cores=2, threads=2)
     run = fake(ms, own=np.nan, machine=machine, pipeline=lk.Pipeline(num_workers=4))
     evidence = StepTable(run).evidence()
-    found = ranking.rank(evidence)[0]
+    found = ranking.by_cost(evidence)[0]
     assert found.cause.startswith(cause)
     if cause == "workers take":
         beyond_quick = 1 - evidence.quick_compute_us / evidence.compute_us
@@ -525,12 +528,12 @@ def test_no_advice_for_the_input_promises_more_than_the_measured_headroom(headro
 def test_a_hang_after_which_the_loop_went_on_is_a_warning_and_not_the_verdict():
     workers = seen_in(BUSY | {"hang": Hang(1, 7, 90.0, over=True)})
     evidence = Evidence("gpu", wait_share=0.5, use=CoreUse(2), workers=workers)
-    verdict, *warnings = ranking.rank(evidence)
+    verdict, *warnings = ranking.by_cost(evidence)
     assert verdict.cause == "cores"
     told_last = told(warnings[-1], evidence)
     assert "90 s" in told_last.evidence and "item 7" in told_last.evidence
     healthy = dataclasses.replace(evidence, wait_share=0.0, compute_share=1.0)
-    assert [found.cause for found in ranking.rank(healthy)] == [
+    assert [found.cause for found in ranking.by_cost(healthy)] == [
         "the device is the limit",
         "hang that ended",
     ]

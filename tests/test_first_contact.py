@@ -32,7 +32,7 @@ from labkit.bench import (
     user_loop,
 )
 from labkit.bench.outside import Sample
-from labkit.diagnosis import device_remedies, efficiency, gather, loop_rules
+from labkit.diagnosis import device_peaks, device_remedies, efficiency, gather, loop_rules
 from labkit.diagnosis.evidence import Evidence, Kernels, Xray
 from labkit.diagnosis.outside_verdict import judge
 from labkit.results.hardware import Machine
@@ -219,7 +219,7 @@ def test_what_products_take_of_a_gpu_is_told_by_its_kernels_and_not_by_their_lau
     kernels = Kernels(kernel_us=1000, eligible_share=0.9)
     on_gpu = Evidence(kind="gpu", compute_share=0.9, xray=LAUNCHES, kernels=kernels)
     work = {"flops": 1, "bytes": 1}
-    peak = efficiency.Peak(1e12, None, "fp32", "measured here")
+    peak = device_peaks.Peak(1e12, None, "fp32", "measured here")
     said, _ = efficiency._reason(work, peak, None, on_gpu, reached=0.2)
     assert "products and convolutions take 90% of the compute" in said
     on_a_mac = Evidence(kind="gpu", xray=LAUNCHES)

@@ -120,7 +120,7 @@ def test_a_finding_is_returned_by_a_rule(monkeypatch):
     exec(recipe("A finding"), known, names := {})
     monkeypatch.setattr(rules, "RULES", (names["without_workers"],))
     run = lk.recorded("workers-0")
-    [finding] = map(worded, ranking.rank(StepTable(run).evidence()))
+    [finding] = map(worded, ranking.by_cost(StepTable(run).evidence()))
     assert finding.lost_share == pytest.approx(run.wait_ms / run.step_ms, rel=0.05)
     assert finding.advice.startswith("Try num_workers=4. What it brings is unknown")
     assert finding.name in BOTTLENECKS

@@ -15,7 +15,7 @@ from labkit.bench import flops, peaks
 from labkit.bench.loop import Trainer
 from labkit.bench.measure import Bench, Skipped
 from labkit.bench.model_size import plain_job
-from labkit.diagnosis.efficiency import Peaks
+from labkit.diagnosis.device_peaks import Peaks
 from labkit.process.events import EventLog
 from labkit.results.record import Tail
 from labkit.view.live_frame import live_line

@@ -11,7 +11,7 @@ from played_gpu import CPU, GPU, MS, host_steps, log, play
 import labkit as lk
 from labkit.diagnosis.prediction import outcome_of
 from labkit.diagnosis.recommendation import _of_times, recommend_workers
-from labkit.diagnosis.run_costs import RunCosts, known_of
+from labkit.diagnosis.run_costs import RunCosts
 
 SLEEP = {"dataset": "sleep", "io_ms": 0.0, "xray": False}
 
@@ -80,9 +80,9 @@ def test_what_a_run_uses_beyond_its_step_and_loader_is_threads_that_spin(tmp_pat
     run = record(tmp_path, **how)
     other = tmp_path / "other"
     other.mkdir()
-    assert known_of(run, None).spin == pytest.approx(0.008, abs=1e-4)
+    assert RunCosts.of(run).spin == pytest.approx(0.008, abs=1e-4)
     quiet = record(other, **how | {"extra": [used | {"own_cpu": 0.625}]})
-    assert known_of(quiet, None).spin == 0.0
+    assert RunCosts.of(quiet).spin == 0.0
     two = [lk.predict(each, num_workers=2).throughput for each in (run, quiet)]
     assert two[0] < 0.97 * two[1]
 
@@ -92,7 +92,7 @@ def test_a_step_that_the_host_waits_for_is_simulated_once(tmp_path):
     waited = [{"event": "clock", "why": "none"}]
     mac = GPU | {"device": "mps:0", "cpu_cores": 8}
     run = record(tmp_path, machine=mac, fetch_ms=20.0, knobs={"prep_ms": 20.0}, extra=waited)
-    known = RunCosts(run)
+    known = RunCosts.of(run)
     assert known.host.sum() == 0 and known.device.mean() == pytest.approx(0.010)
     assert lk.predict(run).throughput == pytest.approx(run.throughput, rel=0.02)
     fed = lk.predict(run, num_workers=8)

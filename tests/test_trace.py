@@ -15,7 +15,7 @@ from test_plots import overflow
 import labkit as lk
 from labkit.__main__ import main
 from labkit.diagnosis import trace_file
-from labkit.diagnosis.trace import TraceError, trace
+from labkit.diagnosis.trace import TraceError, _of_event, trace
 from labkit.diagnosis.trace_events import uses_tensor_cores
 from labkit.view.analysis_figures import draw_timeline
 
@@ -240,6 +240,9 @@ def test_what_the_file_says_of_rank_device_and_graphs_and_several_ranks_in_one_a
         read([*LADDER[1:], step(1, 0, 100, pid=11), step(1, 0, 100, pid=12)])
     graph = read([step(1, 0, 100), launch(1, 0, name="hipGraphLaunch"), kernel(1, 10, 10)])
     assert graph.cuda_graphs and not read(LADDER).cuda_graphs
+    for each in (graph, read(LADDER)):  # a record has it as a note
+        stored = json.loads(json.dumps(each.recorded()))
+        assert "cuda_graphs" not in stored and _of_event(stored) == each
 
 
 # -- several traces -------------------------------------------------------------------------------

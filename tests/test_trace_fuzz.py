@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.diagnosis.trace import TraceError, trace
-from labkit.diagnosis.trace_steps import CLASSES
+from labkit.diagnosis.trace_steps import TRACE_CLASSES
 
 KINDS = [  # in the order of the classes
     ("kernel", "k"),
@@ -52,7 +52,7 @@ def read(path, content):
     except TraceError as error:
         assert "fuzz.json" in str(error) and "\n" not in str(error)
         return None
-    parts = [getattr(result, f"{name}_us") for name in (*CLASSES, "other")]
+    parts = [getattr(result, f"{name}_us") for name in (*TRACE_CLASSES, "other")]
     assert result.steps >= 1 and min(parts) >= 0
     assert sum(parts) == pytest.approx(result.step_us)
     kinds = ("gpu_utilization", "tensor_core_share")
@@ -132,7 +132,8 @@ def test_classes_are_what_painting_every_ns_gives(path, by_kind, marks):
     ]
     result = read(path, json.dumps(content).encode())
     painted = np.bincount(canvas[steps], minlength=len(KINDS) + 1)
-    got = [getattr(result, f"{name}_us") * result.steps * 1000 for name in (*CLASSES, "other")]
+    parts = [getattr(result, f"{name}_us") for name in (*TRACE_CLASSES, "other")]
+    got = [part * result.steps * 1000 for part in parts]
     assert np.round(got).tolist() == painted.tolist()
     if result.gpu_utilization is not None:
         idle = sum(result.idle.values()) * result.steps * 1000

@@ -232,7 +232,7 @@ def test_what_a_gap_lost_to_a_neighbour_is_not_lost_once_more_to_launches(tmp_pa
     assert lost <= 0.85
 
 
-def stacks(path, called, steps, rows, telemetry):
+def stacks(path, called, steps, rows, telemetry, knobs=KNOBS):
     """Write and load the log of a watched loop whose host was in `called[n]` as `rows` say, ms."""
     site = ["train.py", 57, "train"]
     places = {str(n): [kind, "", *site, call, site] for n, (kind, call) in enumerate(called)}
@@ -245,16 +245,13 @@ def stacks(path, called, steps, rows, telemetry):
     ]
     lines = {"event": "lines", "pid": 0, "places": places, "rows": rows}
     read = ({"event": "telemetry", **sample} for sample in telemetry)
-    return log(path, GPU, KNOBS, *events, *read, lines, spec={"watched": {"loader": "DataLoader"}})
+    return log(path, GPU, knobs, *events, *read, lines, spec={"watched": {"loader": "DataLoader"}})
 
 
-@pytest.mark.parametrize("delay", [0.0, 30.0, 40.0])
-@pytest.mark.parametrize(
-    ("copy", "compute", "bottleneck"), [(4.0, 90.0, "compute"), (14.0, 60.0, "transfer")]
-)
-def test_the_wait_for_the_queue_at_a_copy_that_blocks_is_not_the_copys(
-    copy, compute, bottleneck, delay, tmp_path
-):
+POWERED = {"cpus": 16, "own_cpu": 0.06, "cpu": 0.06, "power_w": 300, "power_limit_w": 400}
+
+
+def copied_and_waited_for(path, copy, compute, delay=0.0, knobs=KNOBS):
     """The host stands at `.to()` until the last step and the copy are done, then launches."""
     launch, host, free = 20.0, 1000.0, 0.0
     steps, rows = [], []
@@ -268,27 +265,102 @@ def test_the_wait_for_the_queue_at_a_copy_that_blocks_is_not_the_copys(
         steps.append({"t": stamps, "copy": (begin, begin), "busy": (begin, free)})
         rows += [(0, ready, copied), (1, copied, host)]
     called = (("copy", "images.to()"), ("backward", "loss.backward()"))
-    read = samples(seconds=9, cpus=16, own_cpu=0.06, cpu=0.06, power_w=300, power_limit_w=400)
-    found = stacks(tmp_path, called, steps, rows, read).diagnose()
+    return stacks(path, called, steps, rows, samples(seconds=9, **POWERED), knobs).diagnose()
+
+
+@pytest.mark.parametrize("delay", [0.0, 30.0, 40.0])
+@pytest.mark.parametrize(
+    ("copy", "compute", "bottleneck"), [(4.0, 90.0, "compute"), (14.0, 60.0, "transfer")]
+)
+def test_the_wait_for_the_queue_at_a_copy_that_blocks_is_not_the_copys(
+    copy, compute, bottleneck, delay, tmp_path
+):
+    found = copied_and_waited_for(tmp_path, copy, compute, delay)
     assert found.bottleneck == bottleneck, found
     shares = [each.lost_share for each in found.findings if each.name == "transfer"]
     assert all(share == pytest.approx(copy / (copy + compute), abs=0.03) for share in shares)
 
 
-@pytest.mark.parametrize("python", [25.0, 33.0])
-def test_counters_of_the_sms_do_not_hide_python_behind_a_step_that_was_waited_for(python, tmp_path):
+NOT_WAITED_FOR = "batch = batch.to(device, non_blocking=True)"
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_copy_from_pinned_memory_that_blocks_is_not_to_be_waited_for(pinned, tmp_path):
+    knobs = KNOBS | {"pin_memory": pinned}
+    first = copied_and_waited_for(tmp_path, copy=14.0, compute=60.0, knobs=knobs).findings[0]
+    assert first.cause == "copies" and (first.code.strip() == NOT_WAITED_FOR) == pinned
+    assert (first.remedies[0].key == "pinned") != pinned
+
+
+@pytest.mark.parametrize(("started", "named"), [(False, True), (True, False)])
+def test_the_knob_against_copies_that_block_is_named_for_a_pipeline_that_pins(
+    started, named, tmp_path
+):
+    knobs = KNOBS | {"pin_memory": True, "non_blocking": started, "prefetch_to_device": True}
+    run, _ = record(tmp_path, knobs=knobs, **(SYNCED | {"copy": 8.0}))
+    first = run.diagnose().findings[0]
+    assert first.cause == "copies"
+    assert ({"non_blocking": True} in [each.changes for each in first.remedies]) == named
+
+
+def synchronised(path, body, busy, **read):
+    """Diagnose a loop whose body has these (kind, ms); its device is `busy` from and until, ms.
+
+    Both count from the start of a step, and may reach into the next one.
+    """
+    length = sum(ms for _kind, ms in body)
     steps, rows = [], []
-    for asked in 1000 + 100 * np.arange(100.0):
-        waited, end = asked + 100 - python, asked + 100
-        stamps = (asked, asked, asked, end)
-        steps.append({"t": stamps, "copy": (asked, asked), "busy": (asked, end)})
-        rows += [(0, asked, asked + 15), (1, asked + 15, waited), (2, waited, end)]
-    called = (("backward", "loss.backward()"), ("sync", "loss.item()"), ("python", "confusion()"))
+    for asked in 1000 + length * np.arange(100.0):
+        end = asked
+        for number, (_kind, ms) in enumerate(body):
+            rows.append((number, end, end + ms))
+            end += ms
+        begin, over = asked + busy[0], asked + busy[1]
+        steps.append({"t": (asked, asked, asked, end), "copy": (begin,) * 2, "busy": (begin, over)})
+    called = [(kind, f"{kind}()") for kind, _ms in body]
+    read = samples(seconds=9, cpus=16, own_cpu=0.06, cpu=0.06, line_cpu=0.0, **read)
+    return stacks(path, called, steps, rows, read).diagnose()
+
+
+@pytest.mark.parametrize("python", [15.0, 25.0, 33.0])
+def test_counters_of_the_sms_do_not_hide_python_behind_a_step_that_was_waited_for(python, tmp_path):
+    body = (("backward", 15), ("sync", 85 - python), ("python", python))
     sms = {"sm": 0.98 * (1 - python / 100), "tensor": 0.3, "dram": 0.3}
-    read = samples(seconds=9, cpus=16, own_cpu=0.06, cpu=0.06, line_cpu=0.0, gpm=sms)
-    found = stacks(tmp_path, called, steps, rows, read).diagnose()
-    assert found.bottleneck == "host", found
+    found = synchronised(tmp_path, body, (0, 100), gpm=sms)
+    assert found.bottleneck == "host" and "at most" not in found.three_lines[0], found
     assert found.findings[0].lost_share == pytest.approx(python / 100, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("body", "busy"),
+    [
+        ((("backward", 15), ("python", 15), ("sync", 70)), (0, 100)),
+        # It waits for an event of the step before; the device has this one's work
+        ((("backward", 15), ("sync", 70), ("python", 15)), (85, 185)),
+        # The update is launched behind the wait
+        ((("backward", 15), ("sync", 60), ("optimizer", 10), ("python", 15)), (0, 100)),
+    ],
+    ids=["before the wait", "a step behind", "behind a launch"],
+)
+def test_python_while_the_device_may_have_work_is_hidden_where_the_sms_may_work_all_along(
+    body, busy, tmp_path
+):
+    assert synchronised(tmp_path, body, busy, gpm={"sm": 0.83}).bottleneck == "compute"
+
+
+@pytest.mark.parametrize(
+    ("body", "busy"),
+    [
+        ((("backward", 20), ("python", 30), ("sync", 50)), (0, 100)),
+        ((("copy", 50), ("backward", 20), ("python", 30)), (52, 150)),  # it waits for the last step
+    ],
+    ids=["a synchronisation", "a copy that blocks"],
+)
+def test_python_under_queued_work_is_said_to_cost_its_time_at_most(body, busy, tmp_path):
+    found = synchronised(tmp_path, body, busy, power_w=300, power_limit_w=400)
+    assert found.bottleneck == "host", found
+    assert "at most 30% of the time" in found.three_lines[0]
+    assert "30% of the time, at most, is lost" in found.evidence
 
 
 @pytest.mark.parametrize(("formats", "named"), [(("fp16",), False), (("bf16", "fp16"), True)])

@@ -41,6 +41,13 @@ def in_which(steps: LongSteps) -> str:
     return f"in every {every}{ending} step"
 
 
+def of_the_time(is_bound: bool) -> str:
+    """Return of what a share of a body's time is, in words: a GPU may work under it."""
+    if not is_bound:
+        return "of the time"
+    return "of the time, at most, is lost: while the device may work on what is queued,"
+
+
 def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     """The body of a watched loop does something besides training: a `part` of `BESIDES`.
 
@@ -51,7 +58,7 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     loop = evidence.loop
     if loop is None or part not in evidence.body:
         return None
-    lost = evidence.lost_in_body(evidence.body[part])
+    lost = evidence.lost_in_part(part)
     drift = drift_of(evidence)
     if drift and drift.share > lost / 2 and (loop.lines.of_part(part) & drift.mask).any():
         return None  # it is what makes the steps longer and longer: said there
@@ -61,13 +68,23 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     words, remedy = BESIDES[part]
     if work.lines and work.lines[0].kind == "collect":
         remedy = cures.COLLECT_RARELY
-    seen = f"of the time the body of the loop is not training but {words}"
+    hidden = part != "validation" and evidence.may_work_in(part)
+    seen = f"{of_the_time(hidden)} the body of the loop is not training but {words}"
     measured = [Measured(seen, lost, by=sampled_by(loop.lines, evidence))]
     when = f", {in_which(work.long_steps)}" if work.long_steps else ""
     if work.lines:
         measured.append(Measured(f"of the body is in {work.lines[0].what}{when}", work.share))
     most = None if part == "validation" else bound(lost)
-    return Finding("host", work.cause, lost, tuple(measured), (remedy,), work.lines, at_most=most)
+    return Finding(
+        name="host",
+        cause=work.cause,
+        lost_share=lost,
+        measured=tuple(measured),
+        remedies=(remedy,),
+        lines=work.lines,
+        at_most=most,
+        is_bound=hidden,
+    )
 
 
 IN_THE_BODY = tuple(partial(in_the_body, part=part) for part in BESIDES)
@@ -105,7 +122,7 @@ def copies_in_the_body(evidence: Evidence) -> Finding | None:
         cause="copies",
         lost_share=lost,
         measured=(Measured(seen, lost, by=sampled_by(lines, evidence)), Measured(rate)),
-        remedies=(cures.PINNED, cures.FEWER_BYTES_OVER),
+        remedies=(cures.PINNED, cures.NOT_WAITED_FOR, cures.FEWER_BYTES_OVER),
         lines=worst,
         at_most=bound(lost),
     )
@@ -118,15 +135,16 @@ def another_loader(evidence: Evidence) -> Finding | None:
     share of the sampled stacks.
     """
     loop = evidence.loop
-    lost = evidence.lost_in_body(evidence.body.get("loader", 0.0))
+    lost = evidence.lost_in_part("loader")
     if loop is None or not lost:
         return None
     lines = loop.lines
     mask = lines.of_part("loader")
     when = long_steps(lines, mask, loop.spent)
-    readers = lines.readers(mask)
+    readers = lines.around(mask, "reads")
     costliest = lines.worst(mask)[:1]
-    seen = "of the time the body of the loop waits for another DataLoader"
+    hidden = evidence.may_work_in("loader")
+    seen = f"{of_the_time(hidden)} the body of the loop waits for another DataLoader"
     measured = [Measured(seen, lost, by=sampled_by(lines, evidence))]
     whole = float(lines.share[mask].sum())
     if readers:
@@ -143,6 +161,7 @@ def another_loader(evidence: Evidence) -> Finding | None:
         remedies=(_remedy(lines, mask, when),),
         lines=(*readers[:1], *costliest),
         at_most=bound(lost),
+        is_bound=hidden,
     )
 
 

@@ -123,9 +123,7 @@ def cost(
         "kg_co2_per_kwh": kg_co2_per_kwh,
         "samples_per_epoch": samples_per_epoch,
     }
-    for name, value in given.items():
-        if value is not None and not 0 <= value < math.inf:
-            raise ValueError(f"{name}={value!r} is not allowed: use a number of 0 or more, or None")
+    _check(given)
     if not run.throughput:
         raise ValueError(f"{run!r}: a run without numbers has no cost.")
     rent = usual_rent(run.machine) if usd_per_hour is None else usd_per_hour
@@ -156,6 +154,13 @@ def cost(
         idle_usd_per_epoch=_times(usd, None if run.utilization is None else 1 - run.utilization),
         idle_kwh_per_epoch=_times(kwh, idle_energy_share),
     )
+
+
+def _check(given: dict[str, float | int | None]) -> None:
+    """Raise ValueError for a price, or a number of samples, that none can be."""
+    for name, value in given.items():
+        if value is not None and not 0 <= value < math.inf:
+            raise ValueError(f"{name}={value!r} is not allowed: use a number of 0 or more, or None")
 
 
 def usual_rent(machine: Machine) -> float | None:

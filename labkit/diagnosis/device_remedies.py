@@ -39,6 +39,23 @@ PINNED = Remedy(
     on="gpu",
     cost="locked host memory for the batches kept ready",
 )
+
+
+def copies_block(evidence: Evidence) -> bool:
+    """Fit a loop whose batches are in pinned memory, and whose own code copies them."""
+    return bool(evidence.knobs.get("pin_memory")) and not evidence.trainer
+
+
+NOT_WAITED_FOR = Remedy(
+    "not_waited_for",
+    "Start the copy of a batch without waiting for it: non_blocking=True. It does nothing for a "
+    "batch in a class of your own that has no pin_memory(): that is not pinned.",
+    "copies",
+    copies_block,
+    on="gpu",
+    code="batch = batch.to(device, non_blocking=True)\n",
+)
+NON_BLOCKING = replace(NOT_WAITED_FOR, key="non_blocking", sets={"non_blocking": True}, code="")
 FEWER_BYTES_OVER = Remedy(
     "fewer_bytes_over",
     "Copy fewer bytes: images as uint8, a quarter of float32, and normalise them on the device.",

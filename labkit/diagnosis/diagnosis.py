@@ -13,12 +13,14 @@ from labkit.diagnosis import doubts, ranking
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.efficiency import with_low_mfu
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import Finding, Measured
+from labkit.diagnosis.findings import DEVICE_LIMIT, Finding, Measured
 from labkit.diagnosis.gains import with_gains
-from labkit.diagnosis.gather import StepTable, of_trace, of_traces
+from labkit.diagnosis.gather import StepTable
+from labkit.diagnosis.loop_rules import DOUBLE
 from labkit.diagnosis.public_traces import PublicTrace
 from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.trace import Breakdown, RankTraces, trace
+from labkit.diagnosis.trace_evidence import of_trace, of_traces
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
 from labkit.process.events import FILE_NAME
@@ -31,7 +33,7 @@ from labkit.results.result import listed
 from labkit.results.run import Run
 
 # Causes that follow from a busy device: how well its operators work is not measured
-CONCLUDED = ("the device is the limit", "float64")
+CONCLUDED = (DEVICE_LIMIT, DOUBLE)
 
 
 def diagnose(
@@ -49,7 +51,7 @@ def diagnose(
         return diagnose(load(path) if is_record else trace(path))
     if isinstance(what, (Breakdown, RankTraces)):
         evidence = of_trace(what) if isinstance(what, Breakdown) else of_traces(what)
-        findings, most = _trusted(ranking.rank(evidence), evidence)
+        findings, most = _trusted(ranking.by_cost(evidence), evidence)
         told = tuple(_told(each, evidence) for each in findings)
         confidence = min(ranking.lead(evidence), most)
         return Diagnosis(told, confidence, what.source, tuple(_not_seen(evidence)))
@@ -76,9 +78,9 @@ def of_run(run: Run, ranks_cores: float = 0.0) -> Diagnosis:
     table = StepTable(run, ranks_cores)
     short = doubts.too_short(table.steps)
     if short:
-        return Diagnosis((worded(short),), 0.0, source, unseen)
+        return Diagnosis((worded(short),), 0.0, source, unseen, mark=run.mark)
     evidence = table.evidence()
-    findings = ranking.rank(evidence)
+    findings = ranking.by_cost(evidence)
     confidence = 0.0
     withheld = doubts.device_shared(evidence, bool(run.watched), findings[0])
     withheld = withheld or doubts.contradiction(evidence)
@@ -86,7 +88,7 @@ def of_run(run: Run, ranks_cores: float = 0.0) -> Diagnosis:
         findings = (withheld, *(f for f in findings if f.name != "compute" or f.lost_share))
     else:
         findings, confidence = resampled(
-            table.rows, lambda rows: ranking.rank(table.evidence(rows)), findings
+            table.rows, lambda rows: ranking.by_cost(table.evidence(rows)), findings
         )
     findings, most = _trusted(with_low_mfu(run, evidence, findings), evidence)
     caveats, sure = _caveats(evidence, run, table.seconds)
@@ -98,12 +100,13 @@ def of_run(run: Run, ranks_cores: float = 0.0) -> Diagnosis:
         (*unseen, *_not_seen(evidence)),
         caveats,
         of_pipeline=evidence.loop is None,
+        mark=run.mark,
     )
 
 
 def source_of(run: Run | Ranks) -> str:
     """Say where a run or ranks were measured."""
-    return f"{'RECORDED' if run.recorded else 'measured'} on {run.machine.name}"
+    return run.mark or f"measured on {run.machine.name}"
 
 
 def resampled(

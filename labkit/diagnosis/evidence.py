@@ -182,6 +182,7 @@ class Evidence:
     others_on_gpu: float | None = None  # other processes' kernels ran on the same GPU
     heat: Heat | None = None
     certain_share: float = 0.0  # of the time the device certainly worked, whatever the host did
+    may_never_rest: bool = False  # whether a GPU that never rests would read no higher
     ahead_share: float = 0.0  # of the time the GPU works on what had been issued in full
 
     # What looked inside
@@ -217,9 +218,38 @@ class Evidence:
     late_rank: int | None = None  # of several, the one that the others wait for
     late_said: str = ""
 
-    def lost_in_body(self, share: float) -> float:
-        """Return what a share of the body may cost: nothing while the device works all the same."""
+    def lost_in_body(self, share: float, rests: bool = False) -> float:
+        """Return what a share of the body may cost: nothing while the device works all the same.
+
+        `rests`: the device is known to have nothing to do meanwhile.
+        """
+        if self.may_never_rest and not rests:
+            return 0.0
         return min(share * self.compute_share, max(1 - self.certain_share, 0.0))
+
+    def lost_in_part(self, part: str) -> float:
+        """Return what a part of the body, one of `NO_TRAINING`, may cost."""
+        return self.lost_in_body(self.body.get(part, 0.0), self.rests_in(part))
+
+    def rests_in(self, part: str) -> bool:
+        """Return whether a GPU is known to have nothing to do in a part of the body.
+
+        The host waited for it just before, and at the end of a step nothing was queued either.
+        """
+        if self.kind != "gpu" or self.loop is None or self.launches_only:
+            return False
+        is_empty = self.ahead_share < limits.STILL_QUEUED
+        return is_empty and self.loop.after_sync.get(part, 0.0) >= limits.AFTER_SYNC
+
+    def may_work_in(self, part: str) -> bool:
+        """Return whether a GPU may work on what is queued in a part of the body.
+
+        The host waits for it later on. So the time of the part bounds what it costs, and that may
+        be nothing.
+        """
+        if self.kind != "gpu" or self.loop is None or self.rests_in(part):
+            return False
+        return self.loop.waits >= limits.WAITS_FOR_DEVICE
 
     @property
     def num_workers(self) -> int | None:

@@ -24,6 +24,7 @@ BOTTLENECKS = {  # every name that a diagnosis can give
 }
 NEIGHBOUR = "neighbour"  # the cause where others use the cores, of a rule and of a doubt
 AT_MOST = 2.0  # a larger gain that only the lost share bounds is not stated: it seldom comes
+DEVICE_LIMIT = "the device is the limit"  # the cause where no loss is worth a name
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,17 @@ class Finding:
     lines: tuple[Line, ...] = ()  # of the user's code, the costliest first
     rank: int | None = None  # of several ranks, the one to blame
     at_most: float | None = None  # times the throughput, whatever is done against it
+    is_bound: bool = False  # whether `lost_share` is the most that it may cost
     expected: Estimate | None = None  # times the throughput with the first remedy; None: not known
     # Put into words by `wording.worded`
     evidence: str = ""
     advice: str = ""
     code: str = ""  # what to type for the first remedy
+
+    @property
+    def lost(self) -> str:
+        """The lost share in words: "21%", "at most 21%"."""
+        return f"{'at most ' if self.is_bound else ''}{self.lost_share:.0%}"
 
     @property
     def lesson(self) -> tuple[str, str] | None:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
-from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
@@ -102,7 +101,7 @@ class Lines(Result):
         self.places, samples = _read(run.samples_of_lines)
         pid, moment_ns, weight, place = samples.T
         moment = run.seconds(moment_ns)
-        in_loop = pid == run._fact("hello", "pid", 0)
+        in_loop = pid == (run.event("hello") or {}).get("pid", 0)
         stamps = run.stamps if run.steps else np.zeros((1, 6))
         phase, step = _phases(moment, stamps, in_loop)
         place = _of_other_loaders(self.places, place, phase == BODY_PHASE)
@@ -182,27 +181,20 @@ class Lines(Result):
         self._rows[key] = tuple(lines)
         return self._rows[key]
 
-    def sites(self, mask: np.ndarray) -> tuple[Line, ...]:
-        """Return the lines of the loop itself that the samples of `mask` were under."""
-        return self._lines_of(mask, attrgetter("site"))
+    def around(self, mask: np.ndarray, what: str) -> tuple[Line, ...]:
+        """Return the lines around the samples of `mask`, the costliest first.
 
-    def readers(self, mask: np.ndarray) -> tuple[Line, ...]:
-        """Return the lines that read the DataLoaders which the samples of `mask` were in."""
-        return self._lines_of(mask, attrgetter("reads"))
-
-    def _lines_of(
-        self, mask: np.ndarray, where: Callable[[Place], Where | None]
-    ) -> tuple[Line, ...]:
-        kinds: dict[Where, str] = {}
-        shares: list[tuple[Where, float]] = []
-        for place, _, share in self._sampled(mask):
-            known = where(place)
-            if known:
-                shares.append((known, share))
-                kinds.setdefault(known, place.kind)
+        `what`: the "site" in the loop itself, or the line that "reads" a DataLoader.
+        """
+        found = [
+            (where, share, place.kind)
+            for place, _, share in self._sampled(mask)
+            if (where := getattr(place, what))
+        ]
+        kinds = {where: kind for where, _, kind in reversed(found)}  # of the first of each
         return tuple(
-            Line(*known, share=share, phase="body", kind=kinds[known])
-            for known, share in _added(shares).items()
+            Line(*where, share=share, phase="body", kind=kinds[where])
+            for where, share in _added((where, share) for where, share, _ in found).items()
         )
 
     @property

@@ -85,7 +85,7 @@ def copies(evidence: Evidence) -> Finding | None:
     """
     lost = evidence.copy_share
     seen = "of the time the device waits for a copy"
-    remedies = (cures.ONE_BLOCK, cures.PINNED, cures.OVERLAPPED)
+    remedies = (cures.ONE_BLOCK, cures.PINNED, cures.OVERLAPPED, cures.NON_BLOCKING)
     found = costs("transfer", "copies", lost, seen, evidence.source, *remedies)
     return replace(found, at_most=bound(lost))
 

@@ -11,6 +11,16 @@ from labkit.diagnosis.hot_lines import Line, Lines
 
 COLLATE = "collate"
 ITEMS = ("__getitem__", "__getitems__", "__iter__", "__next__")  # where all of it is, anyway
+LAUNCHES = (  # kinds of work in which a body may give the device something to do
+    "forward",
+    "backward",
+    "optimizer",
+    "update",
+    "validation",
+    "torch",
+    "exchange",
+    "copy",
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +50,7 @@ def work_of(lines: Lines, part: str, spent: np.ndarray) -> Work:
     share = worst[0].share / max(body, 1e-9) if worst else 0.0
     if when is None or (part == "validation" and when.every is None):
         return Work(part, worst, share)
-    begins = lines.sites(mask)[:1]  # it is known by the line that begins it
+    begins = lines.around(mask, "site")[:1]  # it is known by the line that begins it
     share = begins[0].share / max(body, 1e-9) if begins else share
     return Work("periodic", (*begins, *worst), share, when)
 
@@ -51,6 +61,25 @@ def synchronises(lines: Lines) -> tuple[float, tuple[Line, ...]] | None:
     if part < limits.WORTH_NAMING["launch"]:
         return None
     return part, lines.worst(lines.of_part("sync"))
+
+
+def share_after_sync(lines: Lines, part: str) -> float:
+    """Return the share (0 to 1) of a part of the body before which the device was waited for.
+
+    Nothing was launched in between, so that it has nothing to do. Only steps in which the wait was
+    sampled count; 0 where too few of the part's samples are in them.
+    """
+    step = lines.step
+    body = lines.mask("body")
+    is_sync = body & (lines.kind == "sync")
+    is_mark = is_sync | body & np.isin(lines.kind, LAUNCHES)
+    counts = lines.of_part(part) & np.isin(step, step[is_sync])
+    if counts.sum() < limits.FEWEST_LINES:
+        return 0.0
+    # The samples of the loop's process are in the order of time
+    last = np.maximum.accumulate(np.where(is_mark, np.arange(len(step)), 0))
+    follows = counts & is_sync[last] & (step[last] == step)
+    return float(lines.share[follows].sum() / lines.share[counts].sum())
 
 
 def long_steps(lines: Lines, mask: np.ndarray, spent: np.ndarray) -> LongSteps | None:

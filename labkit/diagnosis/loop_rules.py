@@ -107,7 +107,7 @@ def double_precision(evidence: Evidence) -> Finding | None:
         rate += "the FP64 Tensor Cores of A100, H100 and H200"
         measured.append(Measured(rate, by="its data sheets"))
     remedy = cures.SINGLE_PRECISION
-    return Finding("precision", "float64", measured=tuple(measured), remedies=(remedy,))
+    return Finding("precision", DOUBLE, measured=tuple(measured), remedies=(remedy,))
 
 
 def too_many_threads(evidence: Evidence) -> Finding | None:

@@ -41,33 +41,18 @@ LAUNCH_LESS = Remedy(
     "Launch fewer and larger kernels. See notebook 07, section 3. Hundreds of tiny kernels.",
 )
 
-TOO_SHORT = Finding(
-    "unsure", "too short", measured=(Measured("the script ended too soon to tell"),)
-)
-ALIKE = Finding(
-    "unsure",
-    "alike",
-    measured=(Measured("preparing data and training look the same from outside"),),
-)
+
+def seen(name: str, cause: str, words: str, *remedies: Remedy) -> Finding:
+    """Return a finding without a number of its own."""
+    return Finding(name, cause, measured=(Measured(words),), remedies=remedies)
+
+
+TOO_SHORT = seen("unsure", "too short", "the script ended too soon to tell")
+ALIKE = seen("unsure", "alike", "preparing data and training look the same from outside")
 GPU_WORKS = Finding("compute", "busy_gpu", remedies=(CHEAPER_COMPUTE,))
-WORKERS_WORK = Finding(
-    "input",
-    "busy_workers",
-    measured=(Measured("the script waited for its workers"),),
-    remedies=(FEED,),
-)
-ALL_WAIT = Finding(
-    "input",
-    "all_wait",
-    measured=(Measured("it waited, for storage, a network or a sleep"),),
-    remedies=(FEED,),
-)
-GPU_RESTS = Finding(
-    "input",
-    "idle_gpu",
-    measured=(Measured("it was busy with data, or with issuing work"),),
-    remedies=(FEED,),
-)
+WORKERS_WORK = seen("input", "busy_workers", "the script waited for its workers", FEED)
+ALL_WAIT = seen("input", "all_wait", "it waited, for storage, a network or a sleep", FEED)
+GPU_RESTS = seen("input", "idle_gpu", "it was busy with data, or with issuing work", FEED)
 LAUNCHES = Finding("launch", "busy_main", remedies=(LAUNCH_LESS,))
 TRAINS = Finding("compute", "busy_main", remedies=(MODEL,))
 
@@ -152,15 +137,15 @@ def judge(samples: Sequence[Sample]) -> dict[str, str | float | None]:
     The confidence is "low", "medium" or "none"; with it come the means behind it: cores used, and
     shares of time in which the script and its workers had work.
     """
-    seen = SeenOutside.of(samples)
-    found = seen.finding()
+    shown = SeenOutside.of(samples)
+    found = shown.finding()
     confidence = "medium" if found in (GPU_WORKS, WORKERS_WORK) else "low"
     if found is not TOO_SHORT:
-        found = replace(found, measured=seen.measured() + found.measured)
+        found = replace(found, measured=shown.measured() + found.measured)
     found = worded(found)
     numbers = {
         name: round(value, 3) if isinstance(value, float) else value
-        for name, value in asdict(seen).items()
+        for name, value in asdict(shown).items()
     }
     return {
         "bottleneck": found.name,
@@ -175,20 +160,20 @@ def _own_card(samples: Sequence[Sample]) -> str | None:
     """Return the UUID of the GPU that the script used, by its processes or by memory it took."""
     grown: dict[str, float] = {}  # in a container the driver's process ids are the host's
     for uuid in samples[0].gpus:
-        seen = [sample.gpus[uuid] for sample in samples]
-        if any(gpu["own"] for gpu in seen):
+        read = [sample.gpus[uuid] for sample in samples]
+        if any(gpu["own"] for gpu in read):
             return uuid
-        held = [gpu["memory_gib"] for gpu in seen if gpu["memory_gib"] is not None]
+        held = [gpu["memory_gib"] for gpu in read if gpu["memory_gib"] is not None]
         if held and max(held) - held[0] > GROWN_GIB:
             grown[uuid] = max(held) - held[0]
     return max(grown, key=lambda uuid: grown[uuid], default=None)
 
 
-def _gpu_busy(seen: CardReading) -> float | None:
+def _gpu_busy(read: CardReading) -> float | None:
     """Return NVML's utilization in a sample, but for that of other processes.
 
     It is the mean of the samples that the driver buffered, else what nvidia-smi prints.
     """
-    buffered = mean_known(share for _, share in seen["gpu"] or ())
-    busy = seen["gpu_now"] if buffered is None else buffered
-    return None if busy is None else max(0.0, busy - (seen["others_sm"] or 0.0))
+    buffered = mean_known(share for _, share in read["gpu"] or ())
+    busy = read["gpu_now"] if buffered is None else buffered
+    return None if busy is None else max(0.0, busy - (read["others_sm"] or 0.0))

@@ -6,13 +6,14 @@ The loader is simulated (`loader_simulation`) with what the run's own items and 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from labkit.diagnosis.core_use import CoreUse
-from labkit.diagnosis.loader_simulation import CannotPredict, Simulation
-from labkit.diagnosis.run_costs import RunCosts, known_of
+from labkit.diagnosis.loader_simulation import CannotPredict, Simulation, Summary
+from labkit.diagnosis.run_costs import RunCosts
 from labkit.knobs import Setting, as_typed, check_names
 from labkit.results.event_log import of_one_moment
 from labkit.results.result import Result, Table, listed
@@ -99,7 +100,51 @@ class Prediction(Result):
         return Table((), title=f"Prediction({knobs}): {said}")
 
 
-@of_one_moment
+class Simulations:
+    """The simulated runs of other settings of one run: each is simulated once, as often as drawn.
+
+    A slider asks many changes of one run.
+    """
+
+    def __init__(self, known: RunCosts):
+        self.known = known
+        self._found: dict[tuple[Pipeline, float], list[Summary]] = {}
+
+    @classmethod
+    def of(cls, run: Run, pipeline: Pipeline | None) -> Simulations:
+        """Return those of a run as it is at this moment; CannotPredict where it tells too little.
+
+        A bench's run of a user's own data is read as if it were of `pipeline`.
+        """
+        computed = run.computed
+        if (cls, pipeline) not in computed:
+            computed[cls, pipeline] = cls(RunCosts.of(run, pipeline))
+        return computed[cls, pipeline]
+
+    def of_setting(self, target: Pipeline, step: float, draws: int) -> np.ndarray:
+        """Return the `Summary` of so many simulated runs (4, draws).
+
+        A step takes `step` times what it took in the measured run.
+        """
+        known = self.known
+        stalls = 6 * target.stall_every if target.stall_ms else 0
+        prefetch = (target.prefetch_factor or PYTORCH_PREFETCH) if target.num_workers else 0
+        steps = min(target.steps or STEPS, max(STEPS, stalls))
+        warmup = max(3, target.num_workers * prefetch)
+        found = self._found.setdefault((target, step), [])
+        for draw in range(len(found), draws):
+            work = known.work(target, step, steps, np.random.default_rng(draw))
+            came = Simulation(work, known.cores, target.num_workers, prefetch, target.seconds)
+            found.append(came.summary(warmup, target.batch_size))
+        return np.array(found[:draws]).T
+
+    @cached_property
+    def missed(self) -> float:
+        """What the model misses in the run itself, of which half stays: its root."""
+        simulated = np.median(self.of_setting(self.known.pipeline, 1.0, DRAWS)[0])
+        return float(np.sqrt(self.known.throughput / simulated))
+
+
 def predict(run: Run, **changes: Setting) -> Prediction:
     """Predict throughput and utilization of `run` with some knobs changed.
 
@@ -108,6 +153,7 @@ def predict(run: Run, **changes: Setting) -> Prediction:
     return predict_from(run, changes, DRAWS)
 
 
+@of_one_moment
 def predict_from(
     run: Run, changes: dict[str, Setting], draws: int, pipeline: Pipeline | None = None
 ) -> Prediction:
@@ -118,13 +164,14 @@ def predict_from(
     check_names(changes, KNOBS)
     changes = {name: KNOBS[name].check(value) for name, value in changes.items()}
     try:
-        known = known_of(run, pipeline, run.steps, len(run.item_events), run.outcome)
+        simulations = Simulations.of(run, pipeline)
+        known = simulations.known
         target = _target(known.pipeline, changes)
         step, notes = _step(run, known.pipeline, target)
         if target.num_workers and not known.pipeline.num_workers and not known.handoff:
             raise CannotPredict("handing a batch over was not measured: run it with num_workers=1")
-        rates, shares, cores, stretches = _simulated(known, target, step, draws)
-        missed = _missed(known)
+        rates, shares, cores, stretches = simulations.of_setting(target, step, draws)
+        missed = simulations.missed
     except CannotPredict as why:
         return Prediction(changes, cannot=f"cannot predict: {why}.", why=str(why))
     rates = rates * missed
@@ -148,16 +195,6 @@ def predict_from(
         helps=ratio > 1 + noise,
         why="; ".join([f"{_gain_said(ratio, noise)} {held}", *notes]),
     )
-
-
-def _missed(known: RunCosts) -> float:
-    """Return what the model misses in the run itself, of which half stays: its root."""
-    missed = known.missed
-    if missed is None:
-        simulated = np.median(_simulated(known, known.pipeline, 1.0, DRAWS)[0])
-        missed = float(np.sqrt(known.throughput / simulated))
-        known.missed = missed
-    return missed
 
 
 def _limit(
@@ -221,19 +258,6 @@ def _target(pipeline: Pipeline, changes: dict[str, Setting]) -> Pipeline:
     elif knobs.get("prefetch_factor", pipeline.prefetch_factor) is None:
         knobs["prefetch_factor"] = PYTORCH_PREFETCH
     return pipeline.but(**knobs)
-
-
-def _simulated(known: RunCosts, target: Pipeline, step: float, draws: int) -> np.ndarray:
-    """Return (4, draws): throughput, utilization, busy share of the cores, steps' stretch."""
-    prefetch = (target.prefetch_factor or PYTORCH_PREFETCH) if target.num_workers else 0
-    steps = min(target.steps or STEPS, max(STEPS, 6 * target.stall_every if target.stall_ms else 0))
-    warmup = max(3, target.num_workers * prefetch)
-    found = known.simulated.setdefault((target, step), [])
-    for draw in range(len(found), draws):
-        work = known.work(target, step, steps, np.random.default_rng(draw))
-        came = Simulation(work, known.cores, target.num_workers, prefetch, target.seconds)
-        found.append(came.summary(warmup, target.batch_size))
-    return np.array(found[:draws]).T
 
 
 def _step(run: Run, old: Pipeline, target: Pipeline) -> tuple[float, list[str]]:

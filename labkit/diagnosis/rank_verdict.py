@@ -52,11 +52,11 @@ class RankTimes(Result):
         self.ranks = ranks
         self.seconds = seconds
         self.late = late
-        wall = seconds["step"].sum(axis=1)
-        self.wait = seconds["wait"].sum(axis=1) / wall
-        self.compute = seconds["compute"].sum(axis=1) / wall
-        self.others = seconds["others"].sum(axis=1) / wall
-        self.transfer = seconds["transfer"].sum(axis=1) / wall
+        total = {part: each.sum(axis=1) for part, each in seconds.items()}
+        self.wait = total["wait"] / total["step"]
+        self.compute = total["compute"] / total["step"]
+        self.others = total["others"] / total["step"]
+        self.transfer = total["transfer"] / total["step"]
         self.communication = self.others + self.transfer
         self.other = np.clip(1 - (self.wait + self.compute + self.communication), 0, 1)
 
@@ -136,19 +136,20 @@ def diagnose(ranks: Ranks) -> Diagnosis:
     times = ranks.times
     short = too_short(0 if times is None else len(times))
     if short is not None:
-        return Diagnosis((worded(short),), 0.0, source)
+        return Diagnosis((worded(short),), 0.0, source, mark=ranks.mark)
     assert times is not None  # or it was too short
     notes = ()
     if ranks.world_size > len(ranks):
         notes = ("Only the ranks of this machine were looked at: those of others log there.",)
-    findings = _rank(times, ranks)
+    findings = _by_cost(times, ranks)
     hidden = _hidden(ranks) if findings[0].name == "compute" else None
     if hidden:
-        return Diagnosis(tuple(map(told, (hidden, *findings))), 0.0, source, notes)
+        findings = (hidden, *findings)
+        return Diagnosis(tuple(map(told, findings)), 0.0, source, notes, mark=ranks.mark)
     findings, confidence = resampled(
-        len(times), lambda rows: _rank(times.take(rows), ranks), findings
+        len(times), lambda rows: _by_cost(times.take(rows), ranks), findings
     )
-    return Diagnosis(tuple(map(told, findings)), confidence, source, notes)
+    return Diagnosis(tuple(map(told, findings)), confidence, source, notes, mark=ranks.mark)
 
 
 def told(finding: Finding) -> Finding:
@@ -167,7 +168,7 @@ def _hidden(ranks: Ranks) -> Finding | None:
     return None
 
 
-def _rank(times: RankTimes, ranks: Ranks) -> tuple[Finding, ...]:
+def _by_cost(times: RankTimes, ranks: Ranks) -> tuple[Finding, ...]:
     """Return what costs time, the costliest first."""
     seen = "of the time, at least, every rank waits for data"
     unfed = all_wait(float(times.wait.min()), seen, "step stamps")

@@ -8,7 +8,7 @@ from labkit.diagnosis import rules
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.device_remedies import LARGER_MODEL, PROFILE_THEN_LARGER
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import NEIGHBOUR, Finding, Measured
+from labkit.diagnosis.findings import DEVICE_LIMIT, NEIGHBOUR, Finding, Measured
 from labkit.diagnosis.loop_rules import batches_grow
 from labkit.diagnosis.worker_rules import hang_that_ended
 
@@ -39,7 +39,7 @@ def _each_once(found: list[Finding]) -> list[Finding]:
     ]
 
 
-def rank(evidence: Evidence) -> tuple[Finding, ...]:
+def by_cost(evidence: Evidence) -> tuple[Finding, ...]:
     """Return the losses worth a name, the costliest bottleneck first; `compute` without any."""
     found, total = losses(evidence)
     limit = limits.WORTH_NAMING
@@ -68,7 +68,7 @@ def _healthy(evidence: Evidence, total: dict[str, float]) -> Finding:
         ),
         Measured(near, total[name]),
     ]
-    validating = evidence.lost_in_body(evidence.body.get("validation", 0.0))
+    validating = evidence.lost_in_part("validation")
     if validating >= limit["host"]:
         seen = "of the time goes to passes without gradients: if they validate, do it less often"
         measured.append(Measured(seen, validating))
@@ -76,7 +76,7 @@ def _healthy(evidence: Evidence, total: dict[str, float]) -> Finding:
     if grows is not None:
         measured.append(grows)
     remedy = PROFILE_THEN_LARGER if evidence.loop else LARGER_MODEL
-    return Finding("compute", "the device is the limit", 0.0, tuple(measured), (remedy,))
+    return Finding("compute", DEVICE_LIMIT, 0.0, tuple(measured), (remedy,))
 
 
 def lead(evidence: Evidence) -> float:

@@ -105,38 +105,57 @@ def workers_from_times(
             number is then the one for items that compute, and the range covers both.
         threads: Threads that the body computes with, on a CPU; 1 for a GPU.
     """
-    most = cores or max(WORKERS)
     error = MODEL_ERROR["input"]
     draws = np.random.default_rng(0)
-    made = draws.choice(np.atleast_1d(make_s), (STEPS, 1))
-    body = draws.choice(np.atleast_1d(step_s), STEPS)
+    made_s = draws.choice(np.atleast_1d(make_s), (STEPS, 1))
+    body_s = draws.choice(np.atleast_1d(step_s), STEPS)
     likely = 1.0 if computes is None else computes
-
-    def kept(count: int) -> int:
-        return threads if count == own else threads_beside(count * likely, threads, cores)
-
-    def rates(share: float) -> dict[int, float]:
-        def rate(count: int) -> float:
-            work = Work(
-                waits=made * (1 - share),
-                cpus=made * share,
-                host=body * threads / kept(count),
-                put=HANDOFF_S / 2,
-                take=HANDOFF_S / 2,
-                host_threads=kept(count),
-            )
-            return Simulation(work, most, count, 2).summary(max(3, 2 * count), 1).throughput
-
-        return _rates(own, cores, rate)
-
-    known = rates(likely)
+    loop = _TimedLoop(made_s, body_s, likely, cores, own, threads)
+    known = loop.rates(likely)
     chosen = _fewest(own, known, error)
     if chosen == own:
         return Workers(own, AS_IT_IS)
-    possible = [known, rates(0.0)] if computes is None else [known]
+    possible = [known, loop.rates(0.0)] if computes is None else [known]
     gains = [each[chosen] / each[own] for each in possible if chosen in each]
     gain = Estimate(gains[0], min(gains) / (1 + error), max(gains) * (1 + error))
-    return Workers(chosen, gain, threads=kept(chosen) if kept(chosen) < threads else None)
+    kept = loop.threads_with(chosen)
+    return Workers(chosen, gain, threads=kept if kept < threads else None)
+
+
+@dataclass(frozen=True, eq=False)
+class _TimedLoop:
+    """A loop of which times alone are known."""
+
+    made_s: np.ndarray  # (STEPS, 1), of a batch in one process
+    body_s: np.ndarray  # (STEPS,), of the loop's body
+    computes: float  # the likely share of `made_s` that takes a core
+    cores: float | None
+    own: int  # workers
+    threads: int  # that the body computes with
+
+    def threads_with(self, workers: int) -> int:
+        """Return the threads that the body should compute with beside so many workers."""
+        if workers == self.own:
+            return self.threads
+        return threads_beside(workers * self.computes, self.threads, self.cores)
+
+    def rates(self, computes: float) -> dict[int, float]:
+        """Return the rates with several numbers of workers, where batches compute such a share."""
+
+        def rate(workers: int) -> float:
+            kept = self.threads_with(workers)
+            work = Work(
+                waits=self.made_s * (1 - computes),
+                cpus=self.made_s * computes,
+                host=self.body_s * self.threads / kept,
+                put=HANDOFF_S / 2,
+                take=HANDOFF_S / 2,
+                host_threads=kept,
+            )
+            simulation = Simulation(work, self.cores or max(WORKERS), workers, 2)
+            return simulation.summary(max(3, 2 * workers), 1).throughput
+
+        return _rates(self.own, self.cores, rate)
 
 
 def threads_beside(busy_workers: float, threads: int, cores: float | None) -> int:

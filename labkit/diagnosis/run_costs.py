@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import functools
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -31,114 +32,196 @@ SPINS = 0.1  # cores beyond what is accounted for, above which threads are said 
 WAITS = 0.2  # an item whose waiting is this much of its CPU time is one that waits
 
 
+@dataclass(frozen=True, eq=False)
 class RunCosts:
-    """What one run tells of its costs: s, per batch or step, warm-up left out.
+    """What one run tells of its costs: s, per batch or step, warm-up left out."""
 
-    Raises CannotPredict where it tells too little.
-    """
+    run: Run
+    pipeline: Pipeline
+    batches: ItemCosts  # what they cost to prepare, the first of each worker left out
+    throughput: float  # samples/s
 
-    def __init__(self, run: Run, pipeline: Pipeline | None = None):
+    @classmethod
+    def of(cls, run: Run, pipeline: Pipeline | None = None) -> RunCosts:
+        """Return what a run tells, read as if it were of `pipeline`: its own if that is None.
+
+        Raises CannotPredict where it tells too little.
+        """
         known = pipeline or run.pipeline
         if not isinstance(known, Pipeline):
             raise CannotPredict(
                 "a watched loader does not show what items cost: tune(...) measures it"
             )
-        self.pipeline = known
-        self.costs, self.throughput = _batches(run)
-        # {(pipeline, time of a step over the measured one): what each draw's simulation came to}
-        self.simulated: dict[tuple[Pipeline, float], list[tuple[float, ...]]] = {}
-        self.missed: float | None = None  # root of its throughput over what is simulated for it
-        self.on_cpu = run.machine.kind == "cpu"
-        self.in_step = bool(run.no_events)  # the host waits for each step of the device
-        self.cores = run.machine.cpu_cores or 1
-        self.host_threads = (run.machine.threads or 1) if self.on_cpu else 1
-        stamps = run.stamps[run.warmup :]
-        asked, ready, copy, copied, begin, end = stamps.T
-        self.device = end - begin  # (steps,) time on the device,
-        self.copy = np.maximum(copied - copy, 0)  # and of the copy to it
-        self.handoff = self._handoff(run, ready - asked)
-        # Per step, CPU time of its compute or its launches, and what these take more after a wait;
-        # `around` is the loop's own
-        if self.on_cpu:
-            self.host, self.cold = self._computing(run, ready - asked)
-            around = np.median(asked[1:] - end[:-1]) + np.median(begin - ready)
-        else:
-            self.host = np.zeros_like(self.device) if self.in_step else _launches(run)
-            self.cold = 0.0
-            around = np.median(asked[1:] - run.issued[run.warmup : -1])
-        self.around = max(0.0, float(around))
-        step_s = (end[-1] - asked[0]) / len(stamps)
-        self.spin = self._spinning(run, step_s)
-        asleep = max(0.0, 1 - self._company(step_s) / self.cores)
-        waits = self.costs.wait > WAITS * self.costs.cpu
-        cpu = self.costs.cpu / (1 + CHILL * asleep * waits)  # as it is while cores are at work
-        # (batches, parts) of preparing each batch
-        self.cpus = cpu[:, None] * _profile(self.costs.item_cpu)
-        self.waits = self.costs.wait[:, None] * _profile(self.costs.item_wait)
+        batches = item_costs(run)
+        if batches is None:
+            raise CannotPredict("its items were not timed (no stream's are): run it again")
+        if not run.throughput or run.steps - run.warmup < 2:
+            raise CannotPredict("the run has too few steps: give it more")
+        batches = batches.only((batches.number > 0) & (batches.start < run.stamps[-1, 5]))
+        if len(batches) < MIN_BATCHES:
+            measured = f"{len(batches)} batches were measured, {MIN_BATCHES} are needed"
+            raise CannotPredict(f"only {measured}: give the run more steps or seconds")
+        return cls(run, known, batches, run.throughput)
+
+    # The machine
 
     @property
-    def model(self) -> float:
-        """CPU time of an ordinary step, where the device is the CPU."""
-        return float(np.median(self.host)) if self.on_cpu else 0.0
+    def on_cpu(self) -> bool:
+        """Whether the device is the CPU."""
+        return self.run.machine.kind == "cpu"
 
-    def _prepared(self) -> np.ndarray:
-        """Return the CPU time (batches,) of a loader process for each batch."""
-        return self.costs.cpu + self.costs.collate_cpu + self.costs.between
+    @property
+    def waits_for_steps(self) -> bool:
+        """Whether the host waits for each step of the device."""
+        return bool(self.run.no_events)
 
-    def _handoff(self, run: Run, waited: np.ndarray) -> dict[str, float]:
-        """Return what handing a batch over takes: measured at the end of the run."""
-        handoff = {}
-        for name, value in (run.event("handoff") or {}).items():
-            if name.endswith("_us") and isinstance(value, (int, float)) and value >= 0:
-                handoff[name.removesuffix("_us")] = value / 1e6
-        if "main_wall" not in handoff and self.pipeline.num_workers:
-            at_once = np.sort(waited)[: max(1, len(waited) // 4)]
-            handoff["main_wall"] = float(np.median(at_once))
-        return handoff
+    @property
+    def cores(self) -> float:
+        """The cores that the loop and its workers share."""
+        return self.run.machine.cpu_cores or 1
 
-    def _computing(self, run: Run, waited: np.ndarray) -> tuple[np.ndarray, float]:
-        """Return the CPU time (steps,) of a step on the CPU, and what a long wait adds to it."""
-        own = run.thread_s[run.warmup :]
+    @property
+    def host_threads(self) -> int:
+        """The threads that a step takes while it computes."""
+        return (self.run.machine.threads or 1) if self.on_cpu else 1
+
+    # A step
+
+    @cached_property
+    def _stamps(self) -> np.ndarray:
+        """The moments of the measured steps (steps, 6), see `Run.stamps`."""
+        return self.run.stamps[self.run.warmup :]
+
+    @cached_property
+    def step_s(self) -> float:
+        """The time of the average step."""
+        return float(self._stamps[-1, 5] - self._stamps[0, 0]) / len(self._stamps)
+
+    @cached_property
+    def device(self) -> np.ndarray:
+        """The time (steps,) that the device computes."""
+        return self._stamps[:, 5] - self._stamps[:, 4]
+
+    @cached_property
+    def copy(self) -> np.ndarray:
+        """The time (steps,) of the copy to it."""
+        return np.maximum(self._stamps[:, 3] - self._stamps[:, 2], 0)
+
+    @cached_property
+    def _waited(self) -> np.ndarray:
+        """The time (steps,) for which the loop waited for the batch."""
+        return self._stamps[:, 1] - self._stamps[:, 0]
+
+    @cached_property
+    def _host_and_cold(self) -> tuple[np.ndarray, float]:
+        """See `host` and `cold`."""
+        if not self.on_cpu:
+            none = np.zeros_like(self.device)
+            return (none if self.waits_for_steps else _launches(self.run)), 0.0
+        own = self.run.thread_s[self.run.warmup :]
         seen = ~np.isnan(own) & (self.device > 0)
         ran = np.minimum(1.0, own[seen] / self.device[seen])
         share = np.median(ran) if seen.any() else 1.0
+        waited = self._waited
         if self.pipeline.num_workers == 0:  # not all of it was waiting: it prepared its data
-            lump = ONE_BY_ONE if len(self.costs.item_cpu[0]) else 1.0
-            slept = np.median(self.costs.wait + self.costs.collate_wait)
+            lump = ONE_BY_ONE if len(self.batches.item_cpu[0]) else 1.0
+            slept = np.median(self.batches.wait + self.batches.collate_wait)
             waited = np.full(len(waited), lump * slept)
         host = np.where(seen, own, self.device * share)
         return _warm_and_cold(host, waited, self.handoff)
 
-    def _company(self, step_s: float) -> float:
-        """Return the threads that computed, on average, while a loader process waited."""
-        workers = self.pipeline.num_workers
-        if not workers:
-            return 0.0
-        worker = float(np.median(self._prepared())) / workers
-        return (self.model + (workers - 1) * worker) / step_s
+    @property
+    def host(self) -> np.ndarray:
+        """The CPU time (steps,) of the compute, or of its launches, after no wait."""
+        return self._host_and_cold[0]
 
-    def _spinning(self, run: Run, step_s: float) -> float:
-        """Return the CPU time for which each of a step's other threads spins behind it.
+    @property
+    def cold(self) -> float:
+        """What a long wait adds to that, on a CPU."""
+        return self._host_and_cold[1]
+
+    @property
+    def model(self) -> float:
+        """The CPU time of an ordinary step, where the device is the CPU."""
+        return float(np.median(self.host)) if self.on_cpu else 0.0
+
+    @cached_property
+    def around(self) -> float:
+        """The loop's own time in a step."""
+        asked, ready, _copy, _copied, begin, end = self._stamps.T
+        if self.on_cpu:
+            around = np.median(asked[1:] - end[:-1]) + np.median(begin - ready)
+        else:
+            around = np.median(asked[1:] - self.run.issued[self.run.warmup : -1])
+        return max(0.0, float(around))
+
+    @cached_property
+    def spin(self) -> float:
+        """The CPU time for which each of a step's other threads spins behind it.
 
         It is what the run used beyond the step's threads and the loader.
         """
         others = self.host_threads - 1
-        used = CoreUse.of(run).own
+        used = CoreUse.of(self.run).own
         if not others or used is None:
             return 0.0
-        slept = float(np.mean(self.costs.wait + self.costs.collate_wait))
-        main = step_s - slept
+        slept = float(np.mean(self.batches.wait + self.batches.collate_wait))
+        main = self.step_s - slept
         loaded = 0.0
         if self.pipeline.num_workers:
             main = self.model + self.around
-            loaded = float(np.mean(self._prepared()))
-        spun = used * step_s - main - loaded - self.model * others
-        return spun / others if spun > SPINS * step_s else 0.0
+            loaded = float(np.mean(self._prepared))
+        spun = used * self.step_s - main - loaded - self.model * others
+        return spun / others if spun > SPINS * self.step_s else 0.0
+
+    # The loader
+
+    @cached_property
+    def handoff(self) -> dict[str, float]:
+        """What handing a batch over takes: measured at the end of the run."""
+        handoff = {}
+        for name, value in (self.run.event("handoff") or {}).items():
+            if name.endswith("_us") and isinstance(value, (int, float)) and value >= 0:
+                handoff[name.removesuffix("_us")] = value / 1e6
+        if "main_wall" not in handoff and self.pipeline.num_workers:
+            at_once = np.sort(self._waited)[: max(1, len(self._waited) // 4)]
+            handoff["main_wall"] = float(np.median(at_once))
+        return handoff
+
+    @property
+    def _prepared(self) -> np.ndarray:
+        """The CPU time (batches,) of a loader process for each batch."""
+        return self.batches.cpu + self.batches.collate_cpu + self.batches.between
+
+    @property
+    def _company(self) -> float:
+        """The threads that computed, on average, while a loader process waited."""
+        workers = self.pipeline.num_workers
+        if not workers:
+            return 0.0
+        worker = float(np.median(self._prepared)) / workers
+        return (self.model + (workers - 1) * worker) / self.step_s
+
+    @cached_property
+    def cpus(self) -> np.ndarray:
+        """The CPU time (batches, parts) of preparing each batch, as it is while cores are busy."""
+        batches = self.batches
+        asleep = max(0.0, 1 - self._company / self.cores)
+        waits = batches.wait > WAITS * batches.cpu
+        cpu = batches.cpu / (1 + CHILL * asleep * waits)
+        return cpu[:, None] * _profile(batches.item_cpu)
+
+    @cached_property
+    def waits(self) -> np.ndarray:
+        """The waiting (batches, parts) in preparing each batch."""
+        return self.batches.wait[:, None] * _profile(self.batches.item_wait)
+
+    # Another setting
 
     def work(self, target: Pipeline, step: float, steps: int, rng: np.random.Generator) -> Work:
         """Draw the work of `steps` batches of `target`; a step takes `step` times the measured."""
         old = self.pipeline
-        costs = self.costs
+        costs = self.batches
         scale = target.batch_size / old.batch_size
         batches = _drawn(len(costs), steps, rng)
         waits = self.waits[batches] * scale
@@ -165,40 +248,20 @@ class RunCosts:
             gpu=None if self.on_cpu else GpuWork(self.device[rows] * step, self.copy[rows] * scale),
             blocking=not (target.pin_memory and target.non_blocking),
             side_stream=target.prefetch_to_device,
-            ahead=0 if self.in_step else RUN_AHEAD,
+            ahead=0 if self.waits_for_steps else RUN_AHEAD,
             host_threads=self.host_threads,
             spin=self.spin,
         )
 
     def _collate_wait(self, target: Pipeline, batches: np.ndarray) -> np.ndarray:
         """Return the waiting (batches,) of the collate step; a stated stall is the target's."""
-        measured = self.costs.collate_wait
+        measured = self.batches.collate_wait
         stall_s = self.pipeline.stall_ms / 1e3
         wait = (measured - stall_s * (measured > 0.9 * stall_s))[batches]
         if not target.stall_ms:
             return wait
         due = np.arange(len(batches)) % target.stall_every == target.stall_every - 1
         return wait + due * target.stall_ms / 1e3
-
-
-@functools.lru_cache(maxsize=1)  # a slider asks many changes of one run
-def known_of(run: Run, pipeline: Pipeline | None, *_of_what_is_there_by_now: object) -> RunCosts:
-    """Return what `run` tells; the rest only says whether it tells more by now."""
-    return RunCosts(run, pipeline)
-
-
-def _batches(run: Run) -> tuple[ItemCosts, float]:
-    """Return what the batches cost to prepare, the first of each worker left out; samples/s."""
-    costs = item_costs(run)
-    if costs is None:
-        raise CannotPredict("its items were not timed (no stream's are): run it again")
-    if not run.throughput or run.steps - run.warmup < 2:
-        raise CannotPredict("the run has too few steps: give it more")
-    costs = costs.only((costs.number > 0) & (costs.start < run.stamps[-1, 5]))
-    if len(costs) < MIN_BATCHES:
-        measured = f"{len(costs)} batches were measured, {MIN_BATCHES} are needed"
-        raise CannotPredict(f"only {measured}: give the run more steps or seconds")
-    return costs, run.throughput
 
 
 def _launches(run: Run) -> np.ndarray:

@@ -118,6 +118,14 @@ MOSTLY = 0.5  # of the compute in products and convolutions: less moves data
 # half of that leaves room for older hosts
 COPIES_BYTES_S = 1.5e9
 
+# In a watched loop with a GPU. A body's work costs all of its time where so much of it follows a
+# wait for the device (the rest leaves room for samples that a scheduler shifted), and less than
+# STILL_QUEUED of the time is spent on what was queued at a step's end. Where the host waits for
+# the device for WAITS_FOR_DEVICE of the body, the work before that costs its time at most
+AFTER_SYNC = 0.9
+STILL_QUEUED = 0.05
+WAITS_FOR_DEVICE = 0.05
+
 # == second witnesses of a busy GPU ==
 # GPM's SM activity over the busy share. NVIDIA's DCGM user guide, "Profiling Metrics": 0.8 or more
 # is necessary for an effective use of the GPU, less than 0.5 likely indicates an ineffective one.

@@ -13,7 +13,7 @@ import re
 from dataclasses import fields, replace
 from pathlib import Path
 
-from labkit.diagnosis.trace_breakdown import GRAPHS, Breakdown, RankTraces
+from labkit.diagnosis.trace_breakdown import Breakdown, RankTraces
 from labkit.diagnosis.trace_events import Events, Kind, read_events
 from labkit.diagnosis.trace_file import (
     ONE_PER_RANK,
@@ -33,6 +33,7 @@ from labkit.diagnosis.trace_steps import (
 from labkit.results.record import Event
 from labkit.results.run import Run
 
+GRAPHS = "CUDA graphs were launched: some profilers miss the kernels inside them."  # a note
 XRAY_FILE = "xray.json.gz"  # written by labkit.bench.profile into the run's folder
 XRAY_EVENT = "xray_trace"  # what a saved record has instead
 RANK_IN_NAME = re.compile(r"(?i)(?:rank|worker)[-_. ]?(\d{1,7})")
@@ -65,7 +66,8 @@ def _of_one(file: TraceFile) -> Breakdown:
     busy = traced.device_busy() if on_gpu else traced.host_busy()
     shares = {name: float(ns / traced.total) for name, ns in busy.items()}
     used, possible = traced.tensor_core_shares()
-    doubts = _doubts(events, used)
+    graphs = any("GraphLaunch" in call for call in events.names_of(Kind.RUNTIME))
+    doubts = [*_doubts(events, used), *([GRAPHS] if graphs else ())]
     device_name, capability = _device_properties(file.meta, events.devices)
 
     def per_step(times_ns: dict[str, float]) -> dict[str, float]:
@@ -79,6 +81,7 @@ def _of_one(file: TraceFile) -> Breakdown:
         rank=_rank(file.meta),
         compute_capability=capability,
         loader_workers=_loader_workers(events),
+        cuda_graphs=graphs,
         steps=len(steps.start),
         step_us=traced.total / len(steps.start) / 1000,
         **{f"{name}_us": us for name, us in per_step(traced.by_class()).items()},
@@ -112,8 +115,6 @@ def _doubts(events: Events, tensor_core_share: float | None) -> list[str]:
         notes.append("Device work is not tied to launches: the causes of idle time are unknown.")
     if devices and tensor_core_share is None:
         notes.append("No kernel falls inside the steps.")
-    if any("GraphLaunch" in call for call in events.names_of(Kind.RUNTIME)):
-        notes.append(GRAPHS)
     return notes
 
 
@@ -202,6 +203,7 @@ def _of_event(event: Event) -> Breakdown | None:
         values["top_kernels"] = tuple(TopKernel(**kernel) for kernel in values["top_kernels"])
         for name in ("notes", "host_where"):
             values[name] = tuple(values.get(name, ()))
+        values["cuda_graphs"] = GRAPHS in values["notes"]  # which the record has only there
         found = Breakdown(**values)
         str(found)  # formats every number in it
         return found

@@ -12,14 +12,13 @@ import numpy as np
 from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.thresholds import WORTH_NAMING
 from labkit.diagnosis.trace_file import TraceError
-from labkit.diagnosis.trace_steps import CLASSES, TopKernel
+from labkit.diagnosis.trace_steps import TRACE_CLASSES, TopKernel
 from labkit.results.result import Result, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-GRAPHS = "CUDA graphs were launched: some profilers miss the kernels inside them."  # a note
-UNRECORDED = ("detail", "lanes", "began_ns")  # fields that a saved record leaves out
+UNRECORDED = ("cuda_graphs", "detail", "lanes", "began_ns")  # fields that a saved record leaves out
 RANK_LANES = ("CPU operators", "kernels", "collectives")  # in the picture of two ranks
 LISTED = 6  # kernels and operators that changed most
 RANK_COLUMNS = {  # of the table of ranks: shares in `Breakdown.busy`
@@ -72,6 +71,8 @@ class Breakdown(Result):
     host_where: tuple[str, ...] = ()  # the annotation and the Python function around most of that
     compute_capability: str | None = None  # of the devices, "7.0"; None where it does not tell
     loader_workers: bool | None = None  # whether the DataLoader has workers; None without one
+    # Whether CUDA graphs were launched, whose kernels may be missing; of records a note tells
+    cuda_graphs: bool = False
     # µs of a step of all kernels, and of all operators without those inside them; not in records
     detail: dict[str, dict[str, float]] = field(default_factory=dict, compare=False)
     # When each row of a picture was active, as `TraceSteps.lanes`; not in records
@@ -89,17 +90,12 @@ class Breakdown(Result):
     @property
     def class_us(self) -> dict[str, float]:
         """µs of the step in each class, in the order of priority."""
-        return {name: getattr(self, f"{name}_us") for name in (*CLASSES, "other")}
+        return {name: getattr(self, f"{name}_us") for name in (*TRACE_CLASSES, "other")}
 
     @property
     def shares(self) -> dict[str, float]:
         """Share (0 to 1) of the step in each class, in the order of priority."""
         return {name: us / self.step_us for name, us in self.class_us.items()}
-
-    @property
-    def cuda_graphs(self) -> bool:
-        """Whether CUDA graphs were launched, whose kernels may be missing."""
-        return GRAPHS in self.notes
 
     @property
     def utilization(self) -> float:

@@ -137,46 +137,61 @@ def uses_tensor_cores(kernel: str) -> bool:
     return bool(_TENSOR_CORE.search(kernel)) and not _NO_TENSOR_CORE.search(kernel)
 
 
-def read_events(file: TraceFile) -> Events:
-    """Read the events of `file` that count; up to 1% may be malformed: a note tells."""
-    rows = array("q")  # of each event start, end, correlation, external id, name, place, kind
-    names: dict[str, int] = {}
-    places: dict[tuple[bool, str], int] = {}  # devices (True) and threads
-    ranks: set[str] = set()  # the processes with marks of steps
-    malformed: list[str] = []
-    for number, event in enumerate(file, 1):  # about 3 µs each: most of the time of a reading
-        try:
-            if not isinstance(event, dict):
-                raise ValueError("it is not an object")
-            kind = _kind_of(event)
-            if kind is None:
-                continue
-            start = _nanoseconds(event.get("ts"))
-            end = start + _nanoseconds(event.get("dur"), least=0)
-            arguments = event.get("args") or {}
-            process = event.get("pid")
-            if not isinstance(arguments, dict) or isinstance(process, (dict, list)):
-                raise ValueError("its 'args' or 'pid' has the wrong type")
-        except ValueError as error:
-            malformed.append(f"in event {number:,} {error}")
-            continue
+class Rows:
+    """The events that count as rows of whole numbers, and what the numbers stand for."""
+
+    def __init__(self):
+        # Of each event start, end, correlation, external id, name, place, kind
+        self.numbers = array("q")
+        self.names: dict[str, int] = {}
+        self.places: dict[tuple[bool, str], int] = {}  # devices (True) and threads
+        self.ranks: set[str] = set()  # the processes with marks of steps
+
+    def take(self, event: Json) -> None:
+        """Take an event in, if it counts (3 µs); ValueError says what is wrong with it."""
+        if not isinstance(event, dict):
+            raise ValueError("it is not an object")
+        kind = _kind_of(event)
+        if kind is None:
+            return
+        start = _nanoseconds(event.get("ts"))
+        end = start + _nanoseconds(event.get("dur"), least=0)
+        arguments = event.get("args") or {}
+        process = event.get("pid")
+        if not isinstance(arguments, dict) or isinstance(process, (dict, list)):
+            raise ValueError("its 'args' or 'pid' has the wrong type")
         on_device = kind in ON_DEVICE
         where = process if on_device else event.get("tid")
         if kind == Kind.STEP:
-            ranks.add(str(process)[:100])
+            self.ranks.add(str(process)[:100])
         external = arguments.get("External id") or arguments.get("external id")
-        rows.extend(
-            (
-                start,
-                end,
-                _identifier(arguments.get("correlation")),
-                _identifier(external),
-                names.setdefault(str(event["name"])[:_LONGEST_NAME], len(names)),
-                places.setdefault((on_device, str(where)[:100]), len(places)),
-                kind,
-            )
+        row = (
+            start,
+            end,
+            _identifier(arguments.get("correlation")),
+            _identifier(external),
+            self.names.setdefault(str(event["name"])[:_LONGEST_NAME], len(self.names)),
+            self.places.setdefault((on_device, str(where)[:100]), len(self.places)),
+            kind,
         )
-    table = np.frombuffer(rows, np.int64).reshape(-1, _COLUMNS)
+        self.numbers.extend(row)
+
+    @property
+    def table(self) -> np.ndarray:
+        """The rows (events, 7), in the order of the file."""
+        return np.frombuffer(self.numbers, np.int64).reshape(-1, _COLUMNS)
+
+
+def read_events(file: TraceFile) -> Events:
+    """Read the events of `file` that count; up to 1% may be malformed: a note tells."""
+    rows = Rows()
+    malformed: list[str] = []
+    for number, event in enumerate(file, 1):
+        try:
+            rows.take(event)
+        except ValueError as error:
+            malformed.append(f"in event {number:,} {error}")
+    table = rows.table
     bad = len(malformed)
     every = len(table) + bad
     if bad > _MOST_MALFORMED * every:
@@ -184,16 +199,17 @@ def read_events(file: TraceFile) -> Events:
         raise file.error(what)
     if bad:
         file.notes.append(f"{bad:,} malformed events of {every:,} were left out; {malformed[0]}.")
-    if len(ranks) > 1:
+    if len(rows.ranks) > 1:
         raise file.error(
-            f"has the steps of {len(ranks)} ranks (processes {', '.join(sorted(ranks)[:4])})",
+            f"has the steps of {len(rows.ranks)} ranks "
+            f"(processes {', '.join(sorted(rows.ranks)[:4])})",
             "write one file per rank, as torch.profiler.tensorboard_trace_handler(folder, "
             "f'rank{rank}') does, and give the folder",
         )
     if np.isin(table[:, -1], (Kind.ANNOTATION, Kind.PYTHON)).all():
         raise file.error("has no timed event of torch.profiler", kind=NotATrace)
-    devices = tuple(place for on_device, place in places if on_device)
-    return _tied(table, tuple(names), devices)
+    devices = tuple(place for on_device, place in rows.places if on_device)
+    return _tied(table, tuple(rows.names), devices)
 
 
 def _tied(table: np.ndarray, names: tuple[str, ...], devices: tuple[str, ...]) -> Events:

@@ -22,7 +22,7 @@ from labkit.diagnosis.trace_events import (
     uses_tensor_cores,
 )
 
-CLASSES = {  # of a step, by priority
+TRACE_CLASSES = {  # of a step, by priority
     "kernel": (Kind.KERNEL,),
     "memcpy": (Kind.MEMCPY,),
     "memset": (Kind.MEMSET,),
@@ -170,10 +170,10 @@ class TraceSteps:
 
     def by_class(self) -> dict[str, float]:
         """Return the time in each class, and in `other`: of a piece, the first that is active."""
-        active = [self.active(*kinds) for kinds in CLASSES.values()]
+        active = [self.active(*kinds) for kinds in TRACE_CLASSES.values()]
         first = np.select(active, range(len(active)), len(active))
         times = np.bincount(first, self.pieces.length, len(active) + 1)
-        return dict(zip((*CLASSES, "other"), times, strict=True))
+        return dict(zip((*TRACE_CLASSES, "other"), times, strict=True))
 
     def device_busy(self) -> dict[str, float]:
         """Return the time in which devices work; of several, in which any of them does.

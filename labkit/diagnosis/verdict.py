@@ -18,10 +18,11 @@ class Diagnosis(Result):
     # 0 to 1: the share of resampled runs (steps drawn anew with replacement) with the same verdict;
     # of a trace, how far the first loss is ahead of the second or of its threshold
     confidence: float
-    source: str  # where it was measured; says RECORDED, and on what, where that was not here
+    source: str  # where it was measured
     notes: tuple[str, ...] = ()  # what limits the verdict,
     caveats: tuple[str, ...] = ()  # and what limits it so much that it is said with it
     of_pipeline: bool = False  # rather than of somebody's loop or trace
+    mark: str | None = None  # says RECORDED, and on what, where it was not measured here
 
     @property
     def bottleneck(self) -> str:
@@ -65,10 +66,10 @@ class Diagnosis(Result):
     def three_lines(self) -> tuple[str, str, str]:
         """What holds the run back, why (the numbers of this run), and what to do about it."""
         first = self.findings[0]
-        mark = f"{self.source}: " if self.source.startswith("RECORDED") else ""
+        mark = f"{self.mark}: " if self.mark else ""
         what = f"{mark}Bottleneck {self.headline}"
         if first.lost_share:
-            what += f": {first.lost_share:.0%} of the time"
+            what += f": {first.lost} of the time"
         what += f"; confidence {self.confidence:.0%}" if self.confidence else ""
         what += "".join(f". {caveat}" for caveat in self.caveats)
         code = first.code.strip()
@@ -85,9 +86,7 @@ class Diagnosis(Result):
     def table(self) -> Table:
         """Return the findings, the costliest first, and what can be copied of the first remedy."""
         shown = self.findings[:SHOWN]
-        rows = [
-            (f"{f.name}: {f.cause}", f"{f.lost_share:.0%}", f.evidence, f.advice) for f in shown
-        ]
+        rows = [(f"{f.name}: {f.cause}", f.lost, f.evidence, f.advice) for f in shown]
         sure = f"{self.source}; confidence {self.confidence:.0%}"
         foot = [sure, *self.notes, *self.caveats]
         copies: dict[str, str] = {}

@@ -9,7 +9,7 @@ import numpy as np
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.hot_lines import Lines
-from labkit.diagnosis.line_work import Work, loading_of
+from labkit.diagnosis.line_work import Work, loading_of, share_after_sync
 from labkit.results.run import Run
 from labkit.results.step_classes import body_seconds
 
@@ -53,6 +53,20 @@ class Loop:
     def own_drift(self) -> Drift | None:
         """How its steps grow, where their batches do not explain that."""
         return None if self.drift is None or self.drift.larger else self.drift
+
+    @cached_property
+    def after_sync(self) -> dict[str, float]:
+        """The share (0 to 1) of each part in `NO_TRAINING` that follows a wait for the device."""
+        return {part: share_after_sync(self.lines, part) for part in NO_TRAINING}
+
+    @cached_property
+    def waits(self) -> float:
+        """The share of the body in which the host reads from the device, or copies to it.
+
+        Either waits for what the device has queued.
+        """
+        kinds = self.lines.kinds("body")
+        return (kinds.get("sync", 0.0) + kinds.get("copy", 0.0)) / max(sum(kinds.values()), 1e-9)
 
     @cached_property
     def loading(self) -> Work | None:

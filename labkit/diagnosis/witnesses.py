@@ -30,6 +30,7 @@ class Witness:
     works: bool | None = None  # whether the device worked; None where this cannot be told from it
     share: float = 1.0  # of the busy time in which it worked, 0 to 1, where it says "not"
     at_least: float = 0.0  # of all time in which it worked, whatever the host did, 0 to 1
+    may_be_all: bool = False  # whether a device that never rests may read no higher
 
 
 @dataclass(frozen=True)
@@ -118,8 +119,10 @@ def _sm_activity(run: Run, start: float) -> Witness | None:
     said = f"SMs had a warp to run for {min(share, 1):.0%} of the time that counts as busy (GPM"
     worked = float((shares[1:] * lengths)[kept].sum() / lengths[kept].sum())
     found = _word(said, share, share, limits.SMS_WORK, limits.SMS_REST)
-    # One that works all the time may show no more than SMS_WORK
-    return replace(found, at_least=1.0 if worked >= limits.SMS_WORK else worked)
+    # A GPU that never rests may read no higher than SMS_WORK, where kernels leave SMs without a
+    # warp. From there on the counter neither shows nor rules out a rest: a loss of up to a fifth is
+    # seen only where the host's samples lie behind a wait for the device (`Evidence.rests_in`)
+    return replace(found, at_least=worked, may_be_all=worked >= limits.SMS_WORK)
 
 
 def _power_drawn(run: Run, start: float) -> Witness | None:

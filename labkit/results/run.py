@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-    from labkit.diagnosis.efficiency import Peak
+    from labkit.diagnosis.device_peaks import Peak
     from labkit.diagnosis.hot_lines import Lines
     from labkit.diagnosis.trace import Breakdown
     from labkit.diagnosis.verdict import Diagnosis
@@ -256,7 +256,7 @@ class Run(RunLog):
     @live_property
     def peak(self) -> Peak | None:
         """What `mfu` and `mbu` are held against, with its source."""
-        from labkit.diagnosis.efficiency import peak
+        from labkit.diagnosis.device_peaks import peak
 
         return peak(self)
 

@@ -131,19 +131,30 @@ def split_steps(stamps: np.ndarray) -> np.ndarray:
         return np.zeros((0, 5))
     asked, ready, copy_start, copy_end, busy_start, busy_end = stamps.T
     ends = np.maximum.accumulate(busy_end)
-    begin = ends[:-1]  # each step's window
-    end = ends[1:]
-    start = np.clip(busy_start[1:], begin, end)
-    first = np.clip(copy_start[1:], begin, start)
-    last = np.clip(copy_end[1:], first, start)
-    # What the host did in the two stretches of the gap that no copy fills. On a GPU it may have
-    # been at a later step's data by then, so it is asked by time, not by step number. When it had
-    # issued a step is known exactly on a CPU, and bounded by what came next elsewhere.
+    # Of each step, the gap from the end before to its own compute, with the copy in it
+    gap_start = ends[:-1]
+    gap_end = np.clip(busy_start[1:], gap_start, ends[1:])
+    copy_start = np.clip(copy_start[1:], gap_start, gap_end)
+    copy_end = np.clip(copy_end[1:], copy_start, gap_end)
+
+    def in_gap(host_start: np.ndarray, host_end: np.ndarray) -> np.ndarray:
+        """Return how long the host was at something in the gap while nothing was copied.
+
+        On a GPU it may be at a later step's by then, so it is asked by time, not by step number.
+        """
+        host = np.column_stack([host_start, host_end])
+        before_copy = busy_until(host, copy_start) - busy_until(host, gap_start)
+        after_copy = busy_until(host, gap_end) - busy_until(host, copy_end)
+        return before_copy + after_copy
+
+    # When the host had issued a step is known exactly on a CPU, and bounded by what came next
+    # elsewhere
     issued = np.maximum(ready, np.minimum(busy_end, np.append(asked[1:], np.inf)))
-    wait = _within_gap(np.column_stack([asked, ready]), begin, first, last, start)
-    launch = _within_gap(np.column_stack([ready, issued]), begin, first, last, start)
-    other = (first - begin) + (start - last) - wait - launch
-    return np.column_stack([wait, last - first, end - start, launch, np.maximum(other, 0.0)])
+    wait = in_gap(asked, ready)
+    launch = in_gap(ready, issued)
+    copy = copy_end - copy_start
+    other = np.maximum(gap_end - gap_start - copy - wait - launch, 0.0)
+    return np.column_stack([wait, copy, ends[1:] - gap_end, launch, other])
 
 
 def body_seconds(stamps: np.ndarray) -> np.ndarray:
@@ -154,15 +165,3 @@ def body_seconds(stamps: np.ndarray) -> np.ndarray:
     ends = np.maximum.accumulate(stamps[:, 5])
     free = np.concatenate([[-np.inf], ends[:-1]])
     return ends - np.maximum(stamps[:, 1], free)
-
-
-def _within_gap(
-    host: np.ndarray, begin: np.ndarray, first: np.ndarray, last: np.ndarray, start: np.ndarray
-) -> np.ndarray:
-    """Return how long the host was at something (n, 2), s, in each step's gap but for its copy.
-
-    The gap goes from `begin` to `start`, the copy in it from `first` to `last`: (steps,) s each.
-    """
-    before_copy = busy_until(host, first) - busy_until(host, begin)
-    after_copy = busy_until(host, start) - busy_until(host, last)
-    return before_copy + after_copy

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import cloudpickle
 
 from labkit.bench import triton_kernels
-from labkit.diagnosis.efficiency import ROOFS, Peaks
+from labkit.diagnosis.device_peaks import ROOFS, Peaks
 from labkit.process.interrupts import held, in_notebook
 from labkit.results.launch import Launched, launch
 from labkit.results.measurements import Measurements

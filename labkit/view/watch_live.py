@@ -279,7 +279,7 @@ def marked_cells(lines: Lines) -> list[str]:
     The loop's own lines are marked too, with what was done under them: the `for`, a call.
     """
     cells: dict[str, dict[int, float]] = {}  # {file: {number of a line: share}}
-    for each in lines.lines + lines.sites(lines.phase < WORKER):
+    for each in lines.lines + lines.around(lines.phase < WORKER, "site"):
         if CELL.search(each.file):
             shares = cells.setdefault(each.file, {})  # of a line named twice, the larger
             shares[each.line] = max(each.share, shares.get(each.line, 0.0))

@@ -1,0 +1,114 @@
+"""What a device can do at its best: by its data sheet, or as `lk.peaks` measured it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from labkit.diagnosis.datasheets import card
+from labkit.results.event_log import of_one_moment
+from labkit.results.hardware import Machine
+from labkit.results.measurements import Measurements
+from labkit.results.result import Result, Table
+from labkit.results.run import Run
+
+SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
+BANDWIDTH = "bandwidth"  # what `labkit.bench.peaks` calls memory's rate
+ROOFS = (BANDWIDTH, "fp32", "tf32", "fp16", "bf16")  # what `lk.peaks` measures
+
+
+@dataclass(frozen=True)
+class Peak:
+    """What a device can do: prints as "312 TFLOP/s in BF16, 1555 GB/s, data sheet of A100 ..."."""
+
+    flop_per_s: float  # dense, in `precision`
+    byte_per_s: float | None  # of its memory
+    precision: str
+    source: str  # a data sheet, or where and how it was measured
+
+    @property
+    def ridge(self) -> float | None:
+        """The FLOP/byte from which compute, not memory, is the limit; None without bandwidth."""
+        return self.byte_per_s and self.flop_per_s / self.byte_per_s
+
+    def __str__(self) -> str:
+        memory = f", {self.byte_per_s / 1e9:.4g} GB/s" if self.byte_per_s else ""
+        rate = in_words(self.flop_per_s)
+        return f"{rate} in {self.precision.upper()}{memory}, {self.source}"
+
+
+def in_words(flop_per_s: float) -> str:
+    """Return a rate with its unit: "93.3 GFLOP/s"."""
+    scale, unit = next((each for each in SCALES if flop_per_s >= each[0]), SCALES[-1])
+    return f"{flop_per_s / scale:.3g} {unit}FLOP/s"
+
+
+@dataclass(frozen=True, repr=False)
+class Peaks(Result):
+    """What a device was measured to reach, on one day: of memory, and in each number format."""
+
+    machine: Machine
+    day: str
+    gb_per_s: float | None  # of its memory, 10^9 byte/s
+    tflop_per_s: dict[str, float]  # 10^12 FLOP/s by format, of large matrix products
+    missing: dict[str, str] = field(default_factory=dict)  # why a rate was not measured
+    varied: tuple[str, ...] = ()  # rates that were measured while times varied by more than 10 %
+
+    @classmethod
+    def of(cls, measured: Measurements) -> Peaks:
+        """Build from the rows that `lk.peaks` measured."""
+        rows = measured.rows.drop_duplicates("of", keep="last").set_index("of")
+        rows = rows.rename(index={BANDWIDTH: "memory"})
+        known = rows[rows["error"].isna()]
+        rates = dict(zip(known.index, known["per_s"].astype(float), strict=True))
+        memory = rates.pop("memory", None)
+        failed = rows["error"].dropna().astype(str)
+        return cls(
+            machine=replace(measured.machine, threads=int(known["threads"].max())),
+            day=known["day"].max(),
+            gb_per_s=memory and memory / 1e9,
+            tflop_per_s={name: rate / 1e12 for name, rate in rates.items()},
+            missing=failed.str.removeprefix("skipped: ").to_dict(),
+            varied=tuple(known.index[known["varied"].astype(bool)]),
+        )
+
+    def table(self) -> Table:
+        """Return a row for each rate, with the format's ridge."""
+        memory = f"{self.gb_per_s:,.4g} GB/s" if self.gb_per_s else None
+        rows: list[tuple[str, str | None, str | None]] = [("memory", memory, "")]
+        for name, rate in self.tflop_per_s.items():
+            ridge = f"{rate * 1e3 / self.gb_per_s:,.3g} FLOP/byte" if self.gb_per_s else None
+            rows.append((name, in_words(rate * 1e12), ridge))
+        notes = [f"{name}: {why}" for name, why in self.missing.items()]
+        if self.varied:
+            again = "on a quiet machine, measure again: lk.peaks(again=True)."
+            notes.append(f"noisy: {', '.join(self.varied)}; {again}")
+        return Table(
+            rows,
+            head=("", "measured", "ridge"),
+            title=f"{self.machine.line}, on {self.day}",
+            foot=notes,
+        )
+
+
+@of_one_moment
+def peak(run: Run) -> Peak | None:
+    """Return the peak of a run's device: a listed GPU's data sheet's, dense, in its precision.
+
+    Else what `lk.peaks()` had measured there, on as many threads, before the run ended; or None.
+    """
+    work = run.event("work")
+    if work is None:
+        return None
+    machine = run.machine
+    kind = work["precision"]
+    sheet = card(machine.name) if machine.kind == "gpu" else None
+    if sheet and kind in sheet.tflop_per_s:
+        rate = sheet.tflop_per_s[kind] * 1e12
+        return Peak(rate, sheet.gb_per_s * 1e9, kind, f"data sheet of {sheet.name}")
+    rates = work.get("roof") or {}
+    if not rates.get(kind):
+        return None
+    source = f"measured {f'on {machine.name}' if run.recorded else 'here'}"
+    if machine.kind == "cpu" and machine.threads:
+        source += f" on {machine.threads} thread{'' if machine.threads == 1 else 's'}"
+    return Peak(rates[kind], rates.get(BANDWIDTH), kind, source)

@@ -1,0 +1,108 @@
+"""Make the `Evidence` of a profiler's trace."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from statistics import fmean
+
+from labkit.diagnosis.card_formats import tensor_formats
+from labkit.diagnosis.evidence import Evidence, Kernels
+from labkit.diagnosis.loader_code import LoopCode
+from labkit.diagnosis.recommendation import workers_from_times
+from labkit.diagnosis.trace_breakdown import Breakdown, RankTraces
+
+# Kernels that only move data; a fused optimizer does in one pass what foreach does in many
+PASSES = r"(?i)elementwise|multi_tensor_apply(?!.*fused)"
+# CUTLASS ends a kernel's name in its alignment: 16-bit sizes in multiples of 8 run in `align8`
+UNALIGNED = r"(?:tensorop|wmma|[hs]?16816|[hs]1688|h884).*_align[12]\b"
+
+
+def of_trace(breakdown: Breakdown) -> Evidence:
+    """Return the evidence of a profiler's trace."""
+    shares = breakdown.shares
+    step_us = breakdown.step_us
+    on_gpu = breakdown.device_kind == "gpu"
+    seen = breakdown.busy.get("comm_busy")  # else the host's own collectives (Gloo) are all
+    exposed = breakdown.busy["exposed_comm"] if seen else 1.0
+    exposed = min(exposed, shares["communication"])
+    hidden = shares["communication"] - exposed  # on a GPU it is being issued, on a CPU it runs
+    host = min(breakdown.host_work_us / step_us, shares["other"])
+    waits = shares["runtime"] + shares["other"] - host
+    if on_gpu:
+        waits += shares["cpu_exec"] + hidden
+    # No cure for launches shortens the hardware's own hand-over from kernel to kernel
+    hand_over = min((breakdown.idle["kernel_wait_us"] or 0.0) / step_us, waits)
+    compute = shares["kernel"] if on_gpu else shares["cpu_exec"] + hidden
+    source = (
+        f"profiler trace {breakdown.source}, {breakdown.steps} step{'s' * (breakdown.steps > 1)}"
+    )
+    wait_us = step_us * shares["dataloader"]
+    advised = None
+    if wait_us and not breakdown.loader_workers:  # else only how long they make it wait is known
+        rest_us = max(step_us - wait_us, 1.0)
+        advised = workers_from_times(wait_us / 1e6, rest_us / 1e6, None)
+    return Evidence(
+        kind=breakdown.device_kind,
+        source=source,
+        inside=source,
+        wait_share=shares["dataloader"],
+        copy_share=shares["memcpy"] + shares["memset"],
+        compute_share=compute,
+        launch_share=waits - hand_over,
+        communication_share=exposed,
+        outside_share=host,
+        compute_us=step_us * compute,
+        kernels=kernels_of(breakdown),
+        code=LoopCode(),
+        trains=breakdown.trains is not False,
+        formats=tensor_formats(breakdown.device_name, breakdown.compute_capability),
+        advised=advised,
+        from_trace=True,
+        loader_workers=breakdown.loader_workers,
+        outside_where=breakdown.host_where,
+    )
+
+
+def of_traces(ranks: RankTraces) -> Evidence:
+    """Return the evidence of a job from the traces of its ranks.
+
+    What a rank loses more than the best, the others spend waiting for it in collectives.
+    """
+    each = [of_trace(rank) for rank in ranks]
+    late = ranks.straggler
+    return replace(
+        each[0],
+        source=f"profiler traces {ranks.source}, {len(each)} ranks",
+        late_rank=late,
+        late_said="" if late is None else ranks.headline,
+        wait_share=min(rank.wait_share for rank in each),
+        copy_share=min(rank.copy_share for rank in each),
+        launch_share=min(rank.launch_share for rank in each),
+        outside_share=min(rank.outside_share for rank in each),
+        communication_share=fmean(rank.communication_share for rank in each),
+        compute_share=fmean(rank.compute_share for rank in each),
+    )
+
+
+def kernels_of(trace: Breakdown | None) -> Kernels | None:
+    """Return what a trace says of a GPU's kernels; None where it could not look into the device."""
+    if trace is None or trace.device_kind != "gpu":
+        return None
+    return Kernels(
+        kernel_us=trace.kernel_us,
+        cuda_graphs=trace.cuda_graphs,
+        tensor_core_share=trace.tensor_core_share or 0.0,
+        eligible_share=trace.tensor_core_eligible_share,
+        unaligned_share=_named_share(trace, UNALIGNED),
+        moving_share=_named_share(trace, PASSES),
+    )
+
+
+def _named_share(trace: Breakdown, pattern: str) -> float | None:
+    """Return the share of kernel time in kernels whose names match; None: no names are known."""
+    kernels = trace.top_kernels
+    if not kernels:
+        return None
+    spent_us = sum(kernel.total_us for kernel in kernels if re.search(pattern, kernel.name))
+    return min(1.0, spent_us / trace.steps / max(trace.kernel_us, 1e-9))
