@@ -71,8 +71,9 @@ def _where_to_read(finding: Finding) -> str:
     """Return the section that teaches the first remedy, and the page of the cause."""
     places = []
     if finding.lesson:
-        number, heading = LESSONS[finding.remedies[0].lesson]
-        places.append(f"notebook {number}, section {heading.rstrip('?')}")
+        notebook, heading = LESSONS[finding.remedies[0].lesson]
+        section, title = heading.rstrip("?").split(". ", 1)
+        places.append(f"notebook {notebook}, section {section} ({title})")
     if finding.page:
         places.append(finding.page)
     return f"See {', and '.join(places)}." if places else ""
