@@ -288,7 +288,7 @@ def test_the_live_line_of_such_a_loop_has_no_share_of_its_device(tmp_path):
     recording = recorder.Recorder(tmp_path, [1])
     recording.kind = "gpu"
     for i in range(20):
-        recording.tally.add((10 * i, 10 * i + 8, 10 * i + 8), 4, (10 * i + 8, 10 * i + 10))
+        recording.steps.tally.add((10 * i, 10 * i + 8, 10 * i + 8), 4, (10 * i + 8, 10 * i + 10))
     said = watch_live.line(recording)
     assert "/s" in said and "busy" not in said and "input" not in said
     recording.kind = "cpu"
