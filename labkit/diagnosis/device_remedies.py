@@ -360,7 +360,7 @@ PROFILE_THEN_LARGER = Remedy(
 LATE_TRACE = Remedy(
     "late_trace",
     "Look into the trace of rank {rank} first: the others wait for it.",
-    "exchange",
+    "ranks",
 )
 OVERLAP_EXCHANGE = Remedy(
     "overlap_exchange",

@@ -84,7 +84,8 @@ class Finding:
         named = {}
         if self.lesson:
             file, heading = self.lesson
-            named[f"notebook {file[:2]}, section {heading.rstrip('?')}"] = self.link
+            section, title = heading.rstrip("?").split(". ", 1)
+            named[f"notebook {file[:2]}, section {section} ({title})"] = self.link
         if self.page:
             named[self.page] = self.page
         return named

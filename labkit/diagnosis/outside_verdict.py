@@ -30,7 +30,7 @@ SETTLE = "`for batch in lk.watch(loader):` in the script would settle it."
 FEED = Remedy(
     "feed_from_outside",
     "Give the DataLoader more workers, or do less work per item; `labkit tune` says how many. See "
-    "notebook 03, section 1. Workers, on real work.",
+    "notebook 03, section 1 (Workers, on real work).",
 )
 CHEAPER_COMPUTE = Remedy(
     "cheaper_compute", "Notebooks 04, 05 and 07 make the device's own work cheaper."
@@ -38,7 +38,7 @@ CHEAPER_COMPUTE = Remedy(
 MODEL = Remedy("model", "The model is the limit on this CPU.")
 LAUNCH_LESS = Remedy(
     "launch_less",
-    "Launch fewer and larger kernels. See notebook 07, section 3. Hundreds of tiny kernels.",
+    "Launch fewer and larger kernels. See notebook 07, section 3 (Hundreds of tiny kernels).",
 )
 
 

@@ -68,7 +68,8 @@ class Panel(widgets.VBox, Generic[Asked, Ran]):
         grid = Layout(grid_template_columns=GRID, grid_gap="6px 16px", overflow="hidden")
         knobs = widgets.GridBox(list(controls.values()), layout=grid)
         self.instead = f"Where no widgets show, {self.terminal} leaves a picture and a table."
-        self.text = f"labkit panel {what}: run this cell in Jupyter to use it. {self.instead}"
+        self.name = f"labkit panel {what}"
+        self.text = f"{self.name}: run this cell in Jupyter to use it. {self.instead}"
         self.missing = why_no_widgets()
         if self.missing:
             self.text += f" No widgets here: {self.missing}."
@@ -345,7 +346,8 @@ class Panel(widgets.VBox, Generic[Asked, Ran]):
 
     def _repr_mimebundle_(self, **kwargs: dict) -> dict:
         shown = None if self.missing else super()._repr_mimebundle_(**kwargs)
-        return (shown or {}) | {"text/plain": self.text}
+        text = self.text if self.missing else self.name  # what to do is in the fallback below it
+        return (shown or {}) | {"text/plain": text}
 
     def _ipython_display_(self) -> None:
         display(self._repr_mimebundle_(), raw=True)

@@ -166,7 +166,8 @@ def draw_ranks(ranks: Ranks) -> Figure:
         why = ranks.error or f"{ranks.outcome} after {ranks.steps} steps: too few to measure"
         lines = several_header(f"{count}, no numbers", [knobs], [ranks])
         return page([*lines, (why, LOUD)], [])[0]
-    title = f"{count}: {ranks.throughput:,.0f} samples/s together, {ranks.diagnose().headline}"
+    rate = f"{ranks.throughput:,.0f} samples/s together"
+    title = f"{count}: {rate}; bottleneck: {ranks.diagnose().headline}"
     header = [*several_header(title, [_delays(ranks), knobs], [ranks]), *doubts(ranks)]
     spaces = (0.32, 0.62)
     tall = max(rows_in(len(times.ranks)), (room_in(RANKS_PX, header) - sum(spaces)) / 2)
