@@ -477,20 +477,25 @@ def test_validation_that_outweighs_the_training_loop_comes_before_its_loader():
     assert diagnosed(BUSY, whole=whole(loop=0.7, validation=0.2)).name == "input"
 
 
-def test_a_step_that_fills_the_cores_is_named_and_made_cheaper_where_it_is_known():
-    line = SimpleNamespace(
-        call="Image.open()",
-        function="__getitem__",
-        share=0.8,
-        what="`Image.open()` in __getitem__() (train.py:9)",
-    )
-    evidence = Evidence("gpu", wait_share=0.5, use=CoreUse(2), workers=seen_in(BUSY))
-    for lines, code in (((), ""), ((line,), "draft")):
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(Evidence, "loading_lines", property(lambda _, lines=lines: lines))
-            found = told(rules.waiting_for_data(evidence), evidence)
-        assert ("train.py:9" in found.evidence) == bool(lines)
-        assert code in found.code and bool(code) == bool(found.code)
+@pytest.mark.parametrize(
+    ("call", "function", "kind", "code"),
+    [
+        ("Image.open()", "__getitem__", "library", "draft"),
+        ("self.scan_once()", "JSONDecoder.raw_decode", "library", ""),
+        ("time.sleep()", "__getitem__", "wait", None),  # that needs no core
+        (None, None, None, None),
+    ],
+)
+def test_a_step_that_fills_the_cores_is_named_and_made_cheaper_where_it_is_known(
+    call, function, kind, code, monkeypatch
+):
+    line = Line("train.py", 9, function, 0.8, "worker", kind, call)
+    rows = SimpleNamespace(rows=lambda _mask: (line,) if call else (), made_us=None)
+    monkeypatch.setattr("labkit.diagnosis.evidence.loading_mask", lambda _lines: None)
+    evidence = Evidence("gpu", wait_share=0.5, use=CoreUse(2), workers=seen_in(BUSY), lines=rows)
+    found = told(rules.waiting_for_data(evidence), evidence)
+    assert ("train.py:9" in found.evidence) == (code is not None)
+    assert (code or "") in found.code and bool(code) == bool(found.code)
 
 
 @pytest.mark.parametrize(("headroom", "expected"), [(None, 1.8), (Estimate(1.3, 1.2, 1.5), 1.3)])

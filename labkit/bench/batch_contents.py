@@ -42,23 +42,32 @@ def counter_for(batch: object, batch_size: int | None) -> Callable[[Any], int] |
     return len if parts and isinstance(batch, list) else None
 
 
-def bytes_along(keys: Keys) -> Callable[[Any], int]:
-    """Return what gives the bytes of the array that some keys lead to; 0 of a batch without one."""
+def bytes_along(places: Sequence[Keys]) -> Callable[[Any], int]:
+    """Return what gives the bytes of the arrays that some keys lead to; 0 of a batch without."""
 
     def measure(batch: Any) -> int:
+        total = 0
         try:
-            for key in keys:
-                batch = batch[key]
-            return int(batch.nbytes)
+            for keys in places:
+                array = batch
+                for key in keys:
+                    array = array[key]
+                total += int(array.nbytes)
         except Exception:  # a batch of another kind is no reason to stop recording
             return 0
+        return total
 
     return measure
 
 
-def largest_array(batch: object) -> tuple[Any, Keys]:
-    """Return the largest array in a batch, and the keys that lead to it; ValueError without one."""
-    return max(_arrays(batch, ()), key=lambda found: found[0].nbytes)
+def large_arrays(batch: object) -> tuple[Any, list[Keys]]:
+    """Return the largest array in a batch, and the keys to all that are a quarter of it or more.
+
+    ValueError where there is none.
+    """
+    found = list(_arrays(batch, ()))
+    largest, _ = max(found, key=lambda each: each[0].nbytes)
+    return largest, [keys for array, keys in found if 4 * array.nbytes >= largest.nbytes]
 
 
 def _arrays(batch: object, keys: Keys) -> Iterator[tuple[Any, Keys]]:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable
 from types import CodeType, FrameType, ModuleType
 
-from labkit.bench.stack import locals_of, module_of_frame, position_of
+from labkit.bench.stack import is_a, is_gpu_in_use, locals_of, module_of_frame, position_of
 
 KINDS = {  # of work, by the modules that do it; the longest prefix of a module's name counts
     "forward": "torch.nn torchvision.models",
@@ -47,6 +47,8 @@ SAVES = re.compile(  # a call of a package that writes, by its name
 )
 OF_BUILTINS = {"print": "logging", "open": "io", "input": "wait"}
 CALL_LENGTH = 80  # characters of it that are kept
+# What Python hands to the objects' own code: of tensors, comparisons and indices are torch's
+OPERATIONS = (ast.Call, ast.BinOp, ast.Compare, ast.Subscript, ast.UnaryOp)
 
 
 @functools.lru_cache(4096)
@@ -58,12 +60,22 @@ def kind_of(module: str) -> str:
 
 
 def kind_of_calls(frames: Iterable[FrameType]) -> str:
-    """Return the kind of work of library frames, the deepest first; the last has the say."""
+    """Return the kind of work of library frames, the deepest first; the last has the say.
+
+    Not where it calls torch while a GPU has work queued: a logger that reads a tensor waits for all
+    of it there, and so does a package that asks whether a loss is finite.
+    """
     kind = ""
-    for frame in frames:  # a logger that reads a tensor logs
+    deepest = None
+    for frame in frames:
+        deepest = deepest or frame
         module = module_of_frame(frame)
         special = OF_TORCH.get(frame.f_code.co_name) if module.startswith("torch.") else None
         kind = special or kind_of(module) or kind or "library"
+    if deepest is not None and kind in ("library", "logging") and is_gpu_in_use():
+        of_torch = kind_of_torch_call(deepest)
+        if of_torch == "sync" or kind == "library":
+            return of_torch or kind
     return kind
 
 
@@ -77,6 +89,8 @@ def kind_and_call(frame: FrameType) -> tuple[str, str]:
     module = _owner(function, frame)
     if module.split(".")[0] == "torch":
         kind = OF_TORCH.get(name) or kind_of(module)
+        if kind == "copy" and _is_to_host(node, frame):
+            kind = "sync"
     elif module == "builtins":
         read = getattr(node, "args", ()) if name in ("float", "int", "bool") else ()
         reads = any(_owner(argument, frame).startswith("torch") for argument in read)
@@ -87,6 +101,53 @@ def kind_and_call(frame: FrameType) -> tuple[str, str]:
         kind = (kind_of(module) or "library") if module else "python"
     text = call_text(node)
     return "logging" if kind == "library" and SAVES.search(text) else kind, text
+
+
+def condition_awaited(top: FrameType) -> tuple[FrameType, str] | None:
+    """Return the frame and the condition on a tensor that were decided just before; None for none.
+
+    The truth of a tensor on a GPU is known once all that is queued is done. A host that spins so
+    long is interrupted too late: Python runs a signal's handler as it enters the next function, or
+    at the loop's jump back, and so there instead of in `if loss < best:`.
+    """
+    step = next((step for step in _steps(top.f_code) if step.offset == top.f_lasti), None)
+    if step is None or step.opname not in ("RESUME", "JUMP_BACKWARD"):
+        return None
+    frame = top.f_back if step.opname == "RESUME" else top
+    if frame is None:
+        return None
+    # Without the call that is being made, or the jump
+    before = [each for each in _steps(frame.f_code) if each.offset <= frame.f_lasti][:-1]
+    calls = [each.offset for each in before if each.opname in ("CALL", "RESUME")]
+    last_call = calls[-1] if calls else -1
+    for each in reversed(before):
+        is_condition = "JUMP_" in each.opname and "_IF_" in each.opname
+        # What comes between is skipped where the condition does not hold
+        if is_condition and (each.offset > last_call or last_call < each.argval <= frame.f_lasti):
+            node = _parsed(frame.f_code, each.offset, None)
+            if node is not None and _owner(node, frame).startswith("torch"):
+                return frame, call_text(node)
+    return None
+
+
+@functools.lru_cache(256)
+def _steps(code: CodeType) -> tuple[dis.Instruction, ...]:
+    return tuple(dis.get_instructions(code))
+
+
+def _is_to_host(node: ast.expr, frame: FrameType) -> bool:
+    """Return whether a call copies to the CPU: `loss.to("cpu")`, or a device's name in its place.
+
+    Such a copy waits until the device is through with the tensor.
+    """
+    if not isinstance(node, ast.Call):
+        return False
+    for argument in (*node.args, *(each.value for each in node.keywords)):
+        is_written = isinstance(argument, ast.Constant)
+        value = argument.value if is_written else _looked_up(argument, frame)
+        if isinstance(value, str) or is_a(value, "torch", "device"):
+            return str(value) == "cpu"
+    return False
 
 
 def kind_of_torch_call(frame: FrameType) -> str:
@@ -135,10 +196,13 @@ def expression(frame: FrameType) -> ast.expr | None:
 @functools.lru_cache(4096)
 def _parsed(code: CodeType, instruction: int, line_now: int | None) -> ast.expr | None:
     text = _source_of(code, instruction, line_now)
-    with contextlib.suppress(SyntaxError, ValueError):
-        for node in ast.walk(ast.parse(f"({text})", mode="eval")):
-            if isinstance(node, (ast.Call, ast.BinOp)):
-                return node
+    for written in (f"({text})", text):  # an expression, or `x += y`
+        with contextlib.suppress(SyntaxError, ValueError):
+            for node in ast.walk(ast.parse(written)):
+                if isinstance(node, OPERATIONS):
+                    return node
+                if isinstance(node, ast.AugAssign):
+                    return ast.BinOp(node.target, node.op, node.value)
     return None
 
 
@@ -174,6 +238,9 @@ def _owner(node: ast.expr, frame: FrameType) -> str:
         return _owner(node.operand, frame)
     if isinstance(node, ast.BinOp):
         return _owner(node.left, frame) or _owner(node.right, frame)
+    if isinstance(node, ast.Compare):
+        compared = [_owner(each, frame) for each in (node.left, *node.comparators)]
+        return next((module for module in compared if module.startswith("torch")), compared[0])
     return ""
 
 

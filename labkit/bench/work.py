@@ -56,6 +56,7 @@ def do(spec: Settings, folder: Path, log: EventLog) -> None:
 def run_pipeline(spec: Settings, device: torch.device, folder: Path, log: EventLog) -> None:
     """Set up the pipeline that `spec` describes, and train."""
     own = "source" in spec
+    machine.keep_freed_memory()
     job, not_applied = resolve_config(spec["pipeline"], device, own_model=not own)
     if quick_run() and not own:
         shorten(job, not_applied)
@@ -108,8 +109,8 @@ def lines_of(batches: Loader, folder: Path) -> Iterator[None]:
     loader = batches.loader if isinstance(batches, user_dataset.Batches) else batches
     sampler = Sampler(folder, loader.collate_fn)
     sampler.places.loop = train.__code__
-    work = LoaderWork(sampler.log, -1, 1, folder, until_gone="")
-    with in_workers(loader, folder, "", work):
+    work = LoaderWork(sampler.log, -1, 1)
+    with in_workers(loader, folder, work):
         sampler.start()
         yield
     sampler.stop()

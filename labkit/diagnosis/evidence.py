@@ -293,3 +293,9 @@ class Evidence:
     def loading_lines(self) -> tuple[Line, ...]:
         """The costliest lines of preparing items, where enough of it was sampled."""
         return self.lines.rows(loading_mask(self.lines))[:3] if self.lines else ()
+
+    @property
+    def computing_lines(self) -> tuple[Line, ...]:
+        """The costliest lines of preparing items that need a core: none that sleep or wait."""
+        lines = self.lines.rows(loading_mask(self.lines)) if self.lines else ()
+        return tuple(line for line in lines if line.kind != "wait")[:3]

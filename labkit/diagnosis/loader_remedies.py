@@ -201,12 +201,13 @@ STEPS = {  # what the costliest line of preparing an item may be, by its names
     "decode": re.compile(r"(?i)open|decode|convert|imread|load_image|read_image|\bload\b"),
     "augment": re.compile(r"(?i)transform|augment|jitter|rotat|resiz|crop|flip|blur|normaliz"),
 }
+PARSES = re.compile(r"(?i)json|pickle|yaml|csv|xml|utf|token|text")  # it decodes no image
 
 
 def item_does(step: str, evidence: Evidence) -> bool:
     """Fit items most of whose time goes to one of the `STEPS`."""
-    costliest = evidence.loading_lines[:1]
-    return any(STEPS[step].search(f"{line.call} {line.function}") for line in costliest)
+    named = [f"{line.call} {line.function}" for line in evidence.computing_lines[:1]]
+    return any(STEPS[step].search(name) and not PARSES.search(name) for name in named)
 
 
 def single_items(evidence: Evidence) -> bool:

@@ -45,7 +45,8 @@ def rank(evidence: Evidence) -> tuple[Finding, ...]:
     limit = limits.WORTH_NAMING
     named = [f for f in found if total[f.name] >= limit[f.name]]
     named = [f for f in named if f.lost_share >= limit[f.name] / 2] or named
-    named.sort(key=lambda finding: (-total[finding.name], -finding.lost_share))
+    shown = {name: sum(f.lost_share for f in named if f.name == name) for name in total}
+    named.sort(key=lambda finding: (-shown[finding.name], -finding.lost_share))
     causes = {finding.cause for finding in named}
     warned = [rule(evidence) for rule in rules.WARNINGS]
     named += [finding for finding in warned if finding and finding.cause not in causes]

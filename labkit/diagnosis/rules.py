@@ -72,12 +72,13 @@ def cores_taken_by_workers(evidence: Evidence) -> Finding | None:
         quick_ms = (evidence.quick_compute_us or 0.0) / 1e3
         mean_ms = (evidence.compute_us or 0.0) / 1e3
         by = f"the quickest steps compute for {quick_ms:.1f} ms, the average one for {mean_ms:.1f}"
+    costliest = costliest_step(evidence.computing_lines)
     cheaper = (feeding.DECODE_SMALLER, worker_remedies.FEWER_THREADS, feeding.LEANER_ITEMS)
     return Finding(
         name="input",
         cause="workers take the device's cores",
         lost_share=evidence.stolen_by_workers,
-        measured=(Measured(seen, evidence.stolen_by_workers, by=by), *costliest_step(evidence)),
+        measured=(Measured(seen, evidence.stolen_by_workers, by=by), *costliest),
         remedies=feeding.FEED if fewer else cheaper,
     )
 

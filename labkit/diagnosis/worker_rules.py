@@ -46,7 +46,7 @@ def worker_hangs(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     hang = workers.hang
     if hang is None or hang.over or hang.seconds < limits.HANGS_S:
         return None
-    measured = (words.no_progress(hang), *words.costliest_step(evidence))
+    measured = (words.no_progress(hang), *words.costliest_step(evidence.loading_lines))
     return _found("hang", *measured, remedies=(cures.GIVE_UP_WAITING,))
 
 
@@ -141,7 +141,7 @@ def threads(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     measured = (
         words.cpu(workers),
         words.in_line(in_line, single) if stand_in_line else None,
-        *words.costliest_step(evidence),
+        *words.costliest_step(evidence.computing_lines),
     )
     remedies = (cures.ONE_THREAD, cures.ONE_THREAD_EVERYWHERE)
     return _found("threads", *measured, remedies=remedies)
@@ -166,7 +166,7 @@ def cores(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     measured = (
         words.cpu(workers),
         words.on_cores(evidence, workers),
-        *words.costliest_step(evidence),
+        *words.costliest_step(evidence.computing_lines),
     )
     return _found("cores", *measured, remedies=remedies)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence, WorkerEvidence
 from labkit.diagnosis.findings import Measured
+from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.line_work import COLLATE, Work
 from labkit.diagnosis.watched_loop import Loop
 from labkit.results.workers import Hang
@@ -46,10 +47,11 @@ def took(what: str, took_ms: float | None) -> Measured | None:
     return None if took_ms is None else Measured(what, took_ms, "ms")
 
 
-def costliest_step(evidence: Evidence) -> tuple[Measured, ...]:
-    """Return the costliest step of preparing an item, by its line."""
-    first = evidence.loading_lines[:1]
-    return tuple(Measured(f"of the workers' time is in {line.what}", line.share) for line in first)
+def costliest_step(lines: tuple[Line, ...]) -> tuple[Measured, ...]:
+    """Return the first of the lines that prepare an item, the costliest step of it."""
+    return tuple(
+        Measured(f"of the workers' time is in {line.what}", line.share) for line in lines[:1]
+    )
 
 
 def no_progress(hang: Hang) -> Measured:

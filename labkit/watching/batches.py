@@ -11,7 +11,7 @@ from labkit.bench.batch_contents import (
     bytes_along,
     counter_for,
     dtype_of_most,
-    largest_array,
+    large_arrays,
     padding_of,
 )
 from labkit.process.events import EventLog
@@ -59,9 +59,9 @@ class Batches:
         batches = itertools.count()
         self.measure = unknown_bytes
         with contextlib.suppress(Exception):
-            array, keys = largest_array(batch)
-            self.dtype = dtype_of_most([array])
-            self.measure = bytes_along(keys)
+            largest, places = large_arrays(batch)
+            self.dtype = dtype_of_most([largest])
+            self.measure = bytes_along(places)
 
         def looks(batch: object) -> int:  # now and then, how much of it is padding
             if next(batches) % LOOK_EVERY == 0:
