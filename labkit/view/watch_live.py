@@ -307,7 +307,7 @@ def line(recorder: Recorder) -> str:
     parts = [f"epoch {recorder.epoch + 1}, step {done}{of}"]
     if tally.wall:
         parts.append(f"{tally.samples / tally.wall * 1e9:,.0f} {recorder.batches.unit}/s")
-        if kind == "cpu" or recorder.steps.clock is not None:  # else only its launches are timed
+        if kind == "cpu" or recorder.steps.clock is not None:  # else only launches are timed
             most = "at most " if kind == "gpu" else ""  # gaps between kernels count as busy
             busy = f"{kind.upper()} busy {most}{tally.busy / tally.wall:.0%}"
             parts.append(f"{busy}, waiting for data {tally.wait / tally.wall:.0%}")
