@@ -168,7 +168,7 @@ class Job(SimpleNamespace):
     xray: bool
     seed: int
     device: str
-    shard: tuple[int, int]  # of a distributed run only: its rank, and how many there are
+    shard: tuple[int, int] = (0, 1)  # its rank, and how many there are, in a distributed run
 
 
 KNOBS: dict[str, Knob] = Pipeline.knobs

@@ -18,7 +18,7 @@ from labkit.bench import resolve_config as resolving
 from labkit.bench.loop import Trainer, train
 from labkit.bench.model_size import noise_batch, plain_job
 from labkit.bench.rank import Communication, rank_timeline
-from labkit.bench.timeline import DeviceTimeline, Step
+from labkit.bench.timeline import Step, make_timeline
 from labkit.process.events import EventLog, recover
 from labkit.results.record import Tail
 
@@ -101,7 +101,7 @@ def test_a_run_on_the_second_card_leaves_the_first_alone(cards):
 
 def test_an_hour_into_a_run_a_step_is_timed_as_well_as_in_its_first_minute(cards, tmp_path):
     gpu = cards("H200")
-    timeline = DeviceTimeline(tmp_path, EventLog(tmp_path), DEVICE)
+    timeline = make_timeline(EventLog(tmp_path), tmp_path, DEVICE)
     a = torch.rand(4, 4, device="cuda")
     truth = []
     for i in range(120):
@@ -135,10 +135,11 @@ def test_an_exchange_of_ranks_is_stamped_when_it_runs_and_not_when_it_is_issued(
         comm.started()
         gpu.enqueue("all_reduce", 0, 3000.0)
         comm.ended()
+        comm.end_step()
         return loss
 
     trainer.compute = exchanging
-    timeline = rank_timeline(log, tmp_path, DEVICE, comm)
+    timeline = rank_timeline(log, DEVICE, comm)
     train(trainer, gpu.loader(1.0, noise_batch(job)), timeline, job)
     steps = [e for e in Tail(tmp_path / "events.jsonl").read() if e["event"] == "step"]
     exchanged = np.array([step["comm"] for step in steps])  # ns

@@ -238,6 +238,12 @@ def test_a_late_guess_is_shown_and_a_skipped_one_is_neither_stored_nor_scored():
     assert score.read()["guesses"]["busy"]["guess"] == 0.5
 
 
+def test_a_text_is_no_guess_of_a_number():
+    bet = lk.guess("gain", "1.2x").settle(1.2)
+    assert bet.points is None and "'1.2x' is a text" in str(bet)
+    assert lk.guess("bottleneck", "input").settle("input").points == 3
+
+
 def test_points_grow_with_how_close_a_guess_is():
     assert [score.points(g, 1.0) for g in (1.05, 0.85, 0.55, 3.0)] == [3, 2, 1, 0]
     assert score.points("rise", "rise") == 3 and score.points("rise", "fall") == 0

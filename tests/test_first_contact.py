@@ -288,7 +288,7 @@ def test_the_live_line_of_such_a_loop_has_no_share_of_its_device(tmp_path):
     recording = recorder.Recorder(tmp_path, [1])
     recording.kind = "gpu"
     for i in range(20):
-        recording.tally.add((10 * i, 10 * i + 8, 10 * i + 8), 4, (10 * i + 8, 10 * i + 10))
+        recording.steps.tally.add((10 * i, 10 * i + 8, 10 * i + 8), 4, (10 * i + 8, 10 * i + 10))
     said = watch_live.line(recording)
     assert "/s" in said and "busy" not in said and "input" not in said
     recording.kind = "cpu"
@@ -435,7 +435,7 @@ def test_ranges_for_nsys_are_left_out_where_torch_was_built_without_them(tmp_pat
     monkeypatch.setattr(torch, "Event", MagicMock())
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *sizes, **_: zeros(*sizes))  # none to lock pages for
-    steps = timeline.DeviceTimeline(tmp_path, Mock(), torch.device("cuda", 0))
+    steps = timeline.DeviceTimeline(Mock(), Mock(), torch.device("cuda", 0))
     steps.copying()
     steps.copied()
 
@@ -562,7 +562,7 @@ def test_ten_minutes_of_a_device_whose_clock_runs_fast_stay_tied_to_the_hosts(
     monkeypatch.setattr(timeline, "now_ns", lambda: clock.host_ns)
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *sizes, **_: zeros(*sizes))  # none to lock pages for
-    steps = timeline.DeviceTimeline(tmp_path, Mock(), torch.device("cuda", 0))
+    steps = timeline.DeviceTimeline(Mock(), Mock(), torch.device("cuda", 0))
     written = []
     monkeypatch.setattr(steps, "add", lambda *step: written.append(step))
     loss = torch.tensor(0.0)

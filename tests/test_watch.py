@@ -278,7 +278,7 @@ def test_many_thousand_steps_leave_memory_as_it_was():
 def test_a_run_of_days_keeps_a_bounded_log_and_many_generators_few_watches(monkeypatch):
     monkeypatch.setattr(step_log, "KEEP_STEPS", 30)
     loop(watched := quiet(range(100)))
-    assert watched.run.steps == 30 and watched._recorder.next == 100
+    assert watched.run.steps == 30 and watched._recorder.steps.next == 100
     assert watched.run.outcome == "finished"
     for _ in range(20):
         loop(quiet(i for i in range(3)))

@@ -171,8 +171,7 @@ def make_loader(dataset: Images, job: Job) -> DataLoader:
         collate = in_shared_memory
     if job.stall_ms:
         collate = Stalling(collate, job)
-    shard = getattr(job, "shard", ())
-    sampler = EndlessShuffle(len(dataset), job.seed, *shard)
+    sampler = EndlessShuffle(len(dataset), job.seed, *job.shard)
     return DataLoader(dataset, sampler=sampler, collate_fn=collate, **loader_settings(job))
 
 

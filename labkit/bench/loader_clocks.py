@@ -28,10 +28,10 @@ PROGRESS_BYTES = WORDS * 8 + TEXT_BYTES
 class Progress:
     """What this process is busy with, in a small file that others can read while it hangs."""
 
-    def __init__(self, folder: str | Path, worker: int | str):
+    def __init__(self, folder: Path | None, worker: int | str):
         """`worker` is its number, or "loop" for the loop that takes the batches.
 
-        Where the file cannot be made, or `folder` is "", nobody reads it.
+        Where the file cannot be made, or there is no `folder`, nobody reads it.
         """
         self.memory: mmap.mmap | bytearray = bytearray(PROGRESS_BYTES)
         if folder:

@@ -61,26 +61,32 @@ class LoaderWork:
     """
 
     def __init__(
-        self, log: EventLog, worker: int, workers: int, folder: str | Path, until_gone: str
+        self,
+        log: EventLog,
+        worker: int,
+        workers: int,
+        watched: Path | None = None,
     ):
         """Begin in this process; `worker` is -1 in the main one.
 
-        It ends once the file `until_gone` of `folder` is deleted. Where that is "" the run is one
-        of the bench's: it ends at no time, writes no progress, and has its items timed one by one.
+        Of a loop that is `watched`, that file is there while it goes on: the progress is kept
+        beside it, and a worker's memory is looked at. Without one the run is the bench's: items are
+        timed one by one.
         """
         self.log = log
         self.worker = worker
         self.workers = max(1, workers)
         self.pid = os.getpid()
-        self.mark = until_gone and os.path.join(folder, until_gone)
+        self.watched = watched
         self.over = False
-        self.progress = Progress(folder if self.mark else "", "main" if worker < 0 else worker)
+        where = watched.parent if watched else None
+        self.progress = Progress(where, "main" if worker < 0 else worker)
         self.words = self.progress.words
-        self.stopwatch = None if self.mark else Stopwatch()
+        self.stopwatch = None if watched else Stopwatch()
         self.in_line = TimeInLine()
         self.worth_a_look = False  # whether batches take so long that two readings are nothing
         self.bytes_read = BytesRead()
-        self.memory = Memory() if self.mark and worker >= 0 else None
+        self.memory = Memory() if watched and worker >= 0 else None
         self.memory_due = 0
         self.streams = False
         self.passes = -1
@@ -207,7 +213,7 @@ class LoaderWork:
                 memory=self._memory_now(),
             )
             self.laps = []
-        if self.mark and not os.path.exists(self.mark):
+        if self.watched and not self.watched.exists():
             self.over = True  # a worker that persists goes on without us
 
     def _memory_now(self) -> list[int] | None:

@@ -7,8 +7,12 @@ import ctypes
 import signal
 import threading
 import time
+from typing import Literal
 
 from labkit.process.events import now_ns
+
+Spent = Literal["user", "system", "off"]
+"""How a thread spends time: it computes, the system works for it, or it is off the core."""
 
 USER_TIME = 1  # Linux's CPUCLOCK_VIRT
 OF_A_THREAD = 4  # its CPUCLOCK_PERTHREAD_MASK
@@ -61,31 +65,34 @@ class MainThread:
         self.timer.delete()
         self.sampled.release()
 
-    def spent_ns(self) -> dict[str, int]:
+    def spent_ns(self) -> dict[Spent, int]:
         """Return its "user" and "system" CPU time, and that "off" the core (from any zero), ns."""
         user = time.clock_gettime_ns(self.user_clock)
         cpu = time.clock_gettime_ns(self.cpu_clock)
         return {"user": user, "system": cpu - user, "off": now_ns() - cpu}
 
-    def weigh(self, sort: str) -> int:
-        """Return the time of a sort that has passed since its last sample, ns, and place it.
+    def place(self, how: Spent) -> int:
+        """Return the time so spent since it was last placed, ns, and count it as placed.
 
         It may be 0: the kernel's clocks of user and system time go in ticks of 1 to 10 ms.
         """
-        spent = self.spent_ns()[sort]
-        weight = min(spent - self.placed[sort], LONGEST_NS)
+        spent = self.spent_ns()[how]
+        weight = min(spent - self.placed[how], LONGEST_NS)
         if weight > 0:
-            self.placed[sort] = spent
+            self.placed[how] = spent
         return weight
 
-    def sort(self, tick: Timer, late: bool) -> str:
-        """Return which sort of time it spends now; "" for the signal's, or unknown."""
+    def spends_now(self, tick: Timer, late: bool) -> Spent | None:
+        """Return how it spends its time now; None if it computes, which is the signal's to note.
+
+        None as well where that is not known: the look came `late`.
+        """
         spent = self.spent_ns()
         if self._is_off():
             much = spent["off"] - self.placed["off"] > MUCH_NS
-            return "off" if much or not late else ""
+            return "off" if much or not late else None
         system = spent["system"] - self.placed["system"] > LEAST_NS
-        return "system" if system and self._is_in_system(tick) else ""
+        return "system" if system and self._is_in_system(tick) else None
 
     def _is_off(self) -> bool:
         """Whether it sleeps, or waits for a core."""

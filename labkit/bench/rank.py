@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed as dist
@@ -22,9 +24,9 @@ from labkit.bench import data, devices, flops, machine, process, work
 from labkit.bench.loop import UNLIMITED_S, Trainer, train
 from labkit.bench.own_record import telemetry_beside, write_spec
 from labkit.bench.resolve_config import resolve_config
-from labkit.bench.timeline import DeviceTimeline, HostTimeline, Step
+from labkit.bench.timeline import DeviceTimeline, HostTimeline
 from labkit.knobs import Settings
-from labkit.process.events import NO_DEVICE, EventLog, StepRing, line_of, now_ns
+from labkit.process.events import NO_DEVICE, EventLog, FinishedStep, now_ns
 from labkit.spec import Job
 
 Resolved = tuple[Job, dict[str, str]]
@@ -60,7 +62,7 @@ def run(spec: Settings, folder: Path, log: EventLog) -> None:
     trainer = work.built(lambda: DistributedTrainer(job, device, spec["no_sync"]), log)
     if rank == ranks - 1:  # for tests: one rank breaks, the others do not
         items = process.planted(spec.get("fault"), items, trainer)
-    timeline = rank_timeline(log, folder, device, trainer.comm)
+    timeline = rank_timeline(log, device, trainer.comm)
     iterator = work.begun(data.make_loader(items, job), job, log)
     counted = flops.write_work(trainer, log, only_known=True)
     dist.barrier()  # or the first step would wait for whoever started last
@@ -132,11 +134,12 @@ Mark = int | torch.Event  # when something was: ns on a CPU, an event of a GPU
 
 
 class Communication:
-    """The stamps of one step: the last gradient is there; all gradients are averaged."""
+    """The stamps of a step: the last gradient is there; all gradients are averaged."""
 
     def __init__(self):
         self.stamp: Callable[[], Mark] = now_ns
         self.marks: list[Mark] = []
+        self.steps: deque[list[Mark]] = deque()  # of each that is issued and not written yet
 
     def started(self) -> None:
         """Note that the gradients are complete: from now on, this waits for others and the wire."""
@@ -147,11 +150,10 @@ class Communication:
         if len(self.marks) == 1:
             self.marks.append(self.stamp())
 
-    def take(self) -> list[Mark]:
-        """Return the step's two marks, or [] where nothing was sent, and forget them."""
-        marks = self.marks
+    def end_step(self) -> None:
+        """Keep the two marks of a step, or [] where nothing was sent."""
+        self.steps.append(self.marks if len(self.marks) == 2 else [])
         self.marks = []
-        return marks if len(marks) == 2 else []
 
 
 class DistributedTrainer(Trainer):
@@ -177,6 +179,7 @@ class DistributedTrainer(Trainer):
         with self.parallel.no_sync() if is_quiet else contextlib.nullcontext():
             loss = super().compute(images, labels, update)
         self.comm.ended()  # a micro-batch that is exchanged without an update ends here
+        self.comm.end_step()
         return loss
 
 
@@ -220,19 +223,14 @@ class SharedEnd:
         return bool(self.vote.item())
 
 
-class DirectSteps(StepRing):
+class DirectSteps:
     """Writes every step as it ends, with its communication: 10 to 25 µs, little beside it."""
 
-    log: EventLog
-    comm: Communication
-
-    def __init__(self, _folder: str | Path):
-        self.exchanged: dict[int, list[Mark]] = {}  # marks of the steps that are not written yet
-
-    def as_ns(self, mark: Mark) -> int:
-        """Return when a mark was made, ns on the host's clock."""
-        assert isinstance(mark, int)  # only a device's timeline has events
-        return mark
+    def __init__(self, log: EventLog, comm: Communication, as_ns: Callable[[Any], int] = int):
+        """`as_ns` returns when a mark of the step that is written was made, ns."""
+        self.log = log
+        self.comm = comm
+        self.as_ns = as_ns
 
     def add(
         self,
@@ -243,53 +241,25 @@ class DirectSteps(StepRing):
         device: tuple[int, ...] = NO_DEVICE,
         cpu_ns: int = 0,
     ) -> None:
-        """Write step `i`; the arguments are a StepRing's."""
-        line = line_of((*device, i + 1, *t, samples, cpu_ns, loss, i + 1))
-        marks = self.exchanged.pop(i)
-        if marks:
-            start, end = map(self.as_ns, marks)
-            line = f'{line[:-1]},"comm":[{start},{end}]}}'
-        self.log.write_line(line)
-
-
-class RankHostTimeline(HostTimeline, DirectSteps):
-    """The timeline of a rank whose device is the CPU."""
-
-    long_ns = 0  # the CPU time is read in every step
-
-    def step(self, step: Step) -> int:
-        """Record a step, as a HostTimeline does."""
-        self.exchanged[step.number] = self.comm.take()
-        return super().step(step)
-
-
-class RankDeviceTimeline(DeviceTimeline, DirectSteps):
-    """The timeline of a rank on a GPU: its communication is stamped by events in the queue."""
-
-    def step(self, step: Step) -> int:
-        """Keep a step until the device has finished it."""
-        self.exchanged[step.number] = self.comm.take()
-        return super().step(step)
-
-    def as_ns(self, mark: Mark) -> int:
-        """Return an event of the step being written as ns on the host's clock; it is read once."""
-        assert isinstance(mark, torch.Event)
-        self.events.idle.append(mark)
-        return self.host_ns(mark)
+        """Write step `i`; the arguments are those of `StepRing.add`."""
+        marks = self.comm.steps.popleft()
+        exchange = tuple(map(self.as_ns, marks))
+        step = FinishedStep(i, t, samples, loss, device, cpu_ns, exchange=exchange)
+        self.log.write_line(step.line())
 
 
 def rank_timeline(
-    log: EventLog, folder: Path, device: torch.device, comm: Communication
-) -> RankHostTimeline | RankDeviceTimeline:
-    """Return the timeline that fits `device`."""
+    log: EventLog, device: torch.device, comm: Communication
+) -> HostTimeline | DeviceTimeline:
+    """Return the timeline that fits `device`; on a GPU, events in its queue stamp the exchange."""
+    steps = DirectSteps(log, comm)
     if device.type == "cpu":
-        timeline = RankHostTimeline(folder)
+        timeline = HostTimeline(steps, long_ns=0)
     else:
-        timeline = RankDeviceTimeline(folder, log, device)
+        timeline = DeviceTimeline(steps, log, device)
+        steps.as_ns = timeline.taken
         comm.stamp = timeline.events.record
-    timeline.log = log
-    comm.take()
-    timeline.comm = comm
+    comm.steps.clear()  # of what was computed before
     return timeline
 
 

@@ -6,8 +6,8 @@ kernel sends it when a tick finds the thread computing, not in a system call. Py
 in the main thread between two instructions. While the thread is off the core, or the system works
 for it, a thread of ours looks at its stack: such a call has let go of the GIL and stands still.
 
-A sample counts for the time of its own sort since the sample before: user-mode CPU time, CPU time
-in the system, or time off the core. The kernel's clocks tell these apart whenever a sample is due.
+A sample counts for what was spent in its own way since the sample before: user-mode CPU time, CPU
+time in the system, or time off the core. The kernel's clocks tell them apart when one is due.
 
 A sample is [t_ns, weight_ns, place], a place the number of one of `labkit.bench.places`.
 """
@@ -31,7 +31,7 @@ from typing import Any
 from labkit.bench import stack
 from labkit.bench.loader_hook import hook_fetchers
 from labkit.bench.loader_work import LoaderWork
-from labkit.bench.main_thread import MainThread, Timer
+from labkit.bench.main_thread import MainThread, Spent, Timer
 from labkit.bench.places import Places
 from labkit.bench.user_loop import knobs_of
 from labkit.process.events import EventLog, now_ns
@@ -48,12 +48,12 @@ WATCHED = "watched"  # a file in the run's folder, there while the run goes on
 class Sampler:
     """Samples this process's main thread between `start` and `stop`; writes to the log itself."""
 
-    def __init__(self, folder: str | Path, collate: object, until_gone: str = ""):
-        """`collate` is the collate function; it stops once `until_gone` of `folder` is deleted."""
+    def __init__(self, folder: Path, collate: object, watched: Path | None = None):
+        """`collate` is the collate function; it stops once the file `watched` is deleted."""
         self.log = EventLog(folder)
         self.places = Places(collate)
         self.pid = os.getpid()
-        self.mark = os.path.join(folder, until_gone) if until_gone else ""
+        self.watched = watched
         self.rows: list[tuple[int, int, int]] = []
         self.missing = ""  # why there are no samples
         self.in_use = False  # whether a loop goes on
@@ -149,22 +149,22 @@ class Sampler:
                 break
             late = now_ns() - due > LATE_NS
             with contextlib.suppress(OSError):  # the thread has just ended
-                sort = thread.sort(tick, late)
+                how = thread.spends_now(tick, late)
                 with self.lock:
-                    frame = sys._current_frames().get(thread.ident) if sort else None
-                    if frame is not None and self.thread is thread:
-                        self._take(thread, sort, frame)
+                    frame = sys._current_frames().get(thread.ident) if how else None
+                    if how and frame is not None and self.thread is thread:
+                        self._take(thread, how, frame)
                     del frame  # it would keep the user's variables
             if now_ns() > self.due:
                 self.flush()
-                if self.mark and not os.path.exists(self.mark):
+                if self.watched and not self.watched.exists():
                     self.stop()  # the run is over; workers that persist go on
         tick.delete()
 
-    def _take(self, thread: MainThread, sort: str, frame: FrameType) -> None:
-        """Place the time of a sort that passed since its last sample at the stack of `frame`."""
+    def _take(self, thread: MainThread, how: Spent, frame: FrameType) -> None:
+        """Place the time so spent since the last such sample at the stack of `frame`."""
         try:
-            weight = thread.weigh(sort)
+            weight = thread.place(how)
             if weight > 0:
                 self._note(weight, frame)
                 for each in self.beside:
@@ -196,17 +196,18 @@ class Sampler:
 
 @contextlib.contextmanager
 def in_workers(
-    loader: Any, folder: Path, until_gone: str, work: LoaderWork | None
+    loader: Any, folder: Path, work: LoaderWork | None, watched: Path | None = None
 ) -> Iterator[None]:
     """Let the workers that a torch DataLoader starts within the block record themselves.
 
-    Of a loader without workers, `work` records what the main process does for its batches.
+    Of a loader without workers, `work` records what the main process does for its batches. Of a
+    loop of the user's, the file `watched` is there while it goes on.
     """
     workers = knobs_of(loader).get("num_workers")
     with contextlib.ExitStack() as undo:
         if workers:
             own = loader.worker_init_fn
-            how = (str(folder), loader.collate_fn, until_gone)
+            how = (folder, loader.collate_fn, watched)
             loader.worker_init_fn = functools.partial(_record_worker, how, workers, own)
             undo.callback(setattr, loader, "worker_init_fn", own)
         elif work is not None:
@@ -216,19 +217,19 @@ def in_workers(
 
 
 def _record_worker(
-    how: tuple[str, object, str],
+    how: tuple[Path, object, Path | None],
     workers: int,
     own: Callable[[int], None] | None,
     worker: int,
 ) -> None:
     """Start to record in a loader's worker process, then do the loader's own `worker_init_fn`."""
     with contextlib.suppress(Exception):
-        folder, _, until_gone = how
+        _, _, watched = how
         torch_loop = sys._getframe(1).f_code
         sampler = Sampler(*how)
         sampler.places.loop = torch_loop
         sampler.start()
-        work = LoaderWork(sampler.log, worker, workers, folder, until_gone)
+        work = LoaderWork(sampler.log, worker, workers, watched)
         hook_fetchers(work, lambda _dataset: sys._getframe(2).f_code is torch_loop)
         util.Finalize(None, sampler.flush, exitpriority=10)
         util.Finalize(None, work.flush, exitpriority=10)

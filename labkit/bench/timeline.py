@@ -10,11 +10,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
-from labkit.process.events import EventLog, StepRing, now_ns
+from labkit.process.events import NO_DEVICE, EventLog, StepRing, now_ns
 
 # The thread's CPU clock is a system call: two readings cost a loop with cold caches 11 to 26 µs.
 # So it is read in every step that takes a few milliseconds, and in one of many shorter ones.
@@ -57,18 +57,34 @@ class Step(NamedTuple):
     loss: torch.Tensor
 
 
-class HostTimeline(StepRing):
+class Steps(Protocol):
+    """Where a timeline leaves the steps that are over: a StepRing, or the log itself."""
+
+    def add(
+        self,
+        i: int,
+        t: tuple[int, ...],
+        samples: int,
+        loss: float,
+        device: tuple[int, ...] = NO_DEVICE,
+        cpu_ns: int = 0,
+    ) -> None:
+        """Record step `i`, as `StepRing.add` does."""
+
+
+class HostTimeline:
     """Steps of a device that runs while the host waits: the CPU."""
 
     cpu_ns = 0
     until_read = 0  # steps in which the thread's CPU clock is not read
-    long_ns = LONG_NS  # of compute, from which on it is read in every step
     # A copy to the CPU is over when it is issued. Just the clock: a method costs cold caches 4 µs
     copying = staticmethod(now_ns)
     copied = staticmethod(now_ns)
 
-    def __init__(self, folder: str | Path):
-        super().__init__(folder)
+    def __init__(self, steps: Steps, long_ns: int = LONG_NS):
+        """Leave the steps in `steps`; a compute of `long_ns` has its CPU time read every time."""
+        self.add = steps.add
+        self.long_ns = long_ns
         self.computing: Callable[[], object] = self.read_cpu
 
     def read_cpu(self) -> None:
@@ -100,8 +116,8 @@ class HostTimeline(StepRing):
 class WaitingTimeline(HostTimeline):
     """Steps of a device without events to trust (MPS): the host waits for each copy and step."""
 
-    def __init__(self, folder: str | Path, device: torch.device):
-        super().__init__(folder)
+    def __init__(self, steps: Steps, device: torch.device):
+        super().__init__(steps)
         self.device = device
         self.computing = now_ns  # the thread's CPU time is not that of the compute
         self.until_read = 2**62
@@ -125,7 +141,7 @@ class Issued(NamedTuple):
     marks: list[torch.Event]  # start and end of the copy, start and end of the compute
 
 
-class DeviceTimeline(StepRing):
+class DeviceTimeline:
     """Steps of a device that runs behind the host (CUDA): four events a step, none waited for.
 
     Event times have 32 bits: each step is placed by the time from the step before to its own first
@@ -136,8 +152,8 @@ class DeviceTimeline(StepRing):
 
     LOSSES = 4096  # steps in flight at the most: far more than a launch queue holds (about 1000)
 
-    def __init__(self, folder: Path, log: EventLog, device: torch.device):
-        super().__init__(folder)
+    def __init__(self, steps: Steps, log: EventLog, device: torch.device):
+        self.add = steps.add
         self.log = log
         self.device = device
         self.events = EventPool(device)
@@ -217,6 +233,11 @@ class DeviceTimeline(StepRing):
         """Return an event of the step being written as ns on the host's clock."""
         return self.first_ns + round(self.first.elapsed_time(event) * 1e6)
 
+    def taken(self, event: torch.Event) -> int:
+        """Return `host_ns` of an event that nobody reads again."""
+        self.events.idle.append(event)
+        return self.host_ns(event)
+
     def finish(self) -> None:
         """Write what was in flight, and how far the clocks have parted since the last anchor."""
         self._catch_up()
@@ -236,8 +257,8 @@ def make_timeline(
 ) -> HostTimeline | DeviceTimeline:
     """Return the timeline that fits `device`, writing to the run in `folder`."""
     if device.type == "cpu":
-        return HostTimeline(folder)
+        return HostTimeline(StepRing(folder))
     if device.type == "cuda":
-        return DeviceTimeline(folder, log, device)
+        return DeviceTimeline(StepRing(folder), log, device)
     log.write("clock", why=NO_EVENTS)
-    return WaitingTimeline(folder, device)
+    return WaitingTimeline(StepRing(folder), device)

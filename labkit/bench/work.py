@@ -108,8 +108,8 @@ def lines_of(batches: Loader, folder: Path) -> Iterator[None]:
     loader = batches.loader if isinstance(batches, user_dataset.Batches) else batches
     sampler = Sampler(folder, loader.collate_fn)
     sampler.places.loop = train.__code__
-    work = LoaderWork(sampler.log, -1, 1, folder, until_gone="")
-    with in_workers(loader, folder, "", work):
+    work = LoaderWork(sampler.log, -1, 1)
+    with in_workers(loader, folder, work):
         sampler.start()
         yield
     sampler.stop()

@@ -120,6 +120,9 @@ class Guess(Result):
             measured = measured.utilization
         is_missing = isinstance(measured, float) and math.isnan(measured)  # a row without a number
         self.measured = None if is_missing else measured
+        asks_number = isinstance(self.measured, int | float)
+        if asks_number and isinstance(self.value, str):
+            self.note = f"No points: {self.value!r} is a text, and the answer is a number."
         if self.points is not None:
             keep("guesses", self.question, guess=self.value, measured=self.measured)
         return self
@@ -199,8 +202,9 @@ class Score(Result):
     def table(self) -> Table:
         """Return the points and the challenges so far."""
         most = 3 * self.guesses
+        several = "" if self.guesses == 1 else "es"
         rows = [
-            ("guesses", f"{self.guess_points} of {most} points for {self.guesses} guesses"),
+            ("guesses", f"{self.guess_points} of {most} points for {self.guesses} guess{several}"),
             ("challenges", f"{self.solved} passed, {self.challenges} tried"),
         ]
         return Table(rows, left=(0, 1))

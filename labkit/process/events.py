@@ -20,6 +20,7 @@ import os
 import struct
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from labkit.process.keys import keys_in, masked
 from labkit.process.locks import one_writer
@@ -143,6 +144,34 @@ class SleepWatch:
             self.known_ns += slept_ns
 
 
+class FinishedStep(NamedTuple):
+    """A step that is over, as the log holds it; moments in ns."""
+
+    number: int  # from 0
+    stamps: tuple[int, ...]  # the host asked for data, had it, had issued its copy and the compute
+    samples: int
+    loss: float
+    device: tuple[int, ...] = NO_DEVICE  # from when to when it copied, and was busy
+    cpu_ns: int = 0  # of the loop's thread; 0 where it was not read
+    batch_bytes: int = 0  # of the large arrays in its batch; 0 where they are not known
+    exchange: tuple[int, ...] = ()  # of ranks: the gradients were complete, and were averaged
+
+    def line(self) -> str:
+        """Return the line of JSON that the log holds."""
+        # 9 digits are all of a float32; JSON has no NaN
+        loss = f"{self.loss:.9g}" if math.isfinite(self.loss) else "null"
+        asked, ready, copied, done = self.stamps
+        copy_start, copy_end, start, end = self.device
+        cpu = f',"cpu":{self.cpu_ns}' if self.cpu_ns else ""
+        size = f',"bytes":{self.batch_bytes}' if self.batch_bytes else ""
+        device = f',"copy":[{copy_start},{copy_end}],"busy":[{start},{end}]' if end else ""
+        exchange = f',"comm":{list(self.exchange)}' if self.exchange else ""
+        return (
+            f'{{"event":"step","i":{self.number},"t":[{asked},{ready},{copied},{done}],'
+            f'"n":{self.samples},"loss":{loss}{cpu}{size}{device}{exchange}}}'
+        )
+
+
 class StepRing:
     """The loop's side: packs finished steps into the ring in `folder`."""
 
@@ -205,12 +234,14 @@ class Drain:
             (number,) = NUMBER.unpack_from(self.ring, at + LAST)
             if number < self.next:
                 break
-            step = SLOT.unpack_from(self.ring, at)
+            *device, _, t0, t1, t2, t3, samples, cpu_ns, loss, _ = SLOT.unpack_from(self.ring, at)
             if NUMBER.unpack_from(self.ring, at + FIRST) != (number,):
                 break
             if number > self.next:  # overtaken: the ring went round
                 self.log.write("lost", steps=[self.next - 1, number - 1])
-            lines.append(line_of(step))
+            stamps = (t0, t1, t2, t3)
+            step = FinishedStep(number - 1, stamps, samples, loss, tuple(device), cpu_ns)
+            lines.append(step.line())
             self.next = number + 1
         if lines:
             self.log.write_line("\n".join(lines))
@@ -234,19 +265,3 @@ def recover(folder: str | Path) -> None:
     if drain.path.exists():
         drain.log.write_line("")  # ends a line that was torn
         drain.remove()
-
-
-def line_of(step: tuple, batch_bytes: int = 0) -> str:
-    """Return a slot of the ring as the line of JSON that the log holds.
-
-    `batch_bytes`, where it is known, is of the largest array in the step's batch.
-    """
-    c0, c1, b0, b1, number, t0, t1, t2, t3, samples, cpu_ns, loss, _ = step
-    text = f"{loss:.9g}" if math.isfinite(loss) else "null"  # 9 digits: all of a float32; no NaN
-    cpu = f',"cpu":{cpu_ns}' if cpu_ns else ""
-    size = f',"bytes":{batch_bytes}' if batch_bytes else ""
-    device = f',"copy":[{c0},{c1}],"busy":[{b0},{b1}]' if b1 else ""
-    return (
-        f'{{"event":"step","i":{number - 1},"t":[{t0},{t1},{t2},{t3}],'
-        f'"n":{samples},"loss":{text}{cpu}{size}{device}}}'
-    )

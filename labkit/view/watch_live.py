@@ -99,7 +99,7 @@ class Watch:
         if model is not None and model is not self.model:
             self.model = model
             if self._recorder is not None and _is_open(self._recorder):
-                self._recorder.count(model)
+                self._recorder.trained.count(model)
 
     def diagnose(self) -> Diagnosis:
         """Name what holds the loop back, with evidence and advice."""
@@ -166,7 +166,7 @@ class Watch:
         if not over:  # a line that wraps could not be written over
             display.line(text[: shutil.get_terminal_size().columns - 1])
             return
-        is_empty = recorder.next == recorder.first_step and recorder.how == "exhausted"
+        is_empty = recorder.steps.next == recorder.first_step and recorder.how == "exhausted"
         display.final(EMPTY if is_empty else text)
 
 
@@ -300,14 +300,14 @@ def _marked_cell(file: str, shares: dict[int, float]) -> str:
 
 def line(recorder: Recorder) -> str:
     """Say in one line how far a pass is and what has been measured."""
-    tally = recorder.tally
+    tally = recorder.steps.tally
     kind = recorder.kind
-    done = recorder.next - recorder.first_step
+    done = recorder.steps.next - recorder.first_step
     of = f"/{recorder.length}" if recorder.length else ""
     parts = [f"epoch {recorder.epoch + 1}, step {done}{of}"]
     if tally.wall:
-        parts.append(f"{tally.samples / tally.wall * 1e9:,.0f} {recorder.unit}/s")
-        if kind == "cpu" or recorder.clock is not None:  # else of launches only
+        parts.append(f"{tally.samples / tally.wall * 1e9:,.0f} {recorder.batches.unit}/s")
+        if kind == "cpu" or recorder.steps.clock is not None:  # else of launches only
             most = "at most " if kind == "gpu" else ""  # gaps between kernels count as busy
             busy = f"{kind.upper()} busy {most}{tally.busy / tally.wall:.0%}"
             parts.append(f"{busy}, waiting for data {tally.wait / tally.wall:.0%}")

@@ -26,17 +26,18 @@ class Probes:
         self.log = log
         self.sampler = Sampler(folder, getattr(loader, "collate_fn", None))
         self.growth = Growth()
-        (folder / WATCHED).touch()
+        self.watched = folder / WATCHED
+        self.watched.touch()
         self.words = Progress(folder, "loop").words  # what the loop is busy with
         self.work: LoaderWork | None = None  # of this process, where the loader has no workers
         if workers == 0:
-            self.work = LoaderWork(log, -1, 1, folder, WATCHED)
+            self.work = LoaderWork(log, -1, 1, self.watched)
         self.telemetry: subprocess.Popen | None = None
         self.telemetry_due = now_ns() + TELEMETRY_AFTER_NS
 
     def recording(self, loader: object) -> contextlib.AbstractContextManager[None]:
         """Let the processes that prepare the batches, begun within the block, record themselves."""
-        return in_workers(loader, self.folder, WATCHED, self.work)
+        return in_workers(loader, self.folder, self.work, self.watched)
 
     def look(self, frame: FrameType) -> None:
         """Look what grows among the variables of the loop, which `frame` runs."""
@@ -60,7 +61,7 @@ class Probes:
         """End what still looks, in the loader's workers as well."""
         if self.work is not None:
             self.work.close()
-        (self.folder / WATCHED).unlink(missing_ok=True)
+        self.watched.unlink(missing_ok=True)
         for left in self.folder.glob(f"{PROGRESS}-*"):
             left.unlink(missing_ok=True)
         if self.telemetry is not None:

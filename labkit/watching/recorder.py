@@ -19,18 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.bench import own_record, user_loop
-from labkit.bench.device_clock import DeviceClock
 from labkit.bench.loader_clocks import USUAL
 from labkit.process import folders
 from labkit.process.events import EventLog, now_ns
 from labkit.watching.batches import Batches, length_of
-from labkit.watching.kinds import DeviceKind, Ending, Unit
+from labkit.watching.kinds import DeviceKind, Ending
 from labkit.watching.loader_call import call_of
 from labkit.watching.passes import Beat, Pass, say
 from labkit.watching.probes import Probes
 from labkit.watching.step_log import StepLog
 from labkit.watching.step_timer import Row
-from labkit.watching.tally import Tally
 from labkit.watching.trained import Trained
 
 if TYPE_CHECKING:
@@ -79,7 +77,7 @@ class Recorder:
         self.batches = Batches(self.knobs.get("batch_size"))
         self.trained = Trained()
         if model is not None:
-            self.count(model)
+            self.trained.count(model)
         code = None  # of the call that makes the loader
         with contextlib.suppress(Exception):
             code = call_of(loader, model)
@@ -87,30 +85,6 @@ class Recorder:
         watched |= {"trainer": _in_trainer(), "code": code, "place": place and list(place)}
         own_record.write_spec(self.log, self.folder.name, self.knobs, watched=watched)
         self.probes = Probes(self.folder, self.log, loader, self.knobs.get("num_workers"))
-
-    @property
-    def tally(self) -> Tally:
-        """Sums over the steps so far."""
-        return self.steps.tally
-
-    @property
-    def next(self) -> int:
-        """The number of the next step."""
-        return self.steps.next
-
-    @property
-    def clock(self) -> DeviceClock | None:
-        """The clock of the GPU that the loop uses, where it does."""
-        return self.steps.clock
-
-    @property
-    def unit(self) -> Unit:
-        """What its throughput counts."""
-        return self.batches.unit
-
-    def count(self, model: object) -> None:
-        """Count the FLOPs of the next training call of `model`, and of no other one."""
-        self.trained.count(model)
 
     def trained_by(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has made a step; at first, where and what its weights are."""
@@ -170,10 +144,10 @@ class Recorder:
         if counts:
             self.began_ns = began_ns
         self.how = ""
-        self.tally.end = None
-        self.first_step = self.next
+        self.steps.tally.end = None
+        self.first_step = self.steps.next
         # goes on, whatever was said before
-        self.log.write("epoch", n=self.epoch, step=self.next, began=began_ns)
+        self.log.write("epoch", n=self.epoch, step=self.steps.next, began=began_ns)
         self.probes.sampler.start()
 
     @property
@@ -194,10 +168,10 @@ class Recorder:
         self.steps.take(rows)
         call = self.trained.call
         if rows and call is not None and call.given:
-            call.write(self.log, None if self.unit == "samples" else 1)
+            call.write(self.log, None if self.batches.unit == "samples" else 1)
             self.trained.call = None
-        if self.tally.steps:
-            self.probes.words[USUAL] = self.tally.wall // self.tally.steps
+        if self.steps.tally.steps:
+            self.probes.words[USUAL] = self.steps.tally.wall // self.steps.tally.steps
 
     def _begin(self) -> None:
         """Say what this is: known only when the first body has run, and used the device."""
@@ -211,7 +185,7 @@ class Recorder:
         self.steps.warmup = warmup
         self.log.write("machine", **machine)
         dtypes = {"weights_dtype": trained.dtype, "batch_dtype": self.batches.dtype}
-        self.log.write("job", pipeline=self.knobs, not_applied={}, unit=self.unit, **dtypes)
+        self.log.write("job", pipeline=self.knobs, not_applied={}, unit=self.batches.unit, **dtypes)
         self.log.write("begin", warmup=warmup)
 
     def end_pass(self, how: Ending, error: BaseException | None = None) -> None:
@@ -252,8 +226,8 @@ class Recorder:
             current = self.current
             if current is not None:
                 current.hand_over()
-            if self.clock is not None:
-                self.clock.finish()
+            if self.steps.clock is not None:
+                self.steps.clock.finish()
         self.steps.write()
         self.probes.flush()
         self.batches.write_padding(self.log)

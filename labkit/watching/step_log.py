@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from labkit.bench.device_clock import DeviceClock
-from labkit.process.events import EventLog, line_of
+from labkit.process.events import NO_DEVICE, EventLog, FinishedStep
 from labkit.watching.step_timer import Row
 from labkit.watching.tally import Tally
 
@@ -49,11 +49,9 @@ class StepLog:
         loss = self.losses.pop(number, math.nan)
         batch_bytes = self.bytes.pop(number, 0)
         if number < KEEP_STEPS:
-            start, end = busy or (0, 0)
-            device = (start, start, start, end)  # the copy is inside
-            place = number + 1
-            slot = (*device, place, *stamps, samples, 0, loss, place)
-            self.lines.append(line_of(slot, batch_bytes))
+            device = (busy[0], busy[0], *busy) if busy else NO_DEVICE  # the copy is inside
+            step = FinishedStep(number, stamps, samples, loss, device, batch_bytes=batch_bytes)
+            self.lines.append(step.line())
 
     def write(self) -> None:
         """Write what has gathered."""

@@ -22,7 +22,7 @@ class StepTimer:
     def __init__(self, recorder: Recorder):
         self.recorder = recorder
         self.words = recorder.probes.words
-        self.clock = recorder.clock  # of a GPU; known only when the first body has run
+        self.clock = recorder.steps.clock  # of a GPU; known only when the first body has run
         self.rows: list[Row] = []
         self.asked = 0
         self.ready = 0  # 0 while there is no body whose end could be stamped
@@ -65,7 +65,7 @@ class StepTimer:
         rows = self.rows
         self.rows = []
         self.recorder.take(rows)
-        self.clock = self.recorder.clock
+        self.clock = self.recorder.steps.clock
 
     def idle(self) -> None:
         """Say that the loop is busy with nothing."""

@@ -23,7 +23,7 @@ from paired import by_lot
 
 from labkit.bench import loop, timeline
 from labkit.process import launcher
-from labkit.process.events import now_ns
+from labkit.process.events import StepRing, now_ns
 from labkit.results.hardware import machine
 from labkit.results.launch import launch
 from labkit.spec import Pipeline
@@ -91,7 +91,7 @@ def recording() -> None:
     """Print the time of a step, and as shares of it what recording costs, and the noise."""
     trainer, images, labels = trainer_of(STEP_MS)
     with tempfile.TemporaryDirectory() as folder:
-        host = timeline.HostTimeline(folder)
+        host = timeline.HostTimeline(StepRing(folder))
 
         def plain() -> None:
             trainer.compute(*trainer.to_device(images, labels), update=True)
