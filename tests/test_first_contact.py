@@ -24,6 +24,7 @@ from labkit.bench import (
     device_clock,
     flops,
     gpu_meter,
+    handoff,
     machine,
     measure,
     model_size,
@@ -577,6 +578,54 @@ def test_ten_minutes_of_a_device_whose_clock_runs_fast_stay_tied_to_the_hosts(
     assert len(off_us) == 600 and max(map(abs, off_us)) < 130
     [drift] = [call.kwargs for call in steps.log.write.call_args_list if call.args == ("drift",)]
     assert abs(drift["drift_us"]) < 130
+
+
+class PlayedEvent:
+    """An event that passes when it is told, on a device's clock that may run fast."""
+
+    def __init__(self, passes_ns, fast):
+        self.device_ns = passes_ns * (1 + fast)
+
+    def query(self):
+        return True
+
+    def elapsed_time(self, later):
+        return (later.device_ns - self.device_ns) / 1e6
+
+
+@pytest.mark.parametrize(
+    ("queue_ns", "fast", "most_off_us"),
+    [(1_000_000_000, 0.0, 1.0), (0, 1e-5, 10.0), (0, -1e-5, 10.0)],
+    ids=["a queue that is never empty", "idle, a fast clock", "idle, a slow clock"],
+)
+def test_a_devices_clock_stays_tied_to_the_hosts(queue_ns, fast, most_off_us, monkeypatch):
+    step_ns = 200_000_000
+    host = SimpleNamespace(ns=0)
+    monkeypatch.setattr(device_clock, "now_ns", lambda: host.ns)
+    off_us = []
+
+    def write(_number, stamps, _samples, busy):
+        off_us.append((busy[0] - stamps[0]) / 1e3)
+
+    clock = device_clock.DeviceClock(SimpleNamespace(idle=[]), write)
+    for number in range(6_000):  # 20 minutes
+        passes = step_ns * (number + 1)
+        issued = passes - (queue_ns if number else 0)
+        start = device_clock.Mark(PlayedEvent(passes, fast), issued)
+        end = device_clock.Mark(PlayedEvent(passes + step_ns // 2, fast), issued)
+        clock.add(number, (passes,), 16, start, end)
+        host.ns = passes + step_ns
+        clock.collect()
+    assert len(off_us) == 6_000 and max(map(abs, off_us)) < most_off_us
+
+
+def test_what_a_forked_worker_hands_over_is_not_pinned(monkeypatch):
+    pinned = torch.arange(4.0)
+    plain = torch.arange(3.0)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor is pinned)
+    ready = handoff.Ready((pinned, plain))
+    assert torch.equal(ready.batch[0], pinned) and ready.batch[0] is not pinned
+    assert ready.batch[1] is plain
 
 
 class EventOfCuda:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections import deque
@@ -45,7 +46,8 @@ class DeviceClock:
 
     The two clocks are tied without a synchronization: an event cannot have passed before it was
     recorded, nor after it was first seen to have passed. The first bound is tight whenever the
-    device was idle, the second whenever the host looked just then.
+    device was idle, the second whenever the host looked just then. Between two such moments the
+    tie is kept as it was: the clocks may part either way.
     """
 
     def __init__(self, events: EventPool, write: Write):
@@ -54,7 +56,8 @@ class DeviceClock:
         self.in_flight: deque[InFlight] = deque()
         self.last: torch.Event | None = None  # the event at `place_ns` on the device's clock
         self.place_ns = 0.0
-        self.zero_ns = 0.0  # the host's time at place 0
+        self.zero_ns = 0.0  # the host's time at place 0, by the last tie
+        self.least_ns = -math.inf  # what it is at least by now, however the clocks have parted
 
     def mark(self) -> Mark:
         """Record an event on the current stream."""
@@ -81,16 +84,19 @@ class DeviceClock:
     def _place(self, mark: Mark, seen_ns: int) -> float:
         """Return when an event passed, ns on the device's clock; tie that to the host's."""
         moved = 0.0
-        if self.last is None:
-            self.zero_ns = mark.issued_ns
-        else:  # from the event before: over an hour the 32 bits of an elapsed time lose 0.25 ms
+        if self.last is not None:
+            # From the event before: over an hour the 32 bits of an elapsed time lose 0.25 ms.
             moved = self.last.elapsed_time(mark.event) * 1e6
             self.events.idle.append(self.last)
         self.last = mark.event
         self.place_ns += moved
         earliest = mark.issued_ns - self.place_ns
         latest = seen_ns - self.place_ns
-        self.zero_ns = min(max(self.zero_ns - DRIFT * moved, earliest), latest)
+        self.least_ns -= DRIFT * moved
+        if earliest > self.least_ns:
+            self.zero_ns = self.least_ns = earliest
+        self.zero_ns = min(self.zero_ns, latest)
+        self.least_ns = min(self.least_ns, latest)
         return self.place_ns
 
     def finish(self) -> None:

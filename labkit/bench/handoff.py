@@ -30,7 +30,8 @@ class Ready(Dataset):
     """Batches that are there at once: all that is left is handing them over."""
 
     def __init__(self, batch: Batch):
-        self.batch = batch
+        # A forked worker must not touch pinned memory, which is the driver's: a copy is not pinned.
+        self.batch = tuple(part.clone() if part.is_pinned() else part for part in batch)
         self.before_ns: int | None = None
 
     def __len__(self) -> int:
