@@ -245,7 +245,7 @@ def test_notebook_04_finds_a_largest_batch_only_where_memory_can_be_limited(
         "machine": kit.machine.return_value,
         "cnn": parts,
         "Path": lambda _: no_proc,
-        "bet": Mock(),
+        "memory_bet": Mock(),
     }
     exec(cell("04_batch_sizing", "batch-fits-0"), names)
     exec(cell("04_batch_sizing", "batch-35"), names)

@@ -18,6 +18,7 @@ class Tensor:
     """What counts as a tensor, and notes where it is read."""
 
     __module__ = "torch"
+    is_cpu = False
 
     def __init__(self, places):
         self.places = places
@@ -77,8 +78,9 @@ def test_a_trainer_that_asks_whether_the_loss_is_finite_trains(gpu):
 
 
 def test_comparisons_and_indices_of_tensors_are_not_of_python():
-    x = torch.ones(4)
+    x = torch.ones(4, device="meta")  # as on a GPU, what is in it is not in RAM
     mask = x > 0.5
+    scores = torch.ones(4)
     rows = {"a": 1}
     code = {
         "x[mask]": "torch",
@@ -90,6 +92,9 @@ def test_comparisons_and_indices_of_tensors_are_not_of_python():
         "x.to('cpu')": "sync",
         "x.to(torch.device('meta'))": "copy",
         "rows['a']": "python",
+        "scores[2]": "python",  # of a loop over what is in RAM
+        "scores[2] > 0.5": "python",
+        "x is None": "python",
     }
     for text, kind in code.items():
         file = f"<an operation: {text}>"
@@ -97,14 +102,16 @@ def test_comparisons_and_indices_of_tensors_are_not_of_python():
         steps = [
             step
             for step in dis.get_instructions(compile(text, file, "exec"))
-            if step.opname.startswith(("BINARY", "STORE_SUBSCR", "COMPARE", "UNARY", "CALL"))
+            if step.opname.startswith(
+                ("BINARY", "STORE_SUBSCR", "COMPARE", "UNARY", "CALL", "IS_OP")
+            )
         ]
         frame = SimpleNamespace(
             f_code=compile(text, file, "exec"),
             f_lasti=steps[-1].offset,
             f_lineno=1,
             f_globals={"torch": torch},
-            f_locals={"x": x, "mask": mask, "rows": rows},
+            f_locals={"x": x, "mask": mask, "rows": rows, "scores": scores},
             f_builtins={},
         )
         assert kinds.kind_and_call(frame)[0] == kind, text

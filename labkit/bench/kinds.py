@@ -84,6 +84,8 @@ def kind_and_call(frame: FrameType) -> tuple[str, str]:
     node = expression(frame)
     if node is None:
         return "python", ""
+    if not isinstance(node, (ast.Call, ast.BinOp)) and not _is_on_gpu(node, frame):
+        return "python", ""  # a loop over the elements of a tensor in RAM is Python's
     function = node.func if isinstance(node, ast.Call) else node
     name = getattr(function, "attr", getattr(function, "id", ""))
     module = _owner(function, frame)
@@ -125,7 +127,7 @@ def condition_awaited(top: FrameType) -> tuple[FrameType, str] | None:
         # What comes between is skipped where the condition does not hold
         if is_condition and (each.offset > last_call or last_call < each.argval <= frame.f_lasti):
             node = _parsed(frame.f_code, each.offset, None)
-            if node is not None and _owner(node, frame).startswith("torch"):
+            if node is not None and _is_on_gpu(node, frame):
                 return frame, call_text(node)
     return None
 
@@ -133,6 +135,14 @@ def condition_awaited(top: FrameType) -> tuple[FrameType, str] | None:
 @functools.lru_cache(256)
 def _steps(code: CodeType) -> tuple[dis.Instruction, ...]:
     return tuple(dis.get_instructions(code))
+
+
+def _is_on_gpu(node: ast.expr, frame: FrameType) -> bool:
+    """Return whether an expression names a tensor that is not in the host's memory."""
+    if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.Is, ast.IsNot)):
+        return False  # that looks at no value
+    named = [each for each in ast.walk(node) if isinstance(each, (ast.Name, ast.Attribute))]
+    return any(getattr(_looked_up(each, frame), "is_cpu", True) is False for each in named)
 
 
 def _is_to_host(node: ast.expr, frame: FrameType) -> bool:
