@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from labkit.bench import kinds, stack
+from labkit.bench import kinds
 from labkit.bench.batch_contents import bytes_along, large_arrays
 from labkit.bench.places import Places, Stack, _work
 
@@ -34,8 +34,7 @@ class Tensor:
 
 @pytest.fixture(params=[True, False], ids=["gpu", "cpu"])
 def gpu(request, monkeypatch):
-    for module in (stack, kinds):
-        monkeypatch.setattr(module, "is_gpu_in_use", lambda: request.param)
+    monkeypatch.setattr(Tensor, "is_cpu", not request.param)
     return request.param
 
 

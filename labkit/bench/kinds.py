@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable
 from types import CodeType, FrameType, ModuleType
 
-from labkit.bench.stack import is_a, is_gpu_in_use, locals_of, module_of_frame, position_of
+from labkit.bench.stack import is_a, locals_of, module_of_frame, position_of
 
 KINDS = {  # of work, by the modules that do it; the longest prefix of a module's name counts
     "forward": "torch.nn torchvision.models",
@@ -62,8 +62,8 @@ def kind_of(module: str) -> str:
 def kind_of_calls(frames: Iterable[FrameType]) -> str:
     """Return the kind of work of library frames, the deepest first; the last has the say.
 
-    Not where it calls torch while a GPU has work queued: a logger that reads a tensor waits for all
-    of it there, and so does a package that asks whether a loss is finite.
+    Not where it calls torch for a tensor on a GPU: a logger that reads one waits for all that is
+    queued, and so does a package that asks whether a loss is finite.
     """
     kind = ""
     deepest = None
@@ -72,9 +72,10 @@ def kind_of_calls(frames: Iterable[FrameType]) -> str:
         module = module_of_frame(frame)
         special = OF_TORCH.get(frame.f_code.co_name) if module.startswith("torch.") else None
         kind = special or kind_of(module) or kind or "library"
-    if deepest is not None and kind in ("library", "logging") and is_gpu_in_use():
+    if deepest is not None and kind in ("library", "logging"):
+        node = expression(deepest)
         of_torch = kind_of_torch_call(deepest)
-        if of_torch == "sync" or kind == "library":
+        if (of_torch == "sync" or kind == "library") and node and _is_on_gpu(node, deepest):
             return of_torch or kind
     return kind
 

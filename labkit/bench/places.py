@@ -157,7 +157,7 @@ def _reads(seen: Stack) -> Where | None:
 def _work(top: FrameType, seen: Stack) -> tuple[str, str]:
     """Return the kind of work that a stack is at, and what the user's line was calling."""
     own = seen.own
-    awaited = kinds.condition_awaited(top) if stack.is_gpu_in_use() else None
+    awaited = kinds.condition_awaited(top)
     if awaited and awaited[0] is own:
         return "sync", awaited[1]
     if own is top:

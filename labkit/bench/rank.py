@@ -26,7 +26,7 @@ from labkit.bench.own_record import telemetry_beside, write_spec
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.timeline import DeviceTimeline, HostTimeline
 from labkit.knobs import Settings
-from labkit.process.events import NO_DEVICE, EventLog, FinishedStep, now_ns
+from labkit.process.events import EventLog, FinishedStep, now_ns
 from labkit.spec import Job
 
 Resolved = tuple[Job, dict[str, str]]
@@ -232,20 +232,10 @@ class DirectSteps:
         self.comm = comm
         self.as_ns = as_ns
 
-    def add(
-        self,
-        i: int,
-        t: tuple[int, ...],
-        samples: int,
-        loss: float,
-        device: tuple[int, ...] = NO_DEVICE,
-        cpu_ns: int = 0,
-    ) -> None:
-        """Write step `i`; the arguments are those of `StepRing.add`."""
-        marks = self.comm.steps.popleft()
-        exchange = tuple(map(self.as_ns, marks))
-        step = FinishedStep(i, t, samples, loss, device, cpu_ns, exchange=exchange)
-        self.log.write_line(step.line())
+    def add(self, *step: Any, **more: Any) -> None:
+        """Write a step; the arguments are those of `StepRing.add`."""
+        exchange = tuple(map(self.as_ns, self.comm.steps.popleft()))
+        self.log.write_line(FinishedStep(*step, **more, exchange=exchange).line())
 
 
 def rank_timeline(
@@ -254,9 +244,9 @@ def rank_timeline(
     """Return the timeline that fits `device`; on a GPU, events in its queue stamp the exchange."""
     steps = DirectSteps(log, comm)
     if device.type == "cpu":
-        timeline = HostTimeline(steps, long_ns=0)
+        timeline = HostTimeline(steps.add, long_ns=0)
     else:
-        timeline = DeviceTimeline(steps, log, device)
+        timeline = DeviceTimeline(steps.add, log, device)
         steps.as_ns = timeline.taken
         comm.stamp = timeline.events.record
     comm.steps.clear()  # of what was computed before

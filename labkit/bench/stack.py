@@ -147,9 +147,3 @@ def is_grad_on() -> bool:
     """Return whether this thread records gradients: validation does not."""
     torch = sys.modules.get("torch")
     return torch is None or not hasattr(torch, "is_grad_enabled") or torch.is_grad_enabled()
-
-
-def is_gpu_in_use() -> bool:
-    """Return whether this process has work on a GPU, which runs behind the host."""
-    cuda = sys.modules.get("torch.cuda")
-    return cuda is not None and cuda.is_initialized()

@@ -10,11 +10,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
-from labkit.process.events import NO_DEVICE, EventLog, StepRing, now_ns
+from labkit.process.events import EventLog, StepRing, now_ns
 
 # The thread's CPU clock is a system call: two readings cost a loop with cold caches 11 to 26 µs.
 # So it is read in every step that takes a few milliseconds, and in one of many shorter ones.
@@ -57,19 +57,8 @@ class Step(NamedTuple):
     loss: torch.Tensor
 
 
-class Steps(Protocol):
-    """Where a timeline leaves the steps that are over: a StepRing, or the log itself."""
-
-    def add(
-        self,
-        i: int,
-        t: tuple[int, ...],
-        samples: int,
-        loss: float,
-        device: tuple[int, ...] = NO_DEVICE,
-        cpu_ns: int = 0,
-    ) -> None:
-        """Record step `i`, as `StepRing.add` does."""
+AddStep = Callable[..., None]
+"""Takes a step that is over, as `StepRing.add` does: into the ring, or into the log itself."""
 
 
 class HostTimeline:
@@ -81,9 +70,9 @@ class HostTimeline:
     copying = staticmethod(now_ns)
     copied = staticmethod(now_ns)
 
-    def __init__(self, steps: Steps, long_ns: int = LONG_NS):
-        """Leave the steps in `steps`; a compute of `long_ns` has its CPU time read every time."""
-        self.add = steps.add
+    def __init__(self, add: AddStep, long_ns: int = LONG_NS):
+        """Hand each step to `add`; a compute of `long_ns` has its CPU time read every time."""
+        self.add = add
         self.long_ns = long_ns
         self.computing: Callable[[], object] = self.read_cpu
 
@@ -116,8 +105,8 @@ class HostTimeline:
 class WaitingTimeline(HostTimeline):
     """Steps of a device without events to trust (MPS): the host waits for each copy and step."""
 
-    def __init__(self, steps: Steps, device: torch.device):
-        super().__init__(steps)
+    def __init__(self, add: AddStep, device: torch.device):
+        super().__init__(add)
         self.device = device
         self.computing = now_ns  # the thread's CPU time is not that of the compute
         self.until_read = 2**62
@@ -152,8 +141,8 @@ class DeviceTimeline:
 
     LOSSES = 4096  # steps in flight at the most: far more than a launch queue holds (about 1000)
 
-    def __init__(self, steps: Steps, log: EventLog, device: torch.device):
-        self.add = steps.add
+    def __init__(self, add: AddStep, log: EventLog, device: torch.device):
+        self.add = add
         self.log = log
         self.device = device
         self.events = EventPool(device)
@@ -257,8 +246,8 @@ def make_timeline(
 ) -> HostTimeline | DeviceTimeline:
     """Return the timeline that fits `device`, writing to the run in `folder`."""
     if device.type == "cpu":
-        return HostTimeline(StepRing(folder))
+        return HostTimeline(StepRing(folder).add)
     if device.type == "cuda":
-        return DeviceTimeline(StepRing(folder), log, device)
+        return DeviceTimeline(StepRing(folder).add, log, device)
     log.write("clock", why=NO_EVENTS)
-    return WaitingTimeline(StepRing(folder), device)
+    return WaitingTimeline(StepRing(folder).add, device)

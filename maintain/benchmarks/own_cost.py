@@ -91,7 +91,7 @@ def recording() -> None:
     """Print the time of a step, and as shares of it what recording costs, and the noise."""
     trainer, images, labels = trainer_of(STEP_MS)
     with tempfile.TemporaryDirectory() as folder:
-        host = timeline.HostTimeline(StepRing(folder))
+        host = timeline.HostTimeline(StepRing(folder).add)
 
         def plain() -> None:
             trainer.compute(*trainer.to_device(images, labels), update=True)
