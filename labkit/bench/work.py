@@ -22,8 +22,8 @@ from labkit.bench.resolve_config import resolve_config
 from labkit.bench.sampler import Sampler, in_workers
 from labkit.bench.timeline import make_timeline
 from labkit.knobs import Settings
+from labkit.process.device_lock import hold
 from labkit.process.events import EventLog
-from labkit.process.family import hold
 from labkit.spec import Job, quick_run
 
 QUICK_SHARE = 0.25  # of its time limit that a quick run takes
