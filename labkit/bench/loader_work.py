@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from labkit.bench.loader_clocks import (
+from labkit.bench.loader_clocks import BytesRead, Memory, Stopwatch, TimeInLine
+from labkit.bench.loader_progress import (
     BATCH,
     COLLATING,
     FETCHING,
@@ -19,11 +20,7 @@ from labkit.bench.loader_clocks import (
     NO_INDEX,
     SINCE,
     STATE,
-    BytesRead,
-    Memory,
     Progress,
-    Stopwatch,
-    TimeInLine,
     plain_index,
 )
 from labkit.process.events import EventLog, now_ns
