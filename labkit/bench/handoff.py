@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from labkit.bench.lifetime import worker_dies_with_bench
 from labkit.bench.loop import Trains
 from labkit.bench.optional import write_or_why
-from labkit.bench.process import worker_dies_with_bench
 from labkit.process.events import EventLog, now_ns
 
 COST_S = 0.4  # about what it takes with the worker's start

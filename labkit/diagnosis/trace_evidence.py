@@ -77,7 +77,7 @@ def of_trace(breakdown: Breakdown) -> Evidence:
         formats=tensor_formats(breakdown.device_name, breakdown.compute_capability),
         advised=_advised(breakdown),
         from_trace=True,
-        loader_workers=breakdown.loader_workers,
+        trace_has_workers=breakdown.loader_workers,
         outside_where=breakdown.host_where,
     )
 
