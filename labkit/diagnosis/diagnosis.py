@@ -28,9 +28,10 @@ from labkit.results.event_log import of_one_moment
 from labkit.results.library import Loaded, load
 from labkit.results.measurements import Measurements
 from labkit.results.ranks import Ranks
-from labkit.results.record import BODY_NOTE, RecordError
-from labkit.results.result import listed
+from labkit.results.record import RecordError
 from labkit.results.run import Run
+from labkit.results.text import listed
+from labkit.results.watched_pipeline import BODY_NOTE
 
 # Causes that follow from a busy device: how well its operators work is not measured
 CONCLUDED = (DEVICE_LIMIT, DOUBLE)

@@ -8,17 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit.diagnosis.core_use import CoreUse
+from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.hot_lines import Lines
 from labkit.diagnosis.loader_simulation import Simulation, Work
-from labkit.diagnosis.prediction import (
-    DRAWS,
-    MODEL_ERROR,
-    STEPS,
-    WORTH,
-    Estimate,
-    predict,
-    predict_from,
-)
+from labkit.diagnosis.prediction import DRAWS, MODEL_ERROR, STEPS, WORTH, predict, predict_from
 from labkit.diagnosis.thresholds import HANDOFF_US
 from labkit.results.event_log import of_one_moment
 from labkit.results.run import Run

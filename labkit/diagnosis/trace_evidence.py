@@ -10,8 +10,9 @@ from typing import NamedTuple
 from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.evidence import Evidence, Kernels
 from labkit.diagnosis.loader_code import LoopCode
+from labkit.diagnosis.rank_traces import RankTraces
 from labkit.diagnosis.recommendation import Workers, workers_from_times
-from labkit.diagnosis.trace_breakdown import Breakdown, RankTraces
+from labkit.diagnosis.trace_breakdown import Breakdown
 
 # Kernels that only move data; a fused optimizer does in one pass what foreach does in many
 PASSES = r"(?i)elementwise|multi_tensor_apply(?!.*fused)"

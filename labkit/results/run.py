@@ -11,9 +11,9 @@ from labkit.knobs import as_typed
 from labkit.results import run_text
 from labkit.results.comparison import Comparison
 from labkit.results.event_log import live_property, of_one_moment
-from labkit.results.result import percent
 from labkit.results.run_log import RunLog
 from labkit.results.step_classes import split_steps, unevenness
+from labkit.results.text import percent
 from labkit.results.wall_shares import WallShares, stored, wall_shares
 from labkit.results.workers import LoaderWorkers
 from labkit.spec import NOISY

@@ -9,13 +9,9 @@ import pandas
 from matplotlib.figure import Figure
 
 from labkit.diagnosis.public_traces import PublicTrace
-from labkit.diagnosis.trace_breakdown import (
-    Breakdown,
-    Change,
-    RankTraces,
-    TraceComparison,
-    TraceLane,
-)
+from labkit.diagnosis.rank_traces import RankTraces
+from labkit.diagnosis.trace_breakdown import Breakdown, TraceLane
+from labkit.diagnosis.trace_comparison import Change, TraceComparison
 from labkit.view.primitives import Bar, Lane, draw_lanes, hbars, rows_in
 from labkit.view.rows_figure import plot
 from labkit.view.style import (

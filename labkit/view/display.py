@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from labkit.process.interrupts import in_notebook
 from labkit.results.event_log import EventLogResult
 from labkit.results.ranks import Ranks
-from labkit.results.result import printable
 from labkit.results.run import Run
 from labkit.results.sweep import Sweep
+from labkit.results.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
