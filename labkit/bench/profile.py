@@ -1,4 +1,4 @@
-"""The x-ray: a few steps behind a run's last one under the profiler, then in other settings."""
+"""The x-ray: a few steps after a run's last one under the profiler, then in other settings."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ OPERATOR = re.compile(r"^(?!autograd::engine)\w+::\w|CompiledFxGraph")
 
 
 def keep_time(job: Job) -> None:
-    """Shorten a run that has a limit of some seconds by what the looks behind it will take."""
+    """Shorten a run that has a limit of some seconds by what the looks after it will take."""
     if job.xray and job.seconds and job.seconds < 2.5 * COST_S:
         job.xray = False
     elif job.xray and job.seconds:

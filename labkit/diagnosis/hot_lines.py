@@ -128,7 +128,7 @@ class Lines(Result):
         self.within = within[keep]
         self.samples = int(keep.sum())
         self.refused = bool(run.no_lines) and not self.samples  # more steps bring none either
-        nothing = run.no_lines or "no stack was sampled behind the warm-up"
+        nothing = run.no_lines or "no stack was sampled after the warm-up"
         self.missing = "" if self.samples else nothing
 
     def __len__(self) -> int:
@@ -199,7 +199,7 @@ class Lines(Result):
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        """Every line that was met, the costliest first; those of workers behind the loop's."""
+        """Every line that was met, the costliest first; those of workers after the loop's."""
         return self.rows(self.phase < WORKER) + self.rows(self.phase == WORKER)
 
     def worst(self, mask: np.ndarray) -> tuple[Line, ...]:

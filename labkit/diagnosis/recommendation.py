@@ -194,7 +194,7 @@ def _of_times(run: Run, lines: Lines | None) -> Workers | None:
         kinds = lines.kinds(phase)
         rests = kinds.get("io", 0.0) + kinds.get("wait", 0.0)
         computes = 1 - rests / max(sum(kinds.values()), 1e-9)
-    threads = getattr(run.machine, "threads", None) if run.machine.kind == "cpu" else None
+    threads = run.machine.threads if run.machine.kind == "cpu" else None
     threads = max(1, int(min(threads or 1, cores or 1)))
     return workers_from_times(made_s, body_s, cores, own=own, computes=computes, threads=threads)
 

@@ -25,7 +25,7 @@ MIN_STEPS = 5  # after short or long waits, to tell what those do
 MIN_BATCHES = 4  # measured, to predict from
 COLD_OVER_WARM = 1.4  # where not tried: measured between 1.3 and 1.5 on the machines at hand
 TAKE_IN_RUN = 1.3  # taking a batch in a running pipeline, over taking it from one idle worker
-# What an item costs more behind a wait if no core was at work meanwhile. It was 0.6 on an EPYC VM;
+# What an item costs more after a wait if no core was at work meanwhile. It was 0.6 on an EPYC VM;
 # on a Xeon VM items cost as much beside 12 busy workers as alone (0 to 0.15 beside 4 to 8)
 CHILL = 0.2
 SPINS = 0.1  # cores beyond what is accounted for, above which threads are said to spin
@@ -157,7 +157,7 @@ class RunCosts:
 
     @cached_property
     def spin(self) -> float:
-        """The CPU time for which each of a step's other threads spins behind it.
+        """The CPU time for which each of a step's other threads spins after it.
 
         It is what the run used beyond the step's threads and the loader.
         """

@@ -69,13 +69,13 @@ def cores_returned(evidence: Evidence) -> Estimate | None:
 
 
 def workers_rest(evidence: Evidence) -> bool:
-    """Fit workers that rest behind a late batch: others make as many batches in any order."""
+    """Fit workers that rest after a late batch: others make as many batches in any order."""
     idle = evidence.workers.idle_share if evidence.workers else None
     return idle is None or idle >= limits.REST_BEHIND
 
 
 def nobody_waits_in_order(evidence: Evidence) -> Estimate | None:
-    """Return the gain where workers that rest behind a late batch go on.
+    """Return the gain where workers that rest after a late batch go on.
 
     Less than the time in which a later batch was ready is saved, and no more than the workers make
     when none of them rests, or than the cores allow.
@@ -256,7 +256,7 @@ SLOW_ITEMS_OFFLINE = Remedy(
 GIVE_UP_WAITING = Remedy(
     "timeout",
     "Have the loader raise an error instead of waiting for ever, and start workers anew instead "
-    "of forking: OpenCV, HDF5 and tokenizers may deadlock behind a fork (cv2.setNumThreads(0)).",
+    "of forking: OpenCV, HDF5 and tokenizers may deadlock after a fork (cv2.setNumThreads(0)).",
     "lines",
     stuck,
     arguments={"timeout": "{limit_s}", "multiprocessing_context": "'spawn'"},

@@ -46,6 +46,11 @@ def listed(names: Sequence[str]) -> str:
     return f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: "1 step", "2 steps"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def percent(share: float | None) -> str | None:
     """Return a share in two digits: 26%, 5.6%; None of None."""
     if share is None:

@@ -13,11 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from labkit.spec import NOISY
-from labkit.view.series import (
-    LONGEST_NAME,
-    Series,
-    with_unit,
-)
+from labkit.view.series import LONGEST_NAME, Series, with_unit
 from labkit.view.style import (
     BEFORE,
     LEGEND_ROW_IN,

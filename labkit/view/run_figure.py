@@ -18,6 +18,7 @@ from labkit.diagnosis.hot_lines import Lines
 from labkit.diagnosis.witnesses import driver_samples, samples
 from labkit.results.run import Run
 from labkit.results.step_classes import AHEAD
+from labkit.results.text import counted
 from labkit.view.display import FIGURE_PX
 from labkit.view.primitives import (
     Bar,
@@ -145,7 +146,7 @@ def _draw_teeth(axes: Axes, run: Run) -> tuple[float, float]:
     axes.xaxis.set_major_formatter(ScalarFormatter(useOffset=False))
     axes.set_xlabel("s since the first batch was asked for: the marked stretch below, enlarged")
     count = behind - first
-    steps_said = f"{count} step" + ("" if count == 1 else "s")
+    steps_said = counted(count, "step")
     width = ms((end - start) * 1e3)
     axes.set_title(f"The teeth: true intervals of {steps_said} ({width} ms)", loc="left")
     return start, end
