@@ -54,8 +54,10 @@ def too_short(steps: int) -> Finding | None:
 
 def too_close(confidence: float, names: list[str]) -> Finding:
     """The resampled runs do not agree."""
-    seen = f"of the resampled runs give the same verdict (threshold {limits.MIN_CONFIDENCE:.0%}); "
-    seen += f"the candidates are {' and '.join(names[:2])}"
+    seen = (
+        f"of the resampled runs give the same verdict (threshold {limits.MIN_CONFIDENCE:.0%}); "
+        f"the candidates are {' and '.join(names[:2])}"
+    )
     return doubt("too close to call", Measured(seen, confidence), remedy=RUN_LONGER)
 
 

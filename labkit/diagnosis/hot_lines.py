@@ -228,8 +228,10 @@ class Lines(Result):
             for line in shown
             if line.share >= 0.005
         ]
-        sampled = f"{self.samples} stacks sampled in this process and its loader's workers; "
-        sampled += "shares of wall time, of workers their working time"
+        sampled = (
+            f"{self.samples} stacks sampled in this process and its loader's workers; "
+            "shares of wall time, of workers their working time"
+        )
         parts = [f"{share:.0%} {part}" for part, share in self.body.items() if share >= 0.005]
         body = f"the loop's body: {', '.join(parts)}" if parts else ""
         return Table(

@@ -117,8 +117,10 @@ def remade_said(code: LoopCode | None) -> str:
     """Say, before the end of a sentence, how workers outlive an epoch; "" of a loader made once."""
     if code is None or not code.remade:
         return ""
-    said = ", with the loader made once, above the loop over the epochs: it is made anew for each "
-    said += "epoch, and its workers end with it"
+    said = (
+        ", with the loader made once, above the loop over the epochs: it is made anew for each "
+        "epoch, and its workers end with it"
+    )
     if code.remade == "dataset":
         said += ". A sampler then draws each epoch's items from the whole dataset"
     return said

@@ -151,8 +151,10 @@ class Breakdown(Result):
         """Return the classes of the step, and below them idle time, Tensor Cores and notes."""
         steps = f"{self.steps} steps" if self.steps > 1 else "1 step"
         device = self.device_name or self.device_kind.upper()
-        title = f"Trace {self.source}: {steps} of {self.step_us / 1000:,.1f} ms on {device}, "
-        title += f"{self.utilization:.1%} busy"
+        title = (
+            f"Trace {self.source}: {steps} of {self.step_us / 1000:,.1f} ms on {device}, "
+            f"{self.utilization:.1%} busy"
+        )
         if "any_gpu_busy" in self.busy:
             title += f" (kernels; {self.busy['any_gpu_busy']:.1%} with copies and memsets)"
         foot = []
