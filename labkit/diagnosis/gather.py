@@ -161,7 +161,7 @@ def _known(run: Run, wait: np.ndarray, compute: np.ndarray, ranks_cores: float) 
         witnesses=witnesses(run),
         lines=run.lines if run.samples_of_lines else None,
         loop=loop,
-        workers=_worker_evidence(run),
+        workers=worker_evidence(run),
         whole=run.wall_shares,
         knobs=run.pipeline.to_dict(),
         trains=not parts or bool({"backward", "optimizer"} & parts),
@@ -199,7 +199,7 @@ def _of_watched(known: Evidence, run: Run) -> Evidence:
     )
 
 
-def _worker_evidence(run: Run) -> WorkerEvidence | None:
+def worker_evidence(run: Run) -> WorkerEvidence | None:
     """Return what a run recorded of its workers; None where it recorded nothing, or has none."""
     seen = run.workers
     workers = [worker for worker in seen if worker.worker >= 0]

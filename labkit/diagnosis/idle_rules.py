@@ -44,7 +44,7 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
         waits.append(Measured(worst, evidence.stall_share))
     if evidence.headroom is not None:
         perfect = "the throughput is what a perfect loader would give"
-        waits.append(Measured(perfect, evidence.headroom[0], "times", "replayed batches"))
+        waits.append(Measured(perfect, evidence.headroom.value, "times", "replayed batches"))
     measured = (*waits, *found.measured)
     return replace(found, lost_share=evidence.wait_share, measured=measured)
 

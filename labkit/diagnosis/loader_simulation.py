@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-COOLS_S = 0.012  # of waiting after which most of `Work.cold` is due; from steps of measured runs
+COOLS_S = 0.012  # of waiting after which most of `Load.cold` is due; from steps of measured runs
 # What switching leaves of the cores where more threads want one than there are. Calibrated on the
 # development workloads of maintain/benchmarks/prediction.py.
 OVERSUBSCRIBED = 0.92
@@ -37,7 +37,7 @@ class GpuWork:
 
 
 @dataclass(frozen=True)
-class Work:
+class Load:
     """What is to be done, in s of a core that is not shared, or of waiting."""
 
     waits: np.ndarray  # (batches, parts) waiting while a batch is prepared, each followed by ...
@@ -91,7 +91,7 @@ class Simulation:
     alike, whoever computes is done when it has grown by what is left.
     """
 
-    work: Work
+    work: Load
     cores: float
     workers: int
     prefetch: int

@@ -10,7 +10,7 @@ import numpy as np
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.hot_lines import Lines
-from labkit.diagnosis.loader_simulation import Simulation, Work
+from labkit.diagnosis.loader_simulation import Load, Simulation
 from labkit.diagnosis.prediction import DRAWS, MODEL_ERROR, STEPS, WORTH, predict, predict_from
 from labkit.diagnosis.thresholds import HANDOFF_US
 from labkit.results.event_log import of_one_moment
@@ -137,7 +137,7 @@ class _TimedLoop:
 
         def rate(workers: int) -> float:
             kept = self.threads_with(workers)
-            work = Work(
+            work = Load(
                 waits=self.made_s * (1 - computes),
                 cpus=self.made_s * computes,
                 host=self.body_s * self.threads / kept,

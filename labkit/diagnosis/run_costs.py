@@ -13,7 +13,7 @@ from labkit.diagnosis.loader_simulation import (
     RUN_AHEAD,
     CannotPredict,
     GpuWork,
-    Work,
+    Load,
     coldness,
 )
 from labkit.results.item_costs import ItemCosts, item_costs
@@ -218,7 +218,7 @@ class RunCosts:
 
     # Another setting
 
-    def work(self, target: Pipeline, step: float, steps: int, rng: np.random.Generator) -> Work:
+    def work(self, target: Pipeline, step: float, steps: int, rng: np.random.Generator) -> Load:
         """Draw the work of `steps` batches of `target`; a step takes `step` times the measured."""
         old = self.pipeline
         costs = self.batches
@@ -236,7 +236,7 @@ class RunCosts:
         collate_cpu = costs.collate_cpu[batches] * scale + share
         host = self.host[rows] * (step if self.on_cpu else 1.0) + touch
         collate_wait = self._collate_wait(target, batches)
-        return Work(
+        return Load(
             waits=np.column_stack([waits, np.maximum(collate_wait, 0)]),
             cpus=np.column_stack([self.cpus[batches] * scale, np.maximum(collate_cpu, 0)]),
             host=np.maximum(host, 0),

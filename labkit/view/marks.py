@@ -115,7 +115,8 @@ def mark_places(axes: Axes, places: np.ndarray, log: str | None) -> None:
         place >= 1 and math.log2(place).is_integer() for place in places
     )
     is_wide = doubling and places[-1] >= LEAST_RANGE * places[0]
-    if is_wide if log is None else "x" in log:
+    is_log = is_wide if log is None else "x" in log
+    if is_log:
         axes.set_xscale("log")
         plain_numbers(axes.xaxis)
         if doubling:
