@@ -19,8 +19,9 @@ import mmap
 import os
 import struct
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from labkit.process.keys import keys_in, masked
 from labkit.process.locks import one_writer
@@ -28,6 +29,7 @@ from labkit.process.locks import one_writer
 VERSION = 1
 FILE_NAME = "events.jsonl"
 SPEC_NAME = "spec.json"  # what the bench is asked to do
+XRAY_NAME = "xray.json.gz"  # the trace of the profiled steps
 RowFailure = Literal["skipped", "out of memory", "mistake"]  # why a row has no numbers
 RESERVE_NAME = "reserve"  # a file of so many bytes, given up when the disk is full
 RESERVE_BYTES = 256 * 1024
@@ -260,11 +262,29 @@ class Drain:
         self.log.flush()  # on a full disk there may be room now
 
 
+def _start_of(name: str) -> bytes:
+    """Return how the line of an event begins, as `EventLog.write` has it."""
+    return f'{{"event":"{name}"'.encode()
+
+
+def events_named(name: str, log: str | os.PathLike) -> Iterator[dict[str, Any]]:
+    """Yield the events of a name in a log, the oldest first; a torn line is none.
+
+    OSError: there is no such file.
+    """
+    start = _start_of(name)
+    with open(log, "rb") as lines:
+        for line in lines:
+            if line.startswith(start) and line.endswith(b"\n"):
+                with contextlib.suppress(ValueError):
+                    yield json.loads(line)
+
+
 def recover(folder: str | Path) -> None:
     """Write the steps that a killed supervisor had not, and remove the ring."""
     drain = Drain(folder, EventLog(folder))
     for line in reversed((Path(folder) / FILE_NAME).read_bytes().split(b"\n")):
-        if line.startswith(b'{"event":"step"') and line.endswith(b"}"):
+        if line.startswith(_start_of("step")) and line.endswith(b"}"):
             drain.next = json.loads(line)["i"] + 2
             break
     if drain.path.exists():
