@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import multiprocessing
 from collections.abc import Callable, Iterator
@@ -129,7 +128,7 @@ def built(make: Callable[[], TrainerType], log: EventLog) -> TrainerType:
 
 def begun(loader: Loader, job: Job, log: EventLog) -> Iterator[Any]:
     """Begin to measure: start the loader's workers, and write who they are."""
-    gc.enable()  # from here on, all is as in anybody's training
+    machine.collect_garbage()  # from here on, all is as in anybody's training
     log.write("begin", warmup=max(LEAST_WARMUP, job.num_workers * (job.prefetch_factor or 0)))
     if job.num_workers:
         log.stage(f"starting {job.num_workers} loader workers")
