@@ -1,4 +1,4 @@
-"""The marks of a plot: lines and points over numbers, bars for names, and their numbers."""
+"""Measured rows as marks on an axes: lines over numbers, bars or points beside names."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ BAR_IN = 0.2
 DIGITS = 3  # of the number at a bar
 MOST_TIMES = 1000  # largest over smallest number, up to which all have as many decimals
 NOTE = Font(size=7.5, colour=BEFORE)
-HOLLOW = f"hollow: noisy, spread above {NOISY:.0%} of the median"
 GRID = {"color": "#E6E6E6", "linewidth": 0.8}
+HOLLOW = f"hollow: noisy, spread above {NOISY:.0%} of the median"
 
 
 def is_lines(series: Sequence[Series]) -> bool:

@@ -16,14 +16,7 @@ from labkit.view.series import (
     name_of,
     origin_of,
 )
-from labkit.view.style import (
-    DPI,
-    WIDTH_IN,
-    Picture,
-    drawable,
-    our_style,
-    wrapped,
-)
+from labkit.view.style import DPI, WIDTH_IN, Picture, drawable, our_style, wrapped
 
 LOGS = (None, "", "x", "y", "xy")
 NOTE_IN = 0.14
@@ -110,6 +103,3 @@ def notes_of(table: Rows, series: Sequence[Series], x: str, y: str) -> list[str]
     if any(each.spread.any() for each in series):
         notes.append("error bars: interquartile range")
     return notes
-
-
-# -- marks on an axes -----------------------------------------------------------------------------

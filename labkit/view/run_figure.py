@@ -18,7 +18,6 @@ from labkit.diagnosis.hot_lines import Lines
 from labkit.diagnosis.witnesses import driver_samples, samples
 from labkit.results.run import Run
 from labkit.results.step_classes import AHEAD
-from labkit.results.text import counted
 from labkit.view.display import FIGURE_PX
 from labkit.view.primitives import (
     Bar,
@@ -146,7 +145,7 @@ def _draw_teeth(axes: Axes, run: Run) -> tuple[float, float]:
     axes.xaxis.set_major_formatter(ScalarFormatter(useOffset=False))
     axes.set_xlabel("s since the first batch was asked for: the marked stretch below, enlarged")
     count = behind - first
-    steps_said = counted(count, "step")
+    steps_said = f"{count} step" + ("" if count == 1 else "s")
     width = ms((end - start) * 1e3)
     axes.set_title(f"The teeth: true intervals of {steps_said} ({width} ms)", loc="left")
     return start, end
