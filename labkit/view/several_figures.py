@@ -15,8 +15,8 @@ from labkit.results.ranks import RankRun, Ranks
 from labkit.results.run_text import delays_of
 from labkit.results.sweep import Sweep
 from labkit.view.display import RANKS_PX
+from labkit.view.marks import bars_in, draw_legend, draw_series, is_lines, legend_in
 from labkit.view.primitives import Lane, draw_lanes, patches, rows_in, stack
-from labkit.view.rows_figure import bars_in, draw_legend, draw_series, is_lines, legend_in
 from labkit.view.run_header import (
     KNOBS_LENGTH,
     device_of,
