@@ -13,7 +13,7 @@ from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.results.hardware import Machine
 from labkit.results.run import Run
-from labkit.spec import too_old_for
+from labkit.spec import knobs_with, too_old_for
 from labkit.tuning.result import Ladder
 from labkit.tuning.search import SURE, Search
 from labkit.tuning.settings import Knobs, LoaderSetting
@@ -23,13 +23,8 @@ from labkit.tuning.trial_bench import TrialBench
 MOST_RUNS = 12
 LOOKS = 2  # runs of a setting before "unsure" is taken for the verdict
 WORTH = 0.03  # a smaller gain, expected or measured, does not count
-TRAINING = ("batch_size", "precision")  # knobs that change what is trained
+TRAINING = knobs_with("retrains")
 LOADER = ("num_workers", "prefetch_factor")
-ROUNDS_OFF = ("precision", "compile", "channels_last")  # change the arithmetic, and so the losses
-TO_DEVICE = ("pin_memory", "non_blocking", "prefetch_to_device")
-# These change when a batch arrives, but neither its samples (every run draws the same) nor what is
-# computed from them: only random augmentation can make the losses differ
-FEEDS = {*LOADER, *TO_DEVICE, "persistent_workers"}
 KEPT = Judgement("kept", kept=True)
 NO_GAIN = Judgement("no gain")  # it may be tried again with others
 NO_GAIN_AGAIN = Judgement("no gain: the start was as fast, measured again")
@@ -219,10 +214,10 @@ class Improver(Search[Ladder]):
         """
         reference = self._reference().runs[0].loss
         losses = trial.runs[-1].loss
-        is_rough = set(self.found.changes | trial.changes) & set(ROUNDS_OFF)
+        is_rough = set(self.found.changes | trial.changes) & set(knobs_with("rounds"))
         tolerance = TOLERANCE if is_rough else EXACT
         holds, trial.loss_change = agree(reference, losses, tolerance)
-        if holds or trial.changes.keys() <= FEEDS:
+        if holds or trial.changes.keys() <= set(knobs_with("feeds")):
             return ""
         if trial.loss_change is None:
             return "undone: the losses are not finite"
@@ -244,7 +239,7 @@ class Improver(Search[Ladder]):
 def lacking(changes: Knobs, machine: Machine, knobs: Knobs) -> str | None:
     """Return what this device, or the model, lacks for a change; None where nothing is known."""
     is_cuda = machine.device.startswith("cuda")
-    if not is_cuda and not changes.keys().isdisjoint(TO_DEVICE):
+    if not is_cuda and not changes.keys().isdisjoint(knobs_with("copies")):
         return "there is no CUDA device to copy to"
     too_old = too_old_for("bf16", machine.compute_capability)
     if too_old and changes.get("precision") == "bf16":

@@ -12,7 +12,7 @@ from labkit.diagnosis.loader_remedies import too_many
 from labkit.diagnosis.recommendation import LEAST_MAX_WORKERS
 from labkit.results.hardware import Machine, machine
 from labkit.results.run import Run
-from labkit.spec import KNOBS, LOADER_KNOBS, STEP_KNOBS, Pipeline
+from labkit.spec import KNOBS, LOADER_KNOBS, LOOP_PARTS, STEP_KNOBS, Pipeline
 from labkit.tuning.improve import Improver, lacking
 from labkit.tuning.memory import too_large
 from labkit.tuning.result import Ladder, Tuning
@@ -25,13 +25,6 @@ from labkit.watching.loader_call import call_of, call_with
 
 IMPROVE_S = 2.0  # s that a run of the autopilot trains
 BATCH_SIZE = 32  # for a dataset that is given without a batch size
-# The part of the reader's own loop that a change acts on; without it, it cannot be tried
-ACTS_ON = {
-    "fused_optimizer": "optimizer",
-    "precision": "step",
-    "compile": "model",
-    "channels_last": "model",
-}
 
 
 @dataclass(frozen=True)
@@ -191,8 +184,8 @@ def improver(
 
     def lacks(changes: Knobs, run: Run, now: Knobs) -> str | None:
         for name in changes:
-            part = ACTS_ON.get(name)
-            if part and part not in asked.parts:
+            part = KNOBS[name].part  # without it, the change cannot be tried
+            if part in LOOP_PARTS and part not in asked.parts:
                 return f"it acts on your {part}: pass {part}="
         no_room = too_large(LoaderSetting.of(now | changes), ladder.tried)
         return no_room or lacking(changes, run.machine, now)
