@@ -18,6 +18,7 @@ GRAPH_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile: these rec
 PYTORCH_PREFETCH = 2  # the DataLoader's prefetch_factor where there are workers and nothing is said
 SIZE = {"kind": "int", "low": 1, "auto": "chosen for the device"}
 AMPERE = 8.0  # compute capability of the first cards with BF16 and TF32
+BANDWIDTH = "bandwidth"  # the name of memory's rate, beside those of the number formats
 NOISY = 0.10  # IQR over median above which a measurement is noisy, as in torch.utils.benchmark
 
 

@@ -13,8 +13,9 @@ from standin_run import run_on
 
 import labkit as lk
 from labkit import Pipeline
-from labkit.bench import compiling, device_clock, devices, flops, measure, model_size
+from labkit.bench import compiling, device_clock, devices, measure, model_size
 from labkit.bench import resolve_config as resolving
+from labkit.bench.first_call import FirstCallHook
 from labkit.bench.loop import Trainer, train
 from labkit.bench.model_size import noise_batch, plain_job
 from labkit.bench.rank import Communication, rank_timeline
@@ -218,7 +219,7 @@ def test_a_watched_model_has_the_peak_of_the_format_its_operators_run_in(
     model = torch.nn.Sequential(layer, torch.nn.Flatten(), torch.nn.LazyLinear(2))
     model(torch.empty(4, 3, 8, 8))
     model.to(DEVICE)
-    first = flops.FirstCall(model)
+    first = FirstCallHook(model)
     log = EventLog(tmp_path)
     model(torch.empty(4, 3, 8, 8, device=DEVICE))
     first.write(log, None)

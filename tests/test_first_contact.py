@@ -22,7 +22,6 @@ from labkit import course
 from labkit.bench import (
     compiling,
     device_clock,
-    flops,
     gpu_meter,
     handoff,
     machine,
@@ -32,6 +31,7 @@ from labkit.bench import (
     timeline,
     user_loop,
 )
+from labkit.bench.first_call import FirstCallHook
 from labkit.bench.outside import Sample
 from labkit.diagnosis import device_peaks, device_remedies, efficiency, gather, loop_rules
 from labkit.diagnosis.evidence import Evidence, Kernels, Xray
@@ -347,7 +347,7 @@ def test_the_format_of_a_model_is_that_of_an_autocast_within_its_forward():
                 return self.layer(x)
 
     model = Wrapped()
-    first = flops.FirstCall(model)
+    first = FirstCallHook(model)
     model(torch.ones(3, 4))
     assert first.given.autocasts and set(first.given.formats.values()) == {"bf16"}
     assert first.given.rows == 3
@@ -357,7 +357,7 @@ def test_the_format_of_a_model_is_that_of_an_autocast_within_its_forward():
 
 def test_no_hook_lies_within_what_dynamo_compiles_or_torchscript_has():
     def hooked(model):
-        flops.FirstCall(model)
+        FirstCallHook(model)
         return [bool(part._forward_pre_hooks) for part in model.modules()]
 
     def net():
@@ -457,7 +457,7 @@ def test_a_link_that_an_idle_card_has_slowed_is_told_with_its_best(monkeypatch):
 def test_a_loop_on_several_cards_has_no_mfu_of_one_and_ddps_on_a_cpu_is_counted(device_ids, kind):
     model = kind(torch.nn.Linear(8, 4)).train()
     model.device_ids = device_ids
-    first = flops.FirstCall(model)
+    first = FirstCallHook(model)
     first._look(model, (torch.rand(64, 8),), {})
     log = Mock()
     first.write(log, 64)

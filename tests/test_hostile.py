@@ -26,8 +26,7 @@ from planted import wait_until
 import labkit as lk
 from labkit.__main__ import main
 from labkit.diagnosis.trace_file import TraceError
-from labkit.process import family as processes
-from labkit.process import keys
+from labkit.process import device_lock, keys
 from labkit.results import record, step_classes
 from labkit.results.launch import launch
 from labkit.results.run import Run
@@ -253,7 +252,7 @@ def test_a_name_stays_inside_its_folder(tmp_path_factory, name):
     for text in (name, f"../{name}", str(root / "secret")):
         with pytest.raises((ValueError, LookupError)):
             lk.recorded(text, folder=root / "records")
-    os.close(processes.hold(root, name, "", waiting=lambda text: None))
+    os.close(device_lock.hold(root, name, "", waiting=lambda text: None))
     (made,) = (root / "locks").iterdir()
     assert re.fullmatch(r"[A-Za-z0-9_-]{1,160}\.lock", made.name)
     made.unlink()

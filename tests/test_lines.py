@@ -369,6 +369,10 @@ def test_looking_at_the_variables_of_a_loop_keeps_none_of_them():
     assert "arguments" in step_that_shows_its_arguments(Growth())
 
 
+def test_the_files_that_are_told_apart_by_name_exist():
+    assert all(map(os.path.isfile, stack.STAND_FOR_USERS | stack.RECORDERS))
+
+
 def test_the_clock_that_times_the_items_is_no_line_of_the_users(tmp_path, monkeypatch):
     """An item without system calls: its process is put off the core in the clock's."""
     places = Places(None)

@@ -14,7 +14,7 @@ from helpers import ended, until
 from replay import play
 
 import labkit as lk
-from labkit.process import family
+from labkit.process import device_lock
 from labkit.results.failures import REMEDIES
 from labkit.spec import KNOBS, Distributed, Pipeline
 from labkit.tuning.improve import KEPT
@@ -44,10 +44,10 @@ def played(speed=0.5):
 def test_a_device_that_stays_busy_names_the_process_how_to_wait_and_how_to_end_it(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(family, "PATIENCE_S", 0.0)
-    held = family.hold(tmp_path, "cpu", "run-1", waiting=print)
-    with pytest.raises(family.DeviceBusy) as busy:
-        family.hold(tmp_path, "cpu", "run-2", waiting=print)
+    monkeypatch.setattr(device_lock, "PATIENCE_S", 0.0)
+    held = device_lock.hold(tmp_path, "cpu", "run-1", waiting=print)
+    with pytest.raises(device_lock.DeviceBusy) as busy:
+        device_lock.hold(tmp_path, "cpu", "run-2", waiting=print)
     os.close(held)
     said = str(busy.value)
     assert f"in use by run run-1 (process {os.getpid()} on " in said

@@ -114,7 +114,7 @@ class Places:
                 kind = kinds.kind_of_torch_call(top) or kind
             call = kinds.call_text(kinds.expression(where))
         file = where.f_code.co_filename
-        if top.f_code.co_filename in stack.CLOCKS:
+        if top.f_code.co_filename in stack.RECORDERS:
             kind = "labkit"  # a process is often put off a core in its system calls
         line = stack.line_of(where)
         function = stack.name_of(where.f_code)

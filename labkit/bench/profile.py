@@ -22,12 +22,11 @@ from labkit.bench.batch_contents import leaves
 from labkit.bench.loop import Trains
 from labkit.bench.optional import write_or_why
 from labkit.bench.user_dataset import Batch
-from labkit.process.events import EventLog
+from labkit.process.events import XRAY_NAME, EventLog
 from labkit.spec import Job
 
 Loaded: TypeAlias = tuple[Batch, torch.Tensor]  # a batch on the host, and its labels
 
-FILE_NAME = "xray.json.gz"
 WINDOW = "labkit.compute"  # the mark around forward, backward and update
 MIN_STEPS = 20  # a run of fewer is a quick look: the x-ray would be a large part of it
 METER_S = 3.0  # of a run on a GPU, at least: the driver's window is up to a second
@@ -100,7 +99,7 @@ def profile(
         recorded, events = _recorded(trainer, [next(batches) for _ in range(MORE_STEPS)])
     plain = folder / "xray.json"
     recorded.export_chrome_trace(str(plain))
-    (folder / FILE_NAME).write_bytes(gzip.compress(plain.read_bytes(), compresslevel=6))
+    (folder / XRAY_NAME).write_bytes(gzip.compress(plain.read_bytes(), compresslevel=6))
     plain.unlink()
     return summarise(events, WINDOW)
 

@@ -22,8 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from labkit.bench import data, devices, flops, machine, process, work
 from labkit.bench.loop import UNLIMITED_S, Trainer, train
-from labkit.bench.own_record import telemetry_beside, write_spec
+from labkit.bench.record_head import write_spec
 from labkit.bench.resolve_config import resolve_config
+from labkit.bench.telemetry_process import telemetry_beside
 from labkit.bench.timeline import DeviceTimeline, HostTimeline
 from labkit.knobs import Settings
 from labkit.process.events import EventLog, FinishedStep, now_ns

@@ -13,7 +13,7 @@ from labkit import quotas
 from labkit.bench import devices, formats, machine, model_size
 from labkit.bench.compiling import compile_lacks
 from labkit.knobs import Settings
-from labkit.process.family import hold
+from labkit.process.device_lock import hold
 from labkit.spec import GRAPH_MODES, Job, automatic
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.bench import process
-from labkit.process import family
+from labkit.process import device_lock, family
 from labkit.process.events import FILE_NAME, EventLog
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def hold_devices(spec: dict, log: EventLog) -> None:
         asked = [sys.executable, "-c", CARDS.format(spec["ranks"])]
         names = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
     for name in sorted(names):
-        family.hold(Path(spec["cache"]), name, spec["run"], waiting=log.waiting)
+        device_lock.hold(Path(spec["cache"]), name, spec["run"], waiting=log.waiting)
 
 
 def name_the_failed(failures: dict[int, ProcessFailure], folder: Path, log: EventLog) -> None:

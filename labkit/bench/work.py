@@ -22,8 +22,8 @@ from labkit.bench.resolve_config import resolve_config
 from labkit.bench.sampler import Sampler, in_workers
 from labkit.bench.timeline import make_timeline
 from labkit.knobs import Settings
+from labkit.process.device_lock import hold
 from labkit.process.events import EventLog
-from labkit.process.family import hold
 from labkit.spec import Job, quick_run
 
 QUICK_SHARE = 0.25  # of its time limit that a quick run takes
@@ -65,7 +65,7 @@ def run_pipeline(spec: Settings, device: torch.device, folder: Path, log: EventL
     timeline = make_timeline(log, folder, device)
     with lines_of(loader, folder):
         iterator = begun(loader, job, log)
-        counted = own or write_work(trainer, log, only_known=True)
+        counted = not isinstance(trainer, Trainer) or write_work(trainer, log, only_known=True)
         profile.keep_time(job)
         steps = train(trainer, iterator, timeline, job)
     log.write("memory", peak_bytes=machine.peak_bytes(device))
@@ -74,7 +74,7 @@ def run_pipeline(spec: Settings, device: torch.device, folder: Path, log: EventL
         handoff.hand_over(loader.tensors, steps, log, None)
     else:
         handoff.hand_over(data.noise_batch(job), steps, log, trainer)
-    if not counted:
+    if isinstance(trainer, Trainer) and not counted:
         write_work(trainer, log)
 
 

@@ -167,6 +167,6 @@ def changed_code(fix: str) -> Script:
     before = SlowScript(below).pipeline.but(steps=STEPS)
     after = SlowScript((*below, fix)).pipeline.but(steps=STEPS)
     knobs = script(after, before=before)
-    if knobs.startswith("---"):
+    if knobs.is_diff:
         lines.append(str(knobs))
     return Script("\n".join(lines).rstrip() + "\n")

@@ -340,7 +340,6 @@ PAD_LESS = Remedy(
 COOLER = Remedy(
     "cooler",
     "Check its cooling (airflow, dust, a hot card beside it), or lower its power limit.",
-    "batch",
 )
 LARGER_MODEL = Remedy(
     "larger_model",

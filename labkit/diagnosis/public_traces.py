@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.diagnosis.trace import trace
-from labkit.diagnosis.trace_breakdown import Breakdown, RankTraces
+from labkit.diagnosis.trace_breakdown import Breakdown, RankTraces, lane_rows
 from labkit.diagnosis.trace_file import TraceError
 from labkit.process.folders import home
 from labkit.results.result import Result, Table, printable
@@ -83,7 +83,8 @@ class PublicTrace(Result):
             return self.plot()
         from labkit.view.analysis_figures import draw_timeline
 
-        return draw_timeline(f"{self.name}, STORED EXCERPT. {self.missing}", self.lanes)
+        source = f"{self.name}, STORED EXCERPT. {self.missing}"
+        return draw_timeline(source, lane_rows(self.lanes), self.lanes.get("steps"))
 
     def plot(self) -> Figure:
         """Draw the reference numbers as bars."""

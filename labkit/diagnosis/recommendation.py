@@ -34,7 +34,7 @@ LEAST_MAX_WORKERS = 12  # considered even on few cores, for items that wait
 HANDOFF_S = HANDOFF_US / 1e6  # of a batch from a worker, where it was not measured
 GAINS = 0.01  # what a larger number of workers must gain,
 LEVEL = 3  # or after so many of them no larger one is looked at
-TIE = 0.03  # a throughput this close to the best is as good: then fewer workers are
+AS_GOOD = 0.03  # a throughput this close to the best is as good: then fewer workers are
 
 
 AS_IT_IS = Estimate(1.0, 1.0, 1.0)  # the gain of what does not change
@@ -55,7 +55,7 @@ def recommend_workers(run: Run, lines: Lines | None = None) -> Workers | None:
     """Return how many loader workers `run` should have, or None where nothing can be predicted.
 
     This is the one rule for that number: the fewest workers whose simulated throughput comes within
-    `TIE` of the best one. The run's own number stays unless another one gains more than `WORTH`.
+    `AS_GOOD` of the best one. The run's own number stays unless another one gains more than `WORTH`.
     The machine's cores are part of the simulation, so items that compute get no more workers than
     there are cores; items that wait may get up to the larger of `LEAST_MAX_WORKERS` and twice the
     cores.
@@ -234,7 +234,7 @@ def _fewest(own: int | None, rates: dict[int, float], worth: float = WORTH) -> i
 
 def _fewest_as_good(rates: dict[int, float]) -> int:
     """Return the smallest of the numbers whose rate is as good as the best."""
-    least = (1 - TIE) * max(rates.values())
+    least = (1 - AS_GOOD) * max(rates.values())
     return min(number for number, rate in rates.items() if rate >= least)
 
 

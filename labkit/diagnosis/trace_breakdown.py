@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean, median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from labkit.results.result import Result, Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-UNRECORDED = ("cuda_graphs", "detail", "lanes", "began_ns")  # fields that a saved record leaves out
+UNRECORDED = ("detail", "lanes", "began_ns")  # fields that a saved record leaves out
 RANK_LANES = ("CPU operators", "kernels", "collectives")  # in the picture of two ranks
 LISTED = 6  # kernels and operators that changed most
 RANK_COLUMNS = {  # of the table of ranks: shares in `Breakdown.busy`
@@ -28,6 +28,24 @@ RANK_COLUMNS = {  # of the table of ranks: shares in `Breakdown.busy`
     "idle": "device idle",
     "dataloader_share": "DataLoader",
 }
+
+
+class TraceLane(NamedTuple):
+    """A row in a picture of a trace: when something was active."""
+
+    kind: str  # of `Breakdown.lanes`
+    spans: np.ndarray  # (n, 2) starts and ends, ms
+    rank: int | None = None  # that it is of, in a picture of several
+
+    @property
+    def label(self) -> str:
+        """What stands beside the row."""
+        return self.kind if self.rank is None else f"rank {self.rank}: {self.kind}"
+
+
+def lane_rows(lanes: dict[str, np.ndarray]) -> list[TraceLane]:
+    """Return the rows in a picture of one trace, from its `Breakdown.lanes`."""
+    return [TraceLane(kind, spans) for kind, spans in lanes.items() if kind != "steps"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,8 +89,7 @@ class Breakdown(Result):
     host_where: tuple[str, ...] = ()  # the annotation and the Python function around most of that
     compute_capability: str | None = None  # of the devices, "7.0"; None where it does not tell
     loader_workers: bool | None = None  # whether the DataLoader has workers; None without one
-    # Whether CUDA graphs were launched, whose kernels may be missing; of records a note tells
-    cuda_graphs: bool = False
+    cuda_graphs: bool = False  # whether any were launched, whose kernels may be missing
     # µs of a step of all kernels, and of all operators without those inside them; not in records
     detail: dict[str, dict[str, float]] = field(default_factory=dict, compare=False)
     # When each row of a picture was active, as `TraceSteps.lanes`; not in records
@@ -127,7 +144,9 @@ class Breakdown(Result):
         """
         from labkit.view.analysis_figures import draw_timeline
 
-        return draw_timeline(self.source, self.lanes, start_ms, end_ms)
+        return draw_timeline(
+            self.source, lane_rows(self.lanes), self.lanes.get("steps"), start_ms, end_ms
+        )
 
     def plot(self) -> Figure:
         """Draw the average step as bars."""
@@ -306,13 +325,13 @@ class RankTraces(Result):
 
         shown = [each for each in self.ranks if each.rank in (self.ranks[0].rank, self.straggler)]
         began_ns = min(each.began_ns for each in shown)
-        lanes = {}
+        lanes = []
         for each in shown:
             late_ms = (each.began_ns - began_ns) / 1e6
-            for name in RANK_LANES:
-                if name in each.lanes:
-                    lanes[f"rank {each.rank}: {name}"] = each.lanes[name] + late_ms
-        return draw_timeline(self.source, lanes, start_ms, end_ms)
+            for kind in RANK_LANES:
+                if kind in each.lanes:
+                    lanes.append(TraceLane(kind, each.lanes[kind] + late_ms, each.rank))
+        return draw_timeline(self.source, lanes, None, start_ms, end_ms)
 
     def plot(self) -> Figure:
         """Draw every rank's average step as bars."""

@@ -28,6 +28,7 @@ from labkit.process.locks import one_writer
 VERSION = 1
 FILE_NAME = "events.jsonl"
 SPEC_NAME = "spec.json"  # what the bench is asked to do
+XRAY_NAME = "xray.json.gz"  # the trace of the profiled steps
 RowFailure = Literal["skipped", "out of memory", "mistake"]  # why a row has no numbers
 RESERVE_NAME = "reserve"  # a file of so many bytes, given up when the disk is full
 RESERVE_BYTES = 256 * 1024

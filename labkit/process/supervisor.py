@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import BinaryIO
 
-from labkit.process import family
+from labkit.process import family, leftovers
 from labkit.process.events import DRAIN_S, SPEC_NAME, Drain, EventLog, SleepWatch, private
 from labkit.process.keys import MASK, keys_in, without_keys
 
@@ -91,7 +91,7 @@ class Supervisor:
     """One run's keeper, from starting the bench to the last process gone."""
 
     def __init__(self, folder: str):
-        self.plan, self.lock = family.plan_of(folder)
+        self.plan, self.lock = leftovers.plan_of(folder)
         self.folder = folder
         self.bench: subprocess.Popen | None = None
         self.code: int | None = None  # that the bench ended with; negative ones are signals
@@ -132,7 +132,7 @@ class Supervisor:
         log.write("end", **how, code=self.code)
         if not family.LINUX:
             self.lock.close()  # Windows removes no open file
-        family.remove_tools(self.folder)
+        leftovers.remove_tools(self.folder)
         if not log.flush():
             sys.exit(f"labkit: the event log could not be written: {log.error}")
         if self.plan["after"] and self.bench and self.cause != GONE:  # with its service's keys
@@ -248,7 +248,7 @@ class Supervisor:
                 child.wait(1)
         if self.bench and self.code is None:
             self.code = self.bench.returncode
-        family.remove_segments(family.logged_pids(self.folder, "workers"))
+        leftovers.remove_segments(leftovers.logged_pids(self.folder, "workers"))
         for reader, output in zip(self.readers, self.outputs, strict=True):
             reader.join(1)
             output.finish()
@@ -317,7 +317,7 @@ class LinuxSupervisor(Supervisor):
             # A zombie can be collected only when its last thread is gone
             self._collect(family.reap())
             time.sleep(0.003)
-        family.remove_segments(self.family | family.logged_pids(self.folder, "workers"))
+        leftovers.remove_segments(self.family | leftovers.logged_pids(self.folder, "workers"))
         for output in self.outputs:
             output.read_all()
             output.finish()

@@ -22,8 +22,8 @@ from typing import (
 )
 
 from labkit.process import folders
+from labkit.process.device_lock import DeviceBusy
 from labkit.process.events import FILE_NAME
-from labkit.process.family import DeviceBusy
 from labkit.process.interrupts import held, in_notebook
 from labkit.results import privacy, saving
 from labkit.results.failures import reason_of_failure

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypedDict, overload
 
-from labkit.bench.own_record import spec_event
+from labkit.bench.record_head import spec_event
 from labkit.process import folders, launcher
 from labkit.results.failures import with_remedy
 from labkit.results.library import Loaded, kind_of

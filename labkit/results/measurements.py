@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from labkit.quotas import GIB
 from labkit.results.event_log import EventLogResult, live_property, of_one_moment
 from labkit.results.record import Event
 from labkit.spec import NOISY, TIMED
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-GIB = 2**30
 DIGITS = 3  # of a number in the table that is shown
 SHOWN = ("ms", "iqr_ms", "noisy", "error")  # columns that every table has
 
@@ -73,6 +73,12 @@ class Measurements(EventLogResult):
         if not events or any(event.get("kind") != "mistake" for event in events):
             return None
         return events[0]["error"]
+
+    @property
+    def failures(self) -> list[tuple[Row, str]]:
+        """The rows without numbers, each with the reason."""
+        every = zip(self._rows, self._events("row"), strict=True)
+        return [(row, event["error"]) for row, event in every if event.get("error") is not None]
 
     def plot(self, x: str, y: str, by: str | None = None, **drawing: Any) -> Figure:
         """Draw column `y` over column `x`, a line for each value of column `by`; see `lk.plot`."""

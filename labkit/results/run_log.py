@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from labkit.bench.growth import Grown
+from labkit.quotas import GIB
 from labkit.results.event_log import EventLogResult, live_property
 from labkit.results.record import Event, Watched, pipeline_of
 from labkit.results.step_classes import StepClock
@@ -17,7 +18,6 @@ from labkit.spec import PX, STEPS, Pipeline
 
 CPU_VALUES = {"image_px": PX, "steps": STEPS}
 MOST_NAMED = 3  # of the programs that ran beside it
-GIB = 2**30
 ENDINGS = ("done", "error", "end")  # events after which nothing follows
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from labkit.bench.loader_rows import BatchRow
 from labkit.results.columns import Columns
 from labkit.results.event_shapes import fits
 
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
     from labkit.results.run import Run
 
 STEP_READY, STEP_DONE = 1, 3  # columns of a run's `host_ns`
-NUMBERS = 12  # of a batch: its worker, its process, and those in `bench.loader_work.Row`
-START = 5  # which of them is when it began
+NUMBERS = ("worker", "process", *BatchRow._fields[:-1])  # of a batch
 NAMED = 5  # of the slowest items
 MAIN = -1  # in place of a worker's number: the main process, of a loader without workers
 
@@ -162,28 +162,27 @@ class LoaderWorkers:
             for event in self.events
             for *numbers, _slowest_item in event["batches"]
         ]
-        table = np.array(rows, dtype=float).reshape(-1, NUMBERS).T
-        table = table[:, table[START].argsort(kind="stable")]
-        worker, process, done, number, process_pass, *moments_ns, cpu, items, _, line = table
-        start, fetched, ready = self._seconds(np.array(moments_ns))
+        table = np.array(rows, dtype=float).reshape(-1, len(NUMBERS)).T
+        table = table[:, table[NUMBERS.index("start")].argsort(kind="stable")]
+        column = dict(zip(NUMBERS, table, strict=True))
         began = [event.get("began") or 0 for event in self.run.epochs] or [0]
-        epoch = np.searchsorted(began, moments_ns[0], side="right") - 1
+        epoch = np.searchsorted(began, column["start"], side="right") - 1
         epoch = np.maximum(epoch, 0)
-        asked, taken = self._seconds(self._taken(epoch, number.astype(int)))
+        asked, taken = self._seconds(self._taken(epoch, column["batch"].astype(int)))
         return Batches(
-            worker=worker.astype(int),
-            process=process,
-            process_pass=process_pass,
-            of_process=done.astype(int),
+            worker=column["worker"].astype(int),
+            process=column["process"],
+            process_pass=column["of_pass"],
+            of_process=column["done"].astype(int),
             epoch=epoch,
-            start=start,
-            fetched=fetched,
-            ready=ready,
+            start=self._seconds(column["start"]),
+            fetched=self._seconds(column["fetched"]),
+            ready=self._seconds(column["ready"]),
             asked=asked,
             taken=taken,
-            cpu_s=cpu / 1e9,
-            in_line_s=line / 1e9,
-            items=items.astype(int),
+            cpu_s=column["cpu_ns"] / 1e9,
+            in_line_s=column["line_ns"] / 1e9,
+            items=column["items"].astype(int),
         )
 
     def _seconds(self, at_ns: np.ndarray) -> np.ndarray:

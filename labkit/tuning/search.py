@@ -12,8 +12,7 @@ from typing import Generic, TypeVar
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.loader_remedies import epochs_unseen
 from labkit.diagnosis.prediction import Estimate
-from labkit.diagnosis.recommendation import TIE as AS_GOOD
-from labkit.diagnosis.recommendation import WORKERS
+from labkit.diagnosis.recommendation import AS_GOOD, WORKERS
 from labkit.process import launcher
 from labkit.results.run import Run
 from labkit.spec import PYTORCH_PREFETCH

@@ -16,7 +16,7 @@ import traitlets
 
 from labkit.process import folders
 from labkit.process.events import private
-from labkit.process.family import shared_like_its_parent
+from labkit.process.folder_rights import shared_like_its_parent
 from labkit.process.interrupts import in_notebook
 from labkit.results.library import load
 from labkit.results.ranks import Ranks

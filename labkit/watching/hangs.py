@@ -14,14 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from labkit.bench.loader_clocks import (
-    COLLATING,
-    IDLE,
-    NO_INDEX,
-    PROGRESS,
-    TEXT_BYTES,
-    WORDS,
-)
+from labkit.bench.loader_progress import COLLATING, IDLE, NO_INDEX, PROGRESS, TEXT_BYTES, WORDS
 from labkit.process.events import FILE_NAME, EventLog, now_ns
 from labkit.watching.passes import say
 from labkit.watching.step_timer import IN_BODY, WAITING

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.bench import own_record, user_loop
-from labkit.bench.loader_clocks import USUAL
+from labkit.bench import record_head, user_loop
+from labkit.bench.loader_progress import USUAL
 from labkit.process import folders
 from labkit.process.events import EventLog, now_ns
 from labkit.watching.batches import Batches, length_of
@@ -83,7 +83,7 @@ class Recorder:
             code = call_of(loader, model)
         watched = {"loader": type(loader).__name__, "length": self.length}
         watched |= {"trainer": _in_trainer(), "code": code, "place": place and list(place)}
-        own_record.write_spec(self.log, self.folder.name, self.knobs, watched=watched)
+        record_head.write_spec(self.log, self.folder.name, self.knobs, watched=watched)
         self.probes = Probes(self.folder, self.log, loader, self.knobs.get("num_workers"))
 
     def trained_by(self, optimizer: torch.optim.Optimizer) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from labkit.bench.device_clock import Mark
-from labkit.bench.loader_clocks import IDLE, SINCE, STATE
+from labkit.bench.loader_progress import IDLE, SINCE, STATE
 
 if TYPE_CHECKING:
     from labkit.watching.recorder import Recorder
