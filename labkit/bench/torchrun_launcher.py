@@ -7,7 +7,6 @@ ranks. It writes into the run's log which rank failed and why; what they measure
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from labkit.bench import process
 from labkit.process import device_lock, family
-from labkit.process.events import FILE_NAME, EventLog
+from labkit.process.events import FILE_NAME, EventLog, events_named
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -82,9 +81,9 @@ def name_the_failed(failures: dict[int, ProcessFailure], folder: Path, log: Even
     for rank, failed in failures.items():
         if failed.exitcode < 0 and failed.exitcode != -signal.SIGTERM:
             killed.append(rank)
-        with contextlib.suppress(OSError, ValueError, StopIteration):
-            lines = (folder / f"rank{failed.local_rank}" / FILE_NAME).read_text().splitlines()
-            error = json.loads(next(x for x in lines if x.startswith('{"event":"error"')))
+        with contextlib.suppress(OSError, StopIteration):
+            log_of_rank = folder / f"rank{failed.local_rank}" / FILE_NAME
+            error = next(events_named(log_of_rank, "error"))
             lost = any(text in error["message"] for text in LOST_PEER)
             raised.append((lost, error["t_ns"], rank, error))
     if raised and not killed:

@@ -14,10 +14,11 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from labkit.process.events import FILE_NAME, RESERVE_NAME, EventLog, recover
+from labkit.process.events import FILE_NAME, RESERVE_NAME, EventLog, events_named
 from labkit.process.family import end_marked, exists, this_system
 from labkit.process.folder_rights import is_ours
 from labkit.process.locks import try_lock
+from labkit.process.step_ring import recover
 
 PLAN_NAME = "launch.json"
 PAYLOADS = "*.pkl"  # the reader's own objects, on their way to a bench that ended before
@@ -28,14 +29,11 @@ SOCKETS = ("listener-*", "pym-*")  # what multiprocessing calls them
 
 def logged_pids(folder: str | os.PathLike, name: str) -> set[int]:
     """Return the pids in the events `name` of a run's log, and its ranks': "hello" or "workers"."""
-    start = f'{{"event":"{name}"'.encode()
     found = set()
     for place in (Path(folder), *Path(folder).glob("rank*")):
-        with contextlib.suppress(OSError, ValueError), open(place / FILE_NAME, "rb") as log:
-            for line in log:
-                if line.startswith(start) and line.endswith(b"\n"):
-                    event = json.loads(line)
-                    found.update(event["pids"] if "pids" in event else [event["pid"]])
+        with contextlib.suppress(OSError):
+            for event in events_named(place / FILE_NAME, name):
+                found.update(event["pids"] if "pids" in event else [event["pid"]])
     return found
 
 
