@@ -19,7 +19,7 @@ from planted import planted
 
 import labkit as lk
 from labkit.__main__ import main
-from labkit.bench import process as bench_process
+from labkit.bench import lifetime
 from labkit.course import score
 from labkit.process import device_lock, events, folder_rights, folders, leftovers, step_ring
 from labkit.process.keys import without_keys
@@ -119,14 +119,14 @@ def test_a_folder_of_sockets_that_another_user_made_is_neither_used_nor_cleared(
     sockets.chmod(0o777)
     (sockets / "listener-1").touch()
     config = {}
-    bench_process.use_sockets(sockets, config)
+    lifetime.use_sockets(sockets, config)
     assert not config
     run.mkdir()
     (run / events.FILE_NAME).write_text('{"event":"hello","pid":4711}\n')
     leftovers.remove_tools(run)
     assert (sockets / "listener-1").exists()
     sockets.chmod(0o700)
-    bench_process.use_sockets(sockets, config)
+    lifetime.use_sockets(sockets, config)
     leftovers.remove_tools(run)
     assert config == {"tempdir": str(sockets)} and not sockets.exists()
 

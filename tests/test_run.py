@@ -132,7 +132,7 @@ def test_a_step_that_is_finished_while_it_is_read_is_left_for_the_next_look(tmp_
             return *body[:-1], slot.unpack_from(data, at)[-1]
 
     with monkeypatch.context() as interrupted:
-        interrupted.setattr(events, "SLOT", Interrupted())
+        interrupted.setattr(step_ring, "SLOT", Interrupted())
         drain.drain()
     ring.add(0, (1, 2, 3, 4), 16, 2.5)
     drain.drain()

@@ -19,7 +19,7 @@ from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.recommendation import Workers
 from labkit.diagnosis.wording import worded
-from labkit.tuning.job import tuner
+from labkit.tuning.set_up import tuner
 from labkit.tuning.settings import LoaderSetting
 from labkit.tuning.trial import Trial
 from labkit.watching import hook

@@ -127,6 +127,12 @@ class FirstCallHook:
             took = count(self.model, train)
             most = "convolution" if 2 * took["convolution_flops"] > took["flops"] else "product"
             rows = samples or given.rows
-            return work_event(took, rows, given.formats[most], given.device, half=given.autocasts)
+            return work_event(
+                took,
+                rows,
+                given.formats[most],
+                given.device,
+                halves_activations=given.autocasts,
+            )
 
         write_or_why(log, "work", counted)

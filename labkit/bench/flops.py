@@ -118,9 +118,9 @@ def work_event(
     precision: str,
     device: torch.device,
     *,
-    state: int = 0,
-    every: int = 1,
-    half: bool = False,
+    states_per_weight: int = 0,
+    passes_per_update: int = 1,
+    halves_activations: bool = False,
 ) -> dict[str, object]:
     """Return the `work` event: a step's FLOPs, the bytes it moves and holds; the device's peaks.
 
@@ -128,18 +128,18 @@ def work_event(
         counted: What `count` returned, of so many `samples`.
         precision: That most of it runs in.
         device: Where it runs.
-        state: The optimizer's numbers for each weight.
-        every: Passes to an update.
-        half: Whether autocast, which the meta device does not do, halves the activations.
+        states_per_weight: The optimizer's numbers for each weight.
+        passes_per_update: Of forward and backward.
+        halves_activations: Whether autocast, which the meta device does not do, does so.
     """
     weights = counted["weights"]
     trained = counted["trained"]
-    activations = counted["activations"] // (2 if half else 1)
-    update = (2 + 1 + 2 * state) * trained  # weights, gradients, state
+    activations = counted["activations"] // (2 if halves_activations else 1)
+    update = (2 + 1 + 2 * states_per_weight) * trained  # weights, gradients, state
     return {
         "flops": counted["flops"],
-        "bytes": 2 * weights + trained + 2 * activations + update // every,
-        "held_bytes": weights + (1 + state) * trained + activations,
+        "bytes": 2 * weights + trained + 2 * activations + update // passes_per_update,
+        "held_bytes": weights + (1 + states_per_weight) * trained + activations,
         "parameters": counted["parameters"],
         "samples": samples,
         "precision": precision,
@@ -200,9 +200,9 @@ def write_work(trainer: Trainer, log: EventLog, only_known: bool = False) -> boo
             job.batch_size,
             job.precision,
             trainer.device,
-            state=ADAM,
-            every=job.accumulation_steps,
-            half=job.precision in DTYPES,
+            states_per_weight=ADAM,
+            passes_per_update=job.accumulation_steps,
+            halves_activations=job.precision in DTYPES,
         )
 
     write_or_why(log, "work", counted)

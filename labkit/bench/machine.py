@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import re
 import shutil
@@ -105,6 +106,17 @@ def keep_freed_memory() -> None:
     page by page: 1200 page faults, and up to a third of a small model's step on a CPU.
     """
     bytearray(KEPT_BYTES)
+
+
+def collect_garbage() -> None:
+    """Turn Python's garbage collector on again, with all objects so far among the oldest.
+
+    Those of torch would else be new to it: its first collections would look at all of them, 80 ms
+    each, in the training and again in each worker. A script's have done that during its imports.
+    """
+    gc.freeze()
+    gc.unfreeze()  # into the oldest generation; frozen for good, none would cost what it must
+    gc.enable()
 
 
 def use_fixed_threads() -> None:

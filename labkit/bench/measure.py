@@ -194,7 +194,7 @@ def perform(order: dict, device: torch.device, folder: Path, log: EventLog) -> N
     first = int(progress.read_text()) if progress.exists() else 0
     send_by_value()
     function = pickle.loads(payload.read_bytes())  # of the reader's own kernel
-    gc.enable()
+    machine.collect_garbage()
     points = order["points"]
     log.write("begin", warmup=0)
     if device.type == "cuda":

@@ -20,7 +20,7 @@ from torch import distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from labkit.bench import data, devices, flops, machine, process, work
+from labkit.bench import data, devices, flops, lifetime, machine, work
 from labkit.bench.loop import UNLIMITED_S, Trainer, train
 from labkit.bench.record_head import write_spec
 from labkit.bench.resolve_config import resolve_config
@@ -63,7 +63,7 @@ def run(spec: Settings, folder: Path, log: EventLog) -> None:
     items = first_makes_files(local_rank, job, Path(spec["cache"]) / "data", log)
     trainer = work.built(lambda: DistributedTrainer(job, device, spec["no_sync"]), log)
     if rank == ranks - 1:  # for tests: one rank breaks, the others do not
-        items = process.planted(spec.get("fault"), items, trainer)
+        items = lifetime.planted(spec.get("fault"), items, trainer)
     timeline = rank_timeline(log, device, trainer.comm)
     iterator = work.begun(data.make_loader(items, job), job, log)
     counted = flops.write_work(trainer, log, only_known=True)
@@ -228,11 +228,10 @@ class SharedEnd:
 class DirectSteps:
     """Writes every step as it ends, with its communication: 10 to 25 µs, little beside it."""
 
-    def __init__(self, log: EventLog, comm: Communication, as_ns: Callable[[Any], int] = int):
-        """`as_ns` returns when a mark of the step that is written was made, ns."""
+    def __init__(self, log: EventLog, comm: Communication):
         self.log = log
         self.comm = comm
-        self.as_ns = as_ns
+        self.as_ns: Callable[[Any], int] = int  # when a mark of the step that is written was made
 
     def add(self, *step: Any, **more: Any) -> None:
         """Write a step; the arguments are those of `StepRing.add`."""
@@ -256,4 +255,4 @@ def rank_timeline(
 
 
 if __name__ == "__main__":
-    process.serve(run, f"rank{os.environ['LOCAL_RANK']}")
+    lifetime.serve(run, f"rank{os.environ['LOCAL_RANK']}")

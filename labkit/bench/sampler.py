@@ -38,7 +38,8 @@ from labkit.process.events import EventLog, now_ns
 
 PERIOD_S = 0.02  # between samples
 EARLY_S = 0.01  # and between the first EARLY of them, 5 s, so that a short script has enough: of
-EARLY = 500  # 400, a share of a half is known to 2.5 points
+EARLY = 500  # 400, a share of a half is known to 2.5 points. Workers share both numbers: of four
+# on two cores, each sampled so often, the samples alone took 5 % of the cores
 MOST_SAMPLES = 100_000  # half an hour of them: 4 MB in the log
 LATE_NS = 1_000_000  # our thread waited for the GIL: the main thread had it, and has moved on
 FLUSH_NS = 500_000_000  # a process that is killed loses no more
@@ -48,12 +49,18 @@ WATCHED = "watched"  # a file in the run's folder, there while the run goes on
 class Sampler:
     """Samples this process's main thread between `start` and `stop`; writes to the log itself."""
 
-    def __init__(self, folder: Path, collate: object, watched: Path | None = None):
-        """`collate` is the collate function; it stops once the file `watched` is deleted."""
+    def __init__(
+        self, folder: Path, collate: object, watched: Path | None = None, processes: int = 1
+    ):
+        """`collate` is the collate function; it stops once the file `watched` is deleted.
+
+        So many `processes` do the same work: together they are sampled as often as one.
+        """
         self.log = EventLog(folder)
         self.places = Places(collate)
         self.pid = os.getpid()
         self.watched = watched
+        self.processes = processes
         self.rows: list[tuple[int, int, int]] = []
         self.missing = ""  # why there are no samples
         self.in_use = False  # whether a loop goes on
@@ -87,8 +94,8 @@ class Sampler:
 
     def _period_s(self) -> float:
         """Return 0.5 to 1.5 periods: even ones would keep step with the scheduler."""
-        period = EARLY_S if self.taken < EARLY else PERIOD_S
-        return period * (0.5 + self.random.random())
+        period = EARLY_S if self.taken * self.processes < EARLY else PERIOD_S
+        return period * self.processes * (0.5 + self.random.random())
 
     def _why_not(self) -> str:
         """Return why no stack can be sampled here and now; "" where it can."""
@@ -224,9 +231,9 @@ def _record_worker(
 ) -> None:
     """Start to record in a loader's worker process, then do the loader's own `worker_init_fn`."""
     with contextlib.suppress(Exception):
-        _, _, watched = how
+        folder, collate, watched = how
         torch_loop = sys._getframe(1).f_code
-        sampler = Sampler(*how)
+        sampler = Sampler(folder, collate, watched, workers)
         sampler.places.loop = torch_loop
         sampler.start()
         work = LoaderWork(sampler.log, worker, workers, watched)

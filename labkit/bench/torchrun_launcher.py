@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.bench import process
+from labkit.bench import lifetime
 from labkit.process import device_lock, family
 from labkit.process.events import FILE_NAME, EventLog, events_named
 
@@ -53,7 +53,7 @@ def launch(spec: dict, folder: Path, log: EventLog) -> int | None:
         torchrun.run(torchrun.parse_args(options + rank))
     except SignalException:
         log.write("stopped")
-        return 130
+        return lifetime.INTERRUPTED
     except ChildFailedError as error:
         name_the_failed(error.failures, folder, log)
         return 1
@@ -82,8 +82,7 @@ def name_the_failed(failures: dict[int, ProcessFailure], folder: Path, log: Even
         if failed.exitcode < 0 and failed.exitcode != -signal.SIGTERM:
             killed.append(rank)
         with contextlib.suppress(OSError, StopIteration):
-            log_of_rank = folder / f"rank{failed.local_rank}" / FILE_NAME
-            error = next(events_named(log_of_rank, "error"))
+            error = next(events_named("error", folder / f"rank{failed.local_rank}" / FILE_NAME))
             lost = any(text in error["message"] for text in LOST_PEER)
             raised.append((lost, error["t_ns"], rank, error))
     if raised and not killed:
@@ -106,4 +105,4 @@ def name_the_failed(failures: dict[int, ProcessFailure], folder: Path, log: Even
 
 
 if __name__ == "__main__":
-    process.serve(launch)
+    lifetime.serve(launch)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import multiprocessing
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader
 
-from labkit.bench import data, devices, handoff, machine, process, profile, user_dataset
+from labkit.bench import data, devices, handoff, lifetime, machine, profile, user_dataset
 from labkit.bench.flops import write_work
 from labkit.bench.loader_work import LoaderWork
 from labkit.bench.loop import Trainer, Trains, train
@@ -56,7 +55,7 @@ def run_pipeline(spec: Settings, device: torch.device, folder: Path, log: EventL
     """Set up the pipeline that `spec` describes, and train."""
     own = "source" in spec
     machine.keep_freed_memory()
-    job, not_applied = resolve_config(spec["pipeline"], device, own_model=not own)
+    job, not_applied = resolve_config(spec["pipeline"], device, size_model=not own)
     if quick_run() and not own:
         shorten(job, not_applied)
     knobs = user_dataset.knobs_of(job, spec["source"]) if own else vars(job)
@@ -87,11 +86,11 @@ def prepare(
         return user_dataset.prepare(spec["source"], job, folder)
     if "module" in spec:
         made = importlib.import_module(spec["module"])
-        return made.prepare(spec, job, device, folder, log, log.stage)
+        return made.prepare(spec, job, device, folder, log)
     cache = Path(spec["cache"]) / "data"
     dataset = data.make_dataset(job, cache, partial(log.stage, "making images"))
     trainer = built(lambda: Trainer(job, device), log)
-    dataset = process.planted(spec.get("fault"), dataset, trainer)
+    dataset = lifetime.planted(spec.get("fault"), dataset, trainer)
     return trainer, data.make_loader(dataset, job)
 
 
@@ -129,12 +128,12 @@ def built(make: Callable[[], TrainerType], log: EventLog) -> TrainerType:
 
 def begun(loader: Loader, job: Job, log: EventLog) -> Iterator[Any]:
     """Begin to measure: start the loader's workers, and write who they are."""
-    gc.enable()  # from here on, all is as in anybody's training
+    machine.collect_garbage()  # from here on, all is as in anybody's training
     log.write("begin", warmup=max(LEAST_WARMUP, job.num_workers * (job.prefetch_factor or 0)))
     if job.num_workers:
         log.stage(f"starting {job.num_workers} loader workers")
     iterator = iter(loader)
-    process.held.append(iterator)
-    process.workers.extend(multiprocessing.active_children())
-    log.write("workers", pids=[worker.pid for worker in process.workers])
+    lifetime.held.append(iterator)
+    lifetime.workers.extend(multiprocessing.active_children())
+    log.write("workers", pids=[worker.pid for worker in lifetime.workers])
     return iterator

@@ -213,7 +213,7 @@ class Evidence:
 
     # A profiler's trace
     from_trace: bool = False
-    loader_workers: bool | None = None  # whether its loader has workers
+    trace_has_workers: bool | None = None  # whether the loader of a trace has workers
     outside_where: tuple[str, ...] = ()  # functions in which the host was busy
     late_rank: int | None = None  # of several, the one that the others wait for
     late_said: str = ""

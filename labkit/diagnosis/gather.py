@@ -143,27 +143,21 @@ def _known(run: Run, wait: np.ndarray, compute: np.ndarray, ranks_cores: float) 
     `wait` and `compute` are (steps,), s.
     """
     machine = run.machine
-    on_gpu = machine.kind == "gpu"
-    use = CoreUse.of(run)
-    if use.others is not None:
-        use = replace(use, others=max(0.0, use.others - ranks_cores))
-    lines = run.lines if run.samples_of_lines else None
     loop = loop_of(run)
     parts = loop.lines.body.keys() if loop else set()
     xray = _xray(run.xray_facts)
-    worst = np.sort(wait)[-max(1, round(limits.WORST_STEPS * len(wait))) :]
     known = Evidence(
         kind=machine.kind,
         inside=f"x-ray of {xray.steps:g} steps" if xray else "x-ray",
-        stall_share=float(worst.sum() / wait.sum()) if wait.any() else 0.0,
+        stall_share=_stall_share(wait),
         padding_share=run.padding,
         # of a step that has the cores to itself
         quick_compute_us=float(np.quantile(compute, limits.QUICK)) * 1e6 if len(compute) else None,
         launches_only=run.launches_only,
-        use=use,
+        use=_core_use(run, ranks_cores),
         xray=xray,
         witnesses=witnesses(run),
-        lines=lines,
+        lines=run.lines if run.samples_of_lines else None,
         loop=loop,
         workers=WorkerEvidence.of(run),
         whole=run.wall_shares,
@@ -173,17 +167,34 @@ def _known(run: Run, wait: np.ndarray, compute: np.ndarray, ranks_cores: float) 
         headroom=_headroom(run.event("headroom")),
     )
     if run.watched:
-        known = replace(
-            known,
-            growth=LoopGrowth(tuple(run.growth), *_swelling(run)),
-            weights_dtype=run.weights_dtype,
-            batch_dtype=run.batch_dtype,
-            batch_bytes=_usual(run.batch_bytes),
-            code=LoopCode.of(run.loop_code, run.event("remade")),
-            trainer=bool(run.trainer),
-            host_wait_share=_host_wait(run.host_ns[run.warmup :]),
-        )
-    return _of_gpu(known, run) if on_gpu else replace(known, threads=machine.threads)
+        known = _of_watched(known, run)
+    return _of_gpu(known, run) if machine.kind == "gpu" else replace(known, threads=machine.threads)
+
+
+def _core_use(run: Run, ranks_cores: float) -> CoreUse:
+    """Return who uses the cores; other ranks of the job, on `ranks_cores`, count as the run."""
+    use = CoreUse.of(run)
+    return use if use.others is None else replace(use, others=max(0.0, use.others - ranks_cores))
+
+
+def _stall_share(wait: np.ndarray) -> float:
+    """Return the share of the waiting (s, by step) that the worst steps have."""
+    worst = np.sort(wait)[-max(1, round(limits.WORST_STEPS * len(wait))) :]
+    return float(worst.sum() / wait.sum()) if wait.any() else 0.0
+
+
+def _of_watched(known: Evidence, run: Run) -> Evidence:
+    """Return the evidence with what only the recorder of a user's own loop sees."""
+    return replace(
+        known,
+        growth=LoopGrowth(tuple(run.growth), *_swelling(run)),
+        weights_dtype=run.weights_dtype,
+        batch_dtype=run.batch_dtype,
+        batch_bytes=_usual(run.batch_bytes),
+        code=LoopCode.of(run.loop_code, run.event("remade")),
+        trainer=bool(run.trainer),
+        host_wait_share=_host_wait(run.host_ns[run.warmup :]),
+    )
 
 
 def _usual(values: np.ndarray) -> float | None:

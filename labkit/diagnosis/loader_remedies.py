@@ -19,7 +19,7 @@ SET_THREADS = (
 )
 # A pass so short is not worth the start of workers: 0.1 s each to fork, some s to spawn
 SHORT_PASS_S = 10.0
-IN_THE_LOOP = {"num_workers": 0, **WITHOUT_WORKERS}
+NO_WORKERS = {"num_workers": 0, **WITHOUT_WORKERS}
 
 # -- conditions ------------------------------------------------------------------------------------
 
@@ -35,7 +35,7 @@ def _made_us(evidence: Evidence) -> float:
 
 def quickly_made(evidence: Evidence) -> bool:
     """Return whether a batch is made as fast as a worker hands one over."""
-    return _made_us(evidence) < limits.HANDOFF_US and evidence.loader_workers is None
+    return _made_us(evidence) < limits.HANDOFF_US and evidence.trace_has_workers is None
 
 
 def fetched_at_once(evidence: Evidence) -> Values | None:
@@ -55,7 +55,7 @@ def made_in_the_loop(evidence: Evidence) -> Values | None:
     """Fit a loader whose workers cost more than they save."""
     advised = evidence.advised and evidence.advised.num_workers == 0
     slower = quickly_made(evidence) or advised
-    return IN_THE_LOOP if evidence.num_workers and slower else None
+    return NO_WORKERS if evidence.num_workers and slower else None
 
 
 def deeper_queue(evidence: Evidence) -> Values | None:
@@ -127,13 +127,13 @@ def too_many(workers: int, cores: int | None) -> str:
 def some_workers(evidence: Evidence) -> bool:
     """Fit a loop that has no loader to set, and of which no number is known."""
     unknown = evidence.advised is None and evidence.num_workers is None
-    return unknown and not evidence.loader_workers and not quickly_made(evidence)
+    return unknown and not evidence.trace_has_workers and not quickly_made(evidence)
 
 
 def cheaper_items(evidence: Evidence) -> Values | None:
     """Fit a loader to which no number of workers brings anything."""
     count = evidence.num_workers
-    if quickly_made(evidence) or other_workers(evidence) or evidence.loader_workers:
+    if quickly_made(evidence) or other_workers(evidence) or evidence.trace_has_workers:
         return None
     if evidence.advised is None:
         return {"why": ""} if count is None else {"why": "Try other numbers of workers. "}
@@ -187,7 +187,7 @@ BEHIND = Remedy(
     "The loader's workers do not keep up: do less work per item, or do it once before training; "
     "where CPU cores are idle, try more workers.",
     "workers",
-    lambda evidence: evidence.loader_workers,  # of a trace, which tells no more of them
+    lambda evidence: evidence.trace_has_workers,  # of a trace, which tells no more of them
 )
 CHEAPER_ITEMS = Remedy(
     "cheaper_items",

@@ -55,7 +55,7 @@ def recommend_workers(run: Run, lines: Lines | None = None) -> Workers | None:
     """Return how many loader workers `run` should have, or None where nothing can be predicted.
 
     This is the one rule for that number: the fewest workers whose simulated throughput comes within
-    `AS_GOOD` of the best one. The run's own number stays unless another one gains more than `WORTH`.
+    `AS_GOOD` of the best. The run's own number stays unless another one gains more than `WORTH`.
     The machine's cores are part of the simulation, so items that compute get no more workers than
     there are cores; items that wait may get up to the larger of `LEAST_MAX_WORKERS` and twice the
     cores.

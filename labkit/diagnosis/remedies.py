@@ -75,7 +75,9 @@ class Remedy:
 
     def for_run(self, evidence: Evidence, rank: int | None = None) -> Remedy | None:
         """Return the remedy filled in for a run, or None where it is not for it."""
-        if self.on not in ("", evidence.kind) or any(map(evidence.knobs.get, self.sets)):
+        if self.on not in ("", evidence.kind) or any(
+            evidence.knobs.get(name) for name in self.sets
+        ):
             return None
         values = self.fits(evidence)
         if not values:

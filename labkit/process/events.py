@@ -127,11 +127,14 @@ class SleepWatch:
             self.known_ns += slept_ns
 
 
-def events_named(log: str | Path, name: str) -> Iterator[dict[str, Any]]:
-    """Yield the events of one name in a log, oldest first; a line that was torn is left out."""
+def events_named(name: str, log: str | os.PathLike) -> Iterator[dict[str, Any]]:
+    """Yield the events of a name in a log, the oldest first; a torn line is none.
+
+    OSError: there is no such file.
+    """
     begins = f'{{"event":"{name}",'.encode()  # as `EventLog.write` writes it
-    with open(log, "rb") as file:
-        for line in file:
+    with open(log, "rb") as lines:
+        for line in lines:
             if line.startswith(begins):
                 with contextlib.suppress(ValueError):
                     yield json.loads(line)

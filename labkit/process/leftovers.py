@@ -32,7 +32,7 @@ def logged_pids(folder: str | os.PathLike, name: str) -> set[int]:
     found = set()
     for place in (Path(folder), *Path(folder).glob("rank*")):
         with contextlib.suppress(OSError):
-            for event in events_named(place / FILE_NAME, name):
+            for event in events_named(name, place / FILE_NAME):
                 found.update(event["pids"] if "pids" in event else [event["pid"]])
     return found
 

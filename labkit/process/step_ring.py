@@ -149,7 +149,7 @@ class Drain:
 def recover(folder: str | Path) -> None:
     """Write the steps that a killed supervisor had not, and remove the ring."""
     drain = Drain(folder, EventLog(folder))
-    for step in events_named(Path(folder) / FILE_NAME, "step"):
+    for step in events_named("step", Path(folder) / FILE_NAME):
         drain.next = step["i"] + 2
     if drain.path.exists():
         drain.log.write_line("")  # ends a line that was torn

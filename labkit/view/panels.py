@@ -15,7 +15,7 @@ from labkit.results.result import Table
 from labkit.results.run import Run
 from labkit.results.script import script
 from labkit.spec import KNOBS, Distributed, Pipeline
-from labkit.tuning.job import improver
+from labkit.tuning.set_up import improver
 from labkit.view.controls import Control, in_words, shown
 from labkit.view.display import StaticFigure
 from labkit.view.ghost import Ghost, expected
