@@ -15,8 +15,8 @@ from labkit.results.run import Run
 from labkit.spec import KNOBS, LOADER_KNOBS, LOOP_PARTS, STEP_KNOBS, Pipeline
 from labkit.tuning.improve import Improver, lacking
 from labkit.tuning.memory import too_large
-from labkit.tuning.result import Ladder, Tuning
 from labkit.tuning.search import LoaderSearch
+from labkit.tuning.search_result import Ladder, Tuning
 from labkit.tuning.settings import Knobs, LoaderSetting
 from labkit.tuning.source import Source, TorchLoader, source_of, source_of_loader
 from labkit.tuning.trial import forecast
@@ -32,7 +32,7 @@ class Given:
     """What a search was asked to work on."""
 
     pipeline: Pipeline  # to run
-    source: Source | None  # where the data is the reader's own
+    source: Source | None  # where the data is the user's own
     knobs: Knobs
     code: LoopCode  # how the caller's script writes its loader
 
@@ -43,7 +43,7 @@ class Given:
 
     @property
     def asked(self) -> Pipeline | None:
-        """The pipeline; None for data of the reader's own."""
+        """The pipeline; None for data of the user's own."""
         return None if self.source else self.pipeline
 
     @property
@@ -168,7 +168,7 @@ def improver(
     batch_size: int | None = None,
     **parts: object,
 ) -> Improver:
-    """Return an autopilot for a pipeline or the reader's own data.
+    """Return an autopilot for a pipeline or the user's own data.
 
     Raises ValueError on what cannot be run.
     """
