@@ -80,7 +80,7 @@ class Output:
             pass
 
     def finish(self) -> None:
-        """Add the tail behind a line that says how much was left out."""
+        """Add the tail after a line that says how much was left out."""
         self._keep(self.waiting)
         note = f"\n... {self.left_out} bytes left out ...\n" if self.left_out else ""
         with contextlib.suppress(OSError):
