@@ -18,7 +18,7 @@ from labkit.view.display import Display
 from labkit.view.last import remember
 from labkit.view.watch_shown import leave, progress_line
 from labkit.watching.hangs import HangWatch
-from labkit.watching.passes import say
+from labkit.watching.messages import say
 from labkit.watching.recorder import Recorder
 from labkit.watching.run_folders import own_rank
 
@@ -42,7 +42,7 @@ class Watch:
         self.live = live
         self.place = place
         self.model = model
-        self._hangs: HangWatch | None = None
+        self._ends = contextlib.ExitStack()  # with the Run
         self._recorder: Recorder | None = None
         self._run: Run | None = None
         self._display: Display | None = None
@@ -113,9 +113,7 @@ class Watch:
         if recorder is None or not _is_open(recorder):
             return
         recorder.close(error)
-        if self._hangs is not None:
-            self._hangs.__exit__()
-            self._hangs = None
+        self._ends.close()
         self._display = None
         if self in _open:
             _open.remove(self)
@@ -135,8 +133,7 @@ class Watch:
         self._recorder = recorder
         self._run = None
         self._display = Display() if self.live and own_rank() == "0" else None
-        self._hangs = HangWatch([recorder.folder])
-        self._hangs.__enter__()
+        self._ends.enter_context(HangWatch([recorder.folder]))
         while len(_open) >= OPEN_MOST:
             _open[0].close()
         _open.append(self)
