@@ -17,9 +17,9 @@ from labkit.bench.batch_contents import counter_for
 from labkit.bench.user_loop import find_device, in_flight, knobs_of
 from labkit.process.events import EventLog, now_ns
 from labkit.watching.batches import length_of, one_a_batch
-from labkit.watching.device_clocks import Queue, Waiting
+from labkit.watching.block_timers import Queue, Waiting
 from labkit.watching.kept_batches import Kept, copied
-from labkit.watching.kinds import Unit
+from labkit.watching.log_words import Unit
 from labkit.watching.passes import Pass, StandsIn
 
 KEPT_BATCHES = 8  # batches, at most

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from labkit.process.events import now_ns
 from labkit.watching.batches import one_a_batch
-from labkit.watching.kinds import Ending
+from labkit.watching.log_words import Ending
 from labkit.watching.messages import say
 from labkit.watching.step_timer import StepTimer
 
