@@ -17,7 +17,7 @@ import traitlets
 from labkit.process import folders
 from labkit.process.events import private
 from labkit.process.folder_rights import shared_like_its_parent
-from labkit.process.interrupts import in_notebook
+from labkit.process.notebook import in_notebook
 from labkit.results.library import load
 from labkit.results.ranks import Ranks
 from labkit.results.run import Run
