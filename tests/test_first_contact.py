@@ -27,7 +27,7 @@ from labkit.bench import (
     machine,
     measure,
     model_size,
-    profile,
+    step_variants,
     timeline,
     user_loop,
 )
@@ -328,9 +328,9 @@ def test_the_first_bf16_step_of_a_process_loads_kernels_and_is_not_held_against_
     plain = SimpleNamespace(name="plain")
     bf16 = SimpleNamespace(name="bf16")
     took = {"plain": [10.0] * 9, "bf16": [80.0, *[5.0] * 8]}
-    monkeypatch.setattr(profile, "_timed", lambda _, setting: took[setting.name].pop(0))
+    monkeypatch.setattr(step_variants, "_timed", lambda _, setting: took[setting.name].pop(0))
     on_gpu = SimpleNamespace(device=torch.device("cuda"), optimizer=None)
-    times = profile._timed_in_turn(on_gpu, {"plain": plain, "bf16": bf16})
+    times = step_variants._timed_in_turn(on_gpu, {"plain": plain, "bf16": bf16})
     assert set(times["bf16"]) == {5.0}
 
 

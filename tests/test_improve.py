@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 import labkit as lk
+from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.findings import Finding
-from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.results.hardware import Machine

@@ -14,7 +14,7 @@ from played_gpu import CPU, END, MS, load, written
 
 import labkit as lk
 from labkit.diagnosis import watched_ranks
-from labkit.diagnosis.rank_verdict import PARTS
+from labkit.diagnosis.rank_times import PARTS
 from labkit.diagnosis.watched_script import judge_runs
 from labkit.results.launch import launch
 from labkit.results.ranks import Ranks

@@ -20,7 +20,8 @@ import pytest
 
 import labkit as lk
 from labkit.bench import by_value, user_dataset
-from labkit.diagnosis.prediction import WORTH, Estimate
+from labkit.diagnosis.estimate import Estimate
+from labkit.diagnosis.prediction import WORTH
 from labkit.diagnosis.recommendation import recommend_workers
 from labkit.results.run import Run
 from labkit.tuning import memory, source

@@ -1,4 +1,4 @@
-"""What handing a batch over from a loader's worker costs, measured behind a run's last step."""
+"""What handing a batch over from a loader's worker costs, measured after a run's last step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COST_S = 0.4  # about what it takes with the worker's start
 MIN_STEPS = 8  # of a run: a shorter one is a quick look
 ROUNDS = 12
 BUDGET_NS = 350_000_000
-COLD_EVERY = 3  # rounds: one behind a long wait, the others right behind a step
+COLD_EVERY = 3  # rounds: one after a long wait, the others right after a step
 FIRST = 2  # rounds that are left out: the worker starts
 COLD_S = 0.035  # after such a wait the model finds cold caches and a core that was asleep
 SETTLE_S = 0.004  # between two batches where there is no step that could be tried
@@ -57,7 +57,7 @@ class Ready(Dataset):
 def hand_over(batch: Batch, steps: int, log: EventLog, trainer: Trains | None) -> None:
     """Write the `handoff` event, or why there is none. Never ends the run.
 
-    Batches are taken right behind a step: at rest, taking one costs up to five times as much.
+    Batches are taken right after a step: at rest, taking one costs up to five times as much.
     """
     if steps < MIN_STEPS:
         return
@@ -87,12 +87,12 @@ def _costs(batch: Batch, trainer: Trains | None) -> dict[str, float | None]:
     deadline = now_ns() + BUDGET_NS
     iterator = iter(loader)
     next(iterator)
-    warm: list[int] = []  # CPU time of a step right behind the one before, ns,
-    cold: list[int] = []  # and of one behind a long wait
+    warm: list[int] = []  # CPU time of a step right after the one before, ns,
+    cold: list[int] = []  # and of one after a long wait
     if trainer is None:
         rounds = _without_steps(iterator, deadline)
     else:
-        rounds = _behind_steps(iterator, deadline, trainer, warm, cold)
+        rounds = _after_steps(iterator, deadline, trainer, warm, cold)
     wall, touch, share, worker = map(median, zip(*rounds[FIRST:], strict=True))
     return {
         "main_wall_us": wall / 1e3,
@@ -115,10 +115,10 @@ def _without_steps(iterator: Handed, deadline: int) -> list[HandOver]:
     return rounds
 
 
-def _behind_steps(
+def _after_steps(
     iterator: Handed, deadline: int, trainer: Trains, warm: list[int], cold: list[int]
 ) -> list[HandOver]:
-    """Take batches right behind steps, whose CPU times go to `warm` and `cold`."""
+    """Take batches right after steps, whose CPU times go to `warm` and `cold`."""
     rounds: list[HandOver] = []
     for turn in range(ROUNDS):
         late = turn % COLD_EVERY == 0

@@ -200,7 +200,7 @@ class SharedEnd:
 
     def __init__(self, seconds: float | None, accumulation_steps: int):
         self.deadline_ns = now_ns() + int((seconds or UNLIMITED_S) * 1e9)
-        # right behind an exchange of gradients: there the ranks are in step anyway
+        # right after an exchange of gradients: there the ranks are in step anyway
         self.every = accumulation_steps * math.ceil(VOTE_EVERY / accumulation_steps)
         self.group = dist.new_group(backend="gloo")
         self.steps = 0

@@ -154,7 +154,7 @@ class DeviceTimeline:
         has_ranges = hasattr(torch._C, "_nvtx")
         self.push: Callable[[str], object] = torch.cuda.nvtx.range_push if has_ranges else _no_range
         self.pop: Callable[[], object] = torch.cuda.nvtx.range_pop if has_ranges else _no_range
-        self.first: torch.Event  # of the step that was written last; or the anchor, behind it
+        self.first: torch.Event  # of the step that was written last; or the anchor, after it
         self.first_ns: int  # when it was, on the host's clock
         torch.accelerator.synchronize(device)
         self._anchor()

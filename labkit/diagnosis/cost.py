@@ -183,7 +183,7 @@ def usual_rent(machine: Machine) -> float | None:
 
 
 def power(run: Run) -> tuple[float | None, float | None]:
-    """Return mean power (W) behind the warm-up and its energy's idle share; None: hardly read."""
+    """Return mean power (W) after the warm-up and its energy's idle share; None: hardly read."""
     start = run.busy[max(run.warmup - 1, 0), 1]
     counts = [
         (sample["t_ns"] / 1e9, moment, sample["energy_j"])

@@ -10,6 +10,7 @@ from labkit.results.hardware import Machine
 from labkit.results.measurements import Measurements
 from labkit.results.result import Result, Table
 from labkit.results.run import Run
+from labkit.results.text import counted
 from labkit.spec import BANDWIDTH
 
 SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
@@ -112,5 +113,5 @@ def peak(run: Run) -> Peak | None:
         return None
     source = f"measured {f'on {machine.name}' if run.recorded else 'here'}"
     if machine.kind == "cpu" and machine.threads:
-        source += f" on {machine.threads} thread{'' if machine.threads == 1 else 's'}"
+        source += f" on {counted(machine.threads, 'thread')}"
     return Peak(rates[kind], rates.get(BANDWIDTH), kind, source)

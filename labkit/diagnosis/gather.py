@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -10,9 +11,9 @@ import numpy as np
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.core_use import CoreUse, mean_known, readings, while_it_trained
+from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.evidence import Evidence, Launches, LoopGrowth, WorkerEvidence, Xray
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.recommendation import recommend_prefetch, recommend_workers
 from labkit.diagnosis.trace_evidence import kernels_of
 from labkit.diagnosis.watched_loop import loop_of
@@ -20,6 +21,7 @@ from labkit.diagnosis.witnesses import throttled, witnesses
 from labkit.results.record import Event
 from labkit.results.run import Run
 from labkit.results.step_classes import CLASSES, split_steps
+from labkit.results.supply import late_share, memory_growth, wait_over_alone
 
 # Share of the time spent waiting for data from which it is asked how many workers would be best
 WORTH_A_LOOK = limits.WORTH_NAMING["input"] / 2
@@ -159,7 +161,7 @@ def _known(run: Run, wait: np.ndarray, compute: np.ndarray, ranks_cores: float) 
         witnesses=witnesses(run),
         lines=run.lines if run.samples_of_lines else None,
         loop=loop,
-        workers=WorkerEvidence.of(run),
+        workers=worker_evidence(run),
         whole=run.wall_shares,
         knobs=run.pipeline.to_dict(),
         trains=not parts or bool({"backward", "optimizer"} & parts),
@@ -194,6 +196,37 @@ def _of_watched(known: Evidence, run: Run) -> Evidence:
         code=LoopCode.of(run.loop_code, run.event("remade")),
         trainer=bool(run.trainer),
         host_wait_share=_host_wait(run.host_ns[run.warmup :]),
+    )
+
+
+def worker_evidence(run: Run) -> WorkerEvidence | None:
+    """Return what a run recorded of its workers; None where it recorded nothing, or has none."""
+    seen = run.workers
+    workers = [worker for worker in seen if worker.worker >= 0]
+    if not workers:
+        return None
+    starts = seen.epoch_start_ms[1:]
+    first, *later = seen.epoch_item_ms
+    hang = seen.hang
+    busy_ms = [worker.busy_ms for worker in workers]
+    return WorkerEvidence(
+        cpu_shares=tuple(worker.cpu_share for worker in workers),
+        in_line_share=fmean(worker.in_line_share for worker in workers) or None,
+        idle_share=seen.idle_share,
+        hand_over_ms=seen.handover_ms,
+        slowest_ratio=max(worker.slowest_ratio for worker in workers),
+        slow_batch_ratio=max(worker.p99_ms / max(worker.p50_ms, 1e-6) for worker in workers),
+        slow_items=tuple(dict.fromkeys(item.index for item in seen.slowest)),
+        busiest_over_mean=max(busy_ms) / fmean(busy_ms),
+        first_epoch_ratio=first / fmean(later) if later and fmean(later) else None,
+        epoch_start_ms=fmean(starts) if starts else None,
+        epoch_start_share=sum(starts) / 1e3 / run.length_s if starts else None,
+        hang=None if hang is None or hang.worker is None else hang,  # the loop's own
+        late_share=late_share(seen.batches),
+        wait_over_alone=wait_over_alone(seen.batches),
+        memory=memory_growth(seen.events),
+        item_cpu_ms=fmean(worker.item_cpu_ms for worker in workers),
+        item_wait_ms=fmean(max(0.0, w.item_ms - w.item_cpu_ms) for w in workers),
     )
 
 

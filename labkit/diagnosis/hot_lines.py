@@ -128,7 +128,7 @@ class Lines(Result):
         self.within = within[keep]
         self.samples = int(keep.sum())
         self.refused = bool(run.no_lines) and not self.samples  # more steps bring none either
-        nothing = run.no_lines or "no stack was sampled behind the warm-up"
+        nothing = run.no_lines or "no stack was sampled after the warm-up"
         self.missing = "" if self.samples else nothing
 
     def __len__(self) -> int:
@@ -199,7 +199,7 @@ class Lines(Result):
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        """Every line that was met, the costliest first; those of workers behind the loop's."""
+        """Every line that was met, the costliest first; those of workers after the loop's."""
         return self.rows(self.phase < WORKER) + self.rows(self.phase == WORKER)
 
     def worst(self, mask: np.ndarray) -> tuple[Line, ...]:
@@ -228,8 +228,10 @@ class Lines(Result):
             for line in shown
             if line.share >= 0.005
         ]
-        sampled = f"{self.samples} stacks sampled in this process and its loader's workers; "
-        sampled += "shares of wall time, of workers their working time"
+        sampled = (
+            f"{self.samples} stacks sampled in this process and its loader's workers; "
+            "shares of wall time, of workers their working time"
+        )
         parts = [f"{share:.0%} {part}" for part, share in self.body.items() if share >= 0.005]
         body = f"the loop's body: {', '.join(parts)}" if parts else ""
         return Table(

@@ -9,8 +9,10 @@ from functools import partial
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.loader_code import LoopCode
+from labkit.diagnosis.recommendation import Workers
 from labkit.diagnosis.remedies import LESS_WAITING, Remedy, Values
 from labkit.knobs import Setting
+from labkit.results.text import counted
 from labkit.spec import PYTORCH_PREFETCH, WITHOUT_WORKERS
 
 DEEPEST = 16  # a deeper queue than this takes memory and hides what is wrong
@@ -76,31 +78,36 @@ def other_workers(evidence: Evidence) -> Values | None:
     now = evidence.num_workers or 0
     if advised is None or advised.num_workers in (0, now) or quickly_made(evidence):
         return None
-    count = advised.num_workers
-    how = "Use fewer workers:" if count < now else "Use more workers:"
-    if not now:
-        how = "Prepare batches in other processes:"
-    code = kept = ""
-    changes: dict[str, Setting] = {"num_workers": count}
+    changes: dict[str, Setting] = {"num_workers": advised.num_workers}
     loop = evidence.loop
     if not now and loop is not None and loop.passes > 1 and loop.pass_s < SHORT_PASS_S:
         changes["persistent_workers"] = True
+    return {**_worker_words(evidence, advised, "persistent_workers" in changes), **changes}
+
+
+def _worker_words(evidence: Evidence, advised: Workers, is_kept: bool) -> Values:
+    """Return what the remedy says of another number of workers, which may be kept from now on."""
+    now = evidence.num_workers or 0
+    how = "Use fewer workers:" if advised.num_workers < now else "Use more workers:"
+    if not now:
+        how = "Prepare batches in other processes:"
+    kept = code = ""
+    if is_kept:
         kept = f", kept between epochs (persistent_workers=True){remade_said(evidence.code)}"
     if advised.threads is not None:
         code = SET_THREADS.format(threads=advised.threads)
-        kept += f", with {advised.threads} thread{'s' * (advised.threads > 1)} for the model"
+        kept += f", with {counted(advised.threads, 'thread')} for the model"
     return {
         "how": how,
         "kept": kept,
-        "warned": too_many(count, evidence.use.cores),
-        "epochs": epochs_unseen(evidence.code) if "persistent_workers" in changes else "",
+        "warned": too_many(advised.num_workers, evidence.use.cores),
+        "epochs": epochs_unseen(evidence.code) if is_kept else "",
         "set_threads": code,
-        **changes,
     }
 
 
 def epochs_unseen(code: LoopCode | None) -> str:
-    """Say, behind a sentence, what workers that are kept miss; "" where there is no `set_epoch`."""
+    """Say, after a sentence, what workers that are kept miss; "" where there is no `set_epoch`."""
     if code is None or code.epoch_setter is None:
         return ""
     return " Workers that are kept do not see what set_epoch() sets in the main process's dataset."
@@ -110,8 +117,10 @@ def remade_said(code: LoopCode | None) -> str:
     """Say, before the end of a sentence, how workers outlive an epoch; "" of a loader made once."""
     if code is None or not code.remade:
         return ""
-    said = ", with the loader made once, above the loop over the epochs: it is made anew for each "
-    said += "epoch, and its workers end with it"
+    said = (
+        ", with the loader made once, above the loop over the epochs: it is made anew for each "
+        "epoch, and its workers end with it"
+    )
     if code.remade == "dataset":
         said += ". A sampler then draws each epoch's items from the whole dataset"
     return said

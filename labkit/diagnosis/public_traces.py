@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from labkit.diagnosis.rank_traces import RankTraces
 from labkit.diagnosis.trace import trace
-from labkit.diagnosis.trace_breakdown import Breakdown, RankTraces, lane_rows
+from labkit.diagnosis.trace_breakdown import Breakdown, lane_rows
 from labkit.diagnosis.trace_file import TraceError
 from labkit.process.folders import home
-from labkit.results.result import Result, Table, printable
+from labkit.results.result import Result, Table
 from labkit.results.shipped import Listing, entries, entry
+from labkit.results.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,17 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit.diagnosis.core_use import CoreUse
+from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.hot_lines import Lines
-from labkit.diagnosis.loader_simulation import Simulation, Work
-from labkit.diagnosis.prediction import (
-    DRAWS,
-    MODEL_ERROR,
-    STEPS,
-    WORTH,
-    Estimate,
-    predict,
-    predict_from,
-)
+from labkit.diagnosis.loader_simulation import Load, Simulation
+from labkit.diagnosis.prediction import DRAWS, MODEL_ERROR, STEPS, WORTH, predict, predict_from
 from labkit.diagnosis.thresholds import HANDOFF_US
 from labkit.results.event_log import of_one_moment
 from labkit.results.run import Run
@@ -144,7 +137,7 @@ class _TimedLoop:
 
         def rate(workers: int) -> float:
             kept = self.threads_with(workers)
-            work = Work(
+            work = Load(
                 waits=self.made_s * (1 - computes),
                 cpus=self.made_s * computes,
                 host=self.body_s * self.threads / kept,
@@ -201,7 +194,7 @@ def _of_times(run: Run, lines: Lines | None) -> Workers | None:
         kinds = lines.kinds(phase)
         rests = kinds.get("io", 0.0) + kinds.get("wait", 0.0)
         computes = 1 - rests / max(sum(kinds.values()), 1e-9)
-    threads = getattr(run.machine, "threads", None) if run.machine.kind == "cpu" else None
+    threads = run.machine.threads if run.machine.kind == "cpu" else None
     threads = max(1, int(min(threads or 1, cores or 1)))
     return workers_from_times(made_s, body_s, cores, own=own, computes=computes, threads=threads)
 

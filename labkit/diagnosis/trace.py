@@ -13,7 +13,8 @@ import re
 from dataclasses import fields, replace
 from pathlib import Path
 
-from labkit.diagnosis.trace_breakdown import Breakdown, RankTraces
+from labkit.diagnosis.rank_traces import RankTraces
+from labkit.diagnosis.trace_breakdown import Breakdown
 from labkit.diagnosis.trace_events import Events, Kind, read_events
 from labkit.diagnosis.trace_file import (
     ONE_PER_RANK,

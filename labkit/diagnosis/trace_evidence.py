@@ -10,8 +10,10 @@ from typing import NamedTuple
 from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.evidence import Evidence, Kernels
 from labkit.diagnosis.loader_code import LoopCode
+from labkit.diagnosis.rank_traces import RankTraces
 from labkit.diagnosis.recommendation import Workers, workers_from_times
-from labkit.diagnosis.trace_breakdown import Breakdown, RankTraces
+from labkit.diagnosis.trace_breakdown import Breakdown
+from labkit.results.text import counted
 
 # Kernels that only move data; a fused optimizer does in one pass what foreach does in many
 PASSES = r"(?i)elementwise|multi_tensor_apply(?!.*fused)"
@@ -58,8 +60,7 @@ def of_trace(breakdown: Breakdown) -> Evidence:
     """Return the evidence of a profiler's trace."""
     of_class = breakdown.shares
     shares = _shares(breakdown)
-    steps = f"{breakdown.steps} step{'s' * (breakdown.steps > 1)}"
-    source = f"profiler trace {breakdown.source}, {steps}"
+    source = f"profiler trace {breakdown.source}, {counted(breakdown.steps, 'step')}"
     return Evidence(
         kind=breakdown.device_kind,
         source=source,

@@ -9,7 +9,7 @@ import numpy as np
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.hot_lines import Lines
-from labkit.diagnosis.line_work import Work, loading_of, share_after_sync
+from labkit.diagnosis.line_work import PartOfLoop, loading_of, share_after_sync
 from labkit.results.run import Run
 from labkit.results.step_classes import body_seconds
 
@@ -69,7 +69,7 @@ class Loop:
         return (kinds.get("sync", 0.0) + kinds.get("copy", 0.0)) / max(sum(kinds.values()), 1e-9)
 
     @cached_property
-    def loading(self) -> Work | None:
+    def loading(self) -> PartOfLoop | None:
         """What stands out in preparing items."""
         return loading_of(self.lines)
 

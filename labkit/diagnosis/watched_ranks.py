@@ -19,15 +19,8 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.diagnosis import of_run, resampled
 from labkit.diagnosis.findings import Finding, Measured, bound
-from labkit.diagnosis.rank_verdict import (
-    RankTimes,
-    all_wait,
-    one_is_late,
-    slower_rank,
-    step_parts,
-    told,
-    worth_naming,
-)
+from labkit.diagnosis.rank_times import RankTimes, step_parts
+from labkit.diagnosis.rank_verdict import all_wait, one_is_late, slower_rank, told, worth_naming
 from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded

@@ -9,6 +9,7 @@ import numpy as np
 from labkit.quotas import GIB
 from labkit.results.event_log import EventLogResult, live_property, of_one_moment
 from labkit.results.record import Event
+from labkit.results.text import counted
 from labkit.spec import NOISY, TIMED
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class Measurements(EventLogResult):
     @of_one_moment
     def numbers(self) -> str:
         """How much was measured, in a few words."""
-        counts = [f"{len(self)} row{'' if len(self) == 1 else 's'}"]
+        counts = [counted(len(self), "row")]
         failed = sum(row.get("error") is not None for row in self._rows)
         if failed:
             counts.append(f"{failed} without numbers")

@@ -17,17 +17,18 @@ import numpy as np
 from labkit.knobs import Settings, as_typed
 from labkit.process.events import FILE_NAME
 from labkit.results.event_log import EventLogResult, Process, live_property, of_one_moment
-from labkit.results.record import Event, Tail, Watched, pipeline_of
-from labkit.results.result import noise
+from labkit.results.record import Event, Tail
 from labkit.results.run import Run
 from labkit.results.run_log import ENDINGS
+from labkit.results.text import noise
+from labkit.results.watched_pipeline import Watched, pipeline_of
 from labkit.spec import NOISY, Pipeline
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from typing_extensions import Self
 
-    from labkit.diagnosis.rank_verdict import RankTimes
+    from labkit.diagnosis.rank_times import RankTimes
     from labkit.diagnosis.verdict import Diagnosis
 
 FREE = ("steps", "seconds", "xray", "device")  # knobs in which a run and its ranks may differ
@@ -205,7 +206,7 @@ class Ranks(EventLogResult):
     @live_property
     def times(self) -> RankTimes | None:
         """Where every rank's time went; None if too short."""
-        from labkit.diagnosis.rank_verdict import rank_times
+        from labkit.diagnosis.rank_times import rank_times
 
         return rank_times(self)
 

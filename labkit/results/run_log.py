@@ -11,9 +11,10 @@ from numpy.typing import ArrayLike
 from labkit.bench.growth import Grown
 from labkit.quotas import GIB
 from labkit.results.event_log import EventLogResult, live_property
-from labkit.results.record import Event, Watched, pipeline_of
+from labkit.results.record import Event
 from labkit.results.step_classes import StepClock
 from labkit.results.steps import HOST, STAMPS, Steps, Texts
+from labkit.results.watched_pipeline import Watched, pipeline_of
 from labkit.spec import PX, STEPS, Pipeline
 
 CPU_VALUES = {"image_px": PX, "steps": STEPS}

@@ -67,7 +67,7 @@ def wait_over_alone(batches: Batches) -> float | None:
     count = len(np.unique(batches.worker))
     if count < 2:
         return None
-    whole = batches.of_process < MOST_ROWS // count  # behind them rows are left out
+    whole = batches.of_process < MOST_ROWS // count  # after them rows are left out
     chosen = batches.only(whole & (batches.worker >= 0) & (batches.of_process > 0))
     active = active_workers(chosen)
     took = chosen.ready - chosen.start - chosen.cpu_s - chosen.in_line_s

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.results.record import Event
-from labkit.results.result import percent
+from labkit.results.text import percent
 
 if TYPE_CHECKING:
     from labkit.results.run import Run

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.verdict import Diagnosis
-from labkit.results.result import Result, Table, but_call
+from labkit.results.result import Result, Table
 from labkit.results.run import Run
 from labkit.results.run_text import delays_of
 from labkit.results.script import Script, changed_lines, loader_line, script
+from labkit.results.text import but_call
 from labkit.spec import Pipeline
 from labkit.tuning.settings import Knobs, LoaderSetting
 from labkit.tuning.trial import Trial, cheapest_of_fastest, is_tie

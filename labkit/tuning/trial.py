@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
-from labkit.diagnosis.prediction import DRAWS, Estimate, predict_from
+from labkit.diagnosis.estimate import Estimate
+from labkit.diagnosis.prediction import DRAWS, predict_from
 from labkit.knobs import as_typed
 from labkit.results.run import Run
 from labkit.spec import Pipeline

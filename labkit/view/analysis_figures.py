@@ -9,13 +9,10 @@ import pandas
 from matplotlib.figure import Figure
 
 from labkit.diagnosis.public_traces import PublicTrace
-from labkit.diagnosis.trace_breakdown import (
-    Breakdown,
-    Change,
-    RankTraces,
-    TraceComparison,
-    TraceLane,
-)
+from labkit.diagnosis.rank_traces import RankTraces
+from labkit.diagnosis.trace_breakdown import Breakdown, TraceLane
+from labkit.diagnosis.trace_comparison import Change, TraceComparison
+from labkit.results.text import counted
 from labkit.view.primitives import Bar, Lane, draw_lanes, hbars, rows_in
 from labkit.view.rows_figure import plot
 from labkit.view.style import (
@@ -93,7 +90,7 @@ def draw_trace(breakdown: Breakdown) -> Figure:
         title = f"top kernels; on Tensor Cores: {on_cores} of kernel time, could be {could}"
         panels[title] = _kernel_bars(breakdown)
     device = drawable(breakdown.device_name or breakdown.device_kind.upper(), SOURCE_LENGTH)
-    steps = f"{breakdown.steps} step{'s' * (breakdown.steps > 1)}"
+    steps = counted(breakdown.steps, "step")
     busy = f"{whole_percent(breakdown.utilization)} of a step computing"
     return _bars_page(f"{device}: {busy}; {steps} of {_ms(step_us)} on average", panels)
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from labkit.process.notebook import in_notebook
 from labkit.results.event_log import EventLogResult
 from labkit.results.ranks import Ranks
-from labkit.results.result import printable
 from labkit.results.run import Run
 from labkit.results.sweep import Sweep
+from labkit.results.text import counted, printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -153,5 +153,5 @@ def closing_line(result: Run | Ranks | Sweep) -> str:
         return f"{result.outcome}: {result.error}"
     if result.throughput is None:
         return f"{result.ended}, too few to measure"
-    steps = f"{result.steps} step{'s' * (result.steps != 1)}"
+    steps = counted(result.steps, "step")
     return f"{result.outcome}: {steps}, {result.numbers}"
