@@ -10,6 +10,7 @@ import contextlib
 from labkit.process import folders
 from labkit.process.events import now_ns
 from labkit.results.run import Run
+from labkit.watching.batches import Batches
 from labkit.watching.hangs import HangWatch
 from labkit.watching.log_words import Ending
 from labkit.watching.recorder import Recorder
@@ -30,6 +31,11 @@ class StepRecorder:
         if self._run is None:
             raise RuntimeError("nothing has been recorded yet: train first, trainer.train().")
         return self._run
+
+    @property
+    def _batches(self) -> Batches | None:
+        """What is known of the batches; None while nothing is recorded."""
+        return None if self._timer is None else self._timer.recorder.batches
 
     def begin(self, loader: object, model: object = None) -> None:
         """Begin a record, before the first batch is asked for; `model` is the one trained."""

@@ -141,7 +141,7 @@ def test_a_watched_loop_is_on_the_device_of_what_it_trains_and_not_of_any_tensor
 ):
     asked = []
     monkeypatch.setattr(
-        user_loop, "find_device", lambda _: asked.append(1) or torch.device("cpu")
+        user_loop, "device_in_use", lambda _: asked.append(1) or torch.device("cpu")
     )  # by the memory that the process holds on a card
     parameters = [weights(torch.ones(2))]
     model = Mock(parameters=lambda: iter(parameters)) if known_by == "model" else None
@@ -657,7 +657,7 @@ def test_a_step_that_is_captured_into_a_graph_is_left_alone(pause_s, tmp_path, m
 
     monkeypatch.setattr(EventOfCuda, "broken", False)
     monkeypatch.setattr(user_loop, "machine_and_clock", with_clock)
-    script = hook.Script()
+    script = hook.WatchedScript()
     monkeypatch.setenv("LABKIT_WATCHING", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: EventOfCuda.capturing)

@@ -16,7 +16,8 @@ import cloudpickle
 
 from labkit.bench import triton_kernels
 from labkit.diagnosis.device_peaks import ROOFS, Peaks
-from labkit.process.interrupts import held, in_notebook
+from labkit.process.interrupts import held
+from labkit.process.notebook import in_notebook
 from labkit.results.launch import Launched, launch
 from labkit.results.measurements import Measurements
 from labkit.spec import TIMED, Grid

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import cast
 
 from labkit.bench.batch_contents import counter_for
-from labkit.bench.user_loop import find_device, in_flight, knobs_of
+from labkit.bench.user_loop import device_in_use, in_flight, knobs_of
 from labkit.process.events import EventLog, now_ns
 from labkit.watching.batches import length_of, one_a_batch
 from labkit.watching.block_timers import Queue, Waiting
@@ -172,7 +172,7 @@ class Blocks:
                 self.unit = "batches"
                 self.count = one_a_batch
             torch = sys.modules.get("torch")
-            device = None if torch is None else find_device(torch)
+            device = None if torch is None else device_in_use(torch)
             if device is not None and device.type != "cpu":
                 self.queue = Queue(device) if device.type == "cuda" else Waiting(device)
         return self.count(batch)

@@ -10,7 +10,7 @@ from labkit.bench.loader_progress import IDLE, IN_BODY, SINCE, STATE, WAITING
 if TYPE_CHECKING:
     from labkit.watching.recorder import Recorder
 
-Row = tuple[int, int, int, int, int, Mark | None, Mark | None]
+TimedStep = tuple[int, int, int, int, int, Mark | None, Mark | None]
 """A step: asked, ready, done (ns), samples, bytes, and its body's begin and end on a device."""
 
 
@@ -21,7 +21,7 @@ class StepTimer:
         self.recorder = recorder
         self.words = recorder.probes.words
         self.clock = recorder.steps.clock  # of a GPU; known only when the first body has run
-        self.rows: list[Row] = []
+        self.rows: list[TimedStep] = []
         self.asked = 0
         self.ready = 0  # 0 while there is no body whose end could be stamped
         self.samples = 0
