@@ -71,14 +71,17 @@ class StepRecorder:
             timer.end(now)
             timer.ask(now)
 
-    def over(self, loss: float | None = None) -> None:
-        """Something that follows a step is done, such as logging its loss."""
+    def over(self, loss: float | None = None, on_device: bool = False) -> None:
+        """Something that follows a step is done, such as logging its loss.
+
+        `on_device` where the device has worked for it, as in an evaluation.
+        """
         timer = self._timer
         if timer is not None:
             steps = timer.recorder.steps
             if loss is not None and timer.rows:
                 steps.losses[steps.next] = float(loss)
-            timer.extend(now_ns())
+            timer.extend(now_ns(), on_device)
 
     def close(self, how: Ending = "left early", error: BaseException | None = None) -> None:
         """End the record; only needed where an exception, `error`, ended the training."""

@@ -103,7 +103,11 @@ class Recorder(StepRecorder, TrainerCallback):
         """Keep the loss of the step that is over; the loader is asked only when this is done."""
         self.over(loss=(logs or {}).get("loss"))
 
-    on_evaluate = on_save = on_log
+    on_save = on_log
+
+    def on_evaluate(self, *_args: object, **_more: object) -> None:
+        """An evaluation that belongs to the step before it is done."""
+        self.over(on_device=True)
 
     def on_train_end(self, *_args: object, **_more: object) -> None:
         """End the record."""

@@ -62,7 +62,7 @@ class Recorder(StepRecorder, Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A validation that belongs to the step before it is done."""
-        self.over()
+        self.over(on_device=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the record."""

@@ -59,7 +59,7 @@ def measure(
 
     A row that runs out of memory says so, and the next ones are measured in a fresh process.
     Raises ValueError on a grid that does not fit the function, or a function that cannot be sent;
-    RuntimeError where every row failed.
+    RuntimeError where every row failed, or none was measured: another run has the device.
     """
     values = {}
     for name, given in grid.items():
@@ -70,8 +70,11 @@ def measure(
         started = launch(spec, source=source)
         if wait:
             watch_rows(started)
-    if wait and started.mistake:
-        raise RuntimeError(f"{function.__name__}: {started.mistake}")
+    if not wait:
+        return started
+    why = started.mistake if len(started) else started.error
+    if why:
+        raise RuntimeError(f"{function.__name__}: {why}")
     return started
 
 

@@ -51,12 +51,15 @@ class StepTimer:
         self.rows.append(row)
         self.ready = 0
 
-    def extend(self, now: int) -> None:
-        """What has followed the last step until now is a part of it."""
+    def extend(self, now: int, on_device: bool = False) -> None:
+        """What has followed the last step until now is a part of it; `on_device`, there as well."""
         self.asked = now
-        if self.rows:
-            last = self.rows[-1]
-            self.rows[-1] = (*last[:2], now, *last[3:])
+        if not self.rows:
+            return
+        asked, ready, _, samples, batch_bytes, start, end = self.rows[-1]
+        if on_device and end is not None and self.clock is not None:
+            end = self.clock.mark()
+        self.rows[-1] = (asked, ready, now, samples, batch_bytes, start, end)
 
     def hand_over(self) -> None:
         """Give the recorder what has gathered."""
