@@ -11,7 +11,7 @@ from labkit.process import folders
 from labkit.process.events import now_ns
 from labkit.results.run import Run
 from labkit.watching.hangs import HangWatch
-from labkit.watching.kinds import Ending
+from labkit.watching.log_words import Ending
 from labkit.watching.recorder import Recorder
 from labkit.watching.step_timer import StepTimer
 

@@ -15,7 +15,7 @@ import torch
 from labkit.bench.batch_contents import padding_of
 from labkit.callbacks import StepRecorder
 from labkit.watching.batches import LOOK_EVERY
-from labkit.watching.kinds import Ending
+from labkit.watching.log_words import Ending
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader

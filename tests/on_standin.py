@@ -20,7 +20,8 @@ from labkit.bench.loop import Trainer, train
 from labkit.bench.model_size import noise_batch, plain_job
 from labkit.bench.rank import Communication, rank_timeline
 from labkit.bench.timeline import Step, make_timeline
-from labkit.process.events import EventLog, recover
+from labkit.process.events import EventLog
+from labkit.process.step_ring import recover
 from labkit.results.record import Tail
 
 DEVICE = torch.device("cuda", 0)

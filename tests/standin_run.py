@@ -18,7 +18,8 @@ from labkit.bench.loop import Trainer, train
 from labkit.bench.model_size import noise_batch
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.timeline import make_timeline
-from labkit.process.events import VERSION, Drain, EventLog
+from labkit.process.events import VERSION, EventLog
+from labkit.process.step_ring import Drain
 from labkit.results.run import Run
 from labkit.spec import PX
 

@@ -18,7 +18,8 @@ from planted import COUNT_NAME, QUICK, counted, no_tools_in, planted, sampled, w
 
 from labkit import load
 from labkit.process import leftovers
-from labkit.process.events import SLOT, now_ns
+from labkit.process.events import now_ns
+from labkit.process.step_ring import SLOT
 from labkit.results.launch import launch
 
 pytestmark = [

@@ -21,7 +21,7 @@ import labkit as lk
 from labkit.__main__ import main
 from labkit.bench import lifetime
 from labkit.course import score
-from labkit.process import device_lock, events, folder_rights, folders, leftovers
+from labkit.process import device_lock, events, folder_rights, folders, leftovers, step_ring
 from labkit.process.keys import without_keys
 from labkit.process.supervisor import Output
 from labkit.results.launch import launch
@@ -104,7 +104,7 @@ def test_a_run_has_a_folder_that_only_its_user_reads_with_the_time_in_utc(own_ho
     named = calendar.timegm(time.strptime(folder.name[:15], "%Y%m%d-%H%M%S"))
     assert abs(time.time() - named) < 3600
     events.EventLog(folder).close()
-    events.StepRing(folder)
+    step_ring.StepRing(folder)
     assert mode(folder) == 0o700 and {mode(path) for path in folder.iterdir()} == {0o600}
 
 

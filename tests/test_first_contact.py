@@ -39,7 +39,7 @@ from labkit.diagnosis.outside_verdict import judge
 from labkit.results.hardware import Machine
 from labkit.results.run import Run
 from labkit.results.step_classes import body_seconds
-from labkit.view import watch_live
+from labkit.view.watch_shown import progress_line
 from labkit.watching import hook, recorder, trained
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
@@ -290,10 +290,10 @@ def test_the_live_line_of_such_a_loop_has_no_share_of_its_device(tmp_path):
     recording.kind = "gpu"
     for i in range(20):
         recording.steps.tally.add((10 * i, 10 * i + 8, 10 * i + 8), 4, (10 * i + 8, 10 * i + 10))
-    said = watch_live.line(recording)
+    said = progress_line(recording)
     assert "/s" in said and "busy" not in said and "input" not in said
     recording.kind = "cpu"
-    assert "CPU busy" in watch_live.line(recording)
+    assert "CPU busy" in progress_line(recording)
     recording.close()
 
 

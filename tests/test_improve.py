@@ -14,7 +14,7 @@ from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.results.hardware import Machine
 from labkit.tuning.improve import Improver, lacking
-from labkit.tuning.result import Ladder
+from labkit.tuning.search_result import Ladder
 from labkit.tuning.set_up import improver
 from labkit.tuning.trial import Outcome
 from labkit.view.running import rung_line

@@ -18,7 +18,7 @@ from labkit.process import device_lock
 from labkit.results.failures import REMEDIES
 from labkit.spec import KNOBS, Distributed, Pipeline
 from labkit.tuning.improve import KEPT
-from labkit.tuning.result import Ladder
+from labkit.tuning.search_result import Ladder
 from labkit.tuning.trial import START, Trial
 from labkit.view import history, panels
 from labkit.view.controls import Control
@@ -121,24 +121,24 @@ def load_recorded(name):
 
 def test_a_moved_slider_says_what_to_expect_and_a_run_how_right_that_was():
     shown = with_runs()
-    assert "Run once" in shown.ghost.value
+    assert "Run once" in shown.bars.value
     shown = with_runs("workers-0")
-    assert "Move a slider" in shown.ghost.value
+    assert "Move a slider" in shown.bars.value
     shown.controls["num_workers"].value = 6
     found = lk.predict(shown.run, num_workers=6)
     low, high = found.throughput_range
-    assert f"{found.throughput:,.0f} ({low:,.0f} to {high:,.0f})" in shown.ghost.value
-    assert shown.view.expected[1] == found.utilization and "came" not in shown.ghost.value
+    assert f"{found.throughput:,.0f} ({low:,.0f} to {high:,.0f})" in shown.bars.value
+    assert shown.view.expected[1] == found.utilization and "came" not in shown.bars.value
     shown.launch = lambda asked: load_recorded("workers-6")
     came, _ = shown._begin()
     shown._show(came, shown.runs[0])
     said = f"Predicted {found.throughput:,.0f}, came {came.throughput:,.0f} samples/s"
-    assert said in shown.ghost.value and shown.ghost.value.count("class='came'") == 3
+    assert said in shown.bars.value and shown.bars.value.count("class='came'") == 3
     shown.controls["batch_size"].value = 256
-    assert "No prediction: the effect of batch_size was not measured" in shown.ghost.value
+    assert "No prediction: the effect of batch_size was not measured" in shown.bars.value
     shown.controls["num_workers"].value = 0
     shown.controls["prefetch_factor"].value = 4
-    assert "labkit-old" in shown.ghost._dom_classes
+    assert "labkit-old" in shown.bars._dom_classes
 
 
 def test_a_starved_run_is_told_what_a_perfect_loader_would_give_and_a_fed_one_is_not():

@@ -6,7 +6,6 @@ import re
 import signal
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 from helpers import processes_of, torch_segments, watched
@@ -16,11 +15,12 @@ from played_gpu import CPU, END, MS, load, written
 import labkit as lk
 from labkit.diagnosis import watched_ranks
 from labkit.diagnosis.rank_times import PARTS
+from labkit.diagnosis.watched_script import judge_runs
 from labkit.results.launch import launch
 from labkit.results.ranks import Ranks
 from labkit.results.run import Run
 from labkit.spec import Distributed, Pipeline
-from labkit.view import watch_command
+from labkit.view import script_words
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 MLP = Pipeline(dataset="array", model="mlp", width=64, depth=1, steps=40, xray=False, device="cpu")
@@ -155,12 +155,12 @@ def test_of_zipped_loaders_that_of_the_loop_which_trains_and_waits_for_it_most_i
     longer = evenly(40, 1, 5, 5)
     validation = watched_rank(tmp_path, 0, longer, 99, trains=False, loader="validation", line=2)
     now = time.monotonic_ns()
-    ended = watch_command.Ended(tmp_path, 0, 0, now, [], SimpleNamespace(last=None))
-    runs = [validation, labelled, unlabelled]
-    found = watch_command._from_inside(runs, ended, headroom=False)
-    assert found.run is unlabelled and found.values["record"] == str(unlabelled.path)
-    assert found.values["bottleneck"] == "input"
-    assert "loaders that this loop waits for: `unlabelled` 73%, `labelled` 2%" in found.text
+    found = judge_runs([validation, labelled, unlabelled], 0, now)
+    values = script_words.values_inside(found, headroom=False)
+    assert found.run is unlabelled and values["record"] == str(unlabelled.path)
+    assert values["bottleneck"] == "input"
+    text = script_words.text_inside(found, None, is_over=True, headroom=False)
+    assert "loaders that this loop waits for: `unlabelled` 73%, `labelled` 2%" in text
 
 
 @pytest.mark.parametrize(

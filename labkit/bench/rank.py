@@ -27,7 +27,8 @@ from labkit.bench.resolve_config import resolve_config
 from labkit.bench.telemetry_process import telemetry_beside
 from labkit.bench.timeline import DeviceTimeline, HostTimeline
 from labkit.knobs import Settings
-from labkit.process.events import EventLog, FinishedStep, now_ns
+from labkit.process.events import EventLog, now_ns
+from labkit.process.step_ring import FinishedStep
 from labkit.spec import Job
 
 Resolved = tuple[Job, dict[str, str]]

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import torch
 
-from labkit.process.events import EventLog, StepRing, now_ns
+from labkit.process.events import EventLog, now_ns
+from labkit.process.step_ring import StepRing
 
 # The thread's CPU clock is a system call: two readings cost a loop with cold caches 11 to 26 µs.
 # So it is read in every step that takes a few milliseconds, and in one of many shorter ones.

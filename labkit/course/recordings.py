@@ -24,6 +24,7 @@ from labkit.results.launch import launch
 from labkit.results.library import load
 from labkit.results.record import Event, read_record
 from labkit.results.result import Result, Table
+from labkit.results.run import Run
 from labkit.results.shipped import entries
 from labkit.spec import Pipeline
 
@@ -149,7 +150,12 @@ def _make(each: Wanted, target: Path) -> str | None:
         run = launch(each.spec)
     except OSError as error:
         return str(error)
-    run.wait_or_raise(lambda run: time.monotonic() > deadline and run.stop())
+
+    def stop_if_late(run: Run) -> None:
+        if time.monotonic() > deadline:
+            run.stop()
+
+    run.wait_or_raise(stop_if_late)
     if run.outcome == "stopped":
         return f"took longer than {LONGEST_S:.0f} s"
     if run.outcome != "finished":

@@ -32,19 +32,6 @@ DEVICE_BOUND = 0.9  # utilization
 CPU_BOUND = 0.9  # share of all core time
 STRETCHED = 1.1  # a step that takes so much longer than alone is held back by who shares its cores
 
-# What the simulation takes into account, or what changes no speed
-FREE = {
-    "num_workers",
-    "prefetch_factor",
-    "io_ms",
-    "prep_ms",
-    "stall_ms",
-    "stall_every",
-    "steps",
-    "seconds",
-    "seed",
-    "xray",
-}
 BATCH_FACTOR = 4  # the step's time at other batch sizes is a straight line only so far
 
 
@@ -248,7 +235,7 @@ def _step(run: Run, old: Pipeline, target: Pipeline) -> tuple[float, list[str]]:
     notes = []
     unknown = {}
     for name, value in target.to_dict().items():
-        if value == getattr(old, name) or name in FREE:
+        if value == getattr(old, name) or "outside step" in KNOBS[name].traits:
             continue
         if name == "batch_size":
             fixed = _fixed_share(run, old.batch_size, value)

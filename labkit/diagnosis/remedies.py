@@ -47,8 +47,6 @@ SAME_LOSSES = "the same losses, in less time a step"
 ROUNDED = "losses within rounding of before, in less time a step"
 ANOTHER_TRAINING = "the metric: it is another training"
 LESS_WAITING = "the loop waits for a smaller share of the time"
-# On a CPU these make small models slower as often as faster: nothing to paste without a measurement
-TRY_FIRST = {"fused_optimizer", "compile"}
 
 Values = Mapping[str, Setting]
 

@@ -18,7 +18,7 @@ LINUX = sys.platform == "linux" and hasattr(os, "pidfd_open")
 OWN_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 
 MARK = "LABKIT_RUN"  # in the environment of a run's processes: the run's folder
-# They clean up behind the others and leave by themselves when the last one is gone
+# They clean up after the others and leave by themselves when the last one is gone
 CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 
 

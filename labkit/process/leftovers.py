@@ -14,13 +14,14 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from labkit.process.events import FILE_NAME, RESERVE_NAME, EventLog, events_named, recover
+from labkit.process.events import FILE_NAME, RESERVE_NAME, EventLog, events_named
 from labkit.process.family import end_marked, exists, this_system
 from labkit.process.folder_rights import is_ours
 from labkit.process.locks import try_lock
+from labkit.process.step_ring import recover
 
 PLAN_NAME = "launch.json"
-PAYLOADS = "*.pkl"  # the reader's own objects, on their way to a bench that ended before
+PAYLOADS = "*.pkl"  # the user's own objects, on their way to a bench that ended before
 LONGEST_PATH = 103  # bytes of a Unix socket's path on macOS; 107 on Linux
 LONGEST_NAME = 20  # bytes of a slash and its name in the folder
 SOCKETS = ("listener-*", "pym-*")  # what multiprocessing calls them

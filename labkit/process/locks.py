@@ -13,7 +13,7 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-PAST_TEXT = 2**31 - 2  # the byte that Windows locks: far behind the text, which others read
+PAST_TEXT = 2**31 - 2  # the byte that Windows locks: far beyond the text, which others read
 LONGEST_LINE_S = 1.0  # that another writer may take for its line
 
 

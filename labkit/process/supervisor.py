@@ -22,8 +22,9 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from labkit.process import family, leftovers
-from labkit.process.events import DRAIN_S, SPEC_NAME, Drain, EventLog, SleepWatch, private
+from labkit.process.events import SPEC_NAME, EventLog, SleepWatch, private
 from labkit.process.keys import MASK, keys_in, without_keys
+from labkit.process.step_ring import DRAIN_S, Drain
 
 GRACE_S = 1.0  # between asking the bench to stop and killing it
 GRACE_WITHOUT_KERNEL_S = 0.2

@@ -16,7 +16,7 @@ from labkit.diagnosis.recommendation import AS_GOOD, WORKERS
 from labkit.process import launcher
 from labkit.results.run import Run
 from labkit.spec import PYTORCH_PREFETCH
-from labkit.tuning.result import SearchResult, Tuning
+from labkit.tuning.search_result import SearchResult, Tuning
 from labkit.tuning.settings import Knobs, LoaderSetting, distance
 from labkit.tuning.trial import START, TIE, Trial, cheapest_of_fastest
 from labkit.tuning.trial_bench import TrialBench
@@ -171,7 +171,7 @@ class LoaderSearch(Search[Tuning]):
     def _explain(self, winner: Trial) -> None:
         """Give the reasons for settings that were not searched, and name doubtful numbers."""
         found = self.found
-        found.line = winner.runs[-1].machine.line  # with the threads of the reader's step
+        found.line = winner.runs[-1].machine.line  # with the threads of the user's step
         why = "there are no workers to keep"
         if winner.setting.num_workers:
             why = "keeps the workers from one epoch to the next; changes nothing within an epoch"

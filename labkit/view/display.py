@@ -69,7 +69,7 @@ class Display:
 
     @property
     def due(self) -> bool:
-        """Whether somebody would see another line by now."""
+        """Whether a user would see another line by now."""
         seen = self.handle is not None or sys.stderr.isatty()
         return seen and time.monotonic() - self.shown_at >= PERIOD_S
 

@@ -12,8 +12,8 @@ from labkit.results.ranks import Ranks
 from labkit.results.run import Run
 from labkit.results.sweep import Sweep
 from labkit.spec import Distributed, Pipeline
-from labkit.tuning.result import Interrupted, Ladder, SearchResult, Tuning
 from labkit.tuning.search import Search
+from labkit.tuning.search_result import Interrupted, Ladder, SearchResult, Tuning
 from labkit.tuning.set_up import improver, tuner
 from labkit.tuning.trial import Trial
 from labkit.view import wandb_log

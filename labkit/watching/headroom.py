@@ -17,9 +17,9 @@ from labkit.bench.batch_contents import counter_for
 from labkit.bench.user_loop import find_device, in_flight, knobs_of
 from labkit.process.events import EventLog, now_ns
 from labkit.watching.batches import length_of, one_a_batch
-from labkit.watching.device_clocks import Queue, Waiting
+from labkit.watching.block_timers import Queue, Waiting
 from labkit.watching.kept_batches import Kept, copied
-from labkit.watching.kinds import Unit
+from labkit.watching.log_words import Unit
 from labkit.watching.passes import Pass, StandsIn
 
 KEPT_BATCHES = 8  # batches, at most
@@ -102,7 +102,7 @@ class Blocks:
     def start(self) -> None:
         """Begin with what is not measured: workers start, their queue is empty."""
         self._begin(STARTING)
-        self.left = self.in_flight + 1  # batches of a phase that is not measured
+        self.left_in_phase = self.in_flight + 1  # batches of a phase that is not measured
 
     def end_step(self, took_ns: int, samples: int, now: int) -> None:
         """Account a step of the present phase, and go on to the next phase where it is time."""
@@ -118,8 +118,8 @@ class Blocks:
             if now >= self.until:
                 self._begin(REPLAY)
         else:
-            self.left -= 1
-            if self.left <= 0:
+            self.left_in_phase -= 1
+            if self.left_in_phase <= 0:
                 self._begin(LIVE)
 
     def _end_block(self, now: int) -> None:
@@ -133,7 +133,7 @@ class Blocks:
             self._begin(FILLING)
         else:
             self.pairs.append((self.live_rate, rate))
-            self.left = self.in_flight
+            self.left_in_phase = self.in_flight
             self._begin(DRAINING if self.in_flight or self.queue is not None else LIVE)
 
     def _begin(self, phase: int) -> None:

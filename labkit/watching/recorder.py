@@ -23,9 +23,10 @@ from labkit.bench.loader_progress import USUAL
 from labkit.process import folders
 from labkit.process.events import EventLog, now_ns
 from labkit.watching.batches import Batches, length_of
-from labkit.watching.kinds import DeviceKind, Ending
 from labkit.watching.loader_call import call_of
-from labkit.watching.passes import Beat, Pass, say
+from labkit.watching.log_words import DeviceKind, Ending
+from labkit.watching.messages import say
+from labkit.watching.passes import Beat, Pass
 from labkit.watching.probes import Probes
 from labkit.watching.step_log import StepLog
 from labkit.watching.step_timer import Row

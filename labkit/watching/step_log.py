@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from labkit.bench.device_clock import DeviceClock
-from labkit.process.events import NO_DEVICE, EventLog, FinishedStep
+from labkit.process.events import EventLog
+from labkit.process.step_ring import NO_DEVICE, FinishedStep
 from labkit.watching.step_timer import Row
 from labkit.watching.tally import Tally
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from labkit.bench.device_clock import Mark
-from labkit.bench.loader_progress import IDLE, SINCE, STATE
+from labkit.bench.loader_progress import IDLE, IN_BODY, SINCE, STATE, WAITING
 
 if TYPE_CHECKING:
     from labkit.watching.recorder import Recorder
-
-WAITING, IN_BODY = 1, 2  # what the loop is busy with, in its progress file
 
 Row = tuple[int, int, int, int, int, Mark | None, Mark | None]
 """A step: asked, ready, done (ns), samples, bytes, and its body's begin and end on a device."""

@@ -26,8 +26,8 @@ class SearchResult(Result):
 
     name: str  # what was searched
     start: Knobs
-    asked: Pipeline | None = None  # the pipeline searched; None for the reader's own data
-    code: LoopCode = field(default_factory=LoopCode)  # how the reader's script makes the loader
+    asked: Pipeline | None = None  # the pipeline searched; None for the user's own data
+    code: LoopCode = field(default_factory=LoopCode)  # how the user's script makes the loader
     line: str = ""  # the machine in one line
     tried: list[Trial] = field(default_factory=list)  # in the order of their first runs
     latest: Trial | None = None  # run last, or running
@@ -60,7 +60,7 @@ class SearchResult(Result):
 
     @property
     def pipeline(self) -> Pipeline | None:
-        """The best pipeline; None for data of the reader's own."""
+        """The best pipeline; None for data of the user's own."""
         return self.asked.but(**self.best) if self.asked else None
 
     @property
