@@ -211,14 +211,17 @@ def test_improve_shows_every_step_of_the_autopilot_and_sets_the_best_knobs(monke
 
     class Climb:
         found = Ladder("pipeline", {"num_workers": 0}, Pipeline(), tried=tried)
-        bench = SimpleNamespace()
+
+        def tell(self, judged, running):
+            self.judged = judged
+            self.running = running
 
         def run(self):
-            self.bench.each(start)
-            self.each()
+            self.running(start)
+            self.judged()
             shown.stop()  # pressed while the second run goes on
             with pytest.raises(KeyboardInterrupt):
-                self.bench.each(best)
+                self.running(best)
             tried[1].judgement = KEPT
             self.found.stopped = "interrupted: this is the best so far"
             return self.found
@@ -300,6 +303,7 @@ def test_ten_presses_of_run_start_one_run_stop_ends_it_and_the_kernel_stays_free
         assert [run.outcome for run in shown.runs] == ["stopped"]
         assert "labkit-old" not in shown.verdict._dom_classes
         assert not shown.view.running and shown.view.status.startswith("stopped")
+        assert shown.view.drawn_steps == shown.run.steps and "RECORDED" in shown.view.badge
 
     asyncio.run(scenario())
 

@@ -297,6 +297,15 @@ def test_what_cannot_be_tuned_is_refused_before_anything_runs(bad, knobs, messag
         lk.tune(bad, **knobs)
 
 
+def test_of_what_is_too_large_to_be_sent_the_largest_part_is_named(monkeypatch):
+    monkeypatch.setattr(source, "MAX_PAYLOAD", 2**20)
+    model = torch.nn.Linear(1024, 512)
+    with pytest.raises(
+        ValueError, match=r"every run holds 2 MiB .at most 1., most of it the model"
+    ):
+        source.source_of(Numbers(), model=model, step=len)
+
+
 def test_what_is_sent_may_come_from_a_notebook_and_a_loader_brings_its_settings():
     code = "class Here:\n def __len__(self): return 3\n def __getitem__(self, i): return i"
     exec(code, scope := {"__name__": "__main__"})

@@ -139,7 +139,7 @@ class Sampler:
             return
         if self.lock.acquire(blocking=False):  # else its time goes to the next sample
             try:
-                self._take(thread, "user", frame)
+                self._take(thread, "user", frame, is_late=True)
             finally:
                 self.lock.release()
         if self.thread is thread and self.taken < MOST_SAMPLES:
@@ -160,7 +160,7 @@ class Sampler:
                 with self.lock:
                     frame = sys._current_frames().get(thread.ident) if how else None
                     if how and frame is not None and self.thread is thread:
-                        self._take(thread, how, frame)
+                        self._take(thread, how, frame, late)
                     del frame  # it would keep the user's variables
             if now_ns() > self.due:
                 self.flush()
@@ -168,21 +168,24 @@ class Sampler:
                     self.stop()  # the run is over; workers that persist go on
         tick.delete()
 
-    def _take(self, thread: MainThread, how: Spent, frame: FrameType) -> None:
-        """Place the time so spent since the last such sample at the stack of `frame`."""
+    def _take(self, thread: MainThread, how: Spent, frame: FrameType, is_late: bool) -> None:
+        """Place the time so spent since the last such sample at the stack of `frame`.
+
+        `is_late` where the thread first had to come to a point at which Python lets it be seen.
+        """
         try:
             weight = thread.place(how)
             if weight > 0:
-                self._note(weight, frame)
+                self._note(weight, frame, is_late)
                 for each in self.beside:
                     if each.in_use and each.taken < MOST_SAMPLES:
-                        each._note(weight, frame)
+                        each._note(weight, frame, is_late)
         except Exception as error:  # of the user's objects: no loop may end on our account
             self.missing = f"{type(error).__name__}: {error}"
             self.taken = MOST_SAMPLES
 
-    def _note(self, weight_ns: int, frame: FrameType) -> None:
-        self.rows.append((now_ns(), weight_ns, self.places.number_of(frame)))
+    def _note(self, weight_ns: int, frame: FrameType, is_late: bool) -> None:
+        self.rows.append((now_ns(), weight_ns, self.places.number_of(frame, is_late)))
         self.taken += 1
 
     def flush(self) -> None:

@@ -37,11 +37,11 @@ MOST_TELEMETRY = 400
 # What is shipped, by event: whole events, and keys of others. Anything else is left out, so that
 # pids, the card's UUID, paths and tracebacks are not shipped by mistake
 WHOLE = (
-    "samples begin epoch step items handoff measurement row skipped memory telemetry drift "
-    "clock work suspended compiled lost xray xray_trace no_xray done stopped end"
+    "samples begin epoch step items handoff row memory telemetry drift clock work suspended "
+    "compiled lost xray xray_trace no_xray done stopped end"
 )
 KEYS = {
-    "spec": "version run utc labkit pipeline experiment params script",
+    "spec": "version run utc labkit pipeline script",
     "machine": "device kind name memory_gib cpu_name cpu_cores host_cores cores_limit ram_gib "
     "shm_gib threads os sm_count compute_capability driver pcie versions",
     "job": "pipeline not_applied unit",

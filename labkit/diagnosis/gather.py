@@ -68,8 +68,12 @@ class StepTable:
         timed = np.where(np.isnan(own), 0.0, compute)
         table = np.column_stack([parts, pauses, timed, compute - ran, np.ones(count)])
         known = _known(run, wait, compute, ranks_cores)
-        self.known = _advised(known, run, StepSums(*table.sum(axis=0).tolist()))
         loop = known.loop
+        if loop:
+            copied = loop.copied * wait
+            table[:, 0] -= copied
+            table[:, 1] += copied
+        self.known = _advised(known, run, StepSums(*table.sum(axis=0).tolist()))
         body = np.column_stack([loop.sampled, loop.body]) if loop else np.zeros((count, 0))
         blocks = np.arange(0, count, max(1, -(-count // limits.MOST_DRAWN)))
         self.rows = len(blocks)

@@ -91,8 +91,9 @@ class Lines(Result):
 
     There are `samples` stacks behind the warm-up; `missing` says why none. Of each, as arrays:
     `phase` (an index into `PHASES`), `step` (-1 in workers and between passes), `share` (0 to 1 of
-    wall time, or of the workers' work), `place` (an index into `places`), and of the place `kind`
-    and `within`. Workers took `made_us` to make a batch, None if unknown.
+    wall time, or of the workers' work), `moment` and `seconds` (when it ended, and how long it
+    stands for), `place` (an index into `places`), and of the place `kind` and `within`. Workers
+    took `made_us` to make a batch, None if unknown.
     """
 
     def __init__(self, run: Run):
@@ -123,6 +124,8 @@ class Lines(Result):
         self.phase = phase[keep]
         self.step = np.where(phase <= BODY_PHASE, step, -1)[keep]
         self.share = share[keep]
+        self.moment = moment[keep]
+        self.seconds = weight[keep] / 1e9
         self.place = place[keep]
         self.kind = kind[keep]
         self.within = within[keep]

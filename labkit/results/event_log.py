@@ -24,7 +24,8 @@ from typing import (
 from labkit.process import folders
 from labkit.process.device_lock import DeviceBusy
 from labkit.process.events import FILE_NAME
-from labkit.process.interrupts import held, in_notebook
+from labkit.process.interrupts import held
+from labkit.process.notebook import in_notebook
 from labkit.results import privacy, saving
 from labkit.results.failures import reason_of_failure
 from labkit.results.hardware import Machine

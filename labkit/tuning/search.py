@@ -39,8 +39,13 @@ class Search(Generic[AnyResult]):
         """Set up a search; nothing runs yet."""
         self.found = found
         self.bench = bench
-        self.each: Callable[[], object] = lambda: None  # called when a trial has been judged
+        self.each: Callable[[], object] = lambda: None
         self.begun_s = 0.0  # on the monotonic clock
+
+    def tell(self, judged: Callable[[], object], running: Callable[[Run], object]) -> None:
+        """Call `judged()` whenever a trial has been judged, and `running(run)` while one runs."""
+        self.each = judged
+        self.bench.each = running
 
     def propose(self) -> Trial | None:
         """Return the next trial; None where the search is over."""

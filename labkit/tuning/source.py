@@ -124,9 +124,10 @@ def _pickled(objects: Mapping[str, object]) -> bytes:
     import cloudpickle  # plain pickle cannot carry what is defined in a notebook
 
     instead = "give 'module:function' that makes it"
+    sizes: dict[str, int] = {}
     for name, part in objects.items():
         try:
-            cloudpickle.dumps(part)
+            sizes[name] = len(cloudpickle.dumps(part))
         except Exception as error:
             raise ValueError(
                 f"{name} ({type(part).__name__}) cannot be sent to a process of its own: "
@@ -136,5 +137,7 @@ def _pickled(objects: Mapping[str, object]) -> bytes:
     payload = cloudpickle.dumps(objects)
     if len(payload) > MAX_PAYLOAD:
         size = f"{len(payload) / 2**20:.0f} MiB (at most {MAX_PAYLOAD // 2**20})"
-        raise ValueError(f"the dataset holds {size}, to be sent to every run: {instead}.")
+        largest = max(sizes, key=sizes.__getitem__)
+        what = f"what is sent to every run holds {size}, most of it the {largest}"
+        raise ValueError(f"{what}: {instead}.")
     return payload

@@ -11,7 +11,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from labkit.process.interrupts import in_notebook
+from labkit.process.notebook import in_notebook
 from labkit.results.event_log import EventLogResult
 from labkit.results.ranks import Ranks
 from labkit.results.run import Run

@@ -16,7 +16,8 @@ import cloudpickle
 
 from labkit.bench import triton_kernels
 from labkit.diagnosis.device_peaks import ROOFS, Peaks
-from labkit.process.interrupts import held, in_notebook
+from labkit.process.interrupts import held
+from labkit.process.notebook import in_notebook
 from labkit.results.launch import Launched, launch
 from labkit.results.measurements import Measurements
 from labkit.spec import TIMED, Grid
@@ -58,7 +59,7 @@ def measure(
 
     A row that runs out of memory says so, and the next ones are measured in a fresh process.
     Raises ValueError on a grid that does not fit the function, or a function that cannot be sent;
-    RuntimeError where every row failed.
+    RuntimeError where every row failed, or none was measured: another run has the device.
     """
     values = {}
     for name, given in grid.items():
@@ -69,8 +70,11 @@ def measure(
         started = launch(spec, source=source)
         if wait:
             watch_rows(started)
-    if wait and started.mistake:
-        raise RuntimeError(f"{function.__name__}: {started.mistake}")
+    if not wait:
+        return started
+    why = started.mistake if len(started) else started.error
+    if why:
+        raise RuntimeError(f"{function.__name__}: {why}")
     return started
 
 

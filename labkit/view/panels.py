@@ -131,8 +131,7 @@ class PipelinePanel(Panel[Pipeline, Run]):
         def stepped() -> None:
             self.home.call(self._tell_climb, search.found.table("going on"))
 
-        search.bench.each = running
-        search.each = stepped
+        search.tell(stepped, running)
         ladder = await asyncio.to_thread(search.run)
         for trial in ladder.kept:
             if trial.runs:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from labkit.knobs import Settings
-from labkit.process.interrupts import held, in_notebook
+from labkit.process.interrupts import held
+from labkit.process.notebook import in_notebook
 from labkit.results.launch import launch
 from labkit.results.ranks import Ranks
 from labkit.results.run import Run
@@ -245,8 +246,7 @@ def searched(
             now = live_line(run)
             display.line(now, found.table(now))
 
-    search.each = judged
-    search.bench.each = running
+    search.tell(judged, running)
     try:
         search.run()
     except KeyboardInterrupt as press:

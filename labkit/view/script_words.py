@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from labkit.diagnosis.watched_script import ScriptVerdict, waited_s
 from labkit.results.run import Run
-from labkit.watching.hangs import Hang
+from labkit.watching.hangs import LiveHang
 
 Values = dict[str, object]  # as JSON types
 MOST_LINES = 20  # of code that are listed
@@ -34,7 +34,7 @@ def values_inside(found: ScriptVerdict, headroom: bool) -> Values:
     return values
 
 
-def text_inside(found: ScriptVerdict, hang: Hang | None, is_over: bool, headroom: bool) -> str:
+def text_inside(found: ScriptVerdict, hang: LiveHang | None, is_over: bool, headroom: bool) -> str:
     """Return what is printed of a script whose steps were seen; `is_over`: its hang ended."""
     run = found.run
     texts = [run.numbers, str(found.ranks.verdict)]
@@ -64,7 +64,7 @@ def _waiting(run: Run) -> str:
     return f"`{name}` {waited_s(run) / max(run.length_s, 1e-9):.0%}"
 
 
-def values_of_hang(hang: Hang, is_over: bool) -> Values:
+def values_of_hang(hang: LiveHang, is_over: bool) -> Values:
     """Return what `--json` says of a hang."""
     return {
         "seconds": hang.seconds,

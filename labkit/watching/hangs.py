@@ -29,7 +29,7 @@ ON_ITS_WAY = (
 
 
 @dataclass(frozen=True)
-class Hang:
+class LiveHang:
     """A loop that does not move."""
 
     folder: Path
@@ -42,7 +42,7 @@ class Hang:
     index: int | str | None = None
 
 
-def hang_in(folders: Iterable[Path], now: int) -> Hang | None:
+def hang_in(folders: Iterable[Path], now: int) -> LiveHang | None:
     """Return the hang of a script's loops, each with its folder; None while anything moves."""
     busy = [each for folder in folders for each in progress_in(folder)]
     loops = [each for each in busy if each.who == "loop" and each.state != IDLE]
@@ -63,20 +63,20 @@ def hang_in(folders: Iterable[Path], now: int) -> Hang | None:
     return _hang_of(last, makers, seconds)
 
 
-def _hang_of(loop: Busy, makers: list[Busy], seconds: float) -> Hang:
+def _hang_of(loop: Busy, makers: list[Busy], seconds: float) -> LiveHang:
     """Return the hang of a loop: in its body, or in what has made its batch for longest."""
     still = f"nothing has moved for {seconds:.0f} s:"
     if loop.state != WAITING:
         line = line_of(loop)
         text = f"{still} the loop's body goes on{_within(line)}."
-        return Hang(loop.folder, seconds, loop.pid, text, line)
+        return LiveHang(loop.folder, seconds, loop.pid, text, line)
     if not makers:
-        return Hang(loop.folder, seconds, loop.pid, f"{still} {ON_ITS_WAY}")
+        return LiveHang(loop.folder, seconds, loop.pid, f"{still} {ON_ITS_WAY}")
     maker = min(makers, key=lambda each: each.since_ns)
     line = line_of(maker)
     worker = int(maker.who) if maker.who.isdigit() else None
     text = f"{still} {_at_work(maker, worker, line)}"
-    return Hang(maker.folder, seconds, maker.pid, text, line, worker, maker.batch, maker.index)
+    return LiveHang(maker.folder, seconds, maker.pid, text, line, worker, maker.batch, maker.index)
 
 
 def _at_work(maker: Busy, worker: int | None, line: str) -> str:
@@ -111,7 +111,7 @@ def line_of(busy: Busy) -> str:
     return f"{Path(file).name}:{number} in {function}" + (f": {call}" if call else "")
 
 
-def write(hang: Hang) -> None:
+def write(hang: LiveHang) -> None:
     """Write a hang into the run's log."""
     values = asdict(hang)
     del values["folder"]
@@ -132,7 +132,7 @@ class HangWatch:
         self.folders = folders
         self.say = say
         self.ended = _thread.allocate_lock()
-        self.last: Hang | None = None  # that was found, be it over or not
+        self.last: LiveHang | None = None  # that was found, be it over or not
         self.due_s = 0.0  # of a hang that goes on, when it is said again
         self.hanging = False
 

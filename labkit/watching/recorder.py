@@ -29,7 +29,7 @@ from labkit.watching.messages import say
 from labkit.watching.passes import Beat, Pass
 from labkit.watching.probes import Probes
 from labkit.watching.step_log import StepLog
-from labkit.watching.step_timer import Row
+from labkit.watching.step_timer import TimedStep
 from labkit.watching.trained import Trained
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class Recorder:
         if now is not None and now > self.probes.telemetry_due:
             self.probes.start_telemetry()
 
-    def take(self, rows: list[Row]) -> None:
+    def take(self, rows: list[TimedStep]) -> None:
         """Record steps whose body is over."""
         if rows and not self.kind:
             self._begin()
