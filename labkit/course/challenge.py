@@ -34,7 +34,7 @@ from labkit.results.run import Run
 from labkit.spec import Pipeline
 
 if TYPE_CHECKING:
-    from labkit.bench.measure import Bench
+    from labkit.bench.stopwatch import Bench
 
 REPEATS = 3  # of a measurement that is close to its mark, baseline included
 TOO_NOISY = "Too noisy to judge: repeats lie on both sides of the mark. Run this cell again."

@@ -13,6 +13,7 @@ from labkit.results.comparison import Comparison
 from labkit.results.event_log import live_property, of_one_moment
 from labkit.results.run_log import RunLog
 from labkit.results.step_classes import split_steps, unevenness
+from labkit.results.steps import STAMPS
 from labkit.results.text import percent
 from labkit.results.wall_shares import WallShares, stored, wall_shares
 from labkit.results.workers import LoaderWorkers
@@ -67,7 +68,8 @@ class Run(RunLog):
         """The time of the measured steps, from the end of the warm-up on; None before two steps."""
         if self.steps < 2:
             return None
-        wall_s = self.length_s - float(self.stretch(self.warmup - 1, self.warmup)[0, 5])
+        warm_s = self.stretch(self.warmup - 1, self.warmup)[0, STAMPS.index("busy_end")]
+        wall_s = self.length_s - float(warm_s)
         return wall_s if wall_s > 0 else None
 
     # How busy the device was, and how much it did

@@ -26,7 +26,7 @@ from labkit.view.display import Display, StaticFigure, stage_line
 if TYPE_CHECKING:
     import pandas
 
-    from labkit.bench.measure import Bench
+    from labkit.bench.stopwatch import Bench
 
 MOST_MIB = 64  # of a function with what it refers to
 PAYLOAD = "function.pkl"
