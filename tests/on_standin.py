@@ -247,6 +247,7 @@ def test_a_default_step_takes_about_ten_milliseconds_and_is_no_matter_of_launche
     trainer.compute(*batch, update=True)
     host_ms = (gpu.clock.now() - before) / 1e6
     assert host_ms < 0.6 * step_ms, len(gpu.kernels) - launched
+    assert any(kernel.name.startswith("_foreach") for kernel in gpu.kernels[launched:])
 
 
 def test_the_default_on_a_card_starves_it_without_a_simulated_delay_and_workers_feed_it(cards):

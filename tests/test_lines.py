@@ -176,17 +176,15 @@ def test_steps_that_grow_with_their_batches_are_no_leak(batch_bytes, drifts, tmp
     assert ("the input grows" in found.evidence) != drifts
 
 
-@pytest.mark.parametrize(("rss_gib", "drifts"), [(None, False), ((1.0, 3.0), True)])
-def test_a_machine_that_slows_a_little_is_no_drift_of_the_loops(rss_gib, drifts, tmp_path):
-    slower = watched_loop(tmp_path, np.linspace(8.0, 11.5, 300), rss_gib=rss_gib).diagnose()
-    assert ("drift" in [each.cause for each in slower.findings]) == drifts, slower
-
-
 def test_something_is_said_to_be_kept_only_where_it_was_found_or_memory_rose(tmp_path):
+    slower = np.linspace(8.0, 11.5, 300)  # as a machine that slows a little
+    assert "drift" not in {
+        found.cause for found in watched_loop(tmp_path, slower).diagnose().findings
+    }
     longer = watched_loop(tmp_path, GROWS_MS).diagnose().findings[0]
     assert longer.cause == "drift" and "kept" not in longer.advice
     assert "sizes of what it works on" in longer.advice
-    risen = watched_loop(tmp_path, GROWS_MS, rss_gib=(1.0, 3.0)).diagnose().findings[0]
+    risen = watched_loop(tmp_path, slower, rss_gib=(1.0, 3.0)).diagnose().findings[0]
     assert "is kept from step to step" in risen.advice and "memory rose from" in risen.evidence
 
 

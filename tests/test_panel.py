@@ -303,6 +303,7 @@ def test_ten_presses_of_run_start_one_run_stop_ends_it_and_the_kernel_stays_free
         assert [run.outcome for run in shown.runs] == ["stopped"]
         assert "labkit-old" not in shown.verdict._dom_classes
         assert not shown.view.running and shown.view.status.startswith("stopped")
+        assert shown.view.drawn_steps == shown.run.steps and "RECORDED" in shown.view.badge
 
     asyncio.run(scenario())
 

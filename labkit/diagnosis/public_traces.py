@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FILE = "public_traces.json"
-LANES_FILE = "trace_lanes.json"  # made by maintain/trace_lanes.py
+LANES_FILE = "trace_lanes.json"  # {trace: {lane: [[start, end], ...]}}, ms: what notebook 10 draws
 SITE = "https://raw.githubusercontent.com"
 TIMEOUT_S = 20
 COLUMNS = {

@@ -28,8 +28,9 @@ class Measurements(EventLogResult):
 
     SERIES = {"row": list}
 
-    def _take(self, event: Event) -> None:
-        super()._take(as_row(event))
+    def take_in(self, event: Event) -> None:
+        """Keep one event; rows of older records become the rows of today."""
+        super().take_in(as_row(event))
 
     @live_property
     def _rows(self) -> list[Row]:

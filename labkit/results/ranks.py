@@ -26,7 +26,6 @@ from labkit.spec import NOISY, Pipeline
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from typing_extensions import Self
 
     from labkit.diagnosis.rank_times import RankTimes
     from labkit.diagnosis.verdict import Diagnosis
@@ -41,15 +40,7 @@ class RankRun(Run):
     """
 
     def __init__(self, whole: Ranks, number: int):
-        log = whole.log_of(number)
-        super().__init__(log.parent, whole._process, whole.recorded, tail=Tail(log))
-        self._whole = whole
-        self._holds = whole._holds  # every rank is seen at the same moment
-
-    def refresh(self) -> Self:
-        """Read what has been written, by every rank."""
-        self._whole.refresh()
-        return self
+        super().__init__(whole.log_of(number).parent, recorded=whole.recorded, whole=whole)
 
     @property
     def rank(self) -> int:
@@ -78,14 +69,15 @@ class Ranks(EventLogResult):
 
     # Reading the logs
 
-    def _take(self, event: Event) -> None:
+    def take_in(self, event: Event) -> None:
+        """Keep what matters of one event; a rank keeps its own."""
         number = event.get("of_rank")
         if number is None:
-            super()._take(event)
+            super().take_in(event)
             return
         if number not in self._ranks:
             self._ranks[number] = RankRun(self, number)
-        self._ranks[number]._take(event)
+        self._ranks[number].take_in(event)
 
     def _absorb(self, events: Iterable[Event]) -> None:
         super()._absorb(events)
@@ -93,17 +85,17 @@ class Ranks(EventLogResult):
             for number in range(self._fact("spec", "ranks", 0)):
                 tail = self._tails.setdefault(number, Tail(self.log_of(number)))
                 for event in tail.read():
-                    self._take({**event, "of_rank": number})
+                    self.take_in({**event, "of_rank": number})
         if "end" in self._kept:
             for rank in self._ranks.values():
-                if rank._kept.keys().isdisjoint(ENDINGS):
-                    rank._take(self._end_of(rank))
+                if not any(map(rank.event, ENDINGS)):
+                    rank.take_in(self._end_of(rank))
 
-    def _forget(self) -> None:
-        super()._forget()
+    def begin_moment(self, alive: bool) -> None:
+        """Let readers see what was taken in, of every rank."""
+        super().begin_moment(alive)
         for rank in self._ranks.values():
-            rank._alive = self._alive
-            rank._forget()
+            rank.begin_moment(alive)
 
     def log_of(self, number: int) -> Path:
         """Return the file of a rank's own log, by its number on this machine."""

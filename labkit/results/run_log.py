@@ -39,8 +39,9 @@ class RunLog(EventLogResult):
     }
     loader: object = None  # the one that `lk.watch` watched, if this process still has it
 
-    def _take(self, event: Event) -> None:
-        super()._take(event)
+    def take_in(self, event: Event) -> None:
+        """Keep what matters of one event."""
+        super().take_in(event)
         if event["event"] == "epoch":  # a watched loop that seemed to have ended goes on
             for name in ENDINGS:
                 self._kept.pop(name, None)
