@@ -9,7 +9,7 @@ import torch
 
 import labkit as lk
 from labkit import quotas
-from labkit.bench import devices, flops, machine
+from labkit.bench import devices, flops, machine, resources
 from labkit.bench.loop import Trainer, train
 from labkit.bench.model_size import noise_batch
 from labkit.bench.resolve_config import resolve_config
@@ -55,7 +55,7 @@ def run_on(gpu, pipeline, fault=None, device="cuda:0"):
     gpu.syncs_before = gpu.syncs
     train(trainer, gpu.loader(prep_ms, batch, job.num_workers, prefetch), timeline, job)
     drain.drain()
-    log.write("memory", peak_bytes=machine.peak_bytes(card))
+    log.write("memory", peak_bytes=resources.peak_bytes(card))
     drain.remove()
     log.write("done")
     log.write("end", stop=None, code=0)

@@ -27,6 +27,7 @@ from labkit.bench import (
     machine,
     measure,
     model_size,
+    resources,
     step_variants,
     timeline,
     user_loop,
@@ -666,7 +667,7 @@ def test_an_engine_that_cudnn_lacks_is_no_lack_of_memory_on_an_empty_card(monkey
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for free_gib, is_memory in ((7, False), (0.1, True)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free_gib: (free, 8))
-        assert machine.refused(error) == is_memory
+        assert resources.refused(error) == is_memory
 
 
 def test_a_watched_loop_has_no_delay_of_launches_for_only_its_batches_are_stamped(tmp_path):

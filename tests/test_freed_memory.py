@@ -13,10 +13,10 @@ import sys
 
 import torch
 
-from labkit.bench import machine
+from labkit.bench import resources
 
 if sys.argv[1] == "kept":
-    machine.keep_freed_memory()
+    resources.keep_freed_memory()
 
 
 def step():
@@ -36,9 +36,9 @@ import gc
 gc.disable()
 import torch
 
-from labkit.bench import machine
+from labkit.bench import resources
 
-machine.collect_garbage()
+resources.collect_garbage()
 print(len(gc.get_objects(0)) // 1000, gc.isenabled())
 """
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from labkit.bench import machine, model_size
+from labkit.bench import model_size, resources
 from labkit.bench.by_value import send_by_value
 from labkit.bench.stopwatch import Bench, Skipped
 from labkit.process.events import EventLog, RowFailure
@@ -53,7 +53,7 @@ def perform(order: dict, device: torch.device, folder: Path, log: EventLog) -> N
     first = int(progress.read_text()) if progress.exists() else 0
     send_by_value()
     function = pickle.loads(payload.read_bytes())  # of the reader's own kernel
-    machine.collect_garbage()
+    resources.collect_garbage()
     points = order["points"]
     log.write("begin", warmup=0)
     if device.type == "cuda":
@@ -116,7 +116,7 @@ def call(
     except Skipped as why:
         return Failure("skipped", str(why))
     except Exception as error:  # whatever the reader's code raises
-        if machine.refused(error):
+        if resources.refused(error):
             return Failure("out of memory", "out of memory")
         return Failure("mistake", said(error, function, code))
     return None

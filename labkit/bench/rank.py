@@ -20,7 +20,7 @@ from torch import distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from labkit.bench import data, devices, flops, lifetime, machine, work
+from labkit.bench import data, devices, flops, lifetime, machine, resources, work
 from labkit.bench.loop import UNLIMITED_S, Trainer, train
 from labkit.bench.record_head import write_spec
 from labkit.bench.resolve_config import resolve_config
@@ -45,8 +45,8 @@ def run(spec: Settings, folder: Path, log: EventLog) -> None:
     starved = spec["starve"].get(str(rank), {})
     pipeline = spec["pipeline"] | starved | {"xray": False}
     write_spec(log, f"{spec['run']}-rank{rank}", pipeline, place=place)
-    machine.use_fixed_threads()
-    machine.keep_freed_memory()
+    resources.use_fixed_threads()
+    resources.keep_freed_memory()
     device, not_the_gpu = take_device(pipeline["device"], spec["ranks"], local_rank)
     facts = machine.describe(device)
     log.write("machine", **facts)
@@ -72,7 +72,7 @@ def run(spec: Settings, folder: Path, log: EventLog) -> None:
     trainer.after_step = shared_end
     job.seconds = None
     train(trainer, iterator, timeline, job)
-    log.write("memory", peak_bytes=machine.peak_bytes(device))
+    log.write("memory", peak_bytes=resources.peak_bytes(device))
     if not counted:
         flops.write_work(trainer, log)
     shared_end.wait()

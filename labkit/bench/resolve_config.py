@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from labkit import quotas
-from labkit.bench import devices, formats, machine, model_size
+from labkit.bench import devices, formats, machine, model_size, resources
 from labkit.bench.compiling import compile_lacks
 from labkit.knobs import Settings
 from labkit.process.device_lock import hold
@@ -64,7 +64,7 @@ def _inapplicable(job: Job, device: torch.device) -> Iterator[tuple[str, object,
 
 def resolve_elsewhere(asked: Settings, cache: Path) -> Settings:
     """Return the job of a pipeline that is not run, what is not applied, and a CPU's threads."""
-    machine.use_fixed_threads()
+    resources.use_fixed_threads()
     try:
         device = devices.find_device(asked["device"])
         here = True

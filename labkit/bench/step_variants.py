@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from labkit.bench import devices, formats, machine
+from labkit.bench import devices, formats, resources
 from labkit.bench.batch_contents import leaves
 from labkit.bench.loop import Trains
 from labkit.bench.user_dataset import Batch
@@ -71,7 +71,7 @@ def _timed_in_turn(trainer: Trains, settings: dict[str, StepVariant]) -> dict[st
             try:
                 latest[name] = _timed(trainer, setting)
             except RuntimeError as error:
-                if name == "plain" or not machine.refused(error):
+                if name == "plain" or not resources.refused(error):
                     raise
                 if trainer.optimizer is not None:
                     trainer.optimizer.zero_grad(set_to_none=True)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader
 
-from labkit.bench import data, devices, handoff, lifetime, machine, profile, user_dataset
+from labkit.bench import data, devices, handoff, lifetime, machine, profile, resources, user_dataset
 from labkit.bench.flops import write_work
 from labkit.bench.loader_work import LoaderWork
 from labkit.bench.loop import Trainer, Trains, train
@@ -36,7 +36,7 @@ Loader = DataLoader[object] | user_dataset.Batches
 def do(spec: Settings, folder: Path, log: EventLog) -> None:
     """Take the device, do what `spec` describes on it, and write what it took."""
     if "source" not in spec or "measure" in spec:  # a reader's own step keeps its threads
-        machine.use_fixed_threads()
+        resources.use_fixed_threads()
     device = devices.find_device(spec["pipeline"]["device"])
     devices.use(device)
     here = machine.describe(device) | devices.unused_facts()
@@ -46,7 +46,7 @@ def do(spec: Settings, folder: Path, log: EventLog) -> None:
         from labkit.bench.measure import perform  # a tenth of a second
 
         perform(spec, device, folder, log)
-        log.write("memory", peak_bytes=machine.peak_bytes(device))
+        log.write("memory", peak_bytes=resources.peak_bytes(device))
     else:
         run_pipeline(spec, device, folder, log)
 
@@ -54,7 +54,7 @@ def do(spec: Settings, folder: Path, log: EventLog) -> None:
 def run_pipeline(spec: Settings, device: torch.device, folder: Path, log: EventLog) -> None:
     """Set up the pipeline that `spec` describes, and train."""
     own = "source" in spec
-    machine.keep_freed_memory()
+    resources.keep_freed_memory()
     job, not_applied = resolve_config(spec["pipeline"], device, size_model=not own)
     if quick_run() and not own:
         shorten(job, not_applied)
@@ -67,7 +67,7 @@ def run_pipeline(spec: Settings, device: torch.device, folder: Path, log: EventL
         counted = not isinstance(trainer, Trainer) or write_work(trainer, log, only_known=True)
         profile.keep_time(job)
         steps = train(trainer, iterator, timeline, job)
-    log.write("memory", peak_bytes=machine.peak_bytes(device))
+    log.write("memory", peak_bytes=resources.peak_bytes(device))
     profile.look(trainer, iterator, job, steps, folder, log)
     if isinstance(loader, user_dataset.Batches):
         handoff.hand_over(loader.tensors, steps, log, None)
@@ -128,7 +128,7 @@ def built(make: Callable[[], TrainerType], log: EventLog) -> TrainerType:
 
 def begun(loader: Loader, job: Job, log: EventLog) -> Iterator[Any]:
     """Begin to measure: start the loader's workers, and write who they are."""
-    machine.collect_garbage()  # from here on, all is as in anybody's training
+    resources.collect_garbage()  # from here on, all is as in anybody's training
     log.write("begin", warmup=max(LEAST_WARMUP, job.num_workers * (job.prefetch_factor or 0)))
     if job.num_workers:
         log.stage(f"starting {job.num_workers} loader workers")
