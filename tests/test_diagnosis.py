@@ -34,9 +34,9 @@ from labkit.diagnosis.remedies import LESSONS, Remedy
 from labkit.diagnosis.thresholds import WORTH_NAMING
 from labkit.diagnosis.wording import worded
 from labkit.results.hardware import Machine
+from labkit.results.loader_records import Hang
 from labkit.results.supply import MemoryGrowth
 from labkit.results.wall_shares import WallShare, WallShares
-from labkit.results.workers import Hang
 
 NOTEBOOKS_FOLDER = Path(__file__).parents[1] / "notebooks"
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"

@@ -20,9 +20,9 @@ from labkit.diagnosis.recommendation import Workers
 from labkit.diagnosis.watched_loop import Loop
 from labkit.diagnosis.witnesses import Heat, Witness, deciding
 from labkit.knobs import Setting
+from labkit.results.loader_records import Hang
 from labkit.results.supply import MemoryGrowth
 from labkit.results.wall_shares import WallShares
-from labkit.results.workers import Hang
 
 
 @dataclass(frozen=True)

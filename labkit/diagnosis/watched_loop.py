@@ -90,7 +90,7 @@ def loop_of(run: Run) -> Loop | None:
         some = measured & mask
         return np.bincount(found.step[some] - first, found.share[some], run.steps - first)
 
-    begun = {0, *(event["step"] for event in run.epochs)}
+    begun = {0, *(event["step"] for event in run.passes_begun)}
     starts = sorted(start for start in begun if start < run.steps)
     return Loop(
         lines=found,

@@ -8,7 +8,7 @@ from labkit.diagnosis.findings import Measured
 from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.line_work import COLLATE, PartOfLoop
 from labkit.diagnosis.watched_loop import Loop
-from labkit.results.workers import Hang
+from labkit.results.loader_records import Hang
 
 TIMED = "timed in the workers"
 

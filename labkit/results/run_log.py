@@ -201,17 +201,17 @@ class RunLog(EventLogResult):
         return self._events("lines")
 
     @property
-    def epochs(self) -> list[Event]:
+    def passes_begun(self) -> list[Event]:
         """The passes over a watched loader as they began: `n`, `step` and `began` (ns)."""
         return self._events("epoch")
 
     @property
     def first_steps(self) -> list[int]:
         """The number of the first step of each pass."""
-        return [event["step"] for event in self.epochs]
+        return [event["step"] for event in self.passes_begun]
 
     @property
-    def passes(self) -> list[Event]:
+    def passes_ended(self) -> list[Event]:
         """The passes over a watched loader as they ended: `n`, `began`, `ended` (ns), `trains`."""
         return self._events("pass")
 

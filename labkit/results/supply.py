@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit.bench.loader_work import MOST_ROWS
+from labkit.results.loader_records import Batches
 from labkit.results.record import Event
 from labkit.results.step_classes import busy_until
-from labkit.results.workers import Batches
 
 FEW, MANY = 0.65, 0.9  # of the way from one worker that is active to all of them
 LEAST_FEW = 4  # batches that were prepared while few were active, for a ratio
