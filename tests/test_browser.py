@@ -281,7 +281,7 @@ def test_by_keyboard_and_by_touch_on_a_narrow_dark_page_a_slider_predicts_and_ru
     nameless = nameless.replace("CONTROLS", controls).replace("NAMED(e)", named)
     assert panel.evaluate(nameless) == []
     took = panel.evaluate(PREDICTED)
-    print(f"from a key on the slider to the ghost: {took:.3f} s")
+    print(f"from a key on the slider to the bars: {took:.3f} s")
     expect(panel.locator(".labkit-bars").first).to_contain_text("Expected")
     expect(panel.locator(".labkit-bars").first).to_contain_text("x the last run")
     assert panel.evaluate("p => p.scrollWidth <= p.clientWidth && p.clientWidth < 620")

@@ -267,14 +267,13 @@ def is_bare(part):
     return isinstance(part.value, ast.Attribute | ast.Subscript) or bool(part.conversion > 0)
 
 
-# What the reader wrote in the notebook (a dataset, a step, an answer) goes to their own bench and
+# What the user wrote in the notebook (a dataset, a step, an answer) goes to their own bench and
 # its workers: once, through a file in the run's folder that is deleted. Nothing comes back so.
 MAY_PICKLE = {
-    "tuning/source.py",
+    "results/payload.py",  # only writes, to processes that this one starts
     "bench/by_value.py",  # only writes, to workers that this process starts
     "bench/user_dataset.py",
     "bench/measure.py",
-    "view/measuring.py",
 }
 PICKLES = {"pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib", "yaml"}
 NEVER = {"eval", "exec", "compile", "__import__", "os.system"}
