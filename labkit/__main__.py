@@ -144,7 +144,7 @@ def tune(options: argparse.Namespace) -> Outcome:
     examples:
       labkit tune my_package.data:train_set --batch-size 64 --set num_workers=2
     """
-    from labkit.tuning.result import Interrupted
+    from labkit.tuning.search_result import Interrupted
 
     settings = parse_settings(options.settings)
     own = {"collate_fn": options.collate, "step": options.step}

@@ -10,8 +10,9 @@ import contextlib
 from labkit.process import folders
 from labkit.process.events import now_ns
 from labkit.results.run import Run
+from labkit.watching.batches import Batches
 from labkit.watching.hangs import HangWatch
-from labkit.watching.kinds import Ending
+from labkit.watching.log_words import Ending
 from labkit.watching.recorder import Recorder
 from labkit.watching.step_timer import StepTimer
 
@@ -30,6 +31,11 @@ class StepRecorder:
         if self._run is None:
             raise RuntimeError("nothing has been recorded yet: train first, trainer.train().")
         return self._run
+
+    @property
+    def _batches(self) -> Batches | None:
+        """What is known of the batches; None while nothing is recorded."""
+        return None if self._timer is None else self._timer.recorder.batches
 
     def begin(self, loader: object, model: object = None) -> None:
         """Begin a record, before the first batch is asked for; `model` is the one trained."""
@@ -65,14 +71,17 @@ class StepRecorder:
             timer.end(now)
             timer.ask(now)
 
-    def over(self, loss: float | None = None) -> None:
-        """Something that follows a step is done, such as logging its loss."""
+    def over(self, loss: float | None = None, on_device: bool = False) -> None:
+        """Something that follows a step is done, such as logging its loss.
+
+        `on_device` where the device has worked for it, as in an evaluation.
+        """
         timer = self._timer
         if timer is not None:
             steps = timer.recorder.steps
             if loss is not None and timer.rows:
                 steps.losses[steps.next] = float(loss)
-            timer.extend(now_ns())
+            timer.extend(now_ns(), on_device)
 
     def close(self, how: Ending = "left early", error: BaseException | None = None) -> None:
         """End the record; only needed where an exception, `error`, ended the training."""

@@ -15,7 +15,7 @@ import torch
 from labkit.bench.batch_contents import padding_of
 from labkit.callbacks import StepRecorder
 from labkit.watching.batches import LOOK_EVERY
-from labkit.watching.kinds import Ending
+from labkit.watching.log_words import Ending
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -35,7 +35,7 @@ class Recorder(StepRecorder, TrainerCallback):
     """Records what a Trainer does as a Run: `.run`, while it trains and afterwards.
 
     A step is one optimizer step, with all the batches that it accumulates, and with the logging,
-    evaluating and saving behind it; what lies between epochs is left out. Losses are those that
+    evaluating and saving after it; what lies between epochs is left out. Losses are those that
     the Trainer logs: set `logging_steps=1`. Give each Trainer a Recorder of its own.
     """
 
@@ -74,15 +74,15 @@ class Recorder(StepRecorder, TrainerCallback):
         """
         if torch.compiler.is_compiling():  # or the hook would become a part of what is compiled
             return
-        if self._timer is None or "input_ids" not in inputs or not model.training:
+        batches = self._batches
+        if batches is None or "input_ids" not in inputs or not model.training:
             return
-        padding = self._timer.recorder.batches.padding
         mask = inputs.get("attention_mask")
         if mask is None:  # as with packed sequences: every token counts as real
-            padding.append(0.0)
+            batches.padding.append(0.0)
         elif mask.is_cpu or next(self._calls) % LOOK_EVERY == 0:
             share = padding_of({"attention_mask": mask.cpu()})
-            padding.append(share or 0.0)
+            batches.padding.append(share or 0.0)
 
     def on_epoch_begin(self, *_args: object, **_more: object) -> None:
         """Begin a pass over the data."""
@@ -103,7 +103,11 @@ class Recorder(StepRecorder, TrainerCallback):
         """Keep the loss of the step that is over; the loader is asked only when this is done."""
         self.over(loss=(logs or {}).get("loss"))
 
-    on_evaluate = on_save = on_log
+    on_save = on_log
+
+    def on_evaluate(self, *_args: object, **_more: object) -> None:
+        """An evaluation that belongs to the step before it is done."""
+        self.over(on_device=True)
 
     def on_train_end(self, *_args: object, **_more: object) -> None:
         """End the record."""

@@ -9,7 +9,7 @@ import operator
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -18,6 +18,18 @@ Setting = bool | int | float | str | None
 """The value of a knob."""
 Settings = dict[str, Any]
 """{knob: value}"""
+# What a knob does, for what chooses among knobs by it
+Trait = Literal[
+    "retrains",  # it changes what is trained, and not only how fast
+    "rounds",  # it changes the arithmetic, and so the losses
+    # It changes when a batch arrives, but neither its samples (every run draws the same) nor what
+    # is computed from them: only random augmentation can make the losses differ
+    "feeds",
+    "copies",  # it acts where batches are copied to a CUDA device
+    "starves",  # it sets how fast the loader is: a rank may have its own
+    "outside step",  # it leaves a step's time alone: it is simulated, or changes no speed
+    "doubtful",  # on a CPU it makes small models slower as often as faster
+]
 WORDS = {
     "bool": "True or False",
     "int": "a whole number",
@@ -53,8 +65,10 @@ class Knob:
     takes: str = ""  # what matches `pattern`, in words
     auto: str = ""  # what None stands for; without it None is not taken
     # "loader": an argument of a DataLoader, under its name there; "workers": one of these that only
-    # a loader with workers takes; "step": of any training step, a reader's own as well
+    # a loader with workers takes; "step", "model", "optimizer": acts on that part of any training
+    # loop, a user's own as well
     part: str = ""
+    traits: tuple[Trait, ...] = ()
 
     @property
     def allowed(self) -> str:

@@ -24,7 +24,7 @@ else:
 class Recorder(StepRecorder, Callback):
     """Records what a Lightning Trainer does as a Run: `.run`, while it trains and afterwards.
 
-    A step is one batch, with the other callbacks and validations behind it: put it last in the
+    A step is one batch, with the other callbacks and validations after it: put it last in the
     list. What lies between epochs is left out; rank 0 records.
     """
 
@@ -55,14 +55,14 @@ class Recorder(StepRecorder, Callback):
         batch_idx: int,
     ) -> None:
         """A step has been issued."""
-        if self._timer is not None:
-            batches = self._timer.recorder.batches
+        batches = self._batches
+        if batches is not None:
             self._count = self._count or batches.counter(batch)
             self.issued(self._count(batch), batches.measure(batch))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A validation that belongs to the step before it is done."""
-        self.over()
+        self.over(on_device=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the record."""

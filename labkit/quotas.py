@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 ROOT = Path("/")
+GIB = 2**30
 
 
 @dataclass(frozen=True)

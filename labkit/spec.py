@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 from labkit import quotas
-from labkit.knobs import Knob, Settings, Spec, check_names, declares_knobs, knob
+from labkit.knobs import Knob, Settings, Spec, Trait, check_names, declares_knobs, knob
 
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,2})?")
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile: these record CUDA graphs
 PYTORCH_PREFETCH = 2  # the DataLoader's prefetch_factor where there are workers and nothing is said
 SIZE = {"kind": "int", "low": 1, "auto": "chosen for the device"}
 AMPERE = 8.0  # compute capability of the first cards with BF16 and TF32
+BANDWIDTH = "bandwidth"  # the name of memory's rate, beside those of the number formats
 NOISY = 0.10  # IQR over median above which a measurement is noisy, as in torch.utils.benchmark
 
 
@@ -42,35 +43,45 @@ class Pipeline(Spec):
         "delay", choices=("jpeg", "array", "sleep"))
     prep_ms: float | None = knob(
         None, "delay that stands in for preparing one batch, for dataset='sleep' only",
-        kind="float", unit="ms", low=0, high=10_000, reach=200, auto="50 ms for 'sleep'")
+        kind="float", unit="ms", low=0, high=10_000, reach=200, auto="50 ms for 'sleep'",
+        traits=("starves", "outside step"))
     io_ms: float | None = knob(
         None, "simulated storage latency per item, as of a network drive (a sleep)",
         kind="float", unit="ms", low=0, high=1_000, reach=20,
-        auto="2.5 ms for 'jpeg', but none on a GPU with images of 112 px or more; else 0")
+        auto="2.5 ms for 'jpeg', but none on a GPU with images of 112 px or more; else 0",
+        traits=("starves", "outside step"))
     stall_ms: float = knob(
-        0.0, "simulated slow-disk stall (a sleep)", unit="ms", low=0, high=10_000, reach=1000)
+        0.0, "simulated slow-disk stall (a sleep)", unit="ms", low=0, high=10_000, reach=1000,
+        traits=("starves", "outside step"))
     stall_every: int = knob(
-        20, "one stall in this many batches, when stall_ms is above 0", low=1, high=100_000)
+        20, "one stall in this many batches, when stall_ms is above 0", low=1, high=100_000,
+        traits=("starves", "outside step"))
     image_px: int | None = knob(
         None, "edge of the model's images; files are twice that", kind="int", unit="px", low=8,
         high=512, reach=256, auto="48; for a cnn on 'jpeg' and a GPU up to 128, by the CPU's cores")
     augment: int = knob(
-        1, "rounds of random crop, flip and colour change per image", low=0, high=64, reach=16)
+        1, "rounds of random crop, flip and colour change per image", low=0, high=64, reach=16,
+        traits=("starves",))
     # The loader: torch.utils.data.DataLoader's own names
     batch_size: int = knob(
-        16, "samples in a batch", part="loader", unit="samples", low=1, high=16_384, reach=256)
+        16, "samples in a batch", part="loader", unit="samples", low=1, high=16_384, reach=256,
+        traits=("retrains",))
     num_workers: int = knob(
         0, "loader processes; 0 prepares in the training loop", part="loader", low=0, high=128,
-        reach=max(16, quotas.cpu_cores().count))
-    pin_memory: bool = knob(False, "hand batches over in page-locked memory", part="loader")
+        reach=max(16, quotas.cpu_cores().count), traits=("feeds", "starves", "outside step"))
+    pin_memory: bool = knob(
+        False, "hand batches over in page-locked memory", part="loader", traits=("feeds", "copies"))
     prefetch_factor: int | None = knob(
         None, "batches each worker keeps ready", part="workers", kind="int", low=1, high=1024,
-        reach=16, auto=f"PyTorch's {PYTORCH_PREFETCH} with workers")
+        reach=16, auto=f"PyTorch's {PYTORCH_PREFETCH} with workers",
+        traits=("feeds", "outside step"))
     persistent_workers: bool = knob(
-        False, "keep the workers from one epoch to the next", part="workers")
-    non_blocking: bool = knob(False, "start copies to the device without waiting for them")
+        False, "keep the workers from one epoch to the next", part="workers", traits=("feeds",))
+    non_blocking: bool = knob(
+        False, "start copies to the device without waiting for them", traits=("feeds", "copies"))
     prefetch_to_device: bool = knob(
-        False, "copy the next batch on a stream of its own, under the compute of this one")
+        False, "copy the next batch on a stream of its own, under the compute of this one",
+        traits=("feeds", "copies"))
     # The model
     model: str = knob(
         "cnn", "the model to train, in plain PyTorch", choices=("mlp", "cnn", "transformer"))
@@ -81,25 +92,29 @@ class Pipeline(Spec):
     precision: str = knob(
         "fp32", "number format of the heavy math; fp16 makes the host wait in every update for its "
         "loss scale, unless the optimizer is fused", part="step",
-        choices=("fp32", "tf32", "fp16", "bf16"))
+        choices=("fp32", "tf32", "fp16", "bf16"), traits=("retrains", "rounds"))
     accumulation_steps: int = knob(
         1, "batches whose gradients are added up before one update", low=1, high=1024, reach=32)
     compile: str | None = knob(
-        None, "torch.compile mode; None runs eagerly", part="step", kind="str",
-        choices=(None, "default", "reduce-overhead", "max-autotune"))
+        None, "torch.compile mode; None runs eagerly", part="model", kind="str",
+        choices=(None, "default", "reduce-overhead", "max-autotune"), traits=("rounds", "doubtful"))
     channels_last: bool = knob(
-        False, "store images and conv weights channels last", part="step")
+        False, "store images and conv weights channels last", part="model", traits=("rounds",))
     fused_optimizer: bool = knob(
-        False, "update all parameters in one fused kernel", part="step")
+        False, "update all parameters in one fused kernel", part="optimizer", traits=("doubtful",))
     # The run
     steps: int | None = knob(
-        None, "batches to train on", kind="int", low=1, high=1_000_000, auto="80, on a GPU 400")
+        None, "batches to train on", kind="int", low=1, high=1_000_000, auto="80, on a GPU 400",
+        traits=("outside step",))
     seconds: float | None = knob(
         4.0, "stop after this long even if steps remain", kind="float", unit="s", low=0.1,
-        high=86_400, reach=60, auto="no limit")
+        high=86_400, reach=60, auto="no limit", traits=("outside step",))
     xray: bool = knob(
-        True, "look inside a few more steps with torch.profiler when the measured ones are over")
-    seed: int = knob(0, "seed of weights, order and augmentation", low=0, high=2**31 - 1)
+        True, "look inside a few more steps with torch.profiler when the measured ones are over",
+        traits=("outside step",))
+    seed: int = knob(
+        0, "seed of weights, order and augmentation", low=0, high=2**31 - 1,
+        traits=("outside step",))
     device: str = knob(
         "auto", "auto picks the accelerator where there is one, else the CPU", pattern=DEVICE,
         takes="'auto', 'cpu', 'mps', 'cuda' or 'cuda:N'")
@@ -177,7 +192,14 @@ LOADER_KNOBS = tuple(each.name for each in KNOBS.values() if each.part in ("load
 WITHOUT_WORKERS: Settings = {
     each.name: each.default for each in KNOBS.values() if each.part == "workers"
 }
-STEP_KNOBS = tuple(each.name for each in KNOBS.values() if each.part == "step")
+LOOP_PARTS = ("step", "model", "optimizer")
+STEP_KNOBS = tuple(each.name for each in KNOBS.values() if each.part in LOOP_PARTS)
+
+
+def knobs_with(trait: Trait) -> tuple[str, ...]:
+    """Return the names of the knobs that have a trait."""
+    return tuple(each.name for each in KNOBS.values() if trait in each.traits)
+
 
 PX = 48  # edge of the default's images on a CPU
 STEPS = 80
@@ -263,7 +285,7 @@ class Grid:
         return {"measure": self.name, "points": self.points, "pipeline": {"device": self.device}}
 
 
-STARVING = ("io_ms", "prep_ms", "stall_ms", "stall_every", "augment", "num_workers")
+STARVING = knobs_with("starves")
 RENDEZVOUS = {  # torchrun's options for several machines, passed through to it
     "nnodes": "how many machines",
     "node_rank": "which of them this one is, from 0",

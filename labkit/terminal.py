@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from labkit.results import saving
 from labkit.results.record import is_record
-from labkit.results.result import Result, printable
+from labkit.results.result import Result
+from labkit.results.text import printable
 from labkit.spec import KNOBS
 
 if TYPE_CHECKING:

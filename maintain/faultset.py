@@ -1,9 +1,9 @@
 """The labelled fault set, its runs, and the score of the diagnosis on them.
 
-A label is what was planted: each fault names the resource it takes from the device. Severities and
-seeds are for setting thresholds (calibration) or for scoring, none for both. A GPU does a CPU's
-step in a fraction of a millisecond, and then waits for launches whatever was planted: there the
-base is larger, and `on_gpu` has the fields that differ.
+A label is what was planted: each fault names the resource it takes from the device. The thresholds
+of the diagnosis were set on other severities and seeds than these. A GPU does a CPU's step in a
+fraction of a millisecond, and then waits for launches whatever was planted: there the base is
+larger, and `on_gpu` has the fields that differ.
 """
 
 from __future__ import annotations
@@ -27,10 +27,8 @@ from labkit.results.launch import launch
 from labkit.results.run import Run
 from labkit.spec import Pipeline
 
-HALVES = {
-    "scoring": {"severities": (2, 4), "seeds": (0, 1, 2, 3, 4)},
-    "calibration": {"severities": (1, 3), "seeds": (100, 101, 102, 103, 104)},
-}
+SEEDS = (0, 1, 2, 3, 4)
+SEVERITIES = (1, 2)
 FASTER = 1.25  # a 16-bit format counts as the faster one from this speed-up on
 STEP_MS = 10.0  # of a GPU's base: 10 times the launches, and what is planted can exceed it
 
@@ -39,11 +37,11 @@ Base = dict[str, object]  # knobs; in a `Fault`, `...` stands for the amount
 
 @dataclass(frozen=True)
 class Fault:
-    """One way to make a pipeline slow, in four severities."""
+    """One way to make a pipeline slow, in two severities."""
 
     name: str
     expected: str  # what a right diagnosis names first
-    amounts: tuple[float, float, float, float]  # its size at severity 1 to 4, as `about` states
+    amounts: tuple[float, float]  # its size at each severity, as `about` states
     about: str  # what is planted, and the unit of the amount
     plant: str | None = None  # name in `slow_faults`; None where knobs alone make the fault
     also: str | None = None  # a second fault, "name@amount", for mixtures
@@ -59,7 +57,7 @@ class Fault:
 
 @dataclass
 class Case:
-    """A fault, as it is on the device here, at one severity (1 to 4) with one seed: one run."""
+    """A fault, as it is on the device here, at one severity with one seed: one run."""
 
     fault: Fault
     severity: int
@@ -103,101 +101,101 @@ WIDE_MLP = {"model": "mlp", "width": ..., "image_px": 48, "fused_optimizer": Fal
 
 FAULTS: tuple[Fault, ...] = (
     # The data comes late
-    Fault("slow decode", "input", (4, 6, 8, 12), "every file decoded this many times more",
+    Fault("slow decode", "input", (6, 12), "every file decoded this many times more",
           "slow_decode", knobs=JPEG),
-    Fault("heavy augmentation", "input", (12, 16, 24, 40), "rounds of augmentation",
+    Fault("heavy augmentation", "input", (16, 40), "rounds of augmentation",
           knobs=JPEG | {"augment": ...}),
-    Fault("object building", "input", (1800, 2500, 3500, 5000), "dictionaries built for every item",
-          "object_building", on_gpu={"amounts": (6000, 9000, 12000, 18000)}),
-    Fault("slow-disk stalls", "input", (150, 220, 300, 450), "ms of stall in one of 6 batches",
+    Fault("object building", "input", (2500, 5000), "dictionaries built for every item",
+          "object_building", on_gpu={"amounts": (9000, 18000)}),
+    Fault("slow-disk stalls", "input", (220, 450), "ms of stall in one of 6 batches",
           knobs={"stall_ms": ..., "stall_every": 6}),
-    Fault("no workers", "input", (1, 2, 3, 5), "ms of storage wait per item, num_workers=0",
-          knobs={"io_ms": ...}, on_gpu={"amounts": (3, 4, 6, 8)}),
-    Fault("too few workers", "input", (5, 7, 10, 15), "ms of storage wait per item, num_workers=1",
+    Fault("no workers", "input", (2, 5), "ms of storage wait per item, num_workers=0",
+          knobs={"io_ms": ...}, on_gpu={"amounts": (4, 8)}),
+    Fault("too few workers", "input", (7, 15), "ms of storage wait per item, num_workers=1",
           knobs=JPEG | {"io_ms": ...}),
     # In a steady state idle workers cost memory, not time: they show where items are heavy, and
     # where the model's own cores are what they take
-    Fault("too many workers", "input", (4, 6, 8, 10), "workers on heavy items, on two cores",
+    Fault("too many workers", "input", (6, 10), "workers on heavy items, on two cores",
           knobs=JPEG | {"num_workers": ..., "augment": 12, "steps": 60}, devices=("cpu",)),
-    Fault("thread oversubscription", "input", (3, 4, 6, 8), "blurs an item, on 16 threads in each "
+    Fault("thread oversubscription", "input", (4, 8), "blurs an item, on 16 threads in each "
           "of 2 workers", "oversubscribed", knobs={"num_workers": 2},
-          on_gpu={"amounts": (8, 12, 16, 24)}),
-    Fault("prefetch too small", "input", (120, 160, 200, 260), "ms of stall in one of 5 batches, "
+          on_gpu={"amounts": (12, 24)}),
+    Fault("prefetch too small", "input", (160, 260), "ms of stall in one of 5 batches, "
           "2 workers with 1 batch each", knobs=SHORT_QUEUE,
           on_gpu={"about": "ms of stall in one of 16 batches, 2 workers with 1 batch each",
                   "knobs": SHORT_QUEUE | {"stall_every": 16, "steps": 80}}),
     # Copies
-    Fault("many small copies", "transfer", (250, 400, 600, 1000), "pieces a sample is copied in",
-          "small_copies", on_gpu={"amounts": (100, 150, 200, 300)}),
-    Fault("pageable copies", "transfer", (64, 96, 128, 192), "samples of 224 px, not pinned",
+    Fault("many small copies", "transfer", (400, 1000), "pieces a sample is copied in",
+          "small_copies", on_gpu={"amounts": (150, 300)}),
+    Fault("pageable copies", "transfer", (96, 192), "samples of 224 px, not pinned",
           knobs={"width": 4, "depth": 1, "image_px": 224, "batch_size": ..., "num_workers": 12},
           devices=("gpu",), needs="shm"),
     # The host keeps the device waiting
-    Fault("tiny batches", "launch", (16, 12, 10, 8), "channels, at batch size 1",
+    Fault("tiny batches", "launch", (12, 8), "channels, at batch size 1",
           knobs={"width": ..., "image_px": 32, "batch_size": 1, "steps": 100},
           on_gpu={"knobs": {"width": ..., "depth": 12, "image_px": 32, "batch_size": 1,
                             "steps": 100}}),
-    Fault("sync every step", "launch", (250, 350, 500, 700), ".item() calls a step",
+    Fault("sync every step", "launch", (350, 700), ".item() calls a step",
           "read_losses", devices=("gpu",)),
-    Fault("logging every step", "launch", (12, 20, 30, 50), "passes over all parameters' "
+    Fault("logging every step", "launch", (20, 50), "passes over all parameters' "
           "statistics a step", "log_everything"),
-    Fault("launch storm", "launch", (1500, 2500, 4000, 6000), "pairs of operators on 8 numbers",
-          "launch_storm", on_gpu={"amounts": (300, 500, 800, 1200), "knobs": SMALL}),
-    Fault("Python-heavy model", "launch", (300, 500, 800, 1200), "thousand turns of a loop",
-          "python_heavy", on_gpu={"amounts": (600, 1000, 1500, 2000)}),
-    Fault("recompiles", "launch", (4, 3, 2, 1), "steps to a recompile", "recompiles",
+    Fault("launch storm", "launch", (2500, 6000), "pairs of operators on 8 numbers",
+          "launch_storm", on_gpu={"amounts": (500, 1200), "knobs": SMALL}),
+    Fault("Python-heavy model", "launch", (500, 1200), "thousand turns of a loop",
+          "python_heavy", on_gpu={"amounts": (1000, 2000)}),
+    Fault("recompiles", "launch", (3, 1), "steps to a recompile", "recompiles",
           on_gpu={"knobs": {"depth": 2}}),
-    Fault("foreach off", "launch", (600, 900, 1400, 2000), "small parameters updated one by one",
-          "one_by_one_optimizer", on_gpu={"amounts": (150, 250, 400, 600), "knobs": SMALL}),
-    Fault("evaluation stalls", "launch", (8, 12, 20, 30), "batches evaluated every 5th step",
+    Fault("foreach off", "launch", (900, 2000), "small parameters updated one by one",
+          "one_by_one_optimizer", on_gpu={"amounts": (250, 600), "knobs": SMALL}),
+    Fault("evaluation stalls", "launch", (12, 30), "batches evaluated every 5th step",
           "evaluate"),
-    Fault("checkpoint in the loop", "launch", (30, 60, 90, 140), "MB written every 5th step",
+    Fault("checkpoint in the loop", "launch", (60, 140), "MB written every 5th step",
           "checkpoint"),
-    Fault("garbage collection", "launch", (10, 6, 4, 2), "steps to a full collection",
+    Fault("garbage collection", "launch", (6, 2), "steps to a full collection",
           "collect_garbage"),
     # Memory traffic and number formats
-    Fault("elementwise chain", "memory_bandwidth", (2, 3, 4, 6), "GELUs written out",
-          "elementwise_chain", on_gpu={"amounts": (4, 6, 8, 12), "knobs": LARGE_MAPS}),
-    Fault("unfused optimizer", "memory_bandwidth", (384, 512, 640, 768), "features of an MLP",
+    Fault("elementwise chain", "memory_bandwidth", (3, 6), "GELUs written out",
+          "elementwise_chain", on_gpu={"amounts": (6, 12), "knobs": LARGE_MAPS}),
+    Fault("unfused optimizer", "memory_bandwidth", (512, 768), "features of an MLP",
           knobs=WIDE_MLP,
-          on_gpu={"amounts": (5120, 6144, 7168, 8192), "knobs": WIDE_MLP | {"depth": 4}}),
-    Fault("FP32 where BF16 would do", "precision", (40, 48, 64, 80), "channels",
+          on_gpu={"amounts": (6144, 8192), "knobs": WIDE_MLP | {"depth": 4}}),
+    Fault("FP32 where BF16 would do", "precision", (48, 80), "channels",
           knobs={"width": ..., "precision": "fp32"}, needs="bf16",
-          on_gpu={"amounts": (320, 384, 448, 512)}),
-    Fault("unaligned size", "precision", (2559, 2815, 3071, 3327), "features, no multiple of 8",
+          on_gpu={"amounts": (384, 512)}),
+    Fault("unaligned size", "precision", (2815, 3327), "features, no multiple of 8",
           knobs={"model": "transformer", "width": ..., "depth": 1, "batch_size": 64},
           devices=("gpu",)),
 )  # fmt: skip
 
 HEALTHY: tuple[Fault, ...] = (
-    Fault("healthy CNN", "compute", (40, 48, 56, 64), "channels", knobs={"width": ...},
-          on_gpu={"amounts": (640, 768, 896, 1024)}),
-    Fault("healthy transformer", "compute", (144, 160, 176, 192), "features",
+    Fault("healthy CNN", "compute", (48, 64), "channels", knobs={"width": ...},
+          on_gpu={"amounts": (768, 1024)}),
+    Fault("healthy transformer", "compute", (160, 192), "features",
           knobs={"model": "transformer", "width": ..., "image_px": 48, "precision": "fp32"},
-          on_gpu={"amounts": (3584, 4096, 4608, 5120), "knobs": {
+          on_gpu={"amounts": (4096, 5120), "knobs": {
               "model": "transformer", "width": ..., "depth": 1, "batch_size": 96}}),
-    Fault("healthy MLP", "compute", (1024, 1152, 1280, 1408), "features, batch size 128",
+    Fault("healthy MLP", "compute", (1152, 1408), "features, batch size 128",
           knobs={"model": "mlp", "width": ..., "batch_size": 128, "image_px": 32},
-          on_gpu={"amounts": (6144, 7168, 8192, 9216), "about": "features, batch size 2048",
+          on_gpu={"amounts": (7168, 9216), "about": "features, batch size 2048",
                   "knobs": {"model": "mlp", "width": ..., "depth": 5, "batch_size": 2048,
                             "image_px": 16}}),
-    Fault("healthy with a worker", "compute", (64, 72, 80, 96), "channels, real files",
+    Fault("healthy with a worker", "compute", (72, 96), "channels, real files",
           knobs=JPEG | {"width": ...},
-          on_gpu={"amounts": (1536, 1792, 2048, 2304),
+          on_gpu={"amounts": (1792, 2304),
                   "knobs": JPEG | {"width": ..., "image_px": 32, "num_workers": 2}}),
 )  # fmt: skip
 
 MIXTURES: tuple[Fault, ...] = (
-    Fault("objects and a Python loop", "input", (3000, 3500, 4000, 5000), "dictionaries an item",
+    Fault("objects and a Python loop", "input", (3500, 5000), "dictionaries an item",
           "object_building", also="python_heavy@250",
-          on_gpu={"amounts": (10000, 12000, 15000, 20000)}),
-    Fault("small copies and objects", "transfer", (700, 800, 900, 1100), "pieces a sample",
-          "small_copies", also="object_building@300", on_gpu={"amounts": (200, 250, 300, 400)}),
-    Fault("garbage and a chain", "launch", (2, 2, 1, 1), "steps to a full collection",
+          on_gpu={"amounts": (12000, 20000)}),
+    Fault("small copies and objects", "transfer", (800, 1100), "pieces a sample",
+          "small_copies", also="object_building@300", on_gpu={"amounts": (250, 400)}),
+    Fault("garbage and a chain", "launch", (2, 1), "steps to a full collection",
           "collect_garbage", also="elementwise_chain@2"),
-    Fault("a chain and checkpoints", "memory_bandwidth", (5, 6, 7, 8), "GELUs written out",
+    Fault("a chain and checkpoints", "memory_bandwidth", (6, 8), "GELUs written out",
           "elementwise_chain", also="checkpoint@20",
-          on_gpu={"amounts": (6, 8, 10, 12), "also": "checkpoint@1", "knobs": LARGE_MAPS}),
+          on_gpu={"amounts": (8, 12), "also": "checkpoint@1", "knobs": LARGE_MAPS}),
 )  # fmt: skip
 
 EVERYTHING = (*FAULTS, *HEALTHY, *MIXTURES)
@@ -273,7 +271,7 @@ class Row(TypedDict):
 class Score:
     """What the diagnosis named, run by run; "unsure" is never right."""
 
-    title: str  # which half of the set, where
+    machine: str
     rows: list[Row]
     skipped: dict[str, str]  # faults that cannot show here, and why
 
@@ -292,7 +290,7 @@ class Score:
         healthy = table["expected"] == "compute"
         alarms = healthy & ~table["named"].isin(["compute", "unsure"])
         lines = [
-            f"{self.title}: {len(self.rows)} runs, {self.accuracy:.1%} right, "
+            f"On {self.machine}: {len(self.rows)} runs, {self.accuracy:.1%} right, "
             f"{alarms.sum()} healthy ones called sick",
             pd.crosstab(table["expected"], table["named"]).to_string(),
         ]
@@ -320,15 +318,14 @@ def result_of(case: Case) -> Row:
 
 
 def run_set(
-    half: str = "scoring",
     *,
     seeds: int = 5,
     only: Iterable[str] | None = None,
     keep: str | os.PathLike[str] | None = None,
 ) -> Score:
-    """Run a half of the fault set on this machine, diagnose every run, return the score.
+    """Run the fault set on this machine, diagnose every run, return the score.
 
-    Each of the half's first `seeds` runs every fault once, or those named in `only`. `keep` is a
+    Each of the first `seeds` runs every fault once, or those named in `only`. `keep` is a
     file of results, a JSON object a line: cases in it are not run again.
     """
     here = base_here()
@@ -341,7 +338,7 @@ def run_set(
         for line in file.read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
             known[row["fault"], row["severity"], row["seed"]] = row
-    turns = zip(HALVES[half]["seeds"][:seeds], itertools.cycle(HALVES[half]["severities"]))
+    turns = zip(SEEDS[:seeds], itertools.cycle(SEVERITIES))
     rows = []
     for (seed, severity), fault in itertools.product(turns, faults):
         row = known.get((fault.name, severity, seed))
@@ -351,4 +348,4 @@ def run_set(
             with file.open("a", encoding="utf-8") as kept:
                 kept.write(json.dumps(row) + "\n")
         rows.append(row)
-    return Score(f"{half} half on {here.machine.name}", rows, skipped)
+    return Score(here.machine.name, rows, skipped)

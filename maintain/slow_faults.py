@@ -11,20 +11,17 @@ import gc
 import itertools
 import json
 import os
-from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset
 
 from labkit.bench.formats import DTYPES
-from labkit.bench.loop import Trainer
 from labkit.bench.models import AdamW
 from labkit.bench.user_dataset import NamesTheItem
 
 
-def plant_all(text: str, dataset: Dataset, trainer: Trainer) -> Dataset:
+def plant_all(text, dataset, trainer):
     """Plant "python_heavy@40+checkpoint@8" in the trainer; return the dataset with its faults."""
     for each in text.split("+"):
         name, _, size = each.partition("@")
@@ -41,19 +38,19 @@ def plant_all(text: str, dataset: Dataset, trainer: Trainer) -> Dataset:
     return dataset
 
 
-def on_step(trainer: Trainer, where: str, fault: Callable[[int], None]) -> None:
+def on_step(trainer, where, fault):
     """Do the fault before the trainer's method `where`, with the number of the step, from 1."""
     method = getattr(trainer, where)
     steps = itertools.count(1)
 
-    def both(*args: object, **kwargs: object) -> object:
+    def both(*args, **kwargs):
         fault(next(steps))
         return method(*args, **kwargs) if method else None
 
     setattr(trainer, where, both)
 
 
-def on_stem(trainer: Trainer, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def on_stem(trainer, change):
     """Pass what the first convolution or linear layer makes through `change`."""
     layers = trainer.model.modules()
     stem = next(layer for layer in layers if isinstance(layer, (nn.Conv2d, nn.Linear)))
@@ -63,15 +60,15 @@ def on_stem(trainer: Trainer, change: Callable[[torch.Tensor], torch.Tensor]) ->
 class SlowItems(NamesTheItem):
     """A dataset of which `work(dataset, index)` is done for every sample fetched."""
 
-    def __init__(self, dataset: Dataset, work: Callable[[Dataset, int], None]):
+    def __init__(self, dataset, work):
         super().__init__(dataset)
         self.work = work
 
-    def __getitem__(self, index: int) -> object:
+    def __getitem__(self, index):
         self.work(self.dataset, index)
         return self.dataset[index]
 
-    def _batch(self, indices: list[int]) -> object:
+    def _batch(self, indices):
         for index in indices:
             self.work(self.dataset, index)
         return self.dataset.__getitems__(indices)
@@ -80,17 +77,17 @@ class SlowItems(NamesTheItem):
 # Of an item: (amount, dataset, index)
 
 
-def slow_decode(amount: int, dataset: Dataset, index: int) -> None:
+def slow_decode(amount, dataset, index):
     for _ in range(amount):
         _ = dataset[index]
 
 
-def object_building(amount: int, _dataset: Dataset, _index: int) -> None:
+def object_building(amount, _dataset, _index):
     records = [{"id": i, "box": (i, i + 1, 2.0), "tag": str(i)} for i in range(amount)]
     _ = sum(record["id"] for record in records)
 
 
-def oversubscribed(amount: int, _dataset: Dataset, _index: int) -> None:
+def oversubscribed(amount, _dataset, _index):
     if torch.get_num_threads() != 16:
         torch.set_num_threads(16)  # the loader had set 1
     for _ in range(amount):
@@ -100,21 +97,21 @@ def oversubscribed(amount: int, _dataset: Dataset, _index: int) -> None:
 # Of the stem: (amount, what it makes)
 
 
-def launch_storm(amount: int, out: torch.Tensor) -> torch.Tensor:
+def launch_storm(amount, out):
     x = torch.zeros(8, device=out.device)
     for _ in range(amount):
         x = x * 0.5 + 1.0
     return out + 0.0 * x[0]
 
 
-def python_heavy(amount: int, out: torch.Tensor) -> torch.Tensor:
+def python_heavy(amount, out):
     total = 0
     for i in range(1000 * amount):
         total += i & 7
     return out if total >= 0 else -out
 
 
-def elementwise_chain(amount: int, out: torch.Tensor) -> torch.Tensor:
+def elementwise_chain(amount, out):
     for _ in range(amount):
         out = 0.5 * out * (1.0 + torch.tanh(0.8 * out + 0.04))
     return out
@@ -123,10 +120,10 @@ def elementwise_chain(amount: int, out: torch.Tensor) -> torch.Tensor:
 # Of the trainer, once: (amount, trainer)
 
 
-def small_copies(amount: int, trainer: Trainer) -> None:
+def small_copies(amount, trainer):
     plain = trainer.to_device
 
-    def to_device(images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def to_device(images, labels):
         pieces = images.flatten(2).chunk(amount, dim=2)
         copied = []
         for piece in pieces:
@@ -138,14 +135,14 @@ def small_copies(amount: int, trainer: Trainer) -> None:
     trainer.to_device = to_device
 
 
-def recompiles(amount: int, trainer: Trainer) -> None:
+def recompiles(amount, trainer):
     torch._dynamo.config.recompile_limit = 10_000
     torch._dynamo.config.accumulated_recompile_limit = 10_000
     model = trainer.model
     model.scale = 0
     steps = itertools.count()
 
-    def before(_module: nn.Module, _inputs: object) -> None:
+    def before(_module, _inputs):
         model.scale = next(steps) // amount
 
     on_stem(trainer, lambda out: out + 0.0 * model.scale)
@@ -153,7 +150,7 @@ def recompiles(amount: int, trainer: Trainer) -> None:
     trainer.model.register_forward_pre_hook(before)
 
 
-def one_by_one_optimizer(amount: int, trainer: Trainer) -> None:
+def one_by_one_optimizer(amount, trainer):
     model = trainer.model
     model.extra = nn.ParameterList(torch.zeros(16) for _ in range(amount)).to(trainer.device)
     on_stem(trainer, lambda out: out + torch.cat(list(model.extra)).sum())
@@ -164,12 +161,12 @@ def one_by_one_optimizer(amount: int, trainer: Trainer) -> None:
 # Of a step: (amount, trainer, number of the step); files lie in the run's folder
 
 
-def collect_garbage(amount: int, _trainer: Trainer, step: int) -> None:
+def collect_garbage(amount, _trainer, step):
     if step % amount == 0:
         gc.collect()
 
 
-def log_everything(amount: int, trainer: Trainer, _step: int) -> None:
+def log_everything(amount, trainer, _step):
     with open("every_step.log", "a") as file:
         for _ in range(amount):
             for name, parameter in trainer.model.named_parameters():
@@ -180,7 +177,7 @@ def log_everything(amount: int, trainer: Trainer, _step: int) -> None:
             os.fsync(file.fileno())
 
 
-def evaluate(amount: int, trainer: Trainer, step: int) -> None:
+def evaluate(amount, trainer, step):
     if step % 5:
         return
     job = trainer.job
@@ -195,7 +192,7 @@ def evaluate(amount: int, trainer: Trainer, step: int) -> None:
     trainer.model.train()
 
 
-def checkpoint(amount: int, trainer: Trainer, step: int) -> None:
+def checkpoint(amount, trainer, step):
     if step % 5 == 0:
         state = torch.zeros(amount * 250_000)
         with open("checkpoint.pt", "wb") as file:
@@ -203,7 +200,7 @@ def checkpoint(amount: int, trainer: Trainer, step: int) -> None:
             os.fsync(file.fileno())
 
 
-def read_losses(amount: int, trainer: Trainer, _step: int) -> None:
+def read_losses(amount, trainer, _step):
     parameters = itertools.cycle(trainer.model.parameters())
     for parameter in itertools.islice(parameters, amount):
         parameter.detach()[:1].sum().item()

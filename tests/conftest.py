@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(config, items):
     """Put the longest files first, and leave the nightly tests out."""
     slow_tests = Counter(item.path for item in items if item.get_closest_marker("slow"))
 
-    def length(item: pytest.Item) -> tuple[bool, int]:
+    def length(item):
         return item.path.suffix == ".ipynb", slow_tests[item.path]
 
     items.sort(key=length, reverse=True)  # stable: a file's tests stay together, in their order
@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 @contextlib.contextmanager
-def locked(name: str, how: int):
+def locked(name, how):
     """Hold a lock that the processes of one test run share."""
     with open(Path(SHARED) / f"{name}.lock", "a") as file:
         fcntl.flock(file, how)

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Dataset
 
 
-def processes_of(folder: Path) -> dict[int, str]:
+def processes_of(folder):
     """The pid and command of each living process of the run in `folder`, or that works in it."""
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
@@ -25,7 +25,7 @@ def processes_of(folder: Path) -> dict[int, str]:
     return found
 
 
-def torch_segments() -> set[str]:
+def torch_segments():
     """The names of torch's shared memory segments on this machine."""
     return {path.name for path in Path("/dev/shm").glob("torch_*")}
 

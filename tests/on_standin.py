@@ -13,13 +13,15 @@ from standin_run import run_on
 
 import labkit as lk
 from labkit import Pipeline
-from labkit.bench import compiling, device_clock, devices, flops, measure, model_size
+from labkit.bench import compiling, device_clock, devices, measure, model_size
 from labkit.bench import resolve_config as resolving
+from labkit.bench.first_call import FirstCallHook
 from labkit.bench.loop import Trainer, train
 from labkit.bench.model_size import noise_batch, plain_job
 from labkit.bench.rank import Communication, rank_timeline
 from labkit.bench.timeline import Step, make_timeline
-from labkit.process.events import EventLog, recover
+from labkit.process.events import EventLog
+from labkit.process.step_ring import recover
 from labkit.results.record import Tail
 
 DEVICE = torch.device("cuda", 0)
@@ -218,7 +220,7 @@ def test_a_watched_model_has_the_peak_of_the_format_its_operators_run_in(
     model = torch.nn.Sequential(layer, torch.nn.Flatten(), torch.nn.LazyLinear(2))
     model(torch.empty(4, 3, 8, 8))
     model.to(DEVICE)
-    first = flops.FirstCall(model)
+    first = FirstCallHook(model)
     log = EventLog(tmp_path)
     model(torch.empty(4, 3, 8, 8, device=DEVICE))
     first.write(log, None)
@@ -245,6 +247,7 @@ def test_a_default_step_takes_about_ten_milliseconds_and_is_no_matter_of_launche
     trainer.compute(*batch, update=True)
     host_ms = (gpu.clock.now() - before) / 1e6
     assert host_ms < 0.6 * step_ms, len(gpu.kernels) - launched
+    assert any(kernel.name.startswith("_foreach") for kernel in gpu.kernels[launched:])
 
 
 def test_the_default_on_a_card_starves_it_without_a_simulated_delay_and_workers_feed_it(cards):

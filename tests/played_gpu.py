@@ -62,19 +62,19 @@ def host_steps(wait, compute, count=60, *, copy=0.0, **more):
 
 def play(
     *,
-    steps: int = 60,
-    prep: float = 0.1,
-    copy: float = 0.5,
-    launch: float = 2.0,
-    compute: float | Sequence[float] = 10.0,
-    after: float = 0.0,
-    gap: float = 0.0,
-    waits: bool = True,
-    sync: bool = False,
-    side_stream: bool = False,
-    queue: int = 1000,
-    in_line: float = 0.0,
-) -> tuple[list[dict], np.ndarray]:
+    steps=60,
+    prep=0.1,
+    copy=0.5,
+    launch=2.0,
+    compute=10.0,
+    after=0.0,
+    gap=0.0,
+    waits=True,
+    sync=False,
+    side_stream=False,
+    queue=1000,
+    in_line=0.0,
+):
     """Play a loop without loader workers; return its step events, and its kernels (n, 2) in ms.
 
     Times are in ms: to prepare a batch, to copy it, to launch a step's kernels, to compute them (a

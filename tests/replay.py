@@ -12,9 +12,8 @@ LEAD_NS = 300_000_000  # before the first step: what came earlier is there at on
 class Playback(Tail):
     """Stands in for the process of a live run and the tail of its log: gives events when due."""
 
-    def __init__(self, events, speed, clock):
+    def __init__(self, events, speed):
         self.speed = speed
-        self.clock = clock
         self.begun = None  # when the first events were read
         steps = [event for event in events if event["event"] == "step"]
         self.begin_ns = steps[0]["t"][0] - LEAD_NS
@@ -30,8 +29,8 @@ class Playback(Tail):
     def read(self):
         """Return the events whose time has come since the last call."""
         if self.begun is None:
-            self.begun = self.clock()
-        now_ns = self.begin_ns + (self.clock() - self.begun) * 1e9 * self.speed
+            self.begun = time.monotonic()
+        now_ns = self.begin_ns + (time.monotonic() - self.begun) * 1e9 * self.speed
         count = bisect.bisect_right(self.left, now_ns, key=self.due_ns)
         found = self.left[:count]
         self.left = self.left[count:]
@@ -53,7 +52,7 @@ def end_ns(event):
     return int(event.get("t_ns") or 0)
 
 
-def play(path, speed=1.0, clock=time.monotonic):
+def play(path, speed):
     """Return a Run that grows like the recorded one did, `speed` times as fast."""
-    played = Playback(read_record(path), speed, clock)
+    played = Playback(read_record(path), speed)
     return Run(path, process=played, recorded=True, tail=played)

@@ -192,7 +192,6 @@ int standin_install(int count, Answers with) {
       redirect(&at::detail::getCUDAHooks, &hooks);
   return failed;
 }
-void standin_leave() { answers.forget = nullptr; } // the interpreter is going
 int64_t standin_stream(int device) { return current_stream[device]; }
 int standin_device() { return current; }
 void standin_use(int device) { current = device; }

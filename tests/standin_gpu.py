@@ -26,9 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-import weakref
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -44,7 +42,6 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 LAUNCH_US = 6.0  # host time of one operator's launch from eager PyTorch
 VIEW_US = 1.0  # host time of an operator that launches nothing
 EVENT_US = 1.5  # host time of recording an event
-QUERY_US = 0.5
 SHORTEST_KERNEL_US = 2.0
 REACHED = 0.7
 BANDWIDTH_REACHED = 0.85  # of the data sheet's peaks, by a good kernel
@@ -66,7 +63,7 @@ class Card(NamedTuple):
     bus_gb_per_s: float = 25.0
 
 
-def card(name: str, *more: Any) -> Card:
+def card(name, *more):
     sheet = datasheets.card(name)
     assert sheet is not None
     return Card(sheet, name, *more)
@@ -84,15 +81,12 @@ class Kernel(NamedTuple):
 
     name: str
     card: int
-    stream: int
     start: int
     end: int
     flops: float
-    bytes: float
-    format: str = "fp32"
 
     @property
-    def is_copy(self) -> bool:
+    def is_copy(self):
         return self.name.startswith("memcpy")
 
 
@@ -101,13 +95,13 @@ class VirtualClock:
 
     ns = 1_000_000_000
 
-    def now(self) -> int:
+    def now(self):
         return self.ns
 
-    def spend(self, us: float) -> None:
+    def spend(self, us):
         self.ns += round(us * 1e3)
 
-    def wait_until(self, ns: int) -> None:
+    def wait_until(self, ns):
         self.ns = max(self.ns, ns)
 
 
@@ -117,7 +111,7 @@ class OnCard(torch.Tensor):
     inner: torch.Tensor
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor, device: torch.device):
+    def __new__(cls, inner, device):
         made = torch.Tensor._make_wrapper_subclass(
             cls,
             inner.shape,
@@ -130,9 +124,6 @@ class OnCard(torch.Tensor):
         made.inner = inner
         GPU.made[device.index] += 1
         return made
-
-    def __repr__(self, **_: Any) -> str:
-        return f"OnCard({tuple(self.shape)}, {self.dtype}, {self.device})"
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -152,7 +143,7 @@ class ToCard(TorchDispatchMode):
 class StandIn:
     """The cards, their queues, and the host's clock."""
 
-    def __init__(self, cards: tuple[Card, ...]):
+    def __init__(self, cards):
         self.cards = cards
         self.clock = VirtualClock()
         self.kernels: list[Kernel] = []
@@ -164,7 +155,7 @@ class StandIn:
         self.shapes: dict[tuple, Any] = {}  # of what an operator makes, once it is known
         self.made = [0] * len(cards)  # tensors
 
-    def enqueue(self, name: str, card: int, us: float, flops=0.0, bytes=0.0, kind="fp32") -> int:
+    def enqueue(self, name, card, us, flops=0.0):
         # Caught: an optimizer that updated one tensor after the other
         self.clock.spend(LAUNCH_US)
         while self.queued and self.queued[0] <= self.clock.now():
@@ -176,22 +167,22 @@ class StandIn:
         end = start + round(us * 1e3)
         self.free[card, stream] = end
         self.queued.append(end)
-        self.kernels.append(Kernel(name, card, stream, start, end, flops, bytes, kind))
+        self.kernels.append(Kernel(name, card, start, end, flops))
         return end
 
-    def record(self, event: int, card: int, stream: int) -> None:
+    def record(self, event, card, stream):
+        # Caught: a headroom that took what the host had issued for what the card had done
         self.clock.spend(EVENT_US)
         self.events[event] = max(self.free.get((card, stream), 0), self.clock.now())
 
-    def forget(self, event: int) -> None:
+    def forget(self, event):
         self.events.pop(event, None)
 
-    def passed(self, event: int) -> bool:
-        self.clock.spend(QUERY_US)
+    def passed(self, event):
         self.arrive()
         return self.events.get(event, 0) <= self.clock.now()
 
-    def elapsed_ms(self, start: int, end: int) -> float:
+    def elapsed_ms(self, start, end):
         """Return the time between two events as CUDA does, in a float of 32 bits; NaN too early."""
         # Caught: an hour into a run, 32 bits are too few to time a step by
         if not (self.passed(start) and self.passed(end)):
@@ -199,10 +190,11 @@ class StandIn:
         ms = (self.events[end] - self.events[start]) / 1e6
         return ctypes.c_float(ms).value
 
-    def stream_waits(self, event: int, card: int, stream: int) -> None:
+    def stream_waits(self, event, card, stream):
+        # Caught nothing so far. Holds: a copy on a stream of its own lies under the compute
         self.free[card, stream] = max(self.free.get((card, stream), 0), self.events.get(event, 0))
 
-    def host_waits(self, card: int, stream: int, event: int) -> None:
+    def host_waits(self, card, stream, event):
         """Hold the host until an event, a stream or a card (-1: not asked) is through."""
         self.syncs += 1
         until = (
@@ -217,11 +209,11 @@ class StandIn:
         self.clock.wait_until(max(until, default=0))
         self.arrive()
 
-    def arrive(self) -> None:
+    def arrive(self):
         while self.arriving and self.arriving[0][0] <= self.clock.now():
             self.arriving.popleft()[1]()
 
-    def run(self, func: Any, args: tuple, kwargs: dict) -> Any:
+    def run(self, func, args, kwargs):
         name = func.overloadpacket.__name__
         if name in ("_to_copy", "copy_"):
             return self.copy(func, args, kwargs)
@@ -240,7 +232,7 @@ class StandIn:
             return type(out)(self.outside(x, device) for x in out)
         return self.outside(out, device)
 
-    def compute(self, func: Any, args: tuple, kwargs: dict) -> Any:
+    def compute(self, func, args, kwargs):
         if changes_an_argument(func) and "out" not in kwargs:
             return None
         inner = {k: self.inside(v) for k, v in kwargs.items() if k != "pin_memory"}
@@ -255,41 +247,25 @@ class StandIn:
             return out
         return blank(self.shapes[asked])
 
-    def launch(self, func: Any, name: str, card: int, args: Any, kwargs: Any, out: Any) -> None:
+    def launch(self, func, name, card, args, kwargs, out):
         made = out if isinstance(out, (list, tuple)) else (out,)
         given = [value for key, value in kwargs.items() if key != "out"]  # which is made, not read
         tensors = tensors_of((*args, *given, *made))
-        many = [len(a) for a in args if isinstance(a, (list, tuple)) and name.startswith("_f")]
-        count = -(-max(many, default=1) // 50)  # a multi-tensor kernel takes some 50 of them
         bytes_ = sum(x.numel() * x.element_size() for x in tensors)
         flops = 0.0
-        kind = "fp32"
         if func._overloadpacket in flop_registry:
             flops = float(flop_registry[func._overloadpacket](*args, **kwargs, out_val=out))
-            kind = self.format_of(tensors[0].dtype, name)
-        us = self.kernel_us(self.cards[card], flops, bytes_, kind)
-        for _ in range(count):
-            self.enqueue(name, card, us / count, flops / count, bytes_ / count, kind)
+        self.enqueue(name, card, self.kernel_us(self.cards[card], flops, bytes_), flops)
 
     @staticmethod
-    def kernel_us(card: Card, flops: float, bytes_: float, kind: str = "fp32") -> float:
+    def kernel_us(card, flops, bytes_):
         """Return what a good kernel takes on the card, µs: the slower of its FLOPs and bytes."""
         # Caught: models sized by the number of SMs, whose steps were launches on a fast card
-        peaks = card.sheet.tflop_per_s
-        rate = peaks.get(kind, peaks["fp32"]) * 1e6 * REACHED
+        rate = card.sheet.tflop_per_s["fp32"] * 1e6 * REACHED
         moved = card.sheet.gb_per_s * 1e3 * BANDWIDTH_REACHED
         return max(SHORTEST_KERNEL_US, flops / rate, bytes_ / moved)
 
-    @staticmethod
-    def format_of(dtype: torch.dtype, name: str) -> str:
-        if dtype is torch.float32:
-            if "conv" in name:
-                return "tf32" if torch.backends.cudnn.allow_tf32 else "fp32"
-            return "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
-        names = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}
-        return names.get(dtype, "fp32")
-
-    def inside(self, x: Any) -> Any:
+    def inside(self, x):
         if isinstance(x, OnCard):
             return x.inner
         if isinstance(x, (list, tuple)):
@@ -298,11 +274,12 @@ class StandIn:
             return x.to("meta") if x.dim() else x
         return x
 
-    def outside(self, x: Any, device: torch.device) -> Any:
+    def outside(self, x, device):
         plain = isinstance(x, torch.Tensor) and not isinstance(x, OnCard)
         return OnCard(x, device) if plain else x
 
-    def copy(self, func: Any, args: tuple, kwargs: dict) -> Any:
+    def copy(self, func, args, kwargs):
+        # Caught nothing so far. Holds: a run from pinned memory is never synchronised
         in_place = func.overloadpacket.__name__ == "copy_"
         source = args[1] if in_place else args[0]
         target = args[0].device if in_place else kwargs.get("device") or source.device
@@ -326,12 +303,13 @@ class StandIn:
                 self.clock.wait_until(end)
         return args[0] if in_place else self.outside(out, target)
 
-    def over_the_bus(self, name: str, card: int, size: float) -> int:
+    def over_the_bus(self, name, card, size):
         us = SHORTEST_KERNEL_US + size / (self.cards[card].bus_gb_per_s * 1e3)
-        return self.enqueue(name, card, us, bytes=size)
+        return self.enqueue(name, card, us)
 
-    def to_host(self, source, target, size: int, waits: bool, kwargs: dict) -> torch.Tensor:
+    def to_host(self, source, target, size, waits, kwargs):
         """Copy to the host: its numbers are there when the queue has done it, NaN before."""
+        # Caught nothing so far. Holds: a loss is read when it has arrived
         if target is None:
             target = torch.empty(source.shape, dtype=kwargs.get("dtype") or source.dtype)
         end = self.over_the_bus("memcpyDtoH", source.device.index, size)
@@ -344,8 +322,9 @@ class StandIn:
             target.fill_(float("nan"))
         return target
 
-    def busy_ns(self, start: int, end: int) -> int:
+    def busy_ns(self, start, end):
         """Return the ns between two moments in which a kernel was running."""
+        # Caught nothing so far. Holds: the busy share of a run
         total = 0
         reached = start
         for kernel in sorted(self.kernels, key=lambda k: k.start):
@@ -354,7 +333,7 @@ class StandIn:
                 reached = max(reached, kernel.end)
         return total
 
-    def loader(self, prep_ms: float, batch: Any, workers: int = 0, prefetch: int = 2) -> Iterator:
+    def loader(self, prep_ms, batch, workers=0, prefetch=2):
         """Yield `batch` as a DataLoader would: each takes `prep_ms` on the host or in a worker."""
         # Caught: a queue of one batch a worker, which keeps the workers waiting
         prep = round(prep_ms * 1e6)
@@ -371,7 +350,7 @@ class StandIn:
             yield batch
 
 
-def on_a_card(device: torch.device) -> torch.device:
+def on_a_card(device):
     """Return the current card where a device is only called "cuda"."""
     # Caught: streams and events of a run on the second card that were the first card's
     nameless = device.type == "cuda" and device.index is None
@@ -384,7 +363,7 @@ class Shape(NamedTuple):
     dtype: torch.dtype
 
 
-def described(x: Any) -> Any:
+def described(x):
     """Return an argument as something that can be looked up: tensors by their shape."""
     if isinstance(x, torch.Tensor):
         return Shape(tuple(x.shape), x.stride(), x.dtype)
@@ -393,20 +372,20 @@ def described(x: Any) -> Any:
     return x
 
 
-def blank(x: Any) -> Any:
+def blank(x):
     """Return tensors without numbers in the place of those that were described."""
     if isinstance(x, Shape):
         return torch.empty_strided(x.size, x.stride, dtype=x.dtype, device="meta")
     return tuple(map(blank, x)) if isinstance(x, tuple) else x
 
 
-def tensors_of(values: Any) -> list[torch.Tensor]:
+def tensors_of(values):
     lists = (value if isinstance(value, (list, tuple)) else (value,) for value in values)
     return [each for value in lists for each in value if isinstance(each, torch.Tensor)]
 
 
 @functools.cache
-def does_work(func: Any) -> bool:
+def does_work(func):
     """Whether an operator does anything on the card: not a view, nor an allocation."""
     name = func.overloadpacket.__name__
     if name.startswith(("empty", "new_empty", "detach", "_unsafe_view", "lift")):
@@ -417,7 +396,7 @@ def does_work(func: Any) -> bool:
 
 
 @functools.cache
-def changes_an_argument(func: Any) -> bool:
+def changes_an_argument(func):
     """Whether an operator returns nothing but an argument that it has changed: `add_`."""
     schema = func._schema
     return schema.is_mutable and all(made.alias_info is not None for made in schema.returns)
@@ -442,7 +421,7 @@ class Answers(ctypes.Structure):
     ]
 
 
-def compiled() -> Path:
+def compiled():
     """Compile standin_gpu.cpp against this PyTorch (3 s, once a machine); return the library."""
     root = Path(torch.__file__).parent
     mark = hashlib.sha256(SOURCE.read_bytes() + torch.__version__.encode()).hexdigest()[:12]
@@ -468,7 +447,7 @@ def compiled() -> Path:
     return made
 
 
-def install(*cards: Card) -> StandIn:
+def install(*cards):
     """Give this process these cards, for good: call it before anything asks for a device."""
     global GPU, LIBRARY, _answers
     first = LIBRARY is None
@@ -480,7 +459,6 @@ def install(*cards: Card) -> StandIn:
 
         optimizer._foreach_supported_types.append(OnCard)
         ToCard().__enter__()
-        weakref.finalize(StandIn, LIBRARY.standin_leave)
         patch_cuda()
         fill_in_kernels()
     GPU = StandIn(cards)
@@ -495,7 +473,7 @@ def install(*cards: Card) -> StandIn:
 
 
 @contextlib.contextmanager
-def installed(*cards: Card) -> Iterator[StandIn]:
+def installed(*cards):
     """Install the cards on the virtual clock; let labkit and the time module tell its time."""
     gpu = install(*cards)
     now = gpu.clock.now
@@ -511,11 +489,9 @@ def installed(*cards: Card) -> Iterator[StandIn]:
             if name.startswith("labkit.") and hasattr(module, "now_ns"):
                 undo.enter_context(mock.patch.object(module, "now_ns", lambda: now()))
         yield gpu
-        gpu.clock.wait_until(max(gpu.free.values(), default=0))
-        gpu.arrive()
 
 
-def fill_in_kernels() -> None:
+def fill_in_kernels():
     """Give CUDA the two kernels that `torch.tensor(..., device="cuda")` asks for itself."""
     global _kernels
     _kernels = torch.library.Library("aten", "IMPL")
@@ -532,16 +508,16 @@ def fill_in_kernels() -> None:
     _kernels.impl("copy_", copy_, "CUDA")
 
 
-def patch_cuda() -> None:
+def patch_cuda():
     """Answer what torch.cuda asks of a driver from the stand-in."""
 
-    def index(device: Any = None) -> int:
+    def index(device=None):
         if isinstance(device, int):
             return device
         found = torch.device(device).index if device is not None else None
         return LIBRARY.standin_device() if found is None else found
 
-    def properties(device: Any = None) -> SimpleNamespace:
+    def properties(device=None):
         card = GPU.cards[index(device)]
         i = index(device)
         return SimpleNamespace(
@@ -555,22 +531,13 @@ def patch_cuda() -> None:
         )
 
     answers = {
-        "is_available": lambda: bool(GPU.cards),
         "device_count": lambda: len(GPU.cards),
         "is_initialized": lambda: bool(GPU.cards),
-        "_lazy_init": lambda: None,
-        "empty_cache": lambda: None,
-        "manual_seed": lambda s: None,
         "current_device": index,
         "set_device": lambda d: LIBRARY.standin_use(index(d)),
         "get_device_properties": properties,
-        "get_device_name": lambda d=None: properties(d).name,
-        "get_device_capability": lambda d=None: GPU.cards[index(d)].capability,
         "memory_allocated": lambda d=None: GPU.made[index(d)],
-        "max_memory_allocated": lambda d=None: GPU.made[index(d)],
         "reset_peak_memory_stats": lambda d=None: None,
-        "synchronize": lambda d=None: GPU.host_waits(index(d), -1, -1),
-        "Stream": lambda device=None, **k: torch.Stream(torch.device("cuda", index(device))),
         "Event": torch.Event,
     }
     for name, value in answers.items():

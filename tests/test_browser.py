@@ -65,7 +65,7 @@ DARK = "() => jupyterapp.commands.execute('apputils:change-theme', {theme: 'Jupy
 PREDICTED = """(panel) => new Promise((done) => {
     const handle = panel.querySelector(".noUi-handle"), pressed = performance.now();
     new MutationObserver((_changes, itself) => {
-        if (!panel.querySelector(".labkit-ghost").textContent.includes("Expected")) return;
+        if (!panel.querySelector(".labkit-bars").textContent.includes("Expected")) return;
         itself.disconnect();
         requestAnimationFrame(() => done((performance.now() - pressed) / 1000));
     }).observe(panel, {childList: true, subtree: true});
@@ -281,15 +281,15 @@ def test_by_keyboard_and_by_touch_on_a_narrow_dark_page_a_slider_predicts_and_ru
     nameless = nameless.replace("CONTROLS", controls).replace("NAMED(e)", named)
     assert panel.evaluate(nameless) == []
     took = panel.evaluate(PREDICTED)
-    print(f"from a key on the slider to the ghost: {took:.3f} s")
-    expect(panel.locator(".labkit-ghost").first).to_contain_text("Expected")
-    expect(panel.locator(".labkit-ghost").first).to_contain_text("x the last run")
+    print(f"from a key on the slider to the bars: {took:.3f} s")
+    expect(panel.locator(".labkit-bars").first).to_contain_text("Expected")
+    expect(panel.locator(".labkit-bars").first).to_contain_text("x the last run")
     assert panel.evaluate("p => p.scrollWidth <= p.clientWidth && p.clientWidth < 620")
     screenshot(panel, "panel-narrow")
     button(panel, "Run").tap()
     rows = panel.locator(".labkit-history .run")
     expect(rows).to_have_count(2, timeout=LATE)
-    expect(panel.locator(".labkit-ghost").first).to_contain_text(
+    expect(panel.locator(".labkit-bars").first).to_contain_text(
         re.compile("side the range|not comparable: ")
     )
     rows.nth(1).locator("button", has_text="pin").tap()

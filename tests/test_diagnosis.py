@@ -13,6 +13,7 @@ import labkit as lk
 from labkit.diagnosis import (
     compute_rules,
     device_remedies,
+    gather,
     idle_rules,
     loader_remedies,
     ranking,
@@ -20,6 +21,7 @@ from labkit.diagnosis import (
 )
 from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.core_use import CoreUse
+from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.evidence import Evidence, Kernels, WorkerEvidence
 from labkit.diagnosis.findings import BOTTLENECKS
 from labkit.diagnosis.gains import with_gains
@@ -27,15 +29,14 @@ from labkit.diagnosis.gather import StepTable
 from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.line_work import loading_of
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.recommendation import Workers
 from labkit.diagnosis.remedies import LESSONS, Remedy
 from labkit.diagnosis.thresholds import WORTH_NAMING
 from labkit.diagnosis.wording import worded
 from labkit.results.hardware import Machine
+from labkit.results.loader_records import Hang
 from labkit.results.supply import MemoryGrowth
 from labkit.results.wall_shares import WallShare, WallShares
-from labkit.results.workers import Hang
 
 NOTEBOOKS_FOLDER = Path(__file__).parents[1] / "notebooks"
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
@@ -399,7 +400,7 @@ def test_full_cores_are_the_libraries_threads_only_where_more_are_in_line_than_t
 def test_a_step_that_is_not_timed_loses_to_workers_what_its_quickest_ones_do_not_take(
     seen, cause, monkeypatch
 ):
-    monkeypatch.setattr(WorkerEvidence, "of", classmethod(lambda cls, _: seen_in(seen)))
+    monkeypatch.setattr(gather, "worker_evidence", lambda _: seen_in(seen))
     ms = steps(wait=4.0, compute=80.0)
     ms[::8, 2] = 30.0
     machine = Machine(kind="cpu", name="a <CPU>", cpu_cores=2, threads=2)

@@ -17,8 +17,9 @@ from helpers import processes_of
 from planted import COUNT_NAME, QUICK, counted, no_tools_in, planted, sampled, wait_until
 
 from labkit import load
-from labkit.process import family
-from labkit.process.events import SLOT, now_ns
+from labkit.process import leftovers
+from labkit.process.events import now_ns
+from labkit.process.step_ring import SLOT
 from labkit.results.launch import launch
 
 pytestmark = [
@@ -46,8 +47,8 @@ def after_steps(act, steps=8, pause_s=0.0):
 def kill(*roles):
     def act(run):
         pids = {
-            "bench": min(family.logged_pids(run.path, "hello")),
-            "worker": min(family.logged_pids(run.path, "workers")),
+            "bench": min(leftovers.logged_pids(run.path, "hello")),
+            "worker": min(leftovers.logged_pids(run.path, "workers")),
             "supervisor": run._process.process.pid,
         }
         start = now_ns()
@@ -129,7 +130,8 @@ def test_a_fault_ends_the_run_as_it_must_and_leaves_nothing(fault):
     assert [step["i"] for step in steps] == list(range(run.steps))
     assert cleaned < fault.limit_s + SLACK_S
     no_tools_in(run.path)
-    for pid in family.logged_pids(run.path, "workers") | family.logged_pids(run.path, "hello"):
+    pids = leftovers.logged_pids(run.path, "workers") | leftovers.logged_pids(run.path, "hello")
+    for pid in pids:
         assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{pid}_")]
     assert load(run.path).steps == run.steps
     if fault.name == "Stop":
@@ -143,7 +145,7 @@ def test_a_fault_ends_the_run_as_it_must_and_leaves_nothing(fault):
 def test_steps_finished_before_a_kill_are_in_the_record():
     run = launch(QUICK.but(**LONG))
     wait_until(lambda: run.steps >= 15)
-    bench = min(family.logged_pids(run.path, "hello"))
+    bench = min(leftovers.logged_pids(run.path, "hello"))
     os.kill(bench, signal.SIGSTOP)  # hold it still between two writes of its log
     data = (run.path / "steps.ring").read_bytes()
     slots = [SLOT.unpack_from(data, at) for at in range(0, len(data) - SLOT.size + 1, SLOT.size)]

@@ -19,9 +19,9 @@ from planted import planted
 
 import labkit as lk
 from labkit.__main__ import main
-from labkit.bench import process as bench_process
+from labkit.bench import lifetime
 from labkit.course import score
-from labkit.process import events, family, folders
+from labkit.process import device_lock, events, folder_rights, folders, leftovers, step_ring
 from labkit.process.keys import without_keys
 from labkit.process.supervisor import Output
 from labkit.results.launch import launch
@@ -104,7 +104,7 @@ def test_a_run_has_a_folder_that_only_its_user_reads_with_the_time_in_utc(own_ho
     named = calendar.timegm(time.strptime(folder.name[:15], "%Y%m%d-%H%M%S"))
     assert abs(time.time() - named) < 3600
     events.EventLog(folder).close()
-    events.StepRing(folder)
+    step_ring.StepRing(folder)
     assert mode(folder) == 0o700 and {mode(path) for path in folder.iterdir()} == {0o600}
 
 
@@ -114,20 +114,20 @@ def test_a_folder_of_sockets_that_another_user_made_is_neither_used_nor_cleared(
 ):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     run = tmp_path / ("long-" * 30)
-    sockets = family.socket_folder(run, 4711)
+    sockets = leftovers.socket_folder(run, 4711)
     sockets.mkdir()
     sockets.chmod(0o777)
     (sockets / "listener-1").touch()
     config = {}
-    bench_process.use_sockets(sockets, config)
+    lifetime.use_sockets(sockets, config)
     assert not config
     run.mkdir()
     (run / events.FILE_NAME).write_text('{"event":"hello","pid":4711}\n')
-    family.remove_tools(run)
+    leftovers.remove_tools(run)
     assert (sockets / "listener-1").exists()
     sockets.chmod(0o700)
-    bench_process.use_sockets(sockets, config)
-    family.remove_tools(run)
+    lifetime.use_sockets(sockets, config)
+    leftovers.remove_tools(run)
     assert config == {"tempdir": str(sockets)} and not sockets.exists()
 
 
@@ -150,8 +150,8 @@ def test_a_run_in_use_stays_here_or_in_another_process(own_home, monkeypatch):
     runs = own_home / "runs"
     held, supervised, watched, ended = (run_of_age(runs, hours) for hours in (9, 8, 7, 6))
     run = Run(held)
-    (supervised / family.PLAN_NAME).write_text("{}")
-    plan = family.plan_of(supervised)
+    (supervised / leftovers.PLAN_NAME).write_text("{}")
+    plan = leftovers.plan_of(supervised)
     code = (
         "import pathlib, sys; from labkit.process import folders; "
         "print(folders.new_run(), flush=True); sys.stdin.read()"
@@ -348,10 +348,10 @@ def test_in_a_home_that_users_share_each_may_lock_a_device_and_read_only_their_o
     home = tmp_path / "home"
     home.mkdir()
     home.chmod(0o1777)
-    lock = family.hold(home, "cpu", "run-1", waiting=print)
+    lock = device_lock.hold(home, "cpu", "run-1", waiting=print)
     os.close(lock)
     [path] = (home / "locks").glob("*.lock")
     assert stat.S_IMODE((home / "locks").stat().st_mode) == 0o1777
     assert stat.S_IMODE(path.stat().st_mode) == 0o666
-    runs = family.shared_like_its_parent(home / "runs")
+    runs = folder_rights.shared_like_its_parent(home / "runs")
     assert stat.S_IMODE(runs.stat().st_mode) == 0o1777

@@ -22,24 +22,23 @@ from labkit import course
 from labkit.bench import (
     compiling,
     device_clock,
-    flops,
     gpu_meter,
     handoff,
     machine,
     measure,
     model_size,
-    profile,
+    resources,
+    step_variants,
     timeline,
     user_loop,
 )
-from labkit.bench.outside import Sample
+from labkit.bench.first_call import FirstCallHook
 from labkit.diagnosis import device_peaks, device_remedies, efficiency, gather, loop_rules
 from labkit.diagnosis.evidence import Evidence, Kernels, Xray
-from labkit.diagnosis.outside_verdict import judge
 from labkit.results.hardware import Machine
 from labkit.results.run import Run
 from labkit.results.step_classes import body_seconds
-from labkit.view import watch_live
+from labkit.view.watch_shown import progress_line
 from labkit.watching import hook, recorder, trained
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
@@ -141,7 +140,7 @@ def test_a_watched_loop_is_on_the_device_of_what_it_trains_and_not_of_any_tensor
 ):
     asked = []
     monkeypatch.setattr(
-        user_loop, "find_device", lambda _: asked.append(1) or torch.device("cpu")
+        user_loop, "device_in_use", lambda _: asked.append(1) or torch.device("cpu")
     )  # by the memory that the process holds on a card
     parameters = [weights(torch.ones(2))]
     model = Mock(parameters=lambda: iter(parameters)) if known_by == "model" else None
@@ -290,10 +289,10 @@ def test_the_live_line_of_such_a_loop_has_no_share_of_its_device(tmp_path):
     recording.kind = "gpu"
     for i in range(20):
         recording.steps.tally.add((10 * i, 10 * i + 8, 10 * i + 8), 4, (10 * i + 8, 10 * i + 10))
-    said = watch_live.line(recording)
+    said = progress_line(recording)
     assert "/s" in said and "busy" not in said and "input" not in said
     recording.kind = "cpu"
-    assert "CPU busy" in watch_live.line(recording)
+    assert "CPU busy" in progress_line(recording)
     recording.close()
 
 
@@ -328,9 +327,9 @@ def test_the_first_bf16_step_of_a_process_loads_kernels_and_is_not_held_against_
     plain = SimpleNamespace(name="plain")
     bf16 = SimpleNamespace(name="bf16")
     took = {"plain": [10.0] * 9, "bf16": [80.0, *[5.0] * 8]}
-    monkeypatch.setattr(profile, "_timed", lambda _, setting: took[setting.name].pop(0))
+    monkeypatch.setattr(step_variants, "_timed", lambda _, setting: took[setting.name].pop(0))
     on_gpu = SimpleNamespace(device=torch.device("cuda"), optimizer=None)
-    times = profile._timed_in_turn(on_gpu, {"plain": plain, "bf16": bf16})
+    times = step_variants._timed_in_turn(on_gpu, {"plain": plain, "bf16": bf16})
     assert set(times["bf16"]) == {5.0}
 
 
@@ -347,7 +346,7 @@ def test_the_format_of_a_model_is_that_of_an_autocast_within_its_forward():
                 return self.layer(x)
 
     model = Wrapped()
-    first = flops.FirstCall(model)
+    first = FirstCallHook(model)
     model(torch.ones(3, 4))
     assert first.given.autocasts and set(first.given.formats.values()) == {"bf16"}
     assert first.given.rows == 3
@@ -357,7 +356,7 @@ def test_the_format_of_a_model_is_that_of_an_autocast_within_its_forward():
 
 def test_no_hook_lies_within_what_dynamo_compiles_or_torchscript_has():
     def hooked(model):
-        flops.FirstCall(model)
+        FirstCallHook(model)
         return [bool(part._forward_pre_hooks) for part in model.modules()]
 
     def net():
@@ -377,22 +376,6 @@ def test_no_hook_lies_within_what_dynamo_compiles_or_torchscript_has():
 
 
 # -- cards of other kinds --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "busy, by_others, named, said",
-    [
-        (0.95, 0.7, "launch", "25% of the time NVML saw a kernel running"),  # a shared card
-        (None, None, "unsure", "NVML tells nothing of its GPU"),  # a part of a card
-    ],
-)
-def test_a_script_seen_from_outside_is_told_what_its_own_kernels_took(busy, by_others, named, said):
-    card = {"gpu": None, "gpu_now": busy, "others_sm": by_others, "own": True, "memory_gib": 2.0}
-    roles = {"main": 1.0, "main_runs": 1.0, "workers": 0.1, "workers_run": 0.1, "worker_count": 2}
-    more = {"others": 0.0, "machine": 1.1, "gpus": {"GPU-1": card}}
-    found = judge([Sample(at_s=number / 4, **roles, **more) for number in range(80)])
-    assert found["bottleneck"] == named and said in found["evidence"]
-    assert "no GPU" not in found["evidence"] and "on this CPU" not in found["advice"]
 
 
 @pytest.mark.parametrize(
@@ -429,18 +412,6 @@ def test_a_card_without_bf16_is_measured_in_fp16(notebook, name, lacks, half, mo
         assert call.args[1]
 
 
-def test_ranges_for_nsys_are_left_out_where_torch_was_built_without_them(tmp_path, monkeypatch):
-    monkeypatch.delattr(torch._C, "_nvtx", raising=False)
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.accelerator, "synchronize", lambda _: None)
-    monkeypatch.setattr(torch, "Event", MagicMock())
-    zeros = torch.zeros
-    monkeypatch.setattr(torch, "zeros", lambda *sizes, **_: zeros(*sizes))  # none to lock pages for
-    steps = timeline.DeviceTimeline(Mock(), Mock(), torch.device("cuda", 0))
-    steps.copying()
-    steps.copied()
-
-
 def test_a_link_that_an_idle_card_has_slowed_is_told_with_its_best(monkeypatch):
     for when, generation in {"Curr": 1, "Max": 5}.items():
         prefix = f"nvmlDeviceGet{when}PcieLink"
@@ -457,7 +428,7 @@ def test_a_link_that_an_idle_card_has_slowed_is_told_with_its_best(monkeypatch):
 def test_a_loop_on_several_cards_has_no_mfu_of_one_and_ddps_on_a_cpu_is_counted(device_ids, kind):
     model = kind(torch.nn.Linear(8, 4)).train()
     model.device_ids = device_ids
-    first = flops.FirstCall(model)
+    first = FirstCallHook(model)
     first._look(model, (torch.rand(64, 8),), {})
     log = Mock()
     first.write(log, 64)
@@ -557,6 +528,7 @@ def test_ten_minutes_of_a_device_whose_clock_runs_fast_stay_tied_to_the_hosts(
     tmp_path, monkeypatch
 ):
     clock = EventOfFastClock
+    monkeypatch.delattr(torch._C, "_nvtx", raising=False)  # no ranges for nsys in such a build
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda _: None)
     monkeypatch.setattr(torch, "Event", clock)
@@ -657,7 +629,7 @@ def test_a_step_that_is_captured_into_a_graph_is_left_alone(pause_s, tmp_path, m
 
     monkeypatch.setattr(EventOfCuda, "broken", False)
     monkeypatch.setattr(user_loop, "machine_and_clock", with_clock)
-    script = hook.Script()
+    script = hook.WatchedScript()
     monkeypatch.setenv("LABKIT_WATCHING", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: EventOfCuda.capturing)
@@ -695,7 +667,7 @@ def test_an_engine_that_cudnn_lacks_is_no_lack_of_memory_on_an_empty_card(monkey
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for free_gib, is_memory in ((7, False), (0.1, True)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free_gib: (free, 8))
-        assert machine.refused(error) == is_memory
+        assert resources.refused(error) == is_memory
 
 
 def test_a_watched_loop_has_no_delay_of_launches_for_only_its_batches_are_stamped(tmp_path):

@@ -1,4 +1,4 @@
-"""What the C library does with memory that a step frees: the bench has it kept."""
+"""What freed memory costs a run: glibc keeps it, and garbage is sought among new objects."""
 
 import platform
 import subprocess
@@ -13,10 +13,10 @@ import sys
 
 import torch
 
-from labkit.bench import machine
+from labkit.bench import resources
 
 if sys.argv[1] == "kept":
-    machine.keep_freed_memory()
+    resources.keep_freed_memory()
 
 
 def step():
@@ -30,9 +30,26 @@ for _ in range({STEPS}):
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
+COLLECTED = """
+import gc
+
+gc.disable()
+import torch
+
+from labkit.bench import resources
+
+resources.collect_garbage()
+print(len(gc.get_objects(0)) // 1000, gc.isenabled())
+"""
+
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="about glibc's allocator")
 def test_a_step_gets_the_memory_again_that_the_step_before_has_freed():
     code = [sys.executable, "-c", FAULTS]
     faults = int(subprocess.run([*code, "kept"], capture_output=True, check=True).stdout)
     assert faults < 100 * STEPS  # of the 2400 pages of a step
+
+
+def test_what_was_imported_is_old_to_the_garbage_collector():
+    looked_at = subprocess.run([sys.executable, "-c", COLLECTED], capture_output=True, check=True)
+    assert looked_at.stdout.split() == [b"0", b"True"]

@@ -14,8 +14,8 @@ import pytest
 
 import labkit as lk
 from labkit.diagnosis.findings import NEIGHBOUR
-from labkit.process import events as step_log
 from labkit.process.events import EventLog, now_ns
+from labkit.process.step_ring import recover
 from labkit.results.launch import launch
 from labkit.results.record import Tail
 
@@ -115,7 +115,7 @@ def test_busy_intervals_agree_with_the_profilers_kernels(gap_s, make, tmp_path):
             time.sleep(gap_s)
             stamped(timeline, i, work)
         timeline.finish()
-    step_log.recover(tmp_path)
+    recover(tmp_path)
     lines = Tail(tmp_path / "events.jsonl").read()
     ours = busy_share([event["busy"] for event in lines if event["event"] == "step"])
     kernels = [

@@ -26,8 +26,7 @@ from planted import wait_until
 import labkit as lk
 from labkit.__main__ import main
 from labkit.diagnosis.trace_file import TraceError
-from labkit.process import family as processes
-from labkit.process import keys
+from labkit.process import device_lock, keys
 from labkit.results import record, step_classes
 from labkit.results.launch import launch
 from labkit.results.run import Run
@@ -253,7 +252,7 @@ def test_a_name_stays_inside_its_folder(tmp_path_factory, name):
     for text in (name, f"../{name}", str(root / "secret")):
         with pytest.raises((ValueError, LookupError)):
             lk.recorded(text, folder=root / "records")
-    os.close(processes.hold(root, name, "", waiting=lambda text: None))
+    os.close(device_lock.hold(root, name, "", waiting=lambda text: None))
     (made,) = (root / "locks").iterdir()
     assert re.fullmatch(r"[A-Za-z0-9_-]{1,160}\.lock", made.name)
     made.unlink()
@@ -268,14 +267,13 @@ def is_bare(part):
     return isinstance(part.value, ast.Attribute | ast.Subscript) or bool(part.conversion > 0)
 
 
-# What the reader wrote in the notebook (a dataset, a step, an answer) goes to their own bench and
+# What the user wrote in the notebook (a dataset, a step, an answer) goes to their own bench and
 # its workers: once, through a file in the run's folder that is deleted. Nothing comes back so.
 MAY_PICKLE = {
-    "tuning/source.py",
+    "results/payload.py",  # only writes, to processes that this one starts
     "bench/by_value.py",  # only writes, to workers that this process starts
     "bench/user_dataset.py",
     "bench/measure.py",
-    "view/measuring.py",
 }
 PICKLES = {"pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib", "yaml"}
 NEVER = {"eval", "exec", "compile", "__import__", "os.system"}

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import labkit as lk
-from labkit.bench.measure import Bench, call
+from labkit.bench.measure import call
+from labkit.bench.stopwatch import Bench
 from labkit.diagnosis import ranking, rules, worker_rules
 from labkit.diagnosis.findings import BOTTLENECKS, Finding, Measured
 from labkit.diagnosis.gather import StepTable

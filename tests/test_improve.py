@@ -8,14 +8,14 @@ from types import SimpleNamespace
 import pytest
 
 import labkit as lk
+from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.findings import Finding
-from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.results.hardware import Machine
 from labkit.tuning.improve import Improver, lacking
-from labkit.tuning.job import improver
-from labkit.tuning.result import Ladder
+from labkit.tuning.search_result import Ladder
+from labkit.tuning.set_up import improver
 from labkit.tuning.trial import Outcome
 from labkit.view.running import rung_line
 
@@ -281,7 +281,7 @@ def sgd(parameters):
 def test_a_loop_of_ones_own_is_cured_where_workers_cure_it_and_its_losses_are_the_same(
     monkeypatch,
 ):
-    monkeypatch.setattr("labkit.tuning.job.IMPROVE_S", 0.8)
+    monkeypatch.setattr("labkit.tuning.set_up.IMPROVE_S", 0.8)
     monkeypatch.setattr("labkit.tuning.improve.MOST_RUNS", 3)
     parts = {"model": torch.nn.Linear(8, 2), "optimizer": sgd}
     ladder = lk.improve(Remote(), step=step, batch_size=8, seconds=120, **parts)

@@ -4,14 +4,18 @@ import dis
 import linecache
 import sys
 import sysconfig
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
 from labkit.bench import kinds
 from labkit.bench.batch_contents import bytes_along, large_arrays
-from labkit.bench.places import Places, Stack, _work
+from labkit.bench.places import Places
+
+needs_columns = pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="its instructions have no columns"
+)
 
 
 class Tensor:
@@ -27,9 +31,23 @@ class Tensor:
         self.places.number_of(sys._getframe(1))
 
     isnan = cpu
+    dtype = torch.int64
+    shape = ()
 
     def __lt__(self, other):
+        return self
+
+    def __bool__(self):
         return False
+
+    def __getitem__(self, index):
+        return self
+
+    def isfinite(self):
+        return self
+
+    def detach(self):
+        self.look(sys._getframe(1))
 
 
 @pytest.fixture(params=[True, False], ids=["gpu", "cpu"])
@@ -116,36 +134,122 @@ def test_comparisons_and_indices_of_tensors_are_not_of_python():
         assert kinds.kind_and_call(frame)[0] == kind, text
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="its instructions have no columns")
-def test_a_call_behind_a_condition_on_a_tensor_stands_for_the_wait_of_the_condition(gpu):
-    def loop(loss):
-        def debug():
-            """Be interrupted as Python enters a function of a logger's."""
-            entry = next(each for each in dis.get_instructions(debug) if each.opname == "RESUME")
-            called = SimpleNamespace(
-                f_code=debug.__code__,
-                f_lasti=entry.offset,
-                f_lineno=1,
-                f_back=sys._getframe(1),
-                f_globals={"__name__": "logging"},
-            )
-            seen = Stack([called], called.f_back, called.f_back, grad=True)
-            found.append(_work(called, seen))
+class Probe:
+    """What a quick call asks; the stack is looked at meanwhile."""
 
-        best = 0.5
-        if loss < best:
-            best = loss.detach()
-        debug()
-        if best < 0.1:
-            best += 1
-        debug()
+    __module__ = "builtins"
 
-    found = []
-    places_of(loop)
-    assert found == [
-        ("sync", "loss < best") if gpu else ("logging", "debug()"),
-        ("logging", "debug()"),
-    ]
+    def __init__(self, look):
+        self.look = look
+
+    def __len__(self):
+        self.look(sys._getframe(1))
+        return 0
+
+    def __str__(self):
+        self.look(sys._getframe(1))
+        return ""
+
+
+def entered(called, caller):
+    """Return the frame of a function as it is entered."""
+    entry = next(each for each in dis.get_instructions(called) if each.opname == "RESUME")
+    return SimpleNamespace(
+        f_code=called.__code__,
+        f_lasti=entry.offset,
+        f_lineno=1,
+        f_back=caller,
+        f_globals={"__name__": called.__module__},
+    )
+
+
+def place_in(body, is_late=True):
+    """Return the place of the one stack that is looked at while lines of a loop run."""
+    places = Places(None)
+
+    def look(frame):
+        places.number_of(frame, is_late)
+
+    def own(value=0):
+        look(entered(own, sys._getframe(1)))
+
+    def slow():
+        look(sys._getframe())
+
+    clocks = ModuleType("time")
+    vars(clocks)["perf_counter"] = lambda: look(sys._getframe(1))
+    clocks.perf_counter.__module__ = "time"
+    text = "def loop(loss, x, mask, index, best, probe, own, slow, other, time):\n"
+    text += "".join(f"    {line}\n" for line in body)
+    file = f"<loop {hash(text)}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+    made = {}
+    exec(compile(text, file, "exec"), made)
+    places.loop = made["loop"].__code__
+    loss, x, mask, index = (Tensor(places) for _ in range(4))
+    loss.look = look
+    mask.dtype = torch.bool
+    made["loop"](loss, x, mask, index, 0.5, Probe(look), own, slow, lambda: None, clocks)
+    (place,) = places.fresh.values()
+    return place
+
+
+CONDITION = ["if loss < best:", "    best = 1"]
+INDENTED = [f"    {line}" for line in CONDITION]
+
+
+@needs_columns
+@pytest.mark.parametrize(
+    "line",
+    [
+        "own()",
+        "len(probe)",
+        "print(probe)",
+        "time.perf_counter()",
+        "loss.detach()",
+        "n = len(()); isinstance(n, int); own()",
+    ],
+)
+def test_a_wait_in_a_condition_is_told_at_what_comes_next(line, gpu):
+    place = place_in([*CONDITION, line])
+    if gpu:
+        assert (place.kind, place.call) == ("sync", "loss < best")
+        assert (place.function, place.line) == ("loop", 2)
+    else:
+        assert place.kind != "sync"
+
+
+@needs_columns
+@pytest.mark.parametrize(
+    "body, waits",
+    [
+        (["if loss:", "    best = 1", "own()"], "loss"),
+        (["y = x[mask]", "own()"], "x[mask]"),
+        (["if (loss < best).isfinite():", "    best = 1", "own()"], "(loss < best).isfinite()"),
+        ([*CONDITION, "elif best:", "    other() if best > 1 else None", "own()"], "loss < best"),
+        (["if best:", *INDENTED, "else:", "    other()", "own()"], "loss < best"),
+        (["y = x[index]", "own()"], ""),
+        (["if loss is None:", "    best = 1", "own()"], ""),
+        (["if loss is not x:", "    best = 1", "own()"], ""),
+        (["if x.shape == 3:", "    best = 1", "own()"], ""),
+        (["if isinstance(x, int):", "    best = 1", "own()"], ""),
+        (["own()"], ""),
+        (["print(probe)"], ""),
+        ([*CONDITION, "other()", "own()"], ""),  # a call between has handled the signal
+        ([*CONDITION, "sorted(probe.look and ())", "own()"], ""),
+        ([*CONDITION, "slow()"], ""),  # in the midst of it
+    ],
+)
+def test_only_a_value_on_a_gpu_is_waited_for(body, waits):
+    place = place_in(body)
+    assert (place.kind == "sync") == bool(waits)
+    assert not waits or place.call == waits
+
+
+@needs_columns
+def test_a_stack_that_is_looked_at_from_beside_is_where_it_stands():
+    assert place_in([*CONDITION, "print(probe)"], is_late=False).kind == "logging"
+    assert place_in([*CONDITION, "own()"], is_late=False).kind == "python"
 
 
 def test_the_bytes_of_a_batch_are_those_of_all_its_large_arrays():

@@ -22,7 +22,7 @@ from labkit.view import display
 from labkit.view.display import in_notebook
 from labkit.view.live import LiveView, RunDisplay
 from labkit.view.live_frame import ROW
-from labkit.view.watch_live import marked_cells
+from labkit.view.watch_shown import marked_cells
 
 MS = 1_000_000
 

@@ -18,6 +18,7 @@ from labkit.bench import (
     devices,
     formats,
     gpu_meter,
+    resources,
     timeline,
     user_loop,
 )
@@ -399,7 +400,7 @@ def test_a_quota_is_what_the_machine_the_model_and_the_tuner_go_by(machine_with,
     machine_with("0::/app", V2, group_v2("/app", 800000, 400, 250))
     threads = Mock()
     monkeypatch.setattr(torch, "set_num_threads", threads)
-    bench_machine.use_fixed_threads()
+    resources.use_fixed_threads()
     threads.assert_called_once_with(2)
     here = Machine.from_dict(bench_machine.describe(torch.device("cpu")))
     assert here.cpu_cores == 8 and here.cores_text == "8 of 64 (quota)"

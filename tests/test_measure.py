@@ -147,6 +147,23 @@ def test_a_grid_that_does_not_fit_is_refused_before_anything_starts(grid, why, m
         lk.measure(product, **grid)
 
 
+def test_a_device_that_another_run_keeps_is_an_error_with_its_holder_and_the_remedy(
+    tmp_path, monkeypatch
+):
+    why = "device cpu is in use by run a (process 7 on here): start again when it is over"
+    events = [
+        {"event": "spec", "version": 1, "run": "r", "measure": "product", "pipeline": {}},
+        {"event": "error", "kind": "DeviceBusy", "message": why},
+        {"event": "end", "stop": None, "code": 1},
+    ]
+    path = tmp_path / "busy.jsonl"
+    path.write_text("".join(json.dumps(event | {"t_ns": 1}) + "\n" for event in events))
+    monkeypatch.setattr(measuring, "launch", lambda *_args, **_more: lk.load(path))
+    with pytest.raises(RuntimeError, match=r"product: .*run a \(process 7 .*start again"):
+        lk.measure(product, n=8)
+    assert not len(lk.measure(product, n=8, wait=False))
+
+
 def test_what_cannot_be_sent_is_named():
     lock = threading.Lock()
 

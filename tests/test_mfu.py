@@ -13,8 +13,8 @@ import torch
 import labkit as lk
 from labkit.bench import flops, peaks
 from labkit.bench.loop import Trainer
-from labkit.bench.measure import Bench, Skipped
 from labkit.bench.model_size import plain_job
+from labkit.bench.stopwatch import Bench, Skipped
 from labkit.diagnosis.device_peaks import Peaks
 from labkit.process.events import EventLog
 from labkit.results.record import Tail

@@ -14,11 +14,11 @@ from helpers import ended, until
 from replay import play
 
 import labkit as lk
-from labkit.process import family
+from labkit.process import device_lock
 from labkit.results.failures import REMEDIES
 from labkit.spec import KNOBS, Distributed, Pipeline
 from labkit.tuning.improve import KEPT
-from labkit.tuning.result import Ladder
+from labkit.tuning.search_result import Ladder
 from labkit.tuning.trial import START, Trial
 from labkit.view import history, panels
 from labkit.view.controls import Control
@@ -44,10 +44,10 @@ def played(speed=0.5):
 def test_a_device_that_stays_busy_names_the_process_how_to_wait_and_how_to_end_it(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(family, "PATIENCE_S", 0.0)
-    held = family.hold(tmp_path, "cpu", "run-1", waiting=print)
-    with pytest.raises(family.DeviceBusy) as busy:
-        family.hold(tmp_path, "cpu", "run-2", waiting=print)
+    monkeypatch.setattr(device_lock, "PATIENCE_S", 0.0)
+    held = device_lock.hold(tmp_path, "cpu", "run-1", waiting=print)
+    with pytest.raises(device_lock.DeviceBusy) as busy:
+        device_lock.hold(tmp_path, "cpu", "run-2", waiting=print)
     os.close(held)
     said = str(busy.value)
     assert f"in use by run run-1 (process {os.getpid()} on " in said
@@ -121,24 +121,24 @@ def load_recorded(name):
 
 def test_a_moved_slider_says_what_to_expect_and_a_run_how_right_that_was():
     shown = with_runs()
-    assert "Run once" in shown.ghost.value
+    assert "Run once" in shown.bars.value
     shown = with_runs("workers-0")
-    assert "Move a slider" in shown.ghost.value
+    assert "Move a slider" in shown.bars.value
     shown.controls["num_workers"].value = 6
     found = lk.predict(shown.run, num_workers=6)
     low, high = found.throughput_range
-    assert f"{found.throughput:,.0f} ({low:,.0f} to {high:,.0f})" in shown.ghost.value
-    assert shown.view.expected[1] == found.utilization and "came" not in shown.ghost.value
+    assert f"{found.throughput:,.0f} ({low:,.0f} to {high:,.0f})" in shown.bars.value
+    assert shown.view.expected[1] == found.utilization and "came" not in shown.bars.value
     shown.launch = lambda asked: load_recorded("workers-6")
     came, _ = shown._begin()
     shown._show(came, shown.runs[0])
     said = f"Predicted {found.throughput:,.0f}, came {came.throughput:,.0f} samples/s"
-    assert said in shown.ghost.value and shown.ghost.value.count("class='came'") == 3
+    assert said in shown.bars.value and shown.bars.value.count("class='came'") == 3
     shown.controls["batch_size"].value = 256
-    assert "No prediction: the effect of batch_size was not measured" in shown.ghost.value
+    assert "No prediction: the effect of batch_size was not measured" in shown.bars.value
     shown.controls["num_workers"].value = 0
     shown.controls["prefetch_factor"].value = 4
-    assert "labkit-old" in shown.ghost._dom_classes
+    assert "labkit-old" in shown.bars._dom_classes
 
 
 def test_a_starved_run_is_told_what_a_perfect_loader_would_give_and_a_fed_one_is_not():
@@ -211,14 +211,17 @@ def test_improve_shows_every_step_of_the_autopilot_and_sets_the_best_knobs(monke
 
     class Climb:
         found = Ladder("pipeline", {"num_workers": 0}, Pipeline(), tried=tried)
-        bench = SimpleNamespace()
+
+        def tell(self, judged, running):
+            self.judged = judged
+            self.running = running
 
         def run(self):
-            self.bench.each(start)
-            self.each()
+            self.running(start)
+            self.judged()
             shown.stop()  # pressed while the second run goes on
             with pytest.raises(KeyboardInterrupt):
-                self.bench.each(best)
+                self.running(best)
             tried[1].judgement = KEPT
             self.found.stopped = "interrupted: this is the best so far"
             return self.found
@@ -300,6 +303,7 @@ def test_ten_presses_of_run_start_one_run_stop_ends_it_and_the_kernel_stays_free
         assert [run.outcome for run in shown.runs] == ["stopped"]
         assert "labkit-old" not in shown.verdict._dom_classes
         assert not shown.view.running and shown.view.status.startswith("stopped")
+        assert shown.view.drawn_steps == shown.run.steps and "RECORDED" in shown.view.badge
 
     asyncio.run(scenario())
 

@@ -6,7 +6,6 @@ import re
 import signal
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 from helpers import processes_of, torch_segments, watched
@@ -15,12 +14,13 @@ from played_gpu import CPU, END, MS, load, written
 
 import labkit as lk
 from labkit.diagnosis import watched_ranks
-from labkit.diagnosis.rank_verdict import PARTS
+from labkit.diagnosis.rank_times import PARTS
+from labkit.diagnosis.watched_script import judge_runs
 from labkit.results.launch import launch
 from labkit.results.ranks import Ranks
 from labkit.results.run import Run
 from labkit.spec import Distributed, Pipeline
-from labkit.view import watch_command
+from labkit.view import script_words
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 MLP = Pipeline(dataset="array", model="mlp", width=64, depth=1, steps=40, xray=False, device="cpu")
@@ -114,7 +114,18 @@ PLACES = {
 }
 
 
-def watched_rank(folder, rank, parts, steps=60, apart_ms=0, trains=True, loader="loader", line=6):
+def watched_rank(
+    folder,
+    rank,
+    parts,
+    steps=60,
+    apart_ms=0,
+    trains=True,
+    loader="loader",
+    line=6,
+    places=PLACES,
+    **on,
+):
     """Write the run of one rank: `parts(step)` are its wait, Python, forward and backward, ms."""
     path = folder / f"{rank}-1-{loader}"
     path.mkdir()
@@ -122,7 +133,7 @@ def watched_rank(folder, rank, parts, steps=60, apart_ms=0, trains=True, loader=
     lines = [
         head("r", watched=watched),
         {"event": "hello", "pid": rank},
-        machine(),
+        machine(**on),
         {"event": "job", "pipeline": {}, "not_applied": {}, "unit": "samples"},
         {"event": "begin", "warmup": 3},
         {"event": "epoch", "n": 0, "step": 0, "began": 1000 * MS},
@@ -138,7 +149,7 @@ def watched_rank(folder, rank, parts, steps=60, apart_ms=0, trains=True, loader=
             samples.append([(1000 + start) * MS + 1, ms * MS, place])
         samples.append([(1000 + end) * MS - 1, backward * MS, 0])
         now = end
-    lines.append({"event": "lines", "pid": rank, "places": PLACES, "rows": samples})
+    lines.append({"event": "lines", "pid": rank, "places": places, "rows": samples})
     times = {"began": 1000 * MS, "ended": (1000 + now) * MS}
     lines.append({"event": "pass", "n": 0, **times, "trains": trains})
     written(path / "events.jsonl", [*lines, *END])
@@ -155,12 +166,12 @@ def test_of_zipped_loaders_that_of_the_loop_which_trains_and_waits_for_it_most_i
     longer = evenly(40, 1, 5, 5)
     validation = watched_rank(tmp_path, 0, longer, 99, trains=False, loader="validation", line=2)
     now = time.monotonic_ns()
-    ended = watch_command.Ended(tmp_path, 0, 0, now, [], SimpleNamespace(last=None))
-    runs = [validation, labelled, unlabelled]
-    found = watch_command._from_inside(runs, ended, headroom=False)
-    assert found.run is unlabelled and found.values["record"] == str(unlabelled.path)
-    assert found.values["bottleneck"] == "input"
-    assert "loaders that this loop waits for: `unlabelled` 73%, `labelled` 2%" in found.text
+    found = judge_runs([validation, labelled, unlabelled], 0, now)
+    values = script_words.values_inside(found, headroom=False)
+    assert found.run is unlabelled and values["record"] == str(unlabelled.path)
+    assert values["bottleneck"] == "input"
+    text = script_words.text_inside(found, None, is_over=True, headroom=False)
+    assert "loaders that this loop waits for: `unlabelled` 73%, `labelled` 2%" in text
 
 
 @pytest.mark.parametrize(
@@ -190,6 +201,35 @@ def test_a_watched_script_has_one_verdict_for_all_ranks(tmp_path, ranks, bottlen
     assert set(judged.own) == {0, 1}
     if rank is not None:
         assert judged.rank == rank and f"on rank {rank}" in found.headline
+
+
+ON_GPU = {  # of GPUs that are busy all the time: where the hosts wait for them
+    0: ["sync", "", "train.py", 9, "<module>", "loss.item()", None],
+    1: ["copy", "", "train.py", 8, "<module>", "x.to()", None],
+    2: ["forward", "", "train.py", 7, "<module>", "model()", None],
+}
+READS = evenly(0, 1, 15, 84)
+PAGED = evenly(0, 85, 15, 0)  # its copy waits for what is queued
+FULL = evenly(0, 1, 99, 0)  # so does any launch into a queue that is full
+
+
+@pytest.mark.parametrize("others", [[PAGED], [PAGED] * 3, [FULL], [FULL] * 3, [READS]])
+def test_on_gpus_a_rank_that_does_not_read_the_loss_is_no_straggler(tmp_path, others):
+    card = {"kind": "gpu", "device": "cuda:0", "name": "NVIDIA H200", "places": ON_GPU}
+    runs = {n: watched_rank(tmp_path, n, each, **card) for n, each in enumerate([READS, *others])}
+    found = watched_ranks.diagnose(runs).verdict
+    assert found.rank is None and found.bottleneck in ("compute", "unsure"), repr(found)
+
+
+def test_on_gpus_a_rank_that_reads_the_loss_late_is_a_straggler(tmp_path):
+    card = {"kind": "gpu", "device": "cuda:0", "name": "NVIDIA H200"}
+    card["places"] = {**ON_GPU, 1: PLACES[1]}
+    parts = [evenly(0, 20, 20, 60), evenly(0, 0, 20, 80)]
+    runs = {n: watched_rank(tmp_path, n, each, **card) for n, each in enumerate(parts)}
+    found = watched_ranks.diagnose(runs).verdict
+    assert (found.bottleneck, found.rank) == ("straggler", 0), repr(found)
+    assert "copies to the device or reads from the device" in found.evidence
+    assert "20.0 ms of a step longer than on the other ranks is `json.dumps()`" in found.evidence
 
 
 SCRIPT = """

@@ -1,4 +1,4 @@
-"""Recorded runs: fit to ship, listed, replayed through the code that follows a live run."""
+"""Recorded runs: fit to ship, and listed."""
 
 import getpass
 import gzip
@@ -7,13 +7,11 @@ import platform
 import re
 
 import pytest
-from replay import play
 
 import labkit as lk
 from labkit.course import recordings as recording
 from labkit.course.recordings import Wanted, wanted
 from labkit.results.library import NAME
-from labkit.view.live import LiveView
 
 pytestmark = pytest.mark.slow  # all read one run that is made here
 
@@ -91,24 +89,3 @@ def test_the_listing_says_what_on_what_and_when_and_refuses_other_names(
     for name in ("../tiny", "/etc/passwd", "tiny.jsonl"):
         with pytest.raises(ValueError, match="letters, digits"):
             lk.recorded(name, folder=shipped)
-
-
-@pytest.mark.parametrize("stop", [False, True])
-def test_a_replay_grows_at_the_pace_it_was_made_and_can_be_stopped(path, stop):
-    now = 0.0
-    whole = lk.load(path)
-    played = play(path, 2.0, lambda: now)
-    view = LiveView()
-    assert played.running and played.steps == 0
-    half = len(whole.stamps) // 2
-    now = (whole.stamps[half, 5] + 0.3) / 2 + 1e-6
-    assert played.steps == half + 1
-    view.update(played)
-    if stop:
-        played.stop()
-        assert played.outcome == "stopped" and played.error is None
-    now = 1e9
-    assert played.steps == (half + 1 if stop else whole.steps) and not played.running
-    view.finish(played)
-    assert view.drawn_steps == played.steps and view.frame and played.diagnose().bottleneck
-    assert "RECORDED" in view.badge and repr(played).startswith("RECORDED on")

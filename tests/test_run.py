@@ -18,7 +18,7 @@ from played_gpu import CPU, MS, host_steps, lines_of, written
 import labkit as lk
 from labkit.diagnosis.gather import StepTable
 from labkit.diagnosis.thresholds import MOST_DRAWN
-from labkit.process import events
+from labkit.process import events, step_ring
 from labkit.results.launch import launch
 from labkit.results.record import Tail
 from labkit.results.run import Run
@@ -117,10 +117,10 @@ def test_a_machine_that_slept_in_mid_run_leaves_a_mark_and_no_slow_step(tmp_path
 
 def test_a_step_that_is_finished_while_it_is_read_is_left_for_the_next_look(tmp_path, monkeypatch):
     """Read from front to back, it came with the loss that its slot held before."""
-    ring = events.StepRing(tmp_path)
-    drain = events.Drain(tmp_path, events.EventLog(tmp_path))
+    ring = step_ring.StepRing(tmp_path)
+    drain = step_ring.Drain(tmp_path, events.EventLog(tmp_path))
     words = ring.words
-    slot = events.SLOT
+    slot = step_ring.SLOT
     words[4] = 1  # the first step is being written
 
     class Interrupted:
@@ -132,7 +132,7 @@ def test_a_step_that_is_finished_while_it_is_read_is_left_for_the_next_look(tmp_
             return *body[:-1], slot.unpack_from(data, at)[-1]
 
     with monkeypatch.context() as interrupted:
-        interrupted.setattr(events, "SLOT", Interrupted())
+        interrupted.setattr(step_ring, "SLOT", Interrupted())
         drain.drain()
     ring.add(0, (1, 2, 3, 4), 16, 2.5)
     drain.drain()

@@ -12,7 +12,7 @@ import labkit as lk
 from labkit.course.slow_script import stages
 from labkit.results.script import changed_lines, whole_script
 from labkit.spec import Pipeline
-from labkit.tuning.job import tuner
+from labkit.tuning.set_up import tuner
 
 SHORT = {"steps": 6, "seconds": None, "xray": False, "device": "cpu", "width": 32, "depth": 2}
 SAME = {  # scripts whose losses are those of their run

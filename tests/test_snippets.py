@@ -13,13 +13,13 @@ import labkit as lk
 from labkit.diagnosis import idle_rules
 from labkit.diagnosis import loader_remedies as cures
 from labkit.diagnosis.core_use import CoreUse
+from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.evidence import Evidence, WorkerEvidence
 from labkit.diagnosis.gains import with_gains
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.recommendation import Workers
 from labkit.diagnosis.wording import worded
-from labkit.tuning.job import tuner
+from labkit.tuning.set_up import tuner
 from labkit.tuning.settings import LoaderSetting
 from labkit.tuning.trial import Trial
 from labkit.watching import hook

@@ -92,7 +92,7 @@ def test_an_unused_standby_ends_by_itself_and_leaves_nothing(standing):
 
 
 KERNEL = """
-from labkit.process import launcher
+from labkit.process import family, launcher
 import labkit, time
 labkit.machine()
 print(launcher._standby.folder, flush=True)

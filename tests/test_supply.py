@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from labkit.results import supply
-from labkit.results.workers import Batches
+from labkit.results.loader_records import Batches
 
 
 def batches(worker, start, ready, asked=None, taken=None, **more):

@@ -16,7 +16,7 @@ DIAGNOSIS = ROOT / "labkit" / "diagnosis"
 FOLDER = ROOT / "notebooks" / "symptoms"
 NO_RULES = {"diagnosis", "doubts", "outside_verdict"}  # why there is no verdict, or hardly one
 CAUSE = re.compile(  # an argument or a name of its own: one text, or either of two
-    r'''(?:\bcause ?= ?|\bFinding\(\s*"\w+",\s*|\b(?:Work|_found)\(\s*)"([^"]+)"'''
+    r'''(?:\bcause ?= ?|\bFinding\(\s*"\w+",\s*|\b(?:PartOfLoop|_found)\(\s*)"([^"]+)"'''
     r"""(?: if [\w. ]+ else "([^"]+)")?"""
 )
 LINK = re.compile(r"\]\(([^)\s]+)\)")

@@ -13,9 +13,9 @@ from test_trace import kernel, step
 
 import labkit as lk
 from labkit.__main__ import main
-from labkit.results.result import STEERS
+from labkit.results.text import STEERS
 from labkit.terminal import COMMANDS, PARSER, say
-from labkit.tuning.result import Interrupted
+from labkit.tuning.search_result import Interrupted
 from labkit.view import display
 
 slow = pytest.mark.slow

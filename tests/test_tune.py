@@ -20,12 +20,13 @@ import pytest
 
 import labkit as lk
 from labkit.bench import by_value, user_dataset
-from labkit.diagnosis.prediction import WORTH, Estimate
+from labkit.diagnosis.estimate import Estimate
+from labkit.diagnosis.prediction import WORTH
 from labkit.diagnosis.recommendation import recommend_workers
 from labkit.results.run import Run
 from labkit.tuning import memory, source
-from labkit.tuning.result import Tuning
 from labkit.tuning.search import LoaderSearch
+from labkit.tuning.search_result import Tuning
 from labkit.tuning.settings import LoaderSetting
 from labkit.tuning.trial import Outcome, Trial, forecast
 
@@ -294,6 +295,15 @@ def test_a_dataset_that_fails_or_cannot_be_read_again_says_why(batches, dataset,
 def test_what_cannot_be_tuned_is_refused_before_anything_runs(bad, knobs, message):
     with pytest.raises(ValueError, match=message):
         lk.tune(bad, **knobs)
+
+
+def test_of_what_is_too_large_to_be_sent_the_largest_part_is_named(monkeypatch):
+    monkeypatch.setattr(source, "MAX_PAYLOAD", 2**20)
+    model = torch.nn.Linear(1024, 512)
+    with pytest.raises(
+        ValueError, match=r"every run holds 2 MiB .at most 1., most of it the model"
+    ):
+        source.source_of(Numbers(), model=model, step=len)
 
 
 def test_what_is_sent_may_come_from_a_notebook_and_a_loader_brings_its_settings():

@@ -20,6 +20,7 @@ from labkit.bench import sampler
 from labkit.results import privacy
 from labkit.view import watch_live
 from labkit.view.watch_live import watch
+from labkit.view.watch_shown import progress_line
 from labkit.watching import recorder as recording
 from labkit.watching import step_log
 
@@ -94,7 +95,7 @@ def test_what_fails_inside_the_recorder_or_while_drawing_never_reaches_the_loop(
     monkeypatch, capsys
 ):
     with monkeypatch.context() as broken:
-        broken.setattr(watch_live, "line", lambda *_: 1 / 0)
+        broken.setattr(watch_live, "progress_line", lambda *_: 1 / 0)
         assert len(loop(watched := watch([[1]] * 30))) == 30 and watched.run.steps == 30
     monkeypatch.setattr(recording.Recorder, "take", lambda *_: 1 / 0)
     assert len(loop(quiet(range(10)))) == 10
@@ -128,7 +129,7 @@ def test_waiting_and_body_are_told_apart_and_the_rest_is_not_claimed(starved):
     assert "watched='DataLoader'" in repr(run) and "loop body" in repr(run)
     with pytest.raises(ValueError, match="watched"):
         run.pipeline.but(num_workers=2)
-    line = watch_live.line(starved._recorder)
+    line = progress_line(starved._recorder)
     assert "30/30" in line and "so far: input" in line
 
 

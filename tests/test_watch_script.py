@@ -229,26 +229,34 @@ def test_a_script_is_run_by_our_python_where_it_cannot_run_by_itself(tmp_path, m
     assert "the verdict failed (ZeroDivisionError" in found.text
 
 
-def samples(main, workers=0.0, count=0, gpu=None, seconds=20):
-    card = {"own": True, "gpu_now": gpu, "gpu": [], "others_sm": None}
-    gpus = {} if gpu is None else {"GPU-1": card}
+def samples(main, workers=0.0, count=0, gpu=None, seconds=20, **of_card):
+    card = {"own": True, "gpu_now": gpu, "gpu": [], "others_sm": None} | of_card
+    gpus = {} if gpu is None and not of_card else {"GPU-1": card}
     return [
         Sample(i / 4, main, main, count * workers, workers, count, 0.0, 2.0, gpus)
         for i in range(4 * seconds)
     ]
 
 
+SHARED_CARD = samples(1.0, 0.1, 2, gpu=0.95, others_sm=0.7)
+PART_OF_A_CARD = samples(1.0, 0.1, 2, memory_gib=2.0)
+
+
 @pytest.mark.parametrize(
-    "seen, bottleneck, confidence",
+    "seen, bottleneck, confidence, says",
     [
-        (samples(0.9, gpu=0.95), "compute", "medium"),
-        (samples(0.95, 0.1, 4, gpu=0.3), "launch", "low"),
-        (samples(0.1, 0.95, 2), "input", "medium"),
-        ([], "unsure", "none"),
+        (samples(0.9, gpu=0.95), "compute", "medium", ""),
+        (samples(0.95, 0.1, 4, gpu=0.3), "launch", "low", ""),
+        (SHARED_CARD, "launch", "low", "25% of the time NVML saw a kernel running"),
+        (PART_OF_A_CARD, "unsure", "none", "NVML tells nothing of its GPU"),
+        (samples(0.1, 0.95, 2), "input", "medium", ""),
+        ([], "unsure", "none", ""),
     ],
 )
-def test_the_verdict_from_outside_goes_as_far_as_the_evidence(seen, bottleneck, confidence):
+def test_the_verdict_from_outside_goes_as_far_as_the_evidence(seen, bottleneck, confidence, says):
     found = judge(seen)
     assert (found["bottleneck"], found["confidence"]) == (bottleneck, confidence)
+    assert says in found["evidence"] and (says == "" or "no GPU" not in found["evidence"])
+    assert says == "" or "on this CPU" not in found["advice"]
     assert "lk.watch(loader)" in found["advice"]
     json.dumps(found, allow_nan=False)

@@ -4,6 +4,8 @@ The runs are event logs as a GPU would write them, from a queue of kernels playe
 (played_gpu.py): the share of the time in which a kernel ran is known, and is the standard.
 """
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,6 +19,7 @@ from labkit.results.step_classes import CLASSES
 from labkit.results.sweep import Sweep
 from labkit.view.panels import run_verdict
 from labkit.view.several_figures import draw_sweep
+from labkit.watching.step_timer import StepTimer
 
 KNOBS = {"io_ms": 0.0, "xray": False}
 LAUNCH_BOUND = {"launch": 10.0, "compute": 1.0, "steps": 200}
@@ -367,3 +370,113 @@ def test_python_under_queued_work_is_said_to_cost_its_time_at_most(body, busy, t
 def test_tf32_is_named_only_where_the_card_has_it(formats, named):
     told = formats_left(Evidence("gpu", formats=formats, weights_dtype="float32"))["formats"]
     assert ("TF32" in told) == named and "16 bits" in told
+
+
+# -- what a trainer does around its steps ----------------------------------------------------------
+
+
+class Device:
+    """A device's clock, whose marks pass at once: what is queued is done by then."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def mark(self):
+        return self.now
+
+
+@pytest.mark.parametrize("power", [{}, {"gpm": {"sm": 0.95}, "power_w": 660, "power_limit_w": 700}])
+def test_an_evaluation_within_an_epoch_is_work_of_the_device(power, tmp_path):
+    device = Device()
+    rows = []
+    recorder = SimpleNamespace(
+        probes=SimpleNamespace(words=[0] * 9), steps=SimpleNamespace(clock=device), take=rows.extend
+    )
+    timer = StepTimer(recorder)
+    timer.ask(round(device.now * MS))
+    samples = []
+    evaluated = []
+
+    def goes_on(ms, place):
+        moments = np.arange(device.now, device.now + ms, 5.0)
+        samples.extend([round(at * MS), 5 * MS, place] for at in moments)
+        device.now += ms
+        return round(device.now * MS)
+
+    for number in range(200):
+        timer.begin(round((device.now + 0.2) * MS))
+        goes_on(15.0, 0)
+        timer.end(goes_on(85.0, 1))
+        timer.ask(round(device.now * MS))
+        timer.extend(goes_on(1.0, 1))  # of what is logged the device knows nothing
+        if number % 50 == 49:
+            timer.extend(goes_on(2000.0, 2), on_device=True)
+            evaluated.append(device.now)
+        timer.hand_over()
+    ends = [end for *_, end in rows]
+    assert ends[49::50] == evaluated
+    assert ends[0] < rows[0][2] / MS
+    steps = [
+        {
+            "event": "step",
+            "i": number,
+            "n": 16,
+            "t": [asked, ready, ready, done],
+            "copy": [round(start * MS)] * 2,
+            "busy": [round(start * MS), round(end * MS)],
+        }
+        for number, (asked, ready, done, _, _, start, end) in enumerate(rows)
+    ]
+    site = ["train.py", 40, "<module>"]
+    kinds = ("forward", "sync", "validation")
+    places = {str(n): [kind, "", *site, "trainer.train()", None] for n, kind in enumerate(kinds)}
+    lines = {"event": "lines", "pid": 0, "places": places, "rows": samples}
+    read = [{"event": "telemetry", **each} for each in samples_of(power)]
+    spec = {"watched": {"loader": "DataLoader", "trainer": True}}
+    run = log(tmp_path, GPU, {"num_workers": 2}, *steps, *read, lines, spec=spec)
+    assert run.utilization > 0.98
+    assert run.diagnose().bottleneck != "launch"
+
+
+def samples_of(power):
+    return samples(28.0, cpus=16, own_cpu=0.06, cpu=0.08, line_cpu=0.0, **power)
+
+
+@pytest.mark.parametrize("first", ["loads", "copies"])  # Lightning's order, and accelerate's
+@pytest.mark.parametrize("loads, copies, says", [(0.3, 30.0, "transfer"), (130.0, 0.5, "input")])
+def test_a_trainers_copy_before_the_step_is_no_waiting_for_data(
+    loads, copies, says, first, tmp_path
+):
+    now = 1000.0
+    free = now
+    steps = []
+    rows = []
+
+    def goes_on(until, place):
+        nonlocal now
+        rows.extend([round(at * MS), 5 * MS, place] for at in np.arange(now + 2.5, until, 5.0))
+        now = until
+
+    for number in range(100):
+        asked = now
+        if first == "loads":
+            goes_on(now + loads, 2)
+        goes_on(max(now, free) + copies, 1)  # blocks: waits for the queue, and copies
+        if first == "copies":
+            goes_on(now + loads, 2)
+        ready = now
+        goes_on(now + 10.0, 0)
+        free = ready + 100.0
+        stamps = {"t": [asked, ready, ready, now], "copy": [ready] * 2, "busy": [ready, free]}
+        step = {name: [round(at * MS) for at in each] for name, each in stamps.items()}
+        steps.append({"event": "step", "i": number, "n": 256, **step})
+    site = ["train.py", 40, "<module>"]
+    kinds = ("forward", "copy", "wait")
+    places = {str(n): [kind, "", *site, "trainer.fit()", None] for n, kind in enumerate(kinds)}
+    lines = {"event": "lines", "pid": 0, "places": places, "rows": rows}
+    spec = {"watched": {"loader": "DataLoader"}}
+    run = log(tmp_path, GPU, {"num_workers": 8}, *steps, lines, spec=spec)
+    found = {each.name: each.lost_share for each in run.diagnose().findings}
+    assert found.get(says, 0.0) > 0.15, found
+    other = "input" if says == "transfer" else "transfer"
+    assert found.get(other, 0.0) < 0.05

@@ -242,8 +242,8 @@ def test_time_in_a_loop_within_another_counts_once():
             {"n": n, "began": began, "ended": ended, "trains": trains}
             for n, (began, ended) in enumerate(passes)
         ]
-        more = {"epochs": [], "saves": [], "steps": 9, "place": [place, 1]}
-        return SimpleNamespace(passes=gone, **more)
+        more = {"passes_begun": [], "saves": [], "steps": 9, "place": [place, 1]}
+        return SimpleNamespace(passes_ended=gone, **more)
 
     training = run("a.py", [(100, 600), (700, 900)], True)
     inner = run("b.py", [(200, 400)], False)

@@ -11,7 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
-from labkit.bench import process
+from labkit.bench import lifetime
 from labkit.process.events import EventLog
 
 
@@ -37,8 +37,8 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
 
 
 if __name__ == "__main__":
-    process.die_with(int(sys.argv[2]))
-    if process.stands_by():
+    lifetime.die_with(int(sys.argv[2]))
+    if lifetime.stands_by():
         warm_up()
-        process.wait_for_run()
-    process.serve(run)
+        lifetime.wait_for_run()
+    lifetime.serve(run)

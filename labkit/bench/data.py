@@ -15,7 +15,7 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from labkit.bench.process import worker_dies_with_bench
+from labkit.bench.lifetime import worker_dies_with_bench
 from labkit.knobs import Settings
 from labkit.spec import LOADER_KNOBS, WITHOUT_WORKERS, Job
 
@@ -108,7 +108,7 @@ class Batched(Images):
 class EndlessShuffle(Sampler):
     """Shuffled epochs without end: the n-th sample is the same whatever the workers.
 
-    The order is that of DataLoader(shuffle=True) behind torch.manual_seed(seed).
+    The order is that of DataLoader(shuffle=True) after torch.manual_seed(seed).
     """
 
     def __init__(self, count: int, seed: int, rank: int = 0, ranks: int = 1):

@@ -1,29 +1,32 @@
-"""What handing a batch over from a loader's worker costs, measured behind a run's last step."""
+"""What handing a batch over from a loader's worker costs, measured after a run's last step."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from statistics import median
+from typing import NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from labkit.bench.lifetime import worker_dies_with_bench
 from labkit.bench.loop import Trains
 from labkit.bench.optional import write_or_why
-from labkit.bench.process import worker_dies_with_bench
 from labkit.process.events import EventLog, now_ns
 
 COST_S = 0.4  # about what it takes with the worker's start
 MIN_STEPS = 8  # of a run: a shorter one is a quick look
 ROUNDS = 12
 BUDGET_NS = 350_000_000
-COLD_EVERY = 3  # rounds: one behind a long wait, the others right behind a step
+COLD_EVERY = 3  # rounds: one after a long wait, the others right after a step
 FIRST = 2  # rounds that are left out: the worker starts
 COLD_S = 0.035  # after such a wait the model finds cold caches and a core that was asleep
 SETTLE_S = 0.004  # between two batches where there is no step that could be tried
 TIMEOUT_S = 20
 
 Batch = tuple[torch.Tensor, ...]
+Handed = Iterator[tuple[Batch, int, int]]  # as `Ready` gives them
 
 
 class Ready(Dataset):
@@ -54,13 +57,22 @@ class Ready(Dataset):
 def hand_over(batch: Batch, steps: int, log: EventLog, trainer: Trains | None) -> None:
     """Write the `handoff` event, or why there is none. Never ends the run.
 
-    Batches are taken right behind a step: at rest, taking one costs up to five times as much.
+    Batches are taken right after a step: at rest, taking one costs up to five times as much.
     """
     if steps < MIN_STEPS:
         return
     if trainer is not None and trainer.device.type != "cpu":
         trainer = None  # a device of its own leaves the host's caches as they are
     write_or_why(log, "handoff", lambda: _costs(batch, trainer))
+
+
+class HandOver(NamedTuple):
+    """What handing one batch over took, ns."""
+
+    wall: int  # from asking for a batch that is there to having it
+    touch: int  # CPU time that reading it the first time takes longer than again
+    share: int  # CPU time of the worker to move it to shared memory,
+    worker: int  # and all of it for a batch
 
 
 def _costs(batch: Batch, trainer: Trains | None) -> dict[str, float | None]:
@@ -72,39 +84,66 @@ def _costs(batch: Batch, trainer: Trains | None) -> dict[str, float | None]:
         worker_init_fn=worker_dies_with_bench,
         timeout=TIMEOUT_S,
     )
-    rounds: list[tuple[int, int, int, int]] = []  # of each the first four below, ns
-    warm: list[int] = []  # CPU time of a step right behind the one before, ns,
-    cold: list[int] = []  # and of one behind a long wait
-    begun = now_ns()
+    deadline = now_ns() + BUDGET_NS
     iterator = iter(loader)
     next(iterator)
-    for turn in range(ROUNDS):
-        late = turn % COLD_EVERY == 0
-        if trainer is None or late:
-            time.sleep(COLD_S if trainer else SETTLE_S)
-        asked = now_ns()
-        received, between, share = next(iterator)
-        took = now_ns() - asked
-        if trainer is None:
-            rounds.append((took, _first_touch(received[0]), share, between))
-        else:
-            start = time.thread_time_ns()
-            trainer.compute(*trainer.to_device(*received), update=True)
-            (cold if late else warm).append(time.thread_time_ns() - start)
-            if not late:
-                rounds.append((took, 0, share, between))
-        if now_ns() - begun > BUDGET_NS and len(rounds) > FIRST + 1:
-            break
+    warm: list[int] = []  # CPU time of a step right after the one before, ns,
+    cold: list[int] = []  # and of one after a long wait
+    if trainer is None:
+        rounds = _without_steps(iterator, deadline)
+    else:
+        rounds = _after_steps(iterator, deadline, trainer, warm, cold)
     wall, touch, share, worker = map(median, zip(*rounds[FIRST:], strict=True))
     return {
-        "main_wall_us": wall / 1e3,  # from asking for a batch that is there to having it
+        "main_wall_us": wall / 1e3,
         "touch_us": max(0.0, touch / 1e3),
-        "share_us": share / 1e3,  # CPU time of the worker to move it to shared memory,
-        "worker_us": worker / 1e3,  # and all of it for a batch
+        "share_us": share / 1e3,
+        "worker_us": worker / 1e3,
         "warm_us": median(warm[1:]) / 1e3 if warm else None,
         "cold_us": median(cold[1:]) / 1e3 if len(cold) > 2 else None,
         "bytes": sum(tensor.nbytes for tensor in batch),
     }
+
+
+def _without_steps(iterator: Handed, deadline: int) -> list[HandOver]:
+    """Take batches at rest."""
+    rounds: list[HandOver] = []
+    while len(rounds) < ROUNDS and not _is_over(deadline, rounds):
+        time.sleep(SETTLE_S)
+        received, took = _taken(iterator)
+        rounds.append(took._replace(touch=_first_touch(received[0])))
+    return rounds
+
+
+def _after_steps(
+    iterator: Handed, deadline: int, trainer: Trains, warm: list[int], cold: list[int]
+) -> list[HandOver]:
+    """Take batches right after steps, whose CPU times go to `warm` and `cold`."""
+    rounds: list[HandOver] = []
+    for turn in range(ROUNDS):
+        late = turn % COLD_EVERY == 0
+        if late:
+            time.sleep(COLD_S)
+        received, took = _taken(iterator)
+        start = time.thread_time_ns()
+        trainer.compute(*trainer.to_device(*received), update=True)
+        (cold if late else warm).append(time.thread_time_ns() - start)
+        if not late:
+            rounds.append(took)
+        if _is_over(deadline, rounds):
+            break
+    return rounds
+
+
+def _taken(iterator: Handed) -> tuple[Batch, HandOver]:
+    """Take a batch; return it, and what that took, but for its first touch."""
+    asked = now_ns()
+    received, between, share = next(iterator)
+    return received, HandOver(now_ns() - asked, 0, share, between)
+
+
+def _is_over(deadline: int, rounds: list[HandOver]) -> bool:
+    return now_ns() > deadline and len(rounds) > FIRST + 1
 
 
 def _first_touch(tensor: torch.Tensor) -> int:

@@ -16,14 +16,14 @@ CPU_INFO = Path("/proc/cpuinfo")
 BRAND = "machdep.cpu.brand_string"  # macOS
 
 
-def plain_machine(cpu_name: str) -> dict[str, Any]:
+def plain_machine(name: str) -> dict[str, Any]:
     """Describe a machine without its accelerators, as JSON types."""
     cores = quotas.cpu_cores()
     return {
         "device": "cpu",
         "kind": "cpu",
-        "name": cpu_name,
-        "cpu_name": cpu_name,
+        "name": name,
+        "cpu_name": name,
         "cpu_cores": cores.count,
         "host_cores": cores.of,
         "cores_limit": cores.limit,

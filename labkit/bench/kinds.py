@@ -75,7 +75,7 @@ def kind_of_calls(frames: Iterable[FrameType]) -> str:
     if deepest is not None and kind in ("library", "logging"):
         node = expression(deepest)
         of_torch = kind_of_torch_call(deepest)
-        if (of_torch == "sync" or kind == "library") and node and _is_on_gpu(node, deepest):
+        if (of_torch == "sync" or kind == "library") and node and is_on_gpu(node, deepest):
             return of_torch or kind
     return kind
 
@@ -85,65 +85,42 @@ def kind_and_call(frame: FrameType) -> tuple[str, str]:
     node = expression(frame)
     if node is None:
         return "python", ""
-    if not isinstance(node, (ast.Call, ast.BinOp)) and not _is_on_gpu(node, frame):
+    if not isinstance(node, (ast.Call, ast.BinOp)) and not is_on_gpu(node, frame):
         return "python", ""  # a loop over the elements of a tensor in RAM is Python's
+    kind = kind_of_node(node, frame)
+    text = call_text(node)
+    return "logging" if kind == "library" and SAVES.search(text) else kind, text
+
+
+def kind_of_node(node: ast.expr, frame: FrameType) -> str:
+    """Return the kind of work of a call, or of an operation on tensors."""
     function = node.func if isinstance(node, ast.Call) else node
     name = getattr(function, "attr", getattr(function, "id", ""))
     module = _owner(function, frame)
     if module.split(".")[0] == "torch":
         kind = OF_TORCH.get(name) or kind_of(module)
-        if kind == "copy" and _is_to_host(node, frame):
-            kind = "sync"
-    elif module == "builtins":
+        return "sync" if kind == "copy" and _is_to_host(node, frame) else kind
+    if module == "builtins":
         read = getattr(node, "args", ()) if name in ("float", "int", "bool") else ()
         reads = any(_owner(argument, frame).startswith("torch") for argument in read)
-        kind = "sync" if reads else OF_BUILTINS.get(name, "python")
-    elif module == "time" and name != "sleep":
-        kind = "python"  # a clock: what took the time came before
-    else:
-        kind = (kind_of(module) or "library") if module else "python"
-    text = call_text(node)
-    return "logging" if kind == "library" and SAVES.search(text) else kind, text
+        return "sync" if reads else OF_BUILTINS.get(name, "python")
+    if module == "time" and name != "sleep":
+        return "python"  # a clock: what took the time came before
+    return (kind_of(module) or "library") if module else "python"
 
 
-def condition_awaited(top: FrameType) -> tuple[FrameType, str] | None:
-    """Return the frame and the condition on a tensor that were decided just before; None for none.
-
-    The truth of a tensor on a GPU is known once all that is queued is done. A host that spins so
-    long is interrupted too late: Python runs a signal's handler as it enters the next function, or
-    at the loop's jump back, and so there instead of in `if loss < best:`.
-    """
-    step = next((step for step in _steps(top.f_code) if step.offset == top.f_lasti), None)
-    if step is None or step.opname not in ("RESUME", "JUMP_BACKWARD"):
-        return None
-    frame = top.f_back if step.opname == "RESUME" else top
-    if frame is None:
-        return None
-    # Without the call that is being made, or the jump
-    before = [each for each in _steps(frame.f_code) if each.offset <= frame.f_lasti][:-1]
-    calls = [each.offset for each in before if each.opname in ("CALL", "RESUME")]
-    last_call = calls[-1] if calls else -1
-    for each in reversed(before):
-        is_condition = "JUMP_" in each.opname and "_IF_" in each.opname
-        # What comes between is skipped where the condition does not hold
-        if is_condition and (each.offset > last_call or last_call < each.argval <= frame.f_lasti):
-            node = _parsed(frame.f_code, each.offset, None)
-            if node is not None and _is_on_gpu(node, frame):
-                return frame, call_text(node)
-    return None
-
-
-@functools.lru_cache(256)
-def _steps(code: CodeType) -> tuple[dis.Instruction, ...]:
-    return tuple(dis.get_instructions(code))
-
-
-def _is_on_gpu(node: ast.expr, frame: FrameType) -> bool:
+def is_on_gpu(node: ast.expr, frame: FrameType) -> bool:
     """Return whether an expression names a tensor that is not in the host's memory."""
     if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.Is, ast.IsNot)):
         return False  # that looks at no value
-    named = [each for each in ast.walk(node) if isinstance(each, (ast.Name, ast.Attribute))]
-    return any(getattr(_looked_up(each, frame), "is_cpu", True) is False for each in named)
+    return any(tensor_on_gpu(each, frame) is not None for each in ast.walk(node))
+
+
+def tensor_on_gpu(node: ast.AST, frame: FrameType) -> object | None:
+    """Return the tensor that a name stands for, if it is not in the host's memory."""
+    found = _looked_up(node, frame)
+    is_tensor = hasattr(type(found), "is_cpu")  # the class is asked: it runs no `__getattr__`
+    return found if is_tensor and getattr(found, "is_cpu", True) is False else None
 
 
 def _is_to_host(node: ast.expr, frame: FrameType) -> bool:
@@ -206,7 +183,7 @@ def expression(frame: FrameType) -> ast.expr | None:
 
 @functools.lru_cache(4096)
 def _parsed(code: CodeType, instruction: int, line_now: int | None) -> ast.expr | None:
-    text = _source_of(code, instruction, line_now)
+    text = source_of(code, instruction, line_now)
     for written in (f"({text})", text):  # an expression, or `x += y`
         with contextlib.suppress(SyntaxError, ValueError):
             for node in ast.walk(ast.parse(written)):
@@ -217,7 +194,7 @@ def _parsed(code: CodeType, instruction: int, line_now: int | None) -> ast.expr 
     return None
 
 
-def _source_of(code: CodeType, instruction: int, line_now: int | None) -> str:
+def source_of(code: CodeType, instruction: int, line_now: int | None = None) -> str:
     """Return the text that an instruction was compiled from; "" at a loop's jump back."""
     if sys.version_info < (3, 11):  # which knows lines only
         line = last = line_now
@@ -255,7 +232,7 @@ def _owner(node: ast.expr, frame: FrameType) -> str:
     return ""
 
 
-def _looked_up(node: ast.expr, frame: FrameType) -> object:
+def _looked_up(node: ast.AST, frame: FrameType) -> object:
     """Return the object that a name, or a name in a module, stands for; None where unknown."""
     if isinstance(node, ast.Name):
         for names in (locals_of(frame), frame.f_globals, frame.f_builtins):

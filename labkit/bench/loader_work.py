@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import NamedTuple
 
-from labkit.bench.loader_clocks import (
+from labkit.bench.loader_clocks import BytesRead, Memory, Stopwatch, TimeInLine
+from labkit.bench.loader_progress import (
     BATCH,
     COLLATING,
     FETCHING,
@@ -19,13 +19,10 @@ from labkit.bench.loader_clocks import (
     NO_INDEX,
     SINCE,
     STATE,
-    BytesRead,
-    Memory,
     Progress,
-    Stopwatch,
-    TimeInLine,
     plain_index,
 )
+from labkit.bench.loader_rows import BatchRow, ItemTimes
 from labkit.process.events import EventLog, now_ns
 
 GATHER_NS = 100_000_000  # between two writes of a process
@@ -35,22 +32,6 @@ SLOWEST = 5  # items of a process that are named
 WORTH_A_LOOK_NS = 300_000  # of a batch: two readings of the time in line take 2.6 µs, 0.9 % of it
 MEMORY_NS = 1_000_000_000  # between two looks at a process's memory, at least,
 MEMORY_TIMES = 250  # and so many times the CPU time of a look: 0.4 %
-
-
-class Row(NamedTuple):
-    """A batch, as an `items` event holds it: moments and times in ns."""
-
-    done: int  # batches of this process before it
-    batch: int  # its number in the pass
-    of_pass: int
-    start: int
-    fetched: int  # all items are there
-    ready: int  # it is collated
-    cpu_ns: int
-    items: int
-    slow_ns: int  # of the slowest of them
-    line_ns: int  # in line for a core
-    slow_index: object
 
 
 class LoaderWork:
@@ -95,8 +76,8 @@ class LoaderWork:
         self.keep_every = 1
         self.room = MOST_ROWS // self.workers
         self.due = 0
-        self.gathered: list[Row] = []  # of each batch since the last write
-        self.laps: list[list[object]] = []  # and of those whose items are timed one by one
+        self.gathered: list[BatchRow] = []  # of each batch since the last write
+        self.laps: list[ItemTimes] = []  # and of those whose items are timed one by one
         names = ("batches", "items", "busy_ns", "cpu_ns", "line_ns", "bytes", "disk")
         self.totals = dict.fromkeys(names, 0)
         self.slowest: list[tuple[int, int | str, int]] = []
@@ -160,7 +141,7 @@ class LoaderWork:
         self.idle(ready)
         between_ns = self.cpu_ns - self.process_ns
         self.process_ns = cpu_ns
-        row = Row(
+        row = BatchRow(
             done=self.done,
             batch=self.batch,
             of_pass=self.passes,
@@ -182,15 +163,27 @@ class LoaderWork:
             self.due = ready + GATHER_NS
             self.flush()
 
-    def _laps_row(self, collate: tuple[int, int, int], between_ns: int) -> list[object]:
-        """Return the row of a batch that predictions are made from, in µs."""
+    def _laps_row(self, collate: tuple[int, int, int], between_ns: int) -> ItemTimes:
+        """Return the row of a batch that predictions are made from."""
         items = self.items
         sums = [sum(column) for column in zip(*items, strict=True)] or [0, 0, 0]
         kept = items[:: -(-len(items) // KEPT_ITEMS)] if len(items) > 1 else []
-        times = [_microseconds(value) for value in (*sums, *collate, between_ns)]
-        cpu = [_microseconds(each[0]) for each in kept]
-        wait = [_microseconds(each[1]) for each in kept]
-        return [self.done, self.start, self.count, *times, cpu, wait]
+        cpu, wait, line = map(_microseconds, sums)
+        collate_cpu, collate_wait, collate_line = map(_microseconds, collate)
+        return ItemTimes(
+            done=self.done,
+            start_ns=self.start,
+            items=self.count,
+            cpu=cpu,
+            wait=wait,
+            line=line,
+            collate_cpu=collate_cpu,
+            collate_wait=collate_wait,
+            collate_line=collate_line,
+            between=_microseconds(between_ns),
+            item_cpu=[_microseconds(each[0]) for each in kept],
+            item_wait=[_microseconds(each[1]) for each in kept],
+        )
 
     def idle(self, now: int) -> None:
         """This process is busy with nothing that is the user's."""
@@ -227,11 +220,11 @@ class LoaderWork:
         self.memory_due = now + max(MEMORY_NS, MEMORY_TIMES * took_ns)
         return held
 
-    def _summed_up(self) -> list[list[object]]:
+    def _summed_up(self) -> list[BatchRow]:
         """Add what has gathered to the totals; return the rows of the batches that are kept."""
         gathered = self.gathered
         self.gathered = []
-        kept: list[list[object]] = []
+        kept: list[BatchRow] = []
         totals = self.totals
         for row in gathered:
             totals["batches"] += 1
@@ -245,7 +238,7 @@ class LoaderWork:
             if row.done >= self.room * self.keep_every:
                 self.keep_every *= 2
             if row.done % self.keep_every == 0:
-                kept.append([*row[:-1], index])
+                kept.append(row._replace(slow_index=index))
         self.slowest.sort(key=lambda each: each[0], reverse=True)
         del self.slowest[SLOWEST:]
         read, from_disk = self.bytes_read.now()

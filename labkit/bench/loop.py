@@ -56,6 +56,7 @@ class Trainer:
         set_layout(model.to(device), self.layout)
         # fused=False would switch off PyTorch's own default, which updates all at once on a GPU
         fused = job.fused_optimizer or None
+        # Ours imports no compiler; what is compiled has imported it
         kind = torch.optim.AdamW if job.compile else AdamW
         self.optimizer = kind(model.parameters(), lr=1e-3, fused=fused)
         self.model = model
@@ -110,7 +111,7 @@ class Trainer:
         return (now_ns() - start) / 1e9
 
     def after_step(self) -> bool | None:
-        """Do nothing, unless a fault is planted here; True ends the loop, as ranks agree to."""
+        """Do nothing; True ends the loop: ranks vote here, a slow script and planted faults act."""
 
 
 def train(

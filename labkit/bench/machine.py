@@ -1,16 +1,13 @@
-"""Describe what is here (`python -m labkit.bench.machine`), its memory and when that ran out."""
+"""Describe what is here: `python -m labkit.bench.machine`."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import re
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pynvml
 import torch
 
@@ -19,18 +16,10 @@ from labkit.bench import devices
 from labkit.bench.compiling import compile_lacks
 from labkit.bench.gpu_meter import TEGRA
 from labkit.bench.host import cpu_name, plain_machine
+from labkit.bench.resources import use_fixed_threads
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")  # Linux
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
-# What PyTorch and its libraries say when an allocation is refused
-REFUSED = re.compile(
-    r"out of memory|can't allocate memory|not enough memory|bad_alloc|could not create a"
-    r"|cannot allocate memory|STATUS_ALLOC_FAILED",
-    re.IGNORECASE,
-)
-NO_ENGINE = "unable to find an engine"  # cuDNN: no memory for any, or none made for this card
-KEPT_BYTES = 30 * 2**20  # glibc learns from blocks of up to 32 MiB (mallopt, M_MMAP_THRESHOLD)
-FULL_SHARE = 0.1  # of a card's memory, free: below that it is the memory
 
 
 def describe(device: torch.device) -> dict[str, Any]:
@@ -98,20 +87,6 @@ def pcie_link(card: object) -> str:
     return now
 
 
-def keep_freed_memory() -> None:
-    """Let the C library keep what is freed, as it does once a script has freed something large.
-
-    Until then glibc gives the free end of the heap back to the system, and each step gets it anew,
-    page by page: 1200 page faults, and up to a third of a small model's step on a CPU.
-    """
-    bytearray(KEPT_BYTES)
-
-
-def use_fixed_threads() -> None:
-    """Give the model a fixed quarter of the cores, so that the loader has the others."""
-    torch.set_num_threads(max(1, quotas.cpu_cores().count // 4))
-
-
 def cache_bytes(device: torch.device) -> int:
     """Return the size of the largest data cache in bytes; 0 where nobody tells."""
     if device.type == "cuda":
@@ -126,32 +101,6 @@ def cache_bytes(device: torch.device) -> int:
 
 def _gib(size_bytes: int) -> float:
     return round(size_bytes / 2**30, 2)
-
-
-def peak_bytes(device: torch.device) -> int:
-    """Return the most the run held: allocated on a CUDA device, resident in the bench on a CPU.
-
-    Apple's GPU tells no peak: there it is what its driver holds now, which seldom shrinks.
-    """
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    if device.type == "mps":
-        return torch.mps.driver_allocated_memory()
-    try:
-        import resource
-    except ImportError:  # Windows
-        memory = psutil.Process().memory_info()
-        return getattr(memory, "peak_wset", memory.rss)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
-
-
-def refused(error: BaseException) -> bool:
-    """Whether `error` means that memory ran out, as against any other failure."""
-    if NO_ENGINE in str(error).lower():
-        free, total = torch.cuda.mem_get_info() if torch.cuda.is_available() else (0, 1)
-        return free < FULL_SHARE * total
-    return isinstance(error, MemoryError) or bool(REFUSED.search(str(error)))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ TRIES = 3
 DESKTOP = 0.1  # of a card's time: what drawing a desktop takes at the most
 LOAD_SIDE = 2048  # rows of the products of the load
 STEPS_A_ROUND = 3  # in a round
-ROUNDS = 3  # behind one that warms up
+ROUNDS = 3  # after one that warms up
 
 
 def fill(job: Job, device: torch.device) -> None:

@@ -20,11 +20,11 @@ from labkit import quotas
 from labkit.bench import formats, host, machine
 from labkit.bench.kept_files import keep
 from labkit.process import folders
+from labkit.spec import BANDWIDTH
 
 if TYPE_CHECKING:
-    from labkit.bench.measure import Bench
+    from labkit.bench.stopwatch import Bench
 
-BANDWIDTH = "bandwidth"  # the name of memory's rate, beside those of the formats
 SECONDS = 0.5  # of timing for each rate
 # An array is so many times the last-level cache, and never smaller than 1 GiB: a large CPU has
 # several such caches. A GPU's L2 does not drop what was used longest ago, so that twice its size
@@ -44,7 +44,7 @@ def measured(
     With the day, and whether times `varied` as they do where others use the machine. Today's rate
     is returned as it was kept, unless `again`. `threads` of a CPU: None leaves those of a run.
     """
-    from labkit.bench.measure import noisy  # which a run, that only reads what is kept, needs not
+    from labkit.bench.stopwatch import noisy  # which a run, that only reads what is kept, needs not
 
     if threads is not None:
         torch.set_num_threads(threads)

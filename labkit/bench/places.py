@@ -8,6 +8,7 @@ from types import CodeType, FrameType
 from typing import NamedTuple, TypeAlias
 
 from labkit.bench import kinds, stack
+from labkit.bench.gpu_waits import wait_for_gpu
 
 DATALOADER = "torch.utils.data.dataloader"
 DATALOADER_PARTS = "torch.utils.data._utils"
@@ -58,13 +59,17 @@ class Places:
         self.fresh: dict[int, Place] = {}  # places that were not written yet
         self.without_grad: set[tuple[int, ...]] = set()  # lines that recorded no gradients
 
-    def number_of(self, top: FrameType) -> int:
-        """Return the number of the place where a stack is, by its deepest frame."""
+    def number_of(self, top: FrameType, is_late: bool = False) -> int:
+        """Return the number of the place where a stack is, by its deepest frame.
+
+        `is_late` where the thread may have been in C code before it, and has come to it since.
+        """
         seen = self._seen(top)
-        key: list[object] = [seen.grad, seen.loop and seen.loop.f_lineno]
+        key: list[object] = [is_late, seen.grad, seen.loop and seen.loop.f_lineno]
+        last = top.f_back if is_late and seen.own is top else seen.own
         for frame in filter(None, (*seen.frames, seen.loop)):
             key += (id(frame.f_code), frame.f_lasti)  # to hash a code object takes microseconds
-            if frame is seen.own:
+            if frame is last:
                 break
         place = tuple(key)
         number = self.numbers.get(place)
@@ -72,7 +77,7 @@ class Places:
             number = len(self.numbers)
             self.numbers[place] = number
             self.met.update(frame.f_code for frame in seen.frames)  # lest another gets its id
-            self.fresh[number] = self._described(top, seen)
+            self.fresh[number] = self._described(top, seen, is_late)
         return number
 
     def _seen(self, top: FrameType) -> Stack:
@@ -98,7 +103,13 @@ class Places:
         self.without_grad.add(lines)
         return False
 
-    def _described(self, top: FrameType, seen: Stack) -> Place:
+    def _described(self, top: FrameType, seen: Stack, is_late: bool) -> Place:
+        wait = wait_for_gpu(top, is_late)
+        if wait is not None and wait.frame in (*seen.frames, seen.loop):
+            top = wait.frame
+            seen = self._seen(top)
+        else:
+            wait = None
         own = seen.own
         found = [self._within(frame) for frame in seen.frames]
         within = next(filter(None, found), "")
@@ -114,11 +125,15 @@ class Places:
                 kind = kinds.kind_of_torch_call(top) or kind
             call = kinds.call_text(kinds.expression(where))
         file = where.f_code.co_filename
-        if top.f_code.co_filename in stack.CLOCKS:
+        if top.f_code.co_filename in stack.RECORDERS:
             kind = "labkit"  # a process is often put off a core in its system calls
         line = stack.line_of(where)
         function = stack.name_of(where.f_code)
         site = None if self.framed else _where(seen.loop)
+        if wait is not None:
+            kind = "sync"
+            if where is top:
+                line, call = wait.line, wait.text
         return Place(kind, within, file, line, function, call, site, _reads(seen))
 
     def _within(self, frame: FrameType) -> str:
@@ -157,9 +172,6 @@ def _reads(seen: Stack) -> Where | None:
 def _work(top: FrameType, seen: Stack) -> tuple[str, str]:
     """Return the kind of work that a stack is at, and what the user's line was calling."""
     own = seen.own
-    awaited = kinds.condition_awaited(top)
-    if awaited and awaited[0] is own:
-        return "sync", awaited[1]
     if own is top:
         kind, call = kinds.kind_and_call(top)
     else:

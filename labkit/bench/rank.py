@@ -20,13 +20,15 @@ from torch import distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from labkit.bench import data, devices, flops, machine, process, work
+from labkit.bench import data, devices, flops, lifetime, machine, resources, work
 from labkit.bench.loop import UNLIMITED_S, Trainer, train
-from labkit.bench.own_record import telemetry_beside, write_spec
+from labkit.bench.record_head import write_spec
 from labkit.bench.resolve_config import resolve_config
+from labkit.bench.telemetry_process import telemetry_beside
 from labkit.bench.timeline import DeviceTimeline, HostTimeline
 from labkit.knobs import Settings
-from labkit.process.events import EventLog, FinishedStep, now_ns
+from labkit.process.events import EventLog, now_ns
+from labkit.process.step_ring import FinishedStep
 from labkit.spec import Job
 
 Resolved = tuple[Job, dict[str, str]]
@@ -43,8 +45,8 @@ def run(spec: Settings, folder: Path, log: EventLog) -> None:
     starved = spec["starve"].get(str(rank), {})
     pipeline = spec["pipeline"] | starved | {"xray": False}
     write_spec(log, f"{spec['run']}-rank{rank}", pipeline, place=place)
-    machine.use_fixed_threads()
-    machine.keep_freed_memory()
+    resources.use_fixed_threads()
+    resources.keep_freed_memory()
     device, not_the_gpu = take_device(pipeline["device"], spec["ranks"], local_rank)
     facts = machine.describe(device)
     log.write("machine", **facts)
@@ -61,7 +63,7 @@ def run(spec: Settings, folder: Path, log: EventLog) -> None:
     items = first_makes_files(local_rank, job, Path(spec["cache"]) / "data", log)
     trainer = work.built(lambda: DistributedTrainer(job, device, spec["no_sync"]), log)
     if rank == ranks - 1:  # for tests: one rank breaks, the others do not
-        items = process.planted(spec.get("fault"), items, trainer)
+        items = lifetime.planted(spec.get("fault"), items, trainer)
     timeline = rank_timeline(log, device, trainer.comm)
     iterator = work.begun(data.make_loader(items, job), job, log)
     counted = flops.write_work(trainer, log, only_known=True)
@@ -70,7 +72,7 @@ def run(spec: Settings, folder: Path, log: EventLog) -> None:
     trainer.after_step = shared_end
     job.seconds = None
     train(trainer, iterator, timeline, job)
-    log.write("memory", peak_bytes=machine.peak_bytes(device))
+    log.write("memory", peak_bytes=resources.peak_bytes(device))
     if not counted:
         flops.write_work(trainer, log)
     shared_end.wait()
@@ -198,7 +200,7 @@ class SharedEnd:
 
     def __init__(self, seconds: float | None, accumulation_steps: int):
         self.deadline_ns = now_ns() + int((seconds or UNLIMITED_S) * 1e9)
-        # right behind an exchange of gradients: there the ranks are in step anyway
+        # right after an exchange of gradients: there the ranks are in step anyway
         self.every = accumulation_steps * math.ceil(VOTE_EVERY / accumulation_steps)
         self.group = dist.new_group(backend="gloo")
         self.steps = 0
@@ -226,11 +228,10 @@ class SharedEnd:
 class DirectSteps:
     """Writes every step as it ends, with its communication: 10 to 25 µs, little beside it."""
 
-    def __init__(self, log: EventLog, comm: Communication, as_ns: Callable[[Any], int] = int):
-        """`as_ns` returns when a mark of the step that is written was made, ns."""
+    def __init__(self, log: EventLog, comm: Communication):
         self.log = log
         self.comm = comm
-        self.as_ns = as_ns
+        self.as_ns: Callable[[Any], int] = int  # when a mark of the step that is written was made
 
     def add(self, *step: Any, **more: Any) -> None:
         """Write a step; the arguments are those of `StepRing.add`."""
@@ -254,4 +255,4 @@ def rank_timeline(
 
 
 if __name__ == "__main__":
-    process.serve(run, f"rank{os.environ['LOCAL_RANK']}")
+    lifetime.serve(run, f"rank{os.environ['LOCAL_RANK']}")

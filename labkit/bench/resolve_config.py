@@ -10,15 +10,15 @@ from pathlib import Path
 import torch
 
 from labkit import quotas
-from labkit.bench import devices, formats, machine, model_size
+from labkit.bench import devices, formats, machine, model_size, resources
 from labkit.bench.compiling import compile_lacks
 from labkit.knobs import Settings
-from labkit.process.family import hold
+from labkit.process.device_lock import hold
 from labkit.spec import GRAPH_MODES, Job, automatic
 
 
 def resolve_config(
-    asked: Settings, device: torch.device, own_model: bool = True, here: bool = True
+    asked: Settings, device: torch.device, size_model: bool = True, here: bool = True
 ) -> tuple[Job, dict[str, str]]:
     """Return the job (every knob's final value) and {knob: why it was not applied}."""
     job = Job(**asked)
@@ -26,7 +26,7 @@ def resolve_config(
     for name, value in automatic(asked, device.type != "cpu", quotas.cpu_cores().count).items():
         if getattr(job, name) is None:
             setattr(job, name, value)
-    if own_model:  # else the step is the reader's
+    if size_model:  # else the step is the reader's
         model_size.fill(job, device)
 
     dropped: dict[str, str] = {}
@@ -64,7 +64,7 @@ def _inapplicable(job: Job, device: torch.device) -> Iterator[tuple[str, object,
 
 def resolve_elsewhere(asked: Settings, cache: Path) -> Settings:
     """Return the job of a pipeline that is not run, what is not applied, and a CPU's threads."""
-    machine.use_fixed_threads()
+    resources.use_fixed_threads()
     try:
         device = devices.find_device(asked["device"])
         here = True
@@ -75,7 +75,7 @@ def resolve_elsewhere(asked: Settings, cache: Path) -> Settings:
     if here and not sized:  # it may have to be timed
         uuid = machine.describe(device).get("uuid") or device.type
         hold(cache, uuid, "lk.script", waiting=lambda _: None)
-    job, not_applied = resolve_config(asked, device, own_model=here, here=here)
+    job, not_applied = resolve_config(asked, device, size_model=here, here=here)
     threads = torch.get_num_threads() if device.type == "cpu" else None
     return {"job": vars(job), "not_applied": not_applied, "threads": threads}
 

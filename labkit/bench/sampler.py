@@ -38,7 +38,8 @@ from labkit.process.events import EventLog, now_ns
 
 PERIOD_S = 0.02  # between samples
 EARLY_S = 0.01  # and between the first EARLY of them, 5 s, so that a short script has enough: of
-EARLY = 500  # 400, a share of a half is known to 2.5 points
+EARLY = 500  # 400, a share of a half is known to 2.5 points. Workers share both numbers: of four
+# on two cores, each sampled so often, the samples alone took 5 % of the cores
 MOST_SAMPLES = 100_000  # half an hour of them: 4 MB in the log
 LATE_NS = 1_000_000  # our thread waited for the GIL: the main thread had it, and has moved on
 FLUSH_NS = 500_000_000  # a process that is killed loses no more
@@ -48,12 +49,18 @@ WATCHED = "watched"  # a file in the run's folder, there while the run goes on
 class Sampler:
     """Samples this process's main thread between `start` and `stop`; writes to the log itself."""
 
-    def __init__(self, folder: Path, collate: object, watched: Path | None = None):
-        """`collate` is the collate function; it stops once the file `watched` is deleted."""
+    def __init__(
+        self, folder: Path, collate: object, watched: Path | None = None, processes: int = 1
+    ):
+        """`collate` is the collate function; it stops once the file `watched` is deleted.
+
+        So many `processes` do the same work: together they are sampled as often as one.
+        """
         self.log = EventLog(folder)
         self.places = Places(collate)
         self.pid = os.getpid()
         self.watched = watched
+        self.processes = processes
         self.rows: list[tuple[int, int, int]] = []
         self.missing = ""  # why there are no samples
         self.in_use = False  # whether a loop goes on
@@ -87,8 +94,8 @@ class Sampler:
 
     def _period_s(self) -> float:
         """Return 0.5 to 1.5 periods: even ones would keep step with the scheduler."""
-        period = EARLY_S if self.taken < EARLY else PERIOD_S
-        return period * (0.5 + self.random.random())
+        period = EARLY_S if self.taken * self.processes < EARLY else PERIOD_S
+        return period * self.processes * (0.5 + self.random.random())
 
     def _why_not(self) -> str:
         """Return why no stack can be sampled here and now; "" where it can."""
@@ -132,7 +139,7 @@ class Sampler:
             return
         if self.lock.acquire(blocking=False):  # else its time goes to the next sample
             try:
-                self._take(thread, "user", frame)
+                self._take(thread, "user", frame, is_late=True)
             finally:
                 self.lock.release()
         if self.thread is thread and self.taken < MOST_SAMPLES:
@@ -153,7 +160,7 @@ class Sampler:
                 with self.lock:
                     frame = sys._current_frames().get(thread.ident) if how else None
                     if how and frame is not None and self.thread is thread:
-                        self._take(thread, how, frame)
+                        self._take(thread, how, frame, late)
                     del frame  # it would keep the user's variables
             if now_ns() > self.due:
                 self.flush()
@@ -161,21 +168,24 @@ class Sampler:
                     self.stop()  # the run is over; workers that persist go on
         tick.delete()
 
-    def _take(self, thread: MainThread, how: Spent, frame: FrameType) -> None:
-        """Place the time so spent since the last such sample at the stack of `frame`."""
+    def _take(self, thread: MainThread, how: Spent, frame: FrameType, is_late: bool) -> None:
+        """Place the time so spent since the last such sample at the stack of `frame`.
+
+        `is_late` where the thread first had to come to a point at which Python lets it be seen.
+        """
         try:
             weight = thread.place(how)
             if weight > 0:
-                self._note(weight, frame)
+                self._note(weight, frame, is_late)
                 for each in self.beside:
                     if each.in_use and each.taken < MOST_SAMPLES:
-                        each._note(weight, frame)
+                        each._note(weight, frame, is_late)
         except Exception as error:  # of the user's objects: no loop may end on our account
             self.missing = f"{type(error).__name__}: {error}"
             self.taken = MOST_SAMPLES
 
-    def _note(self, weight_ns: int, frame: FrameType) -> None:
-        self.rows.append((now_ns(), weight_ns, self.places.number_of(frame)))
+    def _note(self, weight_ns: int, frame: FrameType, is_late: bool) -> None:
+        self.rows.append((now_ns(), weight_ns, self.places.number_of(frame, is_late)))
         self.taken += 1
 
     def flush(self) -> None:
@@ -224,9 +234,9 @@ def _record_worker(
 ) -> None:
     """Start to record in a loader's worker process, then do the loader's own `worker_init_fn`."""
     with contextlib.suppress(Exception):
-        _, _, watched = how
+        folder, collate, watched = how
         torch_loop = sys._getframe(1).f_code
-        sampler = Sampler(*how)
+        sampler = Sampler(folder, collate, watched, workers)
         sampler.places.loop = torch_loop
         sampler.start()
         work = LoaderWork(sampler.log, worker, workers, watched)

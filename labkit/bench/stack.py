@@ -13,11 +13,17 @@ import sysconfig
 from types import CodeType, FrameType
 
 HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def _files_of_bench(*modules: str) -> frozenset[str]:
+    return frozenset(os.path.join(HOME, "bench", f"{module}.py") for module in modules)
+
+
 # What a pipeline of ours runs stands for the user's own: its dataset, model and loop
-OPEN = tuple(os.path.join(HOME, "bench", f"{name}.py") for name in ("data", "models", "loop"))
-CLOCKS = tuple(  # what times the items of a loader, and what samples
-    os.path.join(HOME, "bench", f"{name}.py")
-    for name in ("loader_clocks", "loader_hook", "loader_work", "main_thread", "sampler")
+STAND_FOR_USERS = _files_of_bench("data", "models", "loop")
+# What times the items of a loader, and what samples: its time is labkit's own cost
+RECORDERS = _files_of_bench(
+    "loader_clocks", "loader_hook", "loader_progress", "loader_work", "main_thread", "sampler"
 )
 LIBRARIES = tuple({*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))})
 LIBRARIES += (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -26,7 +32,7 @@ LIBRARIES += (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 @functools.lru_cache(4096)
 def is_users(file: str) -> bool:
     """Return whether a file is the user's own: not Python's, a package's, or labkit's."""
-    if file in OPEN:
+    if file in STAND_FOR_USERS:
         return True
     if file.startswith((HOME, "<frozen", "<string", "<__array_function__", "<eval_with_key>")):
         return False

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import torch
 
-from labkit.process.events import EventLog, StepRing, now_ns
+from labkit.process.events import EventLog, now_ns
+from labkit.process.step_ring import StepRing
 
 # The thread's CPU clock is a system call: two readings cost a loop with cold caches 11 to 26 µs.
 # So it is read in every step that takes a few milliseconds, and in one of many shorter ones.
@@ -153,7 +154,7 @@ class DeviceTimeline:
         has_ranges = hasattr(torch._C, "_nvtx")
         self.push: Callable[[str], object] = torch.cuda.nvtx.range_push if has_ranges else _no_range
         self.pop: Callable[[], object] = torch.cuda.nvtx.range_pop if has_ranges else _no_range
-        self.first: torch.Event  # of the step that was written last; or the anchor, behind it
+        self.first: torch.Event  # of the step that was written last; or the anchor, after it
         self.first_ns: int  # when it was, on the host's clock
         torch.accelerator.synchronize(device)
         self._anchor()

@@ -7,7 +7,6 @@ ranks. It writes into the run's log which rank failed and why; what they measure
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -15,9 +14,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.bench import process
-from labkit.process import family
-from labkit.process.events import FILE_NAME, EventLog
+from labkit.bench import lifetime
+from labkit.process import device_lock, family
+from labkit.process.events import FILE_NAME, EventLog, events_named
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -54,7 +53,7 @@ def launch(spec: dict, folder: Path, log: EventLog) -> int | None:
         torchrun.run(torchrun.parse_args(options + rank))
     except SignalException:
         log.write("stopped")
-        return 130
+        return lifetime.INTERRUPTED
     except ChildFailedError as error:
         name_the_failed(error.failures, folder, log)
         return 1
@@ -71,7 +70,7 @@ def hold_devices(spec: dict, log: EventLog) -> None:
         asked = [sys.executable, "-c", CARDS.format(spec["ranks"])]
         names = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
     for name in sorted(names):
-        family.hold(Path(spec["cache"]), name, spec["run"], waiting=log.waiting)
+        device_lock.hold(Path(spec["cache"]), name, spec["run"], waiting=log.waiting)
 
 
 def name_the_failed(failures: dict[int, ProcessFailure], folder: Path, log: EventLog) -> None:
@@ -82,9 +81,8 @@ def name_the_failed(failures: dict[int, ProcessFailure], folder: Path, log: Even
     for rank, failed in failures.items():
         if failed.exitcode < 0 and failed.exitcode != -signal.SIGTERM:
             killed.append(rank)
-        with contextlib.suppress(OSError, ValueError, StopIteration):
-            lines = (folder / f"rank{failed.local_rank}" / FILE_NAME).read_text().splitlines()
-            error = json.loads(next(x for x in lines if x.startswith('{"event":"error"')))
+        with contextlib.suppress(OSError, StopIteration):
+            error = next(events_named("error", folder / f"rank{failed.local_rank}" / FILE_NAME))
             lost = any(text in error["message"] for text in LOST_PEER)
             raised.append((lost, error["t_ns"], rank, error))
     if raised and not killed:
@@ -107,4 +105,4 @@ def name_the_failed(failures: dict[int, ProcessFailure], folder: Path, log: Even
 
 
 if __name__ == "__main__":
-    process.serve(launch)
+    lifetime.serve(launch)

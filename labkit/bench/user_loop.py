@@ -49,7 +49,7 @@ def machine_and_clock(
 
         clock = None
         if device is None:
-            device = find_device(torch)
+            device = device_in_use(torch)
         if device.type == "cuda":
             from labkit.bench.device_clock import DeviceClock
             from labkit.bench.timeline import EventPool
@@ -73,7 +73,7 @@ def device_of(trained: Iterable[torch.Tensor]) -> torch.device | None:
     return None
 
 
-def find_device(torch: ModuleType) -> torch.device:
+def device_in_use(torch: ModuleType) -> torch.device:
     """Return the device this process holds tensors on; starts no CUDA of its own."""
     if torch.cuda.is_initialized():
         held = [torch.cuda.memory_allocated(i) for i in range(torch.cuda.device_count())]

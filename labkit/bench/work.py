@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import multiprocessing
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader
 
-from labkit.bench import data, devices, handoff, machine, process, profile, user_dataset
+from labkit.bench import data, devices, handoff, lifetime, machine, profile, resources, user_dataset
 from labkit.bench.flops import write_work
 from labkit.bench.loader_work import LoaderWork
 from labkit.bench.loop import Trainer, Trains, train
@@ -22,8 +21,8 @@ from labkit.bench.resolve_config import resolve_config
 from labkit.bench.sampler import Sampler, in_workers
 from labkit.bench.timeline import make_timeline
 from labkit.knobs import Settings
+from labkit.process.device_lock import hold
 from labkit.process.events import EventLog
-from labkit.process.family import hold
 from labkit.spec import Job, quick_run
 
 QUICK_SHARE = 0.25  # of its time limit that a quick run takes
@@ -37,7 +36,7 @@ Loader = DataLoader[object] | user_dataset.Batches
 def do(spec: Settings, folder: Path, log: EventLog) -> None:
     """Take the device, do what `spec` describes on it, and write what it took."""
     if "source" not in spec or "measure" in spec:  # a reader's own step keeps its threads
-        machine.use_fixed_threads()
+        resources.use_fixed_threads()
     device = devices.find_device(spec["pipeline"]["device"])
     devices.use(device)
     here = machine.describe(device) | devices.unused_facts()
@@ -47,7 +46,7 @@ def do(spec: Settings, folder: Path, log: EventLog) -> None:
         from labkit.bench.measure import perform  # a tenth of a second
 
         perform(spec, device, folder, log)
-        log.write("memory", peak_bytes=machine.peak_bytes(device))
+        log.write("memory", peak_bytes=resources.peak_bytes(device))
     else:
         run_pipeline(spec, device, folder, log)
 
@@ -55,8 +54,8 @@ def do(spec: Settings, folder: Path, log: EventLog) -> None:
 def run_pipeline(spec: Settings, device: torch.device, folder: Path, log: EventLog) -> None:
     """Set up the pipeline that `spec` describes, and train."""
     own = "source" in spec
-    machine.keep_freed_memory()
-    job, not_applied = resolve_config(spec["pipeline"], device, own_model=not own)
+    resources.keep_freed_memory()
+    job, not_applied = resolve_config(spec["pipeline"], device, size_model=not own)
     if quick_run() and not own:
         shorten(job, not_applied)
     knobs = user_dataset.knobs_of(job, spec["source"]) if own else vars(job)
@@ -65,16 +64,16 @@ def run_pipeline(spec: Settings, device: torch.device, folder: Path, log: EventL
     timeline = make_timeline(log, folder, device)
     with lines_of(loader, folder):
         iterator = begun(loader, job, log)
-        counted = own or write_work(trainer, log, only_known=True)
+        counted = not isinstance(trainer, Trainer) or write_work(trainer, log, only_known=True)
         profile.keep_time(job)
         steps = train(trainer, iterator, timeline, job)
-    log.write("memory", peak_bytes=machine.peak_bytes(device))
+    log.write("memory", peak_bytes=resources.peak_bytes(device))
     profile.look(trainer, iterator, job, steps, folder, log)
     if isinstance(loader, user_dataset.Batches):
         handoff.hand_over(loader.tensors, steps, log, None)
     else:
         handoff.hand_over(data.noise_batch(job), steps, log, trainer)
-    if not counted:
+    if isinstance(trainer, Trainer) and not counted:
         write_work(trainer, log)
 
 
@@ -87,11 +86,11 @@ def prepare(
         return user_dataset.prepare(spec["source"], job, folder)
     if "module" in spec:
         made = importlib.import_module(spec["module"])
-        return made.prepare(spec, job, device, folder, log, log.stage)
+        return made.prepare(spec, job, device, folder, log)
     cache = Path(spec["cache"]) / "data"
     dataset = data.make_dataset(job, cache, partial(log.stage, "making images"))
     trainer = built(lambda: Trainer(job, device), log)
-    dataset = process.planted(spec.get("fault"), dataset, trainer)
+    dataset = lifetime.planted(spec.get("fault"), dataset, trainer)
     return trainer, data.make_loader(dataset, job)
 
 
@@ -129,12 +128,12 @@ def built(make: Callable[[], TrainerType], log: EventLog) -> TrainerType:
 
 def begun(loader: Loader, job: Job, log: EventLog) -> Iterator[Any]:
     """Begin to measure: start the loader's workers, and write who they are."""
-    gc.enable()  # from here on, all is as in anybody's training
+    resources.collect_garbage()  # from here on, all is as in anybody's training
     log.write("begin", warmup=max(LEAST_WARMUP, job.num_workers * (job.prefetch_factor or 0)))
     if job.num_workers:
         log.stage(f"starting {job.num_workers} loader workers")
     iterator = iter(loader)
-    process.held.append(iterator)
-    process.workers.extend(multiprocessing.active_children())
-    log.write("workers", pids=[worker.pid for worker in process.workers])
+    lifetime.held.append(iterator)
+    lifetime.workers.extend(multiprocessing.active_children())
+    log.write("workers", pids=[worker.pid for worker in lifetime.workers])
     return iterator

@@ -6,7 +6,7 @@ challenges themselves are in `challenges/`, one file for each notebook.
 
 Goals compare with a baseline measured in the same session, never with an absolute time. A result
 close to its mark is measured again; if the repeats lie on both sides of the mark, it is too noisy
-to judge. Whatever the answer is, the reader gets a verdict and what the answer measured, never a
+to judge. Whatever the answer is, the user gets a verdict and what the answer measured, never a
 traceback of ours. Tries and passes are kept in the score, by the challenge's key.
 """
 
@@ -34,13 +34,13 @@ from labkit.results.run import Run
 from labkit.spec import Pipeline
 
 if TYPE_CHECKING:
-    from labkit.bench.measure import Bench
+    from labkit.bench.stopwatch import Bench
 
 REPEATS = 3  # of a measurement that is close to its mark, baseline included
 TOO_NOISY = "Too noisy to judge: repeats lie on both sides of the mark. Run this cell again."
 FOLDER = Path(__file__).with_name("challenges")
 
-Answer = Callable[..., Any]  # the reader's function or class
+Answer = Callable[..., Any]  # the user's function or class
 Numbers = Mapping[str, float]  # what a check measured, by the `what` of its goals
 Measure = Callable[[Run, "Run | None"], "float | None"]  # of an answer's run and the baseline's
 Finished = TypeVar("Finished", Run, Measurements)
@@ -64,10 +64,11 @@ class Refused(Exception):
 class Goal:
     """A number that an answer is judged by, and the range in which it has to be."""
 
-    what: str  # as the reader sees it: "samples/s over the baseline's"
+    what: str  # as the user sees it: "samples/s over the baseline's"
     at_least: float = -math.inf
     at_most: float = math.inf
     close: float = 0.0  # a result within this share of a mark may be noise: it is measured again
+    needs_baseline: bool = False  # whether its measure compares with the run of the given spec
 
     def met(self, value: float | None) -> bool:
         """Return whether `value` is in the range; a missing number is not."""
@@ -98,7 +99,7 @@ class Goal:
 
 def faster(times: float) -> Goal:
     """Return the goal of so many times the baseline's samples/s; see `speedup`."""
-    return Goal("samples/s over the baseline's", at_least=times, close=0.1)
+    return Goal("samples/s over the baseline's", at_least=times, close=0.1, needs_baseline=True)
 
 
 def speedup(run: Run, baseline: Run | None) -> float | None:
@@ -186,7 +187,7 @@ class Challenge:
             return Verdict(self.key, "crashed", why=str(why))  # that was no try
         except Unfinished as why:
             verdict = Verdict(self.key, "crashed", why=str(why))
-        except Exception as problem:  # whatever the reader's answer raises
+        except Exception as problem:  # whatever the user's answer raises
             verdict = Verdict(self.key, "not yet", why=str(problem))
         return verdict if verdict.kind == "too noisy" else self._counted(verdict)
 
@@ -270,7 +271,7 @@ class KnobChallenge(Challenge):
     def attempt(self, answer: object, number: int) -> Attempt:
         """Run the answer, and once in a session the `number`th baseline."""
         run = finished(launch(self.spec(answer)))
-        compares = any(measure is speedup for measure in self.goals.values())
+        compares = any(goal.needs_baseline for goal in self.goals)
         baseline = baseline_run(self.start, number) if compares else None
         values = {goal: measure(run, baseline) for goal, measure in self.goals.items()}
         return Attempt(values, run, baseline)
@@ -350,7 +351,7 @@ def tried_out(key: str, answer: Answer) -> Numbers | str:
         return posed.numbers_of(answer)
     except Refused as why:
         return str(why)
-    except Exception as error:  # the reader's code may raise anything
+    except Exception as error:  # the user's code may raise anything
         return f"It raised {type(error).__name__}: {str(error)[:300]}"
 
 

@@ -1,4 +1,4 @@
-"""Claims: sentences of the course that the reader's own numbers bear out, or not."""
+"""Claims: sentences of the course that the user's own numbers bear out, or not."""
 
 from __future__ import annotations
 

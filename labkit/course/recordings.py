@@ -24,6 +24,7 @@ from labkit.results.launch import launch
 from labkit.results.library import load
 from labkit.results.record import Event, read_record
 from labkit.results.result import Result, Table
+from labkit.results.run import Run
 from labkit.results.shipped import entries
 from labkit.spec import Pipeline
 
@@ -36,11 +37,11 @@ MOST_TELEMETRY = 400
 # What is shipped, by event: whole events, and keys of others. Anything else is left out, so that
 # pids, the card's UUID, paths and tracebacks are not shipped by mistake
 WHOLE = (
-    "samples begin epoch step items handoff measurement row skipped memory telemetry drift "
-    "clock work suspended compiled lost xray xray_trace no_xray done stopped end"
+    "samples begin epoch step items handoff row memory telemetry drift clock work suspended "
+    "compiled lost xray xray_trace no_xray done stopped end"
 )
 KEYS = {
-    "spec": "version run utc labkit pipeline experiment params script",
+    "spec": "version run utc labkit pipeline script",
     "machine": "device kind name memory_gib cpu_name cpu_cores host_cores cores_limit ram_gib "
     "shm_gib threads os sm_count compute_capability driver pcie versions",
     "job": "pipeline not_applied unit",
@@ -149,7 +150,12 @@ def _make(each: Wanted, target: Path) -> str | None:
         run = launch(each.spec)
     except OSError as error:
         return str(error)
-    run.wait_or_raise(lambda run: time.monotonic() > deadline and run.stop())
+
+    def stop_if_late(run: Run) -> None:
+        if time.monotonic() > deadline:
+            run.stop()
+
+    run.wait_or_raise(stop_if_late)
     if run.outcome == "stopped":
         return f"took longer than {LONGEST_S:.0f} s"
     if run.outcome != "finished":

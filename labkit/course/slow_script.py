@@ -17,7 +17,7 @@ from labkit.results.hardware import machine
 from labkit.results.launch import launch
 from labkit.results.run import Run
 from labkit.results.script import Script, script
-from labkit.spec import Pipeline, too_old_for
+from labkit.spec import Pipeline, quick_run, too_old_for
 
 # In the order in which the bottleneck moves; the course's notebook 08 climbs them as a ladder
 # {name: the functions of slow_step.py and fixed_step.py that it changes}
@@ -39,6 +39,7 @@ HALF_PRECISION = ("fp16", "bf16")
 SAME_LOSS = 0.02
 SAME_MEAN_LOSS = 0.10  # of the mean loss, in 16 bits
 STEPS = 21  # at least: an x-ray needs 20, a verdict 12 after the warm-up
+QUICK_STEPS = 8  # of a quick run, which is not judged
 
 
 @declares_knobs
@@ -71,6 +72,8 @@ class SlowScript(Spec):
         has_workers = "data" in self.fixes
         copies_whole = on_gpu and "copies" in self.fixes
         fewer_passes = "memory" in self.fixes
+        # What is prefetched at the start is warm-up, of which a run leaves out a third at most
+        steps = QUICK_STEPS if quick_run() else max(STEPS, 3 * PREFETCH * workers)
         return Pipeline(
             dataset="jpeg",
             io_ms=0.0,
@@ -80,8 +83,7 @@ class SlowScript(Spec):
             width=None if on_gpu else 40,
             depth=None if on_gpu else 5,
             seconds=100.0,
-            # What is prefetched at the start is warm-up, of which a run leaves out a third at most
-            steps=self.steps or max(STEPS, 3 * PREFETCH * workers),
+            steps=self.steps or steps,
             batch_size=48 if on_gpu else 16,
             num_workers=workers if has_workers else 0,
             prefetch_factor=PREFETCH if has_workers else None,
@@ -167,6 +169,6 @@ def changed_code(fix: str) -> Script:
     before = SlowScript(below).pipeline.but(steps=STEPS)
     after = SlowScript((*below, fix)).pipeline.but(steps=STEPS)
     knobs = script(after, before=before)
-    if knobs.startswith("---"):
+    if knobs.is_diff:
         lines.append(str(knobs))
     return Script("\n".join(lines).rstrip() + "\n")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -112,12 +112,11 @@ def prepare(
     device: torch.device,
     folder: Path,
     log: EventLog,
-    stage: Callable[..., None],
 ) -> tuple[SlowTrainer, DataLoader]:
     """Return trainer and loader of a run of the script, for the bench."""
     cache = Path(spec["cache"]) / "data"
     fixes = spec["script"]["fixes"]
-    images = jpeg_folder(cache, 2 * job.image_px, lambda *done: stage("making images", *done))
-    stage("building the model")
+    images = jpeg_folder(cache, 2 * job.image_px, lambda *done: log.stage("making images", *done))
+    log.stage("building the model")
     trainer = SlowTrainer(job, device, fixes, log)
     return trainer, make_loader(Files(images, job, fixes), job)

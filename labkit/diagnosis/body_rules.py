@@ -27,7 +27,7 @@ BESIDES = {  # what a body does besides training, by the part of it; and what he
 
 
 def sampled_by(lines: Lines, evidence: Evidence) -> str:
-    """Return by what a loop's body was measured, in words."""
+    """Say by what a loop's body was measured."""
     return f"{lines.samples} sampled stacks, {evidence.source}"
 
 
@@ -42,7 +42,7 @@ def in_which(steps: LongSteps) -> str:
 
 
 def of_the_time(is_bound: bool) -> str:
-    """Return of what a share of a body's time is, in words: a GPU may work under it."""
+    """Say of what a share of a body's time is: a GPU may work under it."""
     if not is_bound:
         return "of the time"
     return "of the time, at most, is lost: while the device may work on what is queued,"

@@ -35,8 +35,10 @@ def no_tensor_cores(evidence: Evidence) -> Finding | None:
     idle = max(0.0, kernels.eligible_share - kernels.tensor_core_share)
     lost = idle * limits.HALF_SAVED * evidence.compute_share
     can = "of kernel time is in operators that can use Tensor Cores"
-    seen = f"of the time is what that costs at {limits.TENSOR_CORE_GAIN:g}x, the low end of "
-    seen += "published gains"
+    seen = (
+        f"of the time is what that costs at {limits.TENSOR_CORE_GAIN:g}x, the low end of "
+        "published gains"
+    )
     return Finding(
         name="precision",
         cause="no Tensor Cores",

@@ -57,7 +57,7 @@ def mean_known(values: Iterable[float | None]) -> float | None:
 
 
 def readings(run: Run) -> list[tuple[float, Event]]:
-    """Return the instruments' samples of a run, each behind its moment in s."""
+    """Return the instruments' samples of a run, each after its moment in s."""
     moments = run.seconds(np.array([sample["t_ns"] for sample in run.telemetry]))
     return list(zip(moments, run.telemetry, strict=True))
 

@@ -10,9 +10,10 @@ from labkit.results.hardware import Machine
 from labkit.results.measurements import Measurements
 from labkit.results.result import Result, Table
 from labkit.results.run import Run
+from labkit.results.text import counted
+from labkit.spec import BANDWIDTH
 
 SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
-BANDWIDTH = "bandwidth"  # what `labkit.bench.peaks` calls memory's rate
 ROOFS = (BANDWIDTH, "fp32", "tf32", "fp16", "bf16")  # what `lk.peaks` measures
 
 
@@ -61,13 +62,15 @@ class Peaks(Result):
         known = rows[rows["error"].isna()]
         rates = dict(zip(known.index, known["per_s"].astype(float), strict=True))
         memory = rates.pop("memory", None)
-        failed = rows["error"].dropna().astype(str)
+        missing = {}
+        for row, why in measured.failures:
+            missing["memory" if row["of"] == BANDWIDTH else row["of"]] = why
         return cls(
             machine=replace(measured.machine, threads=int(known["threads"].max())),
             day=known["day"].max(),
             gb_per_s=memory and memory / 1e9,
             tflop_per_s={name: rate / 1e12 for name, rate in rates.items()},
-            missing=failed.str.removeprefix("skipped: ").to_dict(),
+            missing=missing,
             varied=tuple(known.index[known["varied"].astype(bool)]),
         )
 
@@ -110,5 +113,5 @@ def peak(run: Run) -> Peak | None:
         return None
     source = f"measured {f'on {machine.name}' if run.recorded else 'here'}"
     if machine.kind == "cpu" and machine.threads:
-        source += f" on {machine.threads} thread{'' if machine.threads == 1 else 's'}"
+        source += f" on {counted(machine.threads, 'thread')}"
     return Peak(rates[kind], rates.get(BANDWIDTH), kind, source)

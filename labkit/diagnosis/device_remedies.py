@@ -67,9 +67,9 @@ OVERLAPPED = Remedy(
     "overlapped",
     "Copy the next batch under the compute of this one (prefetch_to_device=True).",
     "copies",
-    lambda evidence: bool(evidence.knobs.get("pin_memory")),
-    {"prefetch_to_device": True},
-    "gpu",
+    fits=lambda evidence: bool(evidence.knobs.get("pin_memory")),
+    sets={"prefetch_to_device": True},
+    on="gpu",
     cost="device memory for one more batch",
 )
 MORE_PER_CALL = Remedy(
@@ -340,7 +340,6 @@ PAD_LESS = Remedy(
 COOLER = Remedy(
     "cooler",
     "Check its cooling (airflow, dust, a hot card beside it), or lower its power limit.",
-    "batch",
 )
 LARGER_MODEL = Remedy(
     "larger_model",

@@ -28,9 +28,10 @@ from labkit.results.event_log import of_one_moment
 from labkit.results.library import Loaded, load
 from labkit.results.measurements import Measurements
 from labkit.results.ranks import Ranks
-from labkit.results.record import BODY_NOTE, RecordError
-from labkit.results.result import listed
+from labkit.results.record import RecordError
 from labkit.results.run import Run
+from labkit.results.text import listed
+from labkit.results.watched_pipeline import BODY_NOTE
 
 # Causes that follow from a busy device: how well its operators work is not measured
 CONCLUDED = (DEVICE_LIMIT, DOUBLE)
@@ -50,16 +51,9 @@ def diagnose(
         is_record = path.name.endswith((".jsonl", ".jsonl.gz")) or (path / FILE_NAME).exists()
         return diagnose(load(path) if is_record else trace(path))
     if isinstance(what, (Breakdown, RankTraces)):
-        evidence = of_trace(what) if isinstance(what, Breakdown) else of_traces(what)
-        findings, most = _trusted(ranking.by_cost(evidence), evidence)
-        told = tuple(_told(each, evidence) for each in findings)
-        confidence = min(ranking.lead(evidence), most)
-        return Diagnosis(told, confidence, what.source, tuple(_not_seen(evidence)))
+        return of_traced(what)
     if isinstance(what, PublicTrace):
-        missing = (Remedy("published", what.missing),)
-        seen = (Measured(what.why.rstrip(".")),)
-        found = Finding(what.bottleneck, "published", measured=seen, remedies=missing)
-        return Diagnosis((worded(found),), 0.0, what.mark)
+        return of_published(what)
     if isinstance(what, Ranks):
         return what.diagnose()
     if isinstance(what, Measurements):
@@ -68,6 +62,23 @@ def diagnose(
             "is nothing to diagnose: lk.load(path) shows its numbers; diagnose a training run."
         )
     return of_run(what)
+
+
+def of_traced(traced: Breakdown | RankTraces) -> Diagnosis:
+    """Diagnose what was read from the trace of a rank, or from those of several."""
+    evidence = of_trace(traced) if isinstance(traced, Breakdown) else of_traces(traced)
+    findings, most = _trusted(ranking.by_cost(evidence), evidence)
+    told = tuple(_told(each, evidence) for each in findings)
+    confidence = min(ranking.lead(evidence), most)
+    return Diagnosis(told, confidence, traced.source, tuple(_not_seen(evidence)))
+
+
+def of_published(known: PublicTrace) -> Diagnosis:
+    """Return what others found in a trace that could not be read."""
+    missing = (Remedy("published", known.missing),)
+    seen = (Measured(known.why.rstrip(".")),)
+    found = Finding(known.bottleneck, "published", measured=seen, remedies=missing)
+    return Diagnosis((worded(found),), 0.0, known.mark)
 
 
 @of_one_moment
@@ -91,14 +102,13 @@ def of_run(run: Run, ranks_cores: float = 0.0) -> Diagnosis:
             table.rows, lambda rows: ranking.by_cost(table.evidence(rows)), findings
         )
     findings, most = _trusted(with_low_mfu(run, evidence, findings), evidence)
-    caveats, sure = _caveats(evidence, run, table.seconds)
     told = tuple(_told(each, evidence, run) for each in findings)
     return Diagnosis(
         _helpful_first(told),
-        min(confidence * sure, most),
+        min(confidence * _undisturbed(evidence, run, table.seconds), most),
         source,
         (*unseen, *_not_seen(evidence)),
-        caveats,
+        _caveats(evidence, run, table.seconds),
         of_pipeline=evidence.loop is None,
         mark=run.mark,
     )
@@ -112,7 +122,7 @@ def source_of(run: Run | Ranks) -> str:
 def resampled(
     rows: int, judge: Callable[[np.ndarray], tuple[Finding, ...]], found: tuple[Finding, ...]
 ) -> tuple[tuple[Finding, ...], float]:
-    """Return the findings, behind a doubt if too close to call, and the confidence in them."""
+    """Return the findings, after a doubt if too close to call, and the confidence in them."""
     draws = np.random.default_rng(0).integers(0, rows, (limits.RESAMPLES, rows))
     again = Counter((first.name, first.rank) for first in (judge(drawn)[0] for drawn in draws))
     confidence = again[found[0].name, found[0].rank] / limits.RESAMPLES
@@ -122,12 +132,10 @@ def resampled(
     return (doubts.too_close(confidence, names), *found), confidence
 
 
-def _caveats(evidence: Evidence, run: Run, seconds: float) -> tuple[tuple[str, ...], float]:
-    """Return what else had a part in a run's times, and how much of the confidence that leaves."""
+def _caveats(evidence: Evidence, run: Run, seconds: float) -> tuple[str, ...]:
+    """Say what else had a part in a run's times, of which so many seconds were measured."""
     caveats = []
-    sure = 1.0
     if evidence.is_disturbed:
-        sure = 1 - min(evidence.crowded_by, 1.0)
         taken = f"had the model's core for {evidence.stolen_by_others:.0%} of the time"
         use = evidence.use
         if use.others_share > limits.FOREIGN_LOAD / 2:
@@ -136,13 +144,21 @@ def _caveats(evidence: Evidence, run: Run, seconds: float) -> tuple[tuple[str, .
         caveats.append(f"Other programs {taken}.")
     if evidence.kind == "gpu" and run.on_the_card:
         caveats.append(f"Other programs were on the same GPU: {listed(run.on_the_card)}.")
-        share = evidence.others_on_gpu
-        sure = min(sure, limits.UNSEEN if share is None else 1 - share)
     if run.watched and seconds < limits.LONG_ENOUGH_S:
         longer = f"{seconds:.1f} s were measured, and a longer run gives a surer verdict."
         caveats.append(f"A short look: {longer}")
-        sure *= seconds / limits.LONG_ENOUGH_S
-    return tuple(caveats), sure
+    return tuple(caveats)
+
+
+def _undisturbed(evidence: Evidence, run: Run, seconds: float) -> float:
+    """Return how much of the confidence (0 to 1) the `_caveats` leave."""
+    left = 1 - min(evidence.crowded_by, 1.0) if evidence.is_disturbed else 1.0
+    if evidence.kind == "gpu" and run.on_the_card:
+        share = evidence.others_on_gpu
+        left = min(left, limits.UNSEEN if share is None else 1 - share)
+    if run.watched and seconds < limits.LONG_ENOUGH_S:
+        left *= seconds / limits.LONG_ENOUGH_S
+    return left
 
 
 def _not_seen(evidence: Evidence) -> list[str]:
@@ -181,7 +197,7 @@ def _trusted(
 
 
 def _helpful_first(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """Put a loss that no remedy is expected to make smaller behind one that a remedy does."""
+    """Put a loss that no remedy is expected to make smaller after one that a remedy does."""
     first, *rest = findings
     if first.remedies or not first.lost_share:
         return findings

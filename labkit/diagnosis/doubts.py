@@ -8,6 +8,7 @@ from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import NEIGHBOUR, Finding, Measured
 from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.witnesses import Witness
+from labkit.results.text import counted
 from labkit.spec import GRAPH_MODES
 
 RUN_LONGER = Remedy("run_longer", "Run longer (more steps), on a quiet machine.")
@@ -46,15 +47,17 @@ def too_short(steps: int) -> Finding | None:
     missing = limits.MIN_STEPS - steps
     if missing <= 0:
         return None
-    more = f"Run {missing} more step{'s' if missing > 1 else ''}."
+    more = f"Run {counted(missing, 'more step')}."
     seen = f"steps were measured after the warm-up; a verdict needs {limits.MIN_STEPS}"
     return doubt("too short", Measured(seen, steps, "count"), remedy=Remedy("run_on", more))
 
 
 def too_close(confidence: float, names: list[str]) -> Finding:
     """The resampled runs do not agree."""
-    seen = f"of the resampled runs give the same verdict (threshold {limits.MIN_CONFIDENCE:.0%}); "
-    seen += f"the candidates are {' and '.join(names[:2])}"
+    seen = (
+        f"of the resampled runs give the same verdict (threshold {limits.MIN_CONFIDENCE:.0%}); "
+        f"the candidates are {' and '.join(names[:2])}"
+    )
     return doubt("too close to call", Measured(seen, confidence), remedy=RUN_LONGER)
 
 

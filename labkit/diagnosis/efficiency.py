@@ -16,8 +16,8 @@ from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import DEVICE_LIMIT, Finding, Measured
 from labkit.diagnosis.remedies import Remedy
 from labkit.results.record import Event
-from labkit.results.result import percent
 from labkit.results.run import Run
+from labkit.results.text import percent
 
 NO_PEAK = 1.25  # 3x3 kernels on 8x8 pixels, an eighth of whose products are with padding, and 10 %
 LARGER = Remedy(

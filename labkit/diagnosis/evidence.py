@@ -12,18 +12,17 @@ from statistics import fmean
 from labkit.bench.growth import Grown
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.core_use import CoreUse
+from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.hot_lines import Line, Lines
 from labkit.diagnosis.line_work import loading_mask
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.recommendation import Workers
 from labkit.diagnosis.watched_loop import Loop
 from labkit.diagnosis.witnesses import Heat, Witness, deciding
 from labkit.knobs import Setting
-from labkit.results.run import Run
-from labkit.results.supply import MemoryGrowth, late_share, memory_growth, wait_over_alone
+from labkit.results.loader_records import Hang
+from labkit.results.supply import MemoryGrowth
 from labkit.results.wall_shares import WallShares
-from labkit.results.workers import Hang
 
 
 @dataclass(frozen=True)
@@ -113,40 +112,6 @@ class WorkerEvidence:
         """The cores that they compute on, on average."""
         return sum(self.cpu_shares) * (1 - (self.idle_share or 0.0))
 
-    @classmethod
-    def of(cls, run: Run) -> WorkerEvidence | None:
-        """Return what a run recorded of its workers; None where it recorded nothing, or has none.
-
-        `run.workers` is a `labkit.results.workers.LoaderWorkers`.
-        """
-        seen = run.workers
-        workers = [worker for worker in seen if worker.worker >= 0]
-        if not workers:
-            return None
-        starts = seen.epoch_start_ms[1:]
-        first, *later = seen.epoch_item_ms
-        hang = seen.hang
-        busy_ms = [worker.busy_ms for worker in workers]
-        return cls(
-            cpu_shares=tuple(worker.cpu_share for worker in workers),
-            in_line_share=fmean(worker.in_line_share for worker in workers) or None,
-            idle_share=seen.idle_share,
-            hand_over_ms=seen.handover_ms,
-            slowest_ratio=max(worker.slowest_ratio for worker in workers),
-            slow_batch_ratio=max(worker.p99_ms / max(worker.p50_ms, 1e-6) for worker in workers),
-            slow_items=tuple(dict.fromkeys(item.index for item in seen.slowest)),
-            busiest_over_mean=max(busy_ms) / fmean(busy_ms),
-            first_epoch_ratio=first / fmean(later) if later and fmean(later) else None,
-            epoch_start_ms=fmean(starts) if starts else None,
-            epoch_start_share=sum(starts) / 1e3 / run.length_s if starts else None,
-            hang=None if hang is None or hang.worker is None else hang,  # the loop's own
-            late_share=late_share(seen.batches),
-            wait_over_alone=wait_over_alone(seen.batches),
-            memory=memory_growth(seen.events),
-            item_cpu_ms=fmean(worker.item_cpu_ms for worker in workers),
-            item_wait_ms=fmean(max(0.0, w.item_ms - w.item_cpu_ms) for w in workers),
-        )
-
 
 @dataclass(frozen=True)
 class Evidence:
@@ -213,7 +178,7 @@ class Evidence:
 
     # A profiler's trace
     from_trace: bool = False
-    loader_workers: bool | None = None  # whether its loader has workers
+    trace_has_workers: bool | None = None  # whether the loader of a trace has workers
     outside_where: tuple[str, ...] = ()  # functions in which the host was busy
     late_rank: int | None = None  # of several, the one that the others wait for
     late_said: str = ""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.hot_lines import Line
-from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.remedies import LESSONS, Remedy
 from labkit.diagnosis.symptoms import page_of
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding
-from labkit.diagnosis.prediction import WORTH, Estimate, predict
+from labkit.diagnosis.prediction import WORTH, predict
 from labkit.diagnosis.remedies import Remedy
 from labkit.results.run import Run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -10,9 +11,9 @@ import numpy as np
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.core_use import CoreUse, mean_known, readings, while_it_trained
+from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.evidence import Evidence, Launches, LoopGrowth, WorkerEvidence, Xray
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.recommendation import recommend_prefetch, recommend_workers
 from labkit.diagnosis.trace_evidence import kernels_of
 from labkit.diagnosis.watched_loop import loop_of
@@ -20,6 +21,7 @@ from labkit.diagnosis.witnesses import throttled, witnesses
 from labkit.results.record import Event
 from labkit.results.run import Run
 from labkit.results.step_classes import CLASSES, split_steps
+from labkit.results.supply import late_share, memory_growth, wait_over_alone
 
 # Share of the time spent waiting for data from which it is asked how many workers would be best
 WORTH_A_LOOK = limits.WORTH_NAMING["input"] / 2
@@ -66,8 +68,12 @@ class StepTable:
         timed = np.where(np.isnan(own), 0.0, compute)
         table = np.column_stack([parts, pauses, timed, compute - ran, np.ones(count)])
         known = _known(run, wait, compute, ranks_cores)
-        self.known = _advised(known, run, StepSums(*table.sum(axis=0).tolist()))
         loop = known.loop
+        if loop:
+            copied = loop.copied * wait
+            table[:, 0] -= copied
+            table[:, 1] += copied
+        self.known = _advised(known, run, StepSums(*table.sum(axis=0).tolist()))
         body = np.column_stack([loop.sampled, loop.body]) if loop else np.zeros((count, 0))
         blocks = np.arange(0, count, max(1, -(-count // limits.MOST_DRAWN)))
         self.rows = len(blocks)
@@ -143,29 +149,23 @@ def _known(run: Run, wait: np.ndarray, compute: np.ndarray, ranks_cores: float) 
     `wait` and `compute` are (steps,), s.
     """
     machine = run.machine
-    on_gpu = machine.kind == "gpu"
-    use = CoreUse.of(run)
-    if use.others is not None:
-        use = replace(use, others=max(0.0, use.others - ranks_cores))
-    lines = run.lines if run.samples_of_lines else None
     loop = loop_of(run)
     parts = loop.lines.body.keys() if loop else set()
     xray = _xray(run.xray_facts)
-    worst = np.sort(wait)[-max(1, round(limits.WORST_STEPS * len(wait))) :]
     known = Evidence(
         kind=machine.kind,
         inside=f"x-ray of {xray.steps:g} steps" if xray else "x-ray",
-        stall_share=float(worst.sum() / wait.sum()) if wait.any() else 0.0,
+        stall_share=_stall_share(wait),
         padding_share=run.padding,
         # of a step that has the cores to itself
         quick_compute_us=float(np.quantile(compute, limits.QUICK)) * 1e6 if len(compute) else None,
         launches_only=run.launches_only,
-        use=use,
+        use=_core_use(run, ranks_cores),
         xray=xray,
         witnesses=witnesses(run),
-        lines=lines,
+        lines=run.lines if run.samples_of_lines else None,
         loop=loop,
-        workers=WorkerEvidence.of(run),
+        workers=worker_evidence(run),
         whole=run.wall_shares,
         knobs=run.pipeline.to_dict(),
         trains=not parts or bool({"backward", "optimizer"} & parts),
@@ -173,17 +173,65 @@ def _known(run: Run, wait: np.ndarray, compute: np.ndarray, ranks_cores: float) 
         headroom=_headroom(run.event("headroom")),
     )
     if run.watched:
-        known = replace(
-            known,
-            growth=LoopGrowth(tuple(run.growth), *_swelling(run)),
-            weights_dtype=run.weights_dtype,
-            batch_dtype=run.batch_dtype,
-            batch_bytes=_usual(run.batch_bytes),
-            code=LoopCode.of(run.loop_code, run.event("remade")),
-            trainer=bool(run.trainer),
-            host_wait_share=_host_wait(run.host_ns[run.warmup :]),
-        )
-    return _of_gpu(known, run) if on_gpu else replace(known, threads=machine.threads)
+        known = _of_watched(known, run)
+    return _of_gpu(known, run) if machine.kind == "gpu" else replace(known, threads=machine.threads)
+
+
+def _core_use(run: Run, ranks_cores: float) -> CoreUse:
+    """Return who uses the cores; other ranks of the job, on `ranks_cores`, count as the run."""
+    use = CoreUse.of(run)
+    return use if use.others is None else replace(use, others=max(0.0, use.others - ranks_cores))
+
+
+def _stall_share(wait: np.ndarray) -> float:
+    """Return the share of the waiting (s, by step) that the worst steps have."""
+    worst = np.sort(wait)[-max(1, round(limits.WORST_STEPS * len(wait))) :]
+    return float(worst.sum() / wait.sum()) if wait.any() else 0.0
+
+
+def _of_watched(known: Evidence, run: Run) -> Evidence:
+    """Return the evidence with what only the recorder of a user's own loop sees."""
+    return replace(
+        known,
+        growth=LoopGrowth(tuple(run.growth), *_swelling(run)),
+        weights_dtype=run.weights_dtype,
+        batch_dtype=run.batch_dtype,
+        batch_bytes=_usual(run.batch_bytes),
+        code=LoopCode.of(run.loop_code, run.event("remade")),
+        trainer=bool(run.trainer),
+        host_wait_share=_host_wait(run.host_ns[run.warmup :]),
+    )
+
+
+def worker_evidence(run: Run) -> WorkerEvidence | None:
+    """Return what a run recorded of its workers; None where it recorded nothing, or has none."""
+    seen = run.workers
+    workers = [worker for worker in seen if worker.worker >= 0]
+    if not workers:
+        return None
+    starts = seen.epoch_start_ms[1:]
+    first, *later = seen.epoch_item_ms
+    hang = seen.hang
+    busy_ms = [worker.busy_ms for worker in workers]
+    return WorkerEvidence(
+        cpu_shares=tuple(worker.cpu_share for worker in workers),
+        in_line_share=fmean(worker.in_line_share for worker in workers) or None,
+        idle_share=seen.idle_share,
+        hand_over_ms=seen.handover_ms,
+        slowest_ratio=max(worker.slowest_ratio for worker in workers),
+        slow_batch_ratio=max(worker.p99_ms / max(worker.p50_ms, 1e-6) for worker in workers),
+        slow_items=tuple(dict.fromkeys(item.index for item in seen.slowest)),
+        busiest_over_mean=max(busy_ms) / fmean(busy_ms),
+        first_epoch_ratio=first / fmean(later) if later and fmean(later) else None,
+        epoch_start_ms=fmean(starts) if starts else None,
+        epoch_start_share=sum(starts) / 1e3 / run.length_s if starts else None,
+        hang=None if hang is None or hang.worker is None else hang,  # the loop's own
+        late_share=late_share(seen.batches),
+        wait_over_alone=wait_over_alone(seen.batches),
+        memory=memory_growth(seen.events),
+        item_cpu_ms=fmean(worker.item_cpu_ms for worker in workers),
+        item_wait_ms=fmean(max(0.0, w.item_ms - w.item_cpu_ms) for w in workers),
+    )
 
 
 def _usual(values: np.ndarray) -> float | None:

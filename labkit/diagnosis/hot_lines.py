@@ -91,8 +91,9 @@ class Lines(Result):
 
     There are `samples` stacks behind the warm-up; `missing` says why none. Of each, as arrays:
     `phase` (an index into `PHASES`), `step` (-1 in workers and between passes), `share` (0 to 1 of
-    wall time, or of the workers' work), `place` (an index into `places`), and of the place `kind`
-    and `within`. Workers took `made_us` to make a batch, None if unknown.
+    wall time, or of the workers' work), `moment` and `seconds` (when it ended, and how long it
+    stands for), `place` (an index into `places`), and of the place `kind` and `within`. Workers
+    took `made_us` to make a batch, None if unknown.
     """
 
     def __init__(self, run: Run):
@@ -123,12 +124,14 @@ class Lines(Result):
         self.phase = phase[keep]
         self.step = np.where(phase <= BODY_PHASE, step, -1)[keep]
         self.share = share[keep]
+        self.moment = moment[keep]
+        self.seconds = weight[keep] / 1e9
         self.place = place[keep]
         self.kind = kind[keep]
         self.within = within[keep]
         self.samples = int(keep.sum())
         self.refused = bool(run.no_lines) and not self.samples  # more steps bring none either
-        nothing = run.no_lines or "no stack was sampled behind the warm-up"
+        nothing = run.no_lines or "no stack was sampled after the warm-up"
         self.missing = "" if self.samples else nothing
 
     def __len__(self) -> int:
@@ -199,7 +202,7 @@ class Lines(Result):
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        """Every line that was met, the costliest first; those of workers behind the loop's."""
+        """Every line that was met, the costliest first; those of workers after the loop's."""
         return self.rows(self.phase < WORKER) + self.rows(self.phase == WORKER)
 
     def worst(self, mask: np.ndarray) -> tuple[Line, ...]:
@@ -228,8 +231,10 @@ class Lines(Result):
             for line in shown
             if line.share >= 0.005
         ]
-        sampled = f"{self.samples} stacks sampled in this process and its loader's workers; "
-        sampled += "shares of wall time, of workers their working time"
+        sampled = (
+            f"{self.samples} stacks sampled in this process and its loader's workers; "
+            "shares of wall time, of workers their working time"
+        )
         parts = [f"{share:.0%} {part}" for part, share in self.body.items() if share >= 0.005]
         body = f"the loop's body: {', '.join(parts)}" if parts else ""
         return Table(

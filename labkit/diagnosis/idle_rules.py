@@ -44,7 +44,7 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
         waits.append(Measured(worst, evidence.stall_share))
     if evidence.headroom is not None:
         perfect = "the throughput is what a perfect loader would give"
-        waits.append(Measured(perfect, evidence.headroom[0], "times", "replayed batches"))
+        waits.append(Measured(perfect, evidence.headroom.value, "times", "replayed batches"))
     measured = (*waits, *found.measured)
     return replace(found, lost_share=evidence.wait_share, measured=measured)
 
@@ -60,8 +60,10 @@ def cores_taken_by_workers(evidence: Evidence) -> Finding | None:
     count = evidence.num_workers or 0
     advised = evidence.advised
     fewer = advised is not None and advised.num_workers < count
-    seen = "of the time a loader worker had the core that the model's thread needed, with "
-    seen += f"{count} workers on {evidence.use.cores} cores"
+    seen = (
+        "of the time a loader worker had the core that the model's thread needed, with "
+        f"{count} workers on {evidence.use.cores} cores"
+    )
     by = "thread CPU time against wall time"
     if evidence.loop is not None:
         quick_ms = (evidence.quick_compute_us or 0.0) / 1e3
@@ -102,8 +104,10 @@ def host_work(evidence: Evidence) -> Finding | None:
     remedies = (cures.OUT_OF_THE_LOOP,)
     if evidence.from_trace:
         cause = "issuing work"
-        seen = "of the time the device waits while the host issues work: in operators, in calls "
-        seen += "of the runtime, in Python between them"
+        seen = (
+            "of the time the device waits while the host issues work: in operators, in calls "
+            "of the runtime, in Python between them"
+        )
         remedies = cures.FEWER_LAUNCHES
     return costs("launch", cause, lost, seen, evidence.source, *remedies)
 

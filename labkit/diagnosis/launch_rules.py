@@ -23,8 +23,10 @@ def tiny_operators(evidence: Evidence) -> Finding | None:
     if evidence.kind != "cpu" or xray is None:
         return None
     lost = evidence.compute_share * evidence.dispatch_share
-    seen = "of the time, inside the compute, goes to Python and to dispatching "
-    seen += f"{xray.tiny_ops:g} operators of under 10 µs per step"
+    seen = (
+        "of the time, inside the compute, goes to Python and to dispatching "
+        f"{xray.tiny_ops:g} operators of under 10 µs per step"
+    )
     measured = [Measured(seen, lost, by=evidence.inside)]
     if xray.fixed_share is not None:
         measured.append(Measured("of a step does not grow with the batch", xray.fixed_share))
@@ -75,8 +77,10 @@ def gaps_between_kernels(evidence: Evidence) -> Finding | None:
     if evidence.kind != "gpu" or kernels is None or not evidence.compute_us or evidence.from_trace:
         return None
     lost = evidence.gap_share * evidence.compute_share
-    seen = "of the time no kernel runs inside the step's compute: kernels take "
-    seen += f"{kernels.kernel_us / 1e3:.1f} ms of {evidence.compute_us / 1e3:.1f} ms"
+    seen = (
+        "of the time no kernel runs inside the step's compute: kernels take "
+        f"{kernels.kernel_us / 1e3:.1f} ms of {evidence.compute_us / 1e3:.1f} ms"
+    )
     by = "x-ray against events"
     return costs("launch", "gaps between kernels", lost, seen, by, *cures.FEWER_LAUNCHES)
 
@@ -97,8 +101,10 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
     besides = sum(evidence.body.get(part, 0.0) for part in parts)
     others = (body_rules.own_optimizer(evidence), body_rules.copies_in_the_body(evidence))
     besides += sum(each.lost_share for each in others if each) / max(busy, 1e-9)
-    seen = f"of the time the device is busy by its events, but {witness.said}: gaps between "
-    seen += "kernels, or kernels too small for it"
+    seen = (
+        f"of the time the device is busy by its events, but {witness.said}: gaps between "
+        "kernels, or kernels too small for it"
+    )
     found = Finding(
         name="launch",
         cause="gaps or small kernels",

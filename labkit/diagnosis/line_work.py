@@ -32,7 +32,7 @@ class LongSteps:
 
 
 @dataclass(frozen=True)
-class Work:
+class PartOfLoop:
     """What a part of the loop, or of its loader, does, and the lines that it does it in."""
 
     cause: str
@@ -41,7 +41,7 @@ class Work:
     long_steps: LongSteps | None = None  # in which steps, where they are few or regular
 
 
-def work_of(lines: Lines, part: str, spent: np.ndarray) -> Work:
+def work_of(lines: Lines, part: str, spent: np.ndarray) -> PartOfLoop:
     """Return what a part of the body does; `spent` (steps,) is how long each body took, s."""
     mask = lines.of_part(part)
     worst = lines.worst(mask)
@@ -49,10 +49,10 @@ def work_of(lines: Lines, part: str, spent: np.ndarray) -> Work:
     body = float(lines.share[lines.mask("body")].sum())
     share = worst[0].share / max(body, 1e-9) if worst else 0.0
     if when is None or (part == "validation" and when.every is None):
-        return Work(part, worst, share)
+        return PartOfLoop(part, worst, share)
     begins = lines.around(mask, "site")[:1]  # it is known by the line that begins it
     share = begins[0].share / max(body, 1e-9) if begins else share
-    return Work("periodic", (*begins, *worst), share, when)
+    return PartOfLoop("periodic", (*begins, *worst), share, when)
 
 
 def synchronises(lines: Lines) -> tuple[float, tuple[Line, ...]] | None:
@@ -103,7 +103,7 @@ def long_steps(lines: Lines, mask: np.ndarray, spent: np.ndarray) -> LongSteps |
     return LongSteps(len(steps)) if few else None
 
 
-def loading_of(lines: Lines) -> Work | None:
+def loading_of(lines: Lines) -> PartOfLoop | None:
     """Return collating, or the line, helper function, Python code or few lines with most of it."""
     work = loading_mask(lines)
     whole = float(lines.share[work].sum())
@@ -112,7 +112,7 @@ def loading_of(lines: Lines) -> Work | None:
     collates = work & (lines.within == COLLATE)
     part = float(lines.share[collates].sum()) / whole
     if part >= limits.MOST_OF_LOADING:
-        return Work(COLLATE, lines.worst(collates), part)
+        return PartOfLoop(COLLATE, lines.worst(collates), part)
     rows = lines.rows(work & ~collates)
     most = lines.worst(work & ~collates)
     least = limits.MOST_OF_LOADING * whole
@@ -127,7 +127,7 @@ def loading_of(lines: Lines) -> Work | None:
         found = rows[:3]
     else:
         return None
-    return Work("item", found, found[0].share / whole)
+    return PartOfLoop("item", found, found[0].share / whole)
 
 
 def loading_mask(lines: Lines) -> np.ndarray:

@@ -9,8 +9,10 @@ from functools import partial
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.loader_code import LoopCode
+from labkit.diagnosis.recommendation import Workers
 from labkit.diagnosis.remedies import LESS_WAITING, Remedy, Values
 from labkit.knobs import Setting
+from labkit.results.text import counted
 from labkit.spec import PYTORCH_PREFETCH, WITHOUT_WORKERS
 
 DEEPEST = 16  # a deeper queue than this takes memory and hides what is wrong
@@ -19,7 +21,7 @@ SET_THREADS = (
 )
 # A pass so short is not worth the start of workers: 0.1 s each to fork, some s to spawn
 SHORT_PASS_S = 10.0
-IN_THE_LOOP = {"num_workers": 0, **WITHOUT_WORKERS}
+NO_WORKERS = {"num_workers": 0, **WITHOUT_WORKERS}
 
 # -- conditions ------------------------------------------------------------------------------------
 
@@ -35,7 +37,7 @@ def _made_us(evidence: Evidence) -> float:
 
 def quickly_made(evidence: Evidence) -> bool:
     """Return whether a batch is made as fast as a worker hands one over."""
-    return _made_us(evidence) < limits.HANDOFF_US and evidence.loader_workers is None
+    return _made_us(evidence) < limits.HANDOFF_US and evidence.trace_has_workers is None
 
 
 def fetched_at_once(evidence: Evidence) -> Values | None:
@@ -55,7 +57,7 @@ def made_in_the_loop(evidence: Evidence) -> Values | None:
     """Fit a loader whose workers cost more than they save."""
     advised = evidence.advised and evidence.advised.num_workers == 0
     slower = quickly_made(evidence) or advised
-    return IN_THE_LOOP if evidence.num_workers and slower else None
+    return NO_WORKERS if evidence.num_workers and slower else None
 
 
 def deeper_queue(evidence: Evidence) -> Values | None:
@@ -76,31 +78,36 @@ def other_workers(evidence: Evidence) -> Values | None:
     now = evidence.num_workers or 0
     if advised is None or advised.num_workers in (0, now) or quickly_made(evidence):
         return None
-    count = advised.num_workers
-    how = "Use fewer workers:" if count < now else "Use more workers:"
-    if not now:
-        how = "Prepare batches in other processes:"
-    code = kept = ""
-    changes: dict[str, Setting] = {"num_workers": count}
+    changes: dict[str, Setting] = {"num_workers": advised.num_workers}
     loop = evidence.loop
     if not now and loop is not None and loop.passes > 1 and loop.pass_s < SHORT_PASS_S:
         changes["persistent_workers"] = True
+    return {**_worker_words(evidence, advised, "persistent_workers" in changes), **changes}
+
+
+def _worker_words(evidence: Evidence, advised: Workers, is_kept: bool) -> Values:
+    """Return what the remedy says of another number of workers, which may be kept from now on."""
+    now = evidence.num_workers or 0
+    how = "Use fewer workers:" if advised.num_workers < now else "Use more workers:"
+    if not now:
+        how = "Prepare batches in other processes:"
+    kept = code = ""
+    if is_kept:
         kept = f", kept between epochs (persistent_workers=True){remade_said(evidence.code)}"
     if advised.threads is not None:
         code = SET_THREADS.format(threads=advised.threads)
-        kept += f", with {advised.threads} thread{'s' * (advised.threads > 1)} for the model"
+        kept += f", with {counted(advised.threads, 'thread')} for the model"
     return {
         "how": how,
         "kept": kept,
-        "warned": too_many(count, evidence.use.cores),
-        "epochs": epochs_unseen(evidence.code) if "persistent_workers" in changes else "",
+        "warned": too_many(advised.num_workers, evidence.use.cores),
+        "epochs": epochs_unseen(evidence.code) if is_kept else "",
         "set_threads": code,
-        **changes,
     }
 
 
 def epochs_unseen(code: LoopCode | None) -> str:
-    """Say, behind a sentence, what workers that are kept miss; "" where there is no `set_epoch`."""
+    """Say, after a sentence, what workers that are kept miss; "" where there is no `set_epoch`."""
     if code is None or code.epoch_setter is None:
         return ""
     return " Workers that are kept do not see what set_epoch() sets in the main process's dataset."
@@ -110,8 +117,10 @@ def remade_said(code: LoopCode | None) -> str:
     """Say, before the end of a sentence, how workers outlive an epoch; "" of a loader made once."""
     if code is None or not code.remade:
         return ""
-    said = ", with the loader made once, above the loop over the epochs: it is made anew for each "
-    said += "epoch, and its workers end with it"
+    said = (
+        ", with the loader made once, above the loop over the epochs: it is made anew for each "
+        "epoch, and its workers end with it"
+    )
     if code.remade == "dataset":
         said += ". A sampler then draws each epoch's items from the whole dataset"
     return said
@@ -127,13 +136,13 @@ def too_many(workers: int, cores: int | None) -> str:
 def some_workers(evidence: Evidence) -> bool:
     """Fit a loop that has no loader to set, and of which no number is known."""
     unknown = evidence.advised is None and evidence.num_workers is None
-    return unknown and not evidence.loader_workers and not quickly_made(evidence)
+    return unknown and not evidence.trace_has_workers and not quickly_made(evidence)
 
 
 def cheaper_items(evidence: Evidence) -> Values | None:
     """Fit a loader to which no number of workers brings anything."""
     count = evidence.num_workers
-    if quickly_made(evidence) or other_workers(evidence) or evidence.loader_workers:
+    if quickly_made(evidence) or other_workers(evidence) or evidence.trace_has_workers:
         return None
     if evidence.advised is None:
         return {"why": ""} if count is None else {"why": "Try other numbers of workers. "}
@@ -187,7 +196,7 @@ BEHIND = Remedy(
     "The loader's workers do not keep up: do less work per item, or do it once before training; "
     "where CPU cores are idle, try more workers.",
     "workers",
-    lambda evidence: evidence.loader_workers,  # of a trace, which tells no more of them
+    lambda evidence: evidence.trace_has_workers,  # of a trace, which tells no more of them
 )
 CHEAPER_ITEMS = Remedy(
     "cheaper_items",

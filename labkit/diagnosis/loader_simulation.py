@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-COOLS_S = 0.012  # of waiting after which most of `Work.cold` is due; from steps of measured runs
+COOLS_S = 0.012  # of waiting after which most of `Load.cold` is due; from steps of measured runs
 # What switching leaves of the cores where more threads want one than there are. Calibrated on the
 # development workloads of maintain/benchmarks/prediction.py.
 OVERSUBSCRIBED = 0.92
@@ -37,14 +37,14 @@ class GpuWork:
 
 
 @dataclass(frozen=True)
-class Work:
+class Load:
     """What is to be done, in s of a core that is not shared, or of waiting."""
 
     waits: np.ndarray  # (batches, parts) waiting while a batch is prepared, each followed by ...
     cpus: np.ndarray  # (batches, parts) ... CPU time
     host: np.ndarray  # (batches,) CPU time of a step in the loop: of the model, or its launches
     cold: float = 0.0  # what `host` takes more after a long wait, caches cold and core asleep
-    chill: float = 0.0  # share `cpus` take more behind a wait if no core was at work meanwhile
+    chill: float = 0.0  # share `cpus` take more after a wait if no core was at work meanwhile
     put: float = 0.0  # CPU time of a worker to hand a batch over, before it is there
     take: float = 0.0  # CPU time of the loop to take a batch
     around: float = 0.0  # CPU time of the loop's own in a step: it reads the clock, too
@@ -55,7 +55,7 @@ class Work:
     side_stream: bool = False  # whether copies have a queue of their own
     ahead: int = RUN_AHEAD  # of a device of its own: 0 where the host waits for each step
     host_threads: int = 1  # cores that the step takes while it computes
-    # CPU time for which each of the step's other threads spins behind it, for the next to be there
+    # CPU time for which each of the step's other threads spins after it, for the next to be there
     # sooner; on a core that is free this costs nothing (OpenMP's GOMP_SPINCOUNT, KMP_BLOCKTIME)
     spin: float = 0.0
 
@@ -74,7 +74,7 @@ class Part(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """What a simulated run came to, behind its warm-up."""
+    """What a simulated run came to, after its warm-up."""
 
     throughput: float  # samples/s
     utilization: float
@@ -91,7 +91,7 @@ class Simulation:
     alike, whoever computes is done when it has grown by what is left.
     """
 
-    work: Work
+    work: Load
     cores: float
     workers: int
     prefetch: int

@@ -103,8 +103,10 @@ def double_precision(evidence: Evidence) -> Finding | None:
         Measured(f"the weights{batches} are float64"),
     ]
     if evidence.formats:  # an NVIDIA card; AMD's CDNA2 computes as fast in both
-        rate = "NVIDIA's cards compute in float64 at 1/2 to 1/64 of their float32 rate, outside "
-        rate += "the FP64 Tensor Cores of A100, H100 and H200"
+        rate = (
+            "NVIDIA's cards compute in float64 at 1/2 to 1/64 of their float32 rate, outside "
+            "the FP64 Tensor Cores of A100, H100 and H200"
+        )
         measured.append(Measured(rate, by="its data sheets"))
     remedy = cures.SINGLE_PRECISION
     return Finding("precision", DOUBLE, measured=tuple(measured), remedies=(remedy,))
@@ -124,8 +126,10 @@ def too_many_threads(evidence: Evidence) -> Finding | None:
     if not crowded or use.is_shared:
         return None
     lost = (1 - cores / wanted) * evidence.compute_share
-    seen = f"torch computes with {threads} threads on {cores} cores: on average {wanted:.1f} "
-    seen += "threads of this program had work"
+    seen = (
+        f"torch computes with {threads} threads on {cores} cores: on average {wanted:.1f} "
+        "threads of this program had work"
+    )
     measured = (Measured(seen, by=SCHEDSTAT),)
     return Finding("host", "threads", lost, measured, (cures.THREADS,))
 

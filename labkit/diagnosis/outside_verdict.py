@@ -42,17 +42,17 @@ LAUNCH_LESS = Remedy(
 )
 
 
-def seen(name: str, cause: str, words: str, *remedies: Remedy) -> Finding:
+def finding_of(name: str, cause: str, words: str, *remedies: Remedy) -> Finding:
     """Return a finding without a number of its own."""
     return Finding(name, cause, measured=(Measured(words),), remedies=remedies)
 
 
-TOO_SHORT = seen("unsure", "too short", "the script ended too soon to tell")
-ALIKE = seen("unsure", "alike", "preparing data and training look the same from outside")
+TOO_SHORT = finding_of("unsure", "too short", "the script ended too soon to tell")
+ALIKE = finding_of("unsure", "alike", "preparing data and training look the same from outside")
 GPU_WORKS = Finding("compute", "busy_gpu", remedies=(CHEAPER_COMPUTE,))
-WORKERS_WORK = seen("input", "busy_workers", "the script waited for its workers", FEED)
-ALL_WAIT = seen("input", "all_wait", "it waited, for storage, a network or a sleep", FEED)
-GPU_RESTS = seen("input", "idle_gpu", "it was busy with data, or with issuing work", FEED)
+WORKERS_WORK = finding_of("input", "busy_workers", "the script waited for its workers", FEED)
+ALL_WAIT = finding_of("input", "all_wait", "it waited, for storage, a network or a sleep", FEED)
+GPU_RESTS = finding_of("input", "idle_gpu", "it was busy with data, or with issuing work", FEED)
 LAUNCHES = Finding("launch", "busy_main", remedies=(LAUNCH_LESS,))
 TRAINS = Finding("compute", "busy_main", remedies=(MODEL,))
 

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
 from labkit.diagnosis.core_use import CoreUse
+from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.loader_simulation import CannotPredict, Simulation, Summary
 from labkit.diagnosis.run_costs import RunCosts
 from labkit.knobs import Setting, as_typed, check_names
 from labkit.results.event_log import of_one_moment
-from labkit.results.result import Result, Table, listed
+from labkit.results.result import Result, Table
 from labkit.results.run import Run
+from labkit.results.text import listed
 from labkit.spec import KNOBS, PYTORCH_PREFETCH, WITHOUT_WORKERS, Pipeline
 
 DRAWS = 5  # simulated runs, each from its own bootstrap sample of what was measured
@@ -31,39 +32,7 @@ DEVICE_BOUND = 0.9  # utilization
 CPU_BOUND = 0.9  # share of all core time
 STRETCHED = 1.1  # a step that takes so much longer than alone is held back by who shares its cores
 
-# What the simulation takes into account, or what changes no speed
-FREE = {
-    "num_workers",
-    "prefetch_factor",
-    "io_ms",
-    "prep_ms",
-    "stall_ms",
-    "stall_every",
-    "steps",
-    "seconds",
-    "seed",
-    "xray",
-}
 BATCH_FACTOR = 4  # the step's time at other batch sizes is a straight line only so far
-
-
-class Estimate(NamedTuple):
-    """A throughput in samples/s, or a gain in times the throughput, with its range."""
-
-    value: float
-    low: float
-    high: float
-
-    def times(self, factor: float) -> Estimate:
-        """Return the estimate scaled by a factor."""
-        return Estimate(*(each * factor for each in self))
-
-    def no_more_than(self, most: Estimate) -> Estimate:
-        """Return the estimate with value and range cut at those of another one."""
-        return Estimate(*map(min, self, most))
-
-    def __str__(self) -> str:
-        return f"{self.low:,.0f} to {self.high:,.0f}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -266,7 +235,7 @@ def _step(run: Run, old: Pipeline, target: Pipeline) -> tuple[float, list[str]]:
     notes = []
     unknown = {}
     for name, value in target.to_dict().items():
-        if value == getattr(old, name) or name in FREE:
+        if value == getattr(old, name) or "outside step" in KNOBS[name].traits:
             continue
         if name == "batch_size":
             fixed = _fixed_share(run, old.batch_size, value)

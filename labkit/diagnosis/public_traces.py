@@ -19,18 +19,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from labkit.diagnosis.rank_traces import RankTraces
 from labkit.diagnosis.trace import trace
-from labkit.diagnosis.trace_breakdown import Breakdown, RankTraces
+from labkit.diagnosis.trace_breakdown import Breakdown, lane_rows
 from labkit.diagnosis.trace_file import TraceError
 from labkit.process.folders import home
-from labkit.results.result import Result, Table, printable
+from labkit.results.result import Result, Table
 from labkit.results.shipped import Listing, entries, entry
+from labkit.results.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FILE = "public_traces.json"
-LANES_FILE = "trace_lanes.json"  # made by maintain/trace_lanes.py
+LANES_FILE = "trace_lanes.json"  # {trace: {lane: [[start, end], ...]}}, ms: what notebook 10 draws
 SITE = "https://raw.githubusercontent.com"
 TIMEOUT_S = 20
 COLUMNS = {
@@ -83,7 +85,8 @@ class PublicTrace(Result):
             return self.plot()
         from labkit.view.analysis_figures import draw_timeline
 
-        return draw_timeline(f"{self.name}, STORED EXCERPT. {self.missing}", self.lanes)
+        source = f"{self.name}, STORED EXCERPT. {self.missing}"
+        return draw_timeline(source, lane_rows(self.lanes), self.lanes.get("steps"))
 
     def plot(self) -> Figure:
         """Draw the reference numbers as bars."""

@@ -10,7 +10,6 @@ from labkit.diagnosis.device_remedies import LARGER_MODEL, PROFILE_THEN_LARGER
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import DEVICE_LIMIT, NEIGHBOUR, Finding, Measured
 from labkit.diagnosis.loop_rules import batches_grow
-from labkit.diagnosis.worker_rules import hang_that_ended
 
 
 def losses(evidence: Evidence) -> tuple[list[Finding], dict[str, float]]:
@@ -51,8 +50,8 @@ def by_cost(evidence: Evidence) -> tuple[Finding, ...]:
     warned = [rule(evidence) for rule in rules.WARNINGS]
     named += [finding for finding in warned if finding and finding.cause not in causes]
     verdict = tuple(named) or (_healthy(evidence, total),)
-    past = hang_that_ended(evidence)
-    return verdict if past is None else (*verdict, past)
+    past = [rule(evidence) for rule in rules.PAST]
+    return (*verdict, *filter(None, past))
 
 
 def _healthy(evidence: Evidence, total: dict[str, float]) -> Finding:

@@ -8,17 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit.diagnosis.core_use import CoreUse
+from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.hot_lines import Lines
-from labkit.diagnosis.loader_simulation import Simulation, Work
-from labkit.diagnosis.prediction import (
-    DRAWS,
-    MODEL_ERROR,
-    STEPS,
-    WORTH,
-    Estimate,
-    predict,
-    predict_from,
-)
+from labkit.diagnosis.loader_simulation import Load, Simulation
+from labkit.diagnosis.prediction import DRAWS, MODEL_ERROR, STEPS, WORTH, predict, predict_from
 from labkit.diagnosis.thresholds import HANDOFF_US
 from labkit.results.event_log import of_one_moment
 from labkit.results.run import Run
@@ -34,7 +27,7 @@ LEAST_MAX_WORKERS = 12  # considered even on few cores, for items that wait
 HANDOFF_S = HANDOFF_US / 1e6  # of a batch from a worker, where it was not measured
 GAINS = 0.01  # what a larger number of workers must gain,
 LEVEL = 3  # or after so many of them no larger one is looked at
-TIE = 0.03  # a throughput this close to the best is as good: then fewer workers are
+AS_GOOD = 0.03  # a throughput this close to the best is as good: then fewer workers are
 
 
 AS_IT_IS = Estimate(1.0, 1.0, 1.0)  # the gain of what does not change
@@ -55,7 +48,7 @@ def recommend_workers(run: Run, lines: Lines | None = None) -> Workers | None:
     """Return how many loader workers `run` should have, or None where nothing can be predicted.
 
     This is the one rule for that number: the fewest workers whose simulated throughput comes within
-    `TIE` of the best one. The run's own number stays unless another one gains more than `WORTH`.
+    `AS_GOOD` of the best. The run's own number stays unless another one gains more than `WORTH`.
     The machine's cores are part of the simulation, so items that compute get no more workers than
     there are cores; items that wait may get up to the larger of `LEAST_MAX_WORKERS` and twice the
     cores.
@@ -144,7 +137,7 @@ class _TimedLoop:
 
         def rate(workers: int) -> float:
             kept = self.threads_with(workers)
-            work = Work(
+            work = Load(
                 waits=self.made_s * (1 - computes),
                 cpus=self.made_s * computes,
                 host=self.body_s * self.threads / kept,
@@ -201,7 +194,7 @@ def _of_times(run: Run, lines: Lines | None) -> Workers | None:
         kinds = lines.kinds(phase)
         rests = kinds.get("io", 0.0) + kinds.get("wait", 0.0)
         computes = 1 - rests / max(sum(kinds.values()), 1e-9)
-    threads = getattr(run.machine, "threads", None) if run.machine.kind == "cpu" else None
+    threads = run.machine.threads if run.machine.kind == "cpu" else None
     threads = max(1, int(min(threads or 1, cores or 1)))
     return workers_from_times(made_s, body_s, cores, own=own, computes=computes, threads=threads)
 
@@ -234,7 +227,7 @@ def _fewest(own: int | None, rates: dict[int, float], worth: float = WORTH) -> i
 
 def _fewest_as_good(rates: dict[int, float]) -> int:
     """Return the smallest of the numbers whose rate is as good as the best."""
-    least = (1 - TIE) * max(rates.values())
+    least = (1 - AS_GOOD) * max(rates.values())
     return min(number for number, rate in rates.items() if rate >= least)
 
 

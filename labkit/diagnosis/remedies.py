@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.prediction import Estimate
 from labkit.knobs import Setting
 from labkit.spec import KNOBS
 
@@ -47,8 +47,6 @@ SAME_LOSSES = "the same losses, in less time a step"
 ROUNDED = "losses within rounding of before, in less time a step"
 ANOTHER_TRAINING = "the metric: it is another training"
 LESS_WAITING = "the loop waits for a smaller share of the time"
-# On a CPU these make small models slower as often as faster: nothing to paste without a measurement
-TRY_FIRST = {"fused_optimizer", "compile"}
 
 Values = Mapping[str, Setting]
 
@@ -77,7 +75,9 @@ class Remedy:
 
     def for_run(self, evidence: Evidence, rank: int | None = None) -> Remedy | None:
         """Return the remedy filled in for a run, or None where it is not for it."""
-        if self.on not in ("", evidence.kind) or any(map(evidence.knobs.get, self.sets)):
+        if self.on not in ("", evidence.kind) or any(
+            evidence.knobs.get(name) for name in self.sets
+        ):
             return None
         values = self.fits(evidence)
         if not values:

@@ -58,3 +58,5 @@ WARNINGS = (
     worker_rules.memory_growth,
     loop_rules.double_precision,
 )
+# What is said after the verdict: it is over
+PAST = (worker_rules.hang_that_ended,)

@@ -13,7 +13,7 @@ from labkit.diagnosis.loader_simulation import (
     RUN_AHEAD,
     CannotPredict,
     GpuWork,
-    Work,
+    Load,
     coldness,
 )
 from labkit.results.item_costs import ItemCosts, item_costs
@@ -25,7 +25,7 @@ MIN_STEPS = 5  # after short or long waits, to tell what those do
 MIN_BATCHES = 4  # measured, to predict from
 COLD_OVER_WARM = 1.4  # where not tried: measured between 1.3 and 1.5 on the machines at hand
 TAKE_IN_RUN = 1.3  # taking a batch in a running pipeline, over taking it from one idle worker
-# What an item costs more behind a wait if no core was at work meanwhile. It was 0.6 on an EPYC VM;
+# What an item costs more after a wait if no core was at work meanwhile. It was 0.6 on an EPYC VM;
 # on a Xeon VM items cost as much beside 12 busy workers as alone (0 to 0.15 beside 4 to 8)
 CHILL = 0.2
 SPINS = 0.1  # cores beyond what is accounted for, above which threads are said to spin
@@ -157,7 +157,7 @@ class RunCosts:
 
     @cached_property
     def spin(self) -> float:
-        """The CPU time for which each of a step's other threads spins behind it.
+        """The CPU time for which each of a step's other threads spins after it.
 
         It is what the run used beyond the step's threads and the loader.
         """
@@ -218,7 +218,7 @@ class RunCosts:
 
     # Another setting
 
-    def work(self, target: Pipeline, step: float, steps: int, rng: np.random.Generator) -> Work:
+    def work(self, target: Pipeline, step: float, steps: int, rng: np.random.Generator) -> Load:
         """Draw the work of `steps` batches of `target`; a step takes `step` times the measured."""
         old = self.pipeline
         costs = self.batches
@@ -236,7 +236,7 @@ class RunCosts:
         collate_cpu = costs.collate_cpu[batches] * scale + share
         host = self.host[rows] * (step if self.on_cpu else 1.0) + touch
         collate_wait = self._collate_wait(target, batches)
-        return Work(
+        return Load(
             waits=np.column_stack([waits, np.maximum(collate_wait, 0)]),
             cpus=np.column_stack([self.cpus[batches] * scale, np.maximum(collate_cpu, 0)]),
             host=np.maximum(host, 0),

@@ -13,7 +13,8 @@ import re
 from dataclasses import fields, replace
 from pathlib import Path
 
-from labkit.diagnosis.trace_breakdown import Breakdown, RankTraces
+from labkit.diagnosis.rank_traces import RankTraces
+from labkit.diagnosis.trace_breakdown import Breakdown
 from labkit.diagnosis.trace_events import Events, Kind, read_events
 from labkit.diagnosis.trace_file import (
     ONE_PER_RANK,
@@ -30,11 +31,11 @@ from labkit.diagnosis.trace_steps import (
     TraceSteps,
     find_steps,
 )
+from labkit.process.events import XRAY_NAME
 from labkit.results.record import Event
 from labkit.results.run import Run
 
 GRAPHS = "CUDA graphs were launched: some profilers miss the kernels inside them."  # a note
-XRAY_FILE = "xray.json.gz"  # written by labkit.bench.profile into the run's folder
 XRAY_EVENT = "xray_trace"  # what a saved record has instead
 RANK_IN_NAME = re.compile(r"(?i)(?:rank|worker)[-_. ]?(\d{1,7})")
 
@@ -175,7 +176,7 @@ def _of_ranks(path: Path) -> RankTraces:
 
 def xray_of(run: Run) -> Breakdown | None:
     """Return the Breakdown of the x-ray of `run`; None where there is none that can be read."""
-    path = Path(run.path) / XRAY_FILE
+    path = Path(run.path) / XRAY_NAME
     return _of_file(path) if path.is_file() else _of_event(run.event(XRAY_EVENT) or {})
 
 
@@ -203,7 +204,7 @@ def _of_event(event: Event) -> Breakdown | None:
         values["top_kernels"] = tuple(TopKernel(**kernel) for kernel in values["top_kernels"])
         for name in ("notes", "host_where"):
             values[name] = tuple(values.get(name, ()))
-        values["cuda_graphs"] = GRAPHS in values["notes"]  # which the record has only there
+        values.setdefault("cuda_graphs", GRAPHS in values["notes"])  # older records have the note
         found = Breakdown(**values)
         str(found)  # formats every number in it
         return found

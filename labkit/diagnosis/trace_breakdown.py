@@ -1,33 +1,42 @@
-"""What `lk.trace` returns: of one trace, of two compared, and of the ranks of a job."""
+"""What `lk.trace` returns of one trace: where the time of an average step went."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass, field, replace
-from statistics import fmean, median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from labkit.diagnosis.card_formats import tensor_formats
-from labkit.diagnosis.thresholds import WORTH_NAMING
-from labkit.diagnosis.trace_file import TraceError
 from labkit.diagnosis.trace_steps import TRACE_CLASSES, TopKernel
 from labkit.results.result import Result, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-UNRECORDED = ("cuda_graphs", "detail", "lanes", "began_ns")  # fields that a saved record leaves out
-RANK_LANES = ("CPU operators", "kernels", "collectives")  # in the picture of two ranks
-LISTED = 6  # kernels and operators that changed most
-RANK_COLUMNS = {  # of the table of ranks: shares in `Breakdown.busy`
-    "compute_busy": "compute",
-    "comm_busy": "collectives",
-    "exposed_comm": "exposed",
-    "idle": "device idle",
-    "dataloader_share": "DataLoader",
-}
+    from labkit.diagnosis.rank_traces import RankTraces
+    from labkit.diagnosis.trace_comparison import TraceComparison
+
+UNRECORDED = ("detail", "lanes", "began_ns")  # fields that a saved record leaves out
+
+
+class TraceLane(NamedTuple):
+    """A row in a picture of a trace: when something was active."""
+
+    kind: str  # of `Breakdown.lanes`
+    spans: np.ndarray  # (n, 2) starts and ends, ms
+    rank: int | None = None  # that it is of, in a picture of several
+
+    @property
+    def label(self) -> str:
+        """What stands beside the row."""
+        return self.kind if self.rank is None else f"rank {self.rank}: {self.kind}"
+
+
+def lane_rows(lanes: dict[str, np.ndarray]) -> list[TraceLane]:
+    """Return the rows in a picture of one trace, from its `Breakdown.lanes`."""
+    return [TraceLane(kind, spans) for kind, spans in lanes.items() if kind != "steps"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,8 +80,7 @@ class Breakdown(Result):
     host_where: tuple[str, ...] = ()  # the annotation and the Python function around most of that
     compute_capability: str | None = None  # of the devices, "7.0"; None where it does not tell
     loader_workers: bool | None = None  # whether the DataLoader has workers; None without one
-    # Whether CUDA graphs were launched, whose kernels may be missing; of records a note tells
-    cuda_graphs: bool = False
+    cuda_graphs: bool = False  # whether any were launched, whose kernels may be missing
     # µs of a step of all kernels, and of all operators without those inside them; not in records
     detail: dict[str, dict[str, float]] = field(default_factory=dict, compare=False)
     # When each row of a picture was active, as `TraceSteps.lanes`; not in records
@@ -113,7 +121,9 @@ class Breakdown(Result):
 
     def compare(self, after: Breakdown | RankTraces | str | os.PathLike) -> TraceComparison:
         """Return what changed from this trace to `after`: another of one rank, or its path."""
+        from labkit.diagnosis.rank_traces import RankTraces
         from labkit.diagnosis.trace import trace
+        from labkit.diagnosis.trace_comparison import TraceComparison
 
         other = after if isinstance(after, Result) else trace(after)
         if isinstance(other, RankTraces):
@@ -127,7 +137,9 @@ class Breakdown(Result):
         """
         from labkit.view.analysis_figures import draw_timeline
 
-        return draw_timeline(self.source, self.lanes, start_ms, end_ms)
+        return draw_timeline(
+            self.source, lane_rows(self.lanes), self.lanes.get("steps"), start_ms, end_ms
+        )
 
     def plot(self) -> Figure:
         """Draw the average step as bars."""
@@ -139,8 +151,10 @@ class Breakdown(Result):
         """Return the classes of the step, and below them idle time, Tensor Cores and notes."""
         steps = f"{self.steps} steps" if self.steps > 1 else "1 step"
         device = self.device_name or self.device_kind.upper()
-        title = f"Trace {self.source}: {steps} of {self.step_us / 1000:,.1f} ms on {device}, "
-        title += f"{self.utilization:.1%} busy"
+        title = (
+            f"Trace {self.source}: {steps} of {self.step_us / 1000:,.1f} ms on {device}, "
+            f"{self.utilization:.1%} busy"
+        )
         if "any_gpu_busy" in self.busy:
             title += f" (kernels; {self.busy['any_gpu_busy']:.1%} with copies and memsets)"
         foot = []
@@ -165,187 +179,6 @@ class Breakdown(Result):
             for name, us in self.class_us.items()
         ]
         return Table(rows, title=title, foot=foot)
-
-
-@dataclass(frozen=True)
-class Change:
-    """What a class, kernel or operator takes of an average step, before and after."""
-
-    name: str
-    before_us: float
-    after_us: float
-    change_us: float
-    before_share: float
-    after_share: float
-
-
-@dataclass(frozen=True, repr=False)
-class TraceComparison(Result):
-    """What changed from one trace to another, in an average step (without marks: the window)."""
-
-    before: Breakdown
-    after: Breakdown
-
-    @property
-    def headline(self) -> str:
-        """Say how the step and its busy share changed."""
-        before = self.before
-        after = self.after
-        times = f"{before.step_us / 1000:,.1f} -> {after.step_us / 1000:,.1f} ms"
-        busy = f"{before.utilization:.1%} -> {after.utilization:.1%} busy"
-        return f"step {times} ({after.step_us / before.step_us - 1:+.0%}), {busy}"
-
-    def plot(self) -> Figure:
-        """Draw what changed, as bars."""
-        from labkit.view.analysis_figures import draw_comparison
-
-        return draw_comparison(self)
-
-    def changes(self) -> dict[str, list[Change]]:
-        """Return what changed: all `classes`; the `kernels` and `operators` that did most."""
-        found = {"classes": self._changes(self.before.class_us, self.after.class_us)}
-        for what in ("kernels", "operators"):
-            every = self._changes(self.before.detail.get(what, {}), self.after.detail.get(what, {}))
-            found[what] = sorted(every, key=lambda change: -abs(change.change_us))[:LISTED]
-        return found
-
-    def _changes(self, before: dict[str, float], after: dict[str, float]) -> list[Change]:
-        changes = []
-        for name in before | after:
-            before_us = before.get(name, 0.0)
-            after_us = after.get(name, 0.0)
-            shares = (before_us / self.before.step_us, after_us / self.after.step_us)
-            changes.append(Change(name, before_us, after_us, after_us - before_us, *shares))
-        return changes
-
-    def to_dict(self) -> dict[str, object]:
-        """Return µs and shares of a step: of all classes, and of what changed most."""
-        found: dict[str, object] = {"before": self.before.source, "after": self.after.source}
-        for key in ("step_us", "utilization", "steps"):
-            found[f"before_{key}"] = getattr(self.before, key)
-            found[f"after_{key}"] = getattr(self.after, key)
-        for what, changes in self.changes().items():
-            found[what] = [asdict(change) for change in changes]
-        return found
-
-    def table(self) -> Table:
-        """Return the classes, then the kernels and operators that changed most."""
-        rows = []
-        for what, changes in self.changes().items():
-            for change in changes:
-                long_name = f"{what[:-1]} {change.name[:60]}"
-                rows.append(
-                    (
-                        change.name if what == "classes" else long_name,
-                        f"{change.before_us / 1000:,.2f}",
-                        f"{change.after_us / 1000:,.2f}",
-                        f"{change.change_us / 1000:+,.2f}",
-                        f"{change.before_share:.1%}",
-                        f"{change.after_share:.1%}",
-                    )
-                )
-        head = ("of a step", "ms before", "ms after", "change", "before", "after")
-        title = f"{self.before.source} -> {self.after.source}: {self.headline}"
-        foot = ("kernels: time on the device; operators: the host's, without those inside them",)
-        return Table(rows, head, title, foot)
-
-
-@dataclass(frozen=True, repr=False)
-class RankTraces(Result):
-    """The traces of a job: a Breakdown for each rank, in the order of their `rank`."""
-
-    source: str
-    ranks: tuple[Breakdown, ...]
-    notes: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.ranks)
-
-    def __getitem__(self, index: int) -> Breakdown:
-        return self.ranks[index]
-
-    def compare(self, after: object) -> TraceComparison:
-        """Refuse: one rank is compared with another."""
-        raise TraceError(f"{self.source!r} holds several ranks: compare one of its .ranks.")
-
-    @property
-    def collective_us(self) -> dict[int | None, float]:
-        """µs of a step that each rank is in collectives, in which it also waits for others."""
-        return {each.rank: each.busy.get("comm_busy", 0.0) * each.step_us for each in self.ranks}
-
-    @property
-    def straggler(self) -> int | None:
-        """The rank that the others wait for, so that it waits least; None where none stands out."""
-        spent = self.collective_us
-        late = min(spent, key=spent.__getitem__)
-        own = spent.pop(late)
-        enough = WORTH_NAMING["straggler"] * fmean(each.step_us for each in self.ranks)
-        return late if median(spent.values() or [0.0]) - own >= enough else None
-
-    @property
-    def headline(self) -> str:
-        """Say which rank the others wait for."""
-        late = self.straggler
-        if late is None:
-            return "no rank keeps the others waiting"
-        spent = self.collective_us
-        own = spent.pop(late) / 1000
-        return (
-            f"rank {late} is the straggler: it is in collectives for {own:,.1f} ms of a step, the "
-            f"others, which wait for it, for {median(spent.values()) / 1000:,.1f} ms (median)"
-        )
-
-    def timeline(self, start_ms: float | None = None, end_ms: float | None = None) -> Figure:
-        """Draw when the first rank and the straggler computed and were in collectives.
-
-        Args:
-            start_ms: Where the picture begins, after the start of the first of the two.
-            end_ms: Where it ends; all is drawn where it is not given.
-        """
-        from labkit.view.analysis_figures import draw_timeline
-
-        shown = [each for each in self.ranks if each.rank in (self.ranks[0].rank, self.straggler)]
-        began_ns = min(each.began_ns for each in shown)
-        lanes = {}
-        for each in shown:
-            late_ms = (each.began_ns - began_ns) / 1e6
-            for name in RANK_LANES:
-                if name in each.lanes:
-                    lanes[f"rank {each.rank}: {name}"] = each.lanes[name] + late_ms
-        return draw_timeline(self.source, lanes, start_ms, end_ms)
-
-    def plot(self) -> Figure:
-        """Draw every rank's average step as bars."""
-        from labkit.view.analysis_figures import draw_rank_traces
-
-        return draw_rank_traces(self)
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the straggler, and what each rank's `to_dict` returns."""
-        return {
-            "source": self.source,
-            "straggler": self.straggler,
-            "headline": self.headline,
-            "ranks": [each.to_dict() for each in self.ranks],
-            "notes": list(self.notes),
-        }
-
-    def table(self) -> Table:
-        """Return a row for each rank: its step, and shares of it."""
-        rows = []
-        for each in self.ranks:
-            shares = [each.busy.get(key) for key in RANK_COLUMNS]
-            cells = [None if share is None else f"{share:.1%}" for share in shares]
-            rows.append((each.rank, f"{each.step_us / 1000:,.2f} ms", *cells))
-        late = self.straggler
-        return Table(
-            rows,
-            head=("rank", "step", *RANK_COLUMNS.values()),
-            title=f"Traces {self.source}: {len(self)} ranks; {self.headline}",
-            foot=[f"note: {note}" for note in self.notes],
-            left=(),
-            bold=[row for row, each in enumerate(self.ranks) if each.rank == late],
-        )
 
 
 def _words(name: str) -> str:

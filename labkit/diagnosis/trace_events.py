@@ -245,9 +245,14 @@ def _kind_of(event: JsonObject) -> Kind | None:
     # flows, marks, counters and names carry no duration
     if event.get("ph") != "X" or not isinstance(category, str) or not isinstance(name, str):
         return None
-    if category == "python_function" and str(event.get("dur"))[1:2] in ".":
-        return None  # there may be 20 to an operator, and those under 10 µs name no long wait
+    if category == "python_function" and _is_brief(event.get("dur")):
+        return None  # there may be 20 to an operator, and brief ones name no long wait
     return _kind(category.lower(), name)
+
+
+def _is_brief(duration: object) -> bool:
+    """Return whether it is less than 10 µs: one digit before the point, as text."""
+    return str(duration)[1:2] in ("", ".")
 
 
 @lru_cache(maxsize=4096)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from statistics import fmean
+from typing import NamedTuple
 
 from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.evidence import Evidence, Kernels
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.recommendation import workers_from_times
-from labkit.diagnosis.trace_breakdown import Breakdown, RankTraces
+from labkit.diagnosis.rank_traces import RankTraces
+from labkit.diagnosis.recommendation import Workers, workers_from_times
+from labkit.diagnosis.trace_breakdown import Breakdown
+from labkit.results.text import counted
 
 # Kernels that only move data; a fused optimizer does in one pass what foreach does in many
 PASSES = r"(?i)elementwise|multi_tensor_apply(?!.*fused)"
@@ -18,48 +21,64 @@ PASSES = r"(?i)elementwise|multi_tensor_apply(?!.*fused)"
 UNALIGNED = r"(?:tensorop|wmma|[hs]?16816|[hs]1688|h884).*_align[12]\b"
 
 
-def of_trace(breakdown: Breakdown) -> Evidence:
-    """Return the evidence of a profiler's trace."""
+class TraceShares(NamedTuple):
+    """Shares (0 to 1) of a traced step that `Evidence` has, and the classes of a trace have not."""
+
+    compute: float
+    launch: float  # the device waits for the host to issue work
+    communication: float  # that hides behind no compute
+    host: float  # in Python, more than to issue the next operator
+
+
+def _shares(breakdown: Breakdown) -> TraceShares:
     shares = breakdown.shares
-    step_us = breakdown.step_us
     on_gpu = breakdown.device_kind == "gpu"
     seen = breakdown.busy.get("comm_busy")  # else the host's own collectives (Gloo) are all
     exposed = breakdown.busy["exposed_comm"] if seen else 1.0
     exposed = min(exposed, shares["communication"])
     hidden = shares["communication"] - exposed  # on a GPU it is being issued, on a CPU it runs
-    host = min(breakdown.host_work_us / step_us, shares["other"])
+    host = min(breakdown.host_work_us / breakdown.step_us, shares["other"])
     waits = shares["runtime"] + shares["other"] - host
     if on_gpu:
         waits += shares["cpu_exec"] + hidden
     # No cure for launches shortens the hardware's own hand-over from kernel to kernel
-    hand_over = min((breakdown.idle["kernel_wait_us"] or 0.0) / step_us, waits)
+    hand_over = min((breakdown.idle["kernel_wait_us"] or 0.0) / breakdown.step_us, waits)
     compute = shares["kernel"] if on_gpu else shares["cpu_exec"] + hidden
-    source = (
-        f"profiler trace {breakdown.source}, {breakdown.steps} step{'s' * (breakdown.steps > 1)}"
-    )
-    wait_us = step_us * shares["dataloader"]
-    advised = None
-    if wait_us and not breakdown.loader_workers:  # else only how long they make it wait is known
-        rest_us = max(step_us - wait_us, 1.0)
-        advised = workers_from_times(wait_us / 1e6, rest_us / 1e6, None)
+    return TraceShares(compute, waits - hand_over, exposed, host)
+
+
+def _advised(breakdown: Breakdown) -> Workers | None:
+    """Return the workers that a loader without any should have; None where it has some."""
+    wait_us = breakdown.step_us * breakdown.shares["dataloader"]
+    if not wait_us or breakdown.loader_workers:  # only how long they make it wait is known
+        return None
+    rest_us = max(breakdown.step_us - wait_us, 1.0)
+    return workers_from_times(wait_us / 1e6, rest_us / 1e6, None)
+
+
+def of_trace(breakdown: Breakdown) -> Evidence:
+    """Return the evidence of a profiler's trace."""
+    of_class = breakdown.shares
+    shares = _shares(breakdown)
+    source = f"profiler trace {breakdown.source}, {counted(breakdown.steps, 'step')}"
     return Evidence(
         kind=breakdown.device_kind,
         source=source,
         inside=source,
-        wait_share=shares["dataloader"],
-        copy_share=shares["memcpy"] + shares["memset"],
-        compute_share=compute,
-        launch_share=waits - hand_over,
-        communication_share=exposed,
-        outside_share=host,
-        compute_us=step_us * compute,
+        wait_share=of_class["dataloader"],
+        copy_share=of_class["memcpy"] + of_class["memset"],
+        compute_share=shares.compute,
+        launch_share=shares.launch,
+        communication_share=shares.communication,
+        outside_share=shares.host,
+        compute_us=breakdown.step_us * shares.compute,
         kernels=kernels_of(breakdown),
         code=LoopCode(),
         trains=breakdown.trains is not False,
         formats=tensor_formats(breakdown.device_name, breakdown.compute_capability),
-        advised=advised,
+        advised=_advised(breakdown),
         from_trace=True,
-        loader_workers=breakdown.loader_workers,
+        trace_has_workers=breakdown.loader_workers,
         outside_where=breakdown.host_where,
     )
 

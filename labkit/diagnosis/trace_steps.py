@@ -53,7 +53,7 @@ GLUE_NS = 50_000
 GLUE_SHARE = 0.1
 CELL_FILE = re.compile(r"\S*ipykernel_\d+[/\\]\d+\.py")  # what the kernel calls a cell's file
 BUILT_IN = "<built-in "  # a function of C, as the profiler writes it: no line of anybody's
-COMPLETE = 0.8  # of the kernels of the step before: the plugin's mark of a whole last step
+COMPLETE = 0.8  # of the kernels of the step before
 
 
 def merge(intervals: Intervals) -> Intervals:
@@ -87,47 +87,71 @@ def find_steps(events: Events) -> tuple[Intervals, list[str]]:
 
     A step begins where the one before ended and lasts until the host's mark and the device work
     launched in it have ended. The last are dropped where the profiler stopped before their kernels
-    were recorded (fewer than 80% of those of the step before, as the plugin had it).
+    were recorded.
     """
     notes = []
     marks = events.of(Kind.STEP)
     if not marks.length.any():
         notes.append("No ProfilerStep marks (call prof.step()): the whole span is one step.")
-        host = events.are(*HOST_WORK, Kind.STEP)
-        only_device = events.are(Kind.RUNTIME, *ON_DEVICE)
-        whole = events.span.only(host if host.any() else only_device)
-        marks = Intervals(whole.start.min(keepdims=True), whole.end.max(keepdims=True))
+        marks = _whole_span(events)
     marks = marks.only(marks.length > 0)
-    start, end = marks
-    if not len(start):
+    if not len(marks.start):
         return marks, notes
+    step = _launching_steps(events, marks)
+    complete = _complete_steps(np.bincount(step[step >= 0], minlength=len(marks.start)))
+    dropped = len(marks.start) - complete
+    if dropped:
+        steps = "step" if dropped == 1 else f"{dropped} steps"
+        notes.append(f"Dropped the last {steps}: their kernels are missing.")
+    found = _with_device_work(events, marks, step)
+    keep = found.length > 0
+    keep[complete:] = False
+    return found.only(keep), notes
 
-    # The step in whose mark each piece of device work was launched
+
+def _whole_span(events: Events) -> Intervals:
+    """Return the span of all work as the one mark of a trace without marks."""
+    host = events.are(*HOST_WORK, Kind.STEP)
+    only_device = events.are(Kind.RUNTIME, *ON_DEVICE)
+    whole = events.span.only(host if host.any() else only_device)
+    return Intervals(whole.start.min(keepdims=True), whole.end.max(keepdims=True))
+
+
+def _launching_steps(events: Events, marks: Intervals) -> np.ndarray:
+    """Return in which step's mark the work of each event was launched; -1 where in none."""
     launched = events.span.only(events.launch)
-    step = np.searchsorted(start, launched.start, side="right") - 1
-    known = (events.launch >= 0) & (step >= 0) & (launched.end <= end[step])
-    launches = np.bincount(step[known], minlength=len(start))
+    step = np.searchsorted(marks.start, launched.start, side="right") - 1
+    known = (events.launch >= 0) & (step >= 0) & (launched.end <= marks.end[step])
+    return np.where(known, step, -1)
+
+
+def _with_device_work(events: Events, marks: Intervals, step: np.ndarray) -> Intervals:
+    """Return when the steps begin and end, each with the device work launched in its mark."""
+    start, end = marks
+    known = step >= 0
     before = start[0]
     np.maximum.at(end, step[known], events.span.end[known])
-    if launches[0]:
+    if (step == 0).any():
         # Work launched before the first mark delays the first step's own.
         early = events.span.end[events.are(*ON_DEVICE) & ~known]
-        first = events.span.start[known & (step == 0)].min()
+        first = events.span.start[step == 0].min()
         before = max(before, early[early < first].max(initial=before))
     end = np.maximum.accumulate(np.maximum(np.maximum(start, end), before))
-    start = np.maximum(start, np.append(before, end[:-1]))
+    return Intervals(np.maximum(start, np.append(before, end[:-1])), end)
 
-    keep = end > start
-    if known.any():
-        complete = int(np.flatnonzero(launches)[-1]) + 1
-        if complete > 1 and launches[complete - 1] < COMPLETE * launches[complete - 2]:
-            complete -= 1
-        dropped = len(launches) - complete
-        if dropped:
-            steps = "step" if dropped == 1 else f"{dropped} steps"
-            notes.append(f"Dropped the last {steps}: their kernels are missing.")
-            keep[complete:] = False
-    return Intervals(start, end).only(keep), notes
+
+def _complete_steps(launches: np.ndarray) -> int:
+    """Return how many steps, of which each launched so much work, were recorded whole.
+
+    The last was not where it has fewer than 80% of the kernels of the step before, as the plugin
+    had it.
+    """
+    if not launches.any():
+        return len(launches)
+    complete = int(np.flatnonzero(launches)[-1]) + 1
+    if complete > 1 and launches[complete - 1] < COMPLETE * launches[complete - 2]:
+        complete -= 1
+    return complete
 
 
 @dataclass(frozen=True)

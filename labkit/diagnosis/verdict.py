@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from labkit.diagnosis.findings import BOTTLENECKS, Finding
-from labkit.results.result import Result, Table, but_call
+from labkit.results.result import Result, Table
+from labkit.results.text import but_call
 
 SHOWN = 4  # findings of the details
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.hot_lines import Lines
-from labkit.diagnosis.line_work import Work, loading_of, share_after_sync
+from labkit.diagnosis.line_work import PartOfLoop, loading_of, share_after_sync
 from labkit.results.run import Run
 from labkit.results.step_classes import body_seconds
 
@@ -35,6 +35,7 @@ class Loop:
     body: np.ndarray = field(repr=False)  # (steps, NO_TRAINING) sampled share that is no training
     sampled: np.ndarray = field(repr=False)  # (steps,) and of all
     spent: np.ndarray = field(repr=False)  # (steps,) s, of all steps: how long their bodies took
+    copied: float  # of the waiting beside a GPU that rests, 0 to 1: a trainer copies the batch
     drift: Drift | None
     restart: float  # spent on the first batches of later passes, for which workers start anew
     passes: int
@@ -69,7 +70,7 @@ class Loop:
         return (kinds.get("sync", 0.0) + kinds.get("copy", 0.0)) / max(sum(kinds.values()), 1e-9)
 
     @cached_property
-    def loading(self) -> Work | None:
+    def loading(self) -> PartOfLoop | None:
         """What stands out in preparing items."""
         return loading_of(self.lines)
 
@@ -89,13 +90,14 @@ def loop_of(run: Run) -> Loop | None:
         some = measured & mask
         return np.bincount(found.step[some] - first, found.share[some], run.steps - first)
 
-    begun = {0, *(event["step"] for event in run.epochs)}
+    begun = {0, *(event["step"] for event in run.passes_begun)}
     starts = sorted(start for start in begun if start < run.steps)
     return Loop(
         lines=found,
         body=np.stack([per_step(found.of_part(part)) for part in NO_TRAINING], axis=1),
         sampled=per_step(measured),
         spent=spent,
+        copied=0.0 if run.machine.kind != "gpu" or run.launches_only else _copied(found, stamps),
         drift=_drift(spent[first:], run.batch_bytes[first:], first, wall, found),
         restart=_restarts(stamps, starts) / wall if run.pipeline.num_workers else 0.0,
         passes=len(starts),
@@ -103,6 +105,20 @@ def loop_of(run: Run) -> Loop | None:
         cold=_cold(stamps, starts) / wall,
         first_pass=starts[1] if len(starts) > 1 else len(stamps),
     )
+
+
+def _copied(lines: Lines, stamps: np.ndarray) -> float:
+    """Return which part (0 to 1) of the waiting beside a device that rests is a copy to it.
+
+    A trainer may move a batch to the device before it hands it on.
+    """
+    waits = lines.mask("waiting") & (lines.step > 0)
+    step = lines.step[waits]
+    rests_from = np.maximum.accumulate(stamps[:, 5])[step - 1]
+    moment = lines.moment[waits]
+    rests = np.clip(moment - rests_from, 0.0, lines.seconds[waits])  # of what a sample stands for
+    is_copy = (lines.kind == "copy") & (lines.within == "")  # and no part of preparing an item
+    return float(rests[is_copy[waits]].sum() / max(rests.sum(), 1e-9))
 
 
 def _drift(

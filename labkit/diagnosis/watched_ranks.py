@@ -4,7 +4,8 @@ Ranks that train together meet once a step, in the exchange of their gradients. 
 a rank gets there, as the bench's own ranks do, so two things stand in for it. On a clock that all
 processes of a machine share, a rank that has its batch last comes last. And of ranks that take the
 same time for a step, the late one spends the least of it where the others wait: in `backward()`,
-and in reading a value from the device.
+and in reading a value from the device. Of ranks on GPUs no host waits in `backward()`, which only
+queues work there, but it does in a copy to the device.
 """
 
 from __future__ import annotations
@@ -19,21 +20,18 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.diagnosis import of_run, resampled
 from labkit.diagnosis.findings import Finding, Measured, bound
-from labkit.diagnosis.rank_verdict import (
-    RankTimes,
-    all_wait,
-    one_is_late,
-    slower_rank,
-    step_parts,
-    told,
-    worth_naming,
-)
+from labkit.diagnosis.rank_times import RankTimes, step_parts
+from labkit.diagnosis.rank_verdict import all_wait, one_is_late, slower_rank, told, worth_naming
 from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
 from labkit.results.run import Run
 
 MEETING = ("backward", "sync", "exchange")  # kinds of work in which a rank waits for the others
+ON_GPUS = ("copy", "sync", "exchange")  # and those of ranks on GPUs
+# The least share of a step in them on every GPU: below it, a host waits elsewhere, at any launch
+# into a queue that is full
+MEETS = 0.16
 STAMPS = "step stamps of all ranks"
 STACKS = "stacks sampled in all ranks"
 ON_ONE_RANK = Remedy(
@@ -68,8 +66,11 @@ def diagnose(runs: Mapping[int, Run]) -> RanksVerdict:
     times = watched_times(runs)
     if times is None:
         return _verdict_of(own, min(own), APART)
+    on_gpus = any(map(_on_gpu, runs.values()))
     findings, confidence = resampled(
-        len(times), lambda steps: (_found(times.take(steps)),), (_found(times),)
+        len(times),
+        lambda steps: (_found(times.take(steps), on_gpus),),
+        (_found(times, on_gpus),),
     )
     *doubts, found = findings
     if found is ALIKE:  # the rank that loses most
@@ -96,8 +97,8 @@ def _verdict_of(own: Mapping[int, Diagnosis], rank: int, why: str) -> RanksVerdi
 def watched_times(runs: Mapping[int, Run]) -> RankTimes | None:
     """Return where the ranks' steps went; None where they are few, or the ranks not in step.
 
-    `seconds` also has "meeting" (ranks, steps): the time in the kinds of work of `MEETING`, NaN
-    where too few stacks were sampled.
+    `seconds` also has "meeting" (ranks, steps): the time in the kinds of work of `MEETING`, or of
+    `ON_GPUS`, NaN where too few stacks were sampled.
     """
     parts = step_parts(runs, limits.MIN_STEPS)
     if parts is None or np.median(np.ptp(parts.end, axis=0)) > np.median(parts.step):
@@ -114,9 +115,18 @@ def _meeting_s(run: Run) -> np.ndarray:
     lines = run.lines
     if not lines.enough("body"):
         return np.full(run.steps, np.nan)
-    meets = lines.mask("body") & np.isin(lines.kind, MEETING)
+    meets = lines.mask("body") & _may_wait(run)
     measured_s = _step_ms(run) / 1e3 * (run.steps - run.warmup)
     return np.bincount(lines.step[meets], lines.share[meets] * measured_s, run.steps)
+
+
+def _may_wait(run: Run) -> np.ndarray:
+    """Return which of the sampled stacks are where a rank may wait for others."""
+    return np.isin(run.lines.kind, ON_GPUS if _on_gpu(run) else MEETING)
+
+
+def _on_gpu(run: Run) -> bool:
+    return run.machine.kind == "gpu"
 
 
 def _step_ms(run: Run) -> float:
@@ -126,30 +136,33 @@ def _step_ms(run: Run) -> float:
 # -- what is found ---------------------------------------------------------------------------------
 
 
-def _found(times: RankTimes) -> Finding:
+def _found(times: RankTimes, on_gpus: bool) -> Finding:
     """Return what costs the ranks time; `ALIKE` where nothing sets one of them apart."""
     late = one_is_late(times, "batch was ready", STAMPS)
     lost = float(times.seconds["wait"].max(axis=0).mean() / times.seconds["step"].mean())
     seen = "of the time some rank waits for its batch, and no rank is the late one in most steps"
     some_wait = all_wait(lost, seen, STAMPS)
-    worth = worth_naming(late, _one_meets_the_others_late(times), some_wait)
+    worth = worth_naming(late, _one_meets_the_others_late(times, on_gpus), some_wait)
     return worth[0] if worth else ALIKE
 
 
-def _one_meets_the_others_late(times: RankTimes) -> Finding | None:
+def _one_meets_the_others_late(times: RankTimes, on_gpus: bool) -> Finding | None:
     """One rank spends less time than the others where ranks wait for each other."""
     meeting = times.seconds["meeting"].mean(axis=1)
-    if np.isnan(meeting).any():
+    step = times.seconds["step"].mean(axis=1)
+    if np.isnan(meeting).any() or (on_gpus and (meeting < MEETS * step).any()):
         return None
     late = int(meeting.argmin())
     own = float(meeting[late])
     rest = float(np.delete(meeting, late).mean())
     rank = times.ranks[late]
-    seen = f"of a step rank {rank} is in backward() or reads from the device, where ranks wait for "
-    seen += "each other"
+    where = "copies to the device" if on_gpus else "is in backward()"
+    seen = (
+        f"of a step rank {rank} {where} or reads from the device, where ranks wait for each other"
+    )
     return slower_rank(
         rank,
-        (rest - own) / float(times.seconds["step"].mean()),
+        (rest - own) / float(step.mean()),
         Measured(seen, own * 1e3, "ms", STACKS),
         Measured("is what the others are", rest * 1e3, "ms"),
     )
@@ -177,7 +190,7 @@ def _longer_line(runs: Mapping[int, Run], rank: int) -> Measured | None:
 def _line_ms(run: Run) -> dict[str, float]:
     """Return how long each line of the body takes in a step, ms, where no rank waits in it."""
     lines = run.lines
-    rows = lines.rows(lines.mask("body") & ~np.isin(lines.kind, MEETING))
+    rows = lines.rows(lines.mask("body") & ~_may_wait(run))
     return {line.what: line.share * _step_ms(run) for line in rows}
 
 

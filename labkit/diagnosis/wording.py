@@ -13,8 +13,9 @@ from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured
 from labkit.diagnosis.loader_code import TRAINER_LOADER
 from labkit.diagnosis.prediction import WORTH
-from labkit.diagnosis.remedies import TRY_FIRST, Remedy
+from labkit.diagnosis.remedies import Remedy
 from labkit.results.script import changed_lines
+from labkit.spec import knobs_with
 
 FORMATS = {
     "share": "{:.0%}",
@@ -95,8 +96,8 @@ def _code(finding: Finding, evidence: Evidence) -> str:
     nothing has measured.
     """
     remedy = finding.remedies[0]
-    unproven = evidence.kind == "cpu" and TRY_FIRST & remedy.changes.keys()
-    if unproven and not finding.expected:
+    is_doubtful = not remedy.changes.keys().isdisjoint(knobs_with("doubtful"))
+    if evidence.kind == "cpu" and is_doubtful and not finding.expected:
         return ""
     lines = _changed(remedy, evidence)
     if remedy.changes and not lines:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.loader_remedies import SET_THREADS, epochs_unseen, remade_said
 from labkit.diagnosis.loader_simulation import OVERSUBSCRIBED
-from labkit.diagnosis.prediction import MODEL_ERROR, Estimate
+from labkit.diagnosis.prediction import MODEL_ERROR
 from labkit.diagnosis.recommendation import threads_beside
 from labkit.diagnosis.remedies import LESS_WAITING, Remedy, Values
 
@@ -68,13 +69,13 @@ def cores_returned(evidence: Evidence) -> Estimate | None:
 
 
 def workers_rest(evidence: Evidence) -> bool:
-    """Fit workers that rest behind a late batch: others make as many batches in any order."""
+    """Fit workers that rest after a late batch: others make as many batches in any order."""
     idle = evidence.workers.idle_share if evidence.workers else None
     return idle is None or idle >= limits.REST_BEHIND
 
 
 def nobody_waits_in_order(evidence: Evidence) -> Estimate | None:
-    """Return the gain where workers that rest behind a late batch go on.
+    """Return the gain where workers that rest after a late batch go on.
 
     Less than the time in which a later batch was ready is saved, and no more than the workers make
     when none of them rests, or than the cores allow.
@@ -255,7 +256,7 @@ SLOW_ITEMS_OFFLINE = Remedy(
 GIVE_UP_WAITING = Remedy(
     "timeout",
     "Have the loader raise an error instead of waiting for ever, and start workers anew instead "
-    "of forking: OpenCV, HDF5 and tokenizers may deadlock behind a fork (cv2.setNumThreads(0)).",
+    "of forking: OpenCV, HDF5 and tokenizers may deadlock after a fork (cv2.setNumThreads(0)).",
     "lines",
     stuck,
     arguments={"timeout": "{limit_s}", "multiprocessing_context": "'spawn'"},

@@ -6,9 +6,9 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence, WorkerEvidence
 from labkit.diagnosis.findings import Measured
 from labkit.diagnosis.hot_lines import Line
-from labkit.diagnosis.line_work import COLLATE, Work
+from labkit.diagnosis.line_work import COLLATE, PartOfLoop
 from labkit.diagnosis.watched_loop import Loop
-from labkit.results.workers import Hang
+from labkit.results.loader_records import Hang
 
 TIMED = "timed in the workers"
 
@@ -83,7 +83,7 @@ def restarts(loop: Loop) -> Measured:
     return Measured(f"{seen}which the workers start anew", loop.restart)
 
 
-def most_of_loading(work: Work) -> Measured:
+def most_of_loading(work: PartOfLoop) -> Measured:
     """Return how much of the loader's work is in which line."""
     words = "of what the loader does is collating:"
     if work.cause != COLLATE:

@@ -1,26 +1,19 @@
-"""The event log, and steps on their way to it: one JSON object per line, one `write()` per line.
+"""The event log: one JSON object per line, one `write()` per line.
 
 Several processes append to the same file with O_APPEND: a kill can cost at most the line being
 written, which readers ignore. `t_ns` is on `time.perf_counter_ns`, one monotonic clock for all
-processes of the machine.
-
-Writing a line after every step costs a loop with cold caches 25 µs. So the loop only packs the
-step into a memory-mapped ring, which outlives a SIGKILL of its process; the supervisor drains the
-ring into the log twenty times a second, and once more when all is over. Standard library only.
+processes of the machine. Standard library only.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
-import math
-import mmap
 import os
-import struct
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal
 
 from labkit.process.keys import keys_in, masked
 from labkit.process.locks import one_writer
@@ -28,26 +21,11 @@ from labkit.process.locks import one_writer
 VERSION = 1
 FILE_NAME = "events.jsonl"
 SPEC_NAME = "spec.json"  # what the bench is asked to do
+XRAY_NAME = "xray.json.gz"  # the trace of the profiled steps
 RowFailure = Literal["skipped", "out of memory", "mistake"]  # why a row has no numbers
 RESERVE_NAME = "reserve"  # a file of so many bytes, given up when the disk is full
 RESERVE_BYTES = 256 * 1024
 MOST_KEPT = 4 * 2**20  # bytes that wait for room on a full disk
-
-RING_NAME = "steps.ring"
-# 2.9 s of 1.4 ms steps: how long the draining process may be held up. A larger ring is cold when
-# the loop comes round to it: with 16,384 slots recording a step took 39 µs, with 2,048 12 µs.
-SLOTS = 2_048
-# A slot: copy start and end, busy start and end on the device (all 0 where it has none), then
-# number, 4 host stamps, samples, CPU time, loss, number again. A slot whose two numbers differ is
-# being written, or was when the end came. The first is written before all else and read after it,
-# the last the other way round.
-SLOT = struct.Struct("=4q7qdq")
-NUMBER = struct.Struct("=q")
-WORDS = SLOT.size // 8
-FIRST = 4 * NUMBER.size  # where the numbers are
-LAST = SLOT.size - NUMBER.size
-NO_DEVICE = (0,) * 4
-DRAIN_S = 0.05
 LEAST_SLEEP_NS = 1_000_000_000
 
 now_ns = time.perf_counter_ns
@@ -149,124 +127,14 @@ class SleepWatch:
             self.known_ns += slept_ns
 
 
-class FinishedStep(NamedTuple):
-    """A step that is over, as the log holds it; moments in ns."""
+def events_named(name: str, log: str | os.PathLike) -> Iterator[dict[str, Any]]:
+    """Yield the events of a name in a log, the oldest first; a torn line is none.
 
-    number: int  # from 0
-    stamps: tuple[int, ...]  # the host asked for data, had it, had issued its copy and the compute
-    samples: int
-    loss: float
-    device: tuple[int, ...] = NO_DEVICE  # from when to when it copied, and was busy
-    cpu_ns: int = 0  # of the loop's thread; 0 where it was not read
-    batch_bytes: int = 0  # of the large arrays in its batch; 0 where they are not known
-    exchange: tuple[int, ...] = ()  # of ranks: the gradients were complete, and were averaged
-
-    def line(self) -> str:
-        """Return the line of JSON that the log holds."""
-        # 9 digits are all of a float32; JSON has no NaN
-        loss = f"{self.loss:.9g}" if math.isfinite(self.loss) else "null"
-        asked, ready, copied, done = self.stamps
-        copy_start, copy_end, start, end = self.device
-        cpu = f',"cpu":{self.cpu_ns}' if self.cpu_ns else ""
-        size = f',"bytes":{self.batch_bytes}' if self.batch_bytes else ""
-        device = f',"copy":[{copy_start},{copy_end}],"busy":[{start},{end}]' if end else ""
-        exchange = f',"comm":{list(self.exchange)}' if self.exchange else ""
-        return (
-            f'{{"event":"step","i":{self.number},"t":[{asked},{ready},{copied},{done}],'
-            f'"n":{self.samples},"loss":{loss}{cpu}{size}{device}{exchange}}}'
-        )
-
-
-class StepRing:
-    """The loop's side: packs finished steps into the ring in `folder`."""
-
-    def __init__(self, folder: str | Path):
-        fd = private(os.path.join(folder, RING_NAME), os.O_RDWR | os.O_CREAT)
-        try:
-            blank = bytes(SLOTS * SLOT.size)  # written, so that no page fault is left for the loop
-            if os.write(fd, blank) < len(blank):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), RING_NAME)
-            self.ring = mmap.mmap(fd, len(blank))
-        finally:
-            os.close(fd)
-        # Cold caches: storing nine words so takes a loop 4 µs, Struct.pack_into 7
-        self.words = memoryview(self.ring).cast("q")
-        self.reals = memoryview(self.ring).cast("d")
-
-    def add(
-        self,
-        i: int,
-        t: tuple[int, ...],
-        samples: int,
-        loss: float,
-        device: tuple[int, ...] = NO_DEVICE,
-        cpu_ns: int = 0,
-    ) -> None:
-        """Record step `i`: its four host stamps, the device's copy and busy intervals; all ns.
-
-        `cpu_ns` is the time that the loop's thread computed; 0 where it was not read.
-        """
-        words = self.words
-        at = i % SLOTS * WORDS
-        words[at + 4] = i + 1
-        if device is not NO_DEVICE:
-            words[at], words[at + 1], words[at + 2], words[at + 3] = device
-        words[at + 5], words[at + 6], words[at + 7], words[at + 8] = t
-        words[at + 9] = samples
-        words[at + 10] = cpu_ns
-        self.reals[at + 11] = loss
-        words[at + 12] = i + 1
-
-
-class Drain:
-    """The other side: moves steps from the ring in `folder` to the event log."""
-
-    def __init__(self, folder: str | Path, log: EventLog):
-        self.path = Path(folder) / RING_NAME
-        self.log = log
-        self.ring: mmap.mmap | None = None
-        self.next = 1  # the number of the first step that is not in the log yet
-
-    def drain(self) -> None:
-        """Append the steps that have been finished since the last call."""
-        if self.ring is None:
-            with contextlib.suppress(OSError, ValueError), open(self.path, "rb") as file:
-                if os.fstat(file.fileno()).st_size == SLOTS * SLOT.size:
-                    self.ring = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        lines = []
-        while self.ring:
-            at = (self.next - 1) % SLOTS * SLOT.size
-            (number,) = NUMBER.unpack_from(self.ring, at + LAST)
-            if number < self.next:
-                break
-            *device, _, t0, t1, t2, t3, samples, cpu_ns, loss, _ = SLOT.unpack_from(self.ring, at)
-            if NUMBER.unpack_from(self.ring, at + FIRST) != (number,):
-                break
-            if number > self.next:  # overtaken: the ring went round
-                self.log.write("lost", steps=[self.next - 1, number - 1])
-            stamps = (t0, t1, t2, t3)
-            step = FinishedStep(number - 1, stamps, samples, loss, tuple(device), cpu_ns)
-            lines.append(step.line())
-            self.next = number + 1
-        if lines:
-            self.log.write_line("\n".join(lines))
-
-    def remove(self) -> None:
-        """Drain what is left and remove the ring. Call it once the loop's process is gone."""
-        self.drain()
-        self.ring = None
-        with contextlib.suppress(OSError):
-            self.path.unlink()
-        self.log.flush()  # on a full disk there may be room now
-
-
-def recover(folder: str | Path) -> None:
-    """Write the steps that a killed supervisor had not, and remove the ring."""
-    drain = Drain(folder, EventLog(folder))
-    for line in reversed((Path(folder) / FILE_NAME).read_bytes().split(b"\n")):
-        if line.startswith(b'{"event":"step"') and line.endswith(b"}"):
-            drain.next = json.loads(line)["i"] + 2
-            break
-    if drain.path.exists():
-        drain.log.write_line("")  # ends a line that was torn
-        drain.remove()
+    OSError: there is no such file.
+    """
+    begins = f'{{"event":"{name}",'.encode()  # as `EventLog.write` writes it
+    with open(log, "rb") as lines:
+        for line in lines:
+            if line.startswith(begins):
+                with contextlib.suppress(ValueError):
+                    yield json.loads(line)

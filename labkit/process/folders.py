@@ -17,7 +17,7 @@ from typing import IO
 
 import platformdirs
 
-from labkit.process import family
+from labkit.process import folder_rights, leftovers, locks
 from labkit.process.events import FILE_NAME, private
 
 # Older runs that nobody uses are deleted when a new one starts; save() those you want to keep
@@ -63,12 +63,12 @@ def _temporary() -> Path:
     folder = Path(tempfile.gettempdir()) / f"labkit-{user}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    return folder if family.is_ours(folder) else Path(tempfile.mkdtemp(prefix="labkit-"))
+    return folder if folder_rights.is_ours(folder) else Path(tempfile.mkdtemp(prefix="labkit-"))
 
 
 def new_run() -> Path:
     """Make and return the folder of a new run; delete the oldest where there are too many."""
-    runs = family.shared_like_its_parent(home() / "runs")
+    runs = folder_rights.shared_like_its_parent(home() / "runs")
     owner = _own_lock(home() / "owners")
     _delete_oldest(runs, owner)
     folder = runs / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
@@ -81,16 +81,16 @@ def new_run() -> Path:
 @functools.cache
 def _own_lock(owners: Path) -> Path:
     """Return the path of a file that this process holds locked for as long as it lives."""
-    family.shared_like_its_parent(owners)
+    folder_rights.shared_like_its_parent(owners)
     for path in owners.glob("*.lock"):
         with contextlib.suppress(OSError):
             old = time.time() - path.stat().st_mtime > 60  # s: a new one is about to be locked
-            if old and not family.is_locked(path):
+            if old and not locks.is_locked(path):
                 path.unlink()
     own = owners / f"{os.getpid()}-{secrets.token_hex(4)}.lock"
     _locked.append(open(own, "w", opener=private))
     with contextlib.suppress(OSError):  # a file system without locks
-        family.try_lock(_locked[-1].fileno())
+        locks.try_lock(_locked[-1].fileno())
     return own
 
 
@@ -118,6 +118,6 @@ def _is_used_elsewhere(run: Path, owner: Path) -> bool:
     with contextlib.suppress(OSError, ValueError):
         name = (run / OWNER_NAME).read_text(encoding="utf-8")
     by_another = bool(name) and name != owner.name
-    if by_another and family.is_locked(owner.parent / Path(name).name):
+    if by_another and locks.is_locked(owner.parent / Path(name).name):
         return True
-    return family.is_locked(run / family.PLAN_NAME)
+    return locks.is_locked(run / leftovers.PLAN_NAME)

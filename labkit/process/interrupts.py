@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,13 +12,6 @@ from types import FrameType
 PATIENCE_S = 10.0  # after that long without an answer a press interrupts whatever goes on
 
 _pressed: list[float] | None = None  # when, since the outermost block began
-
-
-def in_notebook() -> bool:
-    """Return whether this is a Jupyter kernel, whose front end shows HTML and widgets."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
-    return getattr(shell, "kernel", None) is not None
 
 
 @contextlib.contextmanager

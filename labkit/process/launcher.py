@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from labkit.process import family, folders
+from labkit.process import device_lock, family, folders, leftovers
 from labkit.process.events import RESERVE_BYTES, RESERVE_NAME, SPEC_NAME, EventLog, private
 
 BENCH = "labkit.bench"
@@ -62,7 +62,7 @@ class Handle:
             "kernel_pid": os.getpid(), "system": family.this_system(), "idle_s": idle_s,
             "bench": self.bench, "telemetry": TELEMETRY, "after": self.after,
         }  # fmt: skip
-        self._write(family.PLAN_NAME, json.dumps(plan))
+        self._write(leftovers.PLAN_NAME, json.dumps(plan))
         code = (
             f"import sys; sys.path[:] = [{ROOT!r}, *filter(None, sys.path)]; "
             f"from labkit.process.supervisor import main; main({str(self.folder)!r})"
@@ -123,7 +123,7 @@ class Handle:
                 said = (self.folder / "supervisor.stderr").read_text(errors="replace")
                 why = f"the supervisor failed: {(said.splitlines() or ['no message'])[-1]}"
             if code:
-                family.clear_up(self.folder, stop=None, code=None, why=why)
+                leftovers.clear_up(self.folder, stop=None, code=None, why=why)
             with contextlib.suppress(OSError):
                 self._pipe.close()
             stand_by()
@@ -155,7 +155,7 @@ def starting(module: str, after: list[str] | None) -> Iterator[Handle]:
     global _standby
     with _choosing:
         runs[:] = [handle for handle in runs if handle.alive()]
-        family.clear(folders.home() / "runs")
+        leftovers.clear(folders.home() / "runs")
         handle = _standby
         _standby = None
         if not (handle and module == BENCH and after is None and fits(handle)):
@@ -177,7 +177,7 @@ def stand_by(idle_s: float = IDLE_S, forced: bool = False) -> None:
     with contextlib.ExitStack() as undo, contextlib.suppress(OSError):  # the next run will tell
         undo.callback(_choosing.release)
         going = any(handle.process.poll() is None for handle in runs)
-        if not (going or _standby or family.any_held(folders.home() / "locks")):
+        if not (going or _standby or device_lock.any_held(folders.home() / "locks")):
             handle = Handle()
             undo.callback(lambda: handle is _standby or handle.discard())
             handle.start(idle_s)

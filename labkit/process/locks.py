@@ -6,13 +6,14 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None
 
-PAST_TEXT = 2**31 - 2  # the byte that Windows locks: far behind the text, which others read
+PAST_TEXT = 2**31 - 2  # the byte that Windows locks: far beyond the text, which others read
 LONGEST_LINE_S = 1.0  # that another writer may take for its line
 
 
@@ -26,6 +27,20 @@ def try_lock(fd: int) -> bool:
     except (BlockingIOError, PermissionError):
         return False
     return True
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process has the file locked; False where there is none, or no locks.
+
+    Of another user's file, which cannot be opened, it is taken to be so.
+    """
+    try:
+        with open(path, "rb+") as file:
+            return not try_lock(file.fileno())
+    except PermissionError:
+        return True
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager

@@ -21,9 +21,10 @@ import time
 from collections.abc import Callable
 from typing import BinaryIO
 
-from labkit.process import family
-from labkit.process.events import DRAIN_S, SPEC_NAME, Drain, EventLog, SleepWatch, private
+from labkit.process import family, leftovers
+from labkit.process.events import SPEC_NAME, EventLog, SleepWatch, private
 from labkit.process.keys import MASK, keys_in, without_keys
+from labkit.process.step_ring import DRAIN_S, Drain
 
 GRACE_S = 1.0  # between asking the bench to stop and killing it
 GRACE_WITHOUT_KERNEL_S = 0.2
@@ -79,7 +80,7 @@ class Output:
             pass
 
     def finish(self) -> None:
-        """Add the tail behind a line that says how much was left out."""
+        """Add the tail after a line that says how much was left out."""
         self._keep(self.waiting)
         note = f"\n... {self.left_out} bytes left out ...\n" if self.left_out else ""
         with contextlib.suppress(OSError):
@@ -91,7 +92,7 @@ class Supervisor:
     """One run's keeper, from starting the bench to the last process gone."""
 
     def __init__(self, folder: str):
-        self.plan, self.lock = family.plan_of(folder)
+        self.plan, self.lock = leftovers.plan_of(folder)
         self.folder = folder
         self.bench: subprocess.Popen | None = None
         self.code: int | None = None  # that the bench ended with; negative ones are signals
@@ -132,7 +133,7 @@ class Supervisor:
         log.write("end", **how, code=self.code)
         if not family.LINUX:
             self.lock.close()  # Windows removes no open file
-        family.remove_tools(self.folder)
+        leftovers.remove_tools(self.folder)
         if not log.flush():
             sys.exit(f"labkit: the event log could not be written: {log.error}")
         if self.plan["after"] and self.bench and self.cause != GONE:  # with its service's keys
@@ -248,7 +249,7 @@ class Supervisor:
                 child.wait(1)
         if self.bench and self.code is None:
             self.code = self.bench.returncode
-        family.remove_segments(family.logged_pids(self.folder, "workers"))
+        leftovers.remove_segments(leftovers.logged_pids(self.folder, "workers"))
         for reader, output in zip(self.readers, self.outputs, strict=True):
             reader.join(1)
             output.finish()
@@ -317,7 +318,7 @@ class LinuxSupervisor(Supervisor):
             # A zombie can be collected only when its last thread is gone
             self._collect(family.reap())
             time.sleep(0.003)
-        family.remove_segments(self.family | family.logged_pids(self.folder, "workers"))
+        leftovers.remove_segments(self.family | leftovers.logged_pids(self.folder, "workers"))
         for output in self.outputs:
             output.read_all()
             output.finish()

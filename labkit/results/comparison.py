@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.results.result import Result, Table, percent
+from labkit.results.result import Result, Table
 from labkit.results.step_classes import CLASSES
+from labkit.results.text import percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -22,9 +22,10 @@ from typing import (
 )
 
 from labkit.process import folders
+from labkit.process.device_lock import DeviceBusy
 from labkit.process.events import FILE_NAME
-from labkit.process.family import DeviceBusy
-from labkit.process.interrupts import held, in_notebook
+from labkit.process.interrupts import held
+from labkit.process.notebook import in_notebook
 from labkit.results import privacy, saving
 from labkit.results.failures import reason_of_failure
 from labkit.results.hardware import Machine
@@ -92,40 +93,47 @@ class EventLogResult:
         process: Process | None = None,
         recorded: bool = False,
         tail: Tail | None = None,
+        whole: EventLogResult | None = None,
     ):
         """Read a run's folder or a saved record (`recorded`: it does not grow).
 
-        `process` is what writes the log; `tail` is read in place of the file (a replay).
+        `process` is what writes the log; `tail` is read in place of the file (a replay). A part of
+        a `whole` reads nothing itself: the whole reads for it, and both are at the same moment.
         """
         self.path = Path(path)
         self.recorded = recorded
         folders.in_use[self] = self.path.absolute()
-        self._process = process
+        self._process = process if whole is None else whole._process
+        self._whole = whole
         self._alive = False  # whether the process was, when the log was last read
         self._reading = threading.Lock()
         self.computed: dict[object, Any] = {}  # of this moment, by what computes it
         self._kept: dict[str, Event] = {}  # the last event of each name
         self._series = {name: make() for name, make in self.SERIES.items()}
-        self._holds: set[object] = set()  # while one is in here, nothing new is read
+        # While one is in here, nothing new is read
+        self._holds: set[object] = set() if whole is None else whole._holds
         self._tail = tail
-        if tail is None and recorded:
+        if whole is not None or tail is not None:
+            return
+        if recorded:
             with self._hold():
                 self._absorb(events_of(self.path))
-        elif tail is None:
+        else:
             self._tail = Tail(self.path / FILE_NAME)
 
     # Reading the log
 
     def refresh(self) -> Self:
         """Read what has been written since the last call."""
+        if self._whole is not None:
+            self._whole.refresh()
         if self._tail is None:
             return self
         with self._reading, self._hold():  # a panel stops its run in another thread
             if self._tail is not None:
                 alive = self._process is not None and self._process.alive()
                 self._absorb(self._tail.read())
-                self._alive = alive  # set last: until here readers see the moment before
-                self._forget()
+                self.begin_moment(alive)
                 if not alive and "end" in self._kept:
                     self._tail = None  # complete: nothing will follow
         return self
@@ -171,16 +179,17 @@ class EventLogResult:
         """Return all events of a name in `SERIES`."""
         return self._now()._series[name]
 
-    def _forget(self) -> None:
-        """Begin a new moment."""
+    def begin_moment(self, alive: bool) -> None:
+        """Let readers see what was taken in; `alive`: whether more may follow."""
+        self._alive = alive
         self.computed = {}
 
     def _absorb(self, events: Iterable[Event]) -> None:
         """Take in what was read."""
         for event in events:
-            self._take(event)
+            self.take_in(event)
 
-    def _take(self, event: Event) -> None:
+    def take_in(self, event: Event) -> None:
         """Keep what matters of one event."""
         name = event["event"]
         if name in self._series:

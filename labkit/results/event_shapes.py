@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from labkit.bench.loader_rows import BatchRow
 from labkit.results.shipped import entries
 
 MAX_RANKS = 64  # of one machine
 MOST = 2**62  # of a whole number: a time in ns, a size in bytes, a count
-BATCH_NUMBERS = 10  # of a row of the loader's recorder, before the slowest item's index
+BATCH_NUMBERS = len(BatchRow._fields) - 1  # before the slowest item's index
 OTHERS = "*"
 
 Check = Callable[[object], bool]
@@ -66,7 +67,7 @@ def _is_where(value: object) -> bool:
 
 
 def _is_batch(value: object) -> bool:
-    """Return whether it is a `bench.loader_work.Row`."""
+    """Return whether it is a `BatchRow`."""
     match value:
         case [*numbers, int() | str()]:
             return len(numbers) == BATCH_NUMBERS and all(map(_is_count, numbers))

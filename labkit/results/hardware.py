@@ -11,6 +11,7 @@ from typing import Any
 
 from labkit.process import launcher
 from labkit.results.result import Result, Table
+from labkit.results.text import counted
 
 LEAST_SHM_GIB = 0.25  # Docker's default is 64 MiB
 SMALL_SHM = ": small for loader workers; start the container with --shm-size=2g"
@@ -66,8 +67,8 @@ class Machine(Result):
     def line(self) -> str:
         """The machine in one line: the stamp under every number."""
         threads = ""
-        if self.kind == "cpu":
-            threads = f", model on {self.threads} thread{'' if self.threads == 1 else 's'}"
+        if self.kind == "cpu" and self.threads is not None:
+            threads = f", model on {counted(self.threads, 'thread')}"
         unused = self.unused_gpu_in_short or self.unused_gpu  # older records have the second only
         return (
             f"{self.name} ({self.kind.upper()}{threads}), {self.cores_text} CPU cores, "

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from labkit.bench.loader_rows import ItemTimes
 from labkit.results.columns import Columns
 from labkit.results.event_shapes import MOST
 from labkit.results.run_log import RunLog
@@ -14,7 +15,6 @@ from labkit.results.run_log import RunLog
 # The system's account of the time in line falls short: in runs on two cores whose items do not wait
 # at all, this much of it came on top as "waiting" (0.62 to 0.69 in 12 runs, Linux 6.18).
 LINE_MISSED = 0.65
-NUMBERS = 10  # of a row of the bench's item timer, a batch each; then two lists, of the items
 
 
 @dataclass(frozen=True)
@@ -33,23 +33,29 @@ class ItemCosts(Columns):
 
 def item_costs(run: RunLog) -> ItemCosts | None:
     """Read what `run` measured of its items; None where it measured nothing (an older record)."""
-    rows = [row for event in run.item_events for row in event["rows"] if _is_sound(row)]
+    rows = [ItemTimes(*row) for event in run.item_events for row in event["rows"] if _is_sound(row)]
     if not rows:
         return None
-    rows.sort(key=lambda row: row[1])
-    columns = np.array([row[:NUMBERS] for row in rows], dtype=float).T
-    number, start, _samples = columns[:3]
-    cpu, wait, line, collate_cpu, collate_wait, collate_line, between = columns[3:] / 1e6
+    rows.sort(key=lambda row: row.start_ns)
+
+    def column(name: str) -> np.ndarray:
+        return np.array([getattr(row, name) for row in rows], dtype=float)
+
+    def seconds(name: str) -> np.ndarray:
+        return column(name) / 1e6
+
+    wait = seconds("wait") - LINE_MISSED * seconds("line")
+    collate_wait = seconds("collate_wait") - LINE_MISSED * seconds("collate_line")
     return ItemCosts(
-        number=number.astype(int),
-        start=run.seconds(start),
-        cpu=cpu,
-        wait=np.maximum(0.0, wait - LINE_MISSED * line),
-        collate_cpu=collate_cpu,
-        collate_wait=np.maximum(0.0, collate_wait - LINE_MISSED * collate_line),
-        between=between,
-        item_cpu=_arrays(row[-2] for row in rows),
-        item_wait=_arrays(row[-1] for row in rows),
+        number=column("done").astype(int),
+        start=run.seconds(column("start_ns")),
+        cpu=seconds("cpu"),
+        wait=np.maximum(0.0, wait),
+        collate_cpu=seconds("collate_cpu"),
+        collate_wait=np.maximum(0.0, collate_wait),
+        between=seconds("between"),
+        item_cpu=_arrays(row.item_cpu for row in rows),
+        item_wait=_arrays(row.item_wait for row in rows),
     )
 
 
@@ -59,10 +65,10 @@ def _arrays(times_us: Iterable[list[float]]) -> np.ndarray:
 
 
 def _is_sound(row: object) -> bool:
-    """Return whether a row of the item timer has the numbers that it should have."""
+    """Return whether a row of an `items` event has the numbers of an `ItemTimes`."""
     match row:
         case [*numbers, list(cpus), list(waits)]:
-            is_whole = len(numbers) == NUMBERS and len(cpus) == len(waits)
+            is_whole = len(row) == len(ItemTimes._fields) and len(cpus) == len(waits)
             return is_whole and all(map(_is_time, [*numbers, *cpus, *waits]))
     return False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypedDict, overload
 
-from labkit.bench.own_record import spec_event
+from labkit.bench.record_head import spec_event
 from labkit.process import folders, launcher
 from labkit.results.failures import with_remedy
 from labkit.results.library import Loaded, kind_of
@@ -65,7 +65,7 @@ def launch(
 
     Args:
         spec: A Pipeline, a Grid, Distributed ranks.
-        fault: Planted in the bench (`labkit.bench.process.planted`).
+        fault: Planted in the bench (`labkit.bench.lifetime.planted`).
         after: A command that the supervisor starts when the run is over.
         source: Feeds the reader's own dataset, or function.
 

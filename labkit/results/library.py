@@ -19,6 +19,7 @@ from labkit.results.measurements import Measurements
 from labkit.results.ranks import Ranks
 from labkit.results.record import Event, RecordError, events_of
 from labkit.results.run import Run
+from labkit.results.text import counted
 
 if TYPE_CHECKING:
     import pandas
@@ -85,7 +86,7 @@ class Library(list[Entry]):
         machines = " and ".join(sorted({entry.hardware for entry in self}))
         some = self[:: max(1, len(self) // EXAMPLES)]
         names = ", ".join(entry.name for entry in some)
-        runs = "1 run" if len(self) == 1 else f"{len(self)} runs"
+        runs = counted(len(self), "run")
         return (
             f"{runs} RECORDED on {machines}, such as\n{names}.\n"
             "lk.recorded(name) loads one; .rows lists them all."

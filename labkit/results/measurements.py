@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from labkit.quotas import GIB
 from labkit.results.event_log import EventLogResult, live_property, of_one_moment
 from labkit.results.record import Event
+from labkit.results.text import counted
 from labkit.spec import NOISY, TIMED
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-GIB = 2**30
 DIGITS = 3  # of a number in the table that is shown
 SHOWN = ("ms", "iqr_ms", "noisy", "error")  # columns that every table has
 
@@ -27,8 +28,9 @@ class Measurements(EventLogResult):
 
     SERIES = {"row": list}
 
-    def _take(self, event: Event) -> None:
-        super()._take(as_row(event))
+    def take_in(self, event: Event) -> None:
+        """Keep one event; rows of older records become the rows of today."""
+        super().take_in(as_row(event))
 
     @live_property
     def _rows(self) -> list[Row]:
@@ -74,6 +76,12 @@ class Measurements(EventLogResult):
             return None
         return events[0]["error"]
 
+    @property
+    def failures(self) -> list[tuple[Row, str]]:
+        """The rows without numbers, each with the reason."""
+        every = zip(self._rows, self._events("row"), strict=True)
+        return [(row, event["error"]) for row, event in every if event.get("error") is not None]
+
     def plot(self, x: str, y: str, by: str | None = None, **drawing: Any) -> Figure:
         """Draw column `y` over column `x`, a line for each value of column `by`; see `lk.plot`."""
         from labkit.view.rows_figure import plot
@@ -94,7 +102,7 @@ class Measurements(EventLogResult):
     @of_one_moment
     def numbers(self) -> str:
         """How much was measured, in a few words."""
-        counts = [f"{len(self)} row{'' if len(self) == 1 else 's'}"]
+        counts = [counted(len(self), "row")]
         failed = sum(row.get("error") is not None for row in self._rows)
         if failed:
             counts.append(f"{failed} without numbers")

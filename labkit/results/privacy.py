@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from labkit.process.keys import MASK
 from labkit.results.record import Event
-from labkit.results.result import with_texts
+from labkit.results.text import with_texts
 
 SECRET_WORDS = {
     "key", "apikey", "token", "secret", "password", "passwd", "pwd", "credential", "credentials",

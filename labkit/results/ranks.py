@@ -17,17 +17,17 @@ import numpy as np
 from labkit.knobs import Settings, as_typed
 from labkit.process.events import FILE_NAME
 from labkit.results.event_log import EventLogResult, Process, live_property, of_one_moment
-from labkit.results.record import Event, Tail, Watched, pipeline_of
-from labkit.results.result import noise
+from labkit.results.record import Event, Tail
 from labkit.results.run import Run
 from labkit.results.run_log import ENDINGS
+from labkit.results.text import noise
+from labkit.results.watched_pipeline import Watched, pipeline_of
 from labkit.spec import NOISY, Pipeline
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from typing_extensions import Self
 
-    from labkit.diagnosis.rank_verdict import RankTimes
+    from labkit.diagnosis.rank_times import RankTimes
     from labkit.diagnosis.verdict import Diagnosis
 
 FREE = ("steps", "seconds", "xray", "device")  # knobs in which a run and its ranks may differ
@@ -40,15 +40,7 @@ class RankRun(Run):
     """
 
     def __init__(self, whole: Ranks, number: int):
-        log = whole.log_of(number)
-        super().__init__(log.parent, whole._process, whole.recorded, tail=Tail(log))
-        self._whole = whole
-        self._holds = whole._holds  # every rank is seen at the same moment
-
-    def refresh(self) -> Self:
-        """Read what has been written, by every rank."""
-        self._whole.refresh()
-        return self
+        super().__init__(whole.log_of(number).parent, recorded=whole.recorded, whole=whole)
 
     @property
     def rank(self) -> int:
@@ -77,14 +69,15 @@ class Ranks(EventLogResult):
 
     # Reading the logs
 
-    def _take(self, event: Event) -> None:
+    def take_in(self, event: Event) -> None:
+        """Keep what matters of one event; a rank keeps its own."""
         number = event.get("of_rank")
         if number is None:
-            super()._take(event)
+            super().take_in(event)
             return
         if number not in self._ranks:
             self._ranks[number] = RankRun(self, number)
-        self._ranks[number]._take(event)
+        self._ranks[number].take_in(event)
 
     def _absorb(self, events: Iterable[Event]) -> None:
         super()._absorb(events)
@@ -92,17 +85,17 @@ class Ranks(EventLogResult):
             for number in range(self._fact("spec", "ranks", 0)):
                 tail = self._tails.setdefault(number, Tail(self.log_of(number)))
                 for event in tail.read():
-                    self._take({**event, "of_rank": number})
+                    self.take_in({**event, "of_rank": number})
         if "end" in self._kept:
             for rank in self._ranks.values():
-                if rank._kept.keys().isdisjoint(ENDINGS):
-                    rank._take(self._end_of(rank))
+                if not any(map(rank.event, ENDINGS)):
+                    rank.take_in(self._end_of(rank))
 
-    def _forget(self) -> None:
-        super()._forget()
+    def begin_moment(self, alive: bool) -> None:
+        """Let readers see what was taken in, of every rank."""
+        super().begin_moment(alive)
         for rank in self._ranks.values():
-            rank._alive = self._alive
-            rank._forget()
+            rank.begin_moment(alive)
 
     def log_of(self, number: int) -> Path:
         """Return the file of a rank's own log, by its number on this machine."""
@@ -205,7 +198,7 @@ class Ranks(EventLogResult):
     @live_property
     def times(self) -> RankTimes | None:
         """Where every rank's time went; None if too short."""
-        from labkit.diagnosis.rank_verdict import rank_times
+        from labkit.diagnosis.rank_times import rank_times
 
         return rank_times(self)
 

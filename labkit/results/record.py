@@ -13,16 +13,13 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
-from labkit.knobs import Settings
 from labkit.process.events import FILE_NAME, VERSION
 from labkit.results.event_shapes import is_sound
-from labkit.results.result import printable, with_texts
-from labkit.spec import KNOBS, Pipeline
+from labkit.results.text import printable, with_texts
 
 Event = dict[str, Any]
 """One line of a log, as JSON types: its name under "event", and what `SHAPES` says of it."""
@@ -36,16 +33,11 @@ ROOM = 2**20
 MAX_EMPTY = 10_000  # lines that are empty or torn: a killed writer leaves one
 MAX_OTHERS = 1_000_000  # events that are not steps
 MAX_NAMES = 100  # of different events
-MAX_LOADER = 80  # characters of the name of a loader's type
 NO_SPEC = "not a labkit record: it does not begin with a spec"
 HEAD = b'{"event":'
 # In a line of JSON: an escape, or bytes of UTF-8, either of which may be what `printable` replaces
 MAY_STEER = re.compile(rb"\\[ubfr]|[\x7f-\xff]")
 BROKEN = (OSError, EOFError, zlib.error)  # a file that cannot be read to its end
-BODY_NOTE = (
-    "A watched loop: busy is the whole loop body (copies, logging and all), since only the loader "
-    "was looked at; copies and gaps inside the body do not show here."
-)
 
 
 class RecordError(ValueError):
@@ -194,55 +186,3 @@ def _is_torn(line: bytes) -> bool:
     except (ValueError, RecursionError):
         return line.startswith(HEAD)
     return False
-
-
-def pipeline_of(knobs: Settings) -> Pipeline:
-    """Build a Pipeline from a record; raise RecordError where its values are not allowed."""
-    known = {name: value for name, value in knobs.items() if name in KNOBS}
-    try:
-        return Pipeline(**known)
-    except ValueError as error:
-        raise RecordError(f"The record's pipeline is not valid: {error}") from None
-
-
-@dataclass(frozen=True)
-class Watched:
-    """Stands in for the Pipeline of a watched loop.
-
-    It has the settings of the user's loader under the names of the knobs; all other knobs are None.
-    """
-
-    loader: str
-    settings: Settings
-
-    simulated_delay: ClassVar[str] = ""
-
-    @classmethod
-    def of(cls, loader: str, knobs: Settings) -> Watched:
-        """Keep what is a plain value: a record is anybody's."""
-        settings = {}
-        for name, knob in KNOBS.items():
-            value = knobs.get(name)
-            if isinstance(value, (bool, int)) or (value and value in (knob.choices or ())):
-                settings[name] = value
-        return cls(str(loader)[:MAX_LOADER], settings)
-
-    def __getattr__(self, name: str) -> Any:
-        """Return the value of a knob."""
-        if name not in KNOBS:
-            raise AttributeError(name)
-        return self.settings.get(name)
-
-    def to_dict(self) -> Settings:
-        """Return every knob of a Pipeline; None where this loop's value is not known."""
-        return {name: self.settings.get(name) for name in KNOBS}
-
-    def changed(self) -> Settings:
-        """Return what is known, the loader's type first."""
-        return {"watched": self.loader, **self.settings}
-
-    def but(self, **changes: object) -> NoReturn:
-        """Raise ValueError: labkit holds neither the data nor the model of a watched loop."""
-        raise ValueError(
-            "this run was watched, not made by labkit: change your own loader and watch it again."
-        )

@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
-from typing import Any
 
-from labkit.knobs import as_typed
 from labkit.results.templates import template
-
-# What may steer a terminal, hide text or turn its direction, and what no terminal can show
-STEERS = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)
-LISTED = 3  # names in a sentence
 
 
 @dataclass(frozen=True)
@@ -84,46 +75,3 @@ class Result:
 
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()
-
-
-def printable(text: str) -> str:
-    """Return `text` with every character that a terminal might obey as its escape: "\\x1b"."""
-    return STEERS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
-
-
-def with_texts(value: Any, change: Callable[[str], str], of_key: Callable[[str], str]) -> Any:
-    """Return a value of JSON with every text in it changed, and every key of a dict by `of_key`."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, list):
-        return [with_texts(each, change, of_key) for each in value]
-    if isinstance(value, dict):
-        return {of_key(key): with_texts(each, change, of_key) for key, each in value.items()}
-    return value
-
-
-def but_call(changes: Mapping[str, object]) -> str:
-    """Return what makes these changes to a pipeline, as it is typed."""
-    return f"pipeline.but({as_typed(changes)})"
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return names as a list in words: "a, b and c"; of many the first, and how many more."""
-    shown = list(names[:LISTED])
-    if len(names) > LISTED:
-        shown.append(f"{len(names) - LISTED} more")
-    if len(shown) < 2:
-        return "".join(shown)
-    return f"{', '.join(shown[:-1])} and {shown[-1]}"
-
-
-def percent(share: float | None) -> str | None:
-    """Return a share in two digits: 26%, 5.6%; None of None."""
-    if share is None:
-        return None
-    return f"{share:.0%}" if share >= 0.0995 else f"{share:.1%}"
-
-
-def noise(spread: float) -> str:
-    """Return what is said of a measurement whose `spread` (IQR over median) is above NOISY."""
-    return f"NOISY: throughput varied by {spread:.0%} (IQR/median)"

@@ -11,9 +11,10 @@ from labkit.knobs import as_typed
 from labkit.results import run_text
 from labkit.results.comparison import Comparison
 from labkit.results.event_log import live_property, of_one_moment
-from labkit.results.result import percent
 from labkit.results.run_log import RunLog
 from labkit.results.step_classes import split_steps, unevenness
+from labkit.results.steps import STAMPS
+from labkit.results.text import percent
 from labkit.results.wall_shares import WallShares, stored, wall_shares
 from labkit.results.workers import LoaderWorkers
 from labkit.spec import NOISY
@@ -67,7 +68,8 @@ class Run(RunLog):
         """The time of the measured steps, from the end of the warm-up on; None before two steps."""
         if self.steps < 2:
             return None
-        wall_s = self.length_s - float(self.stretch(self.warmup - 1, self.warmup)[0, 5])
+        warm_s = self.stretch(self.warmup - 1, self.warmup)[0, STAMPS.index("busy_end")]
+        wall_s = self.length_s - float(warm_s)
         return wall_s if wall_s > 0 else None
 
     # How busy the device was, and how much it did
@@ -161,13 +163,14 @@ class Run(RunLog):
 
         first = self.warmup
         parts = self.steps_ms
+        wait, copy, compute, launch, other = parts.T
         columns = {
-            "end_s": self.stamps[first:, 5],
+            "end_s": self.busy[first:, 1],
             "step_ms": parts.sum(axis=1),
-            "wait_ms": parts[:, 0],
-            "copy_ms": parts[:, 1],
-            "compute_ms": parts[:, 2],
-            "other_ms": parts[:, 3:].sum(axis=1),
+            "wait_ms": wait,
+            "copy_ms": copy,
+            "compute_ms": compute,
+            "other_ms": launch + other,
             "loss": self.loss[first:],
         }
         return pandas.DataFrame(columns, index=pandas.RangeIndex(first, self.steps, name="step"))

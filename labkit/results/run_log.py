@@ -9,15 +9,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from labkit.bench.growth import Grown
+from labkit.quotas import GIB
 from labkit.results.event_log import EventLogResult, live_property
-from labkit.results.record import Event, Watched, pipeline_of
+from labkit.results.record import Event
 from labkit.results.step_classes import StepClock
 from labkit.results.steps import HOST, STAMPS, Steps, Texts
+from labkit.results.watched_pipeline import Watched, pipeline_of
 from labkit.spec import PX, STEPS, Pipeline
 
 CPU_VALUES = {"image_px": PX, "steps": STEPS}
 MOST_NAMED = 3  # of the programs that ran beside it
-GIB = 2**30
 ENDINGS = ("done", "error", "end")  # events after which nothing follows
 
 
@@ -38,8 +39,9 @@ class RunLog(EventLogResult):
     }
     loader: object = None  # the one that `lk.watch` watched, if this process still has it
 
-    def _take(self, event: Event) -> None:
-        super()._take(event)
+    def take_in(self, event: Event) -> None:
+        """Keep what matters of one event."""
+        super().take_in(event)
         if event["event"] == "epoch":  # a watched loop that seemed to have ended goes on
             for name in ENDINGS:
                 self._kept.pop(name, None)
@@ -199,17 +201,17 @@ class RunLog(EventLogResult):
         return self._events("lines")
 
     @property
-    def epochs(self) -> list[Event]:
+    def passes_begun(self) -> list[Event]:
         """The passes over a watched loader as they began: `n`, `step` and `began` (ns)."""
         return self._events("epoch")
 
     @property
     def first_steps(self) -> list[int]:
         """The number of the first step of each pass."""
-        return [event["step"] for event in self.epochs]
+        return [event["step"] for event in self.passes_begun]
 
     @property
-    def passes(self) -> list[Event]:
+    def passes_ended(self) -> list[Event]:
         """The passes over a watched loader as they ended: `n`, `began`, `ended` (ns), `trains`."""
         return self._events("pass")
 

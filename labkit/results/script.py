@@ -31,6 +31,11 @@ INDENT = 4  # before the statements of main()
 class Script(str):
     """Plain PyTorch code: a string that prints as code, here and in a notebook."""
 
+    @property
+    def is_diff(self) -> bool:
+        """Whether it is a unified diff of two scripts."""
+        return self.startswith("---")
+
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
         """Write the code to a file, such as "train.py"; return its path.
 
@@ -51,7 +56,7 @@ class Script(str):
         from pygments.formatters import HtmlFormatter
         from pygments.lexers import DiffLexer, PythonLexer
 
-        lexer = DiffLexer() if self.startswith("---") else PythonLexer()
+        lexer = DiffLexer() if self.is_diff else PythonLexer()
         return highlight(self, lexer, HtmlFormatter(noclasses=True, cssstyles=CARD))
 
 
@@ -204,7 +209,7 @@ def _loader_call(job: Settings) -> str:
 
 
 def call_lines(call: str, arguments: list[str], name: int) -> str:
-    """Return `call(arguments)`, wrapped where it is too long behind a name of so many letters."""
+    """Return `call(arguments)`, wrapped where it is too long after a name of so many letters."""
     line = f"{call}({', '.join(arguments)})"
     if len(line) <= WIDTH - INDENT - len(" = ") - name:
         return line

@@ -158,7 +158,7 @@ def split_steps(stamps: np.ndarray) -> np.ndarray:
 
 
 def body_seconds(stamps: np.ndarray) -> np.ndarray:
-    """Return how long the body of each step took, (steps,) s: not while it was behind another.
+    """Return how long the body of each step took, (steps,) s: not while it queued behind another.
 
     A GPU's queue holds steps whose data the host had long before: their time in it is no work.
     """

@@ -78,9 +78,8 @@ class Steps:
     def moments(self, name: str, rows: slice = ALL) -> np.ndarray:
         """Return a column (rows,) int64; of a device's moment that is missing, the host's."""
         if name in self._columns:
-            values = np.array(
-                self._columns[name][rows]
-            )  # a copy: what lends its memory cannot grow
+            column = self._columns[name][rows]
+            values = np.array(column)  # a copy: what lends its memory cannot grow
         else:
             values = np.full(len(range(len(self))[rows]), MISSING)
         if name in SAME_MOMENT:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit.bench.loader_work import MOST_ROWS
+from labkit.results.loader_records import Batches
 from labkit.results.record import Event
 from labkit.results.step_classes import busy_until
-from labkit.results.workers import Batches
 
 FEW, MANY = 0.65, 0.9  # of the way from one worker that is active to all of them
 LEAST_FEW = 4  # batches that were prepared while few were active, for a ratio
@@ -67,7 +67,7 @@ def wait_over_alone(batches: Batches) -> float | None:
     count = len(np.unique(batches.worker))
     if count < 2:
         return None
-    whole = batches.of_process < MOST_ROWS // count  # behind them rows are left out
+    whole = batches.of_process < MOST_ROWS // count  # after them rows are left out
     chosen = batches.only(whole & (batches.worker >= 0) & (batches.of_process > 0))
     active = active_workers(chosen)
     took = chosen.ready - chosen.start - chosen.cpu_s - chosen.in_line_s

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.results.record import Event
-from labkit.results.result import percent
+from labkit.results.text import percent
 
 if TYPE_CHECKING:
     from labkit.results.run import Run
@@ -122,7 +122,7 @@ def _shared_out(spans: list[_Span], start_ns: int, end_ns: int) -> list[WallShar
 
 def trains(run: Run) -> bool:
     """Return whether an optimizer made a step within a run's loop; of `lk.watch` nobody looks."""
-    return any(event.get("trains") for event in run.passes)
+    return any(event.get("trains") for event in run.passes_ended)
 
 
 def _passes_of(run: Run, part: str) -> list[_Span]:
@@ -131,8 +131,10 @@ def _passes_of(run: Run, part: str) -> list[_Span]:
     match run.place:
         case [file, line]:
             place = f"{PurePath(str(file)).name}:{line}"
-    spans = {event["n"]: _Span(event["began"], event["ended"], part, place) for event in run.passes}
-    for event in run.epochs:
+    spans = {}
+    for event in run.passes_ended:
+        spans[event["n"]] = _Span(event["began"], event["ended"], part, place)
+    for event in run.passes_begun:
         if run.steps and event.get("began"):  # a pass that was killed ended with its last step
             last_ns = int(run.host_ns[-1, 3])
             spans.setdefault(event["n"], _Span(event["began"], last_ns, part, place))

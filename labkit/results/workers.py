@@ -6,15 +6,17 @@ import heapq
 import html
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from functools import cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.results.columns import Columns
+from labkit.bench.loader_rows import BatchRow
 from labkit.results.event_shapes import fits
+from labkit.results.loader_records import Batches, Hang, SlowItem, Worker
+from labkit.results.steps import HOST
 
 if TYPE_CHECKING:
     import pandas
@@ -22,75 +24,9 @@ if TYPE_CHECKING:
 
     from labkit.results.run import Run
 
-STEP_READY, STEP_DONE = 1, 3  # columns of a run's `host_ns`
-NUMBERS = 12  # of a batch: its worker, its process, and those in `bench.loader_work.Row`
-START = 5  # which of them is when it began
+NUMBERS = ("worker", "process", *BatchRow._fields[:-1])  # of a batch
 NAMED = 5  # of the slowest items
 MAIN = -1  # in place of a worker's number: the main process, of a loader without workers
-
-
-@dataclass(frozen=True)
-class SlowItem:
-    """An item that took long to fetch."""
-
-    index: int | str  # in the dataset; of a stream, how many of the process's items came before
-    ms: float
-    batch: int
-
-
-@dataclass(frozen=True)
-class Worker:
-    """One worker of a loader, over the whole run; times in ms."""
-
-    worker: int  # its number; -1 is the main process, of a loader without workers
-    processes: int  # that had this number: one for each pass, unless workers persist
-    batches: int
-    items: int
-    p50_ms: float  # of preparing a batch
-    p95_ms: float
-    p99_ms: float
-    busy_ms: float  # in which it prepared batches, in all
-    cpu_share: float  # CPU time of the process, all threads, over the time that it prepared
-    in_line_share: float  # of the time that it prepared, in which it had no core; 0: not known
-    idle_share: float  # of the time from its first batch to its last, in which it prepared none
-    bytes_read: int  # by system calls
-    from_disk: int  # and of these from storage, not from the page cache
-    item_ms: float  # mean time of an item, without that in line for a core
-    item_cpu_ms: float  # mean CPU time of an item, collating included
-    slowest: list[SlowItem]
-    slowest_ratio: float  # of the slowest item's time over the mean time of an item
-    last_progress_s: float  # on the run's clock: when its last batch was ready
-
-
-@dataclass(frozen=True)
-class Batches(Columns):
-    """The batches whose rows were kept, in the order of their start: an entry a batch.
-
-    Times are in s on the run's clock. `taken` is when the loop had the batch, NaN where unknown.
-    """
-
-    worker: np.ndarray  # (batches,) int
-    process: np.ndarray  # the process's id
-    process_pass: np.ndarray  # the pass over the dataset, counted by the process
-    of_process: np.ndarray  # how many batches its process had prepared before
-    epoch: np.ndarray  # the pass of the loop
-    fetched: np.ndarray
-    ready: np.ndarray
-    asked: np.ndarray  # when the loop began to wait for it
-    taken: np.ndarray
-    cpu_s: np.ndarray
-    in_line_s: np.ndarray  # for which the process's thread had no core
-    items: np.ndarray
-
-
-@dataclass(frozen=True)
-class Hang:
-    """The last time for which nothing moved, as it was when it was seen."""
-
-    worker: int | None  # that held the loop up; None: its own process
-    index: int | str | None  # of the item
-    seconds: float  # how long it lasted, as far as is known
-    over: bool  # whether the loop went on afterwards
 
 
 class LoaderWorkers:
@@ -162,28 +98,27 @@ class LoaderWorkers:
             for event in self.events
             for *numbers, _slowest_item in event["batches"]
         ]
-        table = np.array(rows, dtype=float).reshape(-1, NUMBERS).T
-        table = table[:, table[START].argsort(kind="stable")]
-        worker, process, done, number, process_pass, *moments_ns, cpu, items, _, line = table
-        start, fetched, ready = self._seconds(np.array(moments_ns))
-        began = [event.get("began") or 0 for event in self.run.epochs] or [0]
-        epoch = np.searchsorted(began, moments_ns[0], side="right") - 1
+        table = np.array(rows, dtype=float).reshape(-1, len(NUMBERS)).T
+        table = table[:, table[NUMBERS.index("start")].argsort(kind="stable")]
+        column = dict(zip(NUMBERS, table, strict=True))
+        began = [event.get("began") or 0 for event in self.run.passes_begun] or [0]
+        epoch = np.searchsorted(began, column["start"], side="right") - 1
         epoch = np.maximum(epoch, 0)
-        asked, taken = self._seconds(self._taken(epoch, number.astype(int)))
+        asked, taken = self._seconds(self._taken(epoch, column["batch"].astype(int)))
         return Batches(
-            worker=worker.astype(int),
-            process=process,
-            process_pass=process_pass,
-            of_process=done.astype(int),
+            worker=column["worker"].astype(int),
+            process=column["process"],
+            process_pass=column["of_pass"],
+            of_process=column["done"].astype(int),
             epoch=epoch,
-            start=start,
-            fetched=fetched,
-            ready=ready,
+            start=self._seconds(column["start"]),
+            fetched=self._seconds(column["fetched"]),
+            ready=self._seconds(column["ready"]),
             asked=asked,
             taken=taken,
-            cpu_s=cpu / 1e9,
-            in_line_s=line / 1e9,
-            items=items.astype(int),
+            cpu_s=column["cpu_ns"] / 1e9,
+            in_line_s=column["line_ns"] / 1e9,
+            items=column["items"].astype(int),
         )
 
     def _seconds(self, at_ns: np.ndarray) -> np.ndarray:
@@ -195,7 +130,7 @@ class LoaderWorkers:
         """Return when the loop asked for each batch and when it had it (2, batches), ns."""
         host_ns = self.run.host_ns
         times_ns = np.full((2, len(epoch)), np.nan)
-        passes = [event.get("n") for event in self.run.epochs]
+        passes = [event.get("n") for event in self.run.passes_begun]
         arguments = (self.run.loop_code or {}).get("arguments") or {}
         unordered = arguments.get("in_order") == "False"
         if unordered or len(set(passes)) < len(passes):  # replayed steps lie between
@@ -259,7 +194,7 @@ class LoaderWorkers:
             return None
         seen_ns = seen["t_ns"]
         worker = seen.get("worker")
-        stamps_ns = self.run.host_ns[:, STEP_DONE if worker is None else STEP_READY]
+        stamps_ns = self.run.host_ns[:, HOST.index("done" if worker is None else "ready")]
         moved_ns = np.append(stamps_ns, (self.run.event("done") or seen)["t_ns"])
         moved_ns = moved_ns[moved_ns > seen_ns]
         ended_ns = (self.run.event("end") or seen)["t_ns"]

@@ -6,16 +6,16 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator
 
+from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.findings import Finding, gain_without
 from labkit.diagnosis.losses import TOLERANCE, agree
-from labkit.diagnosis.prediction import Estimate
 from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.results.hardware import Machine
 from labkit.results.run import Run
-from labkit.spec import too_old_for
-from labkit.tuning.result import Ladder
+from labkit.spec import knobs_with, too_old_for
 from labkit.tuning.search import SURE, Search
+from labkit.tuning.search_result import Ladder
 from labkit.tuning.settings import Knobs, LoaderSetting
 from labkit.tuning.trial import Judgement, Trial
 from labkit.tuning.trial_bench import TrialBench
@@ -23,13 +23,8 @@ from labkit.tuning.trial_bench import TrialBench
 MOST_RUNS = 12
 LOOKS = 2  # runs of a setting before "unsure" is taken for the verdict
 WORTH = 0.03  # a smaller gain, expected or measured, does not count
-TRAINING = ("batch_size", "precision")  # knobs that change what is trained
+TRAINING = knobs_with("retrains")
 LOADER = ("num_workers", "prefetch_factor")
-ROUNDS_OFF = ("precision", "compile", "channels_last")  # change the arithmetic, and so the losses
-TO_DEVICE = ("pin_memory", "non_blocking", "prefetch_to_device")
-# These change when a batch arrives, but neither its samples (every run draws the same) nor what is
-# computed from them: only random augmentation can make the losses differ
-FEEDS = {*LOADER, *TO_DEVICE, "persistent_workers"}
 KEPT = Judgement("kept", kept=True)
 NO_GAIN = Judgement("no gain")  # it may be tried again with others
 NO_GAIN_AGAIN = Judgement("no gain: the start was as fast, measured again")
@@ -109,12 +104,24 @@ class Improver(Search[Ladder]):
 
     def judge(self, trial: Trial) -> None:
         """Keep a trial that gains, measured again where it is close, or say why not."""
-        if trial.error:
-            trial.judgement = Judgement(f"failed: {trial.error}", ruled_out=True)
-        else:
-            trial.judgement = self._judgement(trial)
-        if trial.judgement.ruled_out:
+        before = self.best
+        why = self._ruled_out(trial, before)
+        if why and trial.loss_change is not None and len(before.runs) < 2 and self._has_room():
+            self.measure(before)  # how far apart are the losses of two unchanged runs?
+            why = self._ruled_out(trial, before)
+        if why:
+            trial.judgement = Judgement(why, ruled_out=True)
             self.banned.append(trial.changes)
+            return
+        trial.gain = trial.speed / before.speed
+        spreads = [each.runs[-1].spread or 0.0 for each in (trial, before)]
+        gains = trial.gain > 1 + max(SURE, *spreads)
+        if not gains and trial.gain > 1 and self._has_room():
+            self.measure(before)
+            self.measure(trial)
+            trial.gain = trial.speed / before.speed
+            gains = trial.gain > 1 + WORTH and min(trial.rates) > max(before.rates)
+        trial.judgement = KEPT if gains else NO_GAIN
 
     def finish(self) -> None:
         """Measure the start again, now that caches are warm: the gain must be more than that."""
@@ -188,28 +195,15 @@ class Improver(Search[Ladder]):
             return "the step returns no loss, so nothing could tell whether it holds"
         return self.lacks(changes, run, self.best.knobs)
 
-    def _judgement(self, trial: Trial) -> Judgement:
-        """Return whether a trial gains, or why the change is out of the question."""
-        run = trial.runs[-1]
-        before = self.best
+    def _ruled_out(self, trial: Trial, before: Trial) -> str:
+        """Return why a change that has run is out of the question; "" where it is not."""
+        if trial.error:
+            return f"failed: {trial.error}"
+        not_applied = trial.runs[-1].not_applied
         for name in trial.changes:
-            if name in run.not_applied:
-                return Judgement(f"cannot act here: {run.not_applied[name]}", ruled_out=True)
-        if "batch_size" not in trial.changes:
-            broken = self._losses_differ(trial, before)
-            if broken:
-                return Judgement(broken, ruled_out=True)
-        trial.gain = trial.speed / before.speed
-        noise = max(SURE, run.spread or 0.0, before.runs[-1].spread or 0.0)
-        if trial.gain > 1 + noise:
-            return KEPT
-        if trial.gain <= 1 or not self._has_room():
-            return NO_GAIN
-        self.measure(before)
-        self.measure(trial)
-        trial.gain = trial.speed / before.speed
-        is_apart = min(trial.rates) > max(before.rates)
-        return KEPT if trial.gain > 1 + WORTH and is_apart else NO_GAIN
+            if name in not_applied:
+                return f"cannot act here: {not_applied[name]}"
+        return "" if "batch_size" in trial.changes else self._losses_differ(trial, before)
 
     def _losses_differ(self, trial: Trial, before: Trial) -> str:
         """Return why a change is undone for its losses, or "" where they hold.
@@ -219,15 +213,13 @@ class Improver(Search[Ladder]):
         """
         reference = self._reference().runs[0].loss
         losses = trial.runs[-1].loss
-        is_rough = set(self.found.changes | trial.changes) & set(ROUNDS_OFF)
+        is_rough = set(self.found.changes | trial.changes) & set(knobs_with("rounds"))
         tolerance = TOLERANCE if is_rough else EXACT
         holds, trial.loss_change = agree(reference, losses, tolerance)
-        if holds or trial.changes.keys() <= FEEDS:
+        if holds or trial.changes.keys() <= set(knobs_with("feeds")):
             return ""
         if trial.loss_change is None:
             return "undone: the losses are not finite"
-        if len(before.runs) < 2 and self._has_room():
-            self.measure(before)
         if len(before.runs) > 1:
             _, apart = agree(before.runs[0].loss, before.runs[-1].loss, EXACT)
             spread = UNCHANGED * abs(apart or 0.0)
@@ -244,7 +236,7 @@ class Improver(Search[Ladder]):
 def lacking(changes: Knobs, machine: Machine, knobs: Knobs) -> str | None:
     """Return what this device, or the model, lacks for a change; None where nothing is known."""
     is_cuda = machine.device.startswith("cuda")
-    if not is_cuda and not changes.keys().isdisjoint(TO_DEVICE):
+    if not is_cuda and not changes.keys().isdisjoint(knobs_with("copies")):
         return "there is no CUDA device to copy to"
     too_old = too_old_for("bf16", machine.compute_capability)
     if too_old and changes.get("precision") == "bf16":

@@ -7,11 +7,11 @@ import shutil
 from collections.abc import Sequence
 
 from labkit import quotas
+from labkit.quotas import GIB
 from labkit.tuning.settings import LoaderSetting
 from labkit.tuning.trial import Trial
 
 SHARE = 0.8  # of the free memory that may be used up; the rest is for what was not foreseen
-GIB = 2**30
 
 
 def free_memory() -> tuple[int, int | None]:

@@ -10,14 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from labkit.diagnosis.core_use import CoreUse
+from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.loader_remedies import epochs_unseen
-from labkit.diagnosis.prediction import Estimate
-from labkit.diagnosis.recommendation import TIE as AS_GOOD
-from labkit.diagnosis.recommendation import WORKERS
+from labkit.diagnosis.recommendation import AS_GOOD, WORKERS
 from labkit.process import launcher
 from labkit.results.run import Run
 from labkit.spec import PYTORCH_PREFETCH
-from labkit.tuning.result import SearchResult, Tuning
+from labkit.tuning.search_result import SearchResult, Tuning
 from labkit.tuning.settings import Knobs, LoaderSetting, distance
 from labkit.tuning.trial import START, TIE, Trial, cheapest_of_fastest
 from labkit.tuning.trial_bench import TrialBench
@@ -40,8 +39,13 @@ class Search(Generic[AnyResult]):
         """Set up a search; nothing runs yet."""
         self.found = found
         self.bench = bench
-        self.each: Callable[[], object] = lambda: None  # called when a trial has been judged
+        self.each: Callable[[], object] = lambda: None
         self.begun_s = 0.0  # on the monotonic clock
+
+    def tell(self, judged: Callable[[], object], running: Callable[[Run], object]) -> None:
+        """Call `judged()` whenever a trial has been judged, and `running(run)` while one runs."""
+        self.each = judged
+        self.bench.each = running
 
     def propose(self) -> Trial | None:
         """Return the next trial; None where the search is over."""
@@ -172,7 +176,7 @@ class LoaderSearch(Search[Tuning]):
     def _explain(self, winner: Trial) -> None:
         """Give the reasons for settings that were not searched, and name doubtful numbers."""
         found = self.found
-        found.line = winner.runs[-1].machine.line  # with the threads of the reader's step
+        found.line = winner.runs[-1].machine.line  # with the threads of the user's step
         why = "there are no workers to keep"
         if winner.setting.num_workers:
             why = "keeps the workers from one epoch to the next; changes nothing within an epoch"

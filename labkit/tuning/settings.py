@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 from labkit.knobs import Setting
+from labkit.results.text import counted
 from labkit.spec import LOADER_KNOBS, PYTORCH_PREFETCH, WITHOUT_WORKERS
 
 Knobs = dict[str, Setting]
@@ -58,7 +59,7 @@ class LoaderSetting:
     def __str__(self) -> str:
         text = "no workers"
         if self.num_workers:
-            workers = "1 worker" if self.num_workers == 1 else f"{self.num_workers} workers"
+            workers = counted(self.num_workers, "worker")
             text = f"{workers}, prefetch {self.prefetch_factor}"
         return f"{text}, pinned" if self.pin_memory else text
 

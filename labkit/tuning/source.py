@@ -1,4 +1,4 @@
-"""The reader's own data, ready to be sent to a bench.
+"""The user's own data, ready to be sent to a bench.
 
 What is given as "module:name" is imported there. Objects travel as a file in the run's folder,
 written by the user's kernel, read and deleted by its own child; no record ever holds one.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Protocol
 
 from labkit.bench.user_loop import knobs_of
 from labkit.results.launch import Launched
+from labkit.results.payload import CannotSend, import_path, pickled, sizes_of, write_new
 from labkit.spec import LOADER_KNOBS, STEP_KNOBS, WITHOUT_WORKERS
 from labkit.tuning.settings import Knobs
 
@@ -51,14 +51,12 @@ class Source:
         """Write the payload into a run's folder, for its owner alone; return the bench's order."""
         here = os.getcwd()
         if self.payload is not None:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-            with open(os.open(folder / PAYLOAD, flags, 0o600), "wb") as file:
-                file.write(self.payload)
+            write_new(folder / PAYLOAD, self.payload)
         return {
             "imports": self.imports,
             "payload": None if self.payload is None else PAYLOAD,
             "cwd": here,
-            "path": [here, *(os.path.abspath(place or here) for place in sys.path)],
+            "path": [here, *import_path()],
             "parts": list(self.parts),
         }
 
@@ -121,20 +119,20 @@ def _check_dataset(dataset: object) -> None:
 
 def _pickled(objects: Mapping[str, object]) -> bytes:
     """Return the objects as bytes; raise ValueError naming the one that cannot be sent."""
-    import cloudpickle  # plain pickle cannot carry what is defined in a notebook
-
     instead = "give 'module:function' that makes it"
-    for name, part in objects.items():
-        try:
-            cloudpickle.dumps(part)
-        except Exception as error:
-            raise ValueError(
-                f"{name} ({type(part).__name__}) cannot be sent to a process of its own: "
-                f"{type(error).__name__}: {error}. Open files and locks when they are first used, "
-                f"or {instead}."
-            ) from None
-    payload = cloudpickle.dumps(objects)
+    try:
+        sizes = sizes_of(objects)
+    except CannotSend as found:
+        kind = type(objects[found.name]).__name__
+        raise ValueError(
+            f"{found.name} ({kind}) cannot be sent to a process of its own: "
+            f"{type(found.why).__name__}: {found.why}. Open files and locks when they are first "
+            f"used, or {instead}."
+        ) from None
+    payload = pickled(objects)
     if len(payload) > MAX_PAYLOAD:
         size = f"{len(payload) / 2**20:.0f} MiB (at most {MAX_PAYLOAD // 2**20})"
-        raise ValueError(f"the dataset holds {size}, to be sent to every run: {instead}.")
+        largest = max(sizes, key=sizes.__getitem__)
+        what = f"what is sent to every run holds {size}, most of it the {largest}"
+        raise ValueError(f"{what}: {instead}.")
     return payload

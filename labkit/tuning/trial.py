@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
-from labkit.diagnosis.prediction import DRAWS, Estimate, predict_from
+from labkit.diagnosis.estimate import Estimate
+from labkit.diagnosis.prediction import DRAWS, predict_from
 from labkit.knobs import as_typed
 from labkit.results.run import Run
 from labkit.spec import Pipeline
@@ -15,7 +16,7 @@ from labkit.tuning.settings import Knobs, LoaderSetting
 
 TIE = 0.015  # throughputs closer than this are the same: repeats of one run differ by more
 NOISE = 0.08  # by which repeats differ on two busy cores (median of 60 x 10 runs: 7 %)
-OWN_DATA = Pipeline(io_ms=0)  # stands for the reader's own data, of which no wait is known
+OWN_DATA = Pipeline(io_ms=0)  # stands for the user's own data, of which no wait is known
 
 
 @dataclass(frozen=True)

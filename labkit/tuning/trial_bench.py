@@ -1,4 +1,4 @@
-"""Runs knobs on a pipeline or on the reader's own data, in a process of its own."""
+"""Runs knobs on a pipeline or on the user's own data, in a process of its own."""
 
 from __future__ import annotations
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas
 from matplotlib.figure import Figure
 
 from labkit.diagnosis.public_traces import PublicTrace
-from labkit.diagnosis.trace_breakdown import Breakdown, Change, RankTraces, TraceComparison
+from labkit.diagnosis.rank_traces import RankTraces
+from labkit.diagnosis.trace_breakdown import Breakdown, TraceLane
+from labkit.diagnosis.trace_comparison import Change, TraceComparison
+from labkit.results.text import counted
 from labkit.view.primitives import Bar, Lane, draw_lanes, hbars, rows_in
 from labkit.view.rows_figure import plot
 from labkit.view.style import (
@@ -87,7 +90,7 @@ def draw_trace(breakdown: Breakdown) -> Figure:
         title = f"top kernels; on Tensor Cores: {on_cores} of kernel time, could be {could}"
         panels[title] = _kernel_bars(breakdown)
     device = drawable(breakdown.device_name or breakdown.device_kind.upper(), SOURCE_LENGTH)
-    steps = f"{breakdown.steps} step{'s' * (breakdown.steps > 1)}"
+    steps = counted(breakdown.steps, "step")
     busy = f"{whole_percent(breakdown.utilization)} of a step computing"
     return _bars_page(f"{device}: {busy}; {steps} of {_ms(step_us)} on average", panels)
 
@@ -108,7 +111,8 @@ def _kernel_bars(breakdown: Breakdown) -> list[Bar]:
 @our_style
 def draw_timeline(
     source: str,
-    lanes: dict[str, np.ndarray],
+    lanes: Sequence[TraceLane],
+    steps: np.ndarray | None = None,
     start_ms: float | None = None,
     end_ms: float | None = None,
 ) -> Figure:
@@ -116,27 +120,27 @@ def draw_timeline(
 
     Args:
         source: What it is a trace of.
-        lanes: (n, 2) starts and ends in ms of each lane, and of the `steps`.
+        lanes: Its rows, from above.
+        steps: (n, 2) starts and ends of the steps, ms.
         start_ms: Where the picture begins: with the first step, else with the first activity.
         end_ms: Where it ends: with the second step, else with the last activity.
     """
-    marks = lanes.get("steps")
-    spans = {name: lane for name, lane in lanes.items() if name != "steps"}
-    shown = np.concatenate(list(spans.values())) if marks is None else marks[:2]
+    shown = np.concatenate([lane.spans for lane in lanes]) if steps is None else steps[:2]
     start = float(shown.min()) if start_ms is None else start_ms
     end = float(shown.max()) if end_ms is None else end_ms
     rows = []
-    for name, lane in spans.items():
-        active = np.diff(lane.clip(start, end)).sum() / (end - start)
-        if active or name.endswith("kernels"):  # no kernel says something, no copy does not
-            _, colour = CLASSES[LANES[name.split(": ")[-1]]]
-            rows.append(Lane(name, [(colour, lane)], edge=LANE_EDGE if active < SPARSE else 0.0))
+    for lane in lanes:
+        active = np.diff(lane.spans.clip(start, end)).sum() / (end - start)
+        if active or lane.kind == "kernels":  # no kernel says something, no copy does not
+            _, colour = CLASSES[LANES[lane.kind]]
+            edge = LANE_EDGE if active < SPARSE else 0.0
+            rows.append(Lane(lane.label, [(colour, lane.spans)], edge=edge))
     header = [(drawable(source, 200), BOLD)]
     figure, (axes,) = page(header, [(0.1, LANE_IN * len(rows))], left_in=1.6)
     draw_lanes(axes, rows[::-1], start, end)
-    if marks is not None:
+    if steps is not None:
         place = axes.get_xaxis_transform()
-        axes.vlines(marks[:, 0], 0, 1, color="black", linewidth=0.8, transform=place)
+        axes.vlines(steps[:, 0], 0, 1, color="black", linewidth=0.8, transform=place)
         axes.set_xlim(start, end)
     axes.set_xlabel("ms")
     return figure

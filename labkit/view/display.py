@@ -11,12 +11,12 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from labkit.process.interrupts import in_notebook
+from labkit.process.notebook import in_notebook
 from labkit.results.event_log import EventLogResult
 from labkit.results.ranks import Ranks
-from labkit.results.result import printable
 from labkit.results.run import Run
 from labkit.results.sweep import Sweep
+from labkit.results.text import counted, printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,7 +69,7 @@ class Display:
 
     @property
     def due(self) -> bool:
-        """Whether somebody would see another line by now."""
+        """Whether a user would see another line by now."""
         seen = self.handle is not None or sys.stderr.isatty()
         return seen and time.monotonic() - self.shown_at >= PERIOD_S
 
@@ -153,5 +153,5 @@ def closing_line(result: Run | Ranks | Sweep) -> str:
         return f"{result.outcome}: {result.error}"
     if result.throughput is None:
         return f"{result.ended}, too few to measure"
-    steps = f"{result.steps} step{'s' * (result.steps != 1)}"
+    steps = counted(result.steps, "step")
     return f"{result.outcome}: {steps}, {result.numbers}"

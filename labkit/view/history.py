@@ -16,8 +16,8 @@ import traitlets
 
 from labkit.process import folders
 from labkit.process.events import private
-from labkit.process.family import shared_like_its_parent
-from labkit.process.interrupts import in_notebook
+from labkit.process.folder_rights import shared_like_its_parent
+from labkit.process.notebook import in_notebook
 from labkit.results.library import load
 from labkit.results.ranks import Ranks
 from labkit.results.run import Run
@@ -28,7 +28,7 @@ Ran = TypeVar("Ran", Run, Ranks)
 MOST_ROWS = 8  # the pinned one stays beside them
 
 
-class Row(TypedDict):
+class ListedRun(TypedDict):
     """A run in the list, as the page shows it."""
 
     key: int
@@ -48,7 +48,7 @@ class History(anywidget.AnyWidget, Generic[Ran]):
     _esm = Path(__file__).with_name("history.js")
     _css = Path(__file__).with_name("live.css")
 
-    rows = traitlets.List().tag(sync=True)  # of Row
+    rows = traitlets.List().tag(sync=True)  # of ListedRun
     copies = traitlets.List().tag(sync=True)  # what there is to copy
 
     def __init__(
@@ -78,7 +78,7 @@ class History(anywidget.AnyWidget, Generic[Ran]):
                 return row["name"], self.run_of(row)
         return None
 
-    def run_of(self, row: Row) -> Ran:
+    def run_of(self, row: ListedRun) -> Ran:
         """Return the run of a row; an earlier kernel's is read from its folder."""
         if row["key"] not in self.runs:
             run = cast("Ran", load(row["folder"]))
@@ -90,7 +90,7 @@ class History(anywidget.AnyWidget, Generic[Ran]):
         """Put a run on top of the list; the oldest goes."""
         key = 1 + max((row["key"] for row in self.rows), default=0)
         numbers = run.in_short if run.throughput else ""
-        row = Row(
+        row = ListedRun(
             key=key,
             name=name,
             numbers=numbers,
@@ -112,13 +112,13 @@ class History(anywidget.AnyWidget, Generic[Ran]):
         if do == "copy":
             threading.Thread(target=self._copy, args=[self.texts[value]], daemon=True).start()
             return
-        rows: list[Row] = [row.copy() for row in self.rows]
+        rows: list[ListedRun] = [row.copy() for row in self.rows]
         for row in rows:
             row["pinned"] = row["key"] == key and not row["pinned"] and self._is_there(row)
         self.rows = rows
         self.when_pinned()
 
-    def _is_there(self, row: Row) -> bool:
+    def _is_there(self, row: ListedRun) -> bool:
         """Return whether the run of a row can be read; say in the row why not."""
         try:
             self.run_of(row)
@@ -141,10 +141,10 @@ def file_of(panel: str) -> Path | None:
     return folders.home() / "panels" / f"{name}.json"
 
 
-def stored_rows(file: Path) -> list[Row]:
+def stored_rows(file: Path) -> list[ListedRun]:
     """Return the rows of an earlier kernel whose runs are still there."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        stored: list[Row] = json.loads(file.read_text(encoding="utf-8"))
+        stored: list[ListedRun] = json.loads(file.read_text(encoding="utf-8"))
         rows = [row for row in stored if Path(row["folder"]).exists()]
         for key, row in enumerate(rows):
             row["key"] = key

@@ -6,9 +6,9 @@ import numpy as np
 
 from labkit.process.events import now_ns
 from labkit.results.event_log import of_one_moment
-from labkit.results.result import percent
 from labkit.results.run import Run
 from labkit.results.step_classes import split_steps
+from labkit.results.text import percent
 from labkit.spec import KNOBS
 from labkit.view.display import stage_line
 

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import inspect
 import linecache
-import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING
 
-import cloudpickle
-
 from labkit.bench import triton_kernels
 from labkit.diagnosis.device_peaks import ROOFS, Peaks
-from labkit.process.interrupts import held, in_notebook
+from labkit.process.interrupts import held
+from labkit.process.notebook import in_notebook
 from labkit.results.launch import Launched, launch
 from labkit.results.measurements import Measurements
+from labkit.results.payload import CannotSend, import_path, pickled, sizes_of, write_new
 from labkit.spec import TIMED, Grid
 from labkit.view.display import Display, StaticFigure, stage_line
 
 if TYPE_CHECKING:
     import pandas
 
-    from labkit.bench.measure import Bench
+    from labkit.bench.stopwatch import Bench
 
 MOST_MIB = 64  # of a function with what it refers to
 PAYLOAD = "function.pkl"
@@ -58,19 +56,22 @@ def measure(
 
     A row that runs out of memory says so, and the next ones are measured in a fresh process.
     Raises ValueError on a grid that does not fit the function, or a function that cannot be sent;
-    RuntimeError where every row failed.
+    RuntimeError where every row failed, or none was measured: another run has the device.
     """
     values = {}
     for name, given in grid.items():
         values[name] = list(given) if isinstance(given, (list, tuple, range)) else [given]
     spec = Grid(*signature_of(function), values, device)
-    source = Sent(function)
+    source = FunctionPayload(function)
     with held():
         started = launch(spec, source=source)
         if wait:
             watch_rows(started)
-    if wait and started.mistake:
-        raise RuntimeError(f"{function.__name__}: {started.mistake}")
+    if not wait:
+        return started
+    why = started.mistake if len(started) else started.error
+    if why:
+        raise RuntimeError(f"{function.__name__}: {why}")
     return started
 
 
@@ -102,13 +103,13 @@ def signature_of(function: Callable[..., object]) -> tuple[str, tuple[str, ...],
     arguments = list(inspect.signature(function).parameters.values())
     if not arguments:
         raise ValueError(f"{function.__name__}() takes no argument: the first is the bench.")
-    others = arguments[1:]  # behind the bench
+    others = arguments[1:]  # after the bench
     names = tuple(each.name for each in others)
     needed = tuple(each.name for each in others if each.default is inspect.Parameter.empty)
     return function.__name__, names, needed
 
 
-class Sent:
+class FunctionPayload:
     """A function on its way to the bench, as `launch` takes it for a `source`."""
 
     def __init__(self, function: FunctionType):
@@ -122,8 +123,8 @@ class Sent:
                     "bench.device."
                 )
         try:
-            self.pickled = cloudpickle.dumps(function)
-        except Exception as error:  # whatever the reader's objects raise
+            self.pickled = pickled(function)
+        except Exception as error:  # whatever the user's objects raise
             why = f"{self.culprit()} cannot be sent to another process: {error}"
             raise ValueError(why) from None
         mib = len(self.pickled) / 2**20
@@ -135,26 +136,22 @@ class Sent:
 
     def culprit(self) -> str:
         """Name what cannot be sent: the first thing the function refers to that cannot."""
-        for name, value in self.refers_to.items():
-            try:
-                cloudpickle.dumps(value)
-            except Exception:
-                return f"{name}, which {self.function.__name__} uses,"
+        try:
+            sizes_of(self.refers_to)
+        except CannotSend as found:
+            return f"{found.name}, which {self.function.__name__} uses,"
         return self.function.__name__
 
     def place(self, folder: Path) -> dict[str, object]:
         """Write the function into the run's folder, for its owner alone; return where it is."""
-        payload = folder / PAYLOAD
-        payload.touch(0o600, exist_ok=False)
-        payload.write_bytes(self.pickled)
+        write_new(folder / PAYLOAD, self.pickled)
         functions = [self.function, *self.refers_to.values()]
         code = {
             each.__name__: linecache.getlines(each.__code__.co_filename)
             for each in functions
             if isinstance(each, FunctionType)
         }
-        path = [os.path.abspath(place or ".") for place in sys.path]
-        return {"payload": PAYLOAD, "path": path, "code": code}
+        return {"payload": PAYLOAD, "path": import_path(), "code": code}
 
     def described(self, spec: Launched) -> dict[str, object]:
         """Return what the run's first event tells."""

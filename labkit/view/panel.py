@@ -55,6 +55,7 @@ class Panel(widgets.VBox, Generic[Asked, Ran]):
         self.runs: list[Ran] = []  # oldest first
         self.opened_with = self.values
         self._stop = asyncio.Event()
+        self._moved = ""  # what was changed for the run that goes on, in words
         self._refused = False  # whether the controls do not go together
         self.home = HomeThread()
         self.view = LiveView()
@@ -232,7 +233,7 @@ class Panel(widgets.VBox, Generic[Asked, Ran]):
         for name, value in self.values.items():
             if value != self.opened_with[name]:
                 moved.append(f"{name} {shown(value)}")
-        self._name = ", ".join(moved) or "as it opened"
+        self._moved = ", ".join(moved) or "as it opened"
         return run, before
 
     async def _follow(self, run: Ran) -> None:
@@ -283,7 +284,7 @@ class Panel(widgets.VBox, Generic[Asked, Ran]):
             self.figure.layout.width = f"{drawn.width}px"
         self.figure.layout.display = None if drawn else "none"
         limit = run.diagnose().bottleneck if measured else run.outcome
-        self.history.add(run, self._name, limit)
+        self.history.add(run, self._moved, limit)
         if measured:
             self.settle(run)
         elif not self._refused:

@@ -15,11 +15,11 @@ from labkit.results.result import Table
 from labkit.results.run import Run
 from labkit.results.script import script
 from labkit.spec import KNOBS, Distributed, Pipeline
-from labkit.tuning.job import improver
+from labkit.tuning.set_up import improver
 from labkit.view.controls import Control, in_words, shown
 from labkit.view.display import StaticFigure
-from labkit.view.ghost import Ghost, expected
 from labkit.view.panel import OLD, Panel
+from labkit.view.prediction_bar import PredictionBar, expected
 from labkit.view.run_header import busy_of
 from labkit.view.running import pipeline_with
 
@@ -55,11 +55,11 @@ class PipelinePanel(Panel[Pipeline, Run]):
 
     def __init__(self, pipeline: Pipeline, knobs: Sequence[str]):
         self.pipeline = pipeline
-        self.ghost = Ghost()
+        self.bars = PredictionBar()
         self._forecasted: tuple[Pipeline, Run] | None = None  # what was predicted, from which run
         self._found: Prediction | None = None
         controls = {name: Control(KNOBS[name], getattr(pipeline, name)) for name in knobs}
-        super().__init__(f"for {', '.join(knobs)}", controls, [self.ghost])
+        super().__init__(f"for {', '.join(knobs)}", controls, [self.bars])
         self.improve_button = self._button("Improve", "magic", self.improve)
         self.improve_button.tooltip = IMPROVE_TIP
         self.buttons.children = (*self.buttons.children, self.improve_button)
@@ -101,18 +101,18 @@ class PipelinePanel(Panel[Pipeline, Run]):
             return
         self._forecasted = base
         self._found = None if run is None else expected(run, asked)
-        self.view.expected = self.ghost.show(self._found, run)
+        self.view.expected = self.bars.show(self._found, run)
 
     def settle(self, run: Run) -> None:
         """Draw what came beside what was predicted."""
         if self._found is not None and self._forecasted is not None:
-            self.view.expected = self.ghost.show(self._found, self._forecasted[1], run)
+            self.view.expected = self.bars.show(self._found, self._forecasted[1], run)
         elif not self._refused:
             self.forecast(self.asked)
 
     def _refuse(self, why: str) -> None:
         super()._refuse(why)
-        (self.ghost.add_class if why else self.ghost.remove_class)(OLD)
+        (self.bars.add_class if why else self.bars.remove_class)(OLD)
 
     def improve(self) -> None:
         """Let the autopilot (`lk.improve`) change what is asked, and show every step."""
@@ -131,8 +131,7 @@ class PipelinePanel(Panel[Pipeline, Run]):
         def stepped() -> None:
             self.home.call(self._tell_climb, search.found.table("going on"))
 
-        search.bench.each = running
-        search.each = stepped
+        search.tell(stepped, running)
         ladder = await asyncio.to_thread(search.run)
         for trial in ladder.kept:
             if trial.runs:

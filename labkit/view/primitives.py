@@ -25,7 +25,7 @@ THIN_IN = 0.25  # a row where there are more than `MANY`
 MANY = 10
 BAR_HEIGHT = 0.62  # of a row
 NAME_LENGTH = 48  # characters of a row's name, at most
-TEXT_LENGTH = 105  # of what stands behind a bar
+TEXT_LENGTH = 105  # of what stands after a bar
 GAP_PT = 5  # between a bar and its text
 LABELLED = 0.07  # of the longest row: a part at least so wide has its number inside
 LANE_GAP = 0.3  # between two lanes, of a lane's usual height
@@ -35,7 +35,7 @@ DARK = 0.3
 
 @dataclass
 class Bar:
-    """A row of `hbars`: a bar from 0 to `value`, with `text` behind it."""
+    """A row of `hbars`: a bar from 0 to `value`, with `text` after it."""
 
     name: str
     value: float
@@ -152,7 +152,7 @@ def hide_xaxis(axes: Axes) -> None:
 
 
 def write_beside(axes: Axes, end: float, row: float, text: str) -> None:
-    """Write `text` behind the end of a row's bar."""
+    """Write `text` after the end of a row's bar."""
     halo = withStroke(linewidth=3, foreground=axes.get_facecolor())  # over lines that cross it
     axes.annotate(
         drawable(text, TEXT_LENGTH),
@@ -167,7 +167,7 @@ def write_beside(axes: Axes, end: float, row: float, text: str) -> None:
 
 
 def fit(axes: Axes, ends: Iterable[tuple[float, str]]) -> None:
-    """Set the x axis, from 0, so that each text has room behind the end where it begins."""
+    """Set the x axis, from 0, so that each text has room after the end where it begins."""
     wide = axes.get_position().width * WIDTH_IN
     most = 0.0
     for end, text in ends:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import html
 import io
 import os
 from pathlib import Path
@@ -12,18 +11,9 @@ from matplotlib.figure import Figure
 
 from labkit.results import saving
 from labkit.results.run import Run
+from labkit.results.templates import template
 
 MARK = "<!-- written by labkit -->"
-HEAD = f"""<!DOCTYPE html>
-{MARK}
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<style>
-  body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; }}
-  pre {{ background: #f6f6f6; padding: 0.8em; overflow-x: auto; font-size: 13px; }}
-  img {{ max-width: 100%; }}
-</style>
-"""
 
 
 def export(run: Run, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
@@ -56,20 +46,16 @@ def html_page(run: Run, verdict: str = "") -> str:
 
     `verdict` is the text of a verdict that is known already; without it the run is diagnosed.
     """
-    parts = [
-        HEAD,
-        f"<title>labkit: {html.escape(run.id)}</title>",
-        f"<h1>{html.escape(_headline(run))}</h1>",
-        f"<pre>{html.escape(verdict or str(run.diagnose()))}</pre>",
-        _image(run.plot(), "Utilization over the run, and its mean step"),
-    ]
-    if run.workers.batches:
-        parts.append(_image(run.workers.plot(), "What each loader worker did"))
-        parts.append(f"<pre>{html.escape(str(run.workers))}</pre>")
-    settings = "\n".join(f"{name}={value!r}" for name, value in run.pipeline.changed().items())
-    parts.append(f"<h2>Settings</h2><pre>{html.escape(settings or 'the defaults')}</pre>")
-    parts.append(f"<h2>Machine</h2><pre>{html.escape(str(run.machine))}</pre>")
-    return "\n".join(parts)
+    changed = run.pipeline.changed().items()
+    return template("report.html").render(
+        mark=MARK,
+        run=run,
+        headline=_headline(run),
+        verdict=verdict or str(run.diagnose()),
+        run_png=_png(run.plot()),
+        workers_png=_png(run.workers.plot()) if run.workers.batches else "",
+        settings="\n".join(f"{name}={value!r}" for name, value in changed) or "the defaults",
+    )
 
 
 def markdown(run: Run, verdict: str = "") -> str:
@@ -86,12 +72,11 @@ def _headline(run: Run) -> str:
     return f"{recorded}{run.diagnose().headline}"
 
 
-def _image(figure: Figure, text: str) -> str:
-    """Return a figure as an image within the page."""
+def _png(figure: Figure) -> str:
+    """Return a figure as a PNG in base64."""
     file = io.BytesIO()
     figure.savefig(file, format="png")
-    data = base64.b64encode(file.getvalue()).decode()
-    return f'<p><img alt="{html.escape(text)}" src="data:image/png;base64,{data}"></p>'
+    return base64.b64encode(file.getvalue()).decode()
 
 
 def write(path: str | os.PathLike[str], text: str, overwrite: bool = False) -> Path:

@@ -136,15 +136,15 @@ def teeth_lanes(run: Run, near: np.ndarray) -> list[Lane]:
 
 def _draw_teeth(axes: Axes, run: Run) -> tuple[float, float]:
     """Draw lanes of true intervals; return from when to when, s."""
-    first, behind = teeth_window(run)
+    first, end_step = teeth_window(run)
     start = end_of(run, first)
-    end = max(end_of(run, behind), start + 1e-6)
-    near = run.stretch(max(0, first - AHEAD), behind + AHEAD)  # the host may be ahead
+    end = max(end_of(run, end_step), start + 1e-6)
+    near = run.stretch(max(0, first - AHEAD), end_step + AHEAD)  # the host may be ahead
     draw_lanes(axes, teeth_lanes(run, near), start, end, EDGE_PT)
     axes.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(ScalarFormatter(useOffset=False))
     axes.set_xlabel("s since the first batch was asked for: the marked stretch below, enlarged")
-    count = behind - first
+    count = end_step - first
     steps_said = f"{count} step" + ("" if count == 1 else "s")
     width = ms((end - start) * 1e3)
     axes.set_title(f"The teeth: true intervals of {steps_said} ({width} ms)", loc="left")

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from labkit.diagnosis.core_use import CoreUse
 from labkit.results.ranks import Ranks
-from labkit.results.result import noise
 from labkit.results.run import Run
 from labkit.results.run_text import delays_of
+from labkit.results.text import noise
 from labkit.view.style import BEFORE, BOLD, GREY, LOUD, PLAIN, Font, TextLine
 
 TITLE_LENGTH = 60  # characters of the knobs in a title

@@ -6,15 +6,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from labkit.knobs import Settings
-from labkit.process.interrupts import held, in_notebook
+from labkit.process.interrupts import held
+from labkit.process.notebook import in_notebook
 from labkit.results.launch import launch
 from labkit.results.ranks import Ranks
 from labkit.results.run import Run
 from labkit.results.sweep import Sweep
 from labkit.spec import Distributed, Pipeline
-from labkit.tuning.job import improver, tuner
-from labkit.tuning.result import Interrupted, Ladder, SearchResult, Tuning
 from labkit.tuning.search import Search
+from labkit.tuning.search_result import Interrupted, Ladder, SearchResult, Tuning
+from labkit.tuning.set_up import improver, tuner
 from labkit.tuning.trial import Trial
 from labkit.view import wandb_log
 from labkit.view.display import RANKS_PX, SWEEP_PX, Display
@@ -245,8 +246,7 @@ def searched(
             now = live_line(run)
             display.line(now, found.table(now))
 
-    search.each = judged
-    search.bench.each = running
+    search.tell(judged, running)
     try:
         search.run()
     except KeyboardInterrupt as press:

@@ -29,7 +29,7 @@ ENDINGS = {
     "_mib": ", MiB",
     "_gib": ", GiB",
 }
-MARKERS = ("o", "s", "D", "^", "v", "P", "X")  # the first is for the reader's own points
+MARKERS = ("o", "s", "D", "^", "v", "P", "X")  # the first is for the user's own points
 LONGEST_NAME = 80
 OF_GITHUB = "://github.com/"
 
@@ -213,7 +213,7 @@ def origin_of(table: Rows, rows: pandas.DataFrame) -> str:
 
 
 def name_of(table: Rows) -> str:
-    """Return what the legend calls the reader's own rows, which have another table beside them."""
+    """Return what the legend calls the user's own rows, which have another table beside them."""
     origin = origin_of(table, frame_of(table))
     if origin or isinstance(table, pandas.DataFrame):
         return origin or "your rows"

@@ -14,9 +14,10 @@ from matplotlib.ticker import PercentFormatter
 from labkit.results.ranks import RankRun, Ranks
 from labkit.results.run_text import delays_of
 from labkit.results.sweep import Sweep
+from labkit.results.text import counted
 from labkit.view.display import RANKS_PX
+from labkit.view.marks import bars_in, draw_legend, draw_series, is_lines, legend_in
 from labkit.view.primitives import Lane, draw_lanes, patches, rows_in, stack
-from labkit.view.rows_figure import bars_in, draw_legend, draw_series, is_lines, legend_in
 from labkit.view.run_header import (
     KNOBS_LENGTH,
     device_of,
@@ -159,7 +160,7 @@ def _left_out(sweep: Sweep) -> str:
 def draw_ranks(ranks: Ranks) -> Figure:
     """Draw `ranks`; a run too short for numbers gets a figure that says so."""
     times = ranks.times
-    count = f"{ranks.world_size} rank{'s' * (ranks.world_size > 1)}"
+    count = counted(ranks.world_size, "rank")
     no_sync = {"no_sync": True} if ranks.no_sync else {}
     knobs = said(ranks.asked.changed() | no_sync, KNOBS_LENGTH)
     if times is None:

@@ -62,7 +62,7 @@ RC = {
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
-# Decorates a drawing function: the kit's look, whatever style the reader has set
+# Decorates a drawing function: the kit's look, whatever style the user has set
 our_style = matplotlib.style.context(["default", RC])
 
 

@@ -5,28 +5,23 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import html
-import linecache
 import os
 import shutil
 import sys
 from collections.abc import Iterator
 from typing import Any
 
-from labkit.diagnosis import thresholds
-from labkit.diagnosis.hot_lines import CELL, WORKER, Lines
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.process import folders, launcher
 from labkit.results.run import Run
-from labkit.view.display import Display, StaticFigure
+from labkit.view.display import Display
 from labkit.view.last import remember
+from labkit.view.watch_shown import leave, progress_line
 from labkit.watching.hangs import HangWatch
-from labkit.watching.passes import say
+from labkit.watching.messages import say
 from labkit.watching.recorder import Recorder
 from labkit.watching.run_folders import own_rank
-from labkit.watching.tally import Tally
 
-LEAST_SHARE = 0.01  # of the time: a line of a cell with less is not marked
 OPEN_MOST = 8  # watches kept open: the loop's, its validation's, and some for generators
 EMPTY = (
     "watch: the loader gave no batch. If it is an iterator or a generator, it has been used up: "
@@ -47,7 +42,7 @@ class Watch:
         self.live = live
         self.place = place
         self.model = model
-        self._hangs: HangWatch | None = None
+        self._ends = contextlib.ExitStack()  # with the Run
         self._recorder: Recorder | None = None
         self._run: Run | None = None
         self._display: Display | None = None
@@ -118,14 +113,12 @@ class Watch:
         if recorder is None or not _is_open(recorder):
             return
         recorder.close(error)
-        if self._hangs is not None:
-            self._hangs.__exit__()
-            self._hangs = None
+        self._ends.close()
         self._display = None
         if self in _open:
             _open.remove(self)
         if shown is not None:
-            _leave(shown, self.run)
+            leave(shown, self.run)
 
     def __repr__(self) -> str:
         run = "" if self._recorder is None else f": {self.run!r}"
@@ -140,8 +133,7 @@ class Watch:
         self._recorder = recorder
         self._run = None
         self._display = Display() if self.live and own_rank() == "0" else None
-        self._hangs = HangWatch([recorder.folder])
-        self._hangs.__enter__()
+        self._ends.enter_context(HangWatch([recorder.folder]))
         while len(_open) >= OPEN_MOST:
             _open[0].close()
         _open.append(self)
@@ -168,7 +160,7 @@ class Watch:
 
     def _show(self, display: Display, recorder: Recorder, over: bool) -> None:
         """Write a line from sums of bounded size: this is the training process itself."""
-        text = line(recorder)
+        text = progress_line(recorder)
         if not over:  # a line that wraps could not be written over
             display.line(text[: shutil.get_terminal_size().columns - 1])
             return
@@ -252,72 +244,3 @@ def _end_with_the_cell() -> None:
 def _after_cell(result: object) -> None:
     error = getattr(result, "error_in_exec", None)
     close_all(error, going_on=error is not None)
-
-
-def _leave(display: Display, run: Run) -> None:
-    """Leave the run and its diagnosis; in a notebook its figure, where the line was."""
-    found = None if run.throughput is None else run.diagnose()
-    if display.handle is None:
-        texts = [repr(run)]
-        if found:
-            notes = [note for note in found.notes if note not in str(found)]
-            texts += [str(found), *notes]
-            texts += [str(run.lines)] if len(run.lines) else []
-        display.final("\n".join(texts))
-        return
-    display.final(repr(run), StaticFigure.of(run) if found else None)
-    if found:
-        from IPython.display import HTML
-        from IPython.display import display as show
-
-        show(found, *map(HTML, marked_cells(run.lines)))
-
-
-def marked_cells(lines: Lines) -> list[str]:
-    """Return the cells of the notebook that the time went to, as HTML, each line with its share.
-
-    The loop's own lines are marked too, with what was done under them: the `for`, a call.
-    """
-    cells: dict[str, dict[int, float]] = {}  # {file: {number of a line: share}}
-    for each in lines.lines + lines.around(lines.phase < WORKER, "site"):
-        if CELL.search(each.file):
-            shares = cells.setdefault(each.file, {})  # of a line named twice, the larger
-            shares[each.line] = max(each.share, shares.get(each.line, 0.0))
-    return [_marked_cell(file, shares) for file, shares in cells.items()]
-
-
-def _marked_cell(file: str, shares: dict[int, float]) -> str:
-    rows = []
-    for number, text in enumerate(linecache.getlines(file), 1):
-        share = shares.get(number, 0.0)
-        is_marked = share >= LEAST_SHARE
-        mark = f"{share:4.0%}" if is_marked else " " * 4
-        alpha = 0.1 + 0.5 * share if is_marked else 0
-        shade = f"background: rgba(213, 94, 0, {alpha:.2f})"
-        rows.append(f'<span style="{shade}">{mark}  {html.escape(text.rstrip())}</span>')
-    return f"<pre>{chr(10).join(rows)}</pre>"
-
-
-def line(recorder: Recorder) -> str:
-    """Say in one line how far a pass is and what has been measured."""
-    tally = recorder.steps.tally
-    kind = recorder.kind
-    done = recorder.steps.next - recorder.first_step
-    of = f"/{recorder.length}" if recorder.length else ""
-    parts = [f"epoch {recorder.epoch + 1}, step {done}{of}"]
-    if tally.wall:
-        parts.append(f"{tally.samples / tally.wall * 1e9:,.0f} {recorder.batches.unit}/s")
-        if kind == "cpu" or recorder.steps.clock is not None:  # else only launches are timed
-            most = "at most " if kind == "gpu" else ""  # gaps between kernels count as busy
-            busy = f"{kind.upper()} busy {most}{tally.busy / tally.wall:.0%}"
-            parts.append(f"{busy}, waiting for data {tally.wait / tally.wall:.0%}")
-            parts.append(verdict_so_far(tally))
-    return " · ".join(filter(None, parts))
-
-
-def verdict_so_far(tally: Tally) -> str:
-    """Say as much as sums tell; "" while there are too few steps."""
-    if tally.steps < thresholds.MIN_STEPS or not tally.wall:
-        return ""
-    waiting = tally.wait / tally.wall >= thresholds.WORTH_NAMING["input"]
-    return f"so far: {'input' if waiting else 'not input'}"  # what the body does is not in sums

@@ -15,7 +15,7 @@ from labkit.bench.batch_contents import (
     padding_of,
 )
 from labkit.process.events import EventLog
-from labkit.watching.kinds import Unit
+from labkit.watching.log_words import Unit
 
 LOOK_EVERY = 16  # batches, for their padding
 

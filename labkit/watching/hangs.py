@@ -8,23 +8,13 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import json
-import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from labkit.bench.loader_clocks import (
-    COLLATING,
-    IDLE,
-    NO_INDEX,
-    PROGRESS,
-    TEXT_BYTES,
-    WORDS,
-)
-from labkit.process.events import FILE_NAME, EventLog, now_ns
-from labkit.watching.passes import say
-from labkit.watching.step_timer import IN_BODY, WAITING
+from labkit.bench.loader_progress import COLLATING, IDLE, IN_BODY, WAITING, Busy, progress_in
+from labkit.process.events import FILE_NAME, EventLog, events_named, now_ns
+from labkit.watching.messages import say
 
 LEAST_S = 10.0  # without any progress, before it is called a hang,
 LEAST_TIMES = 10.0  # and so many times the usual step
@@ -32,25 +22,14 @@ FIRST_S = 30.0  # before there is a usual one: workers start, models compile
 BODY_S = 60.0  # in the body of the loop, which may validate or save
 AGAIN_TIMES = 6.0  # longer, before it is said again
 LOOK_S = 1.0
-PROGRESS_FORMAT = struct.Struct(f"={WORDS}q{TEXT_BYTES}s")
+ON_ITS_WAY = (
+    "the loop waits, and no worker has anything to do: a batch is on its way. Look at the space in "
+    "/dev/shm, the pin-memory thread and what a batch holds."
+)
 
 
 @dataclass(frozen=True)
-class Busy:
-    """What a process of a loop was busy with when it was looked at."""
-
-    folder: Path  # of the run
-    who: str  # "loop", "main" or the worker's number
-    state: int
-    since_ns: int
-    batch: int
-    index: int | str | None
-    pid: int
-    usual_ns: int  # of a step of the loop; 0 where that is not known
-
-
-@dataclass(frozen=True)
-class Hang:
+class LiveHang:
     """A loop that does not move."""
 
     folder: Path
@@ -63,19 +42,7 @@ class Hang:
     index: int | str | None = None
 
 
-def progress_in(folder: Path) -> Iterator[Busy]:
-    """Yield what each process of a run is busy with."""
-    for path in sorted(folder.glob(f"{PROGRESS}-*")):
-        with contextlib.suppress(OSError, struct.error):
-            words = PROGRESS_FORMAT.unpack_from(path.read_bytes())
-            state, since, batch, number, pid, usual, text = words
-            named = text.rstrip(b"\0").decode(errors="replace")
-            index = number if number != NO_INDEX else named or None
-            who = path.name.removeprefix(f"{PROGRESS}-")
-            yield Busy(folder, who, state, since, batch, index, pid, usual)
-
-
-def hang_in(folders: Iterable[Path], now: int) -> Hang | None:
+def hang_in(folders: Iterable[Path], now: int) -> LiveHang | None:
     """Return the hang of a script's loops, each with its folder; None while anything moves."""
     busy = [each for folder in folders for each in progress_in(folder)]
     loops = [each for each in busy if each.who == "loop" and each.state != IDLE]
@@ -93,35 +60,33 @@ def hang_in(folders: Iterable[Path], now: int) -> Hang | None:
         for each in busy
         if each.folder == last.folder and each is not last and each.state != IDLE
     ]
-    return _described(last, makers, seconds)
+    return _hang_of(last, makers, seconds)
 
 
-def _described(loop: Busy, makers: list[Busy], seconds: float) -> Hang:
-    """Say who keeps the loop waiting."""
+def _hang_of(loop: Busy, makers: list[Busy], seconds: float) -> LiveHang:
+    """Return the hang of a loop: in its body, or in what has made its batch for longest."""
     still = f"nothing has moved for {seconds:.0f} s:"
     if loop.state != WAITING:
         line = line_of(loop)
         text = f"{still} the loop's body goes on{_within(line)}."
-        return Hang(loop.folder, seconds, loop.pid, text, line)
+        return LiveHang(loop.folder, seconds, loop.pid, text, line)
     if not makers:
-        text = (
-            f"{still} the loop waits, and no worker has anything to do: a batch is on its way. "
-            "Look at the space in /dev/shm, the pin-memory thread and what a batch holds."
-        )
-        return Hang(loop.folder, seconds, loop.pid, text)
+        return LiveHang(loop.folder, seconds, loop.pid, f"{still} {ON_ITS_WAY}")
     maker = min(makers, key=lambda each: each.since_ns)
     line = line_of(maker)
     worker = int(maker.who) if maker.who.isdigit() else None
-    name = f"worker {worker}" if worker is not None else "the main process (num_workers=0)"
+    text = f"{still} {_at_work(maker, worker, line)}"
+    return LiveHang(maker.folder, seconds, maker.pid, text, line, worker, maker.batch, maker.index)
+
+
+def _at_work(maker: Busy, worker: int | None, line: str) -> str:
+    """Say what a process does that the loop waits for, and what would end such a wait."""
+    name = "the main process (num_workers=0)" if worker is None else f"worker {worker}"
     doing = "collates" if maker.state == COLLATING else f"fetches item {maker.index} of"
-    advice = (
-        "DataLoader(timeout=60) turns such a wait into an error."
-        if worker is not None
-        else "num_workers=1 and timeout=60 turn such a wait into an error."
-    )
-    made = f"batch {maker.batch}{_within(line)}"
-    text = f"{still} {name} (pid {maker.pid}) {doing} {made}. {advice}"
-    return Hang(maker.folder, seconds, maker.pid, text, line, worker, maker.batch, maker.index)
+    made = f"{name} (pid {maker.pid}) {doing} batch {maker.batch}{_within(line)}."
+    if worker is None:
+        return f"{made} num_workers=1 and timeout=60 turn such a wait into an error."
+    return f"{made} DataLoader(timeout=60) turns such a wait into an error."
 
 
 def _within(line: str) -> str:
@@ -136,21 +101,17 @@ def line_of(busy: Busy) -> str:
     places: dict[str, list[str]] = {}
     seen_ns = 0
     place = 0
-    for line in (busy.folder / FILE_NAME).read_bytes().splitlines():
-        if not line.startswith(b'{"event":"lines"'):
-            continue
-        with contextlib.suppress(ValueError):  # torn
-            event = json.loads(line)
-            if event["pid"] == busy.pid:
-                places |= event["places"]
-                seen_ns, _, place, *_ = event["rows"][-1]
+    for event in events_named("lines", busy.folder / FILE_NAME):
+        if event["pid"] == busy.pid:
+            places |= event["places"]
+            seen_ns, _, place, *_ = event["rows"][-1]
     if seen_ns < busy.since_ns:
         return ""
     _, _, file, number, function, call, *_ = places[str(place)]
     return f"{Path(file).name}:{number} in {function}" + (f": {call}" if call else "")
 
 
-def write(hang: Hang) -> None:
+def write(hang: LiveHang) -> None:
     """Write a hang into the run's log."""
     values = asdict(hang)
     del values["folder"]
@@ -171,7 +132,7 @@ class HangWatch:
         self.folders = folders
         self.say = say
         self.ended = _thread.allocate_lock()
-        self.last: Hang | None = None  # that was found, be it over or not
+        self.last: LiveHang | None = None  # that was found, be it over or not
         self.due_s = 0.0  # of a hang that goes on, when it is said again
         self.hanging = False
 

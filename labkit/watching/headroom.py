@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass
 from typing import cast
 
 from labkit.bench.batch_contents import counter_for
-from labkit.bench.user_loop import find_device, in_flight, knobs_of
+from labkit.bench.user_loop import device_in_use, in_flight, knobs_of
 from labkit.process.events import EventLog, now_ns
 from labkit.watching.batches import length_of, one_a_batch
-from labkit.watching.device_clocks import Queue, Waiting
+from labkit.watching.block_timers import Queue, Waiting
 from labkit.watching.kept_batches import Kept, copied
-from labkit.watching.kinds import Unit
+from labkit.watching.log_words import Unit
 from labkit.watching.passes import Pass, StandsIn
 
 KEPT_BATCHES = 8  # batches, at most
@@ -57,25 +57,25 @@ class Found:
     live: float | None = None  # samples a second of the loop as it is
     perfect: float | None = None  # and with a perfect loader
 
-    @property
-    def text(self) -> str:
-        """The finding as a sentence."""
-        if self.factor is None or self.low is None:
-            return (
-                "headroom: the loop ended too soon to tell: it takes two pairs of blocks of "
-                f"{BLOCK_STEPS} steps and {BLOCK_NS / 1e9:g} s each. Train for longer."
-            )
-        interval = f"({self.low:.2f}x to {self.high:.2f}x in {self.pairs} pairs of blocks)"
-        would_do = f"headroom: with a perfect loader your loop would do {self.perfect:,.0f}"
-        if self.low <= WITHIN:
-            return (
-                f"{would_do} {self.unit}/s, and it does {self.live:,.0f}: {self.factor:.2f}x "
-                f"{interval}. The loader does not hold it back."
-            )
+
+def in_words(found: Found) -> str:
+    """Say in a sentence what was found."""
+    if found.factor is None or found.low is None:
         return (
-            f"{would_do} {self.unit}/s instead of {self.live:,.0f}: at most {self.factor:.1f}x "
-            f"{interval}."
+            "headroom: the loop ended too soon to tell: it takes two pairs of blocks of "
+            f"{BLOCK_STEPS} steps and {BLOCK_NS / 1e9:g} s each. Train for longer."
         )
+    interval = f"({found.low:.2f}x to {found.high:.2f}x in {found.pairs} pairs of blocks)"
+    would_do = f"headroom: with a perfect loader your loop would do {found.perfect:,.0f}"
+    if found.low <= WITHIN:
+        return (
+            f"{would_do} {found.unit}/s, and it does {found.live:,.0f}: {found.factor:.2f}x "
+            f"{interval}. The loader does not hold it back."
+        )
+    return (
+        f"{would_do} {found.unit}/s instead of {found.live:,.0f}: at most {found.factor:.1f}x "
+        f"{interval}."
+    )
 
 
 class Blocks:
@@ -102,7 +102,7 @@ class Blocks:
     def start(self) -> None:
         """Begin with what is not measured: workers start, their queue is empty."""
         self._begin(STARTING)
-        self.left = self.in_flight + 1  # batches of a phase that is not measured
+        self.left_in_phase = self.in_flight + 1  # batches of a phase that is not measured
 
     def end_step(self, took_ns: int, samples: int, now: int) -> None:
         """Account a step of the present phase, and go on to the next phase where it is time."""
@@ -118,8 +118,8 @@ class Blocks:
             if now >= self.until:
                 self._begin(REPLAY)
         else:
-            self.left -= 1
-            if self.left <= 0:
+            self.left_in_phase -= 1
+            if self.left_in_phase <= 0:
                 self._begin(LIVE)
 
     def _end_block(self, now: int) -> None:
@@ -133,7 +133,7 @@ class Blocks:
             self._begin(FILLING)
         else:
             self.pairs.append((self.live_rate, rate))
-            self.left = self.in_flight
+            self.left_in_phase = self.in_flight
             self._begin(DRAINING if self.in_flight or self.queue is not None else LIVE)
 
     def _begin(self, phase: int) -> None:
@@ -172,7 +172,7 @@ class Blocks:
                 self.unit = "batches"
                 self.count = one_a_batch
             torch = sys.modules.get("torch")
-            device = None if torch is None else find_device(torch)
+            device = None if torch is None else device_in_use(torch)
             if device is not None and device.type != "cpu":
                 self.queue = Queue(device) if device.type == "cuda" else Waiting(device)
         return self.count(batch)
@@ -180,7 +180,7 @@ class Blocks:
     def write(self, log: EventLog) -> None:
         """Write what is known by now into the log of the loop's run."""
         found = self.found()
-        log.write("headroom", **asdict(found), text=found.text)
+        log.write("headroom", **asdict(found), text=in_words(found))
 
     def found(self) -> Found:
         """Return what is known by now."""
@@ -315,7 +315,7 @@ class Headroom:
 
     def __repr__(self) -> str:
         found = self.found
-        return "\n".join([found.text, *found.notes])
+        return "\n".join([in_words(found), *found.notes])
 
 
 def headroom(loader: Iterable[object]) -> Headroom:

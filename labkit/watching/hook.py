@@ -71,7 +71,7 @@ class HookedPass(StandsIn, Pass):
     """An iterator of a loader under watch, which answers for the loader's own."""
 
 
-class Script:
+class WatchedScript:
     """The loops of this process that are recorded."""
 
     def __init__(self):
@@ -138,7 +138,7 @@ class Script:
                 loop.close(error)
 
 
-SCRIPT = Script()
+SCRIPT = WatchedScript()
 
 
 def install(module: ModuleType) -> None:
@@ -233,7 +233,7 @@ class OptimizerSteps:
     It also tells which of the loops with one train.
     """
 
-    def __init__(self, script: Script):
+    def __init__(self, script: WatchedScript):
         self.script = script
         self.seen = 0  # steps
         self.first_id: int | None = None  # of the optimizer that made the first

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, cast
 
 from labkit.process.events import now_ns
 from labkit.watching.batches import one_a_batch
-from labkit.watching.kinds import Ending
+from labkit.watching.log_words import Ending
+from labkit.watching.messages import say
 from labkit.watching.step_timer import StepTimer
 
 if TYPE_CHECKING:
@@ -23,12 +24,6 @@ MOST_ROWS = 512  # or sooner where they are so short that memory would grow with
 
 Beat = Callable[[int | None], None]
 """What is called twice a second with the time, ns, and with None when a pass is over."""
-
-
-def say(text: str) -> None:
-    """Say something on stderr; stdout is the script's."""
-    with contextlib.suppress(Exception):  # it may be closed
-        print(f"labkit.watch: {text}", file=sys.stderr, flush=True)
 
 
 class StandsIn:

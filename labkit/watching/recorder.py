@@ -18,17 +18,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.bench import own_record, user_loop
-from labkit.bench.loader_clocks import USUAL
+from labkit.bench import record_head, user_loop
+from labkit.bench.loader_progress import USUAL
 from labkit.process import folders
 from labkit.process.events import EventLog, now_ns
 from labkit.watching.batches import Batches, length_of
-from labkit.watching.kinds import DeviceKind, Ending
 from labkit.watching.loader_call import call_of
-from labkit.watching.passes import Beat, Pass, say
+from labkit.watching.log_words import DeviceKind, Ending
+from labkit.watching.messages import say
+from labkit.watching.passes import Beat, Pass
 from labkit.watching.probes import Probes
 from labkit.watching.step_log import StepLog
-from labkit.watching.step_timer import Row
+from labkit.watching.step_timer import TimedStep
 from labkit.watching.trained import Trained
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Recorder:
             code = call_of(loader, model)
         watched = {"loader": type(loader).__name__, "length": self.length}
         watched |= {"trainer": _in_trainer(), "code": code, "place": place and list(place)}
-        own_record.write_spec(self.log, self.folder.name, self.knobs, watched=watched)
+        record_head.write_spec(self.log, self.folder.name, self.knobs, watched=watched)
         self.probes = Probes(self.folder, self.log, loader, self.knobs.get("num_workers"))
 
     def trained_by(self, optimizer: torch.optim.Optimizer) -> None:
@@ -161,7 +162,7 @@ class Recorder:
         if now is not None and now > self.probes.telemetry_due:
             self.probes.start_telemetry()
 
-    def take(self, rows: list[Row]) -> None:
+    def take(self, rows: list[TimedStep]) -> None:
         """Record steps whose body is over."""
         if rows and not self.kind:
             self._begin()

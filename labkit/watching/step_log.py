@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from labkit.bench.device_clock import DeviceClock
-from labkit.process.events import NO_DEVICE, EventLog, FinishedStep
-from labkit.watching.step_timer import Row
+from labkit.process.events import EventLog
+from labkit.process.step_ring import NO_DEVICE, FinishedStep
+from labkit.watching.step_timer import TimedStep
 from labkit.watching.tally import Tally
 
 KEEP_STEPS = 100_000  # in the log, 13 MB: a run of days must not fill the disk, nor a Run memory
@@ -25,7 +26,7 @@ class StepLog:
         self.bytes: dict[int, int] = {}  # of the batches of steps that wait for their device
         self.lines: list[str] = []
 
-    def take(self, rows: list[Row]) -> None:
+    def take(self, rows: list[TimedStep]) -> None:
         """Take in steps whose body is over."""
         clock = self.clock
         for number, row in enumerate(rows, self.next):

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from labkit.bench.device_clock import Mark
-from labkit.bench.loader_clocks import IDLE, SINCE, STATE
+from labkit.bench.loader_progress import IDLE, IN_BODY, SINCE, STATE, WAITING
 
 if TYPE_CHECKING:
     from labkit.watching.recorder import Recorder
 
-WAITING, IN_BODY = 1, 2  # what the loop is busy with, in its progress file
-
-Row = tuple[int, int, int, int, int, Mark | None, Mark | None]
+TimedStep = tuple[int, int, int, int, int, Mark | None, Mark | None]
 """A step: asked, ready, done (ns), samples, bytes, and its body's begin and end on a device."""
 
 
@@ -23,7 +21,7 @@ class StepTimer:
         self.recorder = recorder
         self.words = recorder.probes.words
         self.clock = recorder.steps.clock  # of a GPU; known only when the first body has run
-        self.rows: list[Row] = []
+        self.rows: list[TimedStep] = []
         self.asked = 0
         self.ready = 0  # 0 while there is no body whose end could be stamped
         self.samples = 0
@@ -53,12 +51,15 @@ class StepTimer:
         self.rows.append(row)
         self.ready = 0
 
-    def extend(self, now: int) -> None:
-        """What has followed the last step until now is a part of it."""
+    def extend(self, now: int, on_device: bool = False) -> None:
+        """What has followed the last step until now is a part of it; `on_device`, there as well."""
         self.asked = now
-        if self.rows:
-            last = self.rows[-1]
-            self.rows[-1] = (*last[:2], now, *last[3:])
+        if not self.rows:
+            return
+        asked, ready, _, samples, batch_bytes, start, end = self.rows[-1]
+        if on_device and end is not None and self.clock is not None:
+            end = self.clock.mark()
+        self.rows[-1] = (asked, ready, now, samples, batch_bytes, start, end)
 
     def hand_over(self) -> None:
         """Give the recorder what has gathered."""

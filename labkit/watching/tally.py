@@ -14,13 +14,14 @@ class Tally:
         self.busy = 0
         self.wait = 0
 
-    def add(self, t: tuple[int, ...], samples: int, busy: tuple[int, int]) -> None:
+    def add(self, stamps: tuple[int, ...], samples: int, busy: tuple[int, int]) -> None:
         """Add a step: its stamps, and when the device was busy."""
-        begin = t[0] if self.end is None else self.end
+        asked, ready, *_ = stamps
+        begin = asked if self.end is None else self.end
         start = max(busy[0], begin)
         end = max(busy[1], start)
         self.busy += end - start
-        self.wait += min(t[1] - t[0], start - begin)
+        self.wait += min(ready - asked, start - begin)
         self.wall += end - begin
         self.steps += 1
         self.samples += samples

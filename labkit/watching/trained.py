@@ -10,7 +10,7 @@ from labkit.bench.user_loop import device_of
 if TYPE_CHECKING:
     import torch
 
-    from labkit.bench.flops import FirstCall
+    from labkit.bench.first_call import FirstCallHook
 
 
 class Trained:
@@ -19,7 +19,7 @@ class Trained:
     def __init__(self):
         self.device: torch.device | None = None  # of the weights,
         self.dtype: str | None = None  # and their number format
-        self.call: FirstCall | None = None  # until its FLOPs are counted
+        self.call: FirstCallHook | None = None  # until its FLOPs are counted
 
     def note(self, weights: list[torch.Tensor]) -> None:
         """Note where some weights are, and what most of their numbers are."""
@@ -28,10 +28,10 @@ class Trained:
 
     def count(self, model: object) -> None:
         """Count the FLOPs of the next training call of `model`, and of no other one."""
-        from labkit.bench.flops import FirstCall  # the loop has imported torch by now
+        from labkit.bench.first_call import FirstCallHook  # the loop has imported torch by now
 
         self.forget()
-        self.call = FirstCall(cast("torch.nn.Module", model))
+        self.call = FirstCallHook(cast("torch.nn.Module", model))
 
     def forget(self) -> None:
         """Leave the model as it was."""

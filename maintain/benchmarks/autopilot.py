@@ -35,7 +35,7 @@ from torch.utils.data import DataLoader
 from labkit.course.slow_script import LADDER, SlowScript
 from labkit.results.launch import launch
 from labkit.tuning.improve import Improver
-from labkit.tuning.job import improver
+from labkit.tuning.set_up import improver
 from labkit.tuning.trial import Outcome
 from labkit.tuning.trial_bench import ENDLESS
 

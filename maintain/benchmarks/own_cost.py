@@ -23,7 +23,8 @@ from paired import by_lot
 
 from labkit.bench import loop, timeline
 from labkit.process import launcher
-from labkit.process.events import StepRing, now_ns
+from labkit.process.events import now_ns
+from labkit.process.step_ring import StepRing
 from labkit.results.hardware import machine
 from labkit.results.launch import launch
 from labkit.spec import Pipeline

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import labkit as lk
 from labkit import quotas
-from labkit.bench import devices, machine, model_size
+from labkit.bench import devices, model_size, resources
 from labkit.bench.loop import Trainer
 from labkit.spec import automatic
 
@@ -27,7 +27,7 @@ def main() -> None:
     for workers in (0,) if QUICK else (0, 6, 12):  # first: this process may not be on the card yet
         run = lk.run(lk.Pipeline(num_workers=workers, **({"steps": 20} if QUICK else {})))
         tell("run", workers=workers, found=repr(run), diagnosis=str(run.diagnose()))
-    machine.use_fixed_threads()
+    resources.use_fixed_threads()
     device = devices.find_device("auto")
     devices.use(device)
     for model in MODELS[:1] if QUICK else MODELS:

@@ -12,11 +12,11 @@ from labkit.diagnosis.loader_remedies import too_many
 from labkit.diagnosis.recommendation import LEAST_MAX_WORKERS
 from labkit.results.hardware import Machine, machine
 from labkit.results.run import Run
-from labkit.spec import KNOBS, LOADER_KNOBS, STEP_KNOBS, Pipeline
+from labkit.spec import KNOBS, LOADER_KNOBS, LOOP_PARTS, STEP_KNOBS, Pipeline
 from labkit.tuning.improve import Improver, lacking
 from labkit.tuning.memory import too_large
-from labkit.tuning.result import Ladder, Tuning
 from labkit.tuning.search import LoaderSearch
+from labkit.tuning.search_result import Ladder, Tuning
 from labkit.tuning.settings import Knobs, LoaderSetting
 from labkit.tuning.source import Source, TorchLoader, source_of, source_of_loader
 from labkit.tuning.trial import forecast
@@ -25,13 +25,6 @@ from labkit.watching.loader_call import call_of, call_with
 
 IMPROVE_S = 2.0  # s that a run of the autopilot trains
 BATCH_SIZE = 32  # for a dataset that is given without a batch size
-# The part of the reader's own loop that a change acts on; without it, it cannot be tried
-ACTS_ON = {
-    "fused_optimizer": "optimizer",
-    "precision": "step",
-    "compile": "model",
-    "channels_last": "model",
-}
 
 
 @dataclass(frozen=True)
@@ -39,7 +32,7 @@ class Given:
     """What a search was asked to work on."""
 
     pipeline: Pipeline  # to run
-    source: Source | None  # where the data is the reader's own
+    source: Source | None  # where the data is the user's own
     knobs: Knobs
     code: LoopCode  # how the caller's script writes its loader
 
@@ -50,7 +43,7 @@ class Given:
 
     @property
     def asked(self) -> Pipeline | None:
-        """The pipeline; None for data of the reader's own."""
+        """The pipeline; None for data of the user's own."""
         return None if self.source else self.pipeline
 
     @property
@@ -175,7 +168,7 @@ def improver(
     batch_size: int | None = None,
     **parts: object,
 ) -> Improver:
-    """Return an autopilot for a pipeline or the reader's own data.
+    """Return an autopilot for a pipeline or the user's own data.
 
     Raises ValueError on what cannot be run.
     """
@@ -191,8 +184,8 @@ def improver(
 
     def lacks(changes: Knobs, run: Run, now: Knobs) -> str | None:
         for name in changes:
-            part = ACTS_ON.get(name)
-            if part and part not in asked.parts:
+            part = KNOBS[name].part  # without it, the change cannot be tried
+            if part in LOOP_PARTS and part not in asked.parts:
                 return f"it acts on your {part}: pass {part}="
         no_room = too_large(LoaderSetting.of(now | changes), ladder.tried)
         return no_room or lacking(changes, run.machine, now)

@@ -23,7 +23,9 @@ from typing import Any, TypeVar
 
 from labkit.knobs import Settings
 from labkit.process.events import SPEC_NAME, EventLog
-from labkit.process.family import LINUX, is_ours, socket_folder
+from labkit.process.family import LINUX
+from labkit.process.folder_rights import is_ours
+from labkit.process.leftovers import socket_folder
 
 Items = TypeVar("Items")  # a dataset
 

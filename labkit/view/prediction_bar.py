@@ -17,7 +17,7 @@ BEFORE_ANY = "Run once: from then on this line says what a slider would bring, b
 UNMOVED = "Move a slider: what it would bring is drawn here, before you run it."
 
 
-class Ghost(widgets.HTML):
+class PredictionBar(widgets.HTML):
     """Draws a prediction: its ranges as bars, with marks of the run before and of what came.
 
     How the marks look is in live.css, by their names.
@@ -25,7 +25,7 @@ class Ghost(widgets.HTML):
 
     def __init__(self):
         super().__init__()
-        self.add_class("labkit-ghost")
+        self.add_class("labkit-bars")
         self.show(None, None)
 
     def show(

@@ -15,7 +15,7 @@ class Queue:
     """The clock of a GPU, whose queue takes in many steps before the first of them runs.
 
     A step is over for the host when it is issued. So a block is timed from event to event, each
-    of which passes behind the steps before it.
+    of which passes after the steps before it.
     """
 
     def __init__(self, device: torch.device):
@@ -27,12 +27,12 @@ class Queue:
     def begin(self) -> None:
         """Begin a block, with the next step that is issued."""
         self.first = self.events.record()
-        self.behind = self.first
+        self.latest = self.first
 
     def keep_up(self) -> None:
         """Hold the host until the device has reached the last call of this."""
-        self.behind.synchronize()
-        self.behind = self.events.record()
+        self.latest.synchronize()
+        self.latest = self.events.record()
 
     def end(self) -> int:
         """Wait for the device; return what the block took there, ns."""

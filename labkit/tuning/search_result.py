@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.verdict import Diagnosis
-from labkit.results.result import Result, Table, but_call
+from labkit.results.result import Result, Table
 from labkit.results.run import Run
 from labkit.results.run_text import delays_of
 from labkit.results.script import Script, changed_lines, loader_line, script
+from labkit.results.text import but_call
 from labkit.spec import Pipeline
 from labkit.tuning.settings import Knobs, LoaderSetting
 from labkit.tuning.trial import Trial, cheapest_of_fastest, is_tie
@@ -25,8 +26,8 @@ class SearchResult(Result):
 
     name: str  # what was searched
     start: Knobs
-    asked: Pipeline | None = None  # the pipeline searched; None for the reader's own data
-    code: LoopCode = field(default_factory=LoopCode)  # how the reader's script makes the loader
+    asked: Pipeline | None = None  # the pipeline searched; None for the user's own data
+    code: LoopCode = field(default_factory=LoopCode)  # how the user's script makes the loader
     line: str = ""  # the machine in one line
     tried: list[Trial] = field(default_factory=list)  # in the order of their first runs
     latest: Trial | None = None  # run last, or running
@@ -59,7 +60,7 @@ class SearchResult(Result):
 
     @property
     def pipeline(self) -> Pipeline | None:
-        """The best pipeline; None for data of the reader's own."""
+        """The best pipeline; None for data of the user's own."""
         return self.asked.but(**self.best) if self.asked else None
 
     @property

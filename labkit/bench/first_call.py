@@ -1,0 +1,138 @@
+"""The first training call of a model of the user: its shapes, and what a step takes, counted."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.hooks import RemovableHandle
+
+from labkit.bench import formats
+from labkit.bench.flops import count, without_numbers, work_event
+from labkit.bench.optional import write_or_why
+from labkit.process.events import EventLog
+
+
+class FirstArguments(NamedTuple):
+    """The arguments of a model's first training call, tensors without their numbers."""
+
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    autocasts: bool
+    formats: dict[str, str]  # {"convolution" or "product": the number format it runs in}
+    device: torch.device
+    rows: int  # of the first argument
+
+
+def _on_meta(value: object) -> object:
+    return without_numbers(value) if isinstance(value, torch.Tensor) else value
+
+
+def _formats_of(weights: torch.Tensor) -> tuple[bool, dict[str, str]]:
+    """Return whether autocast is on, and the format of each kind of work with these weights."""
+    device = weights.device
+    autocasts = torch.is_autocast_enabled(device.type)
+    dtype = torch.get_autocast_dtype(device.type) if autocasts else weights.dtype
+    kind = next(name for name, known in formats.NUMBER_FORMATS.items() if known is dtype)
+    # as they are set now: convolutions and matrix products have a setting each
+    kinds = {"convolution": kind, "product": kind}
+    if kind == "fp32":
+        kinds = {work: formats.fp32_runs_in(work, device) for work in kinds}
+    return autocasts, kinds
+
+
+def _is_compiled(part: torch.nn.Module) -> bool:
+    return getattr(part, "_compiled_call_impl", None) is not None or hasattr(part, "_orig_mod")
+
+
+class FirstCallHook:
+    """Sees the shapes of a user's model's first training call; counts on a copy what it takes.
+
+    Nothing is hooked in a model or a part that shows that Dynamo compiles it: it would trace the
+    hooks, and compile anew without them. A model compiled in place (`model.compile()`), or within
+    accelerate's autocast, is not counted.
+    """
+
+    def __init__(self, model: torch.nn.Module):
+        self.model = model
+        self.given: FirstArguments | None = None
+        self.knows_formats = False
+        self.hooks: list[RemovableHandle] = []
+        compiled = any(map(_is_compiled, model.modules()))
+        wrapped = hasattr(model, "_original_forward")  # by accelerate, with autocast within
+        if getattr(model, "_compiled_call_impl", None) is not None or (compiled and wrapped):
+            return
+        with contextlib.suppress(RuntimeError):  # a scripted model takes no hook
+            self.hooks.append(model.register_forward_pre_hook(self._look, with_kwargs=True))
+        parts = list(model.modules())[1:]
+        if compiled:
+            return
+        # accelerate switches autocast on within the model's forward: there is where to look
+        weighty = (part for part in parts if next(part.parameters(recurse=False), None) is not None)
+        first = next(weighty, None)
+        if first is not None:
+            with contextlib.suppress(RuntimeError):  # a scripted part takes no hook
+                self.hooks.append(first.register_forward_pre_hook(self._look_inside))
+
+    def remove(self) -> None:
+        """Leave the model as it was."""
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks.clear()
+
+    def _look(
+        self, module: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
+        if torch.compiler.is_compiling():  # the hook would become a part of what is compiled
+            return
+        if self.given is not None or not (module.training and torch.is_grad_enabled()):
+            return
+        with contextlib.suppress(Exception):
+            weights = next(module.parameters())
+            autocasts, kinds = _formats_of(weights)
+            rows = len(tree_leaves((args, kwargs))[0])
+            args, kwargs = tree_map(_on_meta, (args, kwargs))
+            self.given = FirstArguments(args, kwargs, autocasts, kinds, weights.device, rows)
+
+    def _look_inside(self, part: torch.nn.Module, _args: tuple[object, ...]) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if self.given is None or self.knows_formats:  # not in a training call yet, or no more
+            return
+        self.knows_formats = True
+        with contextlib.suppress(Exception):
+            autocasts, kinds = _formats_of(next(part.parameters()))
+            self.given = self.given._replace(autocasts=autocasts, formats=kinds)
+
+    def write(self, log: EventLog, samples: int | None) -> None:
+        """Write the `work` event of a batch of `samples`; None: as many as the call has rows."""
+        self.remove()
+        given = self.given
+        if given is None:
+            return
+
+        def train(model: torch.nn.Module) -> None:
+            total = torch.zeros((), device="meta")
+            for made in tree_leaves(model(*given.args, **given.kwargs)):
+                if torch.is_tensor(made) and made.requires_grad:
+                    total = total + made.sum()
+            total.backward()
+
+        def counted() -> dict[str, object]:
+            if isinstance(self.model, torch.nn.DataParallel) and len(self.model.device_ids) > 1:
+                cards = len(self.model.device_ids)
+                raise RuntimeError(f"DataParallel computes on {cards} cards; a peak is that of one")
+            took = count(self.model, train)
+            most = "convolution" if 2 * took["convolution_flops"] > took["flops"] else "product"
+            rows = samples or given.rows
+            return work_event(
+                took,
+                rows,
+                given.formats[most],
+                given.device,
+                halves_activations=given.autocasts,
+            )
+
+        write_or_why(log, "work", counted)

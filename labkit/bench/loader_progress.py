@@ -1,0 +1,99 @@
+"""What each process of a loader is busy with, in a small file that others read while it hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from numbers import Integral
+from pathlib import Path
+
+from labkit.process.events import now_ns, private
+
+INDEX_CHARACTERS = 60  # of an index that is not a whole number
+PROGRESS = "progress"  # the files' names begin so; one for each process of the loader
+# What a process is busy with: IN_BODY and WAITING are the loop's
+IDLE, FETCHING, COLLATING, WAITING, IN_BODY = range(5)
+NO_INDEX = -(2**63)
+STATE, SINCE, BATCH, INDEX, PID, USUAL = range(6)  # words of a progress file
+WORDS, TEXT_BYTES = 6, 64
+FORMAT = struct.Struct(f"={WORDS}q{TEXT_BYTES}s")
+
+
+class Progress:
+    """What this process is busy with, in a small file that others can read while it hangs."""
+
+    def __init__(self, folder: Path | None, worker: int | str):
+        """`worker` is its number, or "loop" for the loop that takes the batches.
+
+        Where the file cannot be made, or there is no `folder`, nobody reads it.
+        """
+        self.memory: mmap.mmap | bytearray = bytearray(FORMAT.size)
+        if folder:
+            path = os.path.join(folder, f"{PROGRESS}-{worker}")
+            with contextlib.suppress(OSError):
+                descriptor = private(path, os.O_RDWR | os.O_CREAT)
+                try:
+                    os.write(descriptor, self.memory)
+                    self.memory = mmap.mmap(descriptor, FORMAT.size)
+                finally:
+                    os.close(descriptor)
+        self.words = memoryview(self.memory)[: WORDS * 8].cast("q")
+        self.words[INDEX] = NO_INDEX
+        self.words[PID] = os.getpid()
+        self.words[SINCE] = now_ns()
+
+    def name_item(self, index: object) -> None:
+        """Note the index of the item that is being fetched."""
+        if type(index) is int:
+            try:
+                self.words[INDEX] = index
+                return
+            except ValueError:  # more than 64 bits
+                pass
+        self.words[INDEX] = NO_INDEX
+        text = str(plain_index(index)).encode()[:TEXT_BYTES]
+        self.memory[WORDS * 8 :] = text.ljust(TEXT_BYTES, b"\0")
+
+
+@dataclass(frozen=True)
+class Busy:
+    """What a process of a loop was busy with when it was looked at."""
+
+    folder: Path  # of the run
+    who: str  # "loop", "main" or the worker's number
+    state: int
+    since_ns: int
+    batch: int
+    index: int | str | None
+    pid: int
+    usual_ns: int  # of a step of the loop; 0 where that is not known
+
+
+def progress_in(folder: Path) -> Iterator[Busy]:
+    """Yield what each process of a run is busy with."""
+    for path in sorted(folder.glob(f"{PROGRESS}-*")):
+        with contextlib.suppress(OSError, struct.error):
+            words = FORMAT.unpack_from(path.read_bytes())
+            state, since, batch, number, pid, usual, text = words
+            named = text.rstrip(b"\0").decode(errors="replace")
+            index = number if number != NO_INDEX else named or None
+            who = path.name.removeprefix(f"{PROGRESS}-")
+            yield Busy(folder, who, state, since, batch, index, pid, usual)
+
+
+def plain_index(index: object) -> int | str:
+    """Return an index as a whole number, or as text of bounded length.
+
+    Of a batch that is fetched at once it names the first.
+    """
+    if isinstance(index, Integral):
+        return int(index)
+    if isinstance(index, list):
+        return f"{plain_index(index[0])} and {len(index) - 1} more" if index else "none"
+    with contextlib.suppress(Exception):  # a key's own __repr__
+        return repr(index)[:INDEX_CHARACTERS]
+    return type(index).__name__

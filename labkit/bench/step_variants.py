@@ -1,0 +1,123 @@
+"""One step timed as it is, with another batch, and in BF16."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from operator import truediv
+from statistics import median
+from typing import NamedTuple
+
+import torch
+
+from labkit.bench import devices, formats, resources
+from labkit.bench.batch_contents import leaves
+from labkit.bench.loop import Trains
+from labkit.bench.user_dataset import Batch
+
+ROUNDS = 7
+BUDGET_S = 0.45  # for all rounds; at least two are done
+FEW_ROWS = 8  # of a batch: a quarter of it must have two, which normalising a batch needs
+HOPELESS = 3.0  # BF16 so much slower is not tried again
+
+
+class StepVariant(NamedTuple):
+    """A way to compute a step: a batch on the device, and a number format."""
+
+    images: Batch
+    labels: torch.Tensor
+    precision: str
+
+
+def other_settings(trainer: Trains, images: Batch, labels: torch.Tensor) -> dict[str, float | None]:
+    """Time one step's compute as it is, with another batch, and in BF16, in turn; then compare.
+
+    `fixed_share` is the part (0 to 1) that does not grow with the batch. The weights move on.
+    What is compared are neighbours: a machine that others use has another speed a second later.
+    """
+    asked = trainer.job.precision
+    plain = StepVariant(images, labels, asked)
+    settings = {"plain": plain}
+    resize = 1.0  # the rows of the other batch over those of this one
+    if not (trainer.job.compile or hasattr(trainer.model, "_orig_mod")):  # it would compile anew
+        whole = max(1, *map(rows_of, leaves((images, labels))))
+        # A quarter is quick, and least disturbed; but to a GPU it may be as much work as the whole
+        quick = trainer.device.type == "cpu" and whole >= FEW_ROWS
+        rows = whole // 4 if quick else 2 * whole
+        resize = rows / whole
+        other_images, other_labels = resized((images, labels), rows)
+        settings["resized"] = StepVariant(other_images, other_labels, asked)
+        if asked == "fp32" and not formats.lacks("bf16", trainer.device):
+            settings["bf16"] = plain._replace(precision="bf16")
+    times = _timed_in_turn(trainer, settings)
+    ratio = {name: median(map(truediv, took, times["plain"])) for name, took in times.items()}
+    fixed = None
+    if "resized" in ratio:  # of the straight line through both
+        fixed = min(max((ratio["resized"] - resize) / (1 - resize), 0.0), 1.0)
+    return {
+        "fixed_share": fixed,
+        "bf16_speedup": 1 / ratio["bf16"] if "bf16" in ratio else None,
+    }
+
+
+def _timed_in_turn(trainer: Trains, settings: dict[str, StepVariant]) -> dict[str, list[float]]:
+    """Return the times (s) of each setting, round by round; those there is no room for are out."""
+    times: dict[str, list[float]] = {name: [] for name in settings}
+    latest: dict[str, float] = {}
+    going_on = dict(settings)
+    started = time.perf_counter()
+    for turn in range(ROUNDS + 1):
+        for name, setting in list(going_on.items()):
+            try:
+                latest[name] = _timed(trainer, setting)
+            except RuntimeError as error:
+                if name == "plain" or not resources.refused(error):
+                    raise
+                if trainer.optimizer is not None:
+                    trainer.optimizer.zero_grad(set_to_none=True)
+                del going_on[name], times[name]  # no room for it: the others stand
+                continue
+            # A GPU's first step in a format also loads its kernels: that tells nothing
+            is_told = turn or trainer.device.type == "cpu"
+            too_slow = latest[name] > HOPELESS * latest["plain"]
+            is_hopeless = name == "bf16" and is_told and too_slow
+            if turn or is_hopeless:  # the first of each warms up
+                times[name].append(latest[name])
+            if is_hopeless:
+                del going_on[name]  # the time is better spent on the others
+        if turn >= 2 and time.perf_counter() - started > BUDGET_S:
+            break
+    return times
+
+
+def rows_of(part: object) -> int:
+    """Return the length of a tensor in a batch: its samples, as a rule; 0 for all else."""
+    return part.shape[0] if isinstance(part, torch.Tensor) and part.dim() else 0
+
+
+def resized(batch: Batch, rows: int) -> Batch:
+    """Return so many rows of each tensor in a batch, all of them twice where there are fewer."""
+    if isinstance(batch, Mapping):
+        return {name: resized(part, rows) for name, part in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        parts = [resized(part, rows) for part in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    if not rows_of(batch):
+        return batch
+    return batch[:rows] if rows <= len(batch) else torch.cat([batch, batch])
+
+
+def _timed(trainer: Trains, setting: StepVariant) -> float:
+    """Return how long one compute takes on the device, s."""
+    # On a CPU not the time in which others had the core
+    clock = time.thread_time if trainer.device.type == "cpu" else time.perf_counter
+    asked = trainer.job.precision
+    trainer.job.precision = setting.precision
+    try:
+        devices.finish(trainer.device)
+        start = clock()
+        trainer.compute(setting.images, setting.labels, update=True)
+        devices.finish(trainer.device)
+        return clock() - start
+    finally:
+        trainer.job.precision = asked

@@ -1,0 +1,48 @@
+"""Objects of the user's own on their way to a process of its own, pickled by value."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from labkit.process.events import private
+
+
+class CannotSend(ValueError):
+    """The part `name` cannot be pickled, and `why`."""
+
+    def __init__(self, name: str, why: Exception):
+        super().__init__(f"{name}: {why}")
+        self.name = name
+        self.why = why
+
+
+def pickled(thing: object) -> bytes:
+    """Return an object as bytes, which hold what a notebook defines."""
+    import cloudpickle  # plain pickle only names that
+
+    return cloudpickle.dumps(thing)
+
+
+def sizes_of(parts: Mapping[str, object]) -> dict[str, int]:
+    """Return how many bytes each part takes; CannotSend names the first that cannot be pickled."""
+    sizes = {}
+    for name, part in parts.items():
+        try:
+            sizes[name] = len(pickled(part))
+        except Exception as error:  # whatever the user's objects raise
+            raise CannotSend(name, error) from None
+    return sizes
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """Write a file that is not there yet, for its owner alone."""
+    with open(path, "xb", opener=private) as file:
+        file.write(data)
+
+
+def import_path() -> list[str]:
+    """Return the folders that this process imports from, as another one finds them."""
+    return [os.path.abspath(place or ".") for place in sys.path]

@@ -1,0 +1,68 @@
+"""What a record says of its pipeline; and what stands in for it where a loop was watched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NoReturn
+
+from labkit.knobs import Settings
+from labkit.results.record import RecordError
+from labkit.spec import KNOBS, Pipeline
+
+MAX_LOADER = 80  # characters of the name of a loader's type
+BODY_NOTE = (
+    "A watched loop: busy is the whole loop body (copies, logging and all), since only the loader "
+    "was looked at; copies and gaps inside the body do not show here."
+)
+
+
+def pipeline_of(knobs: Settings) -> Pipeline:
+    """Build a Pipeline from a record; raise RecordError where its values are not allowed."""
+    known = {name: value for name, value in knobs.items() if name in KNOBS}
+    try:
+        return Pipeline(**known)
+    except ValueError as error:
+        raise RecordError(f"The record's pipeline is not valid: {error}") from None
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Stands in for the Pipeline of a watched loop.
+
+    It has the settings of the user's loader under the names of the knobs; all other knobs are None.
+    """
+
+    loader: str
+    settings: Settings
+
+    simulated_delay: ClassVar[str] = ""
+
+    @classmethod
+    def of(cls, loader: str, knobs: Settings) -> Watched:
+        """Keep what is a plain value: a record is anybody's."""
+        settings = {}
+        for name, knob in KNOBS.items():
+            value = knobs.get(name)
+            if isinstance(value, (bool, int)) or (value and value in (knob.choices or ())):
+                settings[name] = value
+        return cls(str(loader)[:MAX_LOADER], settings)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the value of a knob."""
+        if name not in KNOBS:
+            raise AttributeError(name)
+        return self.settings.get(name)
+
+    def to_dict(self) -> Settings:
+        """Return every knob of a Pipeline; None where this loop's value is not known."""
+        return {name: self.settings.get(name) for name in KNOBS}
+
+    def changed(self) -> Settings:
+        """Return what is known, the loader's type first."""
+        return {"watched": self.loader, **self.settings}
+
+    def but(self, **changes: object) -> NoReturn:
+        """Raise ValueError: labkit holds neither the data nor the model of a watched loop."""
+        raise ValueError(
+            "this run was watched, not made by labkit: change your own loader and watch it again."
+        )
