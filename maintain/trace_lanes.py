@@ -23,6 +23,7 @@ EXCERPTS = {
     "v100-busy-fp32": (0, 196.9),
     "h100-preprocessing": (0, 382.5),
     "h100-batch-1": (0, 4.43),
+    "a100-ddp-rank0": (209, 426),
 }
 
 

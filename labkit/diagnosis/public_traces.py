@@ -85,7 +85,7 @@ class PublicTrace(Result):
             return self.plot()
         from labkit.view.analysis_figures import draw_timeline
 
-        source = f"{self.name}, STORED EXCERPT. {self.missing}"
+        source = f"{self.name}: STORED EXCERPT, no download"
         return draw_timeline(source, lane_rows(self.lanes), self.lanes.get("steps"))
 
     def plot(self) -> Figure:
