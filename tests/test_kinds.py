@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from labkit.bench import kinds
+from labkit.bench import kinds, stack
 from labkit.bench.batch_contents import bytes_along, large_arrays
 from labkit.bench.places import Places
 
@@ -48,6 +48,11 @@ class Tensor:
 
     def detach(self):
         self.look(sys._getframe(1))
+
+
+@pytest.fixture(autouse=True)
+def _a_gpu_is_in_use(monkeypatch):
+    monkeypatch.setattr(stack, "is_gpu_in_use", lambda: True)
 
 
 @pytest.fixture(params=[True, False], ids=["gpu", "cpu"])
@@ -259,3 +264,10 @@ def test_the_bytes_of_a_batch_are_those_of_all_its_large_arrays():
     assert largest is views[0]
     assert bytes_along(places)(batch) == 2 * 4 * 100 * 4
     assert bytes_along(places)({"views": views[:1]}) == 0
+
+
+def test_without_a_gpu_it_makes_no_place_whether_a_stack_was_seen_late(monkeypatch):
+    frame = sys._getframe()
+    monkeypatch.setattr(stack, "is_gpu_in_use", lambda: False)
+    places = Places(None)
+    assert [places.number_of(frame, late) for late in (True, False)] == [0, 0]

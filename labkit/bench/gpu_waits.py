@@ -15,8 +15,7 @@ from collections import defaultdict
 from types import CodeType, FrameType
 from typing import NamedTuple
 
-from labkit.bench import kinds
-from labkit.bench.stack import position_of
+from labkit.bench import kinds, stack
 
 CALLS = frozenset(["CALL", "CALL_KW", "CALL_FUNCTION_EX"])
 JUMPS = frozenset([*dis.hasjrel, *dis.hasjabs])
@@ -45,7 +44,7 @@ def wait_for_gpu(top: FrameType, is_late: bool) -> Wait | None:
     the next function, after most calls of C code, and at a loop's jump back. That is where `top` is
     then, and what it waited in came before.
     """
-    steps = _steps_to(top)
+    steps = _steps_to(top) if stack.is_gpu_in_use() else ()
     if not steps:
         return None
     now = steps[-1].opname
@@ -86,15 +85,13 @@ def _wait_in(frame: FrameType, steps: tuple[dis.Instruction, ...], number: int) 
     """Return the wait that one of a frame's steps is; None where it is none."""
     step = steps[number]
     if "_IF_" in step.opname and "NONE" not in step.opname:
-        step = steps[
-            number - 1
-        ]  # which has the place of the condition; the jump has that of the statement
+        step = steps[number - 1]  # it has the condition's place, and the jump the statement's
         node = _value(frame.f_code, step.offset)
         waits = node is not None and _is_on_gpu(node, frame)
     else:
         node = _value(frame.f_code, step.offset) if step.opname.endswith("SUBSCR") else None
         waits = isinstance(node, ast.Subscript) and _is_mask(node.slice, frame)
-    line = position_of(frame.f_code, step.offset)[0]
+    line = stack.position_of(frame.f_code, step.offset)[0]
     return Wait(frame, line, kinds.call_text(node)) if waits and line else None
 
 

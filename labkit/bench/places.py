@@ -64,6 +64,7 @@ class Places:
 
         `is_late` where the thread may have been in C code before it, and has come to it since.
         """
+        is_late = is_late and stack.is_gpu_in_use()
         seen = self._seen(top)
         key: list[object] = [is_late, seen.grad, seen.loop and seen.loop.f_lineno]
         last = top.f_back if is_late and seen.own is top else seen.own

@@ -149,6 +149,12 @@ def place_of(function: object) -> tuple[str, int] | None:
     return None
 
 
+def is_gpu_in_use() -> bool:
+    """Return whether this process has begun to use a GPU, which a host may wait for."""
+    begun = (sys.modules.get(f"torch.{kind}") for kind in ("cuda", "xpu"))
+    return any(module is not None and module.is_initialized() for module in begun)
+
+
 def is_grad_on() -> bool:
     """Return whether this thread records gradients: validation does not."""
     torch = sys.modules.get("torch")
