@@ -363,7 +363,7 @@ def diagnosed(workers, **more):
      (IDLE | {"busiest_over_mean": 1.6}, "uneven_shards", "1.6x the throughput at most",
       "files[info.id ::"),
      (IDLE | {"slowest_ratio": 30.0, "slow_items": (7,), "late_share": 0.6}, "slow_items",
-      "take: 7", "in_order=Fals"),
+      "the mean time: 7", "in_order=Fals"),
      (BUSY | {"slowest_ratio": 30.0, "slow_items": (7,), "late_share": 0.05}, "cores", "cores", ""),
      (BUSY | {"epoch_start_share": 0.4}, "workers_restart", "persistent", "persistent_workers=Tr"),
      (BUSY | {"first_epoch_ratio": 4.0}, "cold_start", "later epochs", ""),

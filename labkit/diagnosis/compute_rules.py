@@ -95,7 +95,7 @@ def elementwise_kernels(evidence: Evidence) -> Finding | None:
     running = 1 - evidence.gap_share  # of the compute
     lost = kernels.moving_share * limits.FUSION_SAVES * running * evidence.compute_share
     seen = "of kernel time is in elementwise kernels, which only move data"
-    saves = Measured("of the time is what one pass instead of two would save", lost)
+    saves = Measured("of the time", lost, before="one pass instead of two would save")
     measured = (Measured(seen, kernels.moving_share, by=evidence.inside), saves)
     remedies = (cures.FUSE, cures.FUSED_UPDATE)
     return Finding("memory_bandwidth", "elementwise kernels", lost, measured, remedies)

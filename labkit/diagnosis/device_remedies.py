@@ -341,12 +341,12 @@ COOLER = Remedy(
     "cooler",
     "Check its cooling (airflow, dust, a hot card beside it), or lower its power limit.",
 )
-LARGER_MODEL = Remedy(
+NOTHING_LEFT = Remedy(
     "larger_model",
     "Nothing in the pipeline holds the device back: what is left is a larger batch (notebook 04 "
     "Batch sizing), a smaller model or a faster device.",
 )
-PROFILE_THEN_LARGER = Remedy(
+PROFILE_FIRST = Remedy(
     "profile_then_larger",
     "A watched loop sees the waiting for data, the lines of its body and the cores, and finds no "
     "loss there. It does not see inside the operators: profile a few steps with torch.profiler. If "

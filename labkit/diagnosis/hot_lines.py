@@ -28,7 +28,7 @@ PHASES = ("waiting", "body", "between", "worker")
 AROUND = Place._fields.index("site")  # of a place: from here on, lines around it
 WAITING, BODY_PHASE, BETWEEN, WORKER = range(len(PHASES))
 SHOWN = 12  # rows of the table
-BODY = {  # the parts of a loop's body, by the kinds of work they are made of
+PART_OF_KIND = {  # the parts of a loop's body, by the kinds of work they are made of
     "forward": "forward",
     "backward": "backward",
     "optimizer": "optimizer",
@@ -146,8 +146,8 @@ class Lines(Result):
         return self.phase == PHASES.index(phase)
 
     def of_part(self, part: str) -> np.ndarray:
-        """Return the mask of the samples (samples,) in a part of the body, see `BODY`."""
-        kinds = [kind for kind, of in BODY.items() if of == part]
+        """Return the mask of the samples (samples,) in a part of the body, see `PART_OF_KIND`."""
+        kinds = [kind for kind, of in PART_OF_KIND.items() if of == part]
         return self.mask("body") & np.isin(self.kind, kinds)
 
     def _sampled(self, mask: np.ndarray) -> Iterator[tuple[Place, int, float]]:
@@ -167,7 +167,9 @@ class Lines(Result):
         """The parts of the loop's body, which add up to 1; {} where too few samples fell in it."""
         kinds = self.kinds("body") if self.enough("body") else {}
         whole = max(sum(kinds.values()), 1e-9)
-        return _added((BODY.get(kind, "python"), share / whole) for kind, share in kinds.items())
+        return _added(
+            (PART_OF_KIND.get(kind, "python"), share / whole) for kind, share in kinds.items()
+        )
 
     def rows(self, mask: np.ndarray) -> tuple[Line, ...]:
         """Return the lines that the samples of `mask` fell on, the costliest first."""

@@ -43,8 +43,9 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
         worst = "of that falls into a tenth of the steps: stalls"
         waits.append(Measured(worst, evidence.stall_share))
     if evidence.headroom is not None:
-        perfect = "the throughput is what a perfect loader would give"
-        waits.append(Measured(perfect, evidence.headroom.value, "times", "replayed batches"))
+        gain = evidence.headroom.value
+        perfect = "a perfect loader would give"
+        waits.append(Measured("the throughput", gain, "times", "replayed batches", perfect))
     measured = (*waits, *found.measured)
     return replace(found, lost_share=evidence.wait_share, measured=measured)
 

@@ -64,8 +64,9 @@ def longer_and_longer(evidence: Evidence) -> Finding | None:
     if evidence.loop is None or drift is None:
         return None
     lines = evidence.loop.lines.worst(drift.mask)
-    seen = "as long as the first steps is what the last ones take"
-    measured = [Measured(seen, drift.growth, "times", by=evidence.source)]
+    first = "as long as the first"
+    last = "the last steps take"
+    measured = [Measured(first, drift.growth, "times", evidence.source, last)]
     if lines:
         measured.append(Measured(f"what grows is {lines[0].what}"))
     growth = evidence.growth

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from labkit.diagnosis import rules
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.device_remedies import LARGER_MODEL, PROFILE_THEN_LARGER
+from labkit.diagnosis.device_remedies import NOTHING_LEFT, PROFILE_FIRST
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import DEVICE_LIMIT, NEIGHBOUR, Finding, Measured
 from labkit.diagnosis.loop_rules import batches_grow
@@ -74,7 +74,7 @@ def _healthy(evidence: Evidence, total: dict[str, float]) -> Finding:
     grows = batches_grow(evidence)
     if grows is not None:
         measured.append(grows)
-    remedy = PROFILE_THEN_LARGER if evidence.loop else LARGER_MODEL
+    remedy = PROFILE_FIRST if evidence.loop else NOTHING_LEFT
     return Finding("compute", DEVICE_LIMIT, 0.0, tuple(measured), (remedy,))
 
 

@@ -9,6 +9,9 @@ change:
 - `device_remedies.py`: copies, launches, the loop's body, number formats, ranks;
 - `doubts.py`: what to do where there is no verdict.
 
+What only one verdict advises stands beside it: in `efficiency.py`, `outside_verdict.py`,
+`rank_verdict.py` and `watched_ranks.py`.
+
 A rule lists those against its cause; those that fit the run are kept, and filled in for it, with
 one that is sure to gain in front (`gains.py`).
 """

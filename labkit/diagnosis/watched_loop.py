@@ -13,7 +13,7 @@ from labkit.diagnosis.line_work import PartOfLoop, loading_of, share_after_sync
 from labkit.results.run import Run
 from labkit.results.step_classes import body_seconds
 
-# Parts of a loop's body that are no training, of those in `hot_lines.BODY`
+# Parts of a loop's body that are no training, of those in `hot_lines.PART_OF_KIND`
 NO_TRAINING = ("python", "logging", "waiting", "validation", "loader")
 
 

@@ -164,7 +164,7 @@ def _one_meets_the_others_late(times: RankTimes, on_gpus: bool) -> Finding | Non
         rank,
         (rest - own) / float(step.mean()),
         Measured(seen, own * 1e3, "ms", STACKS),
-        Measured("is what the others are", rest * 1e3, "ms"),
+        Measured("", rest * 1e3, "ms", before="the others"),
     )
 
 
@@ -183,8 +183,8 @@ def _longer_line(runs: Mapping[int, Run], rank: int) -> Measured | None:
     least_ms = limits.WORTH_NAMING["straggler"] / 2 * _step_ms(runs[rank])
     if not most or longer_ms[most] < least_ms:
         return None
-    seen = f"of a step longer than on the other ranks is {most}"
-    return Measured(seen, longer_ms[most], "ms", STACKS)
+    others = "longer in a step than on the other ranks"
+    return Measured(others, longer_ms[most], "ms", STACKS, f"{most} takes")
 
 
 def _line_ms(run: Run) -> dict[str, float]:

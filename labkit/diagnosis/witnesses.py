@@ -116,9 +116,9 @@ def _sm_activity(run: Run, start: float) -> Witness | None:
     if kept.sum() < limits.MIN_READINGS or busy_s <= 0:
         return None
     share = float((shares[1:] * lengths)[kept].sum() / busy_s)
-    said = f"SMs had a warp to run for {min(share, 1):.0%} of the time that counts as busy (GPM"
+    said = f"SMs had a warp to run for {min(share, 1):.0%} of the time that counts as busy"
     worked = float((shares[1:] * lengths)[kept].sum() / lengths[kept].sum())
-    found = _word(said, share, share, limits.SMS_WORK, limits.SMS_REST)
+    found = _word(said, "GPM", share, share, limits.SMS_WORK, limits.SMS_REST)
     # A GPU that never rests may read no higher than SMS_WORK, where kernels leave SMs without a
     # warp. From there on the counter neither shows nor rules out a rest: a loss of up to a fifth is
     # seen only where the host's samples lie behind a wait for the device (`Evidence.rests_in`)
@@ -137,19 +137,20 @@ def _power_drawn(run: Run, start: float) -> Witness | None:
     if not len(caps) or watts is None or not run.utilization:
         return None
     drawn = watts / float(np.median(caps))
-    said = f"the card drew {drawn:.0%} of its power limit ({watts:.0f} W; NVML"
+    said = f"the card drew {drawn:.0%} of its power limit"
+    by = f"{watts:.0f} W; NVML"
     # While busy it drew at least the mean, and at most what it is if nothing was drawn while idle
     most = drawn / run.utilization
-    found = _word(said, drawn, most, limits.POWER_WORKS, limits.POWER_RESTS)
+    found = _word(said, by, drawn, most, limits.POWER_WORKS, limits.POWER_RESTS)
     # It draws its limit at most while it works, and so much where it only rests between kernels
     worked = (drawn - limits.POWER_RESTS) / (1 - limits.POWER_RESTS)
     return replace(found, at_least=min(max(worked, 0.0), 1.0))
 
 
-def _word(said: str, least: float, most: float, works: float, rests: float) -> Witness:
-    """Judge a reading that lies between `least` and `most`."""
+def _word(said: str, by: str, least: float, most: float, works: float, rests: float) -> Witness:
+    """Judge a reading `by` an instrument, that lies between `least` and `most`."""
     if least >= works:
-        return Witness(f"{said}; threshold {works:.0%})", True)
+        return Witness(f"{said} ({by}; threshold {works:.0%})", True)
     if most < rests:
-        return Witness(f"{said}; threshold {rests:.0%})", False, max(most, 0.0) / works)
-    return Witness(f"{said}; between {rests:.0%} and {works:.0%} it tells nothing)")
+        return Witness(f"{said} ({by}; threshold {rests:.0%})", False, max(most, 0.0) / works)
+    return Witness(f"{said} ({by}; between {rests:.0%} and {works:.0%} it tells nothing)")

@@ -50,7 +50,8 @@ def said(measured: Measured) -> str:
     """Return one number and what it is."""
     if measured.value is None:
         return measured.what
-    return f"{FORMATS[measured.unit].format(measured.value)} {measured.what}"
+    number = FORMATS[measured.unit].format(measured.value)
+    return f"{measured.before} {number} {measured.what}".strip()
 
 
 def why(finding: Finding) -> str:

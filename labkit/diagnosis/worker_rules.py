@@ -92,7 +92,7 @@ def cold_start(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
         return None
     return _found(
         "cold_start",
-        Measured(words.FIRST_EPOCH, ratio, "times", words.TIMED),
+        words.first_epoch(ratio),
         remedies=(cures.READ_ONCE,),
     )
 
@@ -133,7 +133,7 @@ def uneven_shards(evidence: Evidence, workers: WorkerEvidence) -> Finding | None
     return Finding(
         name="input",
         cause="uneven_shards",
-        measured=(Measured(words.BUSIEST, uneven, "times", words.TIMED),),
+        measured=(words.busiest(uneven),),
         remedies=(cures.DEAL_FILES_OUT, cures.RESHARD),
         at_most=max(1.0, min(uneven, fed, cures.cores_allow(evidence) or uneven)),
     )
@@ -232,7 +232,7 @@ def shared_supply(evidence: Evidence, workers: WorkerEvidence) -> Finding | None
         return None
     if _computing(evidence, workers) >= limits.MOSTLY_WAITS:
         return None
-    measured = (words.cpu(workers), Measured(words.OVER_ALONE, slower, "times", words.TIMED))
+    measured = (words.cpu(workers), words.over_alone(slower))
     return _found("shared_supply", *measured, remedies=(cures.FEWER_BYTES,))
 
 
@@ -288,7 +288,7 @@ def memory_growth(evidence: Evidence) -> Finding | None:
     memory = evidence.workers.memory if evidence.workers else None
     if memory is None or memory.gained < limits.WORKERS_GREW_GIB:
         return None
-    measured = [Measured(words.MORE_HELD, memory.gained, "GiB")]
+    measured = [words.more_held(memory.gained)]
     remedies = (cures.KEEP_NO_ITEMS, cures.ARRAYS)
     if memory.copied >= memory.gained / 2:
         measured.append(Measured(words.WAS_SHARED, memory.copied, "GiB"))

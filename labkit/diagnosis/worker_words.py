@@ -15,17 +15,35 @@ TIMED = "timed in the workers"
 # What a number is of
 EPOCH_STARTS = "of the time is the start of later epochs"
 FIRST_BATCH = "to an epoch's first batch"
-FIRST_EPOCH = "the time of the later epochs is what an item of the first one takes"
 FIRST_PASS = "of the time is what the first pass took longer than the later ones"
 OVERTAKEN = "of the waiting a later batch was ready already"
 OTHERS_REST = "of the time the other workers have nothing to do"
 ALL_REST = "of the time the workers have nothing to do while the loop waits"
 HAND_OVER = "to hand a batch over"
-BUSIEST = "the mean is the work of the busiest worker"
 ITEM_WAITS = "of waiting for each item"
-OVER_ALONE = "as long as with a single worker is what each item waits"
-MORE_HELD = "more is held by the workers than at their first batch"
 WAS_SHARED = "of it had been shared with the main process until a worker touched it"
+
+
+def first_epoch(ratio: float) -> Measured:
+    """Return how much longer items of the first epoch take."""
+    later = "as long as those of later epochs"
+    return Measured(later, ratio, "times", TIMED, "items of the first epoch take")
+
+
+def busiest(uneven: float) -> Measured:
+    """Return how much work the busiest worker has."""
+    return Measured("the mean", uneven, "times", TIMED, "the busiest worker's work is")
+
+
+def over_alone(slower: float) -> Measured:
+    """Return how much longer an item waits for a resource that workers share."""
+    alone = "as long as with a single worker"
+    return Measured(alone, slower, "times", TIMED, "each item waits")
+
+
+def more_held(gained: float) -> Measured:
+    """Return how much more memory the workers hold than they did."""
+    return Measured("more than at their first batch", gained, "GiB", before="the workers hold")
 
 
 def cpu(workers: WorkerEvidence) -> Measured:
@@ -65,10 +83,10 @@ def no_progress(hang: Hang) -> Measured:
 
 def slowest(workers: WorkerEvidence) -> Measured:
     """Return how slow the slowest items are, and which."""
-    seen = "the mean time is what the slowest items take"
+    mean = "the mean time"
     if workers.slow_items:
-        seen += f": {', '.join(map(str, workers.slow_items[:5]))}"
-    return Measured(seen, workers.slowest_ratio, "times", TIMED)
+        mean += f": {', '.join(map(str, workers.slow_items[:5]))}"
+    return Measured(mean, workers.slowest_ratio, "times", TIMED, "the slowest items take")
 
 
 def in_line(threads: float, single: int) -> Measured:
