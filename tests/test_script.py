@@ -146,6 +146,13 @@ def test_a_change_is_shown_as_a_diff():
     assert lk.script(plain, before=plain) == "# nothing changed\n"
 
 
+def test_a_change_between_runs_has_what_was_found_for_knobs_left_open():
+    slow, fast = map(lk.recorded, ("workers-0", "workers-4"))
+    assert slow.asked.width is None
+    lines = lk.script(fast, before=slow)
+    assert f"width={slow.pipeline.width}" in lines and "..." not in lines
+
+
 def test_the_lines_of_a_change_are_whole_statements():
     assert changed_lines({}, {"num_workers": 6}) == (
         "loader = DataLoader(dataset, batch_size=16, shuffle=True, num_workers=6)\n"

@@ -69,14 +69,15 @@ def script(what: Pipeline | Run, *, before: Pipeline | Run | None = None) -> Scr
     Args:
         what: A Pipeline, written for this machine (about 2 s); or a Run, for where it ran.
         before: Return the changed lines instead, as a unified diff from this one's script. They
-            hold what was asked for, whether this machine can do it or not.
+            hold what was asked for, whether this machine can do it or not, and of a Run what was
+            found for knobs that were left open, such as the width.
 
     Raises:
         ValueError: It is neither, or a knob of it cannot be written: the message names it.
     """
     asked = _asked(what)
     if before is not None:
-        return _difference(_asked(before), asked)
+        return _difference(_as_asked(before), _as_asked(what))
     if isinstance(what, Run):
         job = what.pipeline.to_dict()
         left_out = what.not_applied
@@ -101,6 +102,13 @@ def _asked(what: Pipeline | Run) -> Pipeline:
         f"lk.script({type(what).__name__}): give a Pipeline, or the Run of one; for a "
         "loader of your own, lk.tune(loader).script() writes its DataLoader."
     )
+
+
+def _as_asked(what: Pipeline | Run) -> Settings:
+    """Return the knobs that were asked for; of a Run, those left open as they then were."""
+    asked = _asked(what).to_dict()
+    found = what.pipeline.to_dict() if isinstance(what, Run) else asked
+    return {name: found[name] if value is None else value for name, value in asked.items()}
 
 
 @functools.lru_cache(64)
@@ -130,11 +138,11 @@ def _warmup(job: Settings) -> int:
     return max(1, min(max(3, prefetched), job["steps"] // 3))
 
 
-def _difference(before: Pipeline, after: Pipeline) -> Script:
+def _difference(before: Settings, after: Settings) -> Script:
     """Return the lines that change, as a unified diff."""
     lines = difflib.unified_diff(
-        _for_any_device(before.to_dict()).splitlines(),
-        _for_any_device(after.to_dict()).splitlines(),
+        _for_any_device(before).splitlines(),
+        _for_any_device(after).splitlines(),
         "before/train.py",
         "after/train.py",
         lineterm="",
