@@ -31,7 +31,7 @@ DEVICE_LIMIT = "the device is the limit"  # the cause where no loss is worth a n
 class Measured:
     """One number of a run, and what it is: "50%" "of the tokens are padding"."""
 
-    what: str  # the words behind the number
+    what: str  # the words after the number
     value: float | None = None  # None: words alone, such as where in the code it was
     unit: str = "share"  # a key of `wording.FORMATS`
     by: str = ""  # which instrument measured it

@@ -89,7 +89,7 @@ class Line:
 class Lines(Result):
     """The lines of the user's own code that the time went to, the costliest first.
 
-    There are `samples` stacks behind the warm-up; `missing` says why none. Of each, as arrays:
+    There are `samples` stacks after the warm-up; `missing` says why none. Of each, as arrays:
     `phase` (an index into `PHASES`), `step` (-1 in workers and between passes), `share` (0 to 1 of
     wall time, or of the workers' work), `moment` and `seconds` (when it ended, and how long it
     stands for), `place` (an index into `places`), and of the place `kind` and `within`. Workers
