@@ -1,6 +1,7 @@
 """`lk.measure`: a function of one's own on the bench, row by row."""
 
 import contextlib
+import itertools
 import json
 import linecache
 import threading
@@ -10,7 +11,7 @@ import pytest
 
 import labkit as lk
 from labkit.bench import measure as bench_measure
-from labkit.bench import triton_kernels
+from labkit.bench import stopwatch, triton_kernels
 from labkit.process.events import EventLog
 from labkit.view import measuring
 
@@ -131,6 +132,24 @@ def test_ways_are_timed_in_turn_a_row_each():
     assert found["all"] > found["part"]
     assert [row["values"]["way"] for row in bench.rows] == ["all", "part"]
     assert len({len(row["seconds"]) for row in bench.rows}) == 1
+
+
+@pytest.mark.parametrize("settles", [True, False])
+def test_ways_whose_times_vary_are_timed_for_longer_but_not_for_ever(settles, monkeypatch):
+    monkeypatch.delenv("LABKIT_QUICK", raising=False)
+    monkeypatch.setattr(stopwatch, "MOST_MORE_SECONDS", 5 if settles else 0.05)
+    count = itertools.count()
+
+    def block(work, calls):
+        turn = next(count)
+        return 1.0 if settles and turn > 20 else 1.0 + turn % 5
+
+    bench = stopwatch.Bench(CPU)
+    monkeypatch.setattr(bench, "_block", block)
+    bench.compare(one=int, other=float)
+    all_times = [row["seconds"] for row in bench.rows]
+    assert len(all_times[0]) == len(all_times[1]) > stopwatch.ROUNDS
+    assert any(stopwatch.noisy(times) for times in all_times) != settles
 
 
 @pytest.mark.parametrize(

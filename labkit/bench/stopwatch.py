@@ -2,7 +2,7 @@
 
 Times are those of one call: blocks of calls in a row, each long enough that a clock's own cost does
 not count, repeated until the interquartile range is a tenth of the median, as
-`torch.utils.benchmark` does it. On CUDA a block is timed by two events.
+`adaptive_autorange` of `torch.utils.benchmark` does it. On CUDA a block is timed by two events.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from labkit.spec import NOISY, quick_run
 
 MIN_SECONDS = 0.1  # of timing for a row
 QUICK_PART = 10  # with LABKIT_QUICK=1 a row takes one part in so many, whatever its noise
-MOST_TIMES = 4  # the least time, at the most: for times that do not settle
+MOST_MORE_SECONDS = 2.0  # of timing, where times do not settle
 BLOCK_SECONDS = 2e-3  # a block of calls takes as long
 WARM_SECONDS = 0.05  # of work before CUDA is timed: until then its clocks may be low
 ROUNDS = 7  # of several ways that are timed in turn
@@ -58,7 +58,7 @@ class Bench:
             work: What is timed. It is called a few times before the clock starts.
             flops: Floating-point operations of one call, for the column `tflops`.
             bytes: Bytes that one call moves, for the column `gib_s`.
-            seconds: How long to measure; four times as long where times vary by more than 10 %.
+            seconds: How long to measure; up to 2 s longer where times vary by more than 10 %.
             columns: More columns for this row, where one function times several things.
         """
         times = self._times(work, seconds / QUICK_PART if quick_run() else seconds)
@@ -75,13 +75,21 @@ class Bench:
         """Time several ways to do the same in turn, a row each, and return their medians (s).
 
         What slows the machine for a while slows them all: ratios are firmer than those of one
-        after the other. The column `way` holds the name of each.
+        after the other. The column `way` holds the name of each. Where times vary by more than
+        10 %, further rounds follow for up to 2 s.
         """
         calls = {name: self._calls_in_a_block(work) for name, work in ways.items()}
         times: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(QUICK_ROUNDS if quick_run() else ROUNDS):
-            for name, work in ways.items():
-                times[name].append(self._block(work, calls[name]))
+
+        def rounds(number: int) -> None:
+            for _ in range(number):
+                for name, work in ways.items():
+                    times[name].append(self._block(work, calls[name]))
+
+        rounds(QUICK_ROUNDS if quick_run() else ROUNDS)
+        ends = time.perf_counter() + MOST_MORE_SECONDS
+        while any(map(noisy, times.values())) and time.perf_counter() < ends and not quick_run():
+            rounds(1)
         for name, each in times.items():
             self._add(each, flops, bytes, {"way": name})
         return {name: statistics.median(each) for name, each in times.items()}
@@ -109,7 +117,7 @@ class Bench:
         """Return times of one call (s), one for each block of calls."""
         calls = self._calls_in_a_block(work)
         times: list[float] = []
-        most = seconds if quick_run() else MOST_TIMES * seconds
+        most = seconds if quick_run() else seconds + MOST_MORE_SECONDS
         spent = 0.0
         while not times or (noisy(times) and spent < most):
             spent += seconds
