@@ -13,6 +13,15 @@ from labkit.diagnosis.findings import BOTTLENECKS
 
 MOST_CELLS = 40
 MOST_BYTES = 450_000
+SAME_WITHIN = 1.1  # two recordings of what is one quantity
+MACHINE = re.compile(r"\b[A-Z][\w ]+\((?:CPU, model|GPU)[^\n<]*(?=, torch \d)")
+PEAKS = {
+    "bandwidth": re.compile(
+        r"memory [^\n\d]*([\d.]+) ([GT])B/s|, ([\d.]+) ([GT])B/s, measured here"
+    ),
+    "FP32": re.compile(r"fp32 [^\n\d]*([\d.]+) ([GT])FLOP/s|\(of ([\d.]+) ([GT])FLOP/s in FP32"),
+}
+GIGA = {"G": 1, "T": 1000}
 VERDICT = re.compile("|".join(rf"[`\"]{name}[`\"]" for name in set(BOTTLENECKS) - {"unsure"}))
 GUESSED = re.compile(r"lk\.guess\(\"[^\"]*\", (\w+)\)")  # the name of what is handed over
 # what a device cannot do may be left out; what an extra would have run may not
@@ -82,6 +91,21 @@ def held(cells, path):
 
 
 CHECKS = (length, order, unsure, whole, blank, held)
+
+
+def all_printed(path):
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return "\n".join(printed(cell) for cell in cells if cell["cell_type"] == "code")
+
+
+def test_all_notebooks_were_recorded_on_one_machine_with_one_bandwidth_and_one_roof():
+    texts = [all_printed(path) for path in NOTEBOOKS]
+    machines = {name for text in texts for name in MACHINE.findall(text)}
+    assert len(machines) == 1
+    for pattern in PEAKS.values():
+        hits = [filter(None, hit) for text in texts for hit in pattern.findall(text)]
+        found = [float(number) * GIGA[prefix] for number, prefix in hits]
+        assert len(found) >= 3 and max(found) < SAME_WITHIN * min(found)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem[:2])
