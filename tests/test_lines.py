@@ -317,12 +317,49 @@ def test_what_grows_is_told_from_what_is_emptied_and_no_code_of_the_users_is_run
             if len(window) == 40:
                 window.clear()
             if step % 16 == 15:
-                look()
+                look(step)
         return lazy
 
     grown = Growth()
-    loop(lambda: grown.look(sys._getframe(1), loop.__code__))
+    loop(lambda step: grown.look(sys._getframe(1), loop.__code__, step))
     assert set(grown.found) == {"losses"} and grown.found["losses"]["graph"]
+
+
+@pytest.mark.parametrize("entry", ["number", "tensor", "pair"])
+def test_an_episodes_list_that_is_made_anew_does_not_grow_though_episodes_do(entry):
+    def loop(look):
+        weight = torch.ones(1, requires_grad=True)
+        every = []
+        for episode in range(8):
+            logs = []
+            returned = torch.zeros(())
+            for step in range(20 + 9 * episode):
+                made = {"number": float(step), "tensor": weight * 2, "pair": (weight * 2, step)}
+                logs.append(made[entry])
+                every.append(made[entry])
+                returned = returned + weight * 2
+            look(30 * episode)  # an optimizer's step for each few of the world's
+
+    grown = Growth()
+    loop(lambda step: grown.look(sys._getframe(1), loop.__code__, step))
+    assert set(grown.found) == {"every"}
+
+
+def test_a_sum_that_keeps_each_steps_graph_grows_until_it_is_emptied():
+    def loop(look):
+        weight = torch.ones(1, requires_grad=True)
+        total = 0.0
+        for step in range(100):
+            total = total + weight * 2
+            if step % 9 == 8:
+                look(step)
+        assert grown.found["total"]["graph"]
+        total = 0.0 + weight * 2
+        look(100)
+
+    grown = Growth()
+    loop(lambda step: grown.look(sys._getframe(1), loop.__code__, step))
+    assert not grown.found
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="stacks are sampled on Linux only")
@@ -346,7 +383,7 @@ def test_looking_at_the_variables_of_a_loop_keeps_none_of_them():
         activations = torch.empty(50_000_000)
         gone.append(weakref.ref(activations))
         frame = sys._getframe()
-        Growth().look(frame, step.__code__)
+        Growth().look(frame, step.__code__, 0)
         kinds.kind_and_call(frame)
         del activations, frame
         assert gone[-1]() is None
@@ -354,7 +391,7 @@ def test_looking_at_the_variables_of_a_loop_keeps_none_of_them():
     def step_with_a_snapshot_of_its_own():
         mine = 1
         seen = locals()
-        Growth().look(sys._getframe(), step_with_a_snapshot_of_its_own.__code__)
+        Growth().look(sys._getframe(), step_with_a_snapshot_of_its_own.__code__, 0)
         assert seen["mine"] == mine
 
     def step_that_shows_its_arguments(arguments):

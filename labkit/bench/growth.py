@@ -9,7 +9,10 @@ from __future__ import annotations
 import linecache
 import re
 import sys
+import weakref
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, TypedDict, TypeGuard
 
@@ -37,15 +40,38 @@ class Grown(TypedDict):
     line: int
 
 
+@dataclass
+class Seen:
+    """What a variable was when it was looked at last, and how it came to that."""
+
+    first_size: int
+    size: int
+    step: int
+    first_entry: Callable[[], object]  # returns what a container begins with, while that lives
+    rises: int = 0
+
+    def goes_on(self, value: object, size: int, step: int) -> bool:
+        """Return whether `value` is what this was, kept and perhaps made larger.
+
+        A list that is made anew, as for each episode, begins with another entry. A sum that runs
+        on has at least one more addition behind it for each step, up to DEEP.
+        """
+        if size < self.size:
+            return False
+        if _is_sized(value):
+            return self.first_entry() is _first(value)
+        return size == DEEP or size - self.size >= step - self.step
+
+
 class Growth:
     """Looks at the variables of a loop now and then, and remembers how large they were at first."""
 
     def __init__(self):
-        self.seen: dict[str, tuple[int, int, int]] = {}  # {name: (first size, last, rises)}
+        self.seen: dict[str, Seen] = {}
         self.found: dict[str, Grown] = {}
 
-    def look(self, frame: FrameType | None, loop: CodeType | None) -> None:
-        """Look at the frame of the code `loop`, which called what `frame` runs."""
+    def look(self, frame: FrameType | None, loop: CodeType | None, step: int) -> None:
+        """Look at the frame of the code `loop`, which called what `frame` runs, at a step."""
         while frame is not None and frame.f_code is not loop:
             frame = frame.f_back
         if frame is None or loop is None:
@@ -54,18 +80,19 @@ class Growth:
             is_graph, size = _size(value)
             if not size or name.startswith("_"):
                 continue
-            first, last, rises = self.seen.get(name, (size, size, 0))
-            if size < last:
-                first = size
-                rises = 0
-            elif size > last or size == DEEP:
-                rises += 1
-            self.seen[name] = first, size, rises
-            if rises >= RISES and size >= max(LEAST_GROWN, 2 * first):
+            seen = self.seen.get(name)
+            if seen is None or not seen.goes_on(value, size, step):
+                self.seen[name] = Seen(size, size, step, _reference(_first(value)))
+                self.found.pop(name, None)
+                continue
+            seen.rises += size > seen.size or size == DEEP
+            seen.size = size
+            seen.step = step
+            if seen.rises >= RISES and size >= max(LEAST_GROWN, 2 * seen.first_size):
                 self.found[name] = {
                     "name": name,
                     "graph": is_graph,
-                    "before": first,
+                    "before": seen.first_size,
                     "after": size,
                     "bytes": _bytes_of(value),
                     "file": loop.co_filename,
@@ -92,6 +119,27 @@ def _size(value: object) -> tuple[bool, int]:
 def _is_sized(value: object) -> TypeGuard[list | dict | set | deque]:
     """Return whether it is a container whose length is asked for without running any code."""
     return type(value) in SIZED
+
+
+def _first(value: object) -> object:
+    """Return what a container begins with, and that in turn: no container that Python has built in.
+
+    None of a set, which has no order, and of what is empty.
+    """
+    while type(value) in (*SIZED, tuple):
+        if not value or isinstance(value, set):
+            return None
+        value = next(iter(value.values() if isinstance(value, dict) else value))
+    return value
+
+
+def _reference(entry: object) -> Callable[[], object]:
+    """Return what gives `entry` back while it lives; only numbers and text are kept alive by it."""
+    try:
+        return weakref.ref(entry)
+    except TypeError:
+        is_small = type(entry).__module__ in ("builtins", "numpy")
+        return (lambda: entry) if is_small else lambda: None
 
 
 def _last(entries: list | dict | set | deque) -> object:

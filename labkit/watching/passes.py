@@ -113,7 +113,7 @@ class Pass:
                 return now
             if now > self.beat_at:
                 self.beat_at = now + BEAT_NS
-                self.recorder.probes.look(sys._getframe(2))
+                self.recorder.probes.look(sys._getframe(2), self.recorder.steps.next)
                 self.beat(now)
         except Exception as error:
             self._give_up(error)

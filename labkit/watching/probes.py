@@ -26,6 +26,7 @@ class Probes:
         self.log = log
         self.sampler = Sampler(folder, getattr(loader, "collate_fn", None))
         self.growth = Growth()
+        self.has_grown = False  # even if what grew has been emptied since
         self.watched = folder / WATCHED
         self.watched.touch()
         self.words = Progress(folder, "loop").words  # what the loop is busy with
@@ -39,9 +40,10 @@ class Probes:
         """Let the processes that prepare the batches, begun within the block, record themselves."""
         return in_workers(loader, self.folder, self.work, self.watched)
 
-    def look(self, frame: FrameType) -> None:
-        """Look what grows among the variables of the loop, which `frame` runs."""
-        self.growth.look(frame, self.sampler.places.loop)
+    def look(self, frame: FrameType, step: int) -> None:
+        """Look what grows among the variables of the loop, which `frame` runs, at a step."""
+        self.growth.look(frame, self.sampler.places.loop, step)
+        self.has_grown = self.has_grown or bool(self.growth.found)
 
     def start_telemetry(self) -> None:
         """Sample the instruments beside the loop, unless that is done already."""
@@ -54,7 +56,7 @@ class Probes:
             self.work.flush()
         if self.sampler.missing and not self.sampler.taken:
             self.log.write("no_lines", why=self.sampler.missing)
-        if self.growth.found:
+        if self.has_grown:
             self.log.write("growth", found=list(self.growth.found.values()))
 
     def close(self) -> None:
