@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import signal
+import subprocess
 import sys
 import textwrap
 import threading
@@ -374,6 +375,47 @@ def test_no_sleep_in_c_code_is_cut_short_and_both_kinds_of_time_are_seen():
     assert {("burn", ""), (sys._getframe().f_code.co_name, "sleep()")} <= {
         (line.function, "" if line.function == "burn" else line.call) for line in lines.lines
     }
+
+
+LOOKED_AT_WHILE_FRAMES_GO = """
+import gc, sys, threading, time
+from labkit.bench import stack
+
+class Finalized:
+    def __init__(self):
+        self.me = self
+
+    def __del__(self):
+        time.sleep(0.0002)  # lets the other thread go on
+
+def inner(depth):
+    return inner(depth - 1) if depth else None
+
+def look():
+    while time.monotonic() < ends:
+        Finalized()
+        frame = stack.top_frame(threading.main_thread().ident)
+        kept = []
+        while frame is not None:
+            kept.append(frame)
+            frame = frame.f_back
+
+ends = time.monotonic() + 4
+sys.setswitchinterval(1e-4)
+gc.set_threshold(5, 1, 1)
+beside = threading.Thread(target=look)
+beside.start()
+while time.monotonic() < ends:
+    inner(300)  # frames in more than one piece of memory, which is given back
+beside.join()
+assert gc.isenabled()
+"""
+
+
+@pytest.mark.slow
+def test_a_stack_is_walked_from_beside_while_its_frames_go():
+    """Python 3.11 crashes within seconds where garbage is collected meanwhile."""
+    subprocess.run([sys.executable, "-c", LOOKED_AT_WHILE_FRAMES_GO], check=True)
 
 
 def test_looking_at_the_variables_of_a_loop_keeps_none_of_them():

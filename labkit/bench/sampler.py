@@ -158,7 +158,7 @@ class Sampler:
             with contextlib.suppress(OSError):  # the thread has just ended
                 how = thread.spends_now(tick, late)
                 with self.lock:
-                    frame = sys._current_frames().get(thread.ident) if how else None
+                    frame = stack.top_frame(thread.ident) if how else None
                     if how and frame is not None and self.thread is thread:
                         self._take(thread, how, frame, late)
                     del frame  # it would keep the user's variables

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import gc
 import inspect
 import itertools
 import os
@@ -37,6 +38,28 @@ def is_users(file: str) -> bool:
     if file.startswith((HOME, "<frozen", "<string", "<__array_function__", "<eval_with_key>")):
         return False
     return not any(folder in file for folder in LIBRARIES)
+
+
+def top_frame(thread: int) -> FrameType | None:
+    """Return the innermost frame that another thread is in; None where it has ended.
+
+    Python 3.11 makes a frame's object when it is first asked for, as by `f_back`. Making one may
+    collect garbage, whose finalizers may let the thread go on and drop that very frame: then the
+    process crashes. So all frames of the stack are made here, and nothing is collected meanwhile.
+    """
+    if sys.version_info[:2] != (3, 11):
+        return sys._current_frames().get(thread)
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        top = sys._current_frames().get(thread)
+        frame = top
+        while frame is not None:
+            frame = frame.f_back
+    finally:
+        if collects:
+            gc.enable()
+    return top
 
 
 def loop_around(frame: FrameType | None) -> tuple[CodeType | None, bool]:
