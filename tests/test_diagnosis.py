@@ -413,6 +413,27 @@ def test_a_step_that_is_not_timed_loses_to_workers_what_its_quickest_ones_do_not
         assert found.lost_share == pytest.approx(beyond_quick * evidence.compute_share, abs=0.01)
 
 
+@pytest.mark.parametrize(
+    ("dataset_type", "batch_size", "says"),
+    [("TensorDataset", "64", "fetch a batch at once"), ("ImageFolder", "64", "num_workers=6"),
+     ("TensorDataset", None, "num_workers=6")],
+    ids=["whole tensors", "files", "a batch at once already"],
+)  # fmt: skip
+def test_whole_tensors_are_fetched_a_batch_at_once_before_workers_take_them_apart(
+    dataset_type, batch_size, says
+):
+    arguments = {"dataset": "data", "batch_size": batch_size or "None", "shuffle": "True"}
+    found = diagnosed(
+        BUSY | {"cores": 8},
+        advised=Workers(6, Estimate(1.8, 1.4, 2.2)),
+        code=LoopCode("loader", call="", arguments=arguments, dataset_type=dataset_type),
+        knobs={"num_workers": 2, "batch_size": batch_size and int(batch_size)},
+    )
+    assert says in found.advice
+    at_once = "sampler=BatchSampler(RandomSampler(data), batch_size=64" in found.code
+    assert at_once == ("at once" in says)
+
+
 def test_who_shares_files_out_deals_them_and_hugging_face_cuts_its_own_shards():
     uneven = IDLE | {"busiest_over_mean": 1.6}
     assert "self.files[info.id" in diagnosed(uneven).code

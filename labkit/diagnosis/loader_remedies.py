@@ -21,6 +21,11 @@ SET_THREADS = (
 )
 # A pass so short is not worth the start of workers: 0.1 s each to fork, some s to spawn
 SHORT_PASS_S = 10.0
+AT_ONCE = (
+    "fetch a batch at once. Index the tensors with a batch of indices; where dataset[[0, 1]] "
+    "works, a BatchSampler as the DataLoader's sampler does so"
+)
+TORCHS_LOADER = re.compile(r"torch[/\\]utils[/\\]data[/\\]")
 NO_WORKERS = {"num_workers": 0, **WITHOUT_WORKERS}
 
 # -- conditions ------------------------------------------------------------------------------------
@@ -44,13 +49,23 @@ def fetched_at_once(evidence: Evidence) -> Values | None:
     """Fit batches that are made as fast as handed over: no worker brings anything."""
     if not quickly_made(evidence):
         return None
-    how = (
-        "fetch a batch at once. Index the tensors with a batch of indices; where dataset[[0, 1]] "
-        "works, a BatchSampler as the DataLoader's sampler does so"
-    )
+    how = AT_ONCE
     if evidence.knobs.get("batch_size", 1) is None:  # that is done, as far as a loader goes
         how = "use larger batches, or index the tensors without a DataLoader"
     return {"ms": round(_made_us(evidence) / 1e3, 1), "how": how}
+
+
+def taken_apart(evidence: Evidence) -> Values | None:
+    """Fit tensors that the loader takes apart item by item, and stacks again.
+
+    That is a TensorDataset, and any dataset that costs less than torch's own part of the work.
+    """
+    if quickly_made(evidence) or evidence.knobs.get("batch_size", 1) is None:
+        return None
+    loading = evidence.loop.loading if evidence.loop else None
+    is_torchs = loading is not None and bool(TORCHS_LOADER.search(loading.lines[0].file))
+    is_whole = evidence.code is not None and bool(evidence.code.batches_at_once())
+    return {"how": AT_ONCE} if is_whole or is_torchs else None
 
 
 def made_in_the_loop(evidence: Evidence) -> Values | None:
@@ -76,7 +91,9 @@ def other_workers(evidence: Evidence) -> Values | None:
     """Fit a loader for which the one recommended number is another one, and not 0."""
     advised = evidence.advised
     now = evidence.num_workers or 0
-    if advised is None or advised.num_workers in (0, now) or quickly_made(evidence):
+    if advised is None or advised.num_workers in (0, now):
+        return None
+    if quickly_made(evidence) or taken_apart(evidence):
         return None
     changes: dict[str, Setting] = {"num_workers": advised.num_workers}
     loop = evidence.loop
@@ -160,6 +177,14 @@ FETCH_AT_ONCE = Remedy(
     fetched_at_once,
     loader_of=LoopCode.batches_at_once,
 )
+WHOLE_TENSORS = Remedy(
+    "fetch_at_once",
+    "Taking cheap items one by one and stacking them is most of the work: {how}.",
+    "items",
+    taken_apart,
+    loader_of=LoopCode.batches_at_once,
+    check=LESS_WAITING,
+)
 IN_LOOP = Remedy(
     "in_the_loop",
     "Make batches in the loop (num_workers=0): handing them over costs more than it saves.",
@@ -205,7 +230,16 @@ CHEAPER_ITEMS = Remedy(
     cheaper_items,
     check=LESS_WAITING,
 )
-FEED = (IN_LOOP, FETCH_AT_ONCE, DEEPER_QUEUE, WORKERS, SOME_WORKERS, BEHIND, CHEAPER_ITEMS)
+FEED = (
+    WHOLE_TENSORS,
+    IN_LOOP,
+    FETCH_AT_ONCE,
+    DEEPER_QUEUE,
+    WORKERS,
+    SOME_WORKERS,
+    BEHIND,
+    CHEAPER_ITEMS,
+)
 
 # -- cheaper items ---------------------------------------------------------------------------------
 
@@ -223,8 +257,8 @@ def item_does(step: str, evidence: Evidence) -> bool:
 
 
 def single_items(evidence: Evidence) -> bool:
-    """Fit items that are fetched one by one: of a quick batch that is no longer so."""
-    return not quickly_made(evidence)
+    """Fit items of the user's own code: not those of a quick batch, nor whole tensors."""
+    return not quickly_made(evidence) and not taken_apart(evidence)
 
 
 LEANER_ITEMS = Remedy(

@@ -85,8 +85,8 @@ def _expectation(finding: Finding) -> str:
     if finding.at_most:
         return f"Expect {finding.at_most:.1f}x the throughput at most."
     remedy = finding.remedies[0]
-    settings = finding.name == "input" and not remedy.code and not remedy.arguments
-    how = "`labkit tune`" if settings else "a run before and after"
+    can_be_tuned = finding.name == "input" and remedy.changes
+    how = "`labkit tune`" if can_be_tuned else "a run before and after"
     return f"What it brings is unknown: measure it with {how}."
 
 

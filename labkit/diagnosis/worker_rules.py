@@ -193,6 +193,7 @@ def cores(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     if computing < limits.MOSTLY_WAITS or (computing < limits.COMPUTES and not full):
         return None
     remedies = (
+        feeding.WHOLE_TENSORS,
         cures.FEWER_THREADS,
         feeding.DECODE_SMALLER,
         feeding.AUGMENT_ON_DEVICE,
@@ -216,7 +217,7 @@ def too_few_workers(evidence: Evidence, workers: WorkerEvidence) -> Finding | No
     more = advised is None or advised.num_workers > workers.workers
     if _computing(evidence, workers) < limits.COMPUTES or evidence.stalls or not more:
         return None
-    remedies = (feeding.WORKERS, cures.MORE_WORKERS)
+    remedies = (feeding.WHOLE_TENSORS, feeding.WORKERS, cures.MORE_WORKERS)
     measured = (words.cpu(workers), words.on_cores(evidence, workers))
     return _found("too_few_workers", *measured, remedies=remedies)
 
