@@ -418,6 +418,20 @@ def test_a_stack_is_walked_from_beside_while_its_frames_go():
     subprocess.run([sys.executable, "-c", LOOKED_AT_WHILE_FRAMES_GO], check=True)
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python knows lines only")
+def test_a_loop_that_asks_for_its_next_item_does_not_call_what_its_body_calls():
+    def items():
+        for number in range(3):
+            asked.append(kinds.call_text(kinds.expression(sys._getframe(1))))
+            yield number
+
+    asked = []
+    made = items()
+    for number in made:
+        len([number])
+    assert asked == [""] * 3
+
+
 def test_looking_at_the_variables_of_a_loop_keeps_none_of_them():
     """A local of 200 MB is freed when the user's function lets go of it."""
 

@@ -186,7 +186,10 @@ def _parsed(code: CodeType, instruction: int, line_now: int | None) -> ast.expr 
     text = source_of(code, instruction, line_now)
     for written in (f"({text})", text):  # an expression, or `x += y`
         with contextlib.suppress(SyntaxError, ValueError):
-            for node in ast.walk(ast.parse(written)):
+            parsed = ast.parse(written)
+            if parsed.body and isinstance(parsed.body[0], ast.For):
+                parsed = parsed.body[0].iter  # it asks for the next item; the body is not its own
+            for node in ast.walk(parsed):
                 if isinstance(node, OPERATIONS):
                     return node
                 if isinstance(node, ast.AugAssign):
