@@ -1,9 +1,11 @@
 """The lines that time goes to: of known loops, of scripts from a terminal, and what `diff` says."""
 
+import ast
 import ctypes
 import gc
 import gzip
 import json
+import math
 import os
 import signal
 import subprocess
@@ -12,6 +14,7 @@ import textwrap
 import threading
 import time
 import weakref
+from collections import UserDict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -430,6 +433,73 @@ def test_a_loop_that_asks_for_its_next_item_does_not_call_what_its_body_calls():
     for number in made:
         len([number])
     assert asked == [""] * 3
+
+
+class Kept(torch.nn.Module):
+    """A user's class, which keeps tensors in several ways."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+        self.loss = torch.ones(())
+
+
+@pytest.mark.parametrize(
+    ("kind", "texts"),
+    [("sync", ("kept.loss.item()", "out['loss'].item()", "losses[0].item()", "losses[-1].cpu()",
+               "float(kept.loss)", "own(x).item()", "own(x).argmax(1).tolist()", "'%.4f' % loss",
+               "text % (1, loss)", "batch['x'].to('cpu')", "math.exp(loss)", "max(best, loss)",
+               "range(kept.loss)", "torch.where(x)", "x.masked_select(x)")),
+     ("copy", ("out['loss'].to('cuda')", "batch['x'].to(device)", "losses[at].cuda()",
+               "torch.tensor([1], device=device)")),
+     ("torch", ("kept.weight * x", "torch.where(x, x, x)", "torch.tensor([1])", "out['loss'] < 2")),
+     ("python", ("range(x.size(0))", "max(x.shape)", "out.items()", "out.get('loss')")),
+     ("library", ("array.mean().item()", "np.mean(array).item()"))],
+)  # fmt: skip
+def test_a_tensor_is_known_wherever_the_users_code_keeps_it(kind, texts, monkeypatch):
+    loss = torch.ones(())
+
+    def own(value):
+        raise AssertionError("the user's code ran")
+
+    def played(node, frame):
+        found = kinds._looked_up(node, frame)
+        several = found if isinstance(found, tuple) else (found,)
+        return next((each for each in several if isinstance(each, torch.Tensor)), None)
+
+    names = {"np": np, "torch": torch, "math": math, "own": own, "loss": loss, "x": loss}
+    names |= {"kept": Kept(), "losses": [loss], "array": np.ones(3), "out": {"loss": loss}}
+    names |= {"batch": UserDict(x=loss), "text": "%.4f of %.4f", "best": 2.0, "at": 0}
+    names |= {"device": torch.device("cuda"), "__name__": "__main__"}
+    exec("import sys\nframe = sys._getframe()", names)
+    monkeypatch.setattr(kinds, "tensor_on_gpu", played)
+    for each in texts:
+        node = ast.parse(each, mode="eval").body
+        assert kinds.kind_of_node(node, names["frame"]) == kind, each
+
+
+def test_a_logger_that_writes_a_tensor_of_a_gpu_waits_for_it(monkeypatch):
+    def played(node, frame):
+        found = kinds._looked_up(node, frame)
+        return found if isinstance(found, torch.Tensor) else None
+
+    frames = []
+
+    def caught(*_given):
+        frame = sys._getframe(1)
+        while frame.f_code.co_name != "written":
+            frames.append(frame)
+            frame = frame.f_back
+        return 1.0
+
+    def written(loss):
+        return f"{loss:.2f}"
+
+    monkeypatch.setattr(torch.Tensor, "item", caught)
+    written(torch.ones(()))
+    assert kinds.kind_of_calls(frames) == "torch"
+    monkeypatch.setattr(kinds, "tensor_on_gpu", played)
+    assert kinds.kind_of_calls(frames) == "sync"
 
 
 def test_looking_at_the_variables_of_a_loop_keeps_none_of_them():

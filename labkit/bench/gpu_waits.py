@@ -19,14 +19,14 @@ from labkit.bench import kinds, stack
 
 CALLS = frozenset(["CALL", "CALL_KW", "CALL_FUNCTION_EX"])
 JUMPS = frozenset([*dis.hasjrel, *dis.hasjabs])
+INDEXES = ("SUBSCR", "BINARY_SLICE")  # since Python 3.14 an index is a BINARY_OP with "[]"
 NEVER_ON = ("JUMP_FORWARD", "JUMP_BACKWARD", "RETURN_", "RAISE_", "RERAISE")
 UNSEEN = frozenset(["append", "isinstance", "len"])  # calls in which Python handles no signal
 # Calls that take next to no time: what took it came before
-CLOCKS = frozenset(["monotonic", "perf_counter", "perf_counter_ns", "time", "time_ns"])
+CLOCKS = frozenset(
+    ["monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "time", "time_ns"]
+)
 QUICK = UNSEEN | CLOCKS | {"print"}
-SHAPE = frozenset(["dim", "ndim", "nelement", "numel", "shape", "size", "stride"])
-# What is known of a tensor without a look at its values
-KNOWN = SHAPE | {"device", "dtype", "grad_fn", "layout", "names", "requires_grad"}
 
 
 class Wait(NamedTuple):
@@ -84,13 +84,21 @@ def _wait_before(frame: FrameType) -> Wait | None:
 def _wait_in(frame: FrameType, steps: tuple[dis.Instruction, ...], number: int) -> Wait | None:
     """Return the wait that one of a frame's steps is; None where it is none."""
     step = steps[number]
-    if "_IF_" in step.opname and "NONE" not in step.opname:
+    is_condition = "_IF_" in step.opname and "NONE" not in step.opname
+    if is_condition:
         step = steps[number - 1]  # it has the condition's place, and the jump the statement's
-        node = _value(frame.f_code, step.offset)
-        waits = node is not None and _is_on_gpu(node, frame)
-    else:
-        node = _value(frame.f_code, step.offset) if step.opname.endswith("SUBSCR") else None
-        waits = isinstance(node, ast.Subscript) and _is_mask(node.slice, frame)
+    node = _value(frame.f_code, step.offset)
+    if node is None:
+        return None
+    waits = False
+    if is_condition:
+        waits = kinds.value_on_gpu(node, frame)
+    elif step.opname == "UNARY_NOT":
+        waits = isinstance(node, ast.UnaryOp) and kinds.value_on_gpu(node.operand, frame)
+    elif step.opname == "CONTAINS_OP":
+        waits = isinstance(node, ast.Compare) and kinds.value_on_gpu(node.comparators[0], frame)
+    elif step.opname.endswith(INDEXES) or step.argrepr == "[]":
+        waits = isinstance(node, ast.Subscript) and _needs_values(node.slice, frame)
     line = stack.position_of(frame.f_code, step.offset)[0]
     return Wait(frame, line, kinds.call_text(node)) if waits and line else None
 
@@ -115,28 +123,18 @@ def _name_of(node: ast.AST) -> str:
     return getattr(node, "attr", getattr(node, "id", ""))
 
 
-def _is_on_gpu(node: ast.AST, frame: FrameType) -> bool:
-    """Return whether the value of an expression is on a GPU, as is that of `loss < best`."""
-    name = _name_of(node.func if isinstance(node, ast.Call) else node)
-    if name in KNOWN or name.startswith(("is_", "has_")):
-        return False
-    if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.Is, ast.IsNot)):
-        return False  # that looks at no value
-    if isinstance(node, ast.Call) and kinds.kind_of_node(node, frame) != "torch":
-        return False
-    if isinstance(node, ast.Name):
-        return kinds.tensor_on_gpu(node, frame) is not None
-    return any(_is_on_gpu(each, frame) for each in ast.iter_child_nodes(node))
-
-
-def _is_mask(index: ast.AST, frame: FrameType) -> bool:
-    """Return whether an index has truth values that are on a GPU."""
+def _needs_values(index: ast.AST, frame: FrameType) -> bool:
+    """Return whether an index has truth values, or the ends of a slice, that are on a GPU."""
     if isinstance(index, ast.Compare):
-        return _is_on_gpu(index, frame)
-    if isinstance(index, ast.Name):
-        tensor = kinds.tensor_on_gpu(index, frame)
+        return kinds.value_on_gpu(index, frame)
+    if isinstance(index, ast.Slice):
+        return any(kinds.value_on_gpu(end, frame) for end in ast.iter_child_nodes(index))
+    if isinstance(index, ast.Call) and _name_of(index.func) == "bool":
+        return kinds.value_on_gpu(index, frame)
+    tensor = kinds.tensor_on_gpu(index, frame)
+    if tensor is not None or isinstance(index, ast.Name):
         return str(getattr(tensor, "dtype", None)) == "torch.bool"
-    return any(_is_mask(each, frame) for each in ast.iter_child_nodes(index))
+    return any(_needs_values(each, frame) for each in ast.iter_child_nodes(index))
 
 
 @functools.lru_cache(256)

@@ -126,10 +126,10 @@ def _first(value: object) -> object:
 
     None of a set, which has no order, and of what is empty.
     """
-    while type(value) in (*SIZED, tuple):
+    while _is_sized(value) or type(value) is tuple:
         if not value or isinstance(value, set):
             return None
-        value = next(iter(value.values() if isinstance(value, dict) else value))
+        value = next(iter(value.values())) if isinstance(value, dict) else next(iter(value))
     return value
 
 

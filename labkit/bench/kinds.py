@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable
 from types import CodeType, FrameType, ModuleType
 
-from labkit.bench.stack import is_a, locals_of, module_of_frame, position_of
+from labkit.bench.stack import is_a, is_users, locals_of, module_of_frame, position_of
 
 KINDS = {  # of work, by the modules that do it; the longest prefix of a module's name counts
     "forward": "torch.nn torchvision.models",
@@ -38,6 +38,16 @@ OF_TORCH = {
     "cuda": "copy",
     "load": "io",
 }
+OF_TENSORS = frozenset([*SYNC, "to", "cuda"])  # methods of tensors, and of little else
+# Of a tensor on a GPU these have to know its values, and wait for them
+NEED_VALUES = frozenset(
+    ["masked_select", "equal", "allclose", "unique", "bincount", "repeat_interleave"]
+)
+BUILTINS_NEED_VALUES = frozenset(["min", "max", "any", "all", "range", "round"])
+WRITTEN = frozenset(["__format__", "__repr__"])  # how a tensor is written, in torch._tensor
+SHAPE = frozenset(["dim", "ndim", "nelement", "numel", "shape", "size", "stride"])
+# What is known of a tensor without a look at its values
+KNOWN = SHAPE | {"device", "dtype", "grad_fn", "layout", "names", "requires_grad"}
 IN_PLACE = frozenset(
     ["add_", "sub_", "mul_", "div_", "addcmul_", "addcdiv_", "lerp_", "copy_", "data"]
 )
@@ -63,17 +73,22 @@ def kind_of_calls(frames: Iterable[FrameType]) -> str:
     """Return the kind of work of library frames, the deepest first; the last has the say.
 
     Not where it calls torch for a tensor on a GPU: a logger that reads one waits for all that is
-    queued, and so does a package that asks whether a loss is finite.
+    queued, and so does a package that asks whether a loss is finite, or writes one.
     """
     kind = ""
     deepest = None
     for frame in frames:
         deepest = deepest or frame
         module = module_of_frame(frame)
+        writes = module == "torch._tensor" and frame.f_code.co_name in WRITTEN
+        if writes and tensor_on_gpu(ast.Name("self"), frame) is not None:
+            return "sync"
         special = OF_TORCH.get(frame.f_code.co_name) if module.startswith("torch.") else None
         kind = special or kind_of(module) or kind or "library"
     if deepest is not None and kind in ("library", "logging"):
         node = expression(deepest)
+        if node is not None and _writes_from_gpu(node, deepest):
+            return "sync"
         of_torch = kind_of_torch_call(deepest)
         if (of_torch == "sync" or kind == "library") and node and is_on_gpu(node, deepest):
             return of_torch or kind
@@ -94,19 +109,64 @@ def kind_and_call(frame: FrameType) -> tuple[str, str]:
 
 def kind_of_node(node: ast.expr, frame: FrameType) -> str:
     """Return the kind of work of a call, or of an operation on tensors."""
+    if _writes_from_gpu(node, frame):
+        return "sync"
     function = node.func if isinstance(node, ast.Call) else node
     name = getattr(function, "attr", getattr(function, "id", ""))
     module = _owner(function, frame)
     if module.split(".")[0] == "torch":
-        kind = OF_TORCH.get(name) or kind_of(module)
-        return "sync" if kind == "copy" and _is_to_host(node, frame) else kind
-    if module == "builtins":
-        read = getattr(node, "args", ()) if name in ("float", "int", "bool") else ()
-        reads = any(_owner(argument, frame).startswith("torch") for argument in read)
-        return "sync" if reads else OF_BUILTINS.get(name, "python")
+        return _kind_in_torch(name, module, node, frame)
+    arguments = getattr(node, "args", ())
+    if module in ("builtins", "math"):
+        if name in ("float", "int", "bool"):
+            reads = any(_owner(argument, frame).startswith("torch") for argument in arguments)
+        else:
+            needs = module == "math" or name in BUILTINS_NEED_VALUES
+            reads = needs and any(value_on_gpu(argument, frame) for argument in arguments)
+        if reads:
+            return "sync"
+        return OF_BUILTINS.get(name, "python") if module == "builtins" else "python"
+    if (
+        name in OF_TENSORS
+        and isinstance(function, ast.Attribute)
+        and _may_be_tensor(function, frame)
+    ):
+        return _kind_in_torch(name, "torch", node, frame)
     if module == "time" and name != "sleep":
         return "python"  # a clock: what took the time came before
     return (kind_of(module) or "library") if module else "python"
+
+
+def _kind_in_torch(name: str, module: str, node: ast.expr, frame: FrameType) -> str:
+    """Return the kind of work of torch's function, method or operation with this name."""
+    kind = OF_TORCH.get(name) or kind_of(module)
+    if kind == "copy" and _is_to_host(node, frame):
+        return "sync"
+    if not isinstance(node, ast.Call):
+        return kind
+    if name in ("tensor", "as_tensor") and any(each.arg == "device" for each in node.keywords):
+        return "torch" if _is_to_host(node, frame) else "copy"
+    selects = name == "where" and len(node.args) + len(node.keywords) == 1
+    if (selects or name in NEED_VALUES) and is_on_gpu(node, frame):
+        return "sync"
+    return kind
+
+
+def _may_be_tensor(method: ast.Attribute, frame: FrameType) -> bool:
+    """Return whether a method is called on what the user's own code returned or keeps."""
+    if _looked_up(method.value, frame) is not None:
+        return False
+    module = _owner(method.value, frame)
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return module in ("", "__main__") or (file is not None and is_users(file))
+
+
+def _writes_from_gpu(node: ast.expr, frame: FrameType) -> bool:
+    """Return whether text is filled in with `%` from tensors that are on a GPU."""
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mod):
+        return False
+    text = node.left.value if isinstance(node.left, ast.Constant) else _looked_up(node.left, frame)
+    return isinstance(text, str) and is_on_gpu(node.right, frame)
 
 
 def is_on_gpu(node: ast.expr, frame: FrameType) -> bool:
@@ -116,11 +176,33 @@ def is_on_gpu(node: ast.expr, frame: FrameType) -> bool:
     return any(tensor_on_gpu(each, frame) is not None for each in ast.walk(node))
 
 
+def value_on_gpu(node: ast.AST, frame: FrameType) -> bool:
+    """Return whether the value of an expression is on a GPU, as is that of `loss < best`."""
+    function = node.func if isinstance(node, ast.Call) else node
+    name = getattr(function, "attr", getattr(function, "id", ""))
+    if name in KNOWN or name.startswith(("is_", "has_")):
+        return False
+    if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.Is, ast.IsNot)):
+        return False  # that looks at no value
+    if isinstance(node, ast.Call) and kind_of_node(node, frame) not in ("torch", "forward"):
+        return False
+    if tensor_on_gpu(node, frame) is not None:
+        return True
+    return any(value_on_gpu(each, frame) for each in ast.iter_child_nodes(node))
+
+
 def tensor_on_gpu(node: ast.AST, frame: FrameType) -> object | None:
-    """Return the tensor that a name stands for, if it is not in the host's memory."""
+    """Return the tensor that a name stands for, if it is not in the host's memory.
+
+    Of several tensors, as `logging` keeps what it is to write, the first that is not.
+    """
     found = _looked_up(node, frame)
-    is_tensor = hasattr(type(found), "is_cpu")  # the class is asked: it runs no `__getattr__`
-    return found if is_tensor and getattr(found, "is_cpu", True) is False else None
+    several = found if isinstance(found, tuple) else (found,)
+    for each in several:
+        is_tensor = hasattr(type(each), "is_cpu")  # the class is asked: it runs no `__getattr__`
+        if is_tensor and getattr(each, "is_cpu", True) is False:
+            return each
+    return None
 
 
 def _is_to_host(node: ast.expr, frame: FrameType) -> bool:
@@ -236,7 +318,10 @@ def _owner(node: ast.expr, frame: FrameType) -> str:
 
 
 def _looked_up(node: ast.AST, frame: FrameType) -> object:
-    """Return the object that a name, or a name in a module, stands for; None where unknown."""
+    """Return the object that a name stands for, or what that object keeps under another name.
+
+    None where it is unknown, as what only the user's own code could tell.
+    """
     if isinstance(node, ast.Name):
         for names in (locals_of(frame), frame.f_globals, frame.f_builtins):
             if node.id in names:
@@ -245,4 +330,50 @@ def _looked_up(node: ast.AST, frame: FrameType) -> object:
         owner = _looked_up(node.value, frame)
         if isinstance(owner, (ModuleType, type)):
             return vars(owner).get(node.attr)
+        return _attribute(owner, node.attr)
+    elif isinstance(node, ast.Subscript):
+        return _entry(_looked_up(node.value, frame), _key(node.slice, frame))
+    return None
+
+
+def _attribute(owner: object, name: str) -> object:
+    """Return what an object keeps as an attribute; of a module of torch, a weight as well."""
+    kept = _kept(owner)
+    for names in (kept, kept.get("_parameters"), kept.get("_buffers"), kept.get("_modules")):
+        if type(names) is dict and name in names:
+            return names[name]
+    return None
+
+
+def _kept(owner: object) -> dict[str, object]:
+    with contextlib.suppress(AttributeError, TypeError):
+        kept = object.__getattribute__(owner, "__dict__")
+        if type(kept) is dict:
+            return kept
+    return {}
+
+
+def _key(node: ast.AST, frame: FrameType) -> str | int | None:
+    """Return an index that is written down, or that a variable holds; None for all others."""
+    sign = 1
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        sign = -1
+        node = node.operand
+    key = node.value if isinstance(node, ast.Constant) else _looked_up(node, frame)
+    if type(key) is int:
+        return sign * key
+    return key if type(key) is str else None
+
+
+def _entry(container: object, key: str | int | None) -> object:
+    """Return what a container keeps under `key`; one of the user's own class is not asked."""
+    if is_a(
+        container, "collections", "UserDict"
+    ):  # as are the batches of Hugging Face's tokenizers
+        container = _kept(container).get("data")
+    if isinstance(container, dict):
+        return dict.get(container, key)
+    if isinstance(key, int) and (type(container) is list or type(container) is tuple):
+        with contextlib.suppress(IndexError):
+            return container[key]
     return None
