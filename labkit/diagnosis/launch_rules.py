@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from labkit.diagnosis import body_rules
 from labkit.diagnosis import device_remedies as cures
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import NEIGHBOUR, Finding, Measured, costs
@@ -96,11 +95,9 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
     if witness is None or witness.works:
         return None
     busy = evidence.compute_share
-    # what the loop's body does besides training is a finding of its own
-    parts = ("python", "logging", "waiting", "loader")
-    besides = sum(evidence.body.get(part, 0.0) for part in parts)
-    others = (body_rules.own_optimizer(evidence), body_rules.copies_in_the_body(evidence))
-    besides += sum(each.lost_share for each in others if each) / max(busy, 1e-9)
+    # Copies and an update of one's own are findings of their own, as is the host's work alone
+    besides = (evidence.lost_to_copies + evidence.lost_to_own_update) / max(busy, 1e-9)
+    besides += evidence.host_alone_share
     seen = (
         f"of the time the device is busy by its events, but {witness.said}: gaps between "
         "kernels, or kernels too small for it"
