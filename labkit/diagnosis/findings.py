@@ -24,6 +24,7 @@ BOTTLENECKS = {  # every name that a diagnosis can give
 }
 NEIGHBOUR = "neighbour"  # the cause where others use the cores, of a rule and of a doubt
 AT_MOST = 2.0  # a larger gain that only the lost share bounds is not stated: it seldom comes
+ISSUING = "issuing work"  # the cause where the host issues work while the device waits
 DEVICE_LIMIT = "the device is the limit"  # the cause where no loss is worth a name
 
 

@@ -9,7 +9,7 @@ from labkit.diagnosis import device_remedies as cures
 from labkit.diagnosis import loader_remedies as feeding
 from labkit.diagnosis import worker_remedies
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import Finding, Measured, bound, costs
+from labkit.diagnosis.findings import ISSUING, Finding, Measured, bound, costs
 from labkit.diagnosis.worker_rules import what_passes_and_lines_show, why_workers_are_late
 from labkit.diagnosis.worker_words import costliest_step
 
@@ -104,7 +104,7 @@ def host_work(evidence: Evidence) -> Finding | None:
     seen = "of the time the device waits while the host does something other than data and copies"
     remedies = (cures.OUT_OF_THE_LOOP,)
     if evidence.from_trace:
-        cause = "issuing work"
+        cause = ISSUING
         seen = (
             "of the time the device waits while the host issues work: in operators, in calls "
             "of the runtime, in Python between them"

@@ -77,8 +77,8 @@ def _by_cost(times: RankTimes, ranks: Ranks) -> tuple[Finding, ...]:
     least = limits.WORTH_NAMING["input"]
     seen = "of the time the ranks compute; the waits for data, for another rank or for the exchange"
     measured = Measured(f"{seen} are below {least:.0%} each", float(times.compute.mean()))
-    found = "the devices are the limit"
-    return (Finding("compute", found, measured=(measured,), remedies=(ONE_RANK_ALONE,)),)
+    cause = "the devices are the limit"
+    return (Finding("compute", cause, measured=(measured,), remedies=(ONE_RANK_ALONE,)),)
 
 
 def worth_naming(*found: Finding | None) -> list[Finding]:

@@ -63,6 +63,16 @@ PAGES = {  # the name of a page: the causes that it explains
         "elementwise kernels",
         "busy_gpu",
     ),
+    "no-verdict": (
+        "too short",
+        "too close to call",
+        "busy is an upper bound",
+        "device not timed",
+        "body not seen",
+        "instruments disagree",
+        "alike",
+        "published",
+    ),
 }
 PAGE_OF = {cause: page for page, causes in PAGES.items() for cause in causes}
 
