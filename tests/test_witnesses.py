@@ -292,7 +292,7 @@ def test_a_copy_from_pinned_memory_that_blocks_is_not_to_be_waited_for(pinned, t
     knobs = KNOBS | {"pin_memory": pinned}
     first = copied_and_waited_for(tmp_path, copy=14.0, compute=60.0, knobs=knobs).findings[0]
     assert first.cause == "copies" and (first.code.strip() == NOT_WAITED_FOR) == pinned
-    assert (first.remedies[0].key == "pinned") != pinned
+    assert (first.remedies[0].key == "pin_memory") != pinned
 
 
 @pytest.mark.parametrize(("started", "named"), [(False, True), (True, False)])

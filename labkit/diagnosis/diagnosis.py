@@ -75,7 +75,7 @@ def of_traced(traced: Breakdown | RankTraces) -> Diagnosis:
 
 def of_published(known: PublicTrace) -> Diagnosis:
     """Return what others found in a trace that could not be read."""
-    missing = (Remedy("published", known.missing),)
+    missing = (Remedy("fetch_the_trace", known.missing),)
     seen = (Measured(known.why.rstrip(".")),)
     found = Finding(known.bottleneck, "published", measured=seen, remedies=missing)
     return Diagnosis((worded(found),), 0.0, known.mark)

@@ -21,7 +21,8 @@ from labkit.results.text import percent
 
 NO_PEAK = 1.25  # 3x3 kernels on 8x8 pixels, an eighth of whose products are with padding, and 10 %
 LARGER = Remedy(
-    "larger", "Raise the batch or the width: more arithmetic for each launch and each byte."
+    "larger_batch_or_width",
+    "Raise the batch or the width: more arithmetic for each launch and each byte.",
 )
 FUSE_OTHERS = Remedy("fuse_others", "Fuse the others: torch.compile, fused_optimizer=True.")
 

@@ -161,7 +161,7 @@ FETCH_AT_ONCE = Remedy(
     loader_of=LoopCode.batches_at_once,
 )
 IN_LOOP = Remedy(
-    "in_the_loop",
+    "batches_in_the_loop",
     "Make batches in the loop (num_workers=0): handing them over costs more than it saves.",
     "workers",
     made_in_the_loop,
@@ -177,7 +177,7 @@ DEEPER_QUEUE = Remedy(
     check=LESS_WAITING,
 )
 WORKERS = Remedy(
-    "workers",
+    "set_num_workers",
     "{how} num_workers={num_workers}{kept}{warned}.{epochs}",
     "workers",
     other_workers,
@@ -192,7 +192,7 @@ SOME_WORKERS = Remedy(
     some_workers,
 )
 BEHIND = Remedy(
-    "workers_behind",
+    "less_work_per_item",
     "The loader's workers do not keep up: do less work per item, or do it once before training; "
     "where CPU cores are idle, try more workers.",
     "workers",
