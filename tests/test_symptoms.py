@@ -9,7 +9,14 @@ import labkit as lk
 from labkit.diagnosis.findings import DEVICE_LIMIT, ISSUING, NEIGHBOUR
 from labkit.diagnosis.line_work import COLLATE
 from labkit.diagnosis.loop_rules import DOUBLE, ELSEWHERE
-from labkit.diagnosis.symptoms import PAGE_OF, PAGES, page_of
+from labkit.diagnosis.symptoms import (
+    PAGE_OF,
+    PAGES,
+    UNDERSCORED_IN_JSON,
+    in_json,
+    in_words,
+    page_of,
+)
 from labkit.diagnosis.watched_loop import NO_TRAINING
 
 DIAGNOSIS = ROOT / "labkit" / "diagnosis"
@@ -35,12 +42,20 @@ def causes():
 
 def test_every_cause_that_a_verdict_can_state_has_a_page_that_says_its_name():
     found = causes()
-    assert {"slow_items", "collate", "one rank is slower", "low MFU", "busy_gpu", "alike"} <= found
+    assert {"slow_items", "collate", "one_rank_is_slower", "low_MFU", "busy_gpu", "alike"} <= found
     assert found >= set(PAGE_OF), "a page for a cause that no verdict states"
     for cause in found:
         assert cause in PAGE_OF, f"give {cause!r} a page in labkit/diagnosis/symptoms.py"
         page = FOLDER / f"{PAGE_OF[cause]}.md"
-        assert f"`{cause}`" in page.read_text(encoding="utf-8"), f"{page.name}: name {cause!r}"
+        said = in_words(cause)
+        assert f"`{said}`" in page.read_text(encoding="utf-8"), f"{page.name}: name {said!r}"
+
+
+def test_a_cause_is_one_name_in_code_and_words_for_a_person_and_json_keeps_to_its_spelling():
+    assert not [cause for cause in causes() if " " in cause]
+    assert set(UNDERSCORED_IN_JSON) <= set(PAGE_OF)
+    assert (in_words("slow_items"), in_json("slow_items")) == ("slow items", "slow_items")
+    assert in_json("one_rank_is_slower") == "one rank is slower"
 
 
 def test_the_index_leads_to_every_page_and_every_page_has_a_cause():

@@ -25,7 +25,7 @@ KNOBS = {"io_ms": 0.0, "xray": False}
 LAUNCH_BOUND = {"launch": 10.0, "compute": 1.0, "steps": 200}
 FED = {"launch": 1.0, "compute": 10.0, "steps": 200}
 SYNCED = FED | {"sync": True}
-HIDDEN = "busy is an upper bound"
+HIDDEN = "busy_is_an_upper_bound"
 
 
 def record(path, *, machine=GPU, telemetry=(), extra=(), spec=(), knobs=KNOBS, **how):

@@ -69,7 +69,7 @@ def with_low_mfu(run: Run, evidence: Evidence, found: tuple[Finding, ...]) -> tu
     reason, remedy = _reason(work, reference, run.mbu, evidence, reached)
     low = Finding(
         name="compute",
-        cause="low MFU",
+        cause="low_MFU",
         measured=(
             Measured(f"of the time busy, with an MFU of {percent(reached)} (of {reference})", busy),
             Measured(reason, by=f"threshold {limits.LOW_MFU:.0%} of the busy time"),

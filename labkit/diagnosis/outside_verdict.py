@@ -47,7 +47,7 @@ def finding_of(name: str, cause: str, words: str, *remedies: Remedy) -> Finding:
     return Finding(name, cause, measured=(Measured(words),), remedies=remedies)
 
 
-TOO_SHORT = finding_of("unsure", "too short", "the script ended too soon to tell")
+TOO_SHORT = finding_of("unsure", "too_short", "the script ended too soon to tell")
 ALIKE = finding_of("unsure", "alike", "preparing data and training look the same from outside")
 GPU_WORKS = Finding("compute", "busy_gpu", remedies=(CHEAPER_COMPUTE,))
 WORKERS_WORK = finding_of("input", "busy_workers", "the script waited for its workers", FEED)

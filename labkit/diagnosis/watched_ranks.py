@@ -40,7 +40,7 @@ ON_ONE_RANK = Remedy(
     "alone.",
     "lines",
 )
-ALIKE = Finding("compute", "the ranks are alike")
+ALIKE = Finding("compute", "the_ranks_are_alike")
 APART = "The ranks are not in step with each other, so each was judged alone"
 ALL_ALIKE = "The {} ranks are alike"
 
