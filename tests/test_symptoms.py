@@ -7,7 +7,7 @@ from test_house import ROOT
 
 import labkit as lk
 from labkit.diagnosis.findings import DEVICE_LIMIT, ISSUING, NEIGHBOUR
-from labkit.diagnosis.line_work import COLLATE
+from labkit.diagnosis.line_work import COLLATE, PERIODIC
 from labkit.diagnosis.loop_rules import DOUBLE, ELSEWHERE
 from labkit.diagnosis.symptoms import (
     PAGE_OF,
@@ -32,7 +32,7 @@ PAGE_FILES = sorted(FOLDER.glob("*.md"))
 
 def causes():
     """Return every cause that a verdict can state."""
-    found = {COLLATE, DEVICE_LIMIT, DOUBLE, ISSUING, NEIGHBOUR, *NO_TRAINING}
+    found = {COLLATE, DEVICE_LIMIT, DOUBLE, ISSUING, NEIGHBOUR, PERIODIC, *NO_TRAINING}
     found |= {cause for cause, _ in ELSEWHERE.values()}
     for path in DIAGNOSIS.glob("*.py"):
         for texts in CAUSE.findall(path.read_text(encoding="utf-8")):

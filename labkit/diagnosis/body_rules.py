@@ -11,7 +11,7 @@ from labkit.diagnosis import device_remedies as cures
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured, bound
 from labkit.diagnosis.hot_lines import Lines
-from labkit.diagnosis.line_work import LongSteps, long_steps, work_of
+from labkit.diagnosis.line_work import PERIODIC, LongSteps, long_steps, work_of
 from labkit.diagnosis.loop_rules import drift_of
 from labkit.diagnosis.remedies import Remedy
 
@@ -62,7 +62,7 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     if drift and drift.share > lost / 2 and (loop.lines.of_part(part) & drift.mask).any():
         return None  # it is what makes the steps longer and longer: said there
     work = work_of(loop.lines, part, loop.spent)
-    if part == "validation" and work.cause != "periodic":
+    if part == "validation" and work.cause != PERIODIC:
         return None
     words, remedy = BESIDES[part]
     if work.lines and work.lines[0].kind == "collect":
@@ -144,7 +144,7 @@ def another_loader(evidence: Evidence) -> Finding | None:
         measured.append(Measured(f"of it is in {costliest[0].what}", costliest[0].share / whole))
     return Finding(
         name="host",
-        cause="periodic" if when and when.every else "loader",
+        cause=PERIODIC if when and when.every else "loader",
         lost_share=lost,
         measured=tuple(measured),
         remedies=(_remedy(lines, mask, when),),

@@ -138,7 +138,7 @@ def _caveats(evidence: Evidence, run: Run, seconds: float) -> tuple[str, ...]:
     if evidence.is_disturbed:
         taken = f"had the model's core for {evidence.stolen_by_others:.0%} of the time"
         use = evidence.use
-        if use.others_share > limits.FOREIGN_LOAD / 2:
+        if use.others_share > limits.DISTURBS:
             named = f": {listed(run.beside)}" if run.beside else ""
             taken = f"used {use.others:.1f} of {use.cores} cores meanwhile{named}"
         caveats.append(f"Other programs {taken}.")

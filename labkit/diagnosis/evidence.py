@@ -282,7 +282,7 @@ class Evidence:
     @property
     def is_disturbed(self) -> bool:
         """Whether others have so much of it that a run alone may come out otherwise."""
-        return self.crowded_by > limits.FOREIGN_LOAD / 2
+        return self.crowded_by > limits.DISTURBS
 
     @property
     def fills_cores(self) -> bool:
