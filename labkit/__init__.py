@@ -18,7 +18,6 @@ if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Py
     from labkit.diagnosis.cost import cost
     from labkit.diagnosis.diagnosis import diagnose
     from labkit.diagnosis.prediction import predict
-    from labkit.diagnosis.public_traces import public_trace
     from labkit.diagnosis.trace import trace
     from labkit.results.hardware import machine
     from labkit.results.library import load, recorded
@@ -28,6 +27,7 @@ if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Py
     from labkit.results.run import Run
     from labkit.results.script import script
     from labkit.spec import Pipeline
+    from labkit.view.fetching import public_trace
     from labkit.view.measuring import measure, peaks
     from labkit.view.panels import panel
     from labkit.view.rows_figure import plot
@@ -55,7 +55,7 @@ _HOMES = {  # public name: the module that defines it
     "Pipeline": "labkit.spec",
     "plot": "labkit.view.rows_figure",
     "predict": "labkit.diagnosis.prediction",
-    "public_trace": "labkit.diagnosis.public_traces",
+    "public_trace": "labkit.view.fetching",
     "published": "labkit.results.published",
     "Ranks": "labkit.results.ranks",
     "recorded": "labkit.results.library",

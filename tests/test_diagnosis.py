@@ -206,7 +206,7 @@ def test_a_core_taken_from_the_model_is_blamed_on_who_took_it(
     pipeline = lk.Pipeline(num_workers=workers)
     found = lk.diagnose(fake(steps(**time), own=own, telemetry=samples, pipeline=pipeline))
     assert found.bottleneck == bottleneck
-    assert (found.findings[0].cause == "workers take the device's cores") == (workers == 4)
+    assert (found.findings[0].cause == "workers_take_the_device's_cores") == (workers == 4)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_the_advice_has_the_recommended_number_and_no_other(now, best, said):
 )  # fmt: skip
 def test_instruments_that_contradict_each_other_give_no_verdict(kernel_us, how, graphs):
     found = on_gpu(kernel_us, **how)
-    assert first(found) == ("unsure", "instruments disagree")
+    assert first(found) == ("unsure", "instruments_disagree")
     assert ("CUDA graphs" in found.advice) == graphs
 
 
@@ -260,7 +260,7 @@ def test_the_names_of_kernels_tell_odd_sizes_and_passes_over_memory(name, us, re
     top = (SimpleNamespace(name=name, total_us=4 * us),)  # of four steps of 20 ms
     found = on_gpu(us + rest, top_kernels=top, xray_facts=CALM)
     assert found.bottleneck == bottleneck
-    assert (found.findings[0].cause == "unaligned sizes") == (bottleneck == "precision")
+    assert (found.findings[0].cause == "unaligned_sizes") == (bottleneck == "precision")
 
 
 def test_a_diagnosis_prints_as_a_sentence_shows_as_a_table_and_is_json():
@@ -392,9 +392,9 @@ def test_full_cores_are_the_libraries_threads_only_where_more_are_in_line_than_t
 
 @pytest.mark.parametrize(
     ("seen", "cause"),
-    [({"cpu_shares": (0.4,) * 4, "in_line_share": 0.6, "idle_share": 0.3}, "workers take"),
-     ({"cpu_shares": (0.9,) * 2, "in_line_share": 0.4, "idle_share": 0.99}, "the device is"),
-     ({"cpu_shares": (0.6,) * 2, "in_line_share": 0.01, "idle_share": 0.3}, "the device is")],
+    [({"cpu_shares": (0.4,) * 4, "in_line_share": 0.6, "idle_share": 0.3}, "workers_take"),
+     ({"cpu_shares": (0.9,) * 2, "in_line_share": 0.4, "idle_share": 0.99}, "the_device_is"),
+     ({"cpu_shares": (0.6,) * 2, "in_line_share": 0.01, "idle_share": 0.3}, "the_device_is")],
     ids=["full", "workers at rest", "nobody in line"],
 )  # fmt: skip
 def test_a_step_that_is_not_timed_loses_to_workers_what_its_quickest_ones_do_not_take(
@@ -408,7 +408,7 @@ def test_a_step_that_is_not_timed_loses_to_workers_what_its_quickest_ones_do_not
     evidence = StepTable(run).evidence()
     found = ranking.by_cost(evidence)[0]
     assert found.cause.startswith(cause)
-    if cause == "workers take":
+    if cause == "workers_take":
         beyond_quick = 1 - evidence.quick_compute_us / evidence.compute_us
         assert found.lost_share == pytest.approx(beyond_quick * evidence.compute_share, abs=0.01)
 
@@ -556,8 +556,8 @@ def test_a_hang_after_which_the_loop_went_on_is_a_warning_and_not_the_verdict():
     assert "90 s" in told_last.evidence and "item 7" in told_last.evidence
     healthy = dataclasses.replace(evidence, wait_share=0.0, compute_share=1.0)
     assert [found.cause for found in ranking.by_cost(healthy)] == [
-        "the device is the limit",
-        "hang that ended",
+        "the_device_is_the_limit",
+        "hang_that_ended",
     ]
 
 

@@ -40,7 +40,7 @@ def loss(name, lost, *changes, price=1):
     return Finding(name, name, lost, remedies=remedies)
 
 
-HEALTHY = Finding("compute", "the device is the limit")
+HEALTHY = Finding("compute", "the_device_is_the_limit")
 FEED = loss("input", 0.6, {"num_workers": 6})
 HALF = loss("precision", 0.3, {"precision": "bf16"}, price=2)
 FUSE = loss("launch", 0.2, {"fused_optimizer": True}, {"compile": "default"})

@@ -241,7 +241,7 @@ def test_what_an_h200_certainly_did_bounds_what_the_body_of_its_loop_costs(tmp_p
 
 def test_a_watched_loop_without_a_loss_is_not_called_healthy_for_certain(tmp_path):
     found = watched_loop(tmp_path, FLAT_MS).diagnose()
-    assert found.findings[0].cause == "the device is the limit"
+    assert found.findings[0].cause == "the_device_is_the_limit"
     assert found.confidence == limits.LINES_SEEN < 1
     assert "watched loop sees" in found.advice and "Nothing in the pipeline" not in found.advice
 

@@ -96,13 +96,13 @@ def test_a_busy_device_with_a_low_mfu_is_a_finding_with_its_reasons(tmp_path):
     run = with_work("precision-fp32", tmp_path, mfu=0.06)
     assert run.mfu == pytest.approx(0.06) and run.mfu_text == "MFU 6.0%, MBU 2.8%"
     found = run.diagnose()
-    assert (found.bottleneck, found.findings[0].cause) == ("compute", "low MFU")
+    assert (found.bottleneck, found.findings[0].cause) == ("compute", "low_MFU")
     assert "busy, with an MFU of 6.0% (of 23.4 GFLOP/s in FP32, 50 GB/s, " in found.evidence
     assert "measured on " in found.evidence
     good = with_work("precision-fp32", tmp_path, mfu=0.5)
-    assert good.diagnose().findings[0].cause == "the device is the limit"
+    assert good.diagnose().findings[0].cause == "the_device_is_the_limit"
     (starved, *rest) = with_work("workers-0", tmp_path, mfu=0.01).diagnose().findings
-    assert starved.name == "input" and "low MFU" not in {each.cause for each in rest}
+    assert starved.name == "input" and "low_MFU" not in {each.cause for each in rest}
     memory = with_work("precision-fp32", tmp_path, mfu=0.06, bytes=10**7, cache_bytes=2**19)
     assert "memory-bound, at most 0.1 FLOP for each byte" in memory.diagnose().evidence
 

@@ -11,10 +11,9 @@ import pytest
 from test_trace import kernel, step
 
 import labkit as lk
-from labkit.diagnosis import public_traces
 from labkit.diagnosis.diagnosis import diagnose
 from labkit.diagnosis.trace_file import TraceError
-from labkit.results import shipped
+from labkit.results import public_files, shipped
 
 
 @pytest.fixture
@@ -46,9 +45,9 @@ def site(tmp_path, monkeypatch):
     handler = functools.partial(Quiet, directory=str(tmp_path / "site"))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    monkeypatch.setattr(public_traces, "SITE", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(public_files, "SITE", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setattr(shipped, "DATA", data)
-    monkeypatch.setattr(public_traces, "home", lambda: tmp_path / "cache")
+    monkeypatch.setattr(public_files, "home", lambda: tmp_path / "cache")
     monkeypatch.delenv("LABKIT_TRACES", raising=False)
     yield server, served
     server.shutdown()
@@ -121,7 +120,7 @@ def test_an_answer_that_is_not_the_file_ends_in_the_published_numbers(
             self.request.sendall(answer)
 
     with socketserver.TCPServer(("127.0.0.1", 0), Broken) as server:
-        monkeypatch.setattr(public_traces, "SITE", f"http://127.0.0.1:{server.server_address[1]}")
+        monkeypatch.setattr(public_files, "SITE", f"http://127.0.0.1:{server.server_address[1]}")
         threading.Thread(target=server.handle_request, daemon=True).start()
         found = lk.public_trace("small")
     assert says in found.missing and "\n" not in found.missing

@@ -84,7 +84,7 @@ def test_every_shipped_record_gives_the_numbers_it_gave_when_it_was_made():
         assert step_parts(result) == dict(zip(PARTS, parts, strict=True))
         waited = result.wait_ms / result.step_ms  # the verdict's share, and its words
         for finding in found.findings:
-            if finding.cause == "waiting for data":
+            if finding.cause == "waiting_for_data":
                 assert finding.lost_share == pytest.approx(waited), name
                 assert finding.evidence.startswith(f"{waited:.0%} of the time"), name
 

@@ -6,17 +6,24 @@ import pytest
 from test_house import ROOT
 
 import labkit as lk
-from labkit.diagnosis.findings import NEIGHBOUR
-from labkit.diagnosis.line_work import COLLATE
-from labkit.diagnosis.loop_rules import ELSEWHERE
-from labkit.diagnosis.symptoms import PAGE_OF, PAGES, page_of
+from labkit.diagnosis.findings import DEVICE_LIMIT, ISSUING, NEIGHBOUR
+from labkit.diagnosis.line_work import COLLATE, PERIODIC
+from labkit.diagnosis.loop_rules import DOUBLE, ELSEWHERE
+from labkit.diagnosis.symptoms import (
+    PAGE_OF,
+    PAGES,
+    UNDERSCORED_IN_JSON,
+    in_json,
+    in_words,
+    page_of,
+)
 from labkit.diagnosis.watched_loop import NO_TRAINING
 
 DIAGNOSIS = ROOT / "labkit" / "diagnosis"
 FOLDER = ROOT / "notebooks" / "symptoms"
-NO_RULES = {"diagnosis", "doubts", "outside_verdict"}  # why there is no verdict, or hardly one
 CAUSE = re.compile(  # an argument or a name of its own: one text, or either of two
-    r'''(?:\bcause ?= ?|\bFinding\(\s*"\w+",\s*|\b(?:PartOfLoop|_found)\(\s*)"([^"]+)"'''
+    r"""(?:\bcause ?= ?|\b(?:Finding|finding_of|costs)\(\s*["\w.]+,\s*|"""
+    r'''\b(?:PartOfLoop|_found|doubt)\(\s*)"([^"]+)"'''
     r"""(?: if [\w. ]+ else "([^"]+)")?"""
 )
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -24,22 +31,31 @@ PAGE_FILES = sorted(FOLDER.glob("*.md"))
 
 
 def causes():
-    """Return every cause that a rule can name."""
-    found = {cause for cause, _ in ELSEWHERE.values()} | {COLLATE, NEIGHBOUR, *NO_TRAINING}
+    """Return every cause that a verdict can state."""
+    found = {COLLATE, DEVICE_LIMIT, DOUBLE, ISSUING, NEIGHBOUR, PERIODIC, *NO_TRAINING}
+    found |= {cause for cause, _ in ELSEWHERE.values()}
     for path in DIAGNOSIS.glob("*.py"):
-        if path.stem not in NO_RULES:
-            for texts in CAUSE.findall(path.read_text(encoding="utf-8")):
-                found |= set(filter(None, texts))
+        for texts in CAUSE.findall(path.read_text(encoding="utf-8")):
+            found |= set(filter(None, texts))
     return found
 
 
-def test_every_cause_that_a_rule_can_give_has_a_page_that_says_its_name():
+def test_every_cause_that_a_verdict_can_state_has_a_page_that_says_its_name():
     found = causes()
-    assert {"slow_items", "periodic", "collate", "one rank is slower", "low MFU"} <= found
+    assert {"slow_items", "collate", "one_rank_is_slower", "low_MFU", "busy_gpu", "alike"} <= found
+    assert found >= set(PAGE_OF), "a page for a cause that no verdict states"
     for cause in found:
         assert cause in PAGE_OF, f"give {cause!r} a page in labkit/diagnosis/symptoms.py"
         page = FOLDER / f"{PAGE_OF[cause]}.md"
-        assert f"`{cause}`" in page.read_text(encoding="utf-8"), f"{page.name}: name {cause!r}"
+        said = in_words(cause)
+        assert f"`{said}`" in page.read_text(encoding="utf-8"), f"{page.name}: name {said!r}"
+
+
+def test_a_cause_is_one_name_in_code_and_words_for_a_person_and_json_keeps_to_its_spelling():
+    assert not [cause for cause in causes() if " " in cause]
+    assert set(UNDERSCORED_IN_JSON) <= set(PAGE_OF)
+    assert (in_words("slow_items"), in_json("slow_items")) == ("slow items", "slow_items")
+    assert in_json("one_rank_is_slower") == "one rank is slower"
 
 
 def test_the_index_leads_to_every_page_and_every_page_has_a_cause():

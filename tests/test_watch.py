@@ -140,7 +140,7 @@ def test_the_diagnosis_names_the_input_and_says_what_busy_means(starved, monkeyp
     monkeypatch.setattr(sampler.Sampler, "_why_not", lambda _: "no timer here")
     loop(unseen := quiet([torch.zeros(4)] * 24), body_s=0.03)
     found = unseen.diagnose().findings[0]
-    assert (found.name, found.cause) == ("unsure", "body not seen")
+    assert (found.name, found.cause) == ("unsure", "body_not_seen")
     assert "not seen: no timer here." in found.evidence and "torch.profiler" in found.advice
 
 

@@ -25,7 +25,7 @@ KNOBS = {"io_ms": 0.0, "xray": False}
 LAUNCH_BOUND = {"launch": 10.0, "compute": 1.0, "steps": 200}
 FED = {"launch": 1.0, "compute": 10.0, "steps": 200}
 SYNCED = FED | {"sync": True}
-HIDDEN = "busy is an upper bound"
+HIDDEN = "busy_is_an_upper_bound"
 
 
 def record(path, *, machine=GPU, telemetry=(), extra=(), spec=(), knobs=KNOBS, **how):
@@ -292,7 +292,7 @@ def test_a_copy_from_pinned_memory_that_blocks_is_not_to_be_waited_for(pinned, t
     knobs = KNOBS | {"pin_memory": pinned}
     first = copied_and_waited_for(tmp_path, copy=14.0, compute=60.0, knobs=knobs).findings[0]
     assert first.cause == "copies" and (first.code.strip() == NOT_WAITED_FOR) == pinned
-    assert (first.remedies[0].key == "pinned") != pinned
+    assert (first.remedies[0].key == "pin_memory") != pinned
 
 
 @pytest.mark.parametrize(("started", "named"), [(False, True), (True, False)])

@@ -8,11 +8,10 @@ import numpy as np
 
 from labkit.bench.stack import is_users
 from labkit.diagnosis import device_remedies as cures
-from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured, bound
 from labkit.diagnosis.hot_lines import Lines
-from labkit.diagnosis.line_work import LongSteps, long_steps, work_of
+from labkit.diagnosis.line_work import PERIODIC, LongSteps, long_steps, work_of
 from labkit.diagnosis.loop_rules import drift_of
 from labkit.diagnosis.remedies import Remedy
 
@@ -63,7 +62,7 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     if drift and drift.share > lost / 2 and (loop.lines.of_part(part) & drift.mask).any():
         return None  # it is what makes the steps longer and longer: said there
     work = work_of(loop.lines, part, loop.spent)
-    if part == "validation" and work.cause != "periodic":
+    if part == "validation" and work.cause != PERIODIC:
         return None
     words, remedy = BESIDES[part]
     if work.lines and work.lines[0].kind == "collect":
@@ -98,25 +97,15 @@ def copies_in_the_body(evidence: Evidence) -> Finding | None:
     where the batches move at COPIES_BYTES_S or more. It costs the share of the stacks at the copy.
     """
     loop = evidence.loop
-    if loop is None or evidence.kind != "gpu" or not loop.lines.enough("body"):
+    lost = evidence.lost_to_copies
+    if loop is None or not lost:
         return None
     lines = loop.lines
-    body = lines.mask("body")
-    mask = body & (lines.kind == "copy")
-    share = float(lines.share[mask].sum() / lines.share[body].sum())
-    # What had been issued in full is done while the host waits for its batch, then at the copy
-    behind_the_queue = max(evidence.ahead_share - evidence.host_wait_share, 0.0)
-    copies = share * (1 - evidence.host_wait_share) - behind_the_queue
-    if copies <= 0 or not evidence.compute_share:
-        return None
-    copy_s = copies / evidence.compute_share * (evidence.compute_us or 0.0) / 1e6
-    moved = evidence.batch_bytes or 0.0
-    if moved < limits.COPIES_BYTES_S * copy_s:
-        return None
-    lost = min(copies, evidence.lost_in_body(share))
-    worst = lines.worst(mask)
+    worst = lines.worst(lines.mask("body") & (lines.kind == "copy"))
     seen = f"of the time the host waits for the copy of a batch to the device, in {worst[0].what}"
-    rate = f"the batches' {moved / 2**20:.0f} MiB move at {moved / copy_s / 1e9:.1f} GB/s"
+    moved = evidence.batch_bytes or 0.0
+    gb_s = moved / evidence.copying_s / 1e9
+    rate = f"the batches' {moved / 2**20:.0f} MiB move at {gb_s:.1f} GB/s"
     return Finding(
         name="transfer",
         cause="copies",
@@ -155,7 +144,7 @@ def another_loader(evidence: Evidence) -> Finding | None:
         measured.append(Measured(f"of it is in {costliest[0].what}", costliest[0].share / whole))
     return Finding(
         name="host",
-        cause="periodic" if when and when.every else "loader",
+        cause=PERIODIC if when and when.every else "loader",
         lost_share=lost,
         measured=tuple(measured),
         remedies=(_remedy(lines, mask, when),),
@@ -181,17 +170,13 @@ def own_optimizer(evidence: Evidence) -> Finding | None:
     `torch._foreach_*`. It costs that share.
     """
     loop = evidence.loop
-    if loop is None or not loop.lines.enough("body"):
+    lost = evidence.lost_to_own_update
+    if loop is None or not lost:
         return None
     lines = loop.lines
     body = lines.mask("body")
-    mask = body & (lines.kind == "update")
-    whole = float(lines.share[body].sum())
-    share = float(lines.share[mask].sum()) / whole
-    if share < limits.OWN_UPDATE or "_foreach_" in lines.rows(mask)[0].call:
-        return None
-    lost = evidence.lost_in_body(share)
-    worst = lines.worst(mask)
+    worst = lines.worst(body & (lines.kind == "update"))
+    part = worst[0].share / float(lines.share[body].sum())
     seen = "of the time the weights are updated by code of your own, one after the other"
     return Finding(
         name="host",
@@ -199,7 +184,7 @@ def own_optimizer(evidence: Evidence) -> Finding | None:
         lost_share=lost,
         measured=(
             Measured(seen, lost, by=sampled_by(lines, evidence)),
-            Measured(f"of the body is in {worst[0].what}", worst[0].share / whole),
+            Measured(f"of the body is in {worst[0].what}", part),
         ),
         remedies=(cures.ALL_WEIGHTS_AT_ONCE,),
         lines=worst,

@@ -24,7 +24,7 @@ def full_precision(evidence: Evidence) -> Finding | None:
 def no_tensor_cores(evidence: Evidence) -> Finding | None:
     """Kernels that could run on Tensor Cores do not.
 
-    Cause "no Tensor Cores", where BF16 was not tried. It costs HALF_SAVED of the time of these
+    Cause "no_Tensor_Cores", where BF16 was not tried. It costs HALF_SAVED of the time of these
     kernels, which is what a speed-up of TENSOR_CORE_GAIN saves.
     """
     kernels = evidence.kernels
@@ -41,7 +41,7 @@ def no_tensor_cores(evidence: Evidence) -> Finding | None:
     )
     return Finding(
         name="precision",
-        cause="no Tensor Cores",
+        cause="no_Tensor_Cores",
         lost_share=lost,
         measured=(
             Measured(can, kernels.eligible_share, by=evidence.inside),
@@ -55,7 +55,7 @@ def no_tensor_cores(evidence: Evidence) -> Finding | None:
 def unaligned_sizes(evidence: Evidence) -> Finding | None:
     """Tensor Cores run products of sizes that they have to pad.
 
-    Cause "unaligned sizes". It costs HALF_SAVED of the time of these products, which is
+    Cause "unaligned_sizes". It costs HALF_SAVED of the time of these products, which is
     what a speed-up of TENSOR_CORE_GAIN saves.
     """
     odd = evidence.kernels.unaligned_share if evidence.kernels else None
@@ -65,13 +65,13 @@ def unaligned_sizes(evidence: Evidence) -> Finding | None:
     seen = "of kernel time is in products of sizes that are not a multiple of 8"
     takes = f"of the time is what that costs at {limits.TENSOR_CORE_GAIN:g}x"
     measured = (Measured(seen, odd, by=evidence.inside), Measured(takes, lost))
-    return Finding("precision", "unaligned sizes", lost, measured, (cures.ALIGNED,))
+    return Finding("precision", "unaligned_sizes", lost, measured, (cures.ALIGNED,))
 
 
 def elementwise_chains(evidence: Evidence) -> Finding | None:
     """Chains of elementwise operators, each of which reads and writes all of its data (a CPU).
 
-    Cause "elementwise chains". It costs what one fused pass over each chain would save.
+    Cause "elementwise_chains". It costs what one fused pass over each chain would save.
     """
     xray = evidence.xray
     if evidence.kind != "cpu" or xray is None:
@@ -81,13 +81,13 @@ def elementwise_chains(evidence: Evidence) -> Finding | None:
     takes = Measured("of the compute is elementwise operators", xray.share(xray.elementwise_us))
     measured = (Measured(seen, lost, by=evidence.inside), takes)
     remedies = (cures.FUSE, cures.FUSED_UPDATE)
-    return Finding("memory_bandwidth", "elementwise chains", lost, measured, remedies)
+    return Finding("memory_bandwidth", "elementwise_chains", lost, measured, remedies)
 
 
 def elementwise_kernels(evidence: Evidence) -> Finding | None:
     """Kernels that only read and write data, known by their names alone (a GPU).
 
-    Cause "elementwise kernels". It costs FUSION_SAVES of their time.
+    Cause "elementwise_kernels". It costs FUSION_SAVES of their time.
     """
     kernels = evidence.kernels
     if evidence.kind != "gpu" or kernels is None or kernels.moving_share is None:
@@ -98,7 +98,7 @@ def elementwise_kernels(evidence: Evidence) -> Finding | None:
     saves = Measured("of the time", lost, before="one pass instead of two would save")
     measured = (Measured(seen, kernels.moving_share, by=evidence.inside), saves)
     remedies = (cures.FUSE, cures.FUSED_UPDATE)
-    return Finding("memory_bandwidth", "elementwise kernels", lost, measured, remedies)
+    return Finding("memory_bandwidth", "elementwise_kernels", lost, measured, remedies)
 
 
 def padding(evidence: Evidence) -> Finding | None:

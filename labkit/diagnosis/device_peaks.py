@@ -33,11 +33,11 @@ class Peak:
 
     def __str__(self) -> str:
         memory = f", {self.byte_per_s / 1e9:.4g} GB/s" if self.byte_per_s else ""
-        rate = in_words(self.flop_per_s)
+        rate = rate_in_words(self.flop_per_s)
         return f"{rate} in {self.precision.upper()}{memory}, {self.source}"
 
 
-def in_words(flop_per_s: float) -> str:
+def rate_in_words(flop_per_s: float) -> str:
     """Return a rate with its unit: "93.3 GFLOP/s"."""
     scale, unit = next((each for each in SCALES if flop_per_s >= each[0]), SCALES[-1])
     return f"{flop_per_s / scale:.3g} {unit}FLOP/s"
@@ -80,7 +80,7 @@ class Peaks(Result):
         rows: list[tuple[str, str | None, str | None]] = [("memory", memory, "")]
         for name, rate in self.tflop_per_s.items():
             ridge = f"{rate * 1e3 / self.gb_per_s:,.3g} FLOP/byte" if self.gb_per_s else None
-            rows.append((name, in_words(rate * 1e12), ridge))
+            rows.append((name, rate_in_words(rate * 1e12), ridge))
         notes = [f"{name}: {why}" for name, why in self.missing.items()]
         if self.varied:
             again = "on a quiet machine, measure again: lk.peaks(again=True)."

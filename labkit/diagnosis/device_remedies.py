@@ -31,7 +31,7 @@ def larger_batch(times: int, evidence: Evidence) -> Values | None:
 
 ONE_BLOCK = Remedy("one_block", "Send one contiguous block per batch.", "copies", on="cpu")
 PINNED = Remedy(
-    "pinned",
+    "pin_memory",
     "Send one contiguous block per batch from pinned memory: pin_memory=True, then "
     "non_blocking=True.",
     "copies",
@@ -64,7 +64,7 @@ FEWER_BYTES_OVER = Remedy(
     code="images = images.to(device, non_blocking=True).float() / 255  # in the loop\n",
 )
 OVERLAPPED = Remedy(
-    "overlapped",
+    "copy_ahead",
     "Copy the next batch under the compute of this one (prefetch_to_device=True).",
     "copies",
     fits=lambda evidence: bool(evidence.knobs.get("pin_memory")),
@@ -118,13 +118,13 @@ def fewer_workers(evidence: Evidence) -> Values:
 
 
 QUIETER = Remedy(
-    "quieter",
+    "fewer_workers_or_cheaper_items",
     f"Use fewer workers, or cheaper items: {QUIET}.{{how}}",
     "workers",
     fewer_workers,
 )
 ALONE = Remedy(
-    "alone",
+    "stop_other_programs",
     f"Stop the other programs, or give this one cores of its own: {QUIET}.",
     "workers",
 )
@@ -144,7 +144,7 @@ NO_SYNCHRONISING = Remedy(
     code="total += loss.detach()  # and only now and then: total.item()\n",
 )
 NOW_AND_THEN = Remedy(
-    "now_and_then",
+    "find_what_runs_now_and_then",
     "Look for what runs now and then: garbage collection, recompiles, checkpoints.",
     "launches",
 )
@@ -193,7 +193,7 @@ FEED_OR_VALIDATE_LESS = Remedy(
     "lines",
 )
 FASTER_OTHER = Remedy(
-    "faster_other",
+    "keep_the_other_loader",
     "Make that DataLoader once, outside the loop, with persistent_workers=True, and ask it for "
     "less: less work per item, or larger batches of it less often.",
     "items",
@@ -243,7 +243,7 @@ KEEP_NUMBERS = Remedy(
 
 
 THREADS = Remedy(
-    "threads",
+    "threads_as_cores",
     "Let torch compute with as many threads as there are cores.",
     "lines",
     code="torch.set_num_threads({cores})  # or OMP_NUM_THREADS={cores} in the environment\n",
@@ -311,7 +311,7 @@ SOME_16_BITS = Remedy(
     "formats",
 )
 ALIGNED = Remedy(
-    "aligned",
+    "multiples_of_8",
     "Round layers, vocabulary and batch to multiples of 8, better 64.",
     "formats",
     cost="a few more weights",
@@ -342,12 +342,12 @@ COOLER = Remedy(
     "Check its cooling (airflow, dust, a hot card beside it), or lower its power limit.",
 )
 NOTHING_LEFT = Remedy(
-    "larger_model",
+    "larger_batch_or_smaller_model",
     "Nothing in the pipeline holds the device back: what is left is a larger batch (notebook 04 "
     "Batch sizing), a smaller model or a faster device.",
 )
 PROFILE_FIRST = Remedy(
-    "profile_then_larger",
+    "profile_the_operators",
     "A watched loop sees the waiting for data, the lines of its body and the cores, and finds no "
     "loss there. It does not see inside the operators: profile a few steps with torch.profiler. If "
     "they are large and well used, what is left is {formats}a larger batch (notebook 04 Batch "
@@ -357,7 +357,7 @@ PROFILE_FIRST = Remedy(
 
 
 LATE_TRACE = Remedy(
-    "late_trace",
+    "look_into_the_late_trace",
     "Look into the trace of rank {rank} first: the others wait for it.",
     "ranks",
 )
@@ -379,7 +379,7 @@ FEED_RANK = Remedy(
     "workers",
 )
 SLOW_RANK = Remedy(
-    "slow_rank",
+    "look_at_the_slow_rank",
     "Look at what else runs where rank {rank} does, its clock and its batches' sizes.",
     "ranks",
 )

@@ -75,7 +75,7 @@ def of_traced(traced: Breakdown | RankTraces) -> Diagnosis:
 
 def of_published(known: PublicTrace) -> Diagnosis:
     """Return what others found in a trace that could not be read."""
-    missing = (Remedy("published", known.missing),)
+    missing = (Remedy("fetch_the_trace", known.missing),)
     seen = (Measured(known.why.rstrip(".")),)
     found = Finding(known.bottleneck, "published", measured=seen, remedies=missing)
     return Diagnosis((worded(found),), 0.0, known.mark)
@@ -138,7 +138,7 @@ def _caveats(evidence: Evidence, run: Run, seconds: float) -> tuple[str, ...]:
     if evidence.is_disturbed:
         taken = f"had the model's core for {evidence.stolen_by_others:.0%} of the time"
         use = evidence.use
-        if use.others_share > limits.FOREIGN_LOAD / 2:
+        if use.others_share > limits.DISTURBS:
             named = f": {listed(run.beside)}" if run.beside else ""
             taken = f"used {use.others:.1f} of {use.cores} cores meanwhile{named}"
         caveats.append(f"Other programs {taken}.")

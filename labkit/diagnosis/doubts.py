@@ -49,7 +49,7 @@ def too_short(steps: int) -> Finding | None:
         return None
     more = f"Run {counted(missing, 'more step')}."
     seen = f"steps were measured after the warm-up; a verdict needs {limits.MIN_STEPS}"
-    return doubt("too short", Measured(seen, steps, "count"), remedy=Remedy("run_on", more))
+    return doubt("too_short", Measured(seen, steps, "count"), remedy=Remedy("run_on", more))
 
 
 def too_close(confidence: float, names: list[str]) -> Finding:
@@ -58,13 +58,13 @@ def too_close(confidence: float, names: list[str]) -> Finding:
         f"of the resampled runs give the same verdict (threshold {limits.MIN_CONFIDENCE:.0%}); "
         f"the candidates are {' and '.join(names[:2])}"
     )
-    return doubt("too close to call", Measured(seen, confidence), remedy=RUN_LONGER)
+    return doubt("too_close_to_call", Measured(seen, confidence), remedy=RUN_LONGER)
 
 
 def gaps_hidden(busy: float, seen: tuple[Witness, ...], remedy: Remedy) -> Finding:
     """A GPU is busy by its events, and nothing can tell how much of that is gaps."""
     return doubt(
-        "busy is an upper bound",
+        "busy_is_an_upper_bound",
         Measured(
             "of the time, at most, the device is busy: a step counts from its first kernel to its "
             "last, and whether gaps between them are waits for the host was not seen",
@@ -90,7 +90,7 @@ def of_a_busy_device(evidence: Evidence) -> Finding | None:
 def _device_untimed(evidence: Evidence) -> Finding:
     """A watched loop's body takes the time, and nobody timed the device."""
     seen = "of the time the host is in the loop's body; what the device did was not timed here"
-    return doubt("device not timed", Measured(seen, evidence.compute_share), remedy=HEADROOM)
+    return doubt("device_not_timed", Measured(seen, evidence.compute_share), remedy=HEADROOM)
 
 
 def _body_unseen(evidence: Evidence) -> Finding:
@@ -99,7 +99,7 @@ def _body_unseen(evidence: Evidence) -> Finding:
     missing = (lines.missing if lines is not None else "") or "too few stacks were sampled"
     seen = "of the time is the loop's body; whether that is training was not seen"
     return doubt(
-        "body not seen",
+        "body_not_seen",
         Measured(f"{seen}: {missing}", evidence.compute_share),
         remedy=PROFILE if lines is not None and lines.refused else SOME_SECONDS,
     )
@@ -116,7 +116,7 @@ def contradiction(evidence: Evidence) -> Finding | None:
     if not missing and ratio <= limits.DISAGREE_OVER:
         return None
     return doubt(
-        "instruments disagree",
+        "instruments_disagree",
         Measured("of kernels in a step, by the x-ray", kernels.kernel_us / 1e3, "ms"),
         Measured("of a busy device, by the run's own events", evidence.compute_us / 1e3, "ms"),
         remedy=WITHOUT_GRAPHS if graphs else NSIGHT,

@@ -21,7 +21,8 @@ from labkit.results.text import percent
 
 NO_PEAK = 1.25  # 3x3 kernels on 8x8 pixels, an eighth of whose products are with padding, and 10 %
 LARGER = Remedy(
-    "larger", "Raise the batch or the width: more arithmetic for each launch and each byte."
+    "larger_batch_or_width",
+    "Raise the batch or the width: more arithmetic for each launch and each byte.",
 )
 FUSE_OTHERS = Remedy("fuse_others", "Fuse the others: torch.compile, fused_optimizer=True.")
 
@@ -68,7 +69,7 @@ def with_low_mfu(run: Run, evidence: Evidence, found: tuple[Finding, ...]) -> tu
     reason, remedy = _reason(work, reference, run.mbu, evidence, reached)
     low = Finding(
         name="compute",
-        cause="low MFU",
+        cause="low_MFU",
         measured=(
             Measured(f"of the time busy, with an MFU of {percent(reached)} (of {reference})", busy),
             Measured(reason, by=f"threshold {limits.LOW_MFU:.0%} of the busy time"),

@@ -17,7 +17,7 @@ from labkit.diagnosis.hot_lines import Line, Lines
 from labkit.diagnosis.line_work import loading_mask
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.recommendation import Workers
-from labkit.diagnosis.watched_loop import Loop
+from labkit.diagnosis.watched_loop import HOST_ALONE, Loop
 from labkit.diagnosis.witnesses import Heat, Witness, deciding
 from labkit.knobs import Setting
 from labkit.results.loader_records import Hang
@@ -196,6 +196,53 @@ class Evidence:
         """Return what a part of the body, one of `NO_TRAINING`, may cost."""
         return self.lost_in_body(self.body.get(part, 0.0), self.rests_in(part))
 
+    @property
+    def host_alone_share(self) -> float:
+        """Of the body of a watched loop: the host gives the device nothing to do."""
+        return sum(self.body.get(part, 0.0) for part in HOST_ALONE)
+
+    def share_of_body(self, kind: str) -> float:
+        """Return the share of a watched loop's body in a kind of work; 0 with too few samples."""
+        if self.loop is None or not self.loop.lines.enough("body"):
+            return 0.0
+        lines = self.loop.lines
+        body = lines.mask("body")
+        of_kind = body & (lines.kind == kind)
+        return float(lines.share[of_kind].sum() / lines.share[body].sum())
+
+    @property
+    def copying_share(self) -> float:
+        """Of the time a watched loop's host stands at a copy to a GPU, and the queue is empty."""
+        if self.kind != "gpu" or not self.compute_share:
+            return 0.0
+        # What had been issued in full is done while the host waits for its batch, then at the copy
+        behind_the_queue = max(self.ahead_share - self.host_wait_share, 0.0)
+        copies = self.share_of_body("copy") * (1 - self.host_wait_share)
+        return max(copies - behind_the_queue, 0.0)
+
+    @property
+    def copying_s(self) -> float:
+        """The time of the average step, s, in the `copying_share`."""
+        return self.copying_share / max(self.compute_share, 1e-9) * (self.compute_us or 0.0) / 1e6
+
+    @property
+    def lost_to_copies(self) -> float:
+        """What copies in a watched loop's body may cost: 0 where too few bytes move meanwhile."""
+        share = self.copying_share
+        if not share or (self.batch_bytes or 0.0) < limits.COPIES_BYTES_S * self.copying_s:
+            return 0.0
+        return min(share, self.lost_in_body(self.share_of_body("copy")))
+
+    @property
+    def lost_to_own_update(self) -> float:
+        """What a watched loop's own code may cost that updates the weights one by one."""
+        share = self.share_of_body("update")
+        if self.loop is None or share < limits.OWN_UPDATE:
+            return 0.0
+        lines = self.loop.lines
+        costliest = lines.rows(lines.mask("body") & (lines.kind == "update"))[0]
+        return 0.0 if "_foreach_" in costliest.call else self.lost_in_body(share)
+
     def rests_in(self, part: str) -> bool:
         """Return whether a GPU is known to have nothing to do in a part of the body.
 
@@ -235,7 +282,7 @@ class Evidence:
     @property
     def is_disturbed(self) -> bool:
         """Whether others have so much of it that a run alone may come out otherwise."""
-        return self.crowded_by > limits.FOREIGN_LOAD / 2
+        return self.crowded_by > limits.DISTURBS
 
     @property
     def fills_cores(self) -> bool:

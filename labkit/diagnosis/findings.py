@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.remedies import LESSONS, Remedy
-from labkit.diagnosis.symptoms import page_of
+from labkit.diagnosis.symptoms import in_json, in_words, page_of
 
 HIGHEST_LOSS = 0.98  # of the time; more would promise an absurd gain
 BOTTLENECKS = {  # every name that a diagnosis can give
@@ -24,7 +24,8 @@ BOTTLENECKS = {  # every name that a diagnosis can give
 }
 NEIGHBOUR = "neighbour"  # the cause where others use the cores, of a rule and of a doubt
 AT_MOST = 2.0  # a larger gain that only the lost share bounds is not stated: it seldom comes
-DEVICE_LIMIT = "the device is the limit"  # the cause where no loss is worth a name
+ISSUING = "issuing_work"  # the cause where the host issues work while the device waits
+DEVICE_LIMIT = "the_device_is_the_limit"  # the cause where no loss is worth a name
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Finding:
     """One thing that costs device time, or the reason why no verdict is given."""
 
     name: str  # the bottleneck, one of `BOTTLENECKS`
-    cause: str  # what the rule that found it is about
+    cause: str  # what the rule that found it is about: "slow_items"
     lost_share: float = 0.0  # of wall time (0 to 1), that would be saved if it were gone
     measured: tuple[Measured, ...] = ()
     remedies: tuple[Remedy, ...] = ()  # the one to try first in front
@@ -56,6 +57,11 @@ class Finding:
     evidence: str = ""
     advice: str = ""
     code: str = ""  # what to type for the first remedy
+
+    @property
+    def title(self) -> str:
+        """The bottleneck and the cause in words: "input: slow items"."""
+        return f"{self.name}: {in_words(self.cause)}"
 
     @property
     def lost(self) -> str:
@@ -95,7 +101,7 @@ class Finding:
         """Return the finding as JSON types."""
         return {
             "name": self.name,
-            "cause": self.cause,
+            "cause": in_json(self.cause),
             "lost_share": round(self.lost_share, 4),
             "evidence": self.evidence,
             "advice": self.advice,

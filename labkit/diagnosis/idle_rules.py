@@ -9,7 +9,7 @@ from labkit.diagnosis import device_remedies as cures
 from labkit.diagnosis import loader_remedies as feeding
 from labkit.diagnosis import worker_remedies
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import Finding, Measured, bound, costs
+from labkit.diagnosis.findings import ISSUING, Finding, Measured, bound, costs
 from labkit.diagnosis.worker_rules import what_passes_and_lines_show, why_workers_are_late
 from labkit.diagnosis.worker_words import costliest_step
 
@@ -26,11 +26,11 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
 
     Cause: what its workers show (`worker_rules.WORKER_RULES`), else what a watched loop's passes
     and lines do; else "stalls", where the worst tenth of the steps has more than STALLS of the
-    waiting; else "waiting for data". It costs the share of the time that is spent waiting.
+    waiting; else "waiting_for_data". It costs the share of the time that is spent waiting.
     """
     found = why_workers_are_late(evidence) or what_passes_and_lines_show(evidence)
     if found is None:
-        cause = "stalls" if evidence.stalls else "waiting for data"
+        cause = "stalls" if evidence.stalls else "waiting_for_data"
         found = Finding("input", cause, remedies=feeding.FEED, lines=evidence.loading_lines)
     waits = [
         Measured(
@@ -53,7 +53,7 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
 def cores_taken_by_workers(evidence: Evidence) -> Finding | None:
     """Loader workers compute on the cores that a model on the CPU needs.
 
-    Cause "workers take the device's cores". It costs the share of the time in which the model's
+    Cause "workers_take_the_device's_cores". It costs the share of the time in which the model's
     thread had no core since a worker had it.
     """
     if evidence.stolen_by_workers is None:
@@ -74,7 +74,7 @@ def cores_taken_by_workers(evidence: Evidence) -> Finding | None:
     cheaper = (feeding.DECODE_SMALLER, worker_remedies.FEWER_THREADS, feeding.LEANER_ITEMS)
     return Finding(
         name="input",
-        cause="workers take the device's cores",
+        cause="workers_take_the_device's_cores",
         lost_share=evidence.stolen_by_workers,
         measured=(Measured(seen, evidence.stolen_by_workers, by=by), *costliest),
         remedies=feeding.FEED if fewer else cheaper,
@@ -96,15 +96,15 @@ def copies(evidence: Evidence) -> Finding | None:
 def host_work(evidence: Evidence) -> Finding | None:
     """The host does something else, or issues work, while the device waits.
 
-    Cause "host work in the loop", of a trace "issuing work". It costs the share of the time in
+    Cause "host_work_in_the_loop", of a trace "issuing_work". It costs the share of the time in
     which the device waits for neither data nor a copy.
     """
     lost = evidence.other_share + evidence.launch_share
-    cause = "host work in the loop"
+    cause = "host_work_in_the_loop"
     seen = "of the time the device waits while the host does something other than data and copies"
     remedies = (cures.OUT_OF_THE_LOOP,)
     if evidence.from_trace:
-        cause = "issuing work"
+        cause = ISSUING
         seen = (
             "of the time the device waits while the host issues work: in operators, in calls "
             "of the runtime, in Python between them"
@@ -116,22 +116,22 @@ def host_work(evidence: Evidence) -> Finding | None:
 def pauses(evidence: Evidence) -> Finding | None:
     """Single steps compute far longer than an ordinary one.
 
-    Cause "pauses inside steps", where no sampled stacks tell what long steps do. It costs what
+    Cause "pauses_inside_steps", where no sampled stacks tell what long steps do. It costs what
     steps of more than PAUSE ordinary ones take beyond an ordinary one.
     """
     if evidence.body:  # samples tell what long steps do
         return None
     seen = "of the time is lost to single steps that compute far longer than an ordinary one"
     lost = evidence.pause_share
-    cause = "pauses inside steps"
+    cause = "pauses_inside_steps"
     return costs("launch", cause, lost, seen, evidence.source, cures.NOW_AND_THEN)
 
 
 def outside_pytorch(evidence: Evidence) -> Finding | None:
     """The host does what the profiler knows nothing of, while the device waits (a trace).
 
-    Cause "data prepared outside a DataLoader", where a function's name says so (`PREPARES`); else
-    "host work". It costs the share of the time spent so.
+    Cause "data_prepared_outside_a_DataLoader", where a function's name says so (`PREPARES`); else
+    "host_work". It costs the share of the time spent so.
     """
     lost = evidence.outside_share
     if not lost:
@@ -141,15 +141,15 @@ def outside_pytorch(evidence: Evidence) -> Finding | None:
     seen += f", most of it in {names}" if names else ""
     by = evidence.source
     if PREPARES.search(names):
-        cause = "data prepared outside a DataLoader"
+        cause = "data_prepared_outside_a_DataLoader"
         return costs("input", cause, lost, seen, by, worker_remedies.INTO_A_DATASET)
-    return costs("host", "host work", lost, seen, by, cures.IN_ANOTHER_PROCESS)
+    return costs("host", "host_work", lost, seen, by, cures.IN_ANOTHER_PROCESS)
 
 
 def collectives(evidence: Evidence) -> Finding | None:
     """Nothing but collectives run: an exchange, or waiting for another rank's (a trace).
 
-    Cause "exposed collectives". It costs the share of the time in which nothing else runs.
+    Cause "exposed_collectives". It costs the share of the time in which nothing else runs.
     """
     lost = evidence.communication_share
     if not lost:
@@ -160,7 +160,7 @@ def collectives(evidence: Evidence) -> Finding | None:
         measured.append(Measured(evidence.late_said))
     return Finding(
         name="communication",
-        cause="exposed collectives",
+        cause="exposed_collectives",
         lost_share=lost,
         measured=tuple(measured),
         remedies=(cures.OVERLAP_EXCHANGE if evidence.late_rank is None else cures.LATE_TRACE,),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from labkit.diagnosis import body_rules
 from labkit.diagnosis import device_remedies as cures
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import NEIGHBOUR, Finding, Measured, costs
@@ -16,7 +15,7 @@ from labkit.diagnosis.witnesses import deciding
 def tiny_operators(evidence: Evidence) -> Finding | None:
     """Python and the dispatch of small operators take the time (a CPU).
 
-    Cause "Python and tiny operators". It costs the share of the x-ray's steps between operators and
+    Cause "Python_and_tiny_operators". It costs the share of the x-ray's steps between operators and
     in those of under 10 µs, times the share of the time spent on compute.
     """
     xray = evidence.xray
@@ -31,7 +30,7 @@ def tiny_operators(evidence: Evidence) -> Finding | None:
     if xray.fixed_share is not None:
         measured.append(Measured("of a step does not grow with the batch", xray.fixed_share))
     return Finding(
-        "launch", "Python and tiny operators", lost, tuple(measured), cures.FEWER_LAUNCHES
+        "launch", "Python_and_tiny_operators", lost, tuple(measured), cures.FEWER_LAUNCHES
     )
 
 
@@ -70,7 +69,7 @@ def noisy_neighbour(evidence: Evidence) -> Finding | None:
 def gaps_between_kernels(evidence: Evidence) -> Finding | None:
     """A GPU waits for launches inside the step: so its kernels against its events.
 
-    Cause "gaps between kernels". It costs the share of the compute, as the run's events have it, in
+    Cause "gaps_between_kernels". It costs the share of the compute, as the run's events have it, in
     which the x-ray saw no kernel.
     """
     kernels = evidence.kernels
@@ -82,13 +81,13 @@ def gaps_between_kernels(evidence: Evidence) -> Finding | None:
         f"{kernels.kernel_us / 1e3:.1f} ms of {evidence.compute_us / 1e3:.1f} ms"
     )
     by = "x-ray against events"
-    return costs("launch", "gaps between kernels", lost, seen, by, *cures.FEWER_LAUNCHES)
+    return costs("launch", "gaps_between_kernels", lost, seen, by, *cures.FEWER_LAUNCHES)
 
 
 def idle_while_busy(evidence: Evidence) -> Finding | None:
     """A second instrument says that a GPU, busy by its events, did little.
 
-    Cause "gaps or small kernels", or "sync" where the body's lines wait for the device. It is found
+    Cause "gaps_or_small_kernels", or "sync" where the body's lines wait for the device. It is found
     where the instrument (the SMs' activity, power) reads less than SMS_REST or POWER_RESTS; it
     costs what the instrument leaves of the busy time, without what the body's other rules found.
     """
@@ -96,18 +95,16 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
     if witness is None or witness.works:
         return None
     busy = evidence.compute_share
-    # what the loop's body does besides training is a finding of its own
-    parts = ("python", "logging", "waiting", "loader")
-    besides = sum(evidence.body.get(part, 0.0) for part in parts)
-    others = (body_rules.own_optimizer(evidence), body_rules.copies_in_the_body(evidence))
-    besides += sum(each.lost_share for each in others if each) / max(busy, 1e-9)
+    # Copies and an update of one's own are findings of their own, as is the host's work alone
+    besides = (evidence.lost_to_copies + evidence.lost_to_own_update) / max(busy, 1e-9)
+    besides += evidence.host_alone_share
     seen = (
         f"of the time the device is busy by its events, but {witness.said}: gaps between "
         "kernels, or kernels too small for it"
     )
     found = Finding(
         name="launch",
-        cause="gaps or small kernels",
+        cause="gaps_or_small_kernels",
         lost_share=max(0.0, 1 - witness.share - besides) * busy,
         measured=(
             Measured(seen, busy, by=evidence.source),

@@ -10,6 +10,7 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.hot_lines import Line, Lines
 
 COLLATE = "collate"
+PERIODIC = "periodic"
 ITEMS = ("__getitem__", "__getitems__", "__iter__", "__next__")  # where all of it is, anyway
 LAUNCHES = (  # kinds of work in which a body may give the device something to do
     "forward",
@@ -52,7 +53,7 @@ def work_of(lines: Lines, part: str, spent: np.ndarray) -> PartOfLoop:
         return PartOfLoop(part, worst, share)
     begins = lines.around(mask, "site")[:1]  # it is known by the line that begins it
     share = begins[0].share / max(body, 1e-9) if begins else share
-    return PartOfLoop("periodic", (*begins, *worst), share, when)
+    return PartOfLoop(PERIODIC, (*begins, *worst), share, when)
 
 
 def synchronises(lines: Lines) -> tuple[float, tuple[Line, ...]] | None:

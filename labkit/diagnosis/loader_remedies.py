@@ -186,7 +186,7 @@ WHOLE_TENSORS = Remedy(
     check=LESS_WAITING,
 )
 IN_LOOP = Remedy(
-    "in_the_loop",
+    "batches_in_the_loop",
     "Make batches in the loop (num_workers=0): handing them over costs more than it saves.",
     "workers",
     made_in_the_loop,
@@ -202,7 +202,7 @@ DEEPER_QUEUE = Remedy(
     check=LESS_WAITING,
 )
 WORKERS = Remedy(
-    "workers",
+    "set_num_workers",
     "{how} num_workers={num_workers}{kept}{warned}.{epochs}",
     "workers",
     other_workers,
@@ -217,7 +217,7 @@ SOME_WORKERS = Remedy(
     some_workers,
 )
 BEHIND = Remedy(
-    "workers_behind",
+    "less_work_per_item",
     "The loader's workers do not keep up: do less work per item, or do it once before training; "
     "where CPU cores are idle, try more workers.",
     "workers",

@@ -11,7 +11,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from labkit.diagnosis.core_use import mean_known
-from labkit.diagnosis.findings import Finding, Measured
+from labkit.diagnosis.findings import DEVICE_LIMIT, ISSUING, Finding, Measured
 from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.wording import worded
 
@@ -47,14 +47,14 @@ def finding_of(name: str, cause: str, words: str, *remedies: Remedy) -> Finding:
     return Finding(name, cause, measured=(Measured(words),), remedies=remedies)
 
 
-TOO_SHORT = finding_of("unsure", "too short", "the script ended too soon to tell")
+TOO_SHORT = finding_of("unsure", "too_short", "the script ended too soon to tell")
 ALIKE = finding_of("unsure", "alike", "preparing data and training look the same from outside")
 GPU_WORKS = Finding("compute", "busy_gpu", remedies=(CHEAPER_COMPUTE,))
 WORKERS_WORK = finding_of("input", "busy_workers", "the script waited for its workers", FEED)
 ALL_WAIT = finding_of("input", "all_wait", "it waited, for storage, a network or a sleep", FEED)
 GPU_RESTS = finding_of("input", "idle_gpu", "it was busy with data, or with issuing work", FEED)
-LAUNCHES = Finding("launch", "busy_main", remedies=(LAUNCH_LESS,))
-TRAINS = Finding("compute", "busy_main", remedies=(MODEL,))
+LAUNCHES = Finding("launch", ISSUING, remedies=(LAUNCH_LESS,))
+TRAINS = Finding("compute", DEVICE_LIMIT, remedies=(MODEL,))
 
 
 @dataclass(frozen=True)

@@ -77,8 +77,8 @@ def _by_cost(times: RankTimes, ranks: Ranks) -> tuple[Finding, ...]:
     least = limits.WORTH_NAMING["input"]
     seen = "of the time the ranks compute; the waits for data, for another rank or for the exchange"
     measured = Measured(f"{seen} are below {least:.0%} each", float(times.compute.mean()))
-    found = "the devices are the limit"
-    return (Finding("compute", found, measured=(measured,), remedies=(ONE_RANK_ALONE,)),)
+    cause = "the_devices_are_the_limit"
+    return (Finding("compute", cause, measured=(measured,), remedies=(ONE_RANK_ALONE,)),)
 
 
 def worth_naming(*found: Finding | None) -> list[Finding]:
@@ -90,16 +90,16 @@ def worth_naming(*found: Finding | None) -> list[Finding]:
 def all_wait(lost: float, seen: str, by: str) -> Finding:
     """No rank has its data in time.
 
-    Cause "all ranks are short of data". It costs the least wait of a rank.
+    Cause "all_ranks_are_short_of_data". It costs the least wait of a rank.
     """
     measured = (Measured(seen, lost, by=by),)
-    return Finding("input", "all ranks are short of data", lost, measured, (cures.FEED_ALL,))
+    return Finding("input", "all_ranks_are_short_of_data", lost, measured, (cures.FEED_ALL,))
 
 
 def _exchange(times: RankTimes, ranks: Ranks) -> Finding:
     """Ranks wait for gradients that all of them have computed.
 
-    Cause "the exchange is not hidden". It costs the mean share of that waiting.
+    Cause "the_exchange_is_not_hidden". It costs the mean share of that waiting.
     """
     transfer = float(times.transfer.mean())
     here = " of this machine" if ranks.world_size > len(ranks) else ""
@@ -107,13 +107,13 @@ def _exchange(times: RankTimes, ranks: Ranks) -> Finding:
     rarely = ranks.pipeline.accumulation_steps > 1 and not ranks.no_sync
     remedy = cures.NO_SYNC if rarely else cures.EXCHANGE_LESS
     measured = (Measured(seen, transfer, by=f"not overlapped; {STAMPS}"),)
-    return Finding("communication", "the exchange is not hidden", transfer, measured, (remedy,))
+    return Finding("communication", "the_exchange_is_not_hidden", transfer, measured, (remedy,))
 
 
 def slower_rank(rank: int, lost: float, *measured: Measured) -> Finding:
     """One rank holds the others up."""
     remedies = (cures.SLOW_RANK,)
-    return Finding("straggler", "one rank is slower", lost, measured, remedies, rank=rank)
+    return Finding("straggler", "one_rank_is_slower", lost, measured, remedies, rank=rank)
 
 
 def one_is_late(
@@ -121,7 +121,7 @@ def one_is_late(
 ) -> Finding | None:
     """One rank is last in nearly all steps: by its own wait for data, or otherwise.
 
-    Cause "one rank is slower", where it is last in SAME_RANK of the steps; "one rank is short of
+    Cause "one_rank_is_slower", where it is last in SAME_RANK of the steps; "one rank is short of
     data" where it waits for data longer than the others do by OWN_WAIT of what they wait for it. It
     costs the time that the others wait for it.
     """
@@ -148,5 +148,5 @@ def one_is_late(
     )
     if own_wait - others_wait < limits.OWN_WAIT * lost:
         return found
-    cause = "one rank is short of data"
+    cause = "one_rank_is_short_of_data"
     return replace(found, name="input", cause=cause, remedies=(cures.FEED_RANK,))

@@ -58,7 +58,7 @@ Values = Mapping[str, Setting]
 class Remedy:
     """A change that helps against some cause."""
 
-    key: str
+    key: str  # what it does, in a word or few, for programs
     text: str  # what to change, with {names} of what `fits` returns
     lesson: str = ""  # a key of `LESSONS`
     # Whether it is for a run; or, where it is, what fills in its text, and settings

@@ -5,10 +5,10 @@ from __future__ import annotations
 FOLDER = "symptoms"  # in the folder of the notebooks
 PAGES = {  # the name of a page: the causes that it explains
     "too-few-workers": (
-        "waiting for data",
+        "waiting_for_data",
         "too_few_workers",
-        "all ranks are short of data",
-        "data prepared outside a DataLoader",
+        "all_ranks_are_short_of_data",
+        "data_prepared_outside_a_DataLoader",
         "busy_workers",
         "idle_gpu",
     ),
@@ -19,19 +19,19 @@ PAGES = {  # the name of a page: the causes that it explains
     "hand-over": ("hand_over",),
     "threads": ("threads",),
     "epoch-start": ("workers_restart", "cold_start"),
-    "hang": ("hang", "hang that ended"),
+    "hang": ("hang", "hang_that_ended"),
     "growth": ("drift", "memory_growth"),
     "copies": ("copies",),
     "launches": (
-        "issuing work",
-        "Python and tiny operators",
-        "gaps between kernels",
-        "gaps or small kernels",
+        "issuing_work",
+        "Python_and_tiny_operators",
+        "gaps_between_kernels",
+        "gaps_or_small_kernels",
     ),
     "loop-body": (
         "sync",
-        "host work in the loop",
-        "host work",
+        "host_work_in_the_loop",
+        "host_work",
         "python",
         "logging",
         "waiting",
@@ -40,30 +40,54 @@ PAGES = {  # the name of a page: the causes that it explains
     ),
     "periodic": (
         "periodic",
-        "pauses inside steps",
+        "pauses_inside_steps",
         "validation",
         "checkpoints",
         "between_epochs",
     ),
-    "neighbour": ("neighbour", "workers take the device's cores", "throttle"),
-    "precision": ("float64", "FP32", "no Tensor Cores", "unaligned sizes"),
+    "neighbour": ("neighbour", "workers_take_the_device's_cores", "throttle"),
+    "precision": ("float64", "FP32", "no_Tensor_Cores", "unaligned_sizes"),
     "padding": ("padding",),
     "ranks": (
-        "one rank is short of data",
-        "one rank is slower",
-        "the ranks are alike",
-        "the exchange is not hidden",
-        "exposed collectives",
+        "one_rank_is_short_of_data",
+        "one_rank_is_slower",
+        "the_ranks_are_alike",
+        "the_exchange_is_not_hidden",
+        "exposed_collectives",
     ),
     "busy-device": (
-        "the device is the limit",
-        "the devices are the limit",
-        "low MFU",
-        "elementwise chains",
-        "elementwise kernels",
+        "the_device_is_the_limit",
+        "the_devices_are_the_limit",
+        "low_MFU",
+        "elementwise_chains",
+        "elementwise_kernels",
         "busy_gpu",
     ),
+    "no-verdict": (
+        "too_short",
+        "too_close_to_call",
+        "busy_is_an_upper_bound",
+        "device_not_timed",
+        "body_not_seen",
+        "instruments_disagree",
+        "alike",
+        "published",
+    ),
 }
+# `--json` spells these with underscores, as the code does, and all others as a person reads them
+UNDERSCORED_IN_JSON = (
+    "too_few_workers",
+    "storage_latency",
+    "shared_supply",
+    "slow_items",
+    "uneven_shards",
+    "hand_over",
+    "workers_restart",
+    "cold_start",
+    "memory_growth",
+    "own_optimizer",
+    "between_epochs",
+)
 PAGE_OF = {cause: page for page, causes in PAGES.items() for cause in causes}
 
 
@@ -71,3 +95,13 @@ def page_of(cause: str) -> str:
     """Return the page of a cause as a path in the folder of the notebooks; "" without one."""
     page = PAGE_OF.get(cause)
     return f"{FOLDER}/{page}.md" if page else ""
+
+
+def in_words(cause: str) -> str:
+    """Return a cause as a person reads it."""
+    return cause.replace("_", " ")
+
+
+def in_json(cause: str) -> str:
+    """Return a cause as a program reads it."""
+    return cause if cause in UNDERSCORED_IN_JSON else in_words(cause)

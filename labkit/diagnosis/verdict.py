@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from labkit.diagnosis.findings import BOTTLENECKS, Finding
+from labkit.diagnosis.symptoms import in_words
 from labkit.results.result import Result, Table
 from labkit.results.text import but_call
 
@@ -87,15 +88,16 @@ class Diagnosis(Result):
     def table(self) -> Table:
         """Return the findings, the costliest first, and what can be copied of the first remedy."""
         shown = self.findings[:SHOWN]
-        rows = [(f"{f.name}: {f.cause}", f.lost, f.evidence, f.advice) for f in shown]
+        rows = [(f.title, f.lost, f.evidence, f.advice) for f in shown]
         sure = f"{self.source}; confidence {self.confidence:.0%}"
         foot = [sure, *self.notes, *self.caveats]
         copies: dict[str, str] = {}
         for finding in shown:
-            foot += [f"{finding.cause}, also: {other.text}" for other in finding.remedies[1:]]
+            cause = in_words(finding.cause)
+            foot += [f"{cause}, also: {other.text}" for other in finding.remedies[1:]]
             if not finding.code:
                 continue
-            foot.append(f"{finding.cause}, in PyTorch:")
+            foot.append(f"{cause}, in PyTorch:")
             foot += [f"    {line}" for line in finding.code.splitlines()]
             changes = finding.remedies[0].changes
             if not copies:

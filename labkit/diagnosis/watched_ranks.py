@@ -40,7 +40,7 @@ ON_ONE_RANK = Remedy(
     "alone.",
     "lines",
 )
-ALIKE = Finding("compute", "the ranks are alike")
+ALIKE = Finding("compute", "the_ranks_are_alike")
 APART = "The ranks are not in step with each other, so each was judged alone"
 ALL_ALIKE = "The {} ranks are alike"
 
@@ -82,7 +82,7 @@ def diagnose(runs: Mapping[int, Run]) -> RanksVerdict:
     rest = tuple(each for each in own[blamed].findings if each.lost_share)
     by_others = used[blamed] + (cores[blamed].others or 0.0) - together
     crowded = by_others / (runs[blamed].machine.cpu_cores or 1)
-    if crowded > limits.FOREIGN_LOAD / 2:  # alone it need not come out the same
+    if crowded > limits.DISTURBS:  # alone it need not come out the same
         confidence *= 1 - min(crowded, 1.0)
     verdict = replace(own[blamed], findings=(*first, *rest), confidence=confidence)
     return RanksVerdict(blamed, verdict, own)
@@ -157,14 +157,12 @@ def _one_meets_the_others_late(times: RankTimes, on_gpus: bool) -> Finding | Non
     rest = float(np.delete(meeting, late).mean())
     rank = times.ranks[late]
     where = "copies to the device" if on_gpus else "is in backward()"
-    seen = (
-        f"of a step rank {rank} {where} or reads from the device, where ranks wait for each other"
-    )
+    waits = f"rank {rank} {where} or reads from the device, where ranks wait for each other, for"
     return slower_rank(
         rank,
         (rest - own) / float(step.mean()),
-        Measured(seen, own * 1e3, "ms", STACKS),
-        Measured("", rest * 1e3, "ms", before="the others"),
+        Measured("of a step", own * 1e3, "ms", STACKS, waits),
+        Measured("", rest * 1e3, "ms", before="the others for"),
     )
 
 

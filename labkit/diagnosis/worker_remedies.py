@@ -254,7 +254,7 @@ SLOW_ITEMS_OFFLINE = Remedy(
     check=LESS_WAITING,
 )
 GIVE_UP_WAITING = Remedy(
-    "timeout",
+    "raise_an_error_instead",
     "Have the loader raise an error instead of waiting for ever, and start workers anew instead "
     "of forking: OpenCV, HDF5 and tokenizers may deadlock after a fork (cv2.setNumThreads(0)).",
     "lines",
@@ -263,7 +263,7 @@ GIVE_UP_WAITING = Remedy(
     check="the loop goes on, or the error names the worker",
 )
 ARRAYS = Remedy(
-    "arrays",
+    "index_in_one_array",
     "Keep the dataset's index in one NumPy array or Arrow table instead of Python lists: each "
     "object that a worker touches is copied to it.",
     "items",

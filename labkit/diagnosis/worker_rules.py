@@ -57,12 +57,12 @@ def worker_hangs(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
 def hang_that_ended(evidence: Evidence) -> Finding | None:
     """A worker made no progress for long, and then the loop went on: worth a word, no more.
 
-    Cause "hang that ended".
+    Cause "hang_that_ended".
     """
     hang = evidence.workers.hang if evidence.workers else None
     if hang is None or not hang.over:
         return None
-    return _found("hang that ended", words.no_progress(hang), remedies=(cures.GIVE_UP_WAITING,))
+    return _found("hang_that_ended", words.no_progress(hang), remedies=(cures.GIVE_UP_WAITING,))
 
 
 def workers_restart(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:

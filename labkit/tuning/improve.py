@@ -171,7 +171,7 @@ class Improver(Search[Ladder]):
         knobs |= LoaderSetting.of(knobs).to_dict()
         if changes in self.banned or any(trial.knobs == knobs for trial in self.found.tried):
             return None
-        trial = Trial.changing(before.knobs, knobs, f"{finding.name}: {finding.cause}")
+        trial = Trial.changing(before.knobs, knobs, finding.title)
         why = self._refused(changes, run)
         if why:
             self.found.reasons[trial.what] = f"not tried: {why}"

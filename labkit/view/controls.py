@@ -104,7 +104,7 @@ def shown(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else WORDS.get(str(value), str(value))
 
 
-def in_words(text: str) -> str:
+def knobs_in_words(text: str) -> str:
     """Write a message about knobs as their controls show them: "prefetch_factor auto"."""
     pair = r"\b(\w+)=('?[\w.]*\w'?)"
     return re.sub(pair, lambda found: f"{found[1]} {WORDS.get(found[2], found[2])}", text)

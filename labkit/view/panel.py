@@ -22,7 +22,7 @@ from labkit.process import launcher
 from labkit.results.event_log import POLL_S
 from labkit.results.launch import launch
 from labkit.spec import Distributed, Pipeline
-from labkit.view.controls import Control, in_words, shown
+from labkit.view.controls import Control, knobs_in_words, shown
 from labkit.view.display import StaticFigure, why_no_widgets
 from labkit.view.history import History, Ran, file_of
 from labkit.view.home_thread import HomeThread
@@ -326,7 +326,7 @@ class Panel(widgets.VBox, Generic[Asked, Ran]):
         try:
             asked = self.asked
         except ValueError as error:
-            self._refuse(in_words(str(error)))
+            self._refuse(knobs_in_words(str(error)))
             return
         self._refuse("")
         if was_refused:

@@ -16,7 +16,7 @@ from labkit.results.run import Run
 from labkit.results.script import script
 from labkit.spec import KNOBS, Distributed, Pipeline
 from labkit.tuning.set_up import improver
-from labkit.view.controls import Control, in_words, shown
+from labkit.view.controls import Control, knobs_in_words, shown
 from labkit.view.display import StaticFigure
 from labkit.view.panel import OLD, Panel
 from labkit.view.prediction_bar import PredictionBar, expected
@@ -140,7 +140,7 @@ class PipelinePanel(Panel[Pipeline, Run]):
                 self.history.add(run, trial.what, run.diagnose().bottleneck)
         for name in ladder.changes.keys() & self.controls.keys():
             self.controls[name].value = ladder.changes[name]
-        self.say(f"The autopilot is done: {in_words(ladder.stopped)}.")
+        self.say(f"The autopilot is done: {knobs_in_words(ladder.stopped)}.")
         self._tell_climb(ladder.table())
 
     def _tell_climb(self, table: Table) -> None:

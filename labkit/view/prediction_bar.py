@@ -11,7 +11,7 @@ from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.prediction import Prediction, outcome_of, predict
 from labkit.results.run import Run
 from labkit.spec import Pipeline
-from labkit.view.controls import in_words
+from labkit.view.controls import knobs_in_words
 
 BEFORE_ANY = "Run once: from then on this line says what a slider would bring, before you run it."
 UNMOVED = "Move a slider: what it would bring is drawn here, before you run it."
@@ -38,7 +38,7 @@ class PredictionBar(widgets.HTML):
         if before is None or found is None or found.cannot:
             said = BEFORE_ANY if before is None else UNMOVED
             if found is not None:
-                said = f"No prediction: {in_words(found.why)}."
+                said = f"No prediction: {knobs_in_words(found.why)}."
             self.value = f"<div role='status'>{html.escape(said)}</div>"
             return []
         if came is None:

@@ -1,0 +1,88 @@
+"""Traces that others published, as files: fetched once, then read without the network.
+
+They lie in their authors' repositories, at a pinned commit; one is accepted with its SHA-256 alone,
+and kept in the cache. A folder may take the network's place: $LABKIT_TRACES.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import os
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+from labkit.process.folders import home
+from labkit.results.text import printable
+
+SITE = "https://raw.githubusercontent.com"
+TIMEOUT_S = 20
+NOT_FETCHED = (OSError, http.client.HTTPException)  # no network, among others
+
+
+class AnotherFile(ValueError):
+    """What came is not the file that was published."""
+
+
+@dataclass(frozen=True)
+class PublicFile:
+    """A file of a public repository."""
+
+    place: str  # at `SITE`: the repository, the commit, and the path there
+    name: str  # in $LABKIT_TRACES and in the cache
+    sha256: str
+    copies: tuple[str, ...]  # SHA-256 of copies that lack only metadata
+
+    @property
+    def here(self) -> Path | None:
+        """The file in the user's folder or the cache; None where no file there is it."""
+        folder = os.environ.get("LABKIT_TRACES")
+        found = Path(folder).rglob(self.name) if folder else ()
+        for path in (*found, self._cached):
+            with contextlib.suppress(OSError):
+                digest = hashlib.sha256(path.read_bytes()).hexdigest()
+                if digest in (self.sha256, *self.copies):
+                    return path
+        return None
+
+    def fetched(self) -> Path:
+        """Fetch it into the cache; a file that is not the one is not kept.
+
+        One of `NOT_FETCHED` where it cannot be fetched, AnotherFile where another one came.
+        """
+        url = f"{SITE}/{self.place}"
+        try:
+            with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
+                content = answer.read()
+        except urllib.error.HTTPError as refused:
+            refused.close()
+            raise
+        if content.lstrip()[:1] == b"<":
+            raise OSError("a web page came in its place: does this network ask for a login?")
+        digest = hashlib.sha256(content).hexdigest()
+        if digest != self.sha256:
+            raise AnotherFile(
+                f"{url} is not the file that was published: its SHA-256 is {digest}, not "
+                f"{self.sha256}. Nothing was kept; try again, or get {self.name!r} from somebody "
+                "you trust and set LABKIT_TRACES to its folder."
+            )
+        path = self._cached
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)  # one cut short by a full disk is not believed: see `here`
+        return path
+
+    def missing(self, why: Exception) -> str:
+        """Return in words why it was not fetched, and the remedy."""
+        told = why if isinstance(why, urllib.error.HTTPError) else getattr(why, "reason", why)
+        reason = printable(" ".join(f"{type(why).__name__}: {told}".split()))
+        return (
+            f"The trace was not fetched ({reason}): connect to the network, or set "
+            f"LABKIT_TRACES to a folder with {self.name!r} in it."
+        )
+
+    @property
+    def _cached(self) -> Path:
+        return home() / "traces" / f"{self.sha256[:12]}-{self.name}"
