@@ -95,6 +95,29 @@ def test_a_script_keeps_its_output_and_ends_with_its_diagnosis(
         assert done.stderr == ""
 
 
+A_BATCH_EACH = """
+import torch
+loader = torch.utils.data.DataLoader(torch.zeros(64, 4), 8, shuffle=True)
+for step in range(20):
+    batch = next(iter(loader))
+    (batch @ torch.ones(4, 4)).sum()
+"""
+
+
+@pytest.mark.slow
+def test_a_loop_that_makes_an_iterator_for_each_batch_is_told_to_keep_one(tmp_path):
+    (script := tmp_path / "train.py").write_text(A_BATCH_EACH)
+    found = json.loads(python("-m", "labkit", "watch", "--json", str(script)).stdout)
+    assert (found["bottleneck"], found["seen"]) == ("input", "inside")
+    assert found["findings"][0]["cause"] == "one_batch_a_pass"
+    assert "(train.py:5, 20 times)" in found["evidence"] and "worker" not in found["evidence"]
+    assert "batches = iter(loader)" in found["findings"][0]["remedies"][0]["code"]
+    glance = A_BATCH_EACH.replace("range(20)", "range(2)")  # at what a batch is
+    script.write_text(glance)
+    found = json.loads(python("-m", "labkit", "watch", "--json", str(script)).stdout)
+    assert found["seen"] == "outside"
+
+
 # -- from outside --------------------------------------------------------------------------------
 
 COMMAND = ["-m", "labkit", "watch"]

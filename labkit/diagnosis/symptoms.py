@@ -18,7 +18,7 @@ PAGES = {  # the name of a page: the causes that it explains
     "uneven-shards": ("uneven_shards",),
     "hand-over": ("hand_over",),
     "threads": ("threads",),
-    "epoch-start": ("workers_restart", "cold_start"),
+    "epoch-start": ("workers_restart", "one_batch_a_pass", "cold_start"),
     "hang": ("hang", "hang_that_ended"),
     "growth": ("drift", "memory_growth"),
     "copies": ("copies",),
@@ -76,6 +76,7 @@ PAGES = {  # the name of a page: the causes that it explains
 }
 # `--json` spells these with underscores, as the code does, and all others as a person reads them
 UNDERSCORED_IN_JSON = (
+    "one_batch_a_pass",
     "too_few_workers",
     "storage_latency",
     "shared_supply",

@@ -9,11 +9,25 @@ from pathlib import Path
 import numpy as np
 
 from labkit.diagnosis import watched_ranks
+from labkit.diagnosis.findings import Finding, Measured
+from labkit.diagnosis.remedies import LESS_WAITING, Remedy
 from labkit.diagnosis.watched_ranks import RanksVerdict
+from labkit.diagnosis.wording import worded
 from labkit.results.record import Event
 from labkit.results.run import Run
+from labkit.results.text import counted
 from labkit.results.wall_shares import WallShares, trains, wall_shares
 from labkit.watching.run_folders import folders_in, process_of, rank_of
+
+LEAST_PASSES = 5  # of one batch: fewer look at what a batch is
+KEEP_THE_ITERATOR = Remedy(
+    "keep_the_iterator",
+    "Loop over the loader, or make its iterator once and ask that.",
+    "epochs",
+    code="for batch in loader:  # an epoch; or, outside of the loop: batches = iter(loader)\n"
+    "    ...                # and in it: batch = next(batches)\n",
+    check=LESS_WAITING,
+)
 
 
 @dataclass(frozen=True)
@@ -36,6 +50,41 @@ def runs_in(folder: Path) -> list[Run]:
             if run.steps:
                 found.append(run)
     return found
+
+
+def one_batch_a_pass(folder: Path) -> Finding | None:
+    """A script makes a new iterator over its loader for each batch: `next(iter(loader))`.
+
+    Cause "one_batch_a_pass", where LEAST_PASSES or more passes over a loader were dropped before a
+    step was over. It costs the share of the time from the first of them to the last in which the
+    script waited for them: for the start of workers, a new order, and a first batch.
+    """
+    found = []
+    for each in folders_in(folder):
+        with contextlib.suppress(ValueError, OSError):
+            run = Run(each)
+            if not run.steps and len(run.passes_ended) >= LEAST_PASSES:
+                found.append((_dropped(run), run))
+    if not found:
+        return None
+    lost, run = max(found, key=lambda pair: pair[0])
+    where = f"{Path(str(run.place[0])).name}:{run.place[1]}, " if run.place else ""
+    workers = run.pipeline.num_workers
+    started = f"starts {counted(workers, 'worker')}, " if workers else ""
+    again = (
+        f"a new iterator is made for each batch ({where}{len(run.passes_ended)} times): each "
+        f"{started}draws an order, and drops what it has prepared ahead"
+    )
+    waits = Measured("of the time is spent in iter(loader) and on its first batch", lost)
+    remedies = (KEEP_THE_ITERATOR,)
+    return worded(Finding("input", "one_batch_a_pass", lost, (waits, Measured(again)), remedies))
+
+
+def _dropped(run: Run) -> float:
+    """Return the share of the time between passes that were dropped after a batch spent in them."""
+    passes = run.passes_ended
+    spent = sum(each["ended"] - each["began"] for each in passes)
+    return spent / max(passes[-1]["ended"] - passes[0]["began"], 1)
 
 
 def judge_runs(runs: list[Run], start_ns: int, end_ns: int) -> ScriptVerdict:

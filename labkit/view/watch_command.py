@@ -9,12 +9,14 @@ import contextlib
 import os
 import shutil
 import sys
+import textwrap
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from labkit.bench.outside import Sample
+from labkit.diagnosis.findings import Finding
 from labkit.diagnosis.outside_verdict import judge
-from labkit.diagnosis.watched_script import ScriptVerdict, judge_runs, runs_in
+from labkit.diagnosis.watched_script import ScriptVerdict, judge_runs, one_batch_a_pass, runs_in
 from labkit.process import folders
 from labkit.process.events import EventLog, now_ns
 from labkit.results import privacy
@@ -136,11 +138,29 @@ def _judged(ended: Ended, outside: bool, headroom: bool) -> Judged:
         text = text_inside(found, hang, is_over, headroom)
         _keep(found)
         return Judged(values | of_hang, text, found.run)
+    dropped = one_batch_a_pass(ended.folder)
+    if dropped is not None:
+        return _of_dropped(dropped)
     if hang is not None:
         told = f"before the first step was over, {hang.text}"
         seen: Values = {**judge(ended.samples), "evidence": told, "record": str(hang.folder)}
         return Judged(seen | of_hang, f"{told}\nrecord: {hang.folder}")
     return _from_outside(ended, outside)
+
+
+def _of_dropped(found: Finding) -> Judged:
+    """Return what was found of a loop whose passes were all dropped after a batch."""
+    values: Values = {
+        "bottleneck": found.name,
+        "confidence": "medium",
+        "evidence": found.evidence,
+        "advice": found.advice,
+        "findings": [found.to_dict()],
+        "seen": "inside",
+    }
+    code = textwrap.indent(found.remedies[0].code, "    ")
+    text = f"bottleneck {found.name}: {found.evidence}\n{found.advice} In PyTorch:\n{code}"
+    return Judged(values, text.rstrip())
 
 
 def _keep(found: ScriptVerdict) -> None:
