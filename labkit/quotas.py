@@ -9,6 +9,7 @@ admin-guide/cgroup-v1/memory.html and scheduler/sched-bwc.html).
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ def cpu_cores() -> Cores:
     allowed = machine
     with contextlib.suppress(AttributeError, OSError):  # not on a Mac
         allowed = len(os.sched_getaffinity(0))
-    quota = min((round(cores) for cores in _cpu_quotas()), default=allowed)
+    quota = min((math.floor(cores + 0.5) for cores in _cpu_quotas()), default=allowed)
     if quota < allowed:
         return Cores(max(1, quota), machine, "quota")
     return Cores(allowed, machine, "affinity" if allowed < machine else None)

@@ -39,7 +39,7 @@ def all_code():
             marks = [pytest.mark.slow] if key in COMPILED else []
             if key == "07-kernel":
                 marks = [pytest.mark.skipif(not find_spec("triton"), reason="needs Triton")]
-            for name in ("solution", *WRONG[key]):
+            for name in ("solution", *WRONG.get(key, {})):
                 yield pytest.param(key, name, marks=marks, id=f"{key} {name}")
 
 

@@ -28,8 +28,10 @@ from labkit.__main__ import main
 from labkit.diagnosis.trace_file import TraceError
 from labkit.process import device_lock, keys
 from labkit.results import record, step_classes
+from labkit.results.hardware import Machine
 from labkit.results.launch import launch
 from labkit.results.run import Run
+from labkit.results.wall_shares import stored
 from labkit.spec import KNOBS, Pipeline
 from labkit.view.controls import Control
 
@@ -108,6 +110,14 @@ def test_a_torn_line_is_never_taken_for_an_event_and_costs_no_other(tmp_path):
         seen = [event["i"] for event in record.Tail(file).read()]
         # the middle one only where its front can be told apart
         assert seen == [0, 2, 1] or (seen == [0, 1] and not torn.startswith(record.HEAD))
+
+
+def test_parts_of_a_record_that_are_not_sound_are_left_out():
+    assert Machine.from_dict({"compute_capability": "sm_90"}).compiles
+    assert Machine.from_dict({"compute_capability": "6.1"}).compute_capability == "6.1"
+    part = {"part": "training loop", "seconds": 1.0, "share": "half", "place": ""}
+    assert stored({"parts": [part], "seconds": 2.0}) is None
+    assert stored({"parts": [part | {"share": 0.5}], "seconds": 2.0}).share("training loop") == 0.5
 
 
 def test_what_is_no_record_or_unpacks_to_more_than_fits_is_refused(tmp_path, monkeypatch):

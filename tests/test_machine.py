@@ -367,6 +367,7 @@ MACHINES = {  # (the process's groups, what is mounted, files): cores, why, all 
         ("0::/pod/app", V2, group_v2("/pod/app", "max") | group_v2("/pod", 400000, 500, 600)),
         (4, "quota", 500, 0),
     ),
+    "two and a half": (("0::/app", V2, group_v2("/app", 250_000)), (3, "quota", 1000, 900)),
     "less than a core": (("0::/app", V2, group_v2("/app", 5000)), (1, "quota", 1000, 900)),
     "a quota of the root's, not this process's": (
         ("0::/app", V2, group_v2("/other", 100000)),

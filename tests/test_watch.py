@@ -312,6 +312,12 @@ def test_keys_are_masked_and_an_anonymous_record_names_nobody(starved, tmp_path,
     (line,) = privacy.anonymous(events)
     found = json.loads(line)
     assert found["message"] == "cannot read 'x.jpg' of user (pid 0)" and found["pid"] == 1
+    host = "waiting for process 7 on annas-laptop; in img / 255 / 2"
+    monkeypatch.setattr(privacy.platform, "node", lambda: "annas-laptop")
+    event = {"event": "error", "pids": [4711, 4712], "workers": {"4712": -9}, "message": host}
+    found = json.loads(*privacy.anonymous([json.dumps(event).encode()]))
+    assert found["pids"] == [1, 2] and found["workers"] == {"2": -9}
+    assert found["message"] == "waiting for process 0 on <name>; in img / 255 / 2"
     loaded = lk.load(starved.run.save(tmp_path / "run.jsonl", anonymous=True))
     assert loaded.utilization == starved.run.utilization
     assert [x.line for x in loaded.lines.lines] == [x.line for x in starved.run.lines.lines]

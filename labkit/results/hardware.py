@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field, fields
@@ -15,6 +16,7 @@ from labkit.results.text import counted
 
 LEAST_SHM_GIB = 0.25  # Docker's default is 64 MiB
 SMALL_SHM = ": small for loader workers; start the container with --shm-size=2g"
+CAPABILITY = re.compile(r"\d+(\.\d+)?")
 PROBE_SECONDS = 90  # a cold import of torch from a slow disk takes tens of seconds
 
 
@@ -48,7 +50,10 @@ class Machine(Result):
     def from_dict(cls, values: dict[str, Any]) -> Machine:
         """Build from a `machine` event; keys of other versions are left out."""
         known = {field.name for field in fields(cls)}
-        return cls(**{name: value for name, value in values.items() if name in known})
+        kept = {name: value for name, value in values.items() if name in known}
+        if not CAPABILITY.fullmatch(str(kept.get("compute_capability"))):
+            kept["compute_capability"] = None  # as of a card of another maker
+        return cls(**kept)
 
     @property
     def cores_text(self) -> str:

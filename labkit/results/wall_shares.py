@@ -146,7 +146,12 @@ def stored(values: Event | None) -> WallShares | None:
     if values is None:
         return None
     try:
-        parts = [WallShare(**part) for part in values["parts"]]
+        parts = [
+            WallShare(
+                str(part["part"]), float(part["seconds"]), float(part["share"]), str(part["place"])
+            )
+            for part in values["parts"]
+        ]
         return WallShares(parts, float(values["seconds"]))
     except (KeyError, TypeError, ValueError):
         return None
