@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 import labkit as lk
 from labkit.diagnosis import (
@@ -37,6 +38,7 @@ from labkit.results.hardware import Machine
 from labkit.results.loader_records import Hang
 from labkit.results.supply import MemoryGrowth
 from labkit.results.wall_shares import WallShare, WallShares
+from labkit.watching.batches import Batches
 
 NOTEBOOKS_FOLDER = Path(__file__).parents[1] / "notebooks"
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
@@ -432,6 +434,25 @@ def test_whole_tensors_are_fetched_a_batch_at_once_before_workers_take_them_apar
     assert says in found.advice
     at_once = "sampler=BatchSampler(RandomSampler(data), batch_size=64" in found.code
     assert at_once == ("at once" in says)
+
+
+def test_a_loader_that_makes_its_batches_on_a_gpu_is_advised_no_workers():
+    slow = {"wait_share": 0.8, "compute_share": 0.2, "wait_us": 60e3, "batch_on_gpu": True}
+    evidence = Evidence("gpu", knobs={"num_workers": 0, "batch_size": 8}, code=LOADER, **slow)
+    found = told(ranking.by_cost(evidence)[0], evidence)
+    assert found.advice.startswith("The loader makes its batches on the GPU")
+    assert "num_workers" not in found.advice + found.code and "batch.to(device" in found.code
+    whole = {"dataset": "data", "batch_size": "8"}
+    code = LoopCode("loader", call="", arguments=whole, dataset_type="TensorDataset")
+    evidence = dataclasses.replace(evidence, code=code)
+    assert "BatchSampler" in told(ranking.by_cost(evidence)[0], evidence).code
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_record_says_whether_a_watched_loader_makes_its_batches_on_a_device(device):
+    batches = Batches(4)
+    batches.counter(torch.zeros(4, 3, device=device))
+    assert batches.on_gpu == (device == "meta")
 
 
 def test_who_shares_files_out_deals_them_and_hugging_face_cuts_its_own_shards():

@@ -161,6 +161,7 @@ class Evidence:
     growth: LoopGrowth = LoopGrowth()  # of what a watched loop keeps
     weights_dtype: str | None = None  # of most of what it trains, as "float32"
     batch_dtype: str | None = None  # of the largest array in its first batch
+    batch_on_gpu: bool = False  # whether its loader makes batches on a GPU, as no worker could
     batch_bytes: float | None = None  # of that array, in an ordinary step
     workers: WorkerEvidence | None = None
     whole: WallShares | None = None  # of a script's time, in its loops and outside of them

@@ -196,6 +196,7 @@ def _of_watched(known: Evidence, run: Run) -> Evidence:
         growth=LoopGrowth(tuple(run.growth), *_swelling(run)),
         weights_dtype=run.weights_dtype,
         batch_dtype=run.batch_dtype,
+        batch_on_gpu=run.batch_on_gpu,
         batch_bytes=_usual(run.batch_bytes),
         code=LoopCode.of(run.loop_code, run.event("remade")),
         trainer=bool(run.trainer),
@@ -276,9 +277,10 @@ def _advised(known: Evidence, run: Run, sums: StepSums) -> Evidence:
     crowded = workers and known.kind != "gpu" and sums.lost > worth
     if known.launches:
         crowded = crowded or known.launches.in_line_share > limits.WORTH_NAMING["launch"] / 2
+    may_advise = (waits or crowded) and not known.batch_on_gpu
     return replace(
         known,
-        advised=recommend_workers(run, known.lines) if waits or crowded else None,
+        advised=recommend_workers(run, known.lines) if may_advise else None,
         deeper_queue=recommend_prefetch(run) if waits and workers else None,
     )
 

@@ -153,6 +153,7 @@ def too_many(workers: int, cores: int | None) -> str:
 def some_workers(evidence: Evidence) -> bool:
     """Fit a loop that has no loader to set, and of which no number is known."""
     unknown = evidence.advised is None and evidence.num_workers is None
+    unknown = unknown and not evidence.batch_on_gpu
     return unknown and not evidence.trace_has_workers and not quickly_made(evidence)
 
 
@@ -161,6 +162,8 @@ def cheaper_items(evidence: Evidence) -> Values | None:
     count = evidence.num_workers
     if quickly_made(evidence) or other_workers(evidence) or evidence.trace_has_workers:
         return None
+    if evidence.batch_on_gpu:
+        return None  # `KEEP_IN_RAM` says what comes first
     if evidence.advised is None:
         return {"why": ""} if count is None else {"why": "Try other numbers of workers. "}
     use = evidence.use
@@ -176,6 +179,16 @@ FETCH_AT_ONCE = Remedy(
     "workers",
     fetched_at_once,
     loader_of=LoopCode.batches_at_once,
+)
+KEEP_IN_RAM = Remedy(
+    "keep_items_in_RAM",
+    "The loader makes its batches on the GPU, which no forked worker can use. Keep the items in "
+    "RAM, move each batch in the loop, and then let workers prepare them.",
+    "workers",
+    lambda evidence: evidence.batch_on_gpu and not quickly_made(evidence),
+    code="# in the loop, and no longer in the dataset or in collate_fn:\n"
+    "batch = batch.to(device, non_blocking=True)  # pin_memory=True lets it return at once\n",
+    check=LESS_WAITING,
 )
 WHOLE_TENSORS = Remedy(
     "fetch_at_once",
@@ -232,6 +245,7 @@ CHEAPER_ITEMS = Remedy(
 )
 FEED = (
     WHOLE_TENSORS,
+    KEEP_IN_RAM,
     IN_LOOP,
     FETCH_AT_ONCE,
     DEEPER_QUEUE,

@@ -14,6 +14,10 @@ REMEDIES = {
         "notebook's kernel, end the other process, or have an administrator run "
         "nvidia-smi -c DEFAULT."
     ),
+    r"Cannot re-initialize CUDA in forked subprocess": (
+        "a dataset or collate_fn uses the GPU in a loader's worker: keep its tensors in RAM and "
+        "move the batch in the loop, or set num_workers=0."
+    ),
     r"out of memory|can't allocate memory|not enough memory|DefaultCPUAllocator": (
         "lower batch_size, width or image_px, or use precision='bf16' and accumulation_steps."
     ),

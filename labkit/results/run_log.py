@@ -142,6 +142,11 @@ class RunLog(EventLogResult):
         return self._fact("job", "weights_dtype")
 
     @property
+    def batch_on_gpu(self) -> bool:
+        """Whether the loader of a watched loop makes its batches on a GPU."""
+        return self._fact("job", "batch_on_gpu") is True
+
+    @property
     def batch_dtype(self) -> str | None:
         """The number format of the largest array in its first batch; None if unknown."""
         return self._fact("job", "batch_dtype")

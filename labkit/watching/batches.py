@@ -46,6 +46,7 @@ class Batches:
         self.unit: Unit = "samples"
         self.measure: Callable[[object], int] = unknown_bytes  # its bytes
         self.dtype: str | None = None
+        self.on_gpu = False  # whether the loader makes them there
         self.padding: list[float] = []  # of the batches that were looked at, the share of it
 
     def counter(self, batch: object) -> Callable[[object], int]:
@@ -61,6 +62,7 @@ class Batches:
         with contextlib.suppress(Exception):
             largest, places = large_arrays(batch)
             self.dtype = dtype_of_most([largest])
+            self.on_gpu = getattr(largest, "is_cpu", True) is False
             self.measure = bytes_along(places)
 
         def looks(batch: object) -> int:  # now and then, how much of it is padding

@@ -185,8 +185,9 @@ class Recorder:
         warmup = max(self.steps.warmup, user_loop.in_flight(self.knobs))
         self.steps.warmup = warmup
         self.log.write("machine", **machine)
-        dtypes = {"weights_dtype": trained.dtype, "batch_dtype": self.batches.dtype}
-        self.log.write("job", pipeline=self.knobs, not_applied={}, unit=self.batches.unit, **dtypes)
+        kinds = {"weights_dtype": trained.dtype, "batch_dtype": self.batches.dtype}
+        kinds |= {"unit": self.batches.unit, "batch_on_gpu": self.batches.on_gpu}
+        self.log.write("job", pipeline=self.knobs, not_applied={}, **kinds)
         self.log.write("begin", warmup=warmup)
 
     def end_pass(self, how: Ending, error: BaseException | None = None) -> None:
