@@ -335,3 +335,11 @@ def test_a_module_and_function_in_the_current_folder_is_found_from_a_terminal(
     assert set(names.split()) <= set(found)
     assert found["best_throughput"] >= found["baseline_throughput"]
     assert lk.Pipeline().but(**found["best"]).batch_size == 8
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "complex64"])
+@pytest.mark.parametrize("shape", [(), (2, 3)])
+def test_batches_of_any_format_can_be_told_apart(dtype, shape):
+    ones = torch.ones(shape, dtype=getattr(torch, dtype))
+    assert user_dataset._bytes_of(ones) == user_dataset._bytes_of(ones.clone())
+    assert user_dataset._bytes_of(ones) != user_dataset._bytes_of(torch.zeros_like(ones))

@@ -265,12 +265,14 @@ class Batches:
 
     def _compare(self, batch: Batch) -> None:
         """Raise where every worker streams the same samples: they would all be trained on twice."""
+        workers = self.job.num_workers
+        if workers < 2:
+            return
         values: list[object] = []
         for leaf in batch_contents.leaves(batch):
-            values.append(leaf.numpy().tobytes() if isinstance(leaf, torch.Tensor) else repr(leaf))
+            values.append(_bytes_of(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf))
         self.first_values.append(values)
-        workers = self.job.num_workers
-        if workers > 1 and len(self.first_values) == workers + 1:
+        if len(self.first_values) == workers + 1:
             first, second, *_, again = self.first_values
             if first == second and again != first:
                 raise RuntimeError(
@@ -278,3 +280,9 @@ class Batches:
                     "use torch.utils.data.get_worker_info() to give each worker its own share, "
                     "or stay at num_workers=1."
                 )
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    """Return the bytes of a tensor's numbers, in any format, on any device."""
+    flat = tensor.detach().cpu().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes()  # NumPy knows no bfloat16
