@@ -84,12 +84,18 @@ def run_apart(folder, files):
     return list(zip(lines[::2], lines[1::2], strict=True))
 
 
+def without_probe(script):
+    """Return a script's text but for what a probe of a number format measured each time."""
+    return re.sub(r"took \d+x as long", "took longer", str(script))
+
+
 @pytest.mark.slow
 def test_a_script_trains_to_the_losses_of_its_run(tmp_path):
     pipelines = [Pipeline(**SHORT | knobs) for knobs in SAME.values()]
     runs = list(map(lk.run, pipelines))
     scripts = list(map(lk.script, runs))
-    assert list(map(lk.script, pipelines)) == scripts  # as they are resolved here
+    again = map(lk.script, pipelines)  # as they are resolved here
+    assert list(map(without_probe, again)) == list(map(without_probe, scripts))
     files = [
         script.save(tmp_path / f"{run.id}.py") for run, script in zip(runs, scripts, strict=True)
     ]
