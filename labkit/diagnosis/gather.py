@@ -196,7 +196,10 @@ def _of_watched(known: Evidence, run: Run) -> Evidence:
         growth=LoopGrowth(tuple(run.growth), *_swelling(run)),
         weights_dtype=run.weights_dtype,
         batch_dtype=run.batch_dtype,
-        batch_on_gpu=run.batch_on_gpu,
+        # a prefetcher or Accelerate's loader moves there what workers have made
+        batch_on_gpu=run.batch_on_gpu
+        and run.watched == "DataLoader"
+        and not run.pipeline.num_workers,
         batch_bytes=_usual(run.batch_bytes),
         code=LoopCode.of(run.loop_code, run.event("remade")),
         trainer=bool(run.trainer),
