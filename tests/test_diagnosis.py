@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -441,7 +442,7 @@ def test_a_loader_that_makes_its_batches_on_a_gpu_is_advised_no_workers():
     evidence = Evidence("gpu", knobs={"num_workers": 0, "batch_size": 8}, code=LOADER, **slow)
     found = told(ranking.by_cost(evidence)[0], evidence)
     assert found.advice.startswith("The loader makes its batches on the GPU")
-    assert "num_workers" not in found.advice + found.code and "batch.to(device" in found.code
+    assert "num_workers" not in found.advice + found.code and "inputs.to(device" in found.code
     whole = {"dataset": "data", "batch_size": "8"}
     code = LoopCode("loader", call="", arguments=whole, dataset_type="TensorDataset")
     evidence = dataclasses.replace(evidence, code=code)
@@ -453,6 +454,15 @@ def test_a_record_says_whether_a_watched_loader_makes_its_batches_on_a_device(de
     batches = Batches(4)
     batches.counter(torch.zeros(4, 3, device=device))
     assert batches.on_gpu == (device == "meta")
+
+
+@pytest.mark.parametrize("is_moved", [False, True], ids=["a DataLoader", "a prefetcher"])
+def test_batches_that_a_prefetcher_has_moved_to_a_gpu_were_not_made_there(is_moved, monkeypatch):
+    monkeypatch.setattr(lk.Run, "batch_on_gpu", True)
+    loader = torch.utils.data.DataLoader(torch.zeros(160, 4), 8)
+    for _ in (watch := lk.watch((batch for batch in loader) if is_moved else loader, live=False)):
+        time.sleep(0.002)
+    assert StepTable(watch.run).evidence().batch_on_gpu != is_moved
 
 
 def test_who_shares_files_out_deals_them_and_hugging_face_cuts_its_own_shards():

@@ -448,8 +448,8 @@ class Kept(torch.nn.Module):
     ("kind", "texts"),
     [("sync", ("kept.loss.item()", "out['loss'].item()", "losses[0].item()", "losses[-1].cpu()",
                "float(kept.loss)", "own(x).item()", "own(x).argmax(1).tolist()", "'%.4f' % loss",
-               "text % (1, loss)", "batch['x'].to('cpu')", "math.exp(loss)", "max(best, loss)",
-               "range(kept.loss)", "torch.where(x)", "x.masked_select(x)")),
+               "text % (1, loss)", "text % args", "batch['x'].to('cpu')", "math.exp(loss)",
+               "max(best, loss)", "range(kept.loss)", "torch.where(x)", "x.masked_select(x)")),
      ("copy", ("out['loss'].to('cuda')", "batch['x'].to(device)", "losses[at].cuda()",
                "torch.tensor([1], device=device)")),
      ("torch", ("kept.weight * x", "torch.where(x, x, x)", "torch.tensor([1])", "out['loss'] < 2")),
@@ -462,20 +462,17 @@ def test_a_tensor_is_known_wherever_the_users_code_keeps_it(kind, texts, monkeyp
     def own(value):
         raise AssertionError("the user's code ran")
 
-    def played(node, frame):
-        found = kinds._looked_up(node, frame)
-        several = found if isinstance(found, tuple) else (found,)
-        return next((each for each in several if isinstance(each, torch.Tensor)), None)
-
     names = {"np": np, "torch": torch, "math": math, "own": own, "loss": loss, "x": loss}
     names |= {"kept": Kept(), "losses": [loss], "array": np.ones(3), "out": {"loss": loss}}
     names |= {"batch": UserDict(x=loss), "text": "%.4f of %.4f", "best": 2.0, "at": 0}
-    names |= {"device": torch.device("cuda"), "__name__": "__main__"}
+    names |= {"args": (loss, 1), "device": torch.device("cuda"), "__name__": "__main__"}
     exec("import sys\nframe = sys._getframe()", names)
-    monkeypatch.setattr(kinds, "tensor_on_gpu", played)
+    monkeypatch.setattr(kinds, "_lies_on_gpu", lambda value: isinstance(value, torch.Tensor))
     for each in texts:
         node = ast.parse(each, mode="eval").body
         assert kinds.kind_of_node(node, names["frame"]) == kind, each
+    truth = ast.parse("args", mode="eval").body  # `if args:` asks a tuple for its length
+    assert not kinds.value_on_gpu(truth, names["frame"])
 
 
 def test_a_logger_that_writes_a_tensor_of_a_gpu_waits_for_it(monkeypatch):

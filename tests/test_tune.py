@@ -337,6 +337,22 @@ def test_a_module_and_function_in_the_current_folder_is_found_from_a_terminal(
     assert lk.Pipeline().but(**found["best"]).batch_size == 8
 
 
+def test_an_optimizer_that_is_fused_late_has_its_step_counters_beside_its_weights():
+    weights = torch.nn.Parameter(torch.ones(3, device="meta"))
+    adam = torch.optim.Adam([weights])
+    adam.state[weights]["step"] = torch.tensor(7.0)  # as torch keeps it where it is not fused
+    user_dataset._fuse(adam)
+    assert adam.state[weights]["step"].device == weights.device
+    trained = torch.nn.Parameter(torch.ones(3))
+    adam = torch.optim.Adam([trained])
+    for fuse in (False, True):
+        trained.grad = torch.ones(3)
+        if fuse:
+            user_dataset._fuse(adam)
+        adam.step()
+    assert adam.state[trained]["step"] == 2 and trained[0] < 0.999
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "complex64"])
 @pytest.mark.parametrize("shape", [(), (2, 3)])
 def test_batches_of_any_format_can_be_told_apart(dtype, shape):

@@ -112,6 +112,14 @@ def test_a_loop_that_makes_an_iterator_for_each_batch_is_told_to_keep_one(tmp_pa
     assert found["findings"][0]["cause"] == "one_batch_a_pass"
     assert "(train.py:5, 20 times)" in found["evidence"] and "worker" not in found["evidence"]
     assert "batches = iter(loader)" in found["findings"][0]["remedies"][0]["code"]
+    validates = "\nfor each in range(2):\n    for batch in loader:\n        batch.sum()\n"
+    script.write_text(A_BATCH_EACH + validates)
+    found = json.loads(python("-m", "labkit", "watch", "--json", str(script)).stdout)
+    assert found["findings"][0]["cause"] == "one_batch_a_pass"
+    script.write_text(A_BATCH_EACH.replace("    (batch @", "    time.sleep(0.05); (batch @"))
+    script.write_text("import time\n" + script.read_text())
+    found = json.loads(python("-m", "labkit", "watch", "--json", str(script)).stdout)
+    assert found["seen"] == "outside"  # it costs too little to be named
     glance = A_BATCH_EACH.replace("range(20)", "range(2)")  # at what a batch is
     script.write_text(glance)
     found = json.loads(python("-m", "labkit", "watch", "--json", str(script)).stdout)

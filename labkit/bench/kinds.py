@@ -166,7 +166,11 @@ def _writes_from_gpu(node: ast.expr, frame: FrameType) -> bool:
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mod):
         return False
     text = node.left.value if isinstance(node.left, ast.Constant) else _looked_up(node.left, frame)
-    return isinstance(text, str) and is_on_gpu(node.right, frame)
+    if not isinstance(text, str):
+        return False
+    filled_in = _looked_up(node.right, frame)
+    several = filled_in if isinstance(filled_in, tuple) else ()  # as `logging` keeps them
+    return is_on_gpu(node.right, frame) or any(map(_lies_on_gpu, several))
 
 
 def is_on_gpu(node: ast.expr, frame: FrameType) -> bool:
@@ -192,17 +196,14 @@ def value_on_gpu(node: ast.AST, frame: FrameType) -> bool:
 
 
 def tensor_on_gpu(node: ast.AST, frame: FrameType) -> object | None:
-    """Return the tensor that a name stands for, if it is not in the host's memory.
-
-    Of several tensors, as `logging` keeps what it is to write, the first that is not.
-    """
+    """Return the tensor that a name stands for, if it is not in the host's memory."""
     found = _looked_up(node, frame)
-    several = found if isinstance(found, tuple) else (found,)
-    for each in several:
-        is_tensor = hasattr(type(each), "is_cpu")  # the class is asked: it runs no `__getattr__`
-        if is_tensor and getattr(each, "is_cpu", True) is False:
-            return each
-    return None
+    return found if _lies_on_gpu(found) else None
+
+
+def _lies_on_gpu(value: object) -> bool:
+    is_tensor = hasattr(type(value), "is_cpu")  # the class is asked: it runs no `__getattr__`
+    return is_tensor and getattr(value, "is_cpu", True) is False
 
 
 def _is_to_host(node: ast.expr, frame: FrameType) -> bool:

@@ -209,6 +209,9 @@ def _fuse(optimizer: torch.optim.Optimizer) -> None:
         if "fused" not in group:
             raise ValueError(f"{type(optimizer).__name__} has no fused version.")
         group.update(fused=True, foreach=False)
+    for weights, state in optimizer.state.items():
+        if isinstance(step := state.get("step"), torch.Tensor):  # kept in RAM until it is fused
+            state["step"] = step.to(weights.device)
 
 
 def _takes(step: Callable[..., object]) -> int:

@@ -196,7 +196,7 @@ def _of_watched(known: Evidence, run: Run) -> Evidence:
         growth=LoopGrowth(tuple(run.growth), *_swelling(run)),
         weights_dtype=run.weights_dtype,
         batch_dtype=run.batch_dtype,
-        # a prefetcher or Accelerate's loader moves there what workers have made
+        # Not of a prefetcher or Accelerate's loader, which move there what workers have made
         batch_on_gpu=run.batch_on_gpu
         and run.watched == "DataLoader"
         and not run.pipeline.num_workers,

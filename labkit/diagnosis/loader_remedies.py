@@ -153,7 +153,6 @@ def too_many(workers: int, cores: int | None) -> str:
 def some_workers(evidence: Evidence) -> bool:
     """Fit a loop that has no loader to set, and of which no number is known."""
     unknown = evidence.advised is None and evidence.num_workers is None
-    unknown = unknown and not evidence.batch_on_gpu
     return unknown and not evidence.trace_has_workers and not quickly_made(evidence)
 
 
@@ -186,8 +185,9 @@ KEEP_IN_RAM = Remedy(
     "RAM, move each batch in the loop, and then let workers prepare them.",
     "workers",
     lambda evidence: evidence.batch_on_gpu and not quickly_made(evidence),
-    code="# in the loop, and no longer in the dataset or in collate_fn:\n"
-    "batch = batch.to(device, non_blocking=True)  # pin_memory=True lets it return at once\n",
+    code="# in the loop, and no longer in the dataset or in collate_fn; with pin_memory=True:\n"
+    "inputs = inputs.to(device, non_blocking=True)\n"
+    "labels = labels.to(device, non_blocking=True)\n",
     check=LESS_WAITING,
 )
 WHOLE_TENSORS = Remedy(

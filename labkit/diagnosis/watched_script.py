@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis import watched_ranks
 from labkit.diagnosis.findings import Finding, Measured
 from labkit.diagnosis.remedies import LESS_WAITING, Remedy
+from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.watched_ranks import RanksVerdict
 from labkit.diagnosis.wording import worded
 from labkit.results.record import Event
@@ -22,10 +24,10 @@ from labkit.watching.run_folders import folders_in, process_of, rank_of
 LEAST_PASSES = 5  # of one batch: fewer look at what a batch is
 KEEP_THE_ITERATOR = Remedy(
     "keep_the_iterator",
-    "Loop over the loader, or make its iterator once and ask that.",
+    "Loop over the loader, or make one iterator an epoch and take every batch from that.",
     "epochs",
-    code="for batch in loader:  # an epoch; or, outside of the loop: batches = iter(loader)\n"
-    "    ...                # and in it: batch = next(batches)\n",
+    code="batches = iter(loader)  # before the loop, and again when it is exhausted\n"
+    "batch = next(batches)  # in the loop, in place of next(iter(loader))\n",
     check=LESS_WAITING,
 )
 
@@ -52,12 +54,13 @@ def runs_in(folder: Path) -> list[Run]:
     return found
 
 
-def one_batch_a_pass(folder: Path) -> Finding | None:
+def one_batch_a_pass(folder: Path) -> Diagnosis | None:
     """A script makes a new iterator over its loader for each batch: `next(iter(loader))`.
 
     Cause "one_batch_a_pass", where LEAST_PASSES or more passes over a loader were dropped before a
     step was over. It costs the share of the time from the first of them to the last in which the
-    script waited for them: for the start of workers, a new order, and a first batch.
+    script waited for them: for the start of workers, a new order, and a first batch. None where
+    that is not worth a name.
     """
     found = []
     for each in folders_in(folder):
@@ -68,6 +71,8 @@ def one_batch_a_pass(folder: Path) -> Finding | None:
     if not found:
         return None
     lost, run = max(found, key=lambda pair: pair[0])
+    if lost < limits.WORTH_NAMING["input"]:
+        return None
     where = f"{Path(str(run.place[0])).name}:{run.place[1]}, " if run.place else ""
     workers = run.pipeline.num_workers
     started = f"starts {counted(workers, 'worker')}, " if workers else ""
@@ -76,8 +81,11 @@ def one_batch_a_pass(folder: Path) -> Finding | None:
         f"{started}draws an order, and drops what it has prepared ahead"
     )
     waits = Measured("of the time is spent in iter(loader) and on its first batch", lost)
-    remedies = (KEEP_THE_ITERATOR,)
-    return worded(Finding("input", "one_batch_a_pass", lost, (waits, Measured(again)), remedies))
+    cause = Finding(
+        "input", "one_batch_a_pass", lost, (waits, Measured(again)), (KEEP_THE_ITERATOR,)
+    )
+    told = replace(worded(cause), code=KEEP_THE_ITERATOR.code)
+    return Diagnosis((told,), 0.0, "passes over the loader")  # how sure was not resampled
 
 
 def _dropped(run: Run) -> float:

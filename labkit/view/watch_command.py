@@ -9,18 +9,18 @@ import contextlib
 import os
 import shutil
 import sys
-import textwrap
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from labkit.bench.outside import Sample
-from labkit.diagnosis.findings import Finding
 from labkit.diagnosis.outside_verdict import judge
+from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.watched_script import ScriptVerdict, judge_runs, one_batch_a_pass, runs_in
 from labkit.process import folders
 from labkit.process.events import EventLog, now_ns
 from labkit.results import privacy
 from labkit.results.run import Run
+from labkit.results.wall_shares import trains
 from labkit.view import report
 from labkit.view.script_words import Values, text_inside, values_inside, values_of_hang
 from labkit.watching.foreground import run_in_front
@@ -132,15 +132,16 @@ def _judged(ended: Ended, outside: bool, headroom: bool) -> Judged:
     is_over = not ended.hangs.hanging
     of_hang = {} if hang is None else {"hang": values_of_hang(hang, is_over)}
     runs = runs_in(ended.folder)
+    dropped = None if any(map(trains, runs)) else one_batch_a_pass(ended.folder)
+    if dropped is not None:
+        shutil.rmtree(ended.folder, ignore_errors=True)  # no step of its training is in it
+        return _of_dropped(dropped)
     if runs:
         found = judge_runs(runs, ended.start_ns, ended.end_ns)
         values = values_inside(found, headroom)
         text = text_inside(found, hang, is_over, headroom)
         _keep(found)
         return Judged(values | of_hang, text, found.run)
-    dropped = one_batch_a_pass(ended.folder)
-    if dropped is not None:
-        return _of_dropped(dropped)
     if hang is not None:
         told = f"before the first step was over, {hang.text}"
         seen: Values = {**judge(ended.samples), "evidence": told, "record": str(hang.folder)}
@@ -148,19 +149,10 @@ def _judged(ended: Ended, outside: bool, headroom: bool) -> Judged:
     return _from_outside(ended, outside)
 
 
-def _of_dropped(found: Finding) -> Judged:
+def _of_dropped(found: Diagnosis) -> Judged:
     """Return what was found of a loop whose passes were all dropped after a batch."""
-    values: Values = {
-        "bottleneck": found.name,
-        "confidence": "medium",
-        "evidence": found.evidence,
-        "advice": found.advice,
-        "findings": [found.to_dict()],
-        "seen": "inside",
-    }
-    code = textwrap.indent(found.remedies[0].code, "    ")
-    text = f"bottleneck {found.name}: {found.evidence}\n{found.advice} In PyTorch:\n{code}"
-    return Judged(values, text.rstrip())
+    values: Values = {**found.to_dict(), "evidence": found.evidence, "advice": found.advice}
+    return Judged(values | {"seen": "inside", "confidence": "medium"}, "\n".join(found.three_lines))
 
 
 def _keep(found: ScriptVerdict) -> None:
