@@ -107,10 +107,12 @@ def recorded(
     machine, _, plain = str(name).rpartition("/")
     if not NAME.fullmatch(plain) or (machine and not NAME.fullmatch(machine)):
         raise ValueError(f"recorded({name!r}): a name has letters, digits, - and _ only.")
-    for entry in found:
-        if entry.name == plain and machine in ("", entry.path.parent.name):
+    of_machine = [entry for entry in found if machine in ("", entry.path.parent.name)]
+    for entry in of_machine:
+        if entry.name == plain:
             return entry.load()
-    known = ", ".join(dict.fromkeys(entry.name for entry in found)) or "none"
+    names = [entry.name for entry in of_machine] or [entry.path.parent.name + "/" for entry in found]
+    known = ", ".join(dict.fromkeys(names)) or "none"
     raise ValueError(f"Unknown record {name!r}; available: {known}.")
 
 

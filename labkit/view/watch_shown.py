@@ -81,4 +81,4 @@ def _marked_cell(file: str, shares: dict[int, float]) -> str:
         alpha = 0.1 + 0.5 * share if is_marked else 0
         shade = f"background: rgba(213, 94, 0, {alpha:.2f})"
         rows.append(f'<span style="{shade}">{mark}  {html.escape(text.rstrip())}</span>')
-    return f"<pre>{chr(10).join(rows)}</pre>"
+    return f'<pre style="font-family: monospace">{chr(10).join(rows)}</pre>'
