@@ -437,6 +437,16 @@ def test_whole_tensors_are_fetched_a_batch_at_once_before_workers_take_them_apar
     assert at_once == ("at once" in says)
 
 
+def test_padding_costs_no_time_of_an_optimizers_step():
+    parts = {"forward": 0.2, "backward": 0.3, "optimizer": 0.5}
+    loop = SimpleNamespace(lines=SimpleNamespace(body=parts))
+    slow = {"padding_share": 0.4, "compute_share": 0.9}
+    for kind, lost in (("cpu", 0.18), ("gpu", 0.36)):  # a GPU's time is not its host's
+        found = compute_rules.padding(Evidence(kind, loop=loop, **slow))
+        assert found.lost_share == pytest.approx(lost) and found.is_bound
+    assert "at most 36% of the time" in worded(found).evidence
+
+
 def test_a_loader_that_makes_its_batches_on_a_gpu_is_advised_no_workers():
     slow = {"wait_share": 0.8, "compute_share": 0.2, "wait_us": 60e3, "batch_on_gpu": True}
     evidence = Evidence("gpu", knobs={"num_workers": 0, "batch_size": 8}, code=LOADER, **slow)

@@ -89,3 +89,11 @@ def test_the_listing_says_what_on_what_and_when_and_refuses_other_names(
     for name in ("../tiny", "/etc/passwd", "tiny.jsonl"):
         with pytest.raises(ValueError, match="letters, digits"):
             lk.recorded(name, folder=shipped)
+
+
+def test_a_name_that_a_machine_lacks_is_answered_with_those_that_it_has():
+    with pytest.raises(ValueError, match="NVIDIA-H200/nothing'; available: .*workers-4") as raised:
+        lk.recorded("NVIDIA-H200/nothing")
+    assert "compile-default" not in str(raised.value)  # another machine's
+    with pytest.raises(ValueError, match="available: .*NVIDIA-H200/"):
+        lk.recorded("H20/nothing")

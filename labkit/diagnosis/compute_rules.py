@@ -7,6 +7,8 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured, costs
 
+OVER_THE_BATCH = ("forward", "backward", "torch")  # parts of a loop's body: all but the update's
+
 
 def full_precision(evidence: Evidence) -> Finding | None:
     """The heavy math runs in FP32: in BF16 this run's own step was faster.
@@ -104,11 +106,17 @@ def elementwise_kernels(evidence: Evidence) -> Finding | None:
 def padding(evidence: Evidence) -> Finding | None:
     """Batches of text hold filler tokens, on which the device computes for nothing.
 
-    Cause "padding". It costs the share of the tokens that are filler, of the compute.
+    Cause "padding". It costs at most the share of the tokens that are filler, of the compute; on a
+    CPU, whose samples show what computes, of its forward and backward passes: an optimizer's step
+    takes as long for any batch.
     """
     if not evidence.padding_share:
         return None
-    lost = evidence.padding_share * evidence.compute_share
+    over_tokens = evidence.compute_share
+    parts = evidence.loop.lines.body if evidence.loop else {}
+    if evidence.kind == "cpu" and parts:
+        over_tokens *= sum(parts.get(part, 0.0) for part in OVER_THE_BATCH)
+    lost = evidence.padding_share * over_tokens
     lengths = f"lengths of the sequences, {evidence.source}"
     return Finding(
         name="compute",
@@ -116,9 +124,10 @@ def padding(evidence: Evidence) -> Finding | None:
         lost_share=lost,
         measured=(
             Measured("of the tokens are padding", evidence.padding_share, by=lengths),
-            Measured("of the time is spent on it", lost),
+            Measured("of the time is spent on it", lost, before="at most"),
         ),
         remedies=(cures.PAD_LESS,),
+        is_bound=True,
     )
 
 

@@ -111,7 +111,8 @@ def recorded(
     for entry in of_machine:
         if entry.name == plain:
             return entry.load()
-    names = [entry.name for entry in of_machine] or [entry.path.parent.name + "/" for entry in found]
+    machines = [entry.path.parent.name + "/" for entry in found]
+    names = [entry.name for entry in of_machine] or machines
     known = ", ".join(dict.fromkeys(names)) or "none"
     raise ValueError(f"Unknown record {name!r}; available: {known}.")
 
