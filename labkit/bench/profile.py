@@ -16,10 +16,10 @@ from torch.autograd.profiler import profile as profiler
 from torch.autograd.profiler import record_function
 
 from labkit.bench import devices, handoff
+from labkit.bench.batch_contents import Batch
 from labkit.bench.loop import Trains
 from labkit.bench.optional import write_or_why
 from labkit.bench.step_variants import other_settings
-from labkit.bench.user_dataset import Batch
 from labkit.process.events import XRAY_NAME, EventLog
 from labkit.spec import Job
 
