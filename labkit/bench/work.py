@@ -19,18 +19,19 @@ from labkit.bench import (
     handoff,
     loader_workers,
     machine,
-    profile,
     resources,
     user_parts,
+    xray,
 )
 from labkit.bench.flops import write_work
 from labkit.bench.loader_work import LoaderWork
 from labkit.bench.loop import Trainer, Trains, train
 from labkit.bench.planted_fault import planted
 from labkit.bench.resolve_config import resolve_config
-from labkit.bench.sampler import Sampler, in_workers
+from labkit.bench.sampler import Sampler
 from labkit.bench.timeline import make_timeline
 from labkit.bench.user_dataset import Batches
+from labkit.bench.worker_recorder import in_workers
 from labkit.knobs import Settings
 from labkit.process.device_lock import hold
 from labkit.process.events import EventLog
@@ -76,10 +77,10 @@ def run_pipeline(spec: Settings, device: torch.device, folder: Path, log: EventL
     with lines_of(loader, folder):
         iterator = begun(loader, job, log)
         counted = not isinstance(trainer, Trainer) or write_work(trainer, log, only_known=True)
-        profile.keep_time(job)
+        xray.keep_time(job)
         steps = train(trainer, iterator, timeline, job)
     log.write("memory", peak_bytes=resources.peak_bytes(device))
-    profile.look(trainer, iterator, job, steps, folder, log)
+    xray.look(trainer, iterator, job, steps, folder, log)
     if isinstance(loader, Batches):
         handoff.hand_over(loader.tensors, steps, log, None)
     else:
