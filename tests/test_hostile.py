@@ -282,7 +282,7 @@ def is_bare(part):
 MAY_PICKLE = {
     "results/payload.py",  # only writes, to processes that this one starts
     "bench/by_value.py",  # only writes, to workers that this process starts
-    "bench/user_dataset.py",
+    "bench/user_parts.py",
     "bench/measure.py",
 }
 PICKLES = {"pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib", "yaml"}

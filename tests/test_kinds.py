@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from labkit.bench import kinds, stack
+from labkit.bench import instructions, kinds, stack
 from labkit.bench.batch_contents import bytes_along, large_arrays
 from labkit.bench.places import Places
 
@@ -137,6 +137,19 @@ def test_comparisons_and_indices_of_tensors_are_not_of_python():
             f_builtins={},
         )
         assert kinds.kind_and_call(frame)[0] == kind, text
+
+
+@needs_columns
+def test_the_instructions_of_this_python_are_told_apart():
+    def work(loop, mask, x):
+        for _ in loop:
+            x -= not mask
+            if x in mask:
+                mask[x] = loop(*x, key=x[0])
+
+    told = {instructions.does(step) for step in dis.get_instructions(work)}
+    known = set(instructions.PATTERNS) - {"precall"}
+    assert told - {None, "precall"} == known
 
 
 class Probe:

@@ -28,7 +28,18 @@ from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
 from labkit.__main__ import main
-from labkit.bench import growth, kinds, loader_clocks, main_thread, stack
+from labkit.bench import (
+    expressions,
+    gpu_tensors,
+    growth,
+    kind_names,
+    kinds,
+    loader_clocks,
+    main_thread,
+    named_objects,
+    stack,
+    weight_updates,
+)
 from labkit.bench.batch_contents import padding_of
 from labkit.bench.growth import Growth
 from labkit.bench.places import Places
@@ -425,7 +436,7 @@ def test_a_stack_is_walked_from_beside_while_its_frames_go():
 def test_a_loop_that_asks_for_its_next_item_does_not_call_what_its_body_calls():
     def items():
         for number in range(3):
-            asked.append(kinds.call_text(kinds.expression(sys._getframe(1))))
+            asked.append(expressions.call_text(expressions.expression(sys._getframe(1))))
             yield number
 
     asked = []
@@ -467,7 +478,7 @@ def test_a_tensor_is_known_wherever_the_users_code_keeps_it(kind, texts, monkeyp
     names |= {"batch": UserDict(x=loss), "text": "%.4f of %.4f", "best": 2.0, "at": 0}
     names |= {"args": (loss, 1), "device": torch.device("cuda"), "__name__": "__main__"}
     exec("import sys\nframe = sys._getframe()", names)
-    monkeypatch.setattr(kinds, "_lies_on_gpu", lambda value: isinstance(value, torch.Tensor))
+    monkeypatch.setattr(gpu_tensors, "lies_on_gpu", lambda value: isinstance(value, torch.Tensor))
     for each in texts:
         node = ast.parse(each, mode="eval").body
         assert kinds.kind_of_node(node, names["frame"]) == kind, each
@@ -477,7 +488,7 @@ def test_a_tensor_is_known_wherever_the_users_code_keeps_it(kind, texts, monkeyp
 
 def test_a_logger_that_writes_a_tensor_of_a_gpu_waits_for_it(monkeypatch):
     def played(node, frame):
-        found = kinds._looked_up(node, frame)
+        found = named_objects.looked_up(node, frame)
         return found if isinstance(found, torch.Tensor) else None
 
     frames = []
@@ -495,7 +506,7 @@ def test_a_logger_that_writes_a_tensor_of_a_gpu_waits_for_it(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "item", caught)
     written(torch.ones(()))
     assert kinds.kind_of_calls(frames) == "torch"
-    monkeypatch.setattr(kinds, "tensor_on_gpu", played)
+    monkeypatch.setattr(gpu_tensors, "tensor_on_gpu", played)
     assert kinds.kind_of_calls(frames) == "sync"
 
 
@@ -640,7 +651,7 @@ def test_a_closure_and_reading_gradients_are_no_optimizer_of_the_users():
 
     assert noted(closure_of)[0].kind != "update"  # Lightning's whole step is in such a closure
     frame = SimpleNamespace(f_code=norm_of.__code__)
-    assert not kinds.updates_weights(frame, is_loop=False)
+    assert not weight_updates.updates_weights(frame, is_loop=False)
 
     def residual(x):
         return torch.autograd.grad(x.sum(), x)[0]
@@ -654,7 +665,7 @@ def test_a_closure_and_reading_gradients_are_no_optimizer_of_the_users():
             weight.data.add_(weight.grad, alpha=-0.1)
 
     told = [
-        kinds.updates_weights(SimpleNamespace(f_code=each.__code__), is_loop=False)
+        weight_updates.updates_weights(SimpleNamespace(f_code=each.__code__), is_loop=False)
         for each in (residual, descend, descend_in_place)
     ]
     assert told == [False, True, True]
@@ -703,7 +714,7 @@ def test_an_optimizer_that_somebody_wrote_is_one_and_may_be_rewritten(tmp_path, 
     function = noted(lambda note: descend([weight], note))[0]
     assert (own.kind, own.function) == ("update", "Sgd.step")
     assert (function.kind, function.function) == ("update", "descend")
-    assert kinds.kind_of("torch.nn.parameter") == "torch"
+    assert kind_names.kind_of("torch.nn.parameter") == "torch"
     monkeypatch.setattr(hot_lines, "FEWEST", 1)
     lines = sampled(tmp_path, own, pid=0)
     assert lines.body == {"optimizer": 1.0}

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import pytest
 
 import labkit as lk
-from labkit.bench import by_value, user_dataset
+from labkit.bench import by_value, user_dataset, user_parts, user_step
 from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.prediction import WORTH
 from labkit.diagnosis.recommendation import recommend_workers
@@ -234,7 +234,7 @@ def batches(tmp_path, monkeypatch):
     def taken_in(dataset, **knobs):
         folder = Path(tempfile.mkdtemp(dir=tmp_path))
         job = SimpleNamespace(**lk.Pipeline(batch_size=8, device="cpu").but(**knobs).to_dict())
-        _, loader = user_dataset.prepare(source.source_of(dataset).place(folder), job, folder)
+        _, loader = user_parts.prepare(source.source_of(dataset).place(folder), job, folder)
         assert not (folder / source.PAYLOAD).exists()
         taken.append(iter(loader))
         return taken[-1]
@@ -341,14 +341,14 @@ def test_an_optimizer_that_is_fused_late_has_its_step_counters_beside_its_weight
     weights = torch.nn.Parameter(torch.ones(3, device="meta"))
     adam = torch.optim.Adam([weights])
     adam.state[weights]["step"] = torch.tensor(7.0)  # as torch keeps it where it is not fused
-    user_dataset._fuse(adam)
+    user_step._fuse(adam)
     assert adam.state[weights]["step"].device == weights.device
     trained = torch.nn.Parameter(torch.ones(3))
     adam = torch.optim.Adam([trained])
     for fuse in (False, True):
         trained.grad = torch.ones(3)
         if fuse:
-            user_dataset._fuse(adam)
+            user_step._fuse(adam)
         adam.step()
     assert adam.state[trained]["step"] == 2 and trained[0] < 0.999
 

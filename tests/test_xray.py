@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from labkit.bench import profile
+from labkit.bench import step_operators
 from labkit.course.recordings import ship
 from labkit.results.launch import launch
 from labkit.results.library import load
@@ -59,7 +59,7 @@ def event(name, start_us, length_us, size=1000):
 
 
 def summarised(*events, window=100):
-    return profile.summarise([event("w", 0, window), *events], "w")
+    return step_operators.summarise([event("w", 0, window), *events], "w")
 
 
 def test_time_between_operators_is_a_gap_and_neither_inner_operators_nor_marks_count_twice():

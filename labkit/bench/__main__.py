@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from labkit.bench import lifetime
+from labkit.process.death_signal import die_with
 from labkit.process.events import EventLog
 
 
@@ -37,7 +38,7 @@ def run(spec: dict, folder: Path, log: EventLog) -> None:
 
 
 if __name__ == "__main__":
-    lifetime.die_with(int(sys.argv[2]))
+    die_with(int(sys.argv[2]))
     if lifetime.stands_by():
         warm_up()
         lifetime.wait_for_run()

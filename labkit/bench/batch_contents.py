@@ -8,9 +8,11 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 LEAST_TOKENS = 8  # in a row of text
+
+Batch: TypeAlias = Any  # whatever a collate function makes
 
 Keys = tuple[object, ...]
 """What leads to a part of a batch: indices of lists and tuples, keys of mappings."""

@@ -15,7 +15,7 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from labkit.bench.lifetime import worker_dies_with_bench
+from labkit.bench.loader_workers import worker_dies_with_bench
 from labkit.knobs import Settings
 from labkit.spec import LOADER_KNOBS, WITHOUT_WORKERS, Job
 

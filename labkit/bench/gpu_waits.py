@@ -16,11 +16,11 @@ from types import CodeType, FrameType
 from typing import NamedTuple
 
 from labkit.bench import kinds, stack
+from labkit.bench.expressions import call_text, name_of, source_of
+from labkit.bench.gpu_tensors import is_on_gpu, tensor_on_gpu
+from labkit.bench.instructions import Doing, does, may_go_on
 
-CALLS = frozenset(["CALL", "CALL_KW", "CALL_FUNCTION_EX"])
 JUMPS = frozenset([*dis.hasjrel, *dis.hasjabs])
-INDEXES = ("SUBSCR", "BINARY_SLICE")  # since Python 3.14 an index is a BINARY_OP with "[]"
-NEVER_ON = ("JUMP_FORWARD", "JUMP_BACKWARD", "RETURN_", "RAISE_", "RERAISE")
 UNSEEN = frozenset(["append", "isinstance", "len"])  # calls in which Python handles no signal
 # Calls that take next to no time: what took it came before
 CLOCKS = frozenset(
@@ -40,21 +40,20 @@ class Wait(NamedTuple):
 def wait_for_gpu(top: FrameType, is_late: bool) -> Wait | None:
     """Return the operation that the stack from `top` on waits in for a GPU; None for none.
 
-    A host that spins so long notes a signal late (`is_late`): Python runs the handler as it enters
-    the next function, after most calls of C code, and at a loop's jump back. That is where `top` is
-    then, and what it waited in came before.
+    A host that waits notes a signal late (`is_late`): Python runs the handler as it enters the next
+    function, after most calls of C code, and at a loop's jump back. That is where `top` is then,
+    and what it waited in came before.
     """
     steps = _steps_to(top) if stack.is_gpu_in_use() else ()
     if not steps:
         return None
-    now = steps[-1].opname
     if not is_late:
         return _wait_in(top, steps, len(steps) - 1)
-    if now == "RESUME":
+    now = does(steps[-1])
+    if now == "start":
         return _wait_before(top.f_back) if top.f_back else None
-    is_call = now in CALLS or now == "PRECALL"  # where Python 3.11 does it
-    is_quick = is_call and _is_quick(top, top.f_lasti)
-    return _wait_before(top) if is_quick or now == "JUMP_BACKWARD" else None
+    is_quick = now in ("call", "precall") and _is_quick(top, top.f_lasti)
+    return _wait_before(top) if is_quick or now == "jump back" else None
 
 
 def _wait_before(frame: FrameType) -> Wait | None:
@@ -69,13 +68,13 @@ def _wait_before(frame: FrameType) -> Wait | None:
         number = max(ways)
         ways.remove(number)
         before = jumps[steps[number].offset]
-        if number and not steps[number - 1].opname.startswith(NEVER_ON):
+        if number and may_go_on(steps[number - 1]):
             before = [*before, number - 1]
         for each in before:
             wait = _wait_in(frame, steps, each)
             if wait is not None:
                 return wait
-            is_call = steps[each].opname in CALLS
+            is_call = does(steps[each]) == "call"
             if not is_call or _is_call_of(UNSEEN, frame, steps[each].offset):
                 ways.add(each)
     return None
@@ -84,43 +83,44 @@ def _wait_before(frame: FrameType) -> Wait | None:
 def _wait_in(frame: FrameType, steps: tuple[dis.Instruction, ...], number: int) -> Wait | None:
     """Return the wait that one of a frame's steps is; None where it is none."""
     step = steps[number]
-    is_condition = "_IF_" in step.opname and "NONE" not in step.opname
-    if is_condition:
+    doing = does(step)
+    if doing == "condition":
         step = steps[number - 1]  # it has the condition's place, and the jump the statement's
     node = _value(frame.f_code, step.offset)
-    if node is None:
+    if node is None or not _waits(doing, node, frame):
         return None
-    waits = False
-    if is_condition:
-        waits = kinds.value_on_gpu(node, frame)
-    elif step.opname == "UNARY_NOT":
-        waits = isinstance(node, ast.UnaryOp) and kinds.value_on_gpu(node.operand, frame)
-    elif step.opname == "CONTAINS_OP":
-        waits = isinstance(node, ast.Compare) and kinds.value_on_gpu(node.comparators[0], frame)
-    elif step.opname.endswith(INDEXES) or step.argrepr == "[]":
-        waits = isinstance(node, ast.Subscript) and _needs_values(node.slice, frame)
     line = stack.position_of(frame.f_code, step.offset)[0]
-    return Wait(frame, line, kinds.call_text(node)) if waits and line else None
+    return Wait(frame, line, call_text(node)) if line else None
+
+
+def _waits(doing: Doing | None, node: ast.expr, frame: FrameType) -> bool:
+    """Return whether an instruction that was compiled from `node` waits for a GPU."""
+    match doing, node:
+        case "condition", _:
+            return kinds.value_on_gpu(node, frame)
+        case "not", ast.UnaryOp(operand=operand):
+            return kinds.value_on_gpu(operand, frame)
+        case "contains", ast.Compare(comparators=[container, *_]):
+            return kinds.value_on_gpu(container, frame)
+        case "index", ast.Subscript(slice=index):
+            return _needs_values(index, frame)
+    return False
 
 
 def _is_quick(frame: FrameType, instruction: int) -> bool:
     """Return whether a call takes next to no time."""
     node = _value(frame.f_code, instruction)
     if node is not None and kinds.kind_of_node(node, frame) == "torch":
-        return kinds.is_on_gpu(node, frame)  # it only queues work
+        return is_on_gpu(node, frame)  # it only queues work
     return _is_call_of(QUICK, frame, instruction)
 
 
 def _is_call_of(names: frozenset[str], frame: FrameType, instruction: int) -> bool:
     """Return whether an instruction calls a function of Python's own that has one of the names."""
     node = _value(frame.f_code, instruction)
-    if not isinstance(node, ast.Call) or _name_of(node.func) not in names:
+    if not isinstance(node, ast.Call) or name_of(node.func) not in names:
         return False
     return kinds.kind_of_node(node, frame) in ("python", "logging")
-
-
-def _name_of(node: ast.AST) -> str:
-    return getattr(node, "attr", getattr(node, "id", ""))
 
 
 def _needs_values(index: ast.AST, frame: FrameType) -> bool:
@@ -129,9 +129,9 @@ def _needs_values(index: ast.AST, frame: FrameType) -> bool:
         return kinds.value_on_gpu(index, frame)
     if isinstance(index, ast.Slice):
         return any(kinds.value_on_gpu(end, frame) for end in ast.iter_child_nodes(index))
-    if isinstance(index, ast.Call) and _name_of(index.func) == "bool":
+    if isinstance(index, ast.Call) and name_of(index.func) == "bool":
         return kinds.value_on_gpu(index, frame)
-    tensor = kinds.tensor_on_gpu(index, frame)
+    tensor = tensor_on_gpu(index, frame)
     if tensor is not None or isinstance(index, ast.Name):
         return str(getattr(tensor, "dtype", None)) == "torch.bool"
     return any(_needs_values(each, frame) for each in ast.iter_child_nodes(index))
@@ -152,5 +152,5 @@ def _steps_to(frame: FrameType) -> tuple[dis.Instruction, ...]:
 def _value(code: CodeType, instruction: int) -> ast.expr | None:
     """Return the expression that an instruction was compiled from."""
     with contextlib.suppress(SyntaxError, ValueError):
-        return ast.parse(f"({kinds.source_of(code, instruction)})", mode="eval").body
+        return ast.parse(f"({source_of(code, instruction)})", mode="eval").body
     return None

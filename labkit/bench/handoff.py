@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from labkit.bench.lifetime import worker_dies_with_bench
+from labkit.bench.loader_workers import worker_dies_with_bench
 from labkit.bench.loop import Trains
 from labkit.bench.optional import write_or_why
 from labkit.process.events import EventLog, now_ns

@@ -1,51 +1,27 @@
-"""A bench among processes: nobody outlives the one it works for, and each end is written down."""
+"""A bench from its start to its exit: it may wait for its run, does it, and writes how it ended."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
-import functools
-import importlib
 import json
 import multiprocessing
-import multiprocessing.queues
 import os
 import signal
 import stat
 import sys
-import time
-import traceback
 from collections.abc import Callable
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, TypeVar
 
+from labkit.bench.failure import write_failure
 from labkit.knobs import Settings
+from labkit.process.death_signal import die_with
 from labkit.process.events import SPEC_NAME, EventLog
-from labkit.process.family import LINUX
 from labkit.process.folder_rights import is_ours
 from labkit.process.leftovers import socket_folder
 
-Items = TypeVar("Items")  # a dataset
-
-PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
-FEW_FILES = 6
 INTERRUPTED = 130  # exit code of Ctrl-C, as in a shell
 STOPPING = ("SIGINT", "SIGBREAK")  # the second is Windows', for a process in a group of its own
-MAX_TRACEBACK = 8_000  # characters kept of a traceback
-
-workers: list[BaseProcess] = []  # the loader's processes
-# What would wait, when let go of, up to 5 s for each worker that is not idle
-held: list[object] = []
-
-
-def die_with(parent: int) -> None:
-    """Have Linux SIGKILL this process when `parent` dies; elsewhere the supervisor does."""
-    if LINUX:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
 
 
 def stands_by() -> bool:
@@ -91,9 +67,9 @@ def serve(work: Callable[[Settings, Path, EventLog], int | None], place: str = "
                 log.write("done")
             code = ended or 0
         except BaseException as error:
-            fail(log, error)
+            write_failure(log, error)
     except BaseException as error:  # a worker's death, which torch raises from a signal handler
-        fail(log, error)
+        write_failure(log, error)
     sys.stderr.flush()
     os._exit(code)  # workers and threads end with the process; the supervisor sees to it
 
@@ -107,80 +83,3 @@ def use_sockets(folder: Path, config: dict[str, object]) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
         if is_ours(folder):  # another user could have made it first
             config["tempdir"] = str(folder)
-
-
-def fail(log: EventLog, error: BaseException) -> None:
-    """Write why the run failed."""
-    if hasattr(signal, "SIGCHLD"):
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise in here too
-    text = "".join(traceback.format_exception(error))[-MAX_TRACEBACK:]
-    files = short_of_files([os.getpid(), *(worker.pid for worker in workers if worker.pid)])
-    time.sleep(0.05)  # a connection to a worker breaks a moment before the worker can be waited for
-    log.write(
-        "error",
-        kind=type(error).__name__,
-        message=str(error)[:MAX_TRACEBACK],
-        traceback=text,
-        workers={worker.pid: worker.exitcode for worker in workers if worker.exitcode},
-        files=files,
-    )
-    sys.stderr.write(text)
-
-
-def short_of_files(pids: list[int]) -> list[int] | None:
-    """Return [open, allowed] of one of these processes that has hardly a file left to open."""
-    with contextlib.suppress(ImportError):
-        import resource
-
-        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        for pid in pids:
-            with contextlib.suppress(OSError):  # no /proc, or the process is gone
-                used = len(os.listdir(f"/proc/{pid}/fd"))
-                if used > allowed - FEW_FILES:
-                    return [used, allowed]
-    return None
-
-
-def planted(fault: str | None, dataset: Items, trainer: object) -> Items:
-    """Plant a spec's `fault`, "module:function:argument"; return what the dataset becomes."""
-    if not fault:
-        return dataset
-    module, function, argument = fault.split(":", 2)
-    return getattr(importlib.import_module(module), function)(argument, dataset, trainer)
-
-
-def worker_dies_with_bench(_worker_id: int) -> None:
-    """DataLoader's `worker_init_fn`: tie a loader worker to the bench that forked it.
-
-    Its queue also reports a batch that cannot be pickled or put into shared memory. Python's own
-    prints the error and drops the batch, and the loop waits for it until the loader's time is up.
-    """
-    bench = multiprocessing.parent_process()
-    # A fork server is its workers' parent; it ends when the bench does
-    by_server = multiprocessing.get_start_method() == "forkserver"
-    if by_server or bench is None or bench.pid is None:
-        die_with(os.getppid())
-    else:
-        die_with(bench.pid)
-    _report_errors_of(multiprocessing.queues.Queue)
-
-
-def _report_errors_of(queues: Any) -> None:
-    """Have each queue of this class send on what its thread failed at: Python's own methods."""
-    start = queues._start_thread
-
-    def start_reporting(queue: Any) -> None:
-        queue._on_queue_feeder_error = functools.partial(_send_error, queue)
-        start(queue)
-
-    queues._start_thread = start_reporting
-
-
-def _send_error(queue: Any, error: Exception, batch: Any) -> None:
-    """Put the error in the place of `batch`; called by the queue's thread while handling it."""
-    from torch._utils import ExceptionWrapper
-
-    with contextlib.suppress(TypeError, ValueError):  # not a loader's (number, batch)
-        number, _ = batch
-        where = f"in DataLoader worker process {os.getpid()}"
-        queue.put((number, ExceptionWrapper(where=where)))

@@ -8,18 +8,20 @@ from types import CodeType, FrameType
 from typing import NamedTuple, TypeAlias
 
 from labkit.bench import kinds, stack
+from labkit.bench.expressions import call_text, expression
 from labkit.bench.gpu_waits import wait_for_gpu
+from labkit.bench.kind_names import SAVES
+from labkit.bench.weight_updates import is_optimizers, updates_weights
 
 DATALOADER = "torch.utils.data.dataloader"
 DATALOADER_PARTS = "torch.utils.data._utils"
 NOT_THE_CAUSE = (DATALOADER_PARTS, DATALOADER, "labkit.")
 IN_MODEL = "torch.nn.modules.module"
-OPTIMIZERS = "torch.optim.optimizer"
-DECORATORS = "torch.utils._contextlib"  # of `step`, as @torch.no_grad() is
-# What these do in a forward records no gradients, and is no validation: what torch.compile made
-# and a `Function` of somebody's own run in the second, FSDP gathers weights in the third
+# These switch gradients off during a training forward: activation checkpointing; what torch.compile
+# made, and a user's own `Function`; FSDP as it gathers weights
 GRAD_OFF = ("torch.utils.checkpoint", "torch.autograd.function", "torch.distributed")
 OWN_UPDATE = ("python", "torch", "library", "forward")  # what updates of weights are made of
+IN_FORWARD = ("forward", "torch", "library")  # and what the forward of a model is made of
 
 Where: TypeAlias = tuple[str, int, str]  # file, line, function
 
@@ -35,6 +37,14 @@ class Place(NamedTuple):
     call: str  # what that line was calling
     site: Where | None  # where in the loop itself that was
     reads: Where | None = None  # where a DataLoader is read, if one is
+
+
+class Code(NamedTuple):
+    """The code that a stack stands at: the user's own, or of a package that was called."""
+
+    frame: FrameType
+    kind: str  # of work
+    call: str  # what its line is calling
 
 
 class Stack(NamedTuple):
@@ -106,36 +116,53 @@ class Places:
 
     def _described(self, top: FrameType, seen: Stack, is_late: bool) -> Place:
         wait = wait_for_gpu(top, is_late)
-        if wait is not None and wait.frame in (*seen.frames, seen.loop):
-            top = wait.frame
-            seen = self._seen(top)
-        else:
-            wait = None
+        if wait is None or wait.frame not in (*seen.frames, seen.loop):
+            return self._place_of(self._code(top, seen), top, seen)
+        seen = self._seen(wait.frame)
+        code = self._code(wait.frame, seen)
+        place = self._place_of(code, wait.frame, seen)._replace(kind="sync")
+        if code.frame is not wait.frame:  # it is a package's, called from there
+            return place
+        return place._replace(line=wait.line, call=wait.text)
+
+    def _place_of(self, code: Code, top: FrameType, seen: Stack) -> Place:
+        """Return the place of a stack that stands at `code`."""
+        # A process is often put off its core in the system calls of what records it
+        is_ours = top.f_code.co_filename in stack.RECORDERS
+        return Place(
+            kind="labkit" if is_ours else code.kind,
+            within=self._loaders_work(seen.frames)[0],
+            file=code.frame.f_code.co_filename,
+            line=stack.line_of(code.frame),
+            function=stack.name_of(code.frame.f_code),
+            call=code.call,
+            site=None if self.framed else _where(seen.loop),
+            reads=_reads(seen),
+        )
+
+    def _code(self, top: FrameType, seen: Stack) -> Code:
+        """Return the code that a stack stands at: the user's own, else a package's."""
         own = seen.own
-        found = [self._within(frame) for frame in seen.frames]
-        within = next(filter(None, found), "")
-        kind, call = _work(top, seen)
-        where = own or top
-        if own is None or (own is seen.loop and (within or self.framed)):
-            below = seen.frames  # what the loop called, or the loader
+        within, called = self._loaders_work(seen.frames)
+        in_loop = own is seen.loop
+        if own is not None and not (in_loop and (within or self.framed)):
+            return Code(own, *_work(top, seen))
+        frame = _in_package(called) or top
+        kind = kinds.kind_of_calls(called) or _work(top, seen)[0]
+        if kind == "library" and frame is top:
+            kind = kinds.kind_of_torch_call(top) or kind
+        return Code(frame, kind, call_text(expression(frame)))
+
+    def _loaders_work(self, frames: list[FrameType]) -> tuple[str, list[FrameType]]:
+        """Return "item" or "collate", if a loader is busy with one, and the frames called for it.
+
+        If not, "" and all frames.
+        """
+        for depth, frame in enumerate(frames):
+            within = self._within(frame)
             if within:
-                below = below[: found.index(within)]
-            where = _in_package(below) or top
-            kind = kinds.kind_of_calls(below) or kind
-            if kind == "library" and where is top:
-                kind = kinds.kind_of_torch_call(top) or kind
-            call = kinds.call_text(kinds.expression(where))
-        file = where.f_code.co_filename
-        if top.f_code.co_filename in stack.RECORDERS:
-            kind = "labkit"  # a process is often put off a core in its system calls
-        line = stack.line_of(where)
-        function = stack.name_of(where.f_code)
-        site = None if self.framed else _where(seen.loop)
-        if wait is not None:
-            kind = "sync"
-            if where is top:
-                line, call = wait.line, wait.text
-        return Place(kind, within, file, line, function, call, site, _reads(seen))
+                return within, frames[:depth]
+        return "", frames
 
     def _within(self, frame: FrameType) -> str:
         module = stack.module_of_frame(frame)
@@ -178,33 +205,25 @@ def _work(top: FrameType, seen: Stack) -> tuple[str, str]:
     else:
         libraries = itertools.takewhile(lambda frame: frame is not own, seen.frames)
         kind = kinds.kind_of_calls(libraries)
-        call = kinds.call_text(own and kinds.expression(own))
-        if kind in ("library", "io") and kinds.SAVES.search(call):
+        call = call_text(own and expression(own))
+        if kind in ("library", "io") and SAVES.search(call):
             kind = "logging"
+    return _phase(kind, seen) or kind, call
+
+
+def _phase(kind: str, seen: Stack) -> str:
+    """Return "update" or "validation" where work of that kind is a part of it, else ""."""
+    own = seen.own
     modules = {stack.module_of_frame(frame) for frame in seen.frames}
-    if own is not None and kind in OWN_UPDATE and IN_MODEL not in modules:
-        is_loop = own is seen.loop
-        if (_in_own_step(seen) and not is_loop) or kinds.updates_weights(own, is_loop):
-            return "update", call
-    in_model = IN_MODEL in modules and kind in ("forward", "torch", "library")
-    if in_model and not seen.grad and not any(each.startswith(GRAD_OFF) for each in modules):
-        kind = "validation"
-    return kind, call
-
-
-def _in_own_step(seen: Stack) -> bool:
-    """Return whether the code is an optimizer's of the user: no library is between it and `step`.
-
-    A closure that PyTorch's own optimizer calls, as Lightning's whole step is, is none.
-    """
-    around = itertools.dropwhile(lambda frame: frame is not seen.own, seen.frames)
-    for frame in around:
-        module = stack.module_of_frame(frame)
-        if module == OPTIMIZERS:
-            return True
-        if not stack.is_users(frame.f_code.co_filename) and module != DECORATORS:
-            return False
-    return False
+    if IN_MODEL in modules:
+        needs_grad = seen.grad or any(each.startswith(GRAD_OFF) for each in modules)
+        return "validation" if kind in IN_FORWARD and not needs_grad else ""
+    if own is None or kind not in OWN_UPDATE:
+        return ""
+    if own is seen.loop:
+        return "update" if updates_weights(own, is_loop=True) else ""
+    around = itertools.dropwhile(lambda frame: frame is not own, seen.frames)
+    return "update" if is_optimizers(around) or updates_weights(own, is_loop=False) else ""
 
 
 def _in_package(frames: list[FrameType]) -> FrameType | None:

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from labkit.bench import data, devices, flops, lifetime, machine, resources, work
 from labkit.bench.loop import UNLIMITED_S, Trainer, train
+from labkit.bench.planted_fault import planted
 from labkit.bench.record_head import write_spec
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.telemetry_process import telemetry_beside
@@ -63,7 +64,7 @@ def run(spec: Settings, folder: Path, log: EventLog) -> None:
     items = first_makes_files(local_rank, job, Path(spec["cache"]) / "data", log)
     trainer = work.built(lambda: DistributedTrainer(job, device, spec["no_sync"]), log)
     if rank == ranks - 1:  # for tests: one rank breaks, the others do not
-        items = lifetime.planted(spec.get("fault"), items, trainer)
+        items = planted(spec.get("fault"), items, trainer)
     timeline = rank_timeline(log, device, trainer.comm)
     iterator = work.begun(data.make_loader(items, job), job, log)
     counted = flops.write_work(trainer, log, only_known=True)

@@ -16,30 +16,25 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import functools
 import os
 import random
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from multiprocessing import util
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from labkit.bench import stack
-from labkit.bench.loader_hook import hook_fetchers
-from labkit.bench.loader_work import LoaderWork
 from labkit.bench.main_thread import MainThread, Spent, Timer
 from labkit.bench.places import Places
-from labkit.bench.user_loop import knobs_of
 from labkit.process.events import EventLog, now_ns
 
 PERIOD_S = 0.02  # between samples
-EARLY_S = 0.01  # and between the first EARLY of them, 5 s, so that a short script has enough: of
-EARLY = 500  # 400, a share of a half is known to 2.5 points. Workers share both numbers: of four
-# on two cores, each sampled so often, the samples alone took 5 % of the cores
+# The first samples, of some 5 s, are closer, so that a short script has enough of them: with 400, a
+# share of a half is known to 2.5 points. The workers of a loader share this number and the periods:
+# where each of four on two cores was sampled as often, that alone took 5 % of the cores
+EARLY = 500
+EARLY_S = 0.01  # between these
 MOST_SAMPLES = 100_000  # half an hour of them: 4 MB in the log
 LATE_NS = 1_000_000  # our thread waited for the GIL: the main thread had it, and has moved on
 FLUSH_NS = 500_000_000  # a process that is killed loses no more
@@ -54,7 +49,7 @@ class Sampler:
     ):
         """`collate` is the collate function; it stops once the file `watched` is deleted.
 
-        So many `processes` do the same work: together they are sampled as often as one.
+        Where several `processes` do the same work, together they are sampled as often as one.
         """
         self.log = EventLog(folder)
         self.places = Places(collate)
@@ -169,7 +164,7 @@ class Sampler:
         tick.delete()
 
     def _take(self, thread: MainThread, how: Spent, frame: FrameType, is_late: bool) -> None:
-        """Place the time so spent since the last such sample at the stack of `frame`.
+        """Place the time spent `how` since its last sample at the stack of `frame`.
 
         `is_late` where the thread first had to come to a point at which Python lets it be seen.
         """
@@ -202,46 +197,3 @@ class Sampler:
             self.log.write("lines", pid=self.pid, places=self.places.fresh, rows=self.rows)
             self.rows = []
             self.places.fresh = {}
-
-
-@contextlib.contextmanager
-def in_workers(
-    loader: Any, folder: Path, work: LoaderWork | None, watched: Path | None = None
-) -> Iterator[None]:
-    """Let the workers that a torch DataLoader starts within the block record themselves.
-
-    Of a loader without workers, `work` records what the main process does for its batches. Of a
-    loop of the user's, the file `watched` is there while it goes on.
-    """
-    workers = knobs_of(loader).get("num_workers")
-    with contextlib.ExitStack() as undo:
-        if workers:
-            own = loader.worker_init_fn
-            how = (folder, loader.collate_fn, watched)
-            loader.worker_init_fn = functools.partial(_record_worker, how, workers, own)
-            undo.callback(setattr, loader, "worker_init_fn", own)
-        elif work is not None:
-            dataset = loader.dataset
-            undo.callback(hook_fetchers(work, lambda each: each is dataset))
-        yield
-
-
-def _record_worker(
-    how: tuple[Path, object, Path | None],
-    workers: int,
-    own: Callable[[int], None] | None,
-    worker: int,
-) -> None:
-    """Start to record in a loader's worker process, then do the loader's own `worker_init_fn`."""
-    with contextlib.suppress(Exception):
-        folder, collate, watched = how
-        torch_loop = sys._getframe(1).f_code
-        sampler = Sampler(folder, collate, watched, workers)
-        sampler.places.loop = torch_loop
-        sampler.start()
-        work = LoaderWork(sampler.log, worker, workers, watched)
-        hook_fetchers(work, lambda _dataset: sys._getframe(2).f_code is torch_loop)
-        util.Finalize(None, sampler.flush, exitpriority=10)
-        util.Finalize(None, work.flush, exitpriority=10)
-    if own is not None:
-        own(worker)

@@ -24,7 +24,13 @@ def _files_of_bench(*modules: str) -> frozenset[str]:
 STAND_FOR_USERS = _files_of_bench("data", "models", "loop")
 # What times the items of a loader, and what samples: its time is labkit's own cost
 RECORDERS = _files_of_bench(
-    "loader_clocks", "loader_hook", "loader_progress", "loader_work", "main_thread", "sampler"
+    "loader_clocks",
+    "loader_hook",
+    "loader_progress",
+    "loader_work",
+    "main_thread",
+    "sampler",
+    "worker_recorder",
 )
 LIBRARIES = tuple({*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))})
 LIBRARIES += (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")

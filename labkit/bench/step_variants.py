@@ -11,9 +11,8 @@ from typing import NamedTuple
 import torch
 
 from labkit.bench import devices, formats, resources
-from labkit.bench.batch_contents import leaves
+from labkit.bench.batch_contents import Batch, leaves
 from labkit.bench.loop import Trains
-from labkit.bench.user_dataset import Batch
 
 ROUNDS = 7
 BUDGET_S = 0.45  # for all rounds; at least two are done

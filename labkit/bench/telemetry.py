@@ -21,7 +21,8 @@ import psutil
 from labkit import quotas
 from labkit.bench.cpu_use import CpuUse
 from labkit.bench.gpu_meter import GpuMeter, OtherProcess, name_of
-from labkit.bench.lifetime import die_with, wait_for_run
+from labkit.bench.lifetime import wait_for_run
+from labkit.process.death_signal import die_with
 from labkit.process.events import FILE_NAME, EventLog
 
 PERIOD_S = 0.2

@@ -13,13 +13,25 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader
 
-from labkit.bench import data, devices, handoff, lifetime, machine, profile, resources, user_dataset
+from labkit.bench import (
+    data,
+    devices,
+    handoff,
+    loader_workers,
+    machine,
+    resources,
+    user_parts,
+    xray,
+)
 from labkit.bench.flops import write_work
 from labkit.bench.loader_work import LoaderWork
 from labkit.bench.loop import Trainer, Trains, train
+from labkit.bench.planted_fault import planted
 from labkit.bench.resolve_config import resolve_config
-from labkit.bench.sampler import Sampler, in_workers
+from labkit.bench.sampler import Sampler
 from labkit.bench.timeline import make_timeline
+from labkit.bench.user_dataset import Batches
+from labkit.bench.worker_recorder import in_workers
 from labkit.knobs import Settings
 from labkit.process.device_lock import hold
 from labkit.process.events import EventLog
@@ -30,7 +42,7 @@ QUICK_S = 0.5  # and at least so many seconds
 LEAST_WARMUP = 3  # steps left out of the statistics, where no more batches are prefetched
 
 TrainerType = TypeVar("TrainerType", bound=Trainer)
-Loader = DataLoader[object] | user_dataset.Batches
+Loader = DataLoader[object] | Batches
 
 
 def do(spec: Settings, folder: Path, log: EventLog) -> None:
@@ -58,18 +70,18 @@ def run_pipeline(spec: Settings, device: torch.device, folder: Path, log: EventL
     job, not_applied = resolve_config(spec["pipeline"], device, size_model=not own)
     if quick_run() and not own:
         shorten(job, not_applied)
-    knobs = user_dataset.knobs_of(job, spec["source"]) if own else vars(job)
+    knobs = user_parts.knobs_of(job, spec["source"]) if own else vars(job)
     log.write("job", pipeline=knobs, not_applied=not_applied)
     trainer, loader = prepare(spec, job, device, folder, log)
     timeline = make_timeline(log, folder, device)
     with lines_of(loader, folder):
         iterator = begun(loader, job, log)
         counted = not isinstance(trainer, Trainer) or write_work(trainer, log, only_known=True)
-        profile.keep_time(job)
+        xray.keep_time(job)
         steps = train(trainer, iterator, timeline, job)
     log.write("memory", peak_bytes=resources.peak_bytes(device))
-    profile.look(trainer, iterator, job, steps, folder, log)
-    if isinstance(loader, user_dataset.Batches):
+    xray.look(trainer, iterator, job, steps, folder, log)
+    if isinstance(loader, Batches):
         handoff.hand_over(loader.tensors, steps, log, None)
     else:
         handoff.hand_over(data.noise_batch(job), steps, log, trainer)
@@ -83,14 +95,14 @@ def prepare(
     """Return what trains, and the loader that feeds it."""
     if "source" in spec:
         log.stage("loading your dataset")
-        return user_dataset.prepare(spec["source"], job, folder)
+        return user_parts.prepare(spec["source"], job, folder)
     if "module" in spec:
         made = importlib.import_module(spec["module"])
         return made.prepare(spec, job, device, folder, log)
     cache = Path(spec["cache"]) / "data"
     dataset = data.make_dataset(job, cache, partial(log.stage, "making images"))
     trainer = built(lambda: Trainer(job, device), log)
-    dataset = lifetime.planted(spec.get("fault"), dataset, trainer)
+    dataset = planted(spec.get("fault"), dataset, trainer)
     return trainer, data.make_loader(dataset, job)
 
 
@@ -104,7 +116,7 @@ def shorten(job: Job, not_applied: dict[str, str]) -> None:
 @contextlib.contextmanager
 def lines_of(batches: Loader, folder: Path) -> Iterator[None]:
     """Sample the lines of the loop and its dataset, here and in the loader's workers."""
-    loader = batches.loader if isinstance(batches, user_dataset.Batches) else batches
+    loader = batches.loader if isinstance(batches, Batches) else batches
     sampler = Sampler(folder, loader.collate_fn)
     sampler.places.loop = train.__code__
     work = LoaderWork(sampler.log, -1, 1)
@@ -133,7 +145,7 @@ def begun(loader: Loader, job: Job, log: EventLog) -> Iterator[Any]:
     if job.num_workers:
         log.stage(f"starting {job.num_workers} loader workers")
     iterator = iter(loader)
-    lifetime.held.append(iterator)
-    lifetime.workers.extend(multiprocessing.active_children())
-    log.write("workers", pids=[worker.pid for worker in lifetime.workers])
+    loader_workers.kept_iterators.append(iterator)
+    loader_workers.started.extend(multiprocessing.active_children())
+    log.write("workers", pids=[worker.pid for worker in loader_workers.started])
     return iterator

@@ -65,7 +65,7 @@ def launch(
 
     Args:
         spec: A Pipeline, a Grid, Distributed ranks.
-        fault: Planted in the bench (`labkit.bench.lifetime.planted`).
+        fault: Planted in the bench (`labkit.bench.planted_fault`).
         after: A command that the supervisor starts when the run is over.
         source: Feeds the reader's own dataset, or function.
 

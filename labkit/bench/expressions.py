@@ -1,0 +1,66 @@
+"""Which expression of the source does a frame evaluate, and how is it written?"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import linecache
+import sys
+from types import CodeType, FrameType
+
+from labkit.bench.stack import position_of
+
+CALL_LENGTH = 80  # characters of it that are kept
+# What Python hands to the objects' own code: of tensors, comparisons and indices are torch's
+OPERATIONS = (ast.Call, ast.BinOp, ast.Compare, ast.Subscript, ast.UnaryOp)
+
+
+def call_text(node: ast.expr | None) -> str:
+    """Return an expression as it stands in the source, a call without its arguments."""
+    if node is None:
+        return ""
+    text = f"{ast.unparse(node.func)}()" if isinstance(node, ast.Call) else ast.unparse(node)
+    return text[:CALL_LENGTH]
+
+
+def expression(frame: FrameType) -> ast.expr | None:
+    """Return the call or operation that a frame evaluates; None where that cannot be told."""
+    return _parsed(frame.f_code, frame.f_lasti, frame.f_lineno)
+
+
+@functools.lru_cache(4096)
+def _parsed(code: CodeType, instruction: int, line_now: int | None) -> ast.expr | None:
+    text = source_of(code, instruction, line_now)
+    for written in (f"({text})", text):  # an expression, or `x += y`
+        with contextlib.suppress(SyntaxError, ValueError):
+            parsed = ast.parse(written)
+            if parsed.body and isinstance(parsed.body[0], ast.For):
+                parsed = parsed.body[0].iter  # it asks for the next item; the body is not its own
+            for node in ast.walk(parsed):
+                if isinstance(node, OPERATIONS):
+                    return node
+                if isinstance(node, ast.AugAssign):
+                    return ast.BinOp(node.target, node.op, node.value)
+    return None
+
+
+def source_of(code: CodeType, instruction: int, line_now: int | None = None) -> str:
+    """Return the text that an instruction was compiled from; "" at a loop's jump back."""
+    if sys.version_info < (3, 11):  # which knows lines only
+        line = last = line_now
+        column = end = None
+    else:
+        line, last, column, end = position_of(code, instruction)
+    if line is None or last is None:
+        return ""
+    lines = [each.encode() for each in linecache.getlines(code.co_filename)[line - 1 : last]]
+    if lines:  # columns are of bytes, not of characters
+        lines[-1] = lines[-1][:end]
+        lines[0] = lines[0][column:]
+    return b"".join(lines).decode(errors="ignore").strip().rstrip(":")
+
+
+def name_of(node: ast.AST | None) -> str:
+    """Return the name that an expression ends in, as "item" of `loss.item`; "" of all others."""
+    return getattr(node, "attr", getattr(node, "id", ""))

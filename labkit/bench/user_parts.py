@@ -1,0 +1,70 @@
+"""What a reader hands to the bench: their dataset and step, fetched and put in place as asked."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import pkgutil
+import sys
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from labkit.bench import data
+from labkit.bench.by_value import send_by_value
+from labkit.bench.user_dataset import Batches, NamesTheItem, checked
+from labkit.bench.user_step import OwnStep
+from labkit.knobs import Settings
+from labkit.spec import LOADER_KNOBS, STEP_KNOBS, Job
+
+Order: TypeAlias = Settings  # as `labkit.tuning.source` writes it into the spec
+USER_PARTS = ("dataset", "collate_fn", "step", "model", "optimizer")
+
+
+def prepare(order: Order, job: Job, folder: Path) -> tuple[OwnStep, Batches]:
+    """Return what trains, and the loader that feeds it; raise where the reader's parts do not."""
+    torch.manual_seed(job.seed)
+    parts = _fetch(order, folder)
+    dataset = checked(parts["dataset"])
+    collate = parts["collate_fn"] or torch.utils.data.default_collate
+    streams = isinstance(dataset, IterableDataset)
+    items = dataset if streams else (dataset[i % len(dataset)] for i in itertools.count())
+    trainer = OwnStep(parts["step"], parts["model"], parts["optimizer"], job)
+    trainer.set_up(lambda: collate(list(itertools.islice(items, job.batch_size))))
+    sampler = None
+    if not streams:
+        sampler = data.EndlessShuffle(len(dataset), job.seed)
+        dataset = NamesTheItem(dataset)
+    send_by_value()
+    settings = data.loader_settings(job)
+    loader = DataLoader(dataset, collate_fn=collate, sampler=sampler, **settings)
+    return trainer, Batches(loader, job)
+
+
+def _fetch(order: Order, folder: Path) -> Settings:
+    """Return {part: object or None}; the payload is deleted as soon as it has been read."""
+    os.chdir(order["cwd"])  # the reader's relative paths
+    sys.path += [place for place in order["path"] if place not in sys.path]
+    parts: Settings = dict.fromkeys(USER_PARTS)
+    for name, text in order["imports"].items():  # "module:name"
+        parts[name] = pkgutil.resolve_name(text)
+    made = parts["dataset"]  # a dataset already, or the function or class that makes one
+    is_made = not isinstance(made, type) and hasattr(made, "__getitem__")
+    if made is not None and not is_made:
+        parts["dataset"] = made()
+    if order["payload"]:  # objects of the user's own kernel, for this process only
+        payload = folder / order["payload"]
+        try:
+            parts |= pickle.loads(payload.read_bytes())
+        finally:
+            payload.unlink(missing_ok=True)
+    return parts
+
+
+def knobs_of(job: Job, order: Order) -> dict[str, object]:
+    """Return the knobs that act on the reader's parts."""
+    of_step = STEP_KNOBS if "model" in order["parts"] else ()
+    return {name: getattr(job, name) for name in (*LOADER_KNOBS, *of_step)}
