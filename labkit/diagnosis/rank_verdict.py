@@ -16,7 +16,7 @@ from labkit.diagnosis.diagnosis import resampled, source_of
 from labkit.diagnosis.doubts import gaps_hidden, too_short
 from labkit.diagnosis.findings import Finding, Measured
 from labkit.diagnosis.rank_times import RankTimes
-from labkit.diagnosis.remedies import Remedy
+from labkit.diagnosis.remedies import Fit, Remedy
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.witnesses import deciding, witnesses
 from labkit.diagnosis.wording import worded
@@ -53,7 +53,8 @@ def diagnose(ranks: Ranks) -> Diagnosis:
 
 def told(finding: Finding) -> Finding:
     """Return a finding in words, its remedies filled in with the rank to blame."""
-    filled = (remedy.filled(rank=finding.rank) for remedy in finding.remedies)
+    fit = Fit(words={"rank": finding.rank})
+    filled = (remedy.filled(fit) for remedy in finding.remedies)
     return worded(replace(finding, remedies=tuple(filled)))
 
 

@@ -36,7 +36,7 @@ STAMPS = "step stamps of all ranks"
 STACKS = "stacks sampled in all ranks"
 ON_ONE_RANK = Remedy(
     "on_one_rank",
-    "Take that out of rank {rank}'s step, or do it less often: all ranks wait for what one does "
+    "Take that out of rank $rank's step, or do it less often: all ranks wait for what one does "
     "alone.",
     "lines",
 )
