@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.evidence import Evidence, Kernels, WorkerEvidence
-from labkit.diagnosis.findings import BOTTLENECKS
+from labkit.diagnosis.findings import BOTTLENECKS, Unit
 from labkit.diagnosis.gains import with_gains
 from labkit.diagnosis.gather import StepTable
 from labkit.diagnosis.hot_lines import Line
@@ -35,7 +36,7 @@ from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.recommendation import Workers
 from labkit.diagnosis.remedies import LESSONS, Remedy
 from labkit.diagnosis.thresholds import WORTH_NAMING
-from labkit.diagnosis.wording import worded
+from labkit.diagnosis.wording import FORMATS, worded
 from labkit.results.hardware import Machine
 from labkit.results.loader_records import Hang
 from labkit.results.supply import MemoryGrowth
@@ -148,6 +149,7 @@ def told(finding, evidence):
 
 def test_every_loss_has_a_name_in_words_and_a_threshold_every_remedy_a_section_that_is_there():
     assert set(WORTH_NAMING) == set(BOTTLENECKS) - {"unsure"}
+    assert FORMATS.keys() == set(get_args(Unit))
     tables = (loader_remedies, worker_remedies, device_remedies)
     rows = [row for table in tables for row in vars(table).values()]
     taught = {row.lesson for row in rows if isinstance(row, Remedy) and row.lesson}
