@@ -131,6 +131,17 @@ def costs(
     return Finding(name, cause, lost_share, (Measured(seen, lost_share, by=by),), remedies)
 
 
+def late_batches(
+    cause: str,
+    *measured: Measured | None,
+    remedies: tuple[Remedy, ...],
+    lines: tuple[Line, ...] = (),
+) -> Finding:
+    """Return a cause of the waiting for data with its numbers, as far as they were measured."""
+    known = tuple(each for each in measured if each is not None)
+    return Finding("input", cause, measured=known, remedies=remedies, lines=lines)
+
+
 def bound(lost_share: float) -> float | None:
     """Return the gain where all of a loss goes and no more; None where that says too little."""
     most = gain_without(lost_share)
