@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured, Unit, WordedFinding
-from labkit.diagnosis.loader_code import TRAINER_LOADER
 from labkit.diagnosis.prediction import WORTH
 from labkit.diagnosis.remedies import Remedy
+from labkit.diagnosis.trainer_code import OF_LOADER, trainer_lines
 from labkit.results.script import changed_lines
 from labkit.spec import knobs_with
 
@@ -28,7 +28,7 @@ FORMATS: Mapping[Unit, str] = {
     "count": "{:.0f}",
 }
 NOTHING_TO_SET = f"No setting is expected to gain as much as {WORTH:.0%}."
-OF_LOADER = re.compile(rf"\b({'|'.join(TRAINER_LOADER)})\b")
+NAMED = re.compile(rf"\b({'|'.join(OF_LOADER)})\b")  # arguments that a Trainer has other names for
 
 
 def worded(finding: Finding, evidence: Evidence | None = None) -> WordedFinding:
@@ -38,7 +38,7 @@ def worded(finding: Finding, evidence: Evidence | None = None) -> WordedFinding:
     """
     advice = _advice(finding)
     if evidence is not None and evidence.trainer:
-        advice = OF_LOADER.sub(lambda named: TRAINER_LOADER[named[0]], advice)
+        advice = NAMED.sub(lambda named: OF_LOADER[named[0]], advice)
     code = "" if evidence is None else _code(finding, evidence)
     return WordedFinding(**vars(finding), evidence=why(finding), advice=advice, code=code)
 
@@ -117,8 +117,8 @@ def _changed(remedy: Remedy, evidence: Evidence) -> str:
     if remedy.loader_of is not None:
         return remedy.loader_of(code)
     if evidence.trainer:
-        return code.trainer_lines(remedy.changes) if remedy.changes else ""
+        return trainer_lines(code.training, remedy.changes)
     if remedy.arguments:
         line = code.loader_line({}, remedy.arguments)
         return f"{line}\n" if line else ""
-    return code.lines(remedy.changes) if remedy.changes else ""
+    return code.lines(remedy.changes)

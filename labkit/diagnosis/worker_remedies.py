@@ -5,8 +5,8 @@ from __future__ import annotations
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.loader_remedies import SET_THREADS, epochs_unseen, remade_said
 from labkit.diagnosis.loader_simulation import OVERSUBSCRIBED
+from labkit.diagnosis.loader_words import SET_THREADS, epochs_unseen, remade_said
 from labkit.diagnosis.prediction import MODEL_ERROR
 from labkit.diagnosis.recommendation import threads_beside
 from labkit.diagnosis.remedies import LESS_WAITING, Fit, Remedy
