@@ -3,9 +3,11 @@
 import contextlib
 import dataclasses
 import json
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -25,7 +27,7 @@ from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.evidence import Evidence, Kernels, WorkerEvidence
-from labkit.diagnosis.findings import BOTTLENECKS
+from labkit.diagnosis.findings import BOTTLENECKS, Unit
 from labkit.diagnosis.gains import with_gains
 from labkit.diagnosis.gather import StepTable
 from labkit.diagnosis.hot_lines import Line
@@ -34,11 +36,12 @@ from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.recommendation import Workers
 from labkit.diagnosis.remedies import LESSONS, Remedy
 from labkit.diagnosis.thresholds import WORTH_NAMING
-from labkit.diagnosis.wording import worded
+from labkit.diagnosis.wording import FORMATS, worded
 from labkit.results.hardware import Machine
 from labkit.results.loader_records import Hang
 from labkit.results.supply import MemoryGrowth
 from labkit.results.wall_shares import WallShare, WallShares
+from labkit.spec import KNOBS
 from labkit.watching.batches import Batches
 
 NOTEBOOKS_FOLDER = Path(__file__).parents[1] / "notebooks"
@@ -146,6 +149,7 @@ def told(finding, evidence):
 
 def test_every_loss_has_a_name_in_words_and_a_threshold_every_remedy_a_section_that_is_there():
     assert set(WORTH_NAMING) == set(BOTTLENECKS) - {"unsure"}
+    assert FORMATS.keys() == set(get_args(Unit))
     tables = (loader_remedies, worker_remedies, device_remedies)
     rows = [row for table in tables for row in vars(table).values()]
     taught = {row.lesson for row in rows if isinstance(row, Remedy) and row.lesson}
@@ -154,6 +158,62 @@ def test_every_loss_has_a_name_in_words_and_a_threshold_every_remedy_a_section_t
         cells = json.loads((NOTEBOOKS_FOLDER / name).read_text())["cells"]
         lines = [line.strip() for cell in cells for line in cell["source"]]
         assert f"## {heading}" in lines, (name, heading)
+
+
+TWO = WorkerEvidence((0.9, 0.9))
+PLAIN = LoopCode("loader", call="DataLoader", arguments={"dataset": "data", "batch_size": "4"})
+FITTING = {  # what a row applies to whose `fits` has words or settings
+    "ALIGNED": Evidence("gpu"),
+    "BF16": Evidence("cpu"),
+    "CHEAPER_ITEMS": Evidence("cpu"),
+    "COMPILE": Evidence("gpu"),
+    "DEAL_FILES_OUT": Evidence("cpu", workers=TWO),
+    "DEEPER_QUEUE": Evidence(
+        "cpu", wait_share=0.5, stall_share=0.9, deeper_queue=8, knobs={"num_workers": 2}
+    ),
+    "FETCH_AT_ONCE": Evidence("cpu", wait_us=900.0),
+    "FEWER_THREADS": Evidence(
+        "cpu", compute_us=9e3, quick_compute_us=3e3, threads=2, use=CoreUse(2), workers=TWO,
+        code=PLAIN,
+    ),
+    "GIVE_UP_WAITING": Evidence(
+        "cpu", workers=dataclasses.replace(TWO, hang=Hang(0, None, 40.0, False))
+    ),
+    "IN_LOOP": Evidence("cpu", knobs={"num_workers": 2}, advised=Workers(0, Estimate(2, 1, 3))),
+    "LARGER_BATCH": Evidence("cpu", knobs={"batch_size": 4}),
+    "PERSISTENT": Evidence("cpu", code=PLAIN),
+    "PROFILE_FIRST": Evidence("gpu", formats=("bf16",)),
+    "QUIETER": Evidence("gpu"),
+    "RESHARD": Evidence("cpu", workers=TWO),
+    "SINGLE_PRECISION": Evidence("cpu", batch_dtype="float64"),
+    "SIXTEEN_BITS": Evidence("gpu", formats=("bf16",)),
+    "TWICE_THE_BATCH": Evidence("cpu", knobs={"batch_size": 4}),
+    "WHOLE_TENSORS": Evidence(
+        "cpu", code=dataclasses.replace(PLAIN, dataset_type="TensorDataset")
+    ),
+    "WORKERS": Evidence("cpu", advised=Workers(2, Estimate(2, 1, 3), threads=1), code=PLAIN),
+}  # fmt: skip
+
+
+def rows_of_remedies():
+    modules = [sys.modules[name] for name in sys.modules if name.startswith("labkit.diagnosis.")]
+    named = [item for module in modules for item in vars(module).items()]
+    return {name: value for name, value in named if isinstance(value, Remedy)}
+
+
+@pytest.mark.parametrize("row", rows_of_remedies().items(), ids=lambda row: row[0])
+def test_every_remedy_is_filled_in_for_what_it_fits(row):
+    name, remedy = row
+    evidence = FITTING.get(name)
+    if evidence is None:  # it fits or does not, and says the same of every run
+        remedy = dataclasses.replace(remedy, fits=lambda evidence: True)
+        evidence = Evidence(remedy.on or "gpu", use=CoreUse(2))
+    filled = remedy.for_run(evidence, rank=1)
+    assert filled, f"{name} does not fit what FITTING has for it"
+    assert filled.changes.keys() <= KNOBS.keys()
+    assert "$" not in f"{filled.text} {filled.code} {filled.arguments}"
+    assert "None" not in f"{filled.text} {filled.arguments}"
+    compile(filled.code, name, "exec")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 import labkit as lk
 from labkit.bench.measure import call
 from labkit.bench.stopwatch import Bench
-from labkit.diagnosis import ranking, rules, worker_rules
+from labkit.diagnosis import pass_rules, ranking, rules, worker_rules
 from labkit.diagnosis.findings import BOTTLENECKS, Finding, Measured
 from labkit.diagnosis.gather import StepTable
 from labkit.diagnosis.remedies import Remedy
@@ -106,7 +106,7 @@ def test_a_knob_of_the_loader_says_so_where_it_is_declared():
 
 
 def test_a_rule_says_its_cause_and_names_the_thresholds_that_it_reads():
-    every = (*rules.RULES, *rules.WARNINGS, *worker_rules.WORKER_RULES)
+    every = (*rules.RULES, *rules.WARNINGS, *worker_rules.WORKER_RULES, *pass_rules.PASS_RULES)
     for rule in every:
         function = getattr(rule, "func", rule)
         said = inspect.getdoc(function)

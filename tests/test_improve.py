@@ -12,6 +12,7 @@ from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.findings import Finding
 from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.verdict import Diagnosis
+from labkit.diagnosis.wording import worded
 from labkit.results.hardware import Machine
 from labkit.tuning.improve import Improver, lacking
 from labkit.tuning.search_result import Ladder
@@ -37,10 +38,10 @@ START = {
 def loss(name, lost, *changes, price=1):
     """A finding whose remedies make these changes."""
     remedies = tuple(Remedy("", "", price=price, changes=change) for change in changes)
-    return Finding(name, name, lost, remedies=remedies)
+    return worded(Finding(name, name, lost, remedies=remedies))
 
 
-HEALTHY = Finding("compute", "the_device_is_the_limit")
+HEALTHY = worded(Finding("compute", "the_device_is_the_limit"))
 FEED = loss("input", 0.6, {"num_workers": 6})
 HALF = loss("precision", 0.3, {"precision": "bf16"}, price=2)
 FUSE = loss("launch", 0.2, {"fused_optimizer": True}, {"compile": "default"})

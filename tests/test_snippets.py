@@ -18,6 +18,7 @@ from labkit.diagnosis.evidence import Evidence, WorkerEvidence
 from labkit.diagnosis.gains import with_gains
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.recommendation import Workers
+from labkit.diagnosis.trainer_code import trainer_lines
 from labkit.diagnosis.wording import worded
 from labkit.tuning.set_up import tuner
 from labkit.tuning.settings import LoaderSetting
@@ -354,9 +355,9 @@ def test_a_trainers_user_is_given_a_line_that_changes_their_training_arguments()
     assert "dataloader_num_workers=2" in finding.advice
     exec(finding.code, names := {"args": TrainingArguments(0.1)})
     assert names["args"] == TrainingArguments(0.1, dataloader_num_workers=2)
-    exec(code.trainer_lines({"precision": "bf16"}), names)
+    exec(trainer_lines("args", {"precision": "bf16"}), names)
     assert names["args"].bf16 and names["args"].dataloader_num_workers == 2
-    assert LoopCode().trainer_lines({"num_workers": 2}) == ""  # no name to be written by
+    assert trainer_lines(None, {"num_workers": 2}) == ""  # no name to be written by
 
 
 @pytest.mark.parametrize("made", [line for line in LOADERS if "batch_sampler" not in line])

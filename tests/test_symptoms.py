@@ -23,7 +23,7 @@ DIAGNOSIS = ROOT / "labkit" / "diagnosis"
 FOLDER = ROOT / "notebooks" / "symptoms"
 CAUSE = re.compile(  # an argument or a name of its own: one text, or either of two
     r"""(?:\bcause ?= ?|\b(?:Finding|finding_of|costs)\(\s*["\w.]+,\s*|"""
-    r'''\b(?:PartOfLoop|_found|doubt)\(\s*)"([^"]+)"'''
+    r'''\b(?:PartOfLoop|late_batches|doubt)\(\s*)"([^"]+)"'''
     r"""(?: if [\w. ]+ else "([^"]+)")?"""
 )
 LINK = re.compile(r"\]\(([^)\s]+)\)")

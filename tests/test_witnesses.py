@@ -368,7 +368,7 @@ def test_python_under_queued_work_is_said_to_cost_its_time_at_most(body, busy, t
 
 @pytest.mark.parametrize(("formats", "named"), [(("fp16",), False), (("bf16", "fp16"), True)])
 def test_tf32_is_named_only_where_the_card_has_it(formats, named):
-    told = formats_left(Evidence("gpu", formats=formats, weights_dtype="float32"))["formats"]
+    told = formats_left(Evidence("gpu", formats=formats, weights_dtype="float32")).words["formats"]
     assert ("TF32" in told) == named and "16 bits" in told
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.remedies import ANOTHER_TRAINING, ROUNDED, Remedy, Values
+from labkit.diagnosis.remedies import ANOTHER_TRAINING, ROUNDED, Fit, Remedy
 
 FORMATS = {"bf16": "BF16", "fp16": "FP16 with a GradScaler"}
 # Of the cores, at the most, while a GPU trains (facebookresearch/spdl f43e287,
@@ -16,17 +16,17 @@ QUIET = "SPDL's authors advise at most 40% of the CPU while a GPU trains"
 # -- copies and launches ---------------------------------------------------------------------------
 
 
-def compiled(evidence: Evidence) -> Values | None:
+def compiled(evidence: Evidence) -> Fit | None:
     """Fit a model that is not compiled, where it can be."""
     if not evidence.compiles or evidence.knobs.get("compile"):
         return None
-    return {"compile": "reduce-overhead" if evidence.kind == "gpu" else "default"}
+    return Fit({"compile": "reduce-overhead" if evidence.kind == "gpu" else "default"})
 
 
-def larger_batch(times: int, evidence: Evidence) -> Values | None:
+def larger_batch(times: int, evidence: Evidence) -> Fit | None:
     """Fit a loop whose batch size is known."""
     size = evidence.knobs.get("batch_size")
-    return {"batch_size": times * int(size)} if size else None
+    return Fit({"batch_size": times * int(size)}) if size else None
 
 
 ONE_BLOCK = Remedy("one_block", "Send one contiguous block per batch.", "copies", on="cpu")
@@ -98,7 +98,7 @@ FUSED_OPTIMIZER = Remedy(
 )
 LARGER_BATCH = Remedy(
     "larger_batch",
-    "Use a larger batch: batch_size={batch_size}.",
+    "Use a larger batch: batch_size=$batch_size.",
     "batch",
     partial(larger_batch, 4),
     cost="memory, and another training: tune the learning rate",
@@ -109,17 +109,17 @@ TWICE_THE_BATCH = replace(LARGER_BATCH, fits=partial(larger_batch, 2))
 FEWER_LAUNCHES = (MORE_PER_CALL, COMPILE, FUSED_OPTIMIZER, LARGER_BATCH, TWICE_THE_BATCH)
 
 
-def fewer_workers(evidence: Evidence) -> Values:
-    """Return how many workers should do, where that is known."""
+def fewer_workers(evidence: Evidence) -> Fit:
+    """Set how many workers should do, where that is known."""
     fewer = evidence.advised and evidence.advised.num_workers
     if not evidence.num_workers or fewer is None or fewer >= evidence.num_workers:
-        return {"how": ""}
-    return {"how": f" num_workers={fewer} should do.", "num_workers": fewer}
+        return Fit(words={"how": ""})
+    return Fit({"num_workers": fewer}, {"how": f" num_workers={fewer} should do."})
 
 
 QUIETER = Remedy(
     "fewer_workers_or_cheaper_items",
-    f"Use fewer workers, or cheaper items: {QUIET}.{{how}}",
+    f"Use fewer workers, or cheaper items: {QUIET}.$how",
     "workers",
     fewer_workers,
 )
@@ -246,33 +246,33 @@ THREADS = Remedy(
     "threads_as_cores",
     "Let torch compute with as many threads as there are cores.",
     "lines",
-    code="torch.set_num_threads({cores})  # or OMP_NUM_THREADS={cores} in the environment\n",
+    code="torch.set_num_threads($cores)  # or OMP_NUM_THREADS=$cores in the environment\n",
 )
 
 # -- formats and memory traffic --------------------------------------------------------------------
 
 
-def sixteen_bits(evidence: Evidence) -> Values | None:
+def sixteen_bits(evidence: Evidence) -> Fit | None:
     """Fit a card whose formats are known: BF16 before FP16."""
     if not evidence.formats:
         return None
     best = evidence.formats[0]
     lacks = "" if best == "bf16" else " (this card has no BF16)"
-    return {"precision": best, "format": FORMATS[best] + lacks}
+    return Fit({"precision": best}, {"format": FORMATS[best] + lacks})
 
 
-def formats_left(evidence: Evidence) -> Values:
+def formats_left(evidence: Evidence) -> Fit:
     """Name other number formats where a card has them and the weights are float32."""
     lacks = not evidence.formats or evidence.weights_dtype not in (None, "float32")
     which = "autocast" if evidence.formats == ("fp16",) else "TF32 or autocast"  # Volta, Turing
     told = f"{which} to 16 bits where it computes in float32 (notebook 05), "
-    return {"formats": "" if lacks else told}
+    return Fit(words={"formats": "" if lacks else told})
 
 
-def single_precision(evidence: Evidence) -> Values:
-    """Return the line that converts a batch, where it is float64."""
+def single_precision(evidence: Evidence) -> Fit:
+    """Add the line that converts a batch, where it is float64."""
     converted = "batch = batch.float()  # better once, in the dataset\n"
-    return {"batch": converted if evidence.batch_dtype == "float64" else ""}
+    return Fit(words={"batch": converted if evidence.batch_dtype == "float64" else ""})
 
 
 SINGLE_PRECISION = Remedy(
@@ -282,7 +282,7 @@ SINGLE_PRECISION = Remedy(
     "after.",
     "formats",
     single_precision,
-    code="model = model.float()  # in place of model.double()\n{batch}",
+    code="model = model.float()  # in place of model.double()\n$batch",
     cost="accuracy: 7 digits in place of 16",
     check="the metric, within float32's rounding",
 )
@@ -290,14 +290,14 @@ BF16 = Remedy(
     "bf16",
     "Set precision='bf16' and compare the losses.",
     "formats",
-    lambda evidence: {"precision": "bf16"},
+    lambda evidence: Fit({"precision": "bf16"}),
     cost="accuracy: fewer digits",
     check="losses within 16-bit rounding, and the metric",
     price=2,
 )
 SIXTEEN_BITS = Remedy(
     "sixteen_bits",
-    "Use autocast to {format}, sizes in multiples of 8.",
+    "Use autocast to $format, sizes in multiples of 8.",
     "formats",
     sixteen_bits,
     cost="accuracy: fewer digits",
@@ -350,7 +350,7 @@ PROFILE_FIRST = Remedy(
     "profile_the_operators",
     "A watched loop sees the waiting for data, the lines of its body and the cores, and finds no "
     "loss there. It does not see inside the operators: profile a few steps with torch.profiler. If "
-    "they are large and well used, what is left is {formats}a larger batch (notebook 04 Batch "
+    "they are large and well used, what is left is ${formats}a larger batch (notebook 04 Batch "
     "sizing), a smaller model or a faster device.",
     fits=formats_left,
 )
@@ -358,7 +358,7 @@ PROFILE_FIRST = Remedy(
 
 LATE_TRACE = Remedy(
     "look_into_the_late_trace",
-    "Look into the trace of rank {rank} first: the others wait for it.",
+    "Look into the trace of rank $rank first: the others wait for it.",
     "ranks",
 )
 OVERLAP_EXCHANGE = Remedy(
@@ -375,11 +375,11 @@ NO_SYNC = Remedy("no_sync", "Exchange only before an update (no_sync=True).", "e
 FEED_ALL = Remedy("feed_all", "Prepare batches in other processes: num_workers.", "workers")
 FEED_RANK = Remedy(
     "feed_rank",
-    "Feed rank {rank}: its disk, its share of the files, its num_workers.",
+    "Feed rank $rank: its disk, its share of the files, its num_workers.",
     "workers",
 )
 SLOW_RANK = Remedy(
     "look_at_the_slow_rank",
-    "Look at what else runs where rank {rank} does, its clock and its batches' sizes.",
+    "Look at what else runs where rank $rank does, its clock and its batches' sizes.",
     "ranks",
 )

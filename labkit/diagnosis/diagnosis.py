@@ -13,7 +13,7 @@ from labkit.diagnosis import doubts, ranking
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.efficiency import with_low_mfu
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import DEVICE_LIMIT, Finding, Measured
+from labkit.diagnosis.findings import DEVICE_LIMIT, Finding, Measured, WordedFinding
 from labkit.diagnosis.gains import with_gains
 from labkit.diagnosis.gather import StepTable
 from labkit.diagnosis.loop_rules import DOUBLE
@@ -196,7 +196,7 @@ def _trusted(
     return findings, limits.LINES_SEEN if concluded else 1.0
 
 
-def _helpful_first(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+def _helpful_first(findings: tuple[WordedFinding, ...]) -> tuple[WordedFinding, ...]:
     """Put a loss that no remedy is expected to make smaller after one that a remedy does."""
     first, *rest = findings
     if first.remedies or not first.lost_share:
@@ -205,6 +205,6 @@ def _helpful_first(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
     return findings if helped is None else (helped, *(f for f in findings if f is not helped))
 
 
-def _told(finding: Finding, evidence: Evidence, run: Run | None = None) -> Finding:
+def _told(finding: Finding, evidence: Evidence, run: Run | None = None) -> WordedFinding:
     """Return a finding with what its remedies should bring, in words."""
     return worded(with_gains(finding, evidence, run), evidence)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.hot_lines import Line
@@ -26,6 +27,7 @@ NEIGHBOUR = "neighbour"  # the cause where others use the cores, of a rule and o
 AT_MOST = 2.0  # a larger gain that only the lost share bounds is not stated: it seldom comes
 ISSUING = "issuing_work"  # the cause where the host issues work while the device waits
 DEVICE_LIMIT = "the_device_is_the_limit"  # the cause where no loss is worth a name
+Unit = Literal["share", "ms", "s", "times", "cores", "GiB", "number", "count"]
 
 
 @dataclass(frozen=True)
@@ -34,14 +36,14 @@ class Measured:
 
     what: str  # the words after the number
     value: float | None = None  # None: words alone, such as where in the code it was
-    unit: str = "share"  # a key of `wording.FORMATS`
+    unit: Unit = "share"  # `wording.FORMATS` prints it
     by: str = ""  # which instrument measured it
     before: str = ""  # the words in front of it
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that costs device time, or the reason why no verdict is given."""
+    """What a rule finds: one thing that costs device time, or a reason to give no verdict."""
 
     name: str  # the bottleneck, one of `BOTTLENECKS`
     cause: str  # what the rule that found it is about: "slow_items"
@@ -53,10 +55,6 @@ class Finding:
     at_most: float | None = None  # times the throughput, whatever is done against it
     is_bound: bool = False  # whether `lost_share` is the most that it may cost
     expected: Estimate | None = None  # times the throughput with the first remedy; None: not known
-    # Put into words by `wording.worded`
-    evidence: str = ""
-    advice: str = ""
-    code: str = ""  # what to type for the first remedy
 
     @property
     def title(self) -> str:
@@ -97,6 +95,15 @@ class Finding:
             named[self.page] = self.page
         return named
 
+
+@dataclass(frozen=True, kw_only=True)
+class WordedFinding(Finding):
+    """A finding as a diagnosis has it: `wording.worded` makes it from one without words."""
+
+    evidence: str  # the numbers, as a sentence
+    advice: str  # what to change first, and what to expect of it
+    code: str  # what to type for the first remedy
+
     def to_dict(self) -> dict[str, object]:
         """Return the finding as JSON types."""
         return {
@@ -122,6 +129,17 @@ def costs(
 ) -> Finding:
     """Return a finding of which one number is known, what it costs: `seen` says of what that is."""
     return Finding(name, cause, lost_share, (Measured(seen, lost_share, by=by),), remedies)
+
+
+def late_batches(
+    cause: str,
+    *measured: Measured | None,
+    remedies: tuple[Remedy, ...],
+    lines: tuple[Line, ...] = (),
+) -> Finding:
+    """Return a cause of the waiting for data with its numbers, as far as they were measured."""
+    known = tuple(each for each in measured if each is not None)
+    return Finding("input", cause, measured=known, remedies=remedies, lines=lines)
 
 
 def bound(lost_share: float) -> float | None:

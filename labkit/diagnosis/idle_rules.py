@@ -10,7 +10,8 @@ from labkit.diagnosis import loader_remedies as feeding
 from labkit.diagnosis import worker_remedies
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import ISSUING, Finding, Measured, bound, costs
-from labkit.diagnosis.worker_rules import what_passes_and_lines_show, why_workers_are_late
+from labkit.diagnosis.pass_rules import why_passes_are_slow
+from labkit.diagnosis.worker_rules import why_workers_are_late
 from labkit.diagnosis.worker_words import costliest_step
 
 # What prepares data, by the name of a Python function, its file or an annotation
@@ -25,10 +26,11 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
     """The loop waits for its next batch.
 
     Cause: what its workers show (`worker_rules.WORKER_RULES`), else what a watched loop's passes
-    and lines do; else "stalls", where the worst tenth of the steps has more than STALLS of the
-    waiting; else "waiting_for_data". It costs the share of the time that is spent waiting.
+    and lines do (`pass_rules.PASS_RULES`); else "stalls", where the worst tenth of the steps has
+    more than STALLS of the waiting; else "waiting_for_data". It costs the share of the time that is
+    spent waiting.
     """
-    found = why_workers_are_late(evidence) or what_passes_and_lines_show(evidence)
+    found = why_workers_are_late(evidence) or why_passes_are_slow(evidence)
     if found is None:
         cause = "stalls" if evidence.stalls else "waiting_for_data"
         found = Finding("input", cause, remedies=feeding.FEED, lines=evidence.loading_lines)

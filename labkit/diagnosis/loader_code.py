@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 from labkit.knobs import Setting
 from labkit.results.script import call_lines
-from labkit.spec import LOADER_KNOBS, PYTORCH_PREFETCH, WITHOUT_WORKERS
+from labkit.spec import PYTORCH_PREFETCH, WITHOUT_WORKERS
 
 # The arguments of a DataLoader, in the order of its signature
 ARGUMENTS = (
@@ -49,20 +49,9 @@ class Drawn(Sampler):
 
 
 """
-REPLACE = "from dataclasses import replace\n\n"
 # What the sampler of whole batches takes the place of, and what does not go with one
 OF_BATCHES = ("batch_size", "shuffle", "sampler", "drop_last")
 NOT_OF_BATCHES = {"batch_sampler", "collate_fn"}
-# Arguments of Hugging Face's TrainingArguments for knobs that are the user's DataLoader elsewhere
-TRAINER_LOADER = {name: f"dataloader_{name}" for name in LOADER_KNOBS if name != "batch_size"}
-TRAINER = TRAINER_LOADER | {
-    "batch_size": "per_device_train_batch_size",
-    "accumulation_steps": "gradient_accumulation_steps",
-}
-TRAINER_SWITCHES: Mapping[str, dict[str, Setting]] = {
-    "compile": {"torch_compile": True},
-    "fused_optimizer": {"optim": "adamw_torch_fused"},
-}
 UNSAID = {"None", "False"}
 SWITCHED_OFF = (None, False)  # of a knob of the step, which then needs no line
 DTYPES = {"bf16": "torch.bfloat16"}  # FP16 needs a GradScaler around backward: no line to paste
@@ -73,7 +62,7 @@ class LoopCode:
     """What a user's script calls its loader, its model and its optimizer; None where unknown.
 
     `arguments` are those of the loader's `call`, {name: code}, PyTorch's defaults left out.
-    `training` is the variable with Hugging Face's TrainingArguments.
+    `training` is the variable with Hugging Face's TrainingArguments, for `trainer_code`.
     """
 
     loader: str | None = None
@@ -206,27 +195,6 @@ class LoopCode:
         arguments["sampler"] = f"BatchSampler({order}, batch_size={size}, drop_last={drop_last})"
         line = replace(self, arguments=arguments).loader_line({"batch_size": None})
         return f"{SAMPLERS}{line}\n"
-
-    def trainer_lines(self, changes: Mapping[str, Setting]) -> str:
-        """Return the lines that make `changes` in TrainingArguments; they go before the Trainer.
-
-        "" where a knob has no argument, or where the script has no name for the arguments.
-        """
-        if self.training is None:
-            return ""
-        arguments: dict[str, Setting] = {}
-        for knob, value in changes.items():
-            if knob == "precision":
-                arguments[str(value)] = True
-            elif knob in TRAINER_SWITCHES:
-                arguments |= TRAINER_SWITCHES[knob]
-            elif knob in TRAINER:
-                arguments[TRAINER[knob]] = value
-            else:
-                return ""
-        written = [f"{name}={value!r}" for name, value in arguments.items()]
-        call = call_lines("replace", [self.training, *written], len(self.training))
-        return f"{REPLACE}{self.training} = {call}\n"
 
     def _step_line(self, name: str, value: Setting) -> str:
         """Return what switches a knob of the step on; "" where no line is known for it."""

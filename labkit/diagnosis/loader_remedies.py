@@ -9,22 +9,14 @@ from functools import partial
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.recommendation import Workers
-from labkit.diagnosis.remedies import LESS_WAITING, Remedy, Values
+from labkit.diagnosis.loader_words import AT_ONCE, other_number
+from labkit.diagnosis.remedies import LESS_WAITING, Fit, Remedy
 from labkit.knobs import Setting
-from labkit.results.text import counted
 from labkit.spec import PYTORCH_PREFETCH, WITHOUT_WORKERS
 
 DEEPEST = 16  # a deeper queue than this takes memory and hides what is wrong
-SET_THREADS = (
-    "import torch\n\ntorch.set_num_threads({threads})  # the other cores are for the workers\n"
-)
 # A pass so short is not worth the start of workers: 0.1 s each to fork, some s to spawn
 SHORT_PASS_S = 10.0
-AT_ONCE = (
-    "fetch a batch at once. Index the tensors with a batch of indices; where dataset[[0, 1]] "
-    "works, a BatchSampler as the DataLoader's sampler does so"
-)
 TORCHS_LOADER = re.compile(r"torch[/\\]utils[/\\]data[/\\]")
 NO_WORKERS = {"num_workers": 0, **WITHOUT_WORKERS}
 
@@ -45,17 +37,17 @@ def quickly_made(evidence: Evidence) -> bool:
     return _made_us(evidence) < limits.HANDOFF_US and evidence.trace_has_workers is None
 
 
-def fetched_at_once(evidence: Evidence) -> Values | None:
+def fetched_at_once(evidence: Evidence) -> Fit | None:
     """Fit batches that are made as fast as handed over: no worker brings anything."""
     if not quickly_made(evidence):
         return None
     how = AT_ONCE
     if evidence.knobs.get("batch_size", 1) is None:  # that is done, as far as a loader goes
         how = "use larger batches, or index the tensors without a DataLoader"
-    return {"ms": round(_made_us(evidence) / 1e3, 1), "how": how}
+    return Fit(words={"ms": round(_made_us(evidence) / 1e3, 1), "how": how})
 
 
-def taken_apart(evidence: Evidence) -> Values | None:
+def taken_apart(evidence: Evidence) -> Fit | None:
     """Fit tensors that the loader takes apart item by item, and stacks again.
 
     That is a TensorDataset, and any dataset that costs less than torch's own part of the work.
@@ -65,17 +57,17 @@ def taken_apart(evidence: Evidence) -> Values | None:
     loading = evidence.loop.loading if evidence.loop else None
     is_torchs = loading is not None and bool(TORCHS_LOADER.search(loading.lines[0].file))
     is_whole = evidence.code is not None and bool(evidence.code.batches_at_once())
-    return {"how": AT_ONCE} if is_whole or is_torchs else None
+    return Fit(words={"how": AT_ONCE}) if is_whole or is_torchs else None
 
 
-def made_in_the_loop(evidence: Evidence) -> Values | None:
+def made_in_the_loop(evidence: Evidence) -> Fit | None:
     """Fit a loader whose workers cost more than they save."""
     advised = evidence.advised and evidence.advised.num_workers == 0
     slower = quickly_made(evidence) or advised
-    return NO_WORKERS if evidence.num_workers and slower else None
+    return Fit(NO_WORKERS) if evidence.num_workers and slower else None
 
 
-def deeper_queue(evidence: Evidence) -> Values | None:
+def deeper_queue(evidence: Evidence) -> Fit | None:
     """Fit workers that are fast enough on average, and not in the worst steps."""
     count = evidence.num_workers
     if not count or not evidence.stalls or quickly_made(evidence):
@@ -84,10 +76,12 @@ def deeper_queue(evidence: Evidence) -> Values | None:
     deeper = evidence.deeper_queue
     if deeper is None and evidence.advised is None and 4 * ready <= DEEPEST:
         deeper = 4 * ready
-    return None if deeper is None else {"prefetch_factor": deeper, "batches": count * ready}
+    if deeper is None:
+        return None
+    return Fit({"prefetch_factor": deeper}, {"batches": count * ready})
 
 
-def other_workers(evidence: Evidence) -> Values | None:
+def other_workers(evidence: Evidence) -> Fit | None:
     """Fit a loader for which the one recommended number is another one, and not 0."""
     advised = evidence.advised
     now = evidence.num_workers or 0
@@ -99,55 +93,7 @@ def other_workers(evidence: Evidence) -> Values | None:
     loop = evidence.loop
     if not now and loop is not None and loop.passes > 1 and loop.pass_s < SHORT_PASS_S:
         changes["persistent_workers"] = True
-    return {**_worker_words(evidence, advised, "persistent_workers" in changes), **changes}
-
-
-def _worker_words(evidence: Evidence, advised: Workers, is_kept: bool) -> Values:
-    """Return what the remedy says of another number of workers, which may be kept from now on."""
-    now = evidence.num_workers or 0
-    how = "Use fewer workers:" if advised.num_workers < now else "Use more workers:"
-    if not now:
-        how = "Prepare batches in other processes:"
-    kept = code = ""
-    if is_kept:
-        kept = f", kept between epochs (persistent_workers=True){remade_said(evidence.code)}"
-    if advised.threads is not None:
-        code = SET_THREADS.format(threads=advised.threads)
-        kept += f", with {counted(advised.threads, 'thread')} for the model"
-    return {
-        "how": how,
-        "kept": kept,
-        "warned": too_many(advised.num_workers, evidence.use.cores),
-        "epochs": epochs_unseen(evidence.code) if is_kept else "",
-        "set_threads": code,
-    }
-
-
-def epochs_unseen(code: LoopCode | None) -> str:
-    """Say, after a sentence, what workers that are kept miss; "" where there is no `set_epoch`."""
-    if code is None or code.epoch_setter is None:
-        return ""
-    return " Workers that are kept do not see what set_epoch() sets in the main process's dataset."
-
-
-def remade_said(code: LoopCode | None) -> str:
-    """Say, before the end of a sentence, how workers outlive an epoch; "" of a loader made once."""
-    if code is None or not code.remade:
-        return ""
-    said = (
-        ", with the loader made once, above the loop over the epochs: it is made anew for each "
-        "epoch, and its workers end with it"
-    )
-    if code.remade == "dataset":
-        said += ". A sampler then draws each epoch's items from the whole dataset"
-    return said
-
-
-def too_many(workers: int, cores: int | None) -> str:
-    """Say why PyTorch warns of so many workers, to end a sentence with; "" where it does not."""
-    if not cores or workers <= cores:
-        return ""
-    return f"; PyTorch warns above your {cores} cores, but workers waiting on I/O use none"
+    return Fit(changes, other_number(evidence, advised, "persistent_workers" in changes))
 
 
 def some_workers(evidence: Evidence) -> bool:
@@ -156,7 +102,7 @@ def some_workers(evidence: Evidence) -> bool:
     return unknown and not evidence.trace_has_workers and not quickly_made(evidence)
 
 
-def cheaper_items(evidence: Evidence) -> Values | None:
+def cheaper_items(evidence: Evidence) -> Fit | None:
     """Fit a loader to which no number of workers brings anything."""
     count = evidence.num_workers
     if quickly_made(evidence) or other_workers(evidence) or evidence.trace_has_workers:
@@ -164,17 +110,17 @@ def cheaper_items(evidence: Evidence) -> Values | None:
     if evidence.batch_on_gpu:
         return None  # `KEEP_IN_RAM` says what comes first
     if evidence.advised is None:
-        return {"why": ""} if count is None else {"why": "Try other numbers of workers. "}
+        return Fit(words={"why": "" if count is None else "Try other numbers of workers. "})
     use = evidence.use
     if count and (use.own or 0.0) >= limits.CORES_BUSY * (use.cores or math.inf):
-        return {"why": "All cores are busy, so more workers gain nothing. "}
-    return {"why": "Another number of workers is not expected to gain. "}
+        return Fit(words={"why": "All cores are busy, so more workers gain nothing. "})
+    return Fit(words={"why": "Another number of workers is not expected to gain. "})
 
 
 FETCH_AT_ONCE = Remedy(
     "fetch_at_once",
-    "{ms} ms a batch is no more than handing one over from a worker takes, so workers gain "
-    "nothing: {how}.",
+    "$ms ms a batch is no more than handing one over from a worker takes, so workers gain "
+    "nothing: $how.",
     "workers",
     fetched_at_once,
     loader_of=LoopCode.batches_at_once,
@@ -192,7 +138,7 @@ KEEP_IN_RAM = Remedy(
 )
 WHOLE_TENSORS = Remedy(
     "fetch_at_once",
-    "Taking cheap items one by one and stacking them is most of the work: {how}.",
+    "Taking cheap items one by one and stacking them is most of the work: $how.",
     "items",
     taken_apart,
     loader_of=LoopCode.batches_at_once,
@@ -207,7 +153,7 @@ IN_LOOP = Remedy(
 )
 DEEPER_QUEUE = Remedy(
     "deeper_queue",
-    "Raise prefetch_factor to {prefetch_factor}: a queue of {batches} batches does not ride out "
+    "Raise prefetch_factor to $prefetch_factor: a queue of $batches batches does not ride out "
     "the stalls.",
     "queue",
     deeper_queue,
@@ -216,10 +162,10 @@ DEEPER_QUEUE = Remedy(
 )
 WORKERS = Remedy(
     "set_num_workers",
-    "{how} num_workers={num_workers}{kept}{warned}.{epochs}",
+    "$how num_workers=$num_workers$kept$warned.$epochs",
     "workers",
     other_workers,
-    code="{set_threads}",
+    code="$set_threads",
     cost="a process with its memory for each worker, and their start",
     check=LESS_WAITING,
 )
@@ -238,7 +184,7 @@ BEHIND = Remedy(
 )
 CHEAPER_ITEMS = Remedy(
     "cheaper_items",
-    "{why}Do less work per item, or do it once before training.",
+    "${why}Do less work per item, or do it once before training.",
     "workers",
     cheaper_items,
     check=LESS_WAITING,

@@ -14,9 +14,9 @@ from labkit.diagnosis import device_remedies as cures
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.diagnosis import resampled, source_of
 from labkit.diagnosis.doubts import gaps_hidden, too_short
-from labkit.diagnosis.findings import Finding, Measured
+from labkit.diagnosis.findings import Finding, Measured, WordedFinding
 from labkit.diagnosis.rank_times import RankTimes
-from labkit.diagnosis.remedies import Remedy
+from labkit.diagnosis.remedies import Fit, Remedy
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.witnesses import deciding, witnesses
 from labkit.diagnosis.wording import worded
@@ -44,17 +44,22 @@ def diagnose(ranks: Ranks) -> Diagnosis:
     hidden = _hidden(ranks) if findings[0].name == "compute" else None
     if hidden:
         findings = (hidden, *findings)
-        return Diagnosis(tuple(map(told, findings)), 0.0, source, notes, mark=ranks.mark)
+        return Diagnosis(tuple(map(_told, findings)), 0.0, source, notes, mark=ranks.mark)
     findings, confidence = resampled(
         len(times), lambda rows: _by_cost(times.take(rows), ranks), findings
     )
-    return Diagnosis(tuple(map(told, findings)), confidence, source, notes, mark=ranks.mark)
+    return Diagnosis(tuple(map(_told, findings)), confidence, source, notes, mark=ranks.mark)
 
 
-def told(finding: Finding) -> Finding:
-    """Return a finding in words, its remedies filled in with the rank to blame."""
-    filled = (remedy.filled(rank=finding.rank) for remedy in finding.remedies)
-    return worded(replace(finding, remedies=tuple(filled)))
+def _told(finding: Finding) -> WordedFinding:
+    return worded(with_rank(finding))
+
+
+def with_rank(finding: Finding) -> Finding:
+    """Return a finding with its remedies filled in with the rank to blame."""
+    fit = Fit(words={"rank": finding.rank})
+    filled = (remedy.filled(fit) for remedy in finding.remedies)
+    return replace(finding, remedies=tuple(filled))
 
 
 def _hidden(ranks: Ranks) -> Finding | None:

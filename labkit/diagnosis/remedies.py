@@ -20,12 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from string import Template
 
 from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.knobs import Setting
-from labkit.spec import KNOBS
 
 TUNING = "03_dataloader_tuning.ipynb"
 BATCHES = "04_batch_sizing.ipynb"
@@ -51,19 +51,30 @@ ROUNDED = "losses within rounding of before, in less time a step"
 ANOTHER_TRAINING = "the metric: it is another training"
 LESS_WAITING = "the loop waits for a smaller share of the time"
 
-Values = Mapping[str, Setting]
+Settings = Mapping[str, Setting]  # {knob: value}
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a remedy has for one run: settings, and words for the $names in what it says."""
+
+    settings: Settings = field(default_factory=dict)
+    words: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """A change that helps against some cause."""
+    """A change that helps against some cause.
+
+    In its text, its code and its arguments a $name stands for a word or a setting of its `Fit`, for
+    one of `sets`, for $rank (the one to blame) or $cores.
+    """
 
     key: str  # what it does, in a word or few, for programs
-    text: str  # what to change, with {names} of what `fits` returns
+    text: str  # what to change
     lesson: str = ""  # a key of `LESSONS`
-    # Whether it is for a run; or, where it is, what fills in its text, and settings
-    fits: Callable[[Evidence], Values | bool | None] = lambda evidence: True
-    sets: Values = field(default_factory=dict)  # for runs that have none of these settings yet
+    fits: Callable[[Evidence], Fit | bool | None] = lambda evidence: True  # whether it is for a run
+    sets: Settings = field(default_factory=dict)  # for runs that have none of these settings yet
     on: str = ""  # "cpu" or "gpu": for that device alone
     arguments: Mapping[str, str] = field(default_factory=dict)  # of the user's DataLoader, as code
     code: str = ""  # PyTorch to paste, before the lines that make those changes
@@ -74,7 +85,7 @@ class Remedy:
     expects: Callable[[Evidence], Estimate | None] | None = None
     check: str = SAME_LOSSES  # what tells that it helped
     price: int = 1  # 1 (cheap) to 3 (dear), for choosing among remedies
-    changes: Values = field(default_factory=dict)  # {knob: value}, filled in by `for_run`
+    changes: Settings = field(default_factory=dict)  # filled in by `for_run`
 
     def for_run(self, evidence: Evidence, rank: int | None = None) -> Remedy | None:
         """Return the remedy filled in for a run, or None where it is not for it."""
@@ -82,20 +93,22 @@ class Remedy:
             evidence.knobs.get(name) for name in self.sets
         ):
             return None
-        values = self.fits(evidence)
-        if not values:
+        fit = self.fits(evidence)
+        if not fit:
             return None
-        values = {} if values is True else values
-        return self.filled(rank=rank, cores=evidence.use.cores, **self.sets, **values)
+        fit = fit if isinstance(fit, Fit) else Fit()
+        words = {"rank": rank, "cores": evidence.use.cores, **fit.words}
+        return self.filled(Fit({**self.sets, **fit.settings}, words))
 
-    def filled(self, **values: Setting | None) -> Remedy:
-        """Return the remedy with these values in its words, its code and its settings."""
+    def filled(self, fit: Fit) -> Remedy:
+        """Return the remedy with the settings of a fit, which fills in what it says."""
+        named = {**fit.settings, **fit.words}
         return replace(
             self,
-            text=self.text.format(**values),
-            code=self.code.format(**values),
-            arguments={name: code.format(**values) for name, code in self.arguments.items()},
-            changes={name: value for name, value in values.items() if name in KNOBS},
+            text=Template(self.text).substitute(named),
+            code=Template(self.code).substitute(named),
+            arguments={name: Template(a).substitute(named) for name, a in self.arguments.items()},
+            changes=fit.settings,
         )
 
     def to_dict(self) -> dict[str, object]:

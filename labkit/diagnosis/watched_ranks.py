@@ -19,9 +19,15 @@ import numpy as np
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.diagnosis import of_run, resampled
-from labkit.diagnosis.findings import Finding, Measured, bound
+from labkit.diagnosis.findings import Finding, Measured, WordedFinding, bound
 from labkit.diagnosis.rank_times import RankTimes, step_parts
-from labkit.diagnosis.rank_verdict import all_wait, one_is_late, slower_rank, told, worth_naming
+from labkit.diagnosis.rank_verdict import (
+    all_wait,
+    one_is_late,
+    slower_rank,
+    with_rank,
+    worth_naming,
+)
 from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
@@ -36,7 +42,7 @@ STAMPS = "step stamps of all ranks"
 STACKS = "stacks sampled in all ranks"
 ON_ONE_RANK = Remedy(
     "on_one_rank",
-    "Take that out of rank {rank}'s step, or do it less often: all ranks wait for what one does "
+    "Take that out of rank $rank's step, or do it less often: all ranks wait for what one does "
     "alone.",
     "lines",
 )
@@ -192,17 +198,17 @@ def _line_ms(run: Run) -> dict[str, float]:
     return {line.what: line.share * _step_ms(run) for line in rows}
 
 
-def _told(found: Finding, own: Diagnosis, longer: Measured | None) -> Finding:
+def _told(found: Finding, own: Diagnosis, longer: Measured | None) -> WordedFinding:
     """Return a finding in words, with what the rank to blame shows when it is judged alone."""
     at_most = bound(found.lost_share)  # what a rank gains alone is not what all gain
     found = replace(found, at_most=at_most)
     if longer is not None:
         measured = (*found.measured, longer)
         found = replace(found, measured=measured, remedies=(ON_ONE_RANK, *found.remedies))
-    found = told(found)
+    found = with_rank(found)
     causes = [each for each in own.findings if each.name == found.name == "input"]
     if not causes:
-        return found
+        return worded(found)
     cause = causes[0]
     joined = replace(
         found,

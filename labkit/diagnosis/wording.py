@@ -6,18 +6,18 @@ A rule states each number and what it is a number of; here these become lines of
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Mapping
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import Finding, Measured
-from labkit.diagnosis.loader_code import TRAINER_LOADER
+from labkit.diagnosis.findings import Finding, Measured, Unit, WordedFinding
 from labkit.diagnosis.prediction import WORTH
 from labkit.diagnosis.remedies import Remedy
+from labkit.diagnosis.trainer_code import OF_LOADER, trainer_lines
 from labkit.results.script import changed_lines
 from labkit.spec import knobs_with
 
-FORMATS = {
+FORMATS: Mapping[Unit, str] = {
     "share": "{:.0%}",
     "ms": "{:.1f} ms",
     "s": "{:.0f} s",
@@ -28,22 +28,19 @@ FORMATS = {
     "count": "{:.0f}",
 }
 NOTHING_TO_SET = f"No setting is expected to gain as much as {WORTH:.0%}."
-OF_LOADER = re.compile(rf"\b({'|'.join(TRAINER_LOADER)})\b")
+NAMED = re.compile(rf"\b({'|'.join(OF_LOADER)})\b")  # arguments that a Trainer has other names for
 
 
-def worded(finding: Finding, evidence: Evidence | None = None) -> Finding:
+def worded(finding: Finding, evidence: Evidence | None = None) -> WordedFinding:
     """Return a finding with its evidence, its advice and the code to paste, in words.
 
     Without evidence there are no settings to fill in, and no code.
     """
-    if not finding.remedies:
-        advice = NOTHING_TO_SET if finding.lost_share else ""
-        return replace(finding, evidence=why(finding), advice=advice)
     advice = _advice(finding)
     if evidence is not None and evidence.trainer:
-        advice = OF_LOADER.sub(lambda named: TRAINER_LOADER[named[0]], advice)
+        advice = NAMED.sub(lambda named: OF_LOADER[named[0]], advice)
     code = "" if evidence is None else _code(finding, evidence)
-    return replace(finding, evidence=why(finding), advice=advice, code=code)
+    return WordedFinding(**vars(finding), evidence=why(finding), advice=advice, code=code)
 
 
 def said(measured: Measured) -> str:
@@ -66,6 +63,8 @@ def why(finding: Finding) -> str:
 
 def _advice(finding: Finding) -> str:
     """Return what to change first, what to expect of it, and where that is explained."""
+    if not finding.remedies:
+        return NOTHING_TO_SET if finding.lost_share else ""
     parts = [finding.remedies[0].text, _expectation(finding), _where_to_read(finding)]
     return " ".join(filter(None, parts))
 
@@ -96,6 +95,8 @@ def _code(finding: Finding, evidence: Evidence) -> str:
     "" for a remedy of words alone, and on a CPU for one that may as well make it slower, which
     nothing has measured.
     """
+    if not finding.remedies:
+        return ""
     remedy = finding.remedies[0]
     is_doubtful = not remedy.changes.keys().isdisjoint(knobs_with("doubtful"))
     if evidence.kind == "cpu" and is_doubtful and not finding.expected:
@@ -116,8 +117,8 @@ def _changed(remedy: Remedy, evidence: Evidence) -> str:
     if remedy.loader_of is not None:
         return remedy.loader_of(code)
     if evidence.trainer:
-        return code.trainer_lines(remedy.changes) if remedy.changes else ""
+        return trainer_lines(code.training, remedy.changes)
     if remedy.arguments:
         line = code.loader_line({}, remedy.arguments)
         return f"{line}\n" if line else ""
-    return code.lines(remedy.changes) if remedy.changes else ""
+    return code.lines(remedy.changes)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.loader_remedies import SET_THREADS, epochs_unseen, remade_said
 from labkit.diagnosis.loader_simulation import OVERSUBSCRIBED
+from labkit.diagnosis.loader_words import SET_THREADS, epochs_unseen, remade_said
 from labkit.diagnosis.prediction import MODEL_ERROR
 from labkit.diagnosis.recommendation import threads_beside
-from labkit.diagnosis.remedies import LESS_WAITING, Remedy, Values
+from labkit.diagnosis.remedies import LESS_WAITING, Fit, Remedy
 
 HUGGING_FACE = {"IterableDataset", "Dataset"}  # classes of its `datasets`
 ERROR = MODEL_ERROR["input"]  # of these gains: 1.62x and 1.65x expected, 1.60x and 1.68x came
@@ -24,8 +24,8 @@ def restarts_saved(evidence: Evidence) -> Estimate | None:
     return Estimate(most, (1 + most) / 2, most)
 
 
-def threads_left(evidence: Evidence) -> Values | None:
-    """Fit a model on the CPU whose threads wait for cores that busy workers have."""
+def threads_kept(evidence: Evidence) -> int | None:
+    """Return the threads to leave to a model on the CPU where busy workers have its cores."""
     workers = evidence.workers
     threads = evidence.threads or 1
     alone_us = evidence.quick_compute_us
@@ -35,7 +35,13 @@ def threads_left(evidence: Evidence) -> Values | None:
         return None
     wanted = workers.workers * min(1.0, workers.cpu_share + (workers.in_line_share or 0.0))
     kept = threads_beside(wanted, threads, evidence.use.cores)
-    return {"threads": kept, "now": threads} if kept < threads else None
+    return kept if kept < threads else None
+
+
+def fewer_threads(evidence: Evidence) -> Fit | None:
+    """Fit a model on the CPU whose threads wait for cores that busy workers have."""
+    kept = threads_kept(evidence)
+    return None if kept is None else Fit(words={"threads": kept, "now": evidence.threads})
 
 
 def cores_allow(evidence: Evidence, threads: int | None = None) -> float | None:
@@ -60,8 +66,8 @@ def cores_allow(evidence: Evidence, threads: int | None = None) -> float | None:
 
 def cores_returned(evidence: Evidence) -> Estimate | None:
     """Return the gain where the model leaves the workers the cores that they wait for."""
-    kept = threads_left(evidence)
-    most = cores_allow(evidence, int(kept["threads"] or 1)) if kept else None
+    kept = threads_kept(evidence)
+    most = cores_allow(evidence, kept) if kept else None
     if most is None:
         return None
     gain = OVERSUBSCRIBED * most
@@ -95,36 +101,39 @@ def own_init(evidence: Evidence) -> bool:
     return "worker_init_fn" not in (arguments or {})
 
 
-def reshardable(evidence: Evidence) -> Values | None:
+def reshardable(evidence: Evidence) -> Fit | None:
     """Fit a loader whose workers were seen: that many shards, or a multiple of it."""
-    workers = evidence.workers
-    return None if workers is None else {"workers": workers.workers, "shards": 4 * workers.workers}
+    if evidence.workers is None:
+        return None
+    count = evidence.workers.workers
+    return Fit(words={"workers": count, "shards": 4 * count})
 
 
-def files_to_deal_out(evidence: Evidence) -> Values | None:
+def files_to_deal_out(evidence: Evidence) -> Fit | None:
     """Fit a dataset of the user's own class, which shares its data out itself."""
     kind = evidence.code and evidence.code.dataset_type
     return reshardable(evidence) if kind not in HUGGING_FACE else None
 
 
-def stuck(evidence: Evidence) -> Values | None:
+def stuck(evidence: Evidence) -> Fit | None:
     """Fit a worker that has made no progress for long."""
     hang = evidence.workers.hang if evidence.workers else None
-    return hang and {"limit_s": max(60, round(hang.seconds))}
+    return hang and Fit(words={"limit_s": max(60, round(hang.seconds))})
 
 
-def started_anew(evidence: Evidence) -> Values | None:
+def started_anew(evidence: Evidence) -> Fit | None:
     """Fit workers that end with each epoch: by default, or since their loader does."""
     code = evidence.code
     remade = remade_said(code)
     if evidence.knobs.get("persistent_workers") and not remade:
         return None
-    return {"persistent_workers": True, "epochs": epochs_unseen(code), "remade": remade}
+    words = {"epochs": epochs_unseen(code), "remade": remade}
+    return Fit({"persistent_workers": True}, words)
 
 
 PERSISTENT = Remedy(
     "persistent_workers",
-    "Keep the workers between epochs: persistent_workers=True{remade}.{epochs}",
+    "Keep the workers between epochs: persistent_workers=True$remade.$epochs",
     "epochs",
     started_anew,
     cost="the workers' memory between epochs",
@@ -150,10 +159,10 @@ READ_ONCE = Remedy(
 )
 FEWER_THREADS = Remedy(
     "fewer_threads",
-    "Let the model compute with {threads} of its {now} threads, and leave the other cores to the "
+    "Let the model compute with $threads of its $now threads, and leave the other cores to the "
     "workers: each operator waits for the last of its threads, and workers have the cores.",
     "workers",
-    threads_left,
+    fewer_threads,
     code=SET_THREADS,
     expects=cores_returned,
     check=LESS_WAITING,
@@ -177,7 +186,7 @@ ONE_THREAD_EVERYWHERE = Remedy(
     "workers",
     code="import os\n\n"
     'for library in ("OMP", "OPENBLAS", "MKL"):  # above all other imports\n'
-    '    os.environ[f"{{library}}_NUM_THREADS"] = "1"\n',
+    '    os.environ[f"{library}_NUM_THREADS"] = "1"\n',
     cost="a model on the CPU has one thread, too, until torch.set_num_threads",
     check="CPU time over wall time near 1 in each worker",
 )
@@ -215,18 +224,18 @@ UINT8_BATCHES = Remedy(
 )
 RESHARD = Remedy(
     "reshard",
-    "Cut the data into shards of one size, a multiple of the {workers} workers: {shards}, say.",
+    "Cut the data into shards of one size, a multiple of the $workers workers: $shards, say.",
     "items",
     reshardable,
-    code="dataset = dataset.to_iterable_dataset(num_shards={shards})\n",
+    code="dataset = dataset.to_iterable_dataset(num_shards=$shards)\n",
     cost="writing the data once more",
     check="every worker is as busy as the next one",
 )
 DEAL_FILES_OUT = Remedy(
     "deal_files_out",
-    "Deal the files out to the {workers} workers in turn, not in blocks. Where their sizes differ, "
+    "Deal the files out to the $workers workers in turn, not in blocks. Where their sizes differ, "
     "sort them by size first; where one holds most of the data, cut it into shards of one size, "
-    "{shards} in all, say.",
+    "$shards in all, say.",
     "items",
     files_to_deal_out,
     code="info = torch.utils.data.get_worker_info()  # in the dataset's __iter__\n"
@@ -259,7 +268,7 @@ GIVE_UP_WAITING = Remedy(
     "of forking: OpenCV, HDF5 and tokenizers may deadlock after a fork (cv2.setNumThreads(0)).",
     "lines",
     stuck,
-    arguments={"timeout": "{limit_s}", "multiprocessing_context": "'spawn'"},
+    arguments={"timeout": "$limit_s", "multiprocessing_context": "'spawn'"},
     check="the loop goes on, or the error names the worker",
 )
 ARRAYS = Remedy(

@@ -1,4 +1,4 @@
-"""Why the loop waits for data: by what its loader's workers did, else by the lines it spent it in.
+"""Why the loop waits for data, by what its loader's workers did.
 
 Each rule looks for one cause in the `WorkerEvidence`; the first of `WORKER_RULES` that finds its
 own speaks. It costs the loop's waiting for data, which `idle_rules.waiting_for_data` fills in.
@@ -11,10 +11,8 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis import worker_remedies as cures
 from labkit.diagnosis import worker_words as words
 from labkit.diagnosis.evidence import Evidence, WorkerEvidence
-from labkit.diagnosis.findings import Finding, Measured
-from labkit.diagnosis.hot_lines import WORKER, Line
-from labkit.diagnosis.line_work import COLLATE, loading_mask
-from labkit.diagnosis.remedies import Remedy
+from labkit.diagnosis.findings import Finding, Measured, late_batches
+from labkit.diagnosis.line_work import COLLATE
 
 
 def _computing(evidence: Evidence, workers: WorkerEvidence) -> float:
@@ -31,17 +29,6 @@ def _computing(evidence: Evidence, workers: WorkerEvidence) -> float:
     return max(share, min(1.0, share + in_line))
 
 
-def _found(
-    cause: str,
-    *measured: Measured | None,
-    remedies: tuple[Remedy, ...],
-    lines: tuple[Line, ...] = (),
-) -> Finding:
-    """Return a cause of the waiting with its numbers, as far as they were measured."""
-    known = tuple(each for each in measured if each is not None)
-    return Finding("input", cause, measured=known, remedies=remedies, lines=lines)
-
-
 def worker_hangs(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     """A worker that has an item to make made no progress to the end of the record.
 
@@ -51,7 +38,7 @@ def worker_hangs(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     if hang is None or hang.over or hang.seconds < limits.HANGS_S:
         return None
     measured = (words.no_progress(hang), *words.costliest_step(evidence.loading_lines))
-    return _found("hang", *measured, remedies=(cures.GIVE_UP_WAITING,))
+    return late_batches("hang", *measured, remedies=(cures.GIVE_UP_WAITING,))
 
 
 def hang_that_ended(evidence: Evidence) -> Finding | None:
@@ -62,7 +49,9 @@ def hang_that_ended(evidence: Evidence) -> Finding | None:
     hang = evidence.workers.hang if evidence.workers else None
     if hang is None or not hang.over:
         return None
-    return _found("hang_that_ended", words.no_progress(hang), remedies=(cures.GIVE_UP_WAITING,))
+    return late_batches(
+        "hang_that_ended", words.no_progress(hang), remedies=(cures.GIVE_UP_WAITING,)
+    )
 
 
 def workers_restart(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -75,7 +64,9 @@ def workers_restart(evidence: Evidence, workers: WorkerEvidence) -> Finding | No
         return None
     starts = Measured(words.EPOCH_STARTS, share, by=words.TIMED)
     each = words.took(words.FIRST_BATCH, workers.epoch_start_ms)
-    return _found("workers_restart", starts, each, remedies=(cures.PERSISTENT, cures.LONGER_PASSES))
+    return late_batches(
+        "workers_restart", starts, each, remedies=(cures.PERSISTENT, cures.LONGER_PASSES)
+    )
 
 
 def cold_start(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -90,7 +81,7 @@ def cold_start(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
         return None
     if loop and loop.cold < evidence.wait_share / 2:  # it was slow, and most waiting came later
         return None
-    return _found(
+    return late_batches(
         "cold_start",
         words.first_epoch(ratio),
         remedies=(cures.READ_ONCE,),
@@ -118,7 +109,7 @@ def slow_items(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     elif workers.idle_share is not None:
         behind = Measured(words.OTHERS_REST, workers.idle_share)
     remedies = (cures.OUT_OF_ORDER, cures.SLOW_ITEMS_OFFLINE)
-    return _found("slow_items", words.slowest(workers), behind, remedies=remedies)
+    return late_batches("slow_items", words.slowest(workers), behind, remedies=remedies)
 
 
 def uneven_shards(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -153,7 +144,7 @@ def hand_over(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
         Measured(words.ALL_REST, workers.idle_share, by=words.TIMED),
         words.took(words.HAND_OVER, workers.hand_over_ms),
     )
-    return _found("hand_over", *measured, remedies=(cures.UINT8_BATCHES,))
+    return late_batches("hand_over", *measured, remedies=(cures.UINT8_BATCHES,))
 
 
 def threads(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -174,7 +165,7 @@ def threads(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
         *words.costliest_step(evidence.computing_lines),
     )
     remedies = (cures.ONE_THREAD, cures.ONE_THREAD_EVERYWHERE)
-    return _found("threads", *measured, remedies=remedies)
+    return late_batches("threads", *measured, remedies=remedies)
 
 
 def cores(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -204,7 +195,7 @@ def cores(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
         words.on_cores(evidence, workers),
         *words.costliest_step(evidence.computing_lines),
     )
-    return _found("cores", *measured, remedies=remedies)
+    return late_batches("cores", *measured, remedies=remedies)
 
 
 def too_few_workers(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -219,7 +210,7 @@ def too_few_workers(evidence: Evidence, workers: WorkerEvidence) -> Finding | No
         return None
     remedies = (feeding.WHOLE_TENSORS, feeding.WORKERS, cures.MORE_WORKERS)
     measured = (words.cpu(workers), words.on_cores(evidence, workers))
-    return _found("too_few_workers", *measured, remedies=remedies)
+    return late_batches("too_few_workers", *measured, remedies=remedies)
 
 
 def shared_supply(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -234,7 +225,7 @@ def shared_supply(evidence: Evidence, workers: WorkerEvidence) -> Finding | None
     if _computing(evidence, workers) >= limits.MOSTLY_WAITS:
         return None
     measured = (words.cpu(workers), words.over_alone(slower))
-    return _found("shared_supply", *measured, remedies=(cures.FEWER_BYTES,))
+    return late_batches("shared_supply", *measured, remedies=(cures.FEWER_BYTES,))
 
 
 def storage_latency(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -254,7 +245,7 @@ def storage_latency(evidence: Evidence, workers: WorkerEvidence) -> Finding | No
     )
     remedies = (feeding.WORKERS, cures.LARGER_READS)
     lines = loading.lines if loading is not None else ()
-    return _found("storage_latency", *measured, remedies=remedies, lines=lines)
+    return late_batches("storage_latency", *measured, remedies=remedies, lines=lines)
 
 
 WORKER_RULES = (
@@ -295,40 +286,3 @@ def memory_growth(evidence: Evidence) -> Finding | None:
         measured.append(Measured(words.WAS_SHARED, memory.copied, "GiB"))
         remedies = (cures.ARRAYS,)
     return Finding("host", "memory_growth", measured=tuple(measured), remedies=remedies)
-
-
-# -- a watched loop whose workers were not timed: its passes and its lines ------------------------
-
-
-def what_passes_and_lines_show(evidence: Evidence) -> Finding | None:
-    """Return the cause that the passes and the lines of a watched loop show; None for none.
-
-    "workers_restart" or "cold_start" where that takes half of the waiting or more; else "collate"
-    or "item", by the lines that take MOST_OF_LOADING of preparing a batch.
-    """
-    loop = evidence.loop
-    if loop is None:
-        return None
-    lines = loop.lines
-    worth = max(evidence.wait_share, 1e-9) / 2
-    if loop.restart >= worth:
-        return _found(
-            "workers_restart",
-            words.restarts(loop),
-            remedies=(cures.PERSISTENT, cures.LONGER_PASSES, *feeding.FEED),
-            lines=lines.worst(lines.mask("waiting"))[:1],
-        )
-    if loop.cold >= worth:
-        early = (lines.step < loop.first_pass) | (lines.phase == WORKER)
-        return _found(
-            "cold_start",
-            Measured(words.FIRST_PASS, loop.cold),
-            remedies=(cures.READ_ONCE, *feeding.FEED),
-            lines=lines.worst(loading_mask(lines) & early)[:1],
-        )
-    found = loop.loading
-    if found is None:
-        return None
-    cure = feeding.LEANER_COLLATE if found.cause == COLLATE else feeding.CHEAPER_LINE
-    remedies = (cure, *feeding.FEED)
-    return _found(found.cause, words.most_of_loading(found), remedies=remedies, lines=found.lines)

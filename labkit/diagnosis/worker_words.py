@@ -6,8 +6,6 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence, WorkerEvidence
 from labkit.diagnosis.findings import Measured
 from labkit.diagnosis.hot_lines import Line
-from labkit.diagnosis.line_work import COLLATE, PartOfLoop
-from labkit.diagnosis.watched_loop import Loop
 from labkit.results.loader_records import Hang
 
 TIMED = "timed in the workers"
@@ -15,7 +13,6 @@ TIMED = "timed in the workers"
 # What a number is of
 EPOCH_STARTS = "of the time is the start of later epochs"
 FIRST_BATCH = "to an epoch's first batch"
-FIRST_PASS = "of the time is what the first pass took longer than the later ones"
 OVERTAKEN = "of the waiting a later batch was ready already"
 OTHERS_REST = "of the time the other workers have nothing to do"
 ALL_REST = "of the time the workers have nothing to do while the loop waits"
@@ -93,17 +90,3 @@ def in_line(threads: float, single: int) -> Measured:
     """Return how many threads stand in line for a core, where one each would be `single`."""
     seen = f"threads stand in line for a core, more than the {single} of the workers and model"
     return Measured(seen, threads, "number", "Linux's schedstat")
-
-
-def restarts(loop: Loop) -> Measured:
-    """Return what the starts of a watched loop's passes cost."""
-    seen = f"of the time goes to the first batches of {loop.passes - 1} later passes, for "
-    return Measured(f"{seen}which the workers start anew", loop.restart)
-
-
-def most_of_loading(work: PartOfLoop) -> Measured:
-    """Return how much of the loader's work is in which line."""
-    words = "of what the loader does is collating:"
-    if work.cause != COLLATE:
-        words = "of preparing an item is"
-    return Measured(f"{words} {work.lines[0].what}", work.share)

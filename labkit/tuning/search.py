@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.estimate import Estimate
-from labkit.diagnosis.loader_remedies import epochs_unseen
+from labkit.diagnosis.loader_words import epochs_unseen
 from labkit.diagnosis.recommendation import AS_GOOD, WORKERS
 from labkit.process import launcher
 from labkit.results.run import Run

@@ -8,7 +8,7 @@ from typing import cast
 
 from labkit.bench.user_loop import knobs_of
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.loader_remedies import too_many
+from labkit.diagnosis.loader_words import too_many
 from labkit.diagnosis.recommendation import LEAST_MAX_WORKERS
 from labkit.results.hardware import Machine, machine
 from labkit.results.run import Run

@@ -1,0 +1,66 @@
+"""What remedies for a loader say of its workers: how many, how long they live, and what to mind."""
+
+from __future__ import annotations
+
+from string import Template
+
+from labkit.diagnosis.evidence import Evidence
+from labkit.diagnosis.loader_code import LoopCode
+from labkit.diagnosis.recommendation import Workers
+from labkit.results.text import counted
+
+SET_THREADS = (
+    "import torch\n\ntorch.set_num_threads($threads)  # the other cores are for the workers\n"
+)
+AT_ONCE = (
+    "fetch a batch at once. Index the tensors with a batch of indices; where dataset[[0, 1]] "
+    "works, a BatchSampler as the DataLoader's sampler does so"
+)
+
+
+def other_number(evidence: Evidence, advised: Workers, is_kept: bool) -> dict[str, str]:
+    """Return what the remedy says of another number of workers, which may be kept from now on."""
+    now = evidence.num_workers or 0
+    how = "Use fewer workers:" if advised.num_workers < now else "Use more workers:"
+    if not now:
+        how = "Prepare batches in other processes:"
+    kept = code = ""
+    if is_kept:
+        kept = f", kept between epochs (persistent_workers=True){remade_said(evidence.code)}"
+    if advised.threads is not None:
+        code = Template(SET_THREADS).substitute(threads=advised.threads)
+        kept += f", with {counted(advised.threads, 'thread')} for the model"
+    return {
+        "how": how,
+        "kept": kept,
+        "warned": too_many(advised.num_workers, evidence.use.cores),
+        "epochs": epochs_unseen(evidence.code) if is_kept else "",
+        "set_threads": code,
+    }
+
+
+def epochs_unseen(code: LoopCode | None) -> str:
+    """Say, after a sentence, what workers that are kept miss; "" where there is no `set_epoch`."""
+    if code is None or code.epoch_setter is None:
+        return ""
+    return " Workers that are kept do not see what set_epoch() sets in the main process's dataset."
+
+
+def remade_said(code: LoopCode | None) -> str:
+    """Say, before the end of a sentence, how workers outlive an epoch; "" of a loader made once."""
+    if code is None or not code.remade:
+        return ""
+    said = (
+        ", with the loader made once, above the loop over the epochs: it is made anew for each "
+        "epoch, and its workers end with it"
+    )
+    if code.remade == "dataset":
+        said += ". A sampler then draws each epoch's items from the whole dataset"
+    return said
+
+
+def too_many(workers: int, cores: int | None) -> str:
+    """Say why PyTorch warns of so many workers, to end a sentence with; "" where it does not."""
+    if not cores or workers <= cores:
+        return ""
+    return f"; PyTorch warns above your {cores} cores, but workers waiting on I/O use none"
