@@ -146,24 +146,6 @@ def test_who_can_tell_decides(tmp_path, how, readings, bottleneck, words):
         assert any("upper bound" in note for note in found.notes)
 
 
-def test_a_synchronisation_that_keeps_a_gpu_waiting_is_blamed_on_its_line(tmp_path):
-    steps, _ = play(**LAUNCH_BOUND)
-    place = ["sync", "", "train.py", 57, "train", "loss.item()", ["train.py", 57, "train"]]
-    rows = [[(step["t"][1] + step["t"][3]) // 2, 10**7, 0] for step in steps]
-    lines = {"event": "lines", "pid": 0, "places": {"0": place}, "rows": rows}
-    run, _ = record(
-        tmp_path,
-        spec={"watched": {"loader": "DataLoader"}},
-        knobs={"num_workers": 2},
-        extra=[lines],
-        telemetry=samples(gpm={"sm": 0.1}),
-        **LAUNCH_BOUND,
-    )
-    found = run.diagnose().findings[0]
-    assert (found.name, found.cause) == ("launch", "sync")
-    assert (found.lines[0].line, found.lines[0].call) == (57, "loss.item()")
-
-
 def test_heat_that_holds_the_clock_down_is_named_and_the_power_limit_is_not(tmp_path):
     hot = samples(1.0, clock_reasons=0x40, sm_mhz=990.0)
     cool = samples(0.3, clock_reasons=0x4, sm_mhz=1980.0)
@@ -336,6 +318,13 @@ def test_counters_of_the_sms_do_not_hide_python_behind_a_step_that_was_waited_fo
     assert found.bottleneck == "host" and "at most" not in found.three_lines[0], found
     assert found.findings[0].lost_share == pytest.approx(python / 100, abs=0.05)
     assert sum(each.lost_share for each in found.findings) <= 1.0
+
+
+def test_a_synchronisation_that_keeps_a_gpu_waiting_is_blamed_on_its_line(tmp_path):
+    body = (("backward", 20), ("sync", 80))
+    found = synchronised(tmp_path, body, (0, 100), gpm={"sm": 0.1}).findings[0]
+    assert (found.name, found.cause) == ("launch", "sync")
+    assert (found.lines[0].line, found.lines[0].call) == (57, "sync()")
 
 
 @pytest.mark.parametrize(

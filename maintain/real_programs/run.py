@@ -35,7 +35,6 @@ LIMIT_S = 180.0
 PROGRAMS = {  # name: its arguments, for some seconds on two cores at rest
     "nanogpt": ["--max_iters", "150", "--eval_interval", "50", "--eval_iters", "5"],
     "reference": ["--epochs", "1", "-b", "8", "-j", "4", "--crop", "64"],
-    "hf_trainer": ["--texts", "1600", "--epochs", "1"],
     "lightning_demo": ["--batches", "800"],
 }
 
