@@ -29,7 +29,7 @@ from labkit.bench import (
     user_loop,
 )
 from labkit.bench.first_call import FirstCallHook
-from labkit.diagnosis import device_peaks, device_remedies, efficiency, gather, loop_rules
+from labkit.diagnosis import device_peaks, device_remedies, efficiency, gather
 from labkit.diagnosis.evidence import Evidence, Kernels, Xray
 from labkit.results.hardware import Machine
 from labkit.results.run import Run
@@ -291,13 +291,6 @@ def test_what_computed_on_a_card_before_its_meter_was_there_is_not_counted(monke
     before_us = time.time_ns() // 1000
     assert gpu_meter.GpuMeter("uuid", os.getpid())._others_sm() is None
     assert asked_since[0] >= before_us
-
-
-def test_a_float64_loop_on_an_amd_card_is_not_told_what_nvidias_do():
-    about = {"kind": "gpu", "weights_dtype": "float64", "compute_share": 0.9}
-    assert "NVIDIA" not in str(loop_rules.double_precision(Evidence(formats=(), **about)).measured)
-    nvidia = loop_rules.double_precision(Evidence(formats=("bf16", "fp16"), **about))
-    assert "NVIDIA" in str(nvidia.measured)
 
 
 @pytest.mark.parametrize(

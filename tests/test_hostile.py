@@ -26,7 +26,7 @@ import labkit as lk
 from labkit.__main__ import main
 from labkit.diagnosis.trace_file import TraceError
 from labkit.process import device_lock, keys
-from labkit.results import record, step_classes
+from labkit.results import record
 from labkit.results.hardware import Machine
 from labkit.results.launch import launch
 from labkit.results.run import Run
@@ -170,9 +170,7 @@ def test_the_number_and_the_kinds_of_events_are_bounded(tmp_path, monkeypatch, l
         lk.load(file)
 
 
-def test_a_step_takes_no_more_memory_than_its_numbers_and_means_take_no_more_for_more_steps(
-    tmp_path, monkeypatch
-):
+def test_a_step_takes_no_more_memory_than_its_numbers(tmp_path):
     steps = []
     for i in range(20_000):
         asked = 10_000 * i
@@ -181,15 +179,10 @@ def test_a_step_takes_no_more_memory_than_its_numbers_and_means_take_no_more_for
     file = tmp_path / "steps.jsonl"
     file.write_bytes(SPEC + b"".join(json.dumps(step).encode() + b"\n" for step in steps))
     lk.load(file)  # imports
-    monkeypatch.setattr(step_classes, "STRETCH", 500)
-    monkeypatch.setattr(step_classes, "AHEAD", 10)
     tracemalloc.start()
     run = lk.load(file)
     held = tracemalloc.get_traced_memory()[0]
     assert held < 80 * len(steps)  # as objects 1000
-    tracemalloc.reset_peak()
-    assert run.utilization > 0.8 and run.mean_ms is not None and len(run.timeline(100)[0]) == 100
-    assert tracemalloc.get_traced_memory()[1] - held < 60 * len(steps)  # all at once: 300
     tracemalloc.stop()
     assert run.steps_since(19_998) == steps[19_998:]
 
