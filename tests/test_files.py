@@ -320,29 +320,6 @@ def test_a_score_that_cannot_be_written_lives_for_the_session(book):
     assert [json.loads(line)["guess"] for line in book.read_text().split("\n") if line] == [2, 3]
 
 
-@pytest.mark.slow
-def test_notebooks_that_play_at_once_lose_nothing_of_each_other(book):
-    code = (
-        "import sys; from labkit.course import score; score.QUIET = ()\n"
-        "print(flush=True); sys.stdin.readline()\n"
-        "for n in range(50): score.keep('guesses', f'{sys.argv[1]} {n}', guess=n)"
-    )
-    playing = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        for name in "ab"
-    ]
-    for notebook in playing:
-        notebook.stdout.readline()  # it is ready
-    for notebook in playing:
-        notebook.stdin.write(b"\n")
-        notebook.stdin.flush()
-    assert [notebook.wait() for notebook in playing] == [0, 0]
-    assert len(score.read()["guesses"]) == 100
-    assert os.listdir() == [score.FILE_NAME]
-
-
 @posix_files
 def test_in_a_home_that_users_share_each_may_lock_a_device_and_read_only_their_own_runs(tmp_path):
     home = tmp_path / "home"

@@ -18,7 +18,6 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-import traitlets
 from hypothesis import given
 from hypothesis import strategies as st
 from planted import wait_until
@@ -27,13 +26,11 @@ import labkit as lk
 from labkit.__main__ import main
 from labkit.diagnosis.trace_file import TraceError
 from labkit.process import device_lock, keys
-from labkit.results import record, step_classes
+from labkit.results import record
 from labkit.results.hardware import Machine
 from labkit.results.launch import launch
 from labkit.results.run import Run
 from labkit.results.wall_shares import stored
-from labkit.spec import KNOBS, Pipeline
-from labkit.view.controls import Control
 
 PACKAGE = Path(lk.__file__).parent
 SCRIPT = "<script>alert(1)</script>"
@@ -173,9 +170,7 @@ def test_the_number_and_the_kinds_of_events_are_bounded(tmp_path, monkeypatch, l
         lk.load(file)
 
 
-def test_a_step_takes_no_more_memory_than_its_numbers_and_means_take_no_more_for_more_steps(
-    tmp_path, monkeypatch
-):
+def test_a_step_takes_no_more_memory_than_its_numbers(tmp_path):
     steps = []
     for i in range(20_000):
         asked = 10_000 * i
@@ -184,15 +179,10 @@ def test_a_step_takes_no_more_memory_than_its_numbers_and_means_take_no_more_for
     file = tmp_path / "steps.jsonl"
     file.write_bytes(SPEC + b"".join(json.dumps(step).encode() + b"\n" for step in steps))
     lk.load(file)  # imports
-    monkeypatch.setattr(step_classes, "STRETCH", 500)
-    monkeypatch.setattr(step_classes, "AHEAD", 10)
     tracemalloc.start()
     run = lk.load(file)
     held = tracemalloc.get_traced_memory()[0]
     assert held < 80 * len(steps)  # as objects 1000
-    tracemalloc.reset_peak()
-    assert run.utilization > 0.8 and run.mean_ms is not None and len(run.timeline(100)[0]) == 100
-    assert tracemalloc.get_traced_memory()[1] - held < 60 * len(steps)  # all at once: 300
     tracemalloc.stop()
     assert run.steps_since(19_998) == steps[19_998:]
 
@@ -232,23 +222,6 @@ def test_a_command_line_of_anything_never_shows_a_traceback(words):
         except SystemExit as exit:
             code = exit.code
     assert code in (0, 1, 2) and "Traceback" not in error.getvalue()
-
-
-@given(
-    st.sampled_from(sorted(KNOBS)),
-    st.sampled_from(["value", "index", "min", "max", "_options_labels", "step", "disabled"]),
-    junk | st.sampled_from(["__import__('os')", "../../etc/passwd", 10**12, -1, [0, "x"]]),
-)
-def test_whatever_a_front_end_sends_a_control_holds_an_allowed_value(name, trait, sent):
-    control = Control(KNOBS[name], KNOBS[name].default)
-    with contextlib.suppress(traitlets.TraitError, TypeError, ValueError, KeyError, IndexError):
-        control.widget.set_state({trait: sent})
-    try:
-        value = getattr(Pipeline(**{name: control.value}), name)
-    except ValueError as error:
-        assert name in str(error)
-    else:
-        assert KNOBS[name].check(value) == value
 
 
 AWAY = ("../secret", "x/../../secret", "/etc/passwd", "../../../etc/cron.d/x", "a/b/c", ".", "\0")

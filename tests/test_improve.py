@@ -296,22 +296,22 @@ def test_a_loop_of_ones_own_is_cured_where_workers_cure_it_and_its_losses_are_th
         lk.improve(Remote(), step=forgets, **parts)
 
 
+def telling_step(model, optimizer, batch):
+    """Train, and tell as the loss how many bytes an output has, and 10 more where Adam is fused."""
+    step(model, optimizer, batch)
+    return model(batch[0]).element_size() + 10 * bool(optimizer.param_groups[0]["fused"])
+
+
 @pytest.mark.slow
 def test_settings_of_the_step_reach_the_readers_own_model_and_optimizer():
     model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
-    parts = {"step": step, "model": model, "optimizer": torch.optim.AdamW(model.parameters())}
-    made = improver(Remote(), (), None, 4, **parts)
+    parts = {"model": model, "optimizer": torch.optim.AdamW(model.parameters())}
+    made = improver(Remote(), (), None, 4, step=telling_step, **parts)
     knobs = made.found.start | {"num_workers": 4, "prefetch_factor": 2}
-    _, _, plain = made.bench.measure(knobs, 900)
     changed = {"fused_optimizer": True, "channels_last": True, "precision": "bf16"}
-    rate, error, run = made.bench.measure(knobs | changed, 900)
+    rate, error, run = made.bench.measure(knobs | changed, 300)
     for knob in run.not_applied:  # a machine that stands still finds BF16 hopelessly slow
         assert knob == "precision" and changed.pop(knob)
     assert rate and not error and {k: getattr(run.pipeline, k) for k in changed} == changed
-    count = min(run.steps, plain.steps, 20)
-    assert run.loss[:count] == pytest.approx(plain.loss[:count], rel=0.05)
-    assert "precision" not in changed or run.loss[:count] != plain.loss[:count]
-    assert run.xray_facts["fixed_share"] is not None
-    no = {"fused_optimizer": True}
-    made = improver(Remote(), (), None, 4, **parts | {"optimizer": torch.optim.Rprop})
-    assert "Rprop has no fused version" in made.bench.measure(made.found.start | no, 300)[1]
+    assert set(run.loss) == {12 if "precision" in changed else 14}
+    assert run.xray_facts and run.xray_facts["fixed_share"] is not None, run.no_xray

@@ -656,10 +656,6 @@ def test_a_closure_and_reading_gradients_are_no_optimizer_of_the_users():
     def residual(x):
         return torch.autograd.grad(x.sum(), x)[0]
 
-    def descend(weights):
-        for weight in weights:
-            weight -= 0.1 * weight.grad
-
     def descend_in_place(weights):
         for weight in weights:
             weight.data.add_(weight.grad, alpha=-0.1)

@@ -10,7 +10,6 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 from played_gpu import CPU, GPU, MS
-from test_kernel import kernel
 
 from labkit.results.sweep import Sweep
 from labkit.spec import Pipeline
@@ -194,18 +193,6 @@ def test_no_figure_is_too_wide_too_heavy_or_cut_off(record):
             warnings.simplefilter("error")
             assert png(figure).width <= 900
         assert len(figure._repr_png_()) < 120_000
-
-
-@pytest.mark.slow
-def test_a_plot_that_ends_a_cell_is_shown_once_as_a_png(record):
-    code = f"import sys, labkit as lk; run = lk.load({str(record().path)!r})"
-    with kernel() as (_manager, client):
-        for before in (code, "assert 'matplotlib.pyplot' not in sys.modules\n%matplotlib inline"):
-            client.execute_interactive(before, timeout=120)
-            shown = []
-            reply = client.execute_interactive("run.plot()", timeout=120, output_hook=shown.append)
-            assert reply["content"]["status"] == "ok"
-            assert sum("image/png" in m["content"].get("data", {}) for m in shown) == 1
 
 
 # -- sweeps --------------------------------------------------------------------------------------

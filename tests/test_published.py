@@ -30,14 +30,6 @@ def test_every_file_is_listed_and_an_unknown_name_is_answered_with_those_there_a
         lk.published("zeus")
 
 
-def test_the_numbers_are_those_of_their_sources():
-    power = lk.published("batch-power")
-    case = "card == 'V100' and model == 'shufflenetv2' and optimizer == 'adam'"
-    [small] = power.query(f"{case} and batch == 8 and limit_w == 250").itertuples()
-    assert (round(small.epoch_s), round(small.power_w)) == (225, 39)
-    assert list(lk.published("llm-ladder")["tok_per_s"])[-2:] == [142156, 419259]
-
-
 # -- the glossary ---------------------------------------------------------------------------------
 
 ASKED = """kernel, launch, stream, occupancy, warp, SM, DMA, pinned, pageable, write-allocate, HBM,

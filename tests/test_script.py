@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import labkit as lk
-from labkit.course.slow_script import stages
 from labkit.results.script import changed_lines, whole_script
 from labkit.spec import Pipeline
 from labkit.tuning.set_up import tuner
 
 SHORT = {"steps": 6, "seconds": None, "xray": False, "device": "cpu", "width": 32, "depth": 2}
 SAME = {  # scripts whose losses are those of their run
+    "sleep": {"dataset": "sleep", "prep_ms": 1, "model": "mlp"},
     "array": {
         "dataset": "array",
         "batch_size": 32,
@@ -39,14 +39,7 @@ SAME = {  # scripts whose losses are those of their run
         "pin_memory": True,
     },
 }
-SLEEP = {"dataset": "sleep", "prep_ms": 1}
 OVERLAP = {"pin_memory": True, "non_blocking": True, "prefetch_to_device": True}
-IN_NOTEBOOKS = {  # with their waits cut short, and two workers where there are more
-    "00 asked for a GPU": {**SLEEP, "pin_memory": True, "non_blocking": True, "precision": "tf32"},
-    "03 slow disk": {"num_workers": 2, "io_ms": 0, "stall_ms": 3, "prefetch_factor": 32},
-    "03 overlap": {"num_workers": 2, **OVERLAP},
-    "05 fp16": {"dataset": "array", "model": "mlp", "image_px": 32, "precision": "fp16"},
-}
 ON_GPU = {
     "all": {
         **OVERLAP,
@@ -60,7 +53,7 @@ ON_GPU = {
         "dataset": "array",
         "device": "cuda:1",
     },
-    "compiled": {"prefetch_to_device": True, "compile": "default"},
+    "compiled": {"prefetch_to_device": True, "compile": "default", "precision": "tf32"},
     "bare": {"augment": 0, "channels_last": True, "seconds": 4.0, "precision": "bf16"},
 }
 IN_TURN = "import runpy, sys; [runpy.run_path(file, run_name='__main__') for file in sys.argv[1:]]"
@@ -106,20 +99,6 @@ def test_a_script_trains_to_the_losses_of_its_run(tmp_path):
         assert re.fullmatch(r"[\d,]+ samples/s after the warm-up", rate)
 
 
-@pytest.mark.slow
-def test_the_script_of_every_pipeline_in_the_notebooks_runs(tmp_path):
-    pipelines = {name: job(**knobs) for name, knobs in IN_NOTEBOOKS.items()}
-    pipelines |= {f"08 {stage}": stage.pipeline.filled() | SHORT for stage in stages()[::3]}
-    files = []
-    for name, knobs in pipelines.items():
-        knobs |= {"steps": 3, "device": "cpu", **dict.fromkeys(OVERLAP, False)}
-        knobs["precision"] = knobs["precision"].replace("tf32", "fp32")
-        files.append(tmp_path / f"{name}.py")
-        files[-1].write_text(whole_script(knobs, 2, name))
-    for _, rate in run_apart(tmp_path, files):
-        assert re.fullmatch(r"[\d,]+ (samples|rows)/s after the warm-up", rate)
-
-
 def test_a_pipelines_script_has_what_its_device_can_do():
     script = lk.script(Pipeline(**SHORT, pin_memory=True))
     assert "Left out: pin_memory (there is no CUDA device" in script.replace("\n", " ")
@@ -132,8 +111,7 @@ def test_a_pipelines_script_has_what_its_device_can_do():
 
 
 def test_scripts_are_formatted_and_import_what_they_use(tmp_path):
-    every = SAME | IN_NOTEBOOKS | ON_GPU
-    for name, knobs in every.items():
+    for name, knobs in (SAME | ON_GPU).items():
         text = whole_script(job(**knobs), 2, "A script.")
         (tmp_path / f"{name}.py").write_text(text)
         assert "labkit" not in text and "shuffle=True" in text

@@ -7,18 +7,14 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from test_plots import overflow
 
 import labkit as lk
 from labkit.__main__ import main
 from labkit.diagnosis import trace_file
 from labkit.diagnosis.trace import TraceError, _of_event, trace
-from labkit.diagnosis.trace_breakdown import lane_rows
 from labkit.diagnosis.trace_events import uses_tensor_cores
-from labkit.view.analysis_figures import draw_timeline
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 CLASSES = [
@@ -332,14 +328,6 @@ def test_lanes_are_when_each_kind_of_work_was_active_and_a_picture_shows_a_part_
     assert rows_in(axes) == ["kernels", "CUDA calls"]
     (between,) = found.timeline(0.085, 0.095).axes  # nothing is active
     assert rows_in(between) == ["kernels"]
-
-
-def test_a_copy_far_shorter_than_a_pixel_is_seen_in_its_lane():
-    lanes = {"kernels": np.array([[0.0, 4.4]]), "copies": np.array([[1.0, 1.001]])}
-    canvas = FigureCanvasAgg(draw_timeline("a trace", lane_rows(lanes)))
-    canvas.draw()
-    red, green, _, _ = np.moveaxis(np.asarray(canvas.buffer_rgba(), dtype=float), -1, 0)
-    assert (red - green > 40).sum() > 10  # of the copies' purple: all else is green or grey
 
 
 # -- what is no trace -----------------------------------------------------------------------------

@@ -146,24 +146,6 @@ def test_who_can_tell_decides(tmp_path, how, readings, bottleneck, words):
         assert any("upper bound" in note for note in found.notes)
 
 
-def test_a_synchronisation_that_keeps_a_gpu_waiting_is_blamed_on_its_line(tmp_path):
-    steps, _ = play(**LAUNCH_BOUND)
-    place = ["sync", "", "train.py", 57, "train", "loss.item()", ["train.py", 57, "train"]]
-    rows = [[(step["t"][1] + step["t"][3]) // 2, 10**7, 0] for step in steps]
-    lines = {"event": "lines", "pid": 0, "places": {"0": place}, "rows": rows}
-    run, _ = record(
-        tmp_path,
-        spec={"watched": {"loader": "DataLoader"}},
-        knobs={"num_workers": 2},
-        extra=[lines],
-        telemetry=samples(gpm={"sm": 0.1}),
-        **LAUNCH_BOUND,
-    )
-    found = run.diagnose().findings[0]
-    assert (found.name, found.cause) == ("launch", "sync")
-    assert (found.lines[0].line, found.lines[0].call) == (57, "loss.item()")
-
-
 def test_heat_that_holds_the_clock_down_is_named_and_the_power_limit_is_not(tmp_path):
     hot = samples(1.0, clock_reasons=0x40, sm_mhz=990.0)
     cool = samples(0.3, clock_reasons=0x4, sm_mhz=1980.0)
@@ -235,7 +217,7 @@ def test_what_a_gap_lost_to_a_neighbour_is_not_lost_once_more_to_launches(tmp_pa
     assert lost <= 0.85
 
 
-def stacks(path, called, steps, rows, telemetry, knobs=KNOBS):
+def stacks(path, called, steps, rows, telemetry, knobs=KNOBS, **watched):
     """Write and load the log of a watched loop whose host was in `called[n]` as `rows` say, ms."""
     site = ["train.py", 57, "train"]
     places = {str(n): [kind, "", *site, call, site] for n, (kind, call) in enumerate(called)}
@@ -248,7 +230,8 @@ def stacks(path, called, steps, rows, telemetry, knobs=KNOBS):
     ]
     lines = {"event": "lines", "pid": 0, "places": places, "rows": rows}
     read = ({"event": "telemetry", **sample} for sample in telemetry)
-    return log(path, GPU, knobs, *events, *read, lines, spec={"watched": {"loader": "DataLoader"}})
+    about = {"watched": {"loader": "DataLoader", **watched}}
+    return log(path, GPU, knobs, *events, *read, lines, spec=about)
 
 
 POWERED = {"cpus": 16, "own_cpu": 0.06, "cpu": 0.06, "power_w": 300, "power_limit_w": 400}
@@ -325,13 +308,23 @@ def synchronised(path, body, busy, **read):
     return stacks(path, called, steps, rows, read).diagnose()
 
 
-@pytest.mark.parametrize("python", [15.0, 25.0, 33.0])
-def test_counters_of_the_sms_do_not_hide_python_behind_a_step_that_was_waited_for(python, tmp_path):
-    body = (("backward", 15), ("sync", 85 - python), ("python", python))
+@pytest.mark.parametrize(("kind", "python"), [("python", 15.0), ("update", 25.0), ("python", 33.0)])
+def test_counters_of_the_sms_do_not_hide_python_behind_a_step_that_was_waited_for(
+    kind, python, tmp_path
+):
+    body = (("backward", 15), ("sync", 85 - python), (kind, python))
     sms = {"sm": 0.98 * (1 - python / 100), "tensor": 0.3, "dram": 0.3}
     found = synchronised(tmp_path, body, (0, 100), gpm=sms)
     assert found.bottleneck == "host" and "at most" not in found.three_lines[0], found
     assert found.findings[0].lost_share == pytest.approx(python / 100, abs=0.05)
+    assert sum(each.lost_share for each in found.findings) <= 1.0
+
+
+def test_a_synchronisation_that_keeps_a_gpu_waiting_is_blamed_on_its_line(tmp_path):
+    body = (("backward", 20), ("sync", 80))
+    found = synchronised(tmp_path, body, (0, 100), gpm={"sm": 0.1}).findings[0]
+    assert (found.name, found.cause) == ("launch", "sync")
+    assert (found.lines[0].line, found.lines[0].call) == (57, "sync()")
 
 
 @pytest.mark.parametrize(
@@ -388,18 +381,19 @@ class Device:
 @pytest.mark.parametrize("power", [{}, {"gpm": {"sm": 0.95}, "power_w": 660, "power_limit_w": 700}])
 def test_an_evaluation_within_an_epoch_is_work_of_the_device(power, tmp_path):
     device = Device()
-    rows = []
+    stamped = []
     recorder = SimpleNamespace(
-        probes=SimpleNamespace(words=[0] * 9), steps=SimpleNamespace(clock=device), take=rows.extend
+        probes=SimpleNamespace(words=[0] * 9),
+        steps=SimpleNamespace(clock=device),
+        take=stamped.extend,
     )
     timer = StepTimer(recorder)
     timer.ask(round(device.now * MS))
-    samples = []
+    rows = []
     evaluated = []
 
     def goes_on(ms, place):
-        moments = np.arange(device.now, device.now + ms, 5.0)
-        samples.extend([round(at * MS), 5 * MS, place] for at in moments)
+        rows.append((place, device.now, device.now + ms))
         device.now += ms
         return round(device.now * MS)
 
@@ -413,33 +407,18 @@ def test_an_evaluation_within_an_epoch_is_work_of_the_device(power, tmp_path):
             timer.extend(goes_on(2000.0, 2), on_device=True)
             evaluated.append(device.now)
         timer.hand_over()
-    ends = [end for *_, end in rows]
+    ends = [end for *_, end in stamped]
     assert ends[49::50] == evaluated
-    assert ends[0] < rows[0][2] / MS
-    steps = [
-        {
-            "event": "step",
-            "i": number,
-            "n": 16,
-            "t": [asked, ready, ready, done],
-            "copy": [round(start * MS)] * 2,
-            "busy": [round(start * MS), round(end * MS)],
-        }
-        for number, (asked, ready, done, _, _, start, end) in enumerate(rows)
-    ]
-    site = ["train.py", 40, "<module>"]
-    kinds = ("forward", "sync", "validation")
-    places = {str(n): [kind, "", *site, "trainer.train()", None] for n, kind in enumerate(kinds)}
-    lines = {"event": "lines", "pid": 0, "places": places, "rows": samples}
-    read = [{"event": "telemetry", **each} for each in samples_of(power)]
-    spec = {"watched": {"loader": "DataLoader", "trainer": True}}
-    run = log(tmp_path, GPU, {"num_workers": 2}, *steps, *read, lines, spec=spec)
+    assert ends[0] < stamped[0][2] / MS
+    steps = []
+    for asked, ready, done, _, _, start, end in stamped:
+        stamps = [ns / MS for ns in (asked, ready, ready, done)]
+        steps.append({"t": stamps, "copy": (start, start), "busy": (start, end)})
+    read = samples(28.0, cpus=16, own_cpu=0.06, cpu=0.08, line_cpu=0.0, **power)
+    called = [(kind, "trainer.train()") for kind in ("forward", "sync", "validation")]
+    run = stacks(tmp_path, called, steps, rows, read, {"num_workers": 2}, trainer=True)
     assert run.utilization > 0.98
     assert run.diagnose().bottleneck == ("compute" if power else "host")
-
-
-def samples_of(power):
-    return samples(28.0, cpus=16, own_cpu=0.06, cpu=0.08, line_cpu=0.0, **power)
 
 
 @pytest.mark.parametrize("first", ["loads", "copies"])  # Lightning's order, and accelerate's
@@ -447,17 +426,16 @@ def samples_of(power):
 def test_a_trainers_copy_before_the_step_is_no_waiting_for_data(
     loads, copies, says, first, tmp_path
 ):
-    now = 1000.0
-    free = now
+    now = free = 1000.0
     steps = []
     rows = []
 
     def goes_on(until, place):
         nonlocal now
-        rows.extend([round(at * MS), 5 * MS, place] for at in np.arange(now + 2.5, until, 5.0))
+        rows.append((place, now, until))
         now = until
 
-    for number in range(100):
+    for _ in range(100):
         asked = now
         if first == "loads":
             goes_on(now + loads, 2)
@@ -467,15 +445,10 @@ def test_a_trainers_copy_before_the_step_is_no_waiting_for_data(
         ready = now
         goes_on(now + 10.0, 0)
         free = ready + 100.0
-        stamps = {"t": [asked, ready, ready, now], "copy": [ready] * 2, "busy": [ready, free]}
-        step = {name: [round(at * MS) for at in each] for name, each in stamps.items()}
-        steps.append({"event": "step", "i": number, "n": 256, **step})
-    site = ["train.py", 40, "<module>"]
-    kinds = ("forward", "copy", "wait")
-    places = {str(n): [kind, "", *site, "trainer.fit()", None] for n, kind in enumerate(kinds)}
-    lines = {"event": "lines", "pid": 0, "places": places, "rows": rows}
-    spec = {"watched": {"loader": "DataLoader"}}
-    run = log(tmp_path, GPU, {"num_workers": 8}, *steps, lines, spec=spec)
+        stamps = (asked, ready, ready, now)
+        steps.append({"t": stamps, "copy": (ready, ready), "busy": (ready, free)})
+    called = [(kind, "trainer.fit()") for kind in ("forward", "copy", "wait")]
+    run = stacks(tmp_path, called, steps, rows, (), {"num_workers": 8})
     found = {each.name: each.lost_share for each in run.diagnose().findings}
     assert found.get(says, 0.0) > 0.15, found
     other = "input" if says == "transfer" else "transfer"

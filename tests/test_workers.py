@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from helpers import Waiting, watched
@@ -17,7 +16,6 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 import labkit as lk
 from labkit.process.events import now_ns
-from labkit.results import supply
 from labkit.results.wall_shares import wall_shares
 from labkit.watching import hangs, headroom
 
@@ -169,34 +167,6 @@ def test_rows_of_a_damaged_record_are_left_out(tmp_path):
         for broken in ({"batches": [[1, 2]]}, {"totals": {}}, {"pid": "x"}):
             file.write(json.dumps(event | broken) + "\n")
     assert lk.load(path).workers[0] == whole
-
-
-class Names(Dataset):
-    """An index of many Python strings, or of one array."""
-
-    def __init__(self, in_array):
-        names = [f"images/train/{number:012d}/{number % 1000:06d}.jpg" for number in range(400_000)]
-        self.names = np.array(names) if in_array else names
-
-    def __len__(self):
-        return 120_000
-
-    def __getitem__(self, index):
-        return torch.tensor(len(self.names[index * 7919 % len(self.names)]))
-
-
-@slow
-@pytest.mark.nightly  # a look at a large test process's memory is dear, so that looks are rare
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_pages_of_a_list_are_copied_to_the_worker_that_touches_them_and_those_of_an_array_not():
-    copied = {}
-    for in_array in (False, True):
-        loader = DataLoader(Names(in_array), 256, num_workers=1, multiprocessing_context="fork")
-        for _ in (watched := lk.watch(loader, live=False)):
-            time.sleep(0.004)
-        watched.close()
-        copied[in_array] = supply.memory_growth(watched.run.workers.events).copied
-    assert copied[False] > 0.01 > copied[True], copied
 
 
 # -- the whole time ------------------------------------------------------------------------------
