@@ -28,14 +28,15 @@ from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
 from labkit.__main__ import main
-from labkit.bench import growth, kinds, loader_clocks, main_thread, stack
+from labkit.bench import kinds, loader_clocks, main_thread, stack
 from labkit.bench.batch_contents import padding_of
-from labkit.bench.growth import Growth
 from labkit.bench.places import Places
 from labkit.diagnosis import body_rules, hot_lines, wording
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.hot_lines import Line
+from labkit.watching import growth
+from labkit.watching.growth import Growth
 
 pytestmark = pytest.mark.usefixtures("watches_end")
 SLOW = pytest.mark.slow

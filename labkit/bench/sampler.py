@@ -30,10 +30,10 @@ from typing import Any
 
 from labkit.bench import stack
 from labkit.bench.loader_hook import hook_fetchers
+from labkit.bench.loader_knobs import knobs_of
 from labkit.bench.loader_work import LoaderWork
 from labkit.bench.main_thread import MainThread, Spent, Timer
 from labkit.bench.places import Places
-from labkit.bench.user_loop import knobs_of
 from labkit.process.events import EventLog, now_ns
 
 PERIOD_S = 0.02  # between samples

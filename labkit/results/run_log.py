@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from labkit.bench.growth import Grown
 from labkit.quotas import GIB
 from labkit.results.event_log import EventLogResult, live_property
 from labkit.results.record import Event
@@ -16,6 +15,7 @@ from labkit.results.step_classes import StepClock
 from labkit.results.steps import HOST, STAMPS, Steps, Texts
 from labkit.results.watched_pipeline import Watched, pipeline_of
 from labkit.spec import PX, STEPS, Pipeline
+from labkit.watching.growth import Grown
 
 CPU_VALUES = {"image_px": PX, "steps": STEPS}
 MOST_NAMED = 3  # of the programs that ran beside it
