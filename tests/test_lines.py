@@ -31,7 +31,7 @@ from labkit.__main__ import main
 from labkit.bench import kinds, loader_clocks, main_thread, stack
 from labkit.bench.batch_contents import padding_of
 from labkit.bench.places import Places
-from labkit.diagnosis import body_rules, hot_lines, wording
+from labkit.diagnosis import body_rules, sampled_stacks, wording
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.hot_lines import Line
@@ -705,7 +705,7 @@ def test_an_optimizer_that_somebody_wrote_is_one_and_may_be_rewritten(tmp_path, 
     assert (own.kind, own.function) == ("update", "Sgd.step")
     assert (function.kind, function.function) == ("update", "descend")
     assert kinds.kind_of("torch.nn.parameter") == "torch"
-    monkeypatch.setattr(hot_lines, "FEWEST", 1)
+    monkeypatch.setattr(sampled_stacks, "FEWEST", 1)
     lines = sampled(tmp_path, own, pid=0)
     assert lines.body == {"optimizer": 1.0}
     evidence = Evidence("cpu", compute_share=0.9, loop=SimpleNamespace(lines=lines))

@@ -12,9 +12,10 @@ from labkit.diagnosis import worker_remedies as cures
 from labkit.diagnosis import worker_words as words
 from labkit.diagnosis.evidence import Evidence, WorkerEvidence
 from labkit.diagnosis.findings import Finding, Measured
-from labkit.diagnosis.hot_lines import WORKER, Line
+from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.line_work import COLLATE, loading_mask
 from labkit.diagnosis.remedies import Remedy
+from labkit.diagnosis.sampled_stacks import WORKER
 
 
 def _computing(evidence: Evidence, workers: WorkerEvidence) -> float:
