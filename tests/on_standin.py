@@ -13,7 +13,7 @@ from standin_run import run_on
 
 import labkit as lk
 from labkit import Pipeline
-from labkit.bench import compiling, device_clock, devices, model_size
+from labkit.bench import compiling, devices, model_size
 from labkit.bench import resolve_config as resolving
 from labkit.bench.first_call import FirstCallHook
 from labkit.bench.loop import Trainer, train
@@ -21,6 +21,7 @@ from labkit.bench.model_size import noise_batch, plain_job
 from labkit.bench.rank import Communication, rank_timeline
 from labkit.process.events import EventLog
 from labkit.results.record import Tail
+from labkit.watching import device_clock
 
 DEVICE = torch.device("cuda", 0)
 STEPS = 20

@@ -18,7 +18,6 @@ import labkit as lk
 from labkit import course
 from labkit.bench import (
     compiling,
-    device_clock,
     gpu_meter,
     handoff,
     measure,
@@ -26,7 +25,6 @@ from labkit.bench import (
     resources,
     step_variants,
     timeline,
-    user_loop,
 )
 from labkit.bench.first_call import FirstCallHook
 from labkit.diagnosis import device_peaks, device_remedies, efficiency, gather
@@ -35,7 +33,7 @@ from labkit.results.hardware import Machine
 from labkit.results.run import Run
 from labkit.results.step_classes import body_seconds
 from labkit.view.watch_shown import progress_line
-from labkit.watching import hook, recorder, trained
+from labkit.watching import device_clock, device_in_use, hook, recorder, trained
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
@@ -61,7 +59,7 @@ def test_a_watched_loop_is_on_the_device_of_what_it_trains_and_not_of_any_tensor
 ):
     asked = []
     monkeypatch.setattr(
-        user_loop, "device_in_use", lambda _: asked.append(1) or torch.device("cpu")
+        device_in_use, "device_in_use", lambda _: asked.append(1) or torch.device("cpu")
     )  # by the memory that the process holds on a card
     parameters = [weights(torch.ones(2))]
     model = Mock(parameters=lambda: iter(parameters)) if known_by == "model" else None
@@ -421,7 +419,7 @@ class EventOfCuda:
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.15])  # with and without a look at the events before
 def test_a_step_that_is_captured_into_a_graph_is_left_alone(pause_s, tmp_path, monkeypatch):
-    plain = user_loop.machine_and_clock
+    plain = device_in_use.machine_and_clock
 
     def with_clock(write, _device=None):
         here, _ = plain(write, torch.device("cpu"))
@@ -429,7 +427,7 @@ def test_a_step_that_is_captured_into_a_graph_is_left_alone(pause_s, tmp_path, m
         return here | {"kind": "gpu"}, device_clock.DeviceClock(pool, write)
 
     monkeypatch.setattr(EventOfCuda, "broken", False)
-    monkeypatch.setattr(user_loop, "machine_and_clock", with_clock)
+    monkeypatch.setattr(device_in_use, "machine_and_clock", with_clock)
     script = hook.WatchedScript()
     monkeypatch.setenv("LABKIT_WATCHING", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)

@@ -31,7 +31,6 @@ from labkit.__main__ import main
 from labkit.bench import (
     expressions,
     gpu_tensors,
-    growth,
     kind_names,
     kinds,
     loader_clocks,
@@ -41,12 +40,13 @@ from labkit.bench import (
     weight_updates,
 )
 from labkit.bench.batch_contents import padding_of
-from labkit.bench.growth import Growth
 from labkit.bench.places import Places
-from labkit.diagnosis import body_rules, hot_lines, wording
+from labkit.diagnosis import body_rules, sampled_stacks, wording
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.hot_lines import Line
+from labkit.watching import growth
+from labkit.watching.growth import Growth
 
 pytestmark = pytest.mark.usefixtures("watches_end")
 SLOW = pytest.mark.slow
@@ -711,7 +711,7 @@ def test_an_optimizer_that_somebody_wrote_is_one_and_may_be_rewritten(tmp_path, 
     assert (own.kind, own.function) == ("update", "Sgd.step")
     assert (function.kind, function.function) == ("update", "descend")
     assert kind_names.kind_of("torch.nn.parameter") == "torch"
-    monkeypatch.setattr(hot_lines, "FEWEST", 1)
+    monkeypatch.setattr(sampled_stacks, "FEWEST", 1)
     lines = sampled(tmp_path, own, pid=0)
     assert lines.body == {"optimizer": 1.0}
     evidence = Evidence("cpu", compute_share=0.9, loop=SimpleNamespace(lines=lines))

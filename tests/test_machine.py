@@ -20,7 +20,6 @@ from labkit.bench import (
     gpu_meter,
     resources,
     timeline,
-    user_loop,
 )
 from labkit.bench import machine as bench_machine
 from labkit.diagnosis.card_formats import tensor_formats
@@ -30,6 +29,7 @@ from labkit.process.events import EventLog
 from labkit.results.failures import with_remedy
 from labkit.results.hardware import Machine
 from labkit.tuning import memory
+from labkit.watching import device_in_use
 
 NONE = "No CUDA GPUs are available"
 INSTALL = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"
@@ -220,7 +220,7 @@ def test_a_loop_watched_on_an_accelerator_that_the_kit_does_not_know_is_not_call
     )
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: other)
     monkeypatch.setattr(torch, "get_device_module", lambda _: module)
-    facts, clock = user_loop.machine_and_clock(Mock())
+    facts, clock = device_in_use.machine_and_clock(Mock())
     assert facts["kind"] == kind and clock is None
     assert (facts["name"] == "Arc (XPU)") == (kind == "gpu")
 

@@ -14,11 +14,12 @@ import torch
 from planted import wait_until
 
 import labkit as lk
-from labkit.bench import gpu_meter, outside, rank, telemetry
-from labkit.bench.outside import Sample
+from labkit.bench import gpu_meter, rank, telemetry
 from labkit.diagnosis.outside_verdict import judge
 from labkit.results.failures import with_remedy
 from labkit.view.watch_command import watch_script
+from labkit.watching import outside
+from labkit.watching.outside import Sample
 
 ROOT = Path(__file__).parents[1]
 posix_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")

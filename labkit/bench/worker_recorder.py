@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from labkit.bench.loader_hook import hook_fetchers
+from labkit.bench.loader_knobs import knobs_of
 from labkit.bench.loader_work import LoaderWork
 from labkit.bench.sampler import Sampler
-from labkit.bench.user_loop import knobs_of
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from labkit.bench.growth import Grown
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.estimate import Estimate
@@ -23,6 +22,7 @@ from labkit.knobs import Setting
 from labkit.results.loader_records import Hang
 from labkit.results.supply import MemoryGrowth
 from labkit.results.wall_shares import WallShares
+from labkit.watching.growth import Grown
 
 
 @dataclass(frozen=True)

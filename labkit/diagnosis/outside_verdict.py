@@ -16,7 +16,7 @@ from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.wording import worded
 
 if TYPE_CHECKING:
-    from labkit.bench.outside import CardReading, Sample
+    from labkit.watching.outside import CardReading, Sample
 
 START_SHARE = 0.2  # of the script is start-up: imports, the model, workers,
 START_S = 3.0  # or these seconds, if they are more
@@ -132,7 +132,7 @@ class SeenOutside:
 
 
 def judge(samples: Sequence[Sample]) -> dict[str, str | float | None]:
-    """Name the bottleneck as far as the samples of `labkit.bench.outside` reach.
+    """Name the bottleneck as far as the samples of `labkit.watching.outside` reach.
 
     The confidence is "low", "medium" or "none"; with it come the means behind it: cores used, and
     shares of time in which the script and its workers had work.

@@ -13,8 +13,8 @@ from labkit.diagnosis.line_work import PartOfLoop, loading_of, share_after_sync
 from labkit.results.run import Run
 from labkit.results.step_classes import body_seconds
 
-# Parts of a loop's body that are no training, of those in `hot_lines.PART_OF_KIND`. In the first
-# four the host gives the device nothing to do; a validation computes
+# Parts of a loop's body that are no training, of those in `sampled_stacks.PART_OF_KIND`. In the
+# first four the host gives the device nothing to do; a validation computes
 HOST_ALONE = ("python", "logging", "waiting", "loader")
 NO_TRAINING = (*HOST_ALONE, "validation")
 

@@ -39,7 +39,7 @@ def load(path: str | os.PathLike[str]) -> Loaded:
 
 def kind_of(spec: Event) -> type[Run] | type[Measurements] | type[Ranks]:
     """Return what reads a log whose first event holds `spec`."""
-    if spec.get("measure") or spec.get("experiment"):
+    if spec.get("measure"):
         return Measurements
     return Ranks if spec.get("ranks") else Run
 

@@ -28,10 +28,6 @@ class Measurements(EventLogResult):
 
     SERIES = {"row": list}
 
-    def take_in(self, event: Event) -> None:
-        """Keep one event; rows of older records become the rows of today."""
-        super().take_in(as_row(event))
-
     @live_property
     def _rows(self) -> list[Row]:
         return [row_of(event) for event in self._events("row")]
@@ -39,8 +35,7 @@ class Measurements(EventLogResult):
     @property
     def name(self) -> str:
         """The function's name."""
-        spec = self.event("spec") or {}
-        return spec.get("measure") or spec.get("experiment") or "unknown"
+        return self._fact("spec", "measure", "unknown")
 
     @property
     def points(self) -> list[Row]:
@@ -136,17 +131,6 @@ class Measurements(EventLogResult):
 
         head = html.escape(self.head).replace("\n", "<br>")
         return f"<small>{head}</small>{self.shown().to_html(index=False, border=0)}"
-
-
-def as_row(event: Event) -> Event:
-    """Return the `row` for an event of a record made before functions were measured."""
-    if event["event"] == "measurement":
-        values = {"of": event["of"], **event["case"], **(event.get("values") or {})}
-        return {**event, "event": "row", "values": values}
-    if event["event"] == "skipped":
-        values = {"of": event["what"]}
-        return {"event": "row", "values": values, "error": event["why"], "kind": "skipped"}
-    return event
 
 
 def row_of(event: Event) -> Row:

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from labkit.process.events import FILE_NAME, VERSION
 from labkit.results.event_shapes import is_sound
+from labkit.results.old_records import as_of_today
 from labkit.results.text import printable, with_texts
 
 Event = dict[str, Any]
@@ -93,7 +94,7 @@ def events_of(path: str | os.PathLike[str]) -> Iterator[Event]:
                 event = event_on(line)
                 if event is not None:
                     _count(event, names)
-                    yield event
+                    yield as_of_today(event)
                     continue
                 if line.strip() and not _is_torn(line):
                     raise _Refused("not an event of a labkit record")

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from labkit.bench.growth import Grown
 from labkit.quotas import GIB
 from labkit.results.event_log import EventLogResult, live_property
+from labkit.results.old_records import asked_on_a_cpu
 from labkit.results.record import Event
 from labkit.results.step_classes import StepClock
 from labkit.results.steps import HOST, STAMPS, Steps, Texts
 from labkit.results.watched_pipeline import Watched, pipeline_of
-from labkit.spec import PX, STEPS, Pipeline
+from labkit.spec import Pipeline
+from labkit.watching.growth import Grown
 
-CPU_VALUES = {"image_px": PX, "steps": STEPS}
 MOST_NAMED = 3  # of the programs that ran beside it
 ENDINGS = ("done", "error", "end")  # events after which nothing follows
 
@@ -61,9 +61,7 @@ class RunLog(EventLogResult):
     def _pipeline(self, event: str) -> Pipeline | Watched:
         knobs = self._fact(event, "pipeline", {})
         if event == "spec" and self.machine.kind == "cpu":
-            for name, value in CPU_VALUES.items():
-                if knobs.get(name) == value:  # older logs have the number in place of None
-                    knobs = {**knobs, name: None}
+            knobs = asked_on_a_cpu(knobs)
         return Watched.of(self.watched, knobs) if self.watched else pipeline_of(knobs)
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from labkit.bench.user_loop import knobs_of
+from labkit.bench.loader_knobs import knobs_of
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.loader_words import too_many
 from labkit.diagnosis.recommendation import LEAST_MAX_WORKERS

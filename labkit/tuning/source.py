@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from labkit.bench.user_loop import knobs_of
+from labkit.bench.loader_knobs import knobs_of
 from labkit.results.launch import Launched
 from labkit.results.payload import CannotSend, import_path, pickled, sizes_of, write_new
 from labkit.spec import LOADER_KNOBS, STEP_KNOBS, WITHOUT_WORKERS

@@ -72,7 +72,7 @@ INSTRUMENTS = {  # how their curves are drawn
     "nvidia-smi": LINE | {"drawstyle": "steps-post"},
 }
 COLOURS = {"waiting": WAIT, "worker": WAIT, "between": BEFORE}  # of lines, by their phase
-BODY = {  # of a loop's body: (name, colour), by `Lines.body`
+PARTS_OF_BODY = {  # (name, colour), by `Lines.body`
     "forward": ("forward", GREEN),
     "backward": ("backward", SKY),
     "optimizer": ("optimizer", BLUE),
@@ -262,7 +262,7 @@ def _draw_lines(axes: list[Axes], lines: Lines, bars: list[Bar]) -> None:
     """Draw the body of the loop as one bar of its parts, and below it the costliest lines."""
     if lines.body:
         parts = {}
-        for part, (name, colour) in BODY.items():
+        for part, (name, colour) in PARTS_OF_BODY.items():
             share = lines.body.get(part, 0.0)
             if share >= LEAST_SHARE:
                 parts[part] = (f"{name} {share:.0%}", colour)

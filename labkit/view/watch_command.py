@@ -12,7 +12,6 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from labkit.bench.outside import Sample
 from labkit.diagnosis.outside_verdict import judge
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.watched_script import ScriptVerdict, judge_runs, one_batch_a_pass, runs_in
@@ -25,6 +24,7 @@ from labkit.view import report
 from labkit.view.script_words import Values, text_inside, values_inside, values_of_hang
 from labkit.watching.foreground import run_in_front
 from labkit.watching.hangs import HangWatch
+from labkit.watching.outside import Sample
 from labkit.watching.run_folders import folders_in
 
 SITE = Path(__file__).parents[1] / "watching" / "site"

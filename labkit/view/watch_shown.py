@@ -6,7 +6,8 @@ import html
 import linecache
 
 from labkit.diagnosis import thresholds
-from labkit.diagnosis.hot_lines import CELL, WORKER, Lines
+from labkit.diagnosis.hot_lines import CELL, Lines
+from labkit.diagnosis.sampled_stacks import WORKER
 from labkit.results.run import Run
 from labkit.view.display import Display, StaticFigure
 from labkit.watching.recorder import Recorder

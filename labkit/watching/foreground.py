@@ -8,7 +8,7 @@ import subprocess
 import sys
 from types import FrameType
 
-from labkit.bench.outside import Outside, Sample
+from labkit.watching.outside import Outside, Sample
 
 # What a scheduler sends to its child
 PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")

@@ -14,10 +14,11 @@ from dataclasses import asdict, dataclass
 from typing import cast
 
 from labkit.bench.batch_contents import counter_for
-from labkit.bench.user_loop import device_in_use, in_flight, knobs_of
+from labkit.bench.loader_knobs import in_flight, knobs_of
 from labkit.process.events import EventLog, now_ns
 from labkit.watching.batches import length_of, one_a_batch
 from labkit.watching.block_timers import Queue, Waiting
+from labkit.watching.device_in_use import device_in_use
 from labkit.watching.kept_batches import Kept, copied
 from labkit.watching.log_words import Unit
 from labkit.watching.passes import Pass, StandsIn

@@ -7,13 +7,13 @@ import subprocess
 from pathlib import Path
 from types import FrameType
 
-from labkit.bench.growth import Growth
 from labkit.bench.loader_progress import PROGRESS, Progress
 from labkit.bench.loader_work import LoaderWork
 from labkit.bench.sampler import WATCHED, Sampler
 from labkit.bench.telemetry_process import telemetry_beside
 from labkit.bench.worker_recorder import in_workers
 from labkit.process.events import EventLog, now_ns
+from labkit.watching.growth import Growth
 
 TELEMETRY_AFTER_NS = 1_000_000_000  # a loop of a second is not worth another process
 

@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.bench import record_head, user_loop
+from labkit.bench import loader_knobs, record_head
 from labkit.bench.loader_progress import USUAL
 from labkit.process import folders
 from labkit.process.events import EventLog, now_ns
+from labkit.watching import device_in_use
 from labkit.watching.batches import Batches, length_of
 from labkit.watching.loader_call import call_of
 from labkit.watching.log_words import DeviceKind, Ending
@@ -64,7 +65,7 @@ class Recorder:
         self.pid = os.getpid()
         self.log = EventLog(folder)
         folders.in_use[self] = self.folder.absolute()
-        self.knobs = user_loop.knobs_of(loader)
+        self.knobs = loader_knobs.knobs_of(loader)
         self.length = length_of(loader)  # batches of a pass
         self.kind: DeviceKind = ""
         self.epoch = -1
@@ -180,9 +181,9 @@ class Recorder:
         if trained.call is not None:
             with contextlib.suppress(Exception):
                 trained.note(list(trained.call.model.parameters()))
-        machine, self.steps.clock = user_loop.machine_and_clock(self.steps.add, trained.device)
+        machine, self.steps.clock = device_in_use.machine_and_clock(self.steps.add, trained.device)
         self.kind = machine["kind"]
-        warmup = max(self.steps.warmup, user_loop.in_flight(self.knobs))
+        warmup = max(self.steps.warmup, loader_knobs.in_flight(self.knobs))
         self.steps.warmup = warmup
         self.log.write("machine", **machine)
         kinds = {"weights_dtype": trained.dtype, "batch_dtype": self.batches.dtype}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from labkit.bench.device_clock import DeviceClock
 from labkit.process.events import EventLog
 from labkit.process.step_ring import NO_DEVICE, FinishedStep
+from labkit.watching.device_clock import DeviceClock
 from labkit.watching.step_timer import TimedStep
 from labkit.watching.tally import Tally
 

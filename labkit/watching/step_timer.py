@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from labkit.bench.device_clock import Mark
 from labkit.bench.loader_progress import IDLE, IN_BODY, SINCE, STATE, WAITING
+from labkit.watching.device_clock import Mark
 
 if TYPE_CHECKING:
     from labkit.watching.recorder import Recorder

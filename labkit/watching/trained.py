@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from labkit.bench.batch_contents import dtype_of_most
-from labkit.bench.user_loop import device_of
+from labkit.watching.device_in_use import device_of
 
 if TYPE_CHECKING:
     import torch

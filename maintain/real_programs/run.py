@@ -1,15 +1,15 @@
 """Watch public training programs, run as their users run them.
 
-    python maintain/real_programs/run.py reference nanogpt [--python PYTHON]
+    python maintain/real_programs/run.py mnist nanogpt [--python PYTHON]
     python maintain/real_programs/run.py --script PATH [--data FOLDER] -- ARGUMENT ...
 
 Each program of this folder has the shape of a public one (named at its top, with the licence), on
 small data made here. It runs twice in a fresh folder, by itself and under `labkit watch`. Printed
 are the verdict, the exit code, the wall times, and whether both runs ended with the same weights to
 the bit (`model.pt`). `--script` does so for a program of your own, or for the public one itself,
-with FOLDER copied beside it as `data`. A program needs what it imports (torchvision for reference
-and lightning_demo); `--python` is the interpreter that has it. Where other programs use the cores,
-set OMP_NUM_THREADS=1.
+with FOLDER copied beside it as `data`. A program needs what it imports (torchvision for mnist,
+imagenet, reference and lightning_demo); `--python` is the interpreter that has it. Where other
+programs use the cores, set OMP_NUM_THREADS=1.
 """
 
 from __future__ import annotations
@@ -33,8 +33,12 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 LIMIT_S = 180.0
 PROGRAMS = {  # name: its arguments, for some seconds on two cores at rest
+    "mnist": ["--epochs", "1"],
     "nanogpt": ["--max_iters", "150", "--eval_interval", "50", "--eval_iters", "5"],
+    "imagenet": ["--dummy", "--epochs", "1", "-b", "8", "--images", "300", "--px", "64"],
     "reference": ["--epochs", "1", "-b", "8", "-j", "4", "--crop", "64"],
+    "timm_train": ["--epochs", "1", "-b", "8", "-j", "4", "--px", "64"],
+    "hf_trainer": ["--texts", "1600", "--epochs", "1"],
     "lightning_demo": ["--batches", "800"],
 }
 

@@ -1,4 +1,4 @@
-"""Observe somebody else's loop: its loader's settings and its device.
+"""The machine and the device that somebody else's loop runs on.
 
 Nothing here imports torch, runs their code, or waits for a device.
 """
@@ -7,34 +7,15 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from labkit.bench.host import plain_machine
-from labkit.spec import LOADER_KNOBS
+from labkit.watching.device_clock import DeviceClock, Write
 
 if TYPE_CHECKING:
     import torch
-
-    from labkit.bench.device_clock import DeviceClock, Write
-
-
-def knobs_of(loader: object) -> dict[str, int | bool]:
-    """Return the settings of a torch DataLoader under their own names; {} of anything else."""
-    data = sys.modules.get("torch.utils.data")
-    loader = getattr(loader, "fake_l", loader)  # a fastai DataLoader's, for torch's iterators
-    if data is None or not isinstance(loader, data.DataLoader):
-        return {}
-    knobs = {name: getattr(loader, name, None) for name in LOADER_KNOBS}
-    if knobs["batch_size"] is None:  # where a batch sampler was given
-        knobs["batch_size"] = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
-    return {name: value for name, value in knobs.items() if isinstance(value, (bool, int))}
-
-
-def in_flight(knobs: Mapping[str, int]) -> int:
-    """Return how many batches a loader's workers prepare ahead; 0 where that is not known."""
-    return knobs.get("num_workers", 0) * knobs.get("prefetch_factor", 0)
 
 
 def machine_and_clock(
@@ -51,7 +32,6 @@ def machine_and_clock(
         if device is None:
             device = device_in_use(torch)
         if device.type == "cuda":
-            from labkit.bench.device_clock import DeviceClock
             from labkit.bench.timeline import EventPool
 
             clock = DeviceClock(EventPool(device), write)

@@ -1,0 +1,87 @@
+"""Record the README's picture: a live panel in a browser, starved first, then fed by six workers.
+
+    python maintain/hero_gif.py [notebooks/images/live-panel.gif]
+
+Run it on a quiet machine: what it films is a real run in JupyterLab, in headless Chromium.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Locator, sync_playwright
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+import test_browser as browser
+
+GIF = Path(__file__).parents[1] / "notebooks" / "images" / "live-panel.gif"
+CELL = """import labkit as lk
+lk.panel(lk.Pipeline(seconds=4, steps=400, xray=False), ["num_workers"])"""
+WORKERS = 6
+FRAME_MS = 500  # a picture takes the browser 60 ms of a core, which the run lacks meanwhile
+HOLD_MS = 2500  # how long the last frame of each run is shown
+WIDTH_PX = 820
+HEIGHT_PX = 760  # the verdict and the history lie below
+COLOURS = 48
+
+
+def film(panel: Locator) -> list[Image.Image]:
+    """Press Run; return a picture of the panel every FRAME_MS until the run is over."""
+    frames = []
+    browser.button(panel, "Run").click()
+    panel.page.wait_for_timeout(FRAME_MS)
+    while browser.button(panel, "Stop").is_enabled():
+        frames.append(picture_of(panel))
+        panel.page.wait_for_timeout(FRAME_MS)
+    panel.page.wait_for_timeout(1000)  # the verdict follows the last step
+    return [*frames, picture_of(panel)]
+
+
+def picture_of(panel: Locator) -> Image.Image:
+    """Return the upper part of what the panel shows."""
+    image = Image.open(io.BytesIO(panel.screenshot())).convert("RGB")
+    scaled = image.resize((WIDTH_PX, round(image.height * WIDTH_PX / image.width)))
+    canvas = Image.new("RGB", (WIDTH_PX, HEIGHT_PX), "white")
+    canvas.paste(scaled)
+    return canvas
+
+
+def save(starved: list[Image.Image], fed: list[Image.Image], path: Path) -> None:
+    """Write the two runs one behind the other as an animation that repeats."""
+    palette = fed[-1].quantize(COLOURS)
+    drawn = [
+        picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in (*starved, *fed)
+    ]
+    durations = []
+    for run in (starved, fed):
+        durations += [FRAME_MS] * (len(run) - 1) + [HOLD_MS]
+    drawn[0].save(
+        path, save_all=True, append_images=drawn[1:], duration=durations, loop=0, optimize=True
+    )
+    print(f"{path}: {len(drawn)} frames, {path.stat().st_size / 1e6:.2f} MB")
+
+
+def main() -> None:
+    """Film two runs of one panel."""
+    with browser.lab_in(Path(tempfile.mkdtemp())) as lab, sync_playwright() as playwright:
+        chromium = browser.chromium_of(playwright)
+        size = {"width": 1200, "height": 1300}
+        page = browser.page_of(chromium, viewport=size, device_scale_factor=1)
+        panel = browser.opened(page, lab, "hero", CELL)
+        panel.wait_for()
+        starved = film(panel)
+        handle = panel.locator(".noUi-handle").first
+        for _ in range(WORKERS):
+            handle.press("ArrowRight")
+        page.wait_for_timeout(1500)  # the prediction is drawn
+        fed = film(panel)
+        chromium.close()
+    save(starved, fed, Path(sys.argv[1]) if len(sys.argv) > 1 else GIF)
+
+
+if __name__ == "__main__":
+    main()
