@@ -4,6 +4,8 @@ import ast
 import ctypes
 import gc
 import gzip
+import io
+import itertools
 import json
 import math
 import os
@@ -13,6 +15,7 @@ import sys
 import textwrap
 import threading
 import time
+import traceback
 import weakref
 from collections import UserDict
 from pathlib import Path
@@ -634,6 +637,70 @@ def noted(work):
     places.loop = noted.__code__
     work(places.number_of)
     return places.fresh
+
+
+def kinds_at_calls(name, work, monkeypatch):
+    """Return the kinds of work of the stacks in which `work` calls a function of C."""
+    monkeypatch.setattr(named_objects, "locals_of", lambda frame: dict(frame.f_locals))
+    monkeypatch.setattr(kinds, "is_gpu_in_use", lambda: True)
+    found = set()
+
+    def note(frame, event, called):
+        if event == "c_call" and called.__name__ == name:
+            sys.setprofile(None)
+            around = [frame, *(each[0] for each in traceback.walk_stack(frame.f_back))]
+            inside = itertools.takewhile(lambda each: each.f_code is not work.__code__, around)
+            found.add(kinds.kind_of_calls(inside) or kinds.kind_and_call(frame)[0])
+            sys.setprofile(note)
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def test_a_loss_scaler_and_other_packages_wait_for_a_gpu(monkeypatch):
+    monkeypatch.setattr(
+        gpu_tensors, "lies_on_gpu", lambda value: isinstance(value, torch.Tensor)
+    )  # for want of one
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu")
+
+    def update():
+        scaler.scale(model(torch.ones(2, 4)).sum()).backward()
+        scaler.step(optimizer)
+
+    assert kinds_at_calls("item", update, monkeypatch) == {"sync"}
+    numbers = torch.arange(4)
+
+    def holds():
+        assert 3 in numbers
+
+    assert kinds_at_calls("item", holds, monkeypatch) == {"sync"}
+    assert kinds_at_calls("_unique2", lambda: numbers.unique(), monkeypatch) == {"sync"}
+
+    def save():
+        torch.save(model.state_dict(), io.BytesIO())
+
+    assert "sync" not in kinds_at_calls("cpu", save, monkeypatch)  # a checkpoint stays one
+
+
+def test_what_a_package_sends_to_the_device_is_a_copy(monkeypatch):
+    accelerate = pytest.importorskip("accelerate.utils")
+    transformers = pytest.importorskip("transformers")
+    device = torch.device("meta")
+    batch = {"x": torch.ones(2)}
+    encoded = transformers.BatchEncoding({"x": torch.ones(2)})
+
+    def send():
+        accelerate.send_to_device(batch, device)
+
+    assert kinds_at_calls("to", send, monkeypatch) == {"copy"}
+    assert kinds_at_calls("to", lambda: encoded.to(device), monkeypatch) == {"copy"}
+    assert kinds_at_calls("to", lambda: encoded.x.to(device), monkeypatch) == {"copy"}
 
 
 def norm_of(weights):

@@ -11,11 +11,12 @@ from labkit.bench import gpu_tensors
 from labkit.bench.expressions import call_text, expression, name_of
 from labkit.bench.kind_names import OF_BUILTINS, OF_TENSORS, OF_TORCH, SAVES, kind_of
 from labkit.bench.named_objects import looked_up, owner
-from labkit.bench.stack import is_a, is_users, module_of_frame
+from labkit.bench.stack import is_a, is_gpu_in_use, is_users, module_of_frame
 
 # Of a tensor on a GPU these have to know its values, and wait for them
 NEED_VALUES = frozenset(
-    ["masked_select", "equal", "allclose", "unique", "bincount", "repeat_interleave"]
+    ["masked_select", "equal", "allclose", "bincount", "repeat_interleave"]
+    + ["unique", "_unique2", "unique_dim", "unique_consecutive"]
 )
 BUILTINS_NEED_VALUES = frozenset(["min", "max", "any", "all", "range", "round"])
 WRITTEN = frozenset(["__format__", "__repr__"])  # how a tensor is written, in torch._tensor
@@ -29,8 +30,9 @@ KNOWN = frozenset(
 def kind_of_calls(frames: Iterable[FrameType]) -> str:
     """Return the kind of work of library frames, the deepest first; the last has the say.
 
-    Not where it calls torch for a tensor on a GPU: a logger that reads one waits for all that is
-    queued, and so does a package that asks whether a loss is finite, or writes one.
+    Not where the deepest asks torch for something that takes a GPU: a logger that reads a tensor
+    waits for all that is queued, and so does the optimizer's loss scaler, or a package that asks
+    whether a loss is finite; and a package that sends a batch to the device copies it.
     """
     kind = ""
     deepest = None
@@ -42,15 +44,27 @@ def kind_of_calls(frames: Iterable[FrameType]) -> str:
             return "sync"
         special = OF_TORCH.get(frame.f_code.co_name) if module.startswith("torch.") else None
         kind = special or kind_of(module) or kind or "library"
-    if deepest is not None and kind in ("library", "logging"):
-        node = expression(deepest)
-        if node is not None and _writes_from_gpu(node, deepest):
-            return "sync"
-        of_torch = kind_of_torch_call(deepest)
-        asks = of_torch == "sync" or kind == "library"
-        if asks and node and gpu_tensors.is_on_gpu(node, deepest):
-            return of_torch or kind
-    return kind
+    if deepest is None or kind == "checkpoint":  # which reads what it saves
+        return kind
+    return _kind_of_gpu_call(deepest, kind) or kind
+
+
+def _kind_of_gpu_call(frame: FrameType, around: str) -> str:
+    """Return the kind of what a frame of a library asks of a GPU; "" where it asks nothing.
+
+    `around` is the kind of the library's work.
+    """
+    node = expression(frame)
+    if node is None:
+        return ""
+    if around in ("library", "logging") and _writes_from_gpu(node, frame):
+        return "sync"
+    if kind_and_call(frame)[0] == "sync":
+        return "sync" if gpu_tensors.is_on_gpu(node, frame) else ""
+    kind = kind_of_torch_call(frame) if around == "library" else ""
+    if kind == "copy" and is_gpu_in_use():
+        return kind if _device_named(node, frame) not in (None, "cpu") else ""
+    return kind if gpu_tensors.is_on_gpu(node, frame) else ""
 
 
 def kind_and_call(frame: FrameType) -> tuple[str, str]:
@@ -74,16 +88,16 @@ def kind_of_node(node: ast.expr, frame: FrameType) -> str:
     module = owner(function, frame)
     if module.split(".")[0] == "torch":
         return _kind_in_torch(name, module, node, frame)
+    # Of a library's object too: a `BatchEncoding` finds its tensors when asked for them
+    of_tensor = isinstance(function, ast.Attribute) and (
+        _device_named(node, frame) is not None or _may_be_tensor(function, frame)
+    )
+    if name in OF_TENSORS and of_tensor:
+        return _kind_in_torch(name, "torch", node, frame)
     if module in ("builtins", "math"):
         if _reads_values(name, module, node, frame):
             return "sync"
         return OF_BUILTINS.get(name, "python") if module == "builtins" else "python"
-    if (
-        name in OF_TENSORS
-        and isinstance(function, ast.Attribute)
-        and _may_be_tensor(function, frame)
-    ):
-        return _kind_in_torch(name, "torch", node, frame)
     if module == "time" and name != "sleep":
         return "python"  # a clock: what took the time came before
     return (kind_of(module) or "library") if module else "python"
@@ -152,14 +166,20 @@ def _is_to_host(node: ast.expr, frame: FrameType) -> bool:
 
     Such a copy waits until the device is through with the tensor.
     """
+    return _device_named(node, frame) == "cpu"
+
+
+def _device_named(node: ast.expr, frame: FrameType) -> str | None:
+    """Return the device that a call names: "cpu", "cuda:0", a GPU's number; None without one."""
     if not isinstance(node, ast.Call):
-        return False
+        return None
     for argument in (*node.args, *(each.value for each in node.keywords)):
         is_written = isinstance(argument, ast.Constant)
         value = argument.value if is_written else looked_up(argument, frame)
-        if isinstance(value, str) or is_a(value, "torch", "device"):
-            return str(value) == "cpu"
-    return False
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        if is_number or isinstance(value, str) or is_a(value, "torch", "device"):
+            return str(value)
+    return None
 
 
 def kind_of_torch_call(frame: FrameType) -> str:

@@ -90,12 +90,13 @@ def locals_of(frame: FrameType) -> dict[str, object]:
 
     Up to Python 3.12 the frame of a function keeps what `f_locals` returned, and with it every
     tensor of the step, until it is asked again: so that is emptied. Not where the function itself
-    calls `locals()`, which returns the same dict, nor under a debugger, which writes it back.
+    calls `locals()`, which returns the same dict, nor under a debugger or a profiler, which write
+    it back.
     """
     code = frame.f_code
     if sys.version_info >= (3, 13) or not code.co_flags & inspect.CO_OPTIMIZED:
         return dict(frame.f_locals)
-    if sys.gettrace() is not None or _calls_locals(code):
+    if sys.gettrace() or sys.getprofile() or _calls_locals(code):
         return {}
     kept = frame.f_locals
     names = dict(kept)
