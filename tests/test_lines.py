@@ -711,6 +711,65 @@ def helper_of(note):
     note(sys._getframe())
 
 
+PACKAGED = """
+class Pictures:
+    def __init__(self, note, frame_of):
+        self.note, self.frame_of = note, frame_of
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        self.note(self.frame_of())
+        return index
+"""
+
+
+def packaged(name, code, folder="/x/site-packages"):
+    """Return what `code` defines, as if a package of that name had it."""
+    names = {"__name__": name}
+    exec(compile(code, f"{folder}/{name}.py", "exec"), names)
+    return names
+
+
+def test_a_packages_items_behind_a_subset_of_torchs_are_the_packages():
+    pictures = packaged("pictures", PACKAGED)["Pictures"]
+
+    places = Places(None)
+    whole = pictures(places.number_of, lambda: sys._getframe(1))
+
+    def read():
+        for _ in DataLoader(torch.utils.data.random_split(whole, [2, 2])[0]):
+            pass
+
+    places.loop = read.__code__
+    read()
+    place = places.fresh[0]
+    assert (place.within, place.function) == ("item", "Pictures.__getitem__")
+    assert place.file.endswith("pictures.py") and place.kind == "library"
+
+
+def test_a_progress_bar_that_waits_for_workers_does_not_log():
+    bars = packaged("tqdm", "def bar(batches):\n    yield from batches\n")["bar"]
+
+    def waits(note):
+        batches = packaged("torch.utils.data", "def get(note):\n    yield note()\n")["get"]
+        next(bars(batches(lambda: note(sys._getframe(1)))))
+
+    assert noted(waits)[0].kind == "loader"
+    own = packaged("tqdm", "def draw(note):\n    note()\n")["draw"]
+    assert noted(lambda note: own(lambda: note(sys._getframe(1))))[0].kind == "logging"
+
+
+def test_files_that_were_installed_into_a_folder_of_ones_own_are_a_packages(tmp_path, monkeypatch):
+    (tmp_path / "lib" / "tool-1.0.dist-info").mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "lib")])
+    stack.is_users.cache_clear()
+    assert not stack.is_users(str(tmp_path / "lib" / "tool.py"))
+    assert stack.is_users(str(tmp_path / "train.py"))
+    stack.is_users.cache_clear()
+
+
 def test_a_closure_and_reading_gradients_are_no_optimizer_of_the_users():
     def closure_of(note):
         weight = torch.zeros(2, requires_grad=True)

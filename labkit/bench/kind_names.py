@@ -28,6 +28,8 @@ OF_TORCH = {
     "to": "copy",
     "cuda": "copy",
     "load": "io",
+    "load_state_dict": "torch",
+    "zero_grad": "optimizer",
 }
 OF_TENSORS = frozenset([*SYNC, "to", "cuda"])  # methods of tensors, and of little else
 SAVES = re.compile(  # a call of a package that writes, by its name

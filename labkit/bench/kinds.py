@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import sys
 from collections.abc import Iterable
 from types import FrameType
@@ -43,7 +44,10 @@ def kind_of_calls(frames: Iterable[FrameType]) -> str:
         if writes and gpu_tensors.tensor_on_gpu(ast.Name("self"), frame) is not None:
             return "sync"
         special = OF_TORCH.get(frame.f_code.co_name) if module.startswith("torch.") else None
-        kind = special or kind_of(module) or kind or "library"
+        outer = special or kind_of(module)
+        hands_on = frame.f_code.co_flags & inspect.CO_GENERATOR  # as `tqdm(loader)` does
+        closes = outer == "optimizer" and kind in ("forward", "backward")  # `step(closure)`
+        kind = kind if kind and (hands_on or closes) else outer or kind or "library"
     if deepest is None or kind == "checkpoint":  # which reads what it saves
         return kind
     return _kind_of_gpu_call(deepest, kind) or kind

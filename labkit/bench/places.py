@@ -15,7 +15,8 @@ from labkit.bench.weight_updates import is_optimizers, updates_weights
 
 DATALOADER = "torch.utils.data.dataloader"
 DATALOADER_PARTS = "torch.utils.data._utils"
-NOT_THE_CAUSE = (DATALOADER_PARTS, DATALOADER, "labkit.")
+DATASETS = "torch.utils.data.dataset"  # of torch's own: a Subset, a TensorDataset
+NOT_THE_CAUSE = (DATALOADER_PARTS, DATALOADER, DATASETS, "labkit.")
 IN_MODEL = "torch.nn.modules.module"
 # These switch gradients off during a training forward: activation checkpointing; what torch.compile
 # made, and a user's own `Function`; FSDP as it gathers weights
@@ -148,7 +149,10 @@ class Places:
         if own is not None and not (in_loop and (within or self.framed)):
             return Code(own, *_work(top, seen))
         frame = _in_package(called) or top
-        kind = kinds.kind_of_calls(called) or _work(top, seen)[0]
+        kind = _work(top, seen)[0]
+        if within or kind != "validation":
+            inside = [each for each in called if stack.module_of_frame(each) != DATASETS]
+            kind = kinds.kind_of_calls(inside or called) or kind
         if kind == "library" and frame is top:
             kind = kinds.kind_of_torch_call(top) or kind
         return Code(frame, kind, call_text(expression(frame)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import gc
@@ -43,7 +44,19 @@ def is_users(file: str) -> bool:
         return True
     if file.startswith((HOME, "<frozen", "<string", "<__array_function__", "<eval_with_key>")):
         return False
-    return not any(folder in file for folder in LIBRARIES)
+    if any(folder in file for folder in LIBRARIES):
+        return False
+    return not any(
+        file.startswith(f"{path}{os.sep}") and _holds_packages(path) for path in sys.path
+    )
+
+
+@functools.lru_cache(256)
+def _holds_packages(folder: str) -> bool:
+    """Return whether packages were installed into a folder, as by `pip install --target`."""
+    with contextlib.suppress(OSError):
+        return any(name.endswith(".dist-info") for name in os.listdir(folder or "."))
+    return False
 
 
 def top_frame(thread: int) -> FrameType | None:

@@ -149,7 +149,7 @@ def another_loader(evidence: Evidence) -> Finding | None:
         measured=tuple(measured),
         remedies=(_remedy(lines, mask, when),),
         lines=(*readers[:1], *costliest),
-        at_most=bound(lost),
+        at_most=None if when else bound(lost),  # a validation has a forward pass, too
         is_bound=hidden,
     )
 

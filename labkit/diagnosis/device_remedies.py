@@ -93,7 +93,7 @@ FUSED_OPTIMIZER = Remedy(
     "fused_optimizer",
     "Use a fused optimizer (fused_optimizer=True).",
     "launches",
-    lambda evidence: evidence.trains,
+    lambda evidence: evidence.trains and evidence.may_fuse is not False,
     {"fused_optimizer": True},
 )
 LARGER_BATCH = Remedy(
@@ -176,7 +176,8 @@ WAIT_ELSEWHERE = Remedy(
 )
 VALIDATE_LESS = Remedy(
     "validate_less",
-    "Validate less often, on fewer, larger batches; roll out several environments at once.",
+    "Validate less often, on fewer, larger batches; in reinforcement learning, roll out several "
+    "environments at once.",
     "lines",
 )
 FEED_THE_OTHER = Remedy(
@@ -331,7 +332,7 @@ FUSED_UPDATE = replace(FUSED_OPTIMIZER, lesson="fusion")
 PAD_LESS = Remedy(
     "pad_less",
     "Batch sequences of a length together, pad to the longest of a batch, or pack several in a "
-    "row.",
+    "row. Where the model leaves padding out, as with pack_padded_sequence, it costs nothing.",
     "padding",
 )
 
@@ -350,8 +351,9 @@ PROFILE_FIRST = Remedy(
     "profile_the_operators",
     "A watched loop sees the waiting for data, the lines of its body and the cores, and finds no "
     "loss there. It does not see inside the operators: profile a few steps with torch.profiler. If "
-    "they are large and well used, what is left is ${formats}a larger batch (notebook 04 Batch "
-    "sizing), a smaller model or a faster device.",
+    "they are small, compute more samples in one call: a larger batch (notebook 04 Batch sizing), "
+    "all steps of a sequence at once. If they are large and well used, what is left is "
+    "${formats}a smaller model or a faster device.",
     fits=formats_left,
 )
 

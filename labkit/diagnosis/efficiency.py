@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.device_peaks import Peak
-from labkit.diagnosis.doubts import LOOK_INSIDE, MAKERS_PROFILER
+from labkit.diagnosis.doubts import LOOK_INSIDE, MAKERS_PROFILER, PROFILE
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import DEVICE_LIMIT, Finding, Measured
 from labkit.diagnosis.remedies import Remedy
@@ -92,7 +92,8 @@ def _reason(
         return f"{moves}, and the ridge is at {ridge:.3g}", LARGER
     heavy = _heavy_share(evidence)
     if heavy is None:
-        return "why was not seen", MAKERS_PROFILER if evidence.xray else LOOK_INSIDE
+        inside = LOOK_INSIDE if evidence.could_look else PROFILE
+        return "why was not seen", MAKERS_PROFILER if evidence.xray else inside
     seen = f"products and convolutions take {heavy:.0%} of the compute"
     if heavy < limits.MOSTLY:
         return f"memory-bound operators, {seen}", FUSE_OTHERS

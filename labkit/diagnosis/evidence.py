@@ -161,6 +161,8 @@ class Evidence:
     growth: LoopGrowth = LoopGrowth()  # of what a watched loop keeps
     weights_dtype: str | None = None  # of most of what it trains, as "float32"
     batch_dtype: str | None = None  # of the largest array in its first batch
+    may_fuse: bool | None = None  # whether its optimizer has a fused version that is not in use
+    imports_script: bool = False  # whether a worker of its loader starts by importing the script
     batch_on_gpu: bool = False  # whether its loader makes batches on a GPU, as no worker could
     batch_bytes: float | None = None  # of that array, in an ordinary step
     workers: WorkerEvidence | None = None

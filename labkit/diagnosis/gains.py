@@ -7,6 +7,7 @@ from dataclasses import replace
 from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding
+from labkit.diagnosis.loader_words import shares_stream
 from labkit.diagnosis.prediction import WORTH, predict
 from labkit.diagnosis.remedies import Remedy
 from labkit.results.run import Run
@@ -58,6 +59,8 @@ def _gain(remedy: Remedy, finding: Finding, evidence: Evidence, run: Run | None)
     if not changes:
         return None
     count = changes.get("num_workers")
+    if count and shares_stream(evidence):
+        return None  # the user's code has to share it out
     fewer = count is not None and int(count) < (evidence.num_workers or 0)
     gain = None
     if evidence.advised is not None and count == evidence.advised.num_workers:

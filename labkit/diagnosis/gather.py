@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields, replace
 from statistics import fmean
 from typing import NamedTuple
@@ -18,12 +19,14 @@ from labkit.diagnosis.recommendation import recommend_prefetch, recommend_worker
 from labkit.diagnosis.trace_evidence import kernels_of
 from labkit.diagnosis.watched_loop import loop_of
 from labkit.diagnosis.witnesses import throttled, witnesses
+from labkit.results.hardware import Machine
 from labkit.results.record import Event
 from labkit.results.run import Run
 from labkit.results.step_classes import CLASSES, split_steps
 from labkit.results.supply import late_share, memory_growth, wait_over_alone
 
 # Share of the time spent waiting for data from which it is asked how many workers would be best
+FORKS_NO_MORE = re.compile(r"3\.(1[4-9]|[2-9]\d)")  # Pythons that start workers anew on Linux, too
 WORTH_A_LOOK = limits.WORTH_NAMING["input"] / 2
 
 
@@ -64,7 +67,8 @@ class StepTable:
         own = run.thread_s[first + 1 :]  # (steps,) s; NaN where not stamped
         ran = np.fmin(compute, own)
         # On a CPU only time of the model's own thread counts: to lose the core is no pause of ours
-        pauses = _pauses(ran, run.pipeline.to_dict().get("accumulation_steps") or 1)
+        cycle = run.pipeline.to_dict().get("accumulation_steps") or 1
+        pauses = _pauses(ran, cycle, _larger_batches(run.batch_bytes[first + 1 :]))
         timed = np.where(np.isnan(own), 0.0, compute)
         table = np.column_stack([parts, pauses, timed, compute - ran, np.ones(count)])
         known = _known(run, wait, compute, ranks_cores)
@@ -191,6 +195,7 @@ def _stall_share(wait: np.ndarray) -> float:
 
 def _of_watched(known: Evidence, run: Run) -> Evidence:
     """Return the evidence with what only the recorder of a user's own loop sees."""
+    code = LoopCode.of(run.loop_code, run.event("remade"))
     return replace(
         known,
         growth=LoopGrowth(tuple(run.growth), *_swelling(run)),
@@ -201,10 +206,25 @@ def _of_watched(known: Evidence, run: Run) -> Evidence:
         and run.watched == "DataLoader"
         and not run.pipeline.num_workers,
         batch_bytes=_usual(run.batch_bytes),
-        code=LoopCode.of(run.loop_code, run.event("remade")),
+        code=code,
         trainer=bool(run.trainer),
+        may_fuse=run.may_fuse if run.may_fuse is not None else code.may_fuse,
+        imports_script=_imports_script(run.machine, code),
         host_wait_share=_host_wait(run.host_ns[run.warmup :]),
     )
+
+
+def _imports_script(machine: Machine, code: LoopCode) -> bool:
+    """Return whether a loader's worker starts by importing the script that trains.
+
+    So it does on macOS and Windows, and from Python 3.14 on everywhere, unless the loader says how
+    its workers start.
+    """
+    method = (code.arguments or {}).get("multiprocessing_context")
+    if method is not None:
+        return "'fork'" not in method
+    newer = FORKS_NO_MORE.match(machine.versions.get("python", ""))
+    return newer is not None or not (machine.os or "Linux").startswith("Linux")
 
 
 def worker_evidence(run: Run) -> WorkerEvidence | None:
@@ -288,16 +308,29 @@ def _advised(known: Evidence, run: Run, sums: StepSums) -> Evidence:
     )
 
 
-def _pauses(compute: np.ndarray, cycle: int) -> np.ndarray:
+def _larger_batches(batch_bytes: np.ndarray) -> np.ndarray:
+    """Return how many times as large as an ordinary one each step's batch is (steps,), at least 1.
+
+    1 where the sizes are not known.
+    """
+    if not np.isfinite(batch_bytes).any():
+        return np.ones(len(batch_bytes))
+    times = batch_bytes / max(float(np.nanmedian(batch_bytes)), 1.0)
+    return np.maximum(np.nan_to_num(times, nan=1.0), 1.0)
+
+
+def _pauses(compute: np.ndarray, cycle: int, larger: np.ndarray) -> np.ndarray:
     """Return how much each step's compute exceeds an ordinary one; 0 where by little.
 
-    One step in `cycle` updates the weights, and is a heavier one.
+    One step in `cycle` updates the weights, and is a heavier one. A step may grow with the square
+    of its batch, which is `larger` than an ordinary one.
     """
     excess = np.zeros(len(compute))
     for place in range(min(cycle, len(compute))):
         some = compute[place::cycle]
         ordinary = np.quantile(some, limits.ORDINARY)
-        excess[place::cycle] = np.where(some > limits.PAUSE * ordinary, some - ordinary, 0.0)
+        explained = ordinary * larger[place::cycle] ** 2
+        excess[place::cycle] = np.where(some > limits.PAUSE * explained, some - explained, 0.0)
     return excess
 
 

@@ -119,12 +119,15 @@ def pauses(evidence: Evidence) -> Finding | None:
     """Single steps compute far longer than an ordinary one.
 
     Cause "pauses_inside_steps", where no sampled stacks tell what long steps do. It costs what
-    steps of more than PAUSE ordinary ones take beyond an ordinary one.
+    steps of more than PAUSE ordinary ones take beyond an ordinary one with a batch of their size,
+    and no more than the time for which a watched loop's device may have rested.
     """
     if evidence.body:  # samples tell what long steps do
         return None
     seen = "of the time is lost to single steps that compute far longer than an ordinary one"
     lost = evidence.pause_share
+    if evidence.loop is not None:
+        lost = min(lost, max(1 - evidence.certain_share, 0.0))
     cause = "pauses_inside_steps"
     return costs("launch", cause, lost, seen, evidence.source, cures.NOW_AND_THEN)
 

@@ -102,13 +102,14 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
         f"of the time the device is busy by its events, but {witness.said}: gaps between "
         "kernels, or kernels too small for it"
     )
+    tells = "an x-ray (xray=True)" if evidence.could_look else "a trace of torch.profiler"
     found = Finding(
         name="launch",
         cause="gaps_or_small_kernels",
         lost_share=max(0.0, 1 - witness.share - besides) * busy,
         measured=(
             Measured(seen, busy, by=evidence.source),
-            Measured("an x-ray (xray=True) tells gaps from small kernels"),
+            Measured(f"{tells} tells gaps from small kernels"),
         ),
         remedies=cures.FEWER_LAUNCHES,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from labkit.knobs import Setting
 from labkit.results.script import call_lines
@@ -73,6 +74,8 @@ class LoopCode:
     training: str | None = None
     dataset_type: str | None = None
     epoch_setter: str | None = None  # the class of its dataset or sampler with a `set_epoch`
+    streams: bool = False  # whether its dataset is an IterableDataset
+    may_fuse: bool | None = None  # whether its optimizer has a fused version that is not in use
     # What is made anew for each pass: the "loader", or its "dataset" as well
     remade: str | None = None
 
@@ -84,7 +87,7 @@ class LoopCode:
         """
         recorded = recorded if isinstance(recorded, Mapping) else {}
         arguments = recorded.get("arguments")
-        known = {
+        known: dict[str, Any] = {
             field.name: recorded.get(field.name)
             for field in fields(cls)
             if isinstance(recorded.get(field.name), str)
@@ -92,6 +95,12 @@ class LoopCode:
         if isinstance(arguments, Mapping) and set(arguments) <= set(ARGUMENTS):
             known["arguments"] = arguments
         made = cls(**known)
+        may_fuse = recorded.get("may_fuse")
+        made = replace(
+            made,
+            streams=recorded.get("streams") is True,
+            may_fuse=may_fuse if isinstance(may_fuse, bool) else None,
+        )
         if remade is None:
             return made
         return replace(made, remade="dataset" if remade["dataset"] else "loader")

@@ -162,7 +162,7 @@ DEEPER_QUEUE = Remedy(
 )
 WORKERS = Remedy(
     "set_num_workers",
-    "$how num_workers=$num_workers$kept$warned.$epochs",
+    "$how num_workers=$num_workers$kept$warned.$epochs$shares$guarded",
     "workers",
     other_workers,
     code="$set_threads",

@@ -17,6 +17,11 @@ AT_ONCE = (
     "works, a BatchSampler as the DataLoader's sampler does so"
 )
 
+GUARDED = (
+    ' Here a worker imports the script anew: let it train under `if __name__ == "__main__":` alone '
+    "(for a notebook, keep the dataset's class in a .py file)."
+)
+
 
 def other_number(evidence: Evidence, advised: Workers, is_kept: bool) -> dict[str, str]:
     """Return what the remedy says of another number of workers, which may be kept from now on."""
@@ -35,6 +40,8 @@ def other_number(evidence: Evidence, advised: Workers, is_kept: bool) -> dict[st
         "kept": kept,
         "warned": too_many(advised.num_workers, evidence.use.cores),
         "epochs": epochs_unseen(evidence.code) if is_kept else "",
+        "shares": shares_said(evidence, advised.num_workers),
+        "guarded": GUARDED if evidence.imports_script and not now else "",
         "set_threads": code,
     }
 
@@ -44,6 +51,21 @@ def epochs_unseen(code: LoopCode | None) -> str:
     if code is None or code.epoch_setter is None:
         return ""
     return " Workers that are kept do not see what set_epoch() sets in the main process's dataset."
+
+
+def shares_stream(evidence: Evidence) -> bool:
+    """Return whether the loader's first workers would have to share a stream out among them."""
+    return evidence.code is not None and evidence.code.streams and not evidence.num_workers
+
+
+def shares_said(evidence: Evidence, workers: int) -> str:
+    """Say, after a sentence, what a stream's workers need; "" of other datasets."""
+    if not shares_stream(evidence):
+        return ""
+    return (
+        " Each worker goes through the whole stream, unless its __iter__ takes a share by "
+        f"torch.utils.data.get_worker_info(): else every item comes {counted(workers, 'time')}."
+    )
 
 
 def remade_said(code: LoopCode | None) -> str:

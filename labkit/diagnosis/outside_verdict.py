@@ -26,7 +26,10 @@ WAITS = 0.4  # and one that waits for more than half of the time
 FOREIGN = 0.5  # cores of other programs that are worth a word
 BUSY_GPU = 0.8  # NVML's share of time with a kernel running; see notebook 02 on what it hides
 GROWN_GIB = 0.2  # memory that a script's own CUDA context takes at the least
-SETTLE = "`for batch in lk.watch(loader):` in the script would settle it."
+SETTLE = (
+    "`for batch in lk.watch(loader):` in the script would settle it. Without a loader, lk.watch "
+    "goes round what the loop steps over: `for step in lk.watch(range(1000)):`."
+)
 FEED = Remedy(
     "feed_from_outside",
     "Give the DataLoader more workers, or do less work per item; `labkit tune` says how many. See "

@@ -141,12 +141,12 @@ PERSISTENT = Remedy(
 )
 LONGER_PASSES = Remedy(
     "longer_passes",
-    "Draw the items of several epochs in one pass over the loader: between passes its workers have "
-    "nothing to do, and each pass waits for its first batch anew.",
+    "Draw the items of several epochs in one pass over the loader, and make fewer passes: between "
+    "passes its workers have nothing to do, and each pass waits for its first batch anew.",
     "epochs",
     lambda evidence: bool(evidence.num_workers) and started_anew(evidence) is None,
     code="from torch.utils.data import RandomSampler\n\n"
-    "# in place of shuffle=True: one pass is ten epochs\n"
+    "# in place of the DataLoader's shuffle=True: a pass is ten epochs, so make a tenth of them\n"
     "sampler = RandomSampler(dataset, num_samples=10 * len(dataset))\n",
     check=LESS_WAITING,
 )

@@ -7,6 +7,7 @@ from labkit.diagnosis.evidence import Evidence, WorkerEvidence
 from labkit.diagnosis.findings import Measured
 from labkit.diagnosis.hot_lines import Line
 from labkit.results.loader_records import Hang
+from labkit.results.text import counted
 
 TIMED = "timed in the workers"
 
@@ -45,7 +46,8 @@ def more_held(gained: float) -> Measured:
 
 def cpu(workers: WorkerEvidence) -> Measured:
     """Return the CPU time of the workers over the time in which they prepare items."""
-    seen = f"CPU in each of {workers.workers} workers while it prepares items"
+    each = "the worker" if workers.workers == 1 else f"each of {workers.workers} workers"
+    seen = f"CPU in {each} while it prepares items"
     if (workers.in_line_share or 0.0) > limits.IN_LINE:
         seen += f", and {workers.in_line_share:.0%} in line for a core"
     return Measured(seen, workers.cpu_share, by=TIMED)
@@ -54,7 +56,11 @@ def cpu(workers: WorkerEvidence) -> Measured:
 def on_cores(evidence: Evidence, workers: WorkerEvidence) -> Measured | None:
     """Return how many workers there are for how many cores."""
     cores = evidence.use.cores
-    return None if cores is None else Measured(f"{workers.workers} workers on {cores} cores")
+    return (
+        None
+        if cores is None
+        else Measured(f"{counted(workers.workers, 'worker')} on {counted(cores, 'core')}")
+    )
 
 
 def took(what: str, took_ms: float | None) -> Measured | None:

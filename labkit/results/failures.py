@@ -29,6 +29,9 @@ REMEDIES = {
         "the dataset to a .py file and import it; or, where nothing has used a GPU, pass "
         "multiprocessing_context='fork' to the DataLoader."
     ),
+    r"bootstrapping phase|freeze_support": (
+        "workers import the script anew here: let it train under if __name__ == '__main__': alone."
+    ),
     r"worker.* killed.*SIGKILL": (
         "often the out-of-memory killer: lower num_workers or prefetch_factor."
     ),

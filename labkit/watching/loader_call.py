@@ -28,7 +28,8 @@ def call_of(loader: object, model: object = None, optimizer: object = None) -> d
         `loader`, `model` and `optimizer`: the variables that hold them, None where there is none
         (the two last are looked for by their type where they are not given); `training`: the one
         with Hugging Face's TrainingArguments; `dataset_type`: its class; `epoch_setter`: the one of
-        it and its samplers that has a `set_epoch`; `call`: what the script
+        it and its samplers that has a `set_epoch`; `streams`: whether it is an IterableDataset;
+        `may_fuse`: as `may_fuse()` says of the optimizer; `call`: what the script
         calls to make a loader, "" where it has no name for torch's DataLoader; `arguments`:
         {name: code}, defaults left out, the code None where the script has no name for the object.
         `call` and `arguments` are None where the loader is no DataLoader, or is made inside a
@@ -37,6 +38,7 @@ def call_of(loader: object, model: object = None, optimizer: object = None) -> d
     names = Names(_user_frame(loader))
     parts = ("dataset", "sampler", "batch_sampler")
     kinds = [type(getattr(loader, part, None)) for part in parts]
+    data = sys.modules.get("torch.utils.data")
     found = {
         "loader": names.of(loader),
         "model": names.only("torch.nn", "Module", model),
@@ -44,10 +46,13 @@ def call_of(loader: object, model: object = None, optimizer: object = None) -> d
         "training": names.only("transformers", "TrainingArguments", None),
         "dataset_type": kinds[0].__name__,
         "epoch_setter": next((each.__name__ for each in kinds if hasattr(each, "set_epoch")), None),
+        "streams": data is not None and issubclass(kinds[0], data.IterableDataset),
+        "may_fuse": None,
         "call": None,
         "arguments": None,
     }
-    data = sys.modules.get("torch.utils.data")
+    if found["optimizer"] is not None:
+        found["may_fuse"] = may_fuse(names.values.get(found["optimizer"], optimizer))
     ours = found["loader"] or not loop_around(sys._getframe(1))[1]
     if data is None or not isinstance(loader, data.DataLoader) or not ours:
         return found
@@ -77,6 +82,15 @@ def call_with(
         "call": names.of_class(data.DataLoader) if data is not None else "",
         "arguments": arguments,
     }
+
+
+def may_fuse(optimizer: object) -> bool | None:
+    """Return whether an optimizer has a fused version that is not in use; None if it is unknown."""
+    defaults = getattr(optimizer, "defaults", None)
+    groups = getattr(optimizer, "param_groups", None)
+    if not isinstance(defaults, dict) or not isinstance(groups, list):
+        return None
+    return "fused" in defaults and not any(group.get("fused") for group in groups)
 
 
 def _arguments(loader: DataLoader, names: Names, data: ModuleType) -> dict[str, str | None]:

@@ -96,6 +96,8 @@ class Outside:
         cards: dict[str, GpuMeter],
     ) -> Sample:
         cores = self.use.look(family)
+        if psutil.WINDOWS:  # whose processes are all "running", whatever they wait for
+            states = {each: min(1.0, used) for each, used in cores.items()}
         workers = {each for each in cores if each is not self.root and is_worker(each)}
         others = cores.keys() - workers
         main = max((self.root, *others), key=lambda process: cores.get(process, 0.0))

@@ -24,7 +24,7 @@ from labkit.process import folders
 from labkit.process.events import EventLog, now_ns
 from labkit.watching import device_in_use
 from labkit.watching.batches import Batches, length_of
-from labkit.watching.loader_call import call_of
+from labkit.watching.loader_call import call_of, may_fuse
 from labkit.watching.log_words import DeviceKind, Ending
 from labkit.watching.messages import say
 from labkit.watching.passes import Beat, Pass
@@ -95,6 +95,7 @@ class Recorder:
             with contextlib.suppress(Exception):
                 groups = optimizer.param_groups
                 self.trained.note([each for group in groups for each in group["params"]])
+                self.trained.may_fuse = may_fuse(optimizer)
 
     def alive(self) -> bool:
         """Whether more may follow."""
@@ -188,6 +189,7 @@ class Recorder:
         self.log.write("machine", **machine)
         kinds = {"weights_dtype": trained.dtype, "batch_dtype": self.batches.dtype}
         kinds |= {"unit": self.batches.unit, "batch_on_gpu": self.batches.on_gpu}
+        kinds |= {"may_fuse": trained.may_fuse}
         self.log.write("job", pipeline=self.knobs, not_applied={}, **kinds)
         self.log.write("begin", warmup=warmup)
 

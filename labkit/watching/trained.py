@@ -19,6 +19,7 @@ class Trained:
     def __init__(self):
         self.device: torch.device | None = None  # of the weights,
         self.dtype: str | None = None  # and their number format
+        self.may_fuse: bool | None = None  # of their optimizer, as `may_fuse()` says
         self.call: FirstCallHook | None = None  # until its FLOPs are counted
 
     def note(self, weights: list[torch.Tensor]) -> None:
