@@ -21,7 +21,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
-from labkit.knobs import Settings
+from labkit.orders import AnyOrder
 from labkit.process.events import SPEC_NAME, EventLog
 from labkit.process.family import LINUX
 from labkit.process.folder_rights import is_ours
@@ -63,8 +63,8 @@ def wait_for_run() -> None:
         os.close(nothing)
 
 
-def serve(work: Callable[[Settings, Path, EventLog], int | None], place: str = "") -> None:
-    """Do `work(spec, folder, log)`, write how it ended in `place`; exit with its code, or 0.
+def serve(work: Callable[[AnyOrder, Path, EventLog], int | None], place: str = "") -> None:
+    """Do `work(order, folder, log)`, write how it ended in `place`; exit with its code, or 0.
 
     The command line has the run's folder, and the process that this one is not to outlive.
     """

@@ -1,4 +1,4 @@
-"""The reader's own dataset in the bench: fetched as the spec says, and fed through a DataLoader.
+"""The reader's own dataset in the bench: fetched as the order says, and fed through a DataLoader.
 
 The step is the reader's too. Where none is given the loop only takes the batches: then nothing is
 busy, and what is measured is the loader alone. Batches do not end: the run says when to stop.
@@ -28,19 +28,19 @@ from labkit.bench.by_value import send_by_value
 from labkit.bench.formats import DTYPES
 from labkit.bench.models import set_layout
 from labkit.knobs import Settings
+from labkit.orders import DataSource
 from labkit.spec import LOADER_KNOBS, STEP_KNOBS, Job
 
 Batch: TypeAlias = Any  # whatever the reader's collate function makes
-Order: TypeAlias = Settings  # as `labkit.tuning.source` writes it into the spec
 USER_PARTS = ("dataset", "collate_fn", "step", "model", "optimizer")
 ONE = torch.empty(1)  # expanded, it counts samples and holds none
 NO_LOSS = torch.tensor(float("nan"))
 
 
-def prepare(order: Order, job: Job, folder: Path) -> tuple[OwnStep, Batches]:
+def prepare(source: DataSource, job: Job, folder: Path) -> tuple[OwnStep, Batches]:
     """Return what trains, and the loader that feeds it; raise where the reader's parts do not."""
     torch.manual_seed(job.seed)
-    parts = _fetch(order, folder)
+    parts = _fetch(source, folder)
     dataset = _checked(parts["dataset"])
     collate = parts["collate_fn"] or torch.utils.data.default_collate
     streams = isinstance(dataset, IterableDataset)
@@ -57,19 +57,19 @@ def prepare(order: Order, job: Job, folder: Path) -> tuple[OwnStep, Batches]:
     return trainer, Batches(loader, job)
 
 
-def _fetch(order: Order, folder: Path) -> Settings:
+def _fetch(source: DataSource, folder: Path) -> Settings:
     """Return {part: object or None}; the payload is deleted as soon as it has been read."""
-    os.chdir(order["cwd"])  # the reader's relative paths
-    sys.path += [place for place in order["path"] if place not in sys.path]
+    os.chdir(source["cwd"])  # the reader's relative paths
+    sys.path += [place for place in source["path"] if place not in sys.path]
     parts: Settings = dict.fromkeys(USER_PARTS)
-    for name, text in order["imports"].items():  # "module:name"
+    for name, text in source["imports"].items():  # "module:name"
         parts[name] = pkgutil.resolve_name(text)
     made = parts["dataset"]  # a dataset already, or the function or class that makes one
     is_made = not isinstance(made, type) and hasattr(made, "__getitem__")
     if made is not None and not is_made:
         parts["dataset"] = made()
-    if order["payload"]:  # objects of the user's own kernel, for this process only
-        payload = folder / order["payload"]
+    if source["payload"]:  # objects of the user's own kernel, for this process only
+        payload = folder / source["payload"]
         try:
             parts |= pickle.loads(payload.read_bytes())
         finally:
@@ -116,9 +116,9 @@ class NamesTheItem(Dataset):
             raise RuntimeError(f"{call} failed: {type(error).__name__}: {error}") from error
 
 
-def knobs_of(job: Job, order: Order) -> dict[str, object]:
+def knobs_of(job: Job, source: DataSource) -> dict[str, object]:
     """Return the knobs that act on the reader's parts."""
-    of_step = STEP_KNOBS if "model" in order["parts"] else ()
+    of_step = STEP_KNOBS if "model" in source["parts"] else ()
     return {name: getattr(job, name) for name in (*LOADER_KNOBS, *of_step)}
 
 
