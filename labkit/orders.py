@@ -60,7 +60,7 @@ class FunctionSource(TypedDict):
 
 
 class DataSource(TypedDict):
-    """Where a reader's own dataset is found, and what goes with it."""
+    """Where a user's own dataset is found, and what goes with it."""
 
     imports: dict[str, str]  # {part: "module:name"}
     payload: str | None  # a file in the run's folder: the parts that are given as objects
@@ -84,7 +84,7 @@ class PipelineOrder(Order):
 
 @final
 class DataOrder(Order):
-    """Feed the reader's own dataset to their own step, or to none."""
+    """Feed the user's own dataset to their own step, or to none."""
 
     source: DataSource
 

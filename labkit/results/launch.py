@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Payload(Protocol):
-    """Data of the reader's own, or a function, that the bench is to use."""
+    """Data of the user's own, or a function, that the bench is to use."""
 
     def place(self, folder: Path) -> FunctionSource | DataSource:
         """Write it to a run's folder; return what tells the bench of it, as JSON types."""
@@ -69,7 +69,7 @@ def launch(
         spec: A Pipeline, a Grid, Distributed ranks.
         fault: Planted in the bench (`labkit.bench.lifetime.planted`).
         after: A command that the supervisor starts when the run is over.
-        source: Feeds the reader's own dataset, or function.
+        source: Feeds the user's own dataset, or function.
 
     Raises:
         OSError: No process could be started.
