@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 from labkit import quotas
 from labkit.knobs import Knob, Settings, Spec, Trait, check_names, declares_knobs, knob
+from labkit.orders import Asked, RanksAsked, RowsAsked
 
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,2})?")
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile: these record CUDA graphs
@@ -130,7 +131,7 @@ class Pipeline(Spec):
                     f"num_workers of 1 or more, or leave {name}={default!r}."
                 )
 
-    def to_spec(self) -> dict[str, object]:
+    def to_spec(self) -> Asked:
         """Return what the first event of its run's log says of it."""
         return {"pipeline": self.to_dict()}
 
@@ -280,7 +281,7 @@ class Grid:
         combinations = itertools.product(*self.values.values())
         return [dict(zip(self.values, values, strict=True)) for values in combinations]
 
-    def to_spec(self) -> dict[str, object]:
+    def to_spec(self) -> RowsAsked:
         """Return what the log's first event says of it."""
         return {"measure": self.name, "points": self.points, "pipeline": {"device": self.device}}
 
@@ -346,11 +347,12 @@ class Distributed(Spec):
             check_names(knobs, STARVING, "knob of the loader's speed in starve:")
             self.pipeline.but(**knobs)  # checks the values
 
-    def to_spec(self) -> dict[str, object]:
+    def to_spec(self) -> RanksAsked:
         """Return what the log's first event says of it."""
         return {
             "pipeline": self.pipeline.to_dict(),
-            **self.to_dict(),
+            "ranks": self.ranks,
+            "no_sync": self.no_sync,
             "starve": {str(rank): dict(knobs) for rank, knobs in self.starve.items()},
             "rendezvous": dict(self.rendezvous),
         }

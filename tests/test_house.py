@@ -29,7 +29,7 @@ TOP = {".ci", ".github", ".gitignore", "labkit", "maintain", "notebooks", "tests
 TOP |= {"CONTRIBUTING.md", "LICENSE", "README.md"}
 TOP |= {"environment.yml", "pyproject.toml", "requirements.txt"}
 ABOVE = {"results": ("diagnosis", "view"), "diagnosis": ("view",), "tuning": ("view",)}
-LOWEST = ("knobs.py", "quotas.py", "spec.py")
+LOWEST = ("knobs.py", "orders.py", "quotas.py", "spec.py")
 FILES = sorted((ROOT / "labkit").rglob("*.py"))
 
 

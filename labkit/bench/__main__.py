@@ -1,4 +1,4 @@
-"""One run: `python -m labkit.bench FOLDER SUPERVISOR_PID` measures what FOLDER's spec asks for.
+"""One run: `python -m labkit.bench FOLDER SUPERVISOR_PID` measures what FOLDER's order asks for.
 
 Everything that happens is in the event log; the exit code is 0 if the run finished, 1 if not.
 """
@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from labkit.bench import lifetime
+from labkit.orders import RowsOrder, RunOrder
 from labkit.process.death_signal import die_with
 from labkit.process.events import EventLog
 
@@ -27,14 +28,14 @@ def warm_up() -> None:
     gc.collect()
 
 
-def run(spec: dict, folder: Path, log: EventLog) -> None:
-    """Do what the spec asks for."""
+def run(order: RunOrder | RowsOrder, folder: Path, log: EventLog) -> None:
+    """Do what the order asks for."""
     log.write("hello", pid=os.getpid())
     log.stage("importing torch")
     gc.disable()  # importing torch takes it a sixth of the time
     from labkit.bench import work
 
-    work.do(spec, folder, log)
+    work.do(order, folder, log)
 
 
 if __name__ == "__main__":

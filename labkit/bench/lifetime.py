@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from labkit.bench.failure import write_failure
-from labkit.knobs import Settings
+from labkit.orders import AnyOrder
 from labkit.process.death_signal import die_with
 from labkit.process.events import SPEC_NAME, EventLog
 from labkit.process.folder_rights import is_ours
@@ -39,8 +39,8 @@ def wait_for_run() -> None:
         os.close(nothing)
 
 
-def serve(work: Callable[[Settings, Path, EventLog], int | None], place: str = "") -> None:
-    """Do `work(spec, folder, log)`, write how it ended in `place`; exit with its code, or 0.
+def serve(work: Callable[[AnyOrder, Path, EventLog], int | None], place: str = "") -> None:
+    """Do `work(order, folder, log)`, write how it ended in `place`; exit with its code, or 0.
 
     The command line has the run's folder, and the process that this one is not to outlive.
     """

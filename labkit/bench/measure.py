@@ -19,6 +19,7 @@ import torch
 from labkit.bench import model_size, resources
 from labkit.bench.by_value import send_by_value
 from labkit.bench.stopwatch import Bench, Skipped
+from labkit.orders import RowsOrder
 from labkit.process.events import EventLog, RowFailure
 from labkit.spec import TIMED
 
@@ -41,7 +42,7 @@ class Failure:
 FAILED_BEFORE = Failure("mistake", "the card failed in an earlier row: measure this one again")
 
 
-def perform(order: dict, device: torch.device, folder: Path, log: EventLog) -> None:
+def perform(order: RowsOrder, device: torch.device, folder: Path, log: EventLog) -> None:
     """Call the reader's function for each point of the grid, and write its rows as they come.
 
     Where one runs out of memory, or its card fails, a fresh process goes on with the next; see

@@ -28,6 +28,7 @@ from labkit.bench.resolve_config import resolve_config
 from labkit.bench.telemetry_process import telemetry_beside
 from labkit.bench.timeline import DeviceTimeline, HostTimeline
 from labkit.knobs import Settings
+from labkit.orders import RanksOrder
 from labkit.process.events import EventLog, now_ns
 from labkit.process.step_ring import FinishedStep
 from labkit.spec import Job
@@ -38,17 +39,17 @@ Resolved = tuple[Job, dict[str, str]]
 VOTE_EVERY = 4  # steps, at least, between two votes on whether the time is up
 
 
-def run(spec: Settings, folder: Path, log: EventLog) -> None:
+def run(order: RanksOrder, folder: Path, log: EventLog) -> None:
     """Join the other ranks, train with them, and write what this one did."""
     names = ("rank", "local_rank", "world_size")  # as torchrun tells them
     place = {name: int(os.environ[name.upper()]) for name in names}
     rank, local_rank, ranks = place.values()
-    starved = spec["starve"].get(str(rank), {})
-    pipeline = spec["pipeline"] | starved | {"xray": False}
-    write_spec(log, f"{spec['run']}-rank{rank}", pipeline, place=place)
+    starved = order["starve"].get(str(rank), {})
+    pipeline: Settings = order["pipeline"] | starved | {"xray": False}
+    write_spec(log, f"{order['run']}-rank{rank}", pipeline, place=place)
     resources.use_fixed_threads()
     resources.keep_freed_memory()
-    device, not_the_gpu = take_device(pipeline["device"], spec["ranks"], local_rank)
+    device, not_the_gpu = take_device(pipeline["device"], order["ranks"], local_rank)
     facts = machine.describe(device)
     log.write("machine", **facts)
     watch_card(device, folder, local_rank)
@@ -61,10 +62,10 @@ def run(spec: Settings, folder: Path, log: EventLog) -> None:
         not_applied["device"] = not_the_gpu
     log.write("job", pipeline=vars(job), not_applied=not_applied)
     job.shard = (rank, ranks)
-    items = first_makes_files(local_rank, job, Path(spec["cache"]) / "data", log)
-    trainer = work.built(lambda: DistributedTrainer(job, device, spec["no_sync"]), log)
+    items = first_makes_files(local_rank, job, Path(order["cache"]) / "data", log)
+    trainer = work.built(lambda: DistributedTrainer(job, device, order["no_sync"]), log)
     if rank == ranks - 1:  # for tests: one rank breaks, the others do not
-        items = planted(spec.get("fault"), items, trainer)
+        items = planted(order["fault"], items, trainer)
     timeline = rank_timeline(log, device, trainer.comm)
     iterator = work.begun(data.make_loader(items, job), job, log)
     counted = flops.write_work(trainer, log, only_known=True)

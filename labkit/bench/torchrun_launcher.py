@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.bench import lifetime
+from labkit.orders import RanksOrder
 from labkit.process import device_lock, family
 from labkit.process.events import FILE_NAME, EventLog, events_named
 
@@ -28,7 +29,7 @@ CARDS = (
 )
 
 
-def launch(spec: dict, folder: Path, log: EventLog) -> int | None:
+def launch(order: RanksOrder, folder: Path, log: EventLog) -> int | None:
     """Take the devices, start torchrun, and wait for it; return the exit code, None if it is 0."""
     log.write("hello", pid=os.getpid())
     log.stage("importing torch")
@@ -42,12 +43,12 @@ def launch(spec: dict, folder: Path, log: EventLog) -> int | None:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    hold_devices(spec, log)
+    hold_devices(order, log)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does; the bench sets its own
     log.stage("starting the ranks")
-    found = spec.get("rendezvous") or {}  # how several machines find each other
+    found = order["rendezvous"]  # how several machines find each other
     how = [f"--{name.replace('_', '-')}={value}" for name, value in found.items()]
-    options = [f"--nproc-per-node={spec['ranks']}", "--max-restarts=0", *(how or ["--standalone"])]
+    options = [f"--nproc-per-node={order['ranks']}", "--max-restarts=0", *(how or ["--standalone"])]
     rank = ["-m", "labkit.bench.rank", str(folder), str(os.getpid())]
     try:
         torchrun.run(torchrun.parse_args(options + rank))
@@ -60,17 +61,17 @@ def launch(spec: dict, folder: Path, log: EventLog) -> int | None:
     return None
 
 
-def hold_devices(spec: dict, log: EventLog) -> None:
+def hold_devices(order: RanksOrder, log: EventLog) -> None:
     """Take the lock of every device that the ranks will use, in one order for all runs."""
     from labkit.bench.rank import device_kind
 
     names = ["cpu"]
-    if device_kind(spec["pipeline"]["device"], spec["ranks"])[0] == "cuda":
+    if device_kind(order["pipeline"]["device"], order["ranks"])[0] == "cuda":
         # asked in another process: this one takes no memory on the cards
-        asked = [sys.executable, "-c", CARDS.format(spec["ranks"])]
+        asked = [sys.executable, "-c", CARDS.format(order["ranks"])]
         names = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
     for name in sorted(names):
-        device_lock.hold(Path(spec["cache"]), name, spec["run"], waiting=log.waiting)
+        device_lock.hold(Path(order["cache"]), name, order["run"], waiting=log.waiting)
 
 
 def name_the_failed(failures: dict[int, ProcessFailure], folder: Path, log: EventLog) -> None:

@@ -8,7 +8,6 @@ import pickle
 import pkgutil
 import sys
 from pathlib import Path
-from typing import TypeAlias
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -18,16 +17,16 @@ from labkit.bench.by_value import send_by_value
 from labkit.bench.user_dataset import Batches, NamesTheItem, checked
 from labkit.bench.user_step import OwnStep
 from labkit.knobs import Settings
+from labkit.orders import DataSource
 from labkit.spec import LOADER_KNOBS, STEP_KNOBS, Job
 
-Order: TypeAlias = Settings  # as `labkit.tuning.source` writes it into the spec
 USER_PARTS = ("dataset", "collate_fn", "step", "model", "optimizer")
 
 
-def prepare(order: Order, job: Job, folder: Path) -> tuple[OwnStep, Batches]:
+def prepare(source: DataSource, job: Job, folder: Path) -> tuple[OwnStep, Batches]:
     """Return what trains, and the loader that feeds it; raise where the reader's parts do not."""
     torch.manual_seed(job.seed)
-    parts = _fetch(order, folder)
+    parts = _fetch(source, folder)
     dataset = checked(parts["dataset"])
     collate = parts["collate_fn"] or torch.utils.data.default_collate
     streams = isinstance(dataset, IterableDataset)
@@ -44,19 +43,19 @@ def prepare(order: Order, job: Job, folder: Path) -> tuple[OwnStep, Batches]:
     return trainer, Batches(loader, job)
 
 
-def _fetch(order: Order, folder: Path) -> Settings:
+def _fetch(source: DataSource, folder: Path) -> Settings:
     """Return {part: object or None}; the payload is deleted as soon as it has been read."""
-    os.chdir(order["cwd"])  # the reader's relative paths
-    sys.path += [place for place in order["path"] if place not in sys.path]
+    os.chdir(source["cwd"])  # the reader's relative paths
+    sys.path += [place for place in source["path"] if place not in sys.path]
     parts: Settings = dict.fromkeys(USER_PARTS)
-    for name, text in order["imports"].items():  # "module:name"
+    for name, text in source["imports"].items():  # "module:name"
         parts[name] = pkgutil.resolve_name(text)
     made = parts["dataset"]  # a dataset already, or the function or class that makes one
     is_made = not isinstance(made, type) and hasattr(made, "__getitem__")
     if made is not None and not is_made:
         parts["dataset"] = made()
-    if order["payload"]:  # objects of the user's own kernel, for this process only
-        payload = folder / order["payload"]
+    if source["payload"]:  # objects of the user's own kernel, for this process only
+        payload = folder / source["payload"]
         try:
             parts |= pickle.loads(payload.read_bytes())
         finally:
@@ -64,7 +63,7 @@ def _fetch(order: Order, folder: Path) -> Settings:
     return parts
 
 
-def knobs_of(job: Job, order: Order) -> dict[str, object]:
+def knobs_of(job: Job, source: DataSource) -> dict[str, object]:
     """Return the knobs that act on the reader's parts."""
-    of_step = STEP_KNOBS if "model" in order["parts"] else ()
+    of_step = STEP_KNOBS if "model" in source["parts"] else ()
     return {name: getattr(job, name) for name in (*LOADER_KNOBS, *of_step)}

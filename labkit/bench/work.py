@@ -1,4 +1,4 @@
-"""Do what a spec asks for: take the device, then measure an experiment or train a pipeline."""
+"""Do what an order asks for: take the device, then measure an experiment or train a pipeline."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from labkit.bench.sampler import Sampler
 from labkit.bench.timeline import make_timeline
 from labkit.bench.user_dataset import Batches
 from labkit.bench.worker_recorder import in_workers
-from labkit.knobs import Settings
+from labkit.orders import RowsOrder, RunOrder
 from labkit.process.device_lock import hold
 from labkit.process.events import EventLog
 from labkit.spec import Job, quick_run
@@ -45,34 +45,34 @@ TrainerType = TypeVar("TrainerType", bound=Trainer)
 Loader = DataLoader[object] | Batches
 
 
-def do(spec: Settings, folder: Path, log: EventLog) -> None:
-    """Take the device, do what `spec` describes on it, and write what it took."""
-    if "source" not in spec or "measure" in spec:  # a reader's own step keeps its threads
+def do(order: RunOrder | RowsOrder, folder: Path, log: EventLog) -> None:
+    """Take the device, do what `order` says on it, and write what it took."""
+    if "source" not in order or "measure" in order:  # a reader's own step keeps its threads
         resources.use_fixed_threads()
-    device = devices.find_device(spec["pipeline"]["device"])
+    device = devices.find_device(order["pipeline"]["device"])
     devices.use(device)
     here = machine.describe(device) | devices.unused_facts()
     log.write("machine", **here)
-    hold(Path(spec["cache"]), here.get("uuid") or device.type, spec["run"], waiting=log.waiting)
-    if "measure" in spec:
+    hold(Path(order["cache"]), here.get("uuid") or device.type, order["run"], waiting=log.waiting)
+    if "measure" in order:
         from labkit.bench.measure import perform  # a tenth of a second
 
-        perform(spec, device, folder, log)
+        perform(order, device, folder, log)
         log.write("memory", peak_bytes=resources.peak_bytes(device))
     else:
-        run_pipeline(spec, device, folder, log)
+        run_pipeline(order, device, folder, log)
 
 
-def run_pipeline(spec: Settings, device: torch.device, folder: Path, log: EventLog) -> None:
-    """Set up the pipeline that `spec` describes, and train."""
-    own = "source" in spec
+def run_pipeline(order: RunOrder, device: torch.device, folder: Path, log: EventLog) -> None:
+    """Set up the pipeline that `order` describes, and train."""
+    own = "source" in order
     resources.keep_freed_memory()
-    job, not_applied = resolve_config(spec["pipeline"], device, size_model=not own)
+    job, not_applied = resolve_config(order["pipeline"], device, size_model=not own)
     if quick_run() and not own:
         shorten(job, not_applied)
-    knobs = user_parts.knobs_of(job, spec["source"]) if own else vars(job)
+    knobs = user_parts.knobs_of(job, order["source"]) if own else vars(job)
     log.write("job", pipeline=knobs, not_applied=not_applied)
-    trainer, loader = prepare(spec, job, device, folder, log)
+    trainer, loader = prepare(order, job, device, folder, log)
     timeline = make_timeline(log, folder, device)
     with lines_of(loader, folder):
         iterator = begun(loader, job, log)
@@ -90,19 +90,19 @@ def run_pipeline(spec: Settings, device: torch.device, folder: Path, log: EventL
 
 
 def prepare(
-    spec: Settings, job: Job, device: torch.device, folder: Path, log: EventLog
+    order: RunOrder, job: Job, device: torch.device, folder: Path, log: EventLog
 ) -> tuple[Trains, Loader]:
     """Return what trains, and the loader that feeds it."""
-    if "source" in spec:
+    if "source" in order:
         log.stage("loading your dataset")
-        return user_parts.prepare(spec["source"], job, folder)
-    if "module" in spec:
-        made = importlib.import_module(spec["module"])
-        return made.prepare(spec, job, device, folder, log)
-    cache = Path(spec["cache"]) / "data"
+        return user_parts.prepare(order["source"], job, folder)
+    if "module" in order:
+        made = importlib.import_module(order["module"])
+        return made.prepare(order, job, device, folder, log)
+    cache = Path(order["cache"]) / "data"
     dataset = data.make_dataset(job, cache, partial(log.stage, "making images"))
     trainer = built(lambda: Trainer(job, device), log)
-    dataset = planted(spec.get("fault"), dataset, trainer)
+    dataset = planted(order["fault"], dataset, trainer)
     return trainer, data.make_loader(dataset, job)
 
 

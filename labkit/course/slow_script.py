@@ -12,6 +12,7 @@ import statistics
 from dataclasses import dataclass
 
 from labkit.knobs import Spec, check_names, declares_knobs, knob
+from labkit.orders import ScriptAsked
 from labkit.process.interrupts import held
 from labkit.results.hardware import machine
 from labkit.results.launch import launch
@@ -96,7 +97,7 @@ class SlowScript(Spec):
             xray=on_gpu or "copies" in self.fixes,
         )
 
-    def to_spec(self) -> dict[str, object]:
+    def to_spec(self) -> ScriptAsked:
         """Return what the log's first event says of it, and what trains it."""
         return {
             "pipeline": self.pipeline.to_dict(),

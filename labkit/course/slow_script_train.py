@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from labkit.bench.data import IMAGE_CLASSES, IMAGE_COUNT, JpegFiles, jpeg_folder
 from labkit.bench.loop import Batch, Trainer
 from labkit.bench.models import CNN
 from labkit.course import fixed_step, slow_step
+from labkit.orders import ScriptOrder
 from labkit.process.events import EventLog
 from labkit.spec import Job
 
@@ -107,15 +107,15 @@ class SlowTrainer(Trainer):
 
 
 def prepare(
-    spec: dict[str, Any],
+    order: ScriptOrder,
     job: Job,
     device: torch.device,
     folder: Path,
     log: EventLog,
 ) -> tuple[SlowTrainer, DataLoader]:
     """Return trainer and loader of a run of the script, for the bench."""
-    cache = Path(spec["cache"]) / "data"
-    fixes = spec["script"]["fixes"]
+    cache = Path(order["cache"]) / "data"
+    fixes = order["script"]["fixes"]
     images = jpeg_folder(cache, 2 * job.image_px, lambda *done: log.stage("making images", *done))
     log.stage("building the model")
     trainer = SlowTrainer(job, device, fixes, log)

@@ -11,9 +11,12 @@ import heapq
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 COOLS_S = 0.012  # of waiting after which most of `Load.cold` is due; from steps of measured runs
 # What switching leaves of the cores where more threads want one than there are. Calibrated on the
@@ -84,7 +87,7 @@ class Summary(NamedTuple):
 
 @dataclass(eq=False)
 class Simulation:
-    """The loader and the training loop; `begin` and `end` of the steps are s, as `Run.busy`.
+    """The loader and the training loop: `run` fills in `begin` and `end` of its steps, in s.
 
     Processes are generators that yield what they do next; None: until woken. `virtual`
     is the work that a thread which always computes would have done by now: as all threads advance
@@ -123,6 +126,9 @@ class Simulation:
         self.arrived: deque[int] = deque()
         self.asleep: set[int] = set()
         self.processes = [self._loop(), *map(self._worker, workers), self._spinning()]
+
+    def run(self) -> Self:
+        """Simulate it to its end; return itself, with what came."""
         for number in range(len(self.processes)):
             self._go_on(number)
         limit = NEVER if self.seconds is None else self.seconds
@@ -130,6 +136,7 @@ class Simulation:
             self._advance()
             if self.now > limit and self.end and self.end[-1] > limit:
                 break
+        return self
 
     def summary(self, warmup: int, batch_size: int) -> Summary:
         """Return what it came to; `warmup` is in steps, but never more than a third of them."""

@@ -103,8 +103,8 @@ class Simulations:
         found = self._found.setdefault((target, step), [])
         for draw in range(len(found), draws):
             work = known.work(target, step, steps, np.random.default_rng(draw))
-            came = Simulation(work, known.cores, target.num_workers, prefetch, target.seconds)
-            found.append(came.summary(warmup, target.batch_size))
+            loop = Simulation(work, known.cores, target.num_workers, prefetch, target.seconds)
+            found.append(loop.run().summary(warmup, target.batch_size))
         return np.array(found[:draws]).T
 
     @cached_property

@@ -146,7 +146,7 @@ class _TimedLoop:
                 host_threads=kept,
             )
             simulation = Simulation(work, self.cores or max(WORKERS), workers, 2)
-            return simulation.summary(max(3, 2 * workers), 1).throughput
+            return simulation.run().summary(max(3, 2 * workers), 1).throughput
 
         return _rates(self.own, self.cores, rate)
 
@@ -218,9 +218,8 @@ def _rates(own: int, cores: float | None, rate: Callable[[int], float]) -> dict[
     return found
 
 
-def _fewest(own: int | None, rates: dict[int, float], worth: float = WORTH) -> int:
+def _fewest(own: int, rates: dict[int, float], worth: float = WORTH) -> int:
     """Return the fewest workers that are as good as the best; `own` where that gains too little."""
-    own = own or 0
     best = max(rates.values())
     return own if best <= (1 + worth) * rates[own] else _fewest_as_good(rates)
 

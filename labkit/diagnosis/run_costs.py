@@ -24,6 +24,8 @@ PARTS = 4  # stretches of waiting and computing that a batch is prepared in
 MIN_STEPS = 5  # after short or long waits, to tell what those do
 MIN_BATCHES = 4  # measured, to predict from
 COLD_OVER_WARM = 1.4  # where not tried: measured between 1.3 and 1.5 on the machines at hand
+# Of a `handoff` event, in µs there
+HANDOFF = ("main_wall", "touch", "share", "worker", "warm", "cold")
 TAKE_IN_RUN = 1.3  # taking a batch in a running pipeline, over taking it from one idle worker
 # What an item costs more after a wait if no core was at work meanwhile. It was 0.6 on an EPYC VM;
 # on a Xeon VM items cost as much beside 12 busy workers as alone (0 to 0.15 beside 4 to 8)
@@ -180,9 +182,11 @@ class RunCosts:
     def handoff(self) -> dict[str, float]:
         """What handing a batch over takes: measured at the end of the run."""
         handoff = {}
-        for name, value in (self.run.event("handoff") or {}).items():
-            if name.endswith("_us") and isinstance(value, (int, float)) and value >= 0:
-                handoff[name.removesuffix("_us")] = value / 1e6
+        measured = self.run.event("handoff") or {}
+        for name in HANDOFF:
+            value = measured.get(f"{name}_us")
+            if isinstance(value, (int, float)) and value >= 0:
+                handoff[name] = value / 1e6
         if "main_wall" not in handoff and self.pipeline.num_workers:
             at_once = np.sort(self._waited)[: max(1, len(self._waited) // 4)]
             handoff["main_wall"] = float(np.median(at_once))

@@ -15,10 +15,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from labkit.orders import Plan
 from labkit.process import device_lock, family, folders, leftovers
 from labkit.process.events import RESERVE_BYTES, RESERVE_NAME, SPEC_NAME, EventLog, private
 
@@ -58,10 +59,14 @@ class Handle:
         if idle_s is not None:
             self.surroundings = surroundings()
             self.deadline = time.monotonic() + 0.99 * idle_s  # no race with its own end
-        plan = {
-            "kernel_pid": os.getpid(), "system": family.this_system(), "idle_s": idle_s,
-            "bench": self.bench, "telemetry": TELEMETRY, "after": self.after,
-        }  # fmt: skip
+        plan = Plan(
+            kernel_pid=os.getpid(),
+            system=family.this_system(),
+            idle_s=idle_s,
+            bench=self.bench,
+            telemetry=TELEMETRY,
+            after=self.after,
+        )
         self._write(leftovers.PLAN_NAME, json.dumps(plan))
         code = (
             f"import sys; sys.path[:] = [{ROOT!r}, *filter(None, sys.path)]; "
@@ -83,7 +88,7 @@ class Handle:
             )
         self.started = True
 
-    def begin(self, order: dict[str, object], head: dict[str, Any]) -> None:
+    def begin(self, order: Mapping[str, object], head: dict[str, Any]) -> None:
         """Have the bench do what `order` says; `head` is the log's first event. Raises OSError."""
         (self.folder / RESERVE_NAME).write_bytes(bytes(RESERVE_BYTES))
         log = EventLog(self.folder)

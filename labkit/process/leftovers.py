@@ -12,8 +12,9 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
+from labkit.orders import Plan
 from labkit.process.events import FILE_NAME, RESERVE_NAME, EventLog, events_named
 from labkit.process.family import end_marked, exists, this_system
 from labkit.process.folder_rights import is_ours
@@ -45,7 +46,7 @@ def remove_segments(pids: set[int]) -> None:
                 path.unlink()
 
 
-def plan_of(folder: str | os.PathLike) -> tuple[dict[str, Any], IO]:
+def plan_of(folder: str | os.PathLike) -> tuple[Plan, IO]:
     """Read the plan of a run and lock it; return both. The lock holds while the file is open."""
     file = open(os.path.join(folder, PLAN_NAME), encoding="utf-8")
     plan = json.load(file)

@@ -1,25 +1,19 @@
 """What an event of a log has to look like, so that readers can rely on it.
 
-`labkit/data/events.json` says it: {event: {kind of value: the keys that hold one}}. A key with ?
-may be missing or null, and "*" stands for all that are not named. The kinds are those of `CHECKS`,
-the names of `events.json` (a dict of that shape), and "list of KIND", "dict of KIND" (its values),
-"4 of KIND" (a list of four).
+A key whose type has None may be missing, too. Whatever else stands in an event may be anything but
+a number that is not finite or too large.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from typing import Annotated, Literal, TypedDict
 
 from labkit.bench.loader_rows import BatchRow
-from labkit.results.shipped import entries
 
 MAX_RANKS = 64  # of one machine
 MOST = 2**62  # of a whole number: a time in ns, a size in bytes, a count
 BATCH_NUMBERS = len(BatchRow._fields) - 1  # before the slowest item's index
-OTHERS = "*"
-
-Check = Callable[[object], bool]
 
 
 def _is_whole(value: object) -> bool:
@@ -30,25 +24,17 @@ def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < MOST
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Return whether it is a number that is finite, and not too large."""
     return _is_whole(value) or (type(value) is float and math.isfinite(value))
 
 
-def _is_gap(value: object) -> bool:
-    """Return whether it is a number, or null where an instrument had none."""
-    return value is None or _is_number(value)
-
-
 def _is_duration(value: object) -> bool:
-    return isinstance(value, (int, float)) and _is_number(value) and value >= 0
+    return isinstance(value, (int, float)) and is_number(value) and value >= 0
 
 
 def _is_rank(value: object) -> bool:
     return type(value) is int and 0 <= value <= MAX_RANKS
-
-
-def _is_unit(value: object) -> bool:
-    return value in ("samples", "batches")
 
 
 def _is_place(value: object) -> bool:
@@ -74,95 +60,347 @@ def _is_batch(value: object) -> bool:
     return False
 
 
-def _is_slow_item(value: object) -> bool:
-    """Return whether it is an item's time, its index and its batch."""
-    match value:
-        case [took_ns, int() | str(), batch]:
-            return _is_count(took_ns) and _is_count(batch)
-    return False
+# Types of JSON, each with what a value of it has to be
+Whole = Annotated[int, _is_whole]
+Count = Annotated[int, _is_count]
+Number = Annotated[float, is_number]
+Duration = Annotated[float, _is_duration]
+Rank = Annotated[int, _is_rank]
+Place = Annotated[list, _is_place]
+Batch = Annotated[list, _is_batch]
 
 
-def _is_no_bad_number(value: object) -> bool:
-    return type(value) not in (int, float) or _is_number(value)
+class AnyEvent(TypedDict):
+    """What every event has: its name, and the rank of a distributed run that wrote it."""
+
+    event: str
+    of_rank: Rank | None
 
 
-def _is_a(kind: type) -> Check:
-    """Return the check of a plain type."""
-    return lambda value: isinstance(value, kind)
+class Totals(TypedDict):
+    """What a process of the loader has done so far."""
+
+    batches: Count
+    items: Count
+    busy_ns: Count
+    cpu_ns: Count
+    line_ns: Count
+    bytes: Count
+    disk: Count
 
 
-CHECKS: dict[str, Check] = {
-    "text": _is_a(str),
-    "dict": _is_a(dict),
-    "list": _is_a(list),
-    "switch": _is_a(bool),
-    "whole": _is_whole,
-    "count": _is_count,
-    "number": _is_number,
-    "gap": _is_gap,
-    "duration": _is_duration,
-    "rank": _is_rank,
-    "unit": _is_unit,
-    "place": _is_place,
-    "batch": _is_batch,
-    "slow item": _is_slow_item,
+class Process(TypedDict):
+    """A process beside the run."""
+
+    name: str
+    pid: Count
+    cores: Number | None
+
+
+class Spec(AnyEvent):
+    """The first event of a record: whose and when it is, and what was asked for."""
+
+    version: Whole
+    run: str
+    utc: str | None
+    experiment: str | None
+    measure: str | None
+    pipeline: dict
+    watched: dict | None
+    points: list[dict] | None
+    ranks: Rank | None
+    no_sync: bool | None
+    starve: dict[str, dict] | None
+    place: dict[str, Count] | None
+
+
+class Machine(AnyEvent):
+    """The machine and its device."""
+
+    device: str
+    kind: str
+    name: str
+    cpu_name: str | None
+    os: str | None
+    uuid: str | None
+    compute_capability: str | None
+    driver: str | None
+    pcie: str | None
+    unused_gpu: str | None
+    cores_limit: str | None
+    compile_lacks: str | None
+    memory_gib: Number | None
+    cpu_cores: Number | None
+    host_cores: Number | None
+    ram_gib: Number | None
+    shm_gib: Number | None
+    threads: Number | None
+    sm_count: Number | None
+    versions: dict
+
+
+class Job(AnyEvent):
+    """The settings that ran, with every automatic value filled in."""
+
+    pipeline: dict
+    not_applied: dict
+    weights_dtype: str | None
+    batch_dtype: str | None
+    batch_on_gpu: bool | None
+    may_fuse: bool | None
+    unit: Literal["samples", "batches"] | None
+
+
+class Stage(AnyEvent):
+    """What a run is busy with before it measures."""
+
+    name: str
+    done: Count | None
+    total: Count | None
+
+
+class Begin(AnyEvent):
+    """The measurement begins."""
+
+    warmup: Count
+
+
+class Epoch(AnyEvent):
+    """A pass over a watched loader begins."""
+
+    step: Count
+    n: Count | None
+    began: Count | None
+
+
+class Pass(AnyEvent):
+    """A pass over a watched loader has ended."""
+
+    n: Count
+    began: Count
+    ended: Count
+    trains: bool | None
+
+
+class Remade(AnyEvent):
+    """A watched script makes its loader anew for each pass, and its `dataset` too."""
+
+    dataset: bool
+
+
+class Saved(AnyEvent):
+    """A watched script has written a checkpoint."""
+
+    began: Count
+    ended: Count
+
+
+class Hang(AnyEvent):
+    """A loop waits for a batch that does not come."""
+
+    seconds: Duration
+    pid: Count
+    t_ns: Count
+    worker: Count | None
+    text: str
+    line: str | None
+
+
+class Padding(AnyEvent):
+    """The share of the batches that is padding."""
+
+    share: Number
+
+
+class Headroom(AnyEvent):
+    """How much faster the loop could be, by `lk.headroom`."""
+
+    factor: Number | None
+    low: Number | None
+    high: Number | None
+
+
+class Step(AnyEvent):
+    """A step: its stamps `t`, ns, and how many samples it took."""
+
+    i: Count
+    n: Count
+    cpu: Count | None
+    bytes: Count | None
+    t: tuple[Whole, Whole, Whole, Whole]
+    copy: tuple[Whole, Whole] | None
+    busy: tuple[Whole, Whole] | None
+    comm: tuple[Count, Count] | None
+    loss: Number | None
+
+
+class Items(AnyEvent):
+    """What the items cost to prepare, as a process of the loader writes it."""
+
+    worker: Whole
+    rows: list
+
+
+class Suspended(AnyEvent):
+    """The machine slept."""
+
+    seconds: Duration
+
+
+class Lines(AnyEvent):
+    """Sampled stacks: process, places as they are first met, and a row a sample."""
+
+    pid: Count
+    places: dict[str, Place]
+    rows: list[tuple[Whole, Whole, Whole]]
+
+
+class Handoff(AnyEvent):
+    """What it costs a worker to hand a batch over."""
+
+    bytes: Whole
+
+
+class WorkerItems(Items):
+    """An `items` event that also has its batches one by one."""
+
+    pid: Count
+    batches: list[Batch]
+    totals: Totals
+    slowest: list[tuple[Count, int | str, Count]]
+
+
+class Telemetry(AnyEvent):
+    """The instruments' readings at a moment; all but these are plain numbers."""
+
+    t_ns: Whole
+    gpu: list[tuple[Number, Number]] | None
+    gpm: dict[str, Number | None] | None
+
+
+class OtherProcesses(AnyEvent):
+    """Processes beside the run: the busiest of the machine, or those on the same GPU."""
+
+    processes: list[Process]
+
+
+class Measurement(AnyEvent):
+    """A row of a record made before `lk.measure` measured functions."""
+
+    of: str
+    case: dict
+    seconds: list
+
+
+class Row(AnyEvent):
+    """A row of `lk.measure`."""
+
+    values: dict
+    seconds: list | None
+    error: str | None
+
+
+class Skipped(AnyEvent):
+    """A row without numbers, of a record made before `lk.measure` measured functions."""
+
+    what: str
+    why: str
+
+
+class Reason(AnyEvent):
+    """Why something is not measured, or not as usual: stacks, the profiled steps, a device."""
+
+    why: str
+
+
+class Work(AnyEvent):
+    """What a step computes and moves."""
+
+    flops: Count
+    bytes: Count
+    held_bytes: Count
+    parameters: Count
+    samples: Count
+    cache_bytes: Count | None
+    precision: str
+    roof: dict[str, Number] | None
+
+
+class Memory(AnyEvent):
+    """The most memory that was held."""
+
+    peak_bytes: Count | None
+
+
+class Compiled(AnyEvent):
+    """How long torch.compile took."""
+
+    seconds: Number | None
+
+
+class Xray(AnyEvent):
+    """The profiled steps."""
+
+    steps: Whole
+
+
+class RanksEnded(AnyEvent):
+    """The exit codes of the ranks that failed."""
+
+    codes: dict
+
+
+class Error(AnyEvent):
+    """Why a run failed."""
+
+    kind: str
+    message: str
+    traceback: str | None
+    workers: dict | None
+    files: list | None
+    failed_rank: Count | None
+
+
+class End(AnyEvent):
+    """The run is over, and nothing of it is left."""
+
+    stop: str | None
+    why: str | None
+    code: Whole | None
+
+
+EVENTS = {  # by their names
+    "spec": Spec,
+    "machine": Machine,
+    "job": Job,
+    "stage": Stage,
+    "begin": Begin,
+    "epoch": Epoch,
+    "pass": Pass,
+    "remade": Remade,
+    "saved": Saved,
+    "hang": Hang,
+    "padding": Padding,
+    "headroom": Headroom,
+    "step": Step,
+    "items": Items,
+    "suspended": Suspended,
+    "lines": Lines,
+    "no_lines": Reason,
+    "handoff": Handoff,
+    "telemetry": Telemetry,
+    "beside": OtherProcesses,
+    "on_the_card": OtherProcesses,
+    "measurement": Measurement,
+    "row": Row,
+    "skipped": Skipped,
+    "work": Work,
+    "memory": Memory,
+    "clock": Reason,
+    "compiled": Compiled,
+    "xray": Xray,
+    "no_xray": Reason,
+    "ranks_ended": RanksEnded,
+    "error": Error,
+    "end": End,
 }
-
-
-def _or_missing(check: Check) -> Check:
-    return lambda value: value is None or check(value)
-
-
-COMMON = {"of_rank": _or_missing(_is_rank), OTHERS: _is_no_bad_number}
-
-
-def _check_of(kind: str) -> Check:
-    """Return the check of a kind of value, as `events.json` names it."""
-    if kind in CHECKS:
-        return CHECKS[kind]
-    if kind in SHAPES:
-        return lambda value: fits(value, kind)
-    container, inner = kind.split(" of ", 1)
-    check = _check_of(inner)
-    if container == "dict":
-        return lambda value: isinstance(value, dict) and all(map(check, value.values()))
-    size = None if container == "list" else int(container)
-
-    def is_such_list(value: object) -> bool:
-        if not isinstance(value, list) or size not in (None, len(value)):
-            return False
-        return all(map(check, value))
-
-    return is_such_list
-
-
-def _rules_of(shape: dict[str, str]) -> dict[str, Check]:
-    """Return {key: the check of its value} of an event."""
-    rules = dict(COMMON)
-    for kind, keys in shape.items():
-        check = _check_of(kind)
-        for key in keys.split():
-            name = key.rstrip("?")
-            rules[name] = check if name == key else _or_missing(check)
-    return rules
-
-
-SHAPES = entries("events.json")
-RULES = {name: _rules_of(shape) for name, shape in SHAPES.items()}
-
-
-def fits(values: object, name: str) -> bool:
-    """Return whether `values` has the shape of that name, with what readers rely on."""
-    if not isinstance(values, dict):
-        return False
-    rules = RULES.get(name, COMMON)
-    has_what_it_must = all(check(values.get(key)) for key, check in rules.items())
-    others = (value for key, value in values.items() if key not in rules)
-    return has_what_it_must and all(map(rules[OTHERS], others))
-
-
-def is_sound(event: object) -> bool:
-    """Return whether a line is an event, with what readers rely on as `events.json` has it."""
-    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
-        return False
-    return fits(event, event["event"])

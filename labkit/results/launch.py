@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypedDict, overload
 
 from labkit.bench.record_head import spec_event
+from labkit.orders import Asked, DataSource, FunctionSource, Order
 from labkit.process import folders, launcher
 from labkit.results.failures import with_remedy
 from labkit.results.library import Loaded, kind_of
@@ -19,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class Payload(Protocol):
-    """Data of the reader's own, or a function, that the bench is to use."""
+    """Data of the user's own, or a function, that the bench is to use."""
 
-    def place(self, folder: Path) -> dict[str, object]:
+    def place(self, folder: Path) -> FunctionSource | DataSource:
         """Write it to a run's folder; return what tells the bench of it, as JSON types."""
         ...
 
-    def described(self, spec: Launched) -> dict[str, object]:
+    def described(self, spec: Launched) -> Mapping[str, object]:
         """Return what the log's first event says of a spec that uses it."""
         ...
 
@@ -33,7 +35,7 @@ class Payload(Protocol):
 class Launched(Protocol):
     """A spec of something that can be run: a Pipeline, a Grid, Distributed ranks."""
 
-    def to_spec(self) -> dict[str, object]:
+    def to_spec(self) -> Asked:
         """Return what the log's first event says of it."""
         ...
 
@@ -67,21 +69,23 @@ def launch(
         spec: A Pipeline, a Grid, Distributed ranks.
         fault: Planted in the bench (`labkit.bench.planted_fault`).
         after: A command that the supervisor starts when the run is over.
-        source: Feeds the reader's own dataset, or function.
+        source: Feeds the user's own dataset, or function.
 
     Raises:
         OSError: No process could be started.
     """
+    asked = spec.to_spec()
     kind = launcher.RANKS if isinstance(spec, Distributed) else launcher.BENCH
-    described = spec.to_spec()
     try:
         with launcher.starting(kind, after) as handle:
-            folder = handle.folder
-            order = {"run": folder.name, "cache": str(folders.home()), "fault": fault, **described}
-            if source is not None:
-                order["source"] = source.place(folder)
-                described = source.described(spec)
-            handle.begin(order, spec_event(folder.name, **described))
+            run = handle.folder.name
+            cache = str(folders.home())
+            order: Order = {"run": run, "cache": cache, "fault": fault, **asked}
+            if source is None:
+                handle.begin(order, spec_event(run, **asked))
+            else:
+                whole = {**order, "source": source.place(handle.folder)}
+                handle.begin(whole, spec_event(run, **source.described(spec)))
     except OSError as error:
         raise OSError(with_remedy(f"No run could be started: {error}.")) from error
-    return kind_of(described)(folder, process=handle)
+    return kind_of(asked)(handle.folder, process=handle)

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +38,7 @@ def load(path: str | os.PathLike[str]) -> Loaded:
     return kind_of(_head(path).get("spec", {}))(Path(path), recorded=True)
 
 
-def kind_of(spec: Event) -> type[Run] | type[Measurements] | type[Ranks]:
+def kind_of(spec: Mapping[str, object]) -> type[Run] | type[Measurements] | type[Ranks]:
     """Return what reads a log whose first event holds `spec`."""
     if spec.get("measure"):
         return Measurements

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from labkit.process.events import FILE_NAME, VERSION
-from labkit.results.event_shapes import is_sound
+from labkit.results.event_checks import is_sound
 from labkit.results.old_records import as_of_today
 from labkit.results.text import printable, with_texts
 
 Event = dict[str, Any]
-"""One line of a log, as JSON types: its name under "event", and what `SHAPES` says of it."""
+"""One line of a log, as JSON types: its name under "event", and what `event_shapes` says of it."""
 
 # Bounds on a record. `MAX_BYTES` are of its text, unpacked: about 15 million steps. The numbers of
 # a real one pack to a fifth, a bomb to a thousandth; so small a text as `ROOM` may be either.

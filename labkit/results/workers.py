@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.bench.loader_rows import BatchRow
-from labkit.results.event_shapes import fits
+from labkit.results.event_checks import fits
+from labkit.results.event_shapes import WorkerItems
 from labkit.results.loader_records import Batches, Hang, SlowItem, Worker
 from labkit.results.steps import HOST
 
@@ -35,9 +36,7 @@ class LoaderWorkers:
     def __init__(self, run: Run):
         self.run = run
         self.events = [
-            event
-            for event in run.item_events
-            if event.get("batches") and fits(event, "items of a worker")
+            event for event in run.item_events if event.get("batches") and fits(event, WorkerItems)
         ]
 
     def __len__(self) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from labkit.bench.loader_knobs import knobs_of
+from labkit.orders import DataSource
 from labkit.results.launch import Launched
 from labkit.results.payload import CannotSend, import_path, pickled, sizes_of, write_new
 from labkit.spec import LOADER_KNOBS, STEP_KNOBS, WITHOUT_WORKERS
@@ -47,8 +48,8 @@ class Source:
     payload: bytes | None = field(repr=False)  # the parts given as objects, pickled by value
     parts: tuple[str, ...]  # the names of all parts that were given
 
-    def place(self, folder: Path) -> dict[str, object]:
-        """Write the payload into a run's folder, for its owner alone; return the bench's order."""
+    def place(self, folder: Path) -> DataSource:
+        """Write the payload into a run's folder, for its owner alone; return where it is found."""
         here = os.getcwd()
         if self.payload is not None:
             write_new(folder / PAYLOAD, self.payload)
@@ -60,7 +61,7 @@ class Source:
             "parts": list(self.parts),
         }
 
-    def described(self, spec: Launched) -> dict[str, object]:
+    def described(self, spec: Launched) -> Mapping[str, object]:
         """Return what the run's first event tells: the settings, and whose data it is."""
         names = [*LOADER_KNOBS, *(STEP_KNOBS if "model" in self.parts else ())]
         knobs = {name: getattr(spec, name) for name in names}

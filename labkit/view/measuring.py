@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from labkit.bench import triton_kernels
 from labkit.diagnosis.device_peaks import ROOFS, Peaks
+from labkit.orders import Asked, FunctionSource
 from labkit.process.interrupts import held
 from labkit.process.notebook import in_notebook
 from labkit.results.launch import Launched, launch
@@ -142,7 +143,7 @@ class FunctionPayload:
             return f"{found.name}, which {self.function.__name__} uses,"
         return self.function.__name__
 
-    def place(self, folder: Path) -> dict[str, object]:
+    def place(self, folder: Path) -> FunctionSource:
         """Write the function into the run's folder, for its owner alone; return where it is."""
         write_new(folder / PAYLOAD, self.pickled)
         functions = [self.function, *self.refers_to.values()]
@@ -153,7 +154,7 @@ class FunctionPayload:
         }
         return {"payload": PAYLOAD, "path": import_path(), "code": code}
 
-    def described(self, spec: Launched) -> dict[str, object]:
+    def described(self, spec: Launched) -> Asked:
         """Return what the run's first event tells."""
         return spec.to_spec()
 
