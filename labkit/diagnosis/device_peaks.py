@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from labkit.diagnosis.datasheets import card
-from labkit.results.event_log import of_one_moment
 from labkit.results.hardware import Machine
+from labkit.results.log_reader import of_one_moment
 from labkit.results.measurements import Measurements
 from labkit.results.result import Result, Table
 from labkit.results.run import Run

@@ -16,7 +16,8 @@ import numpy as np
 
 from labkit.knobs import Settings, as_typed
 from labkit.process.events import FILE_NAME
-from labkit.results.event_log import EventLogResult, Process, live_property, of_one_moment
+from labkit.results.event_log import EventLogResult
+from labkit.results.log_reader import Process, live_property, of_one_moment
 from labkit.results.record import Event, Tail
 from labkit.results.run import Run
 from labkit.results.run_log import ENDINGS

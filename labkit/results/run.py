@@ -10,7 +10,7 @@ import numpy as np
 from labkit.knobs import as_typed
 from labkit.results import run_text
 from labkit.results.comparison import Comparison
-from labkit.results.event_log import live_property, of_one_moment
+from labkit.results.log_reader import live_property, of_one_moment
 from labkit.results.run_log import RunLog
 from labkit.results.step_classes import split_steps, unevenness
 from labkit.results.steps import STAMPS

@@ -10,7 +10,8 @@ from numpy.typing import ArrayLike
 
 from labkit.bench.growth import Grown
 from labkit.quotas import GIB
-from labkit.results.event_log import EventLogResult, live_property
+from labkit.results.event_log import EventLogResult
+from labkit.results.log_reader import live_property
 from labkit.results.record import Event
 from labkit.results.step_classes import StepClock
 from labkit.results.steps import HOST, STAMPS, Steps, Texts
