@@ -15,7 +15,7 @@ from labkit.results.run_log import RunLog
 from labkit.results.step_classes import split_steps, unevenness
 from labkit.results.steps import STAMPS
 from labkit.results.text import percent
-from labkit.results.wall_shares import WallShares, stored, wall_shares
+from labkit.results.wall_shares import WallShares, wall_shares
 from labkit.results.workers import LoaderWorkers
 from labkit.spec import NOISY
 
@@ -245,7 +245,7 @@ class Run(RunLog):
     @live_property
     def wall_shares(self) -> WallShares | None:
         """Where the whole time of a watched loop or script went; None for runs of the bench."""
-        return stored(self.event("wall")) or wall_shares([self])
+        return WallShares.from_dict(self.event("wall") or {}) or wall_shares([self])
 
     # What it means: from the rooms above
 
