@@ -1,4 +1,4 @@
-"""The kernel's handle on one run: its folder, and the supervisor that starts and ends the others."""
+"""The kernel's handle on one run: its folder, and the supervisor of its processes."""
 
 from __future__ import annotations
 

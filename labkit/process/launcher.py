@@ -46,9 +46,11 @@ def starting(module: str, after: list[str] | None) -> Iterator[Handle]:
     with _choosing:
         runs[:] = [handle for handle in runs if handle.alive()]
         leftovers.clear(folders.home() / "runs")
-        handle = standby = _standby
+        standby = _standby
         _standby = None
-        if not (standby and module == BENCH and after is None and standby.fits()):
+        if standby and module == BENCH and after is None and standby.fits():
+            handle: Handle = standby
+        else:
             if standby:
                 standby.discard()  # its import would disturb the run that starts now
             handle = Handle(module, after, stand_by)
