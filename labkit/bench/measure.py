@@ -18,9 +18,9 @@ import torch
 
 from labkit.bench import model_size, resources
 from labkit.bench.by_value import send_by_value
+from labkit.bench.grid import TIMED
 from labkit.bench.stopwatch import Bench, Skipped
 from labkit.process.events import EventLog, RowFailure
-from labkit.spec import TIMED
 
 MOST_TEXT = 300  # characters of an error
 CARD_FAILED = re.compile(

@@ -17,7 +17,8 @@ import torch
 
 from labkit.bench import devices
 from labkit.bench.compiling import compile_lacks
-from labkit.spec import NOISY, quick_run
+from labkit.bench.grid import NOISY
+from labkit.bench.quick_runs import quick_run
 
 MIN_SECONDS = 0.1  # of timing for a row
 QUICK_PART = 10  # with LABKIT_QUICK=1 a row takes one part in so many, whatever its noise

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypedDict, overload
 
+from labkit.bench.grid import Grid
 from labkit.bench.record_head import spec_event
 from labkit.process import folders, launcher
 from labkit.results.failures import with_remedy
@@ -12,7 +13,7 @@ from labkit.results.library import Loaded, kind_of
 from labkit.results.measurements import Measurements
 from labkit.results.ranks import Ranks
 from labkit.results.run import Run
-from labkit.spec import Distributed, Grid
+from labkit.spec import Distributed
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

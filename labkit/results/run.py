@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from labkit.bench.grid import NOISY
 from labkit.knobs import as_typed
 from labkit.results import run_text
 from labkit.results.comparison import Comparison
@@ -17,7 +18,6 @@ from labkit.results.steps import STAMPS
 from labkit.results.text import percent
 from labkit.results.wall_shares import WallShares, wall_shares
 from labkit.results.workers import LoaderWorkers
-from labkit.spec import NOISY
 
 if TYPE_CHECKING:
     import os
