@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from labkit.bench import (
     data,
     devices,
-    handoff,
+    hand_over,
     loader_workers,
     machine,
     resources,
@@ -81,9 +81,9 @@ def run_pipeline(spec: Settings, device: torch.device, folder: Path, log: EventL
     log.write("memory", peak_bytes=resources.peak_bytes(device))
     xray.look(trainer, iterator, job, steps, folder, log)
     if isinstance(loader, Batches):
-        handoff.hand_over(loader.tensors, steps, log, None)
+        hand_over.look(loader.tensors, steps, log, None)
     else:
-        handoff.hand_over(data.noise_batch(job), steps, log, trainer)
+        hand_over.look(data.noise_batch(job), steps, log, trainer)
     if isinstance(trainer, Trainer) and not counted:
         write_work(trainer, log)
 
