@@ -21,7 +21,7 @@ NUMBER_FORMATS = {  # the dtype of the tensors
 }
 DTYPES = {name: NUMBER_FORMATS[name] for name in ("fp16", "bf16")}  # those that take autocast
 PROBE = 256  # the probe is a product of (256, 256) matrices: 34 MFLOP
-HOPELESS = 12.0  # a format that takes a CPU so many times as long as FP32 is not worth running
+HOPELESS = 12.0  # times as long as FP32: a format that takes a CPU longer is not worth running
 
 
 def use_tf32(allowed: bool) -> None:

@@ -89,10 +89,10 @@ def begin_anew(card_failed: bool) -> bool:
     A fresh process takes this one's place and goes on. On Windows, which cannot do that, the memory
     is given back, and a card that has failed stays so.
     """
-    if sys.platform != "win32":
-        os.execv(sys.executable, sys.orig_argv)  # does not return
-    gc.collect()
-    return sys.platform != "win32" or not card_failed
+    if sys.platform == "win32":
+        gc.collect()
+        return not card_failed
+    os.execv(sys.executable, sys.orig_argv)  # does not return
 
 
 def write_row(log: EventLog, row: dict[str, object], failure: Failure | None) -> None:

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from labkit.bench.stopwatch import Bench
 
 SECONDS = 0.5  # of timing for each rate
-# An array is so many times the last-level cache, and never smaller than 1 GiB: a large CPU has
-# several such caches. A GPU's L2 does not drop what was used longest ago, so that twice its size
-# would still find a part there (Mei and Chu, IEEE TPDS 28(1), 2017)
+# The size of an array in last-level caches, and never smaller than 1 GiB: a large CPU has several
+# such caches. A GPU's L2 does not drop what was used longest ago, so that twice its size would
+# still find a part there (Mei and Chu, IEEE TPDS 28(1), 2017)
 TIMES_CACHE = 4
 LEAST_BYTES = 2**30
 SHARE_OF_FREE = 1 / 4  # of the free memory, at the most, for that array
