@@ -8,7 +8,7 @@ import sys
 
 import labkit as lk
 from labkit.results.record import is_record
-from labkit.spec import Pipeline, parse_settings
+from labkit.spec import Pipeline
 from labkit.terminal import (
     PLOT,
     SAVE,
@@ -17,6 +17,7 @@ from labkit.terminal import (
     command,
     main,
     option,
+    parse_settings,
     say,
     share,
 )

@@ -1,9 +1,7 @@
-"""What is asked for: the frozen specs of what can be run, their knobs each declared once."""
+"""What is asked for: the frozen specs of a training, with their knobs each declared once."""
 
 from __future__ import annotations
 
-import itertools
-import os
 import re
 import sys
 from collections.abc import Mapping
@@ -12,20 +10,12 @@ from types import SimpleNamespace
 
 from labkit import quotas
 from labkit.knobs import Knob, Settings, Spec, Trait, check_names, declares_knobs, knob
-from labkit.orders import Asked, RanksAsked, RowsAsked
+from labkit.orders import Asked, RanksAsked
 
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,2})?")
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile: these record CUDA graphs
 PYTORCH_PREFETCH = 2  # the DataLoader's prefetch_factor where there are workers and nothing is said
 SIZE = {"kind": "int", "low": 1, "auto": "chosen for the device"}
-AMPERE = 8.0  # compute capability of the first cards with BF16 and TF32
-BANDWIDTH = "bandwidth"  # the name of memory's rate, beside those of the number formats
-NOISY = 0.10  # IQR over median above which a measurement is noisy, as in torch.utils.benchmark
-
-
-def quick_run() -> bool:
-    """Return whether LABKIT_QUICK=1 asks for short runs and few repeats, as notebook tests do."""
-    return os.environ.get("LABKIT_QUICK") == "1"
 
 
 @declares_knobs
@@ -227,63 +217,6 @@ def automatic(knobs: Settings, gpu: bool = False, cores: int = 0) -> Settings:
         "prefetch_factor": PYTORCH_PREFETCH if knobs["num_workers"] else None,
         "steps": STEPS_ON_GPU if gpu else STEPS,
     }
-
-
-def parse_settings(settings: list[str]) -> Settings:
-    """Read `knob=value` strings from a command line; raise ValueError on a bad one."""
-    texts = {}
-    for setting in settings:
-        if "=" not in setting:
-            raise ValueError(f"{setting!r} is not a setting: write knob=value.")
-        name, text = setting.split("=", 1)
-        texts[name] = text
-    check_names(texts, KNOBS)
-    return {name: KNOBS[name].parse(text) for name, text in texts.items()}
-
-
-def too_old_for(name: str, capability: str | float | None) -> str | None:
-    """Return why an NVIDIA card has no BF16 or TF32; None where it has, or is of another maker."""
-    if not capability or float(capability) >= AMPERE:
-        return None
-    return f"{name.upper()} needs compute capability {AMPERE} (Ampere); this card has {capability}"
-
-
-TIMED = ("ms", "iqr_ms", "noisy", "tflops", "gib_s", "error")  # columns that the bench adds
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A function to measure, and the values of its arguments: every combination is a row.
-
-    Raises ValueError where a value is missing, is not the function's, or where there is none.
-    """
-
-    name: str  # the function's
-    arguments: tuple[str, ...]  # all that it takes, beside the bench
-    needed: tuple[str, ...]  # those without a default
-    values: Mapping[str, list[object]]
-    device: str = "auto"  # as the knob of a Pipeline
-
-    def __post_init__(self) -> None:
-        KNOBS["device"].check(self.device)
-        check_names(self.values, self.arguments, f"argument of {self.name}:")
-        missing = [name for name in self.needed if name not in self.values]
-        if missing:
-            give = ", ".join(f"{name}=[...]" for name in missing)
-            raise ValueError(f"{self.name} takes {', '.join(missing)} too: give {give}.")
-        for name, values in self.values.items():
-            if not values:
-                raise ValueError(f"{name}=[] has no value: there is nothing to measure.")
-
-    @property
-    def points(self) -> list[dict[str, object]]:
-        """Every combination, the last argument changing fastest."""
-        combinations = itertools.product(*self.values.values())
-        return [dict(zip(self.values, values, strict=True)) for values in combinations]
-
-    def to_spec(self) -> RowsAsked:
-        """Return what the log's first event says of it."""
-        return {"measure": self.name, "points": self.points, "pipeline": {"device": self.device}}
 
 
 STARVING = knobs_with("starves")

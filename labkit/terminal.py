@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
+from labkit.knobs import Settings, check_names
 from labkit.results import saving
 from labkit.results.record import is_record
 from labkit.results.result import Result
@@ -157,3 +158,15 @@ def share(text: str) -> float:
         what = f"{text!r} is not a share of 0 to 1: write 0.05 or 5% for five percent"
         raise argparse.ArgumentTypeError(what)
     return number
+
+
+def parse_settings(settings: list[str]) -> Settings:
+    """Read `knob=value` strings from a command line; raise ValueError on a bad one."""
+    texts = {}
+    for setting in settings:
+        if "=" not in setting:
+            raise ValueError(f"{setting!r} is not a setting: write knob=value.")
+        name, text = setting.split("=", 1)
+        texts[name] = text
+    check_names(texts, KNOBS)
+    return {name: KNOBS[name].parse(text) for name, text in texts.items()}

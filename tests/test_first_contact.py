@@ -19,7 +19,7 @@ from labkit import course
 from labkit.bench import (
     compiling,
     gpu_meter,
-    handoff,
+    hand_over,
     measure,
     model_size,
     resources,
@@ -336,7 +336,7 @@ def test_ten_minutes_of_a_device_whose_clock_runs_fast_stay_tied_to_the_hosts(
     monkeypatch.setattr(torch, "zeros", lambda *sizes, **_: zeros(*sizes))  # none to lock pages for
     steps = timeline.DeviceTimeline(Mock(), Mock(), torch.device("cuda", 0))
     written = []
-    monkeypatch.setattr(steps, "add", lambda *step: written.append(step))
+    monkeypatch.setattr(steps, "add", written.append)
     loss = torch.tensor(0.0)
     for number in range(600):
         clock.host_ns = 1_000_000_000 * number
@@ -345,7 +345,7 @@ def test_ten_minutes_of_a_device_whose_clock_runs_fast_stay_tied_to_the_hosts(
         steps.computing()
         steps.step(timeline.Step(number, ready, ready, ready, 16, loss))
     steps.finish()
-    off_us = [(device[0] - host[1]) / 1e3 for _, host, _, _, device in written]
+    off_us = [(step.device[0] - step.stamps[1]) / 1e3 for step in written]
     assert len(off_us) == 600 and max(map(abs, off_us)) < 130
     [drift] = [call.kwargs for call in steps.log.write.call_args_list if call.args == ("drift",)]
     assert abs(drift["drift_us"]) < 130
@@ -394,7 +394,7 @@ def test_what_a_forked_worker_hands_over_is_not_pinned(monkeypatch):
     pinned = torch.arange(4.0)
     plain = torch.arange(3.0)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor is pinned)
-    ready = handoff.Ready((pinned, plain))
+    ready = hand_over.Ready((pinned, plain))
     assert torch.equal(ready.batch[0], pinned) and ready.batch[0] is not pinned
     assert ready.batch[1] is plain
 

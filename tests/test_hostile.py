@@ -30,7 +30,7 @@ from labkit.results import record
 from labkit.results.hardware import Machine
 from labkit.results.launch import launch
 from labkit.results.run import Run
-from labkit.results.wall_shares import stored
+from labkit.results.wall_shares import WallShares
 
 PACKAGE = Path(lk.__file__).parent
 SCRIPT = "<script>alert(1)</script>"
@@ -113,8 +113,9 @@ def test_parts_of_a_record_that_are_not_sound_are_left_out():
     assert Machine.from_dict({"compute_capability": "sm_90"}).compiles
     assert Machine.from_dict({"compute_capability": "6.1"}).compute_capability == "6.1"
     part = {"part": "training loop", "seconds": 1.0, "share": "half", "place": ""}
-    assert stored({"parts": [part], "seconds": 2.0}) is None
-    assert stored({"parts": [part | {"share": 0.5}], "seconds": 2.0}).share("training loop") == 0.5
+    assert WallShares.from_dict({"parts": [part], "seconds": 2.0}) is None
+    read = WallShares.from_dict({"parts": [part | {"share": 0.5}], "seconds": 2.0})
+    assert read.share("training loop") == 0.5
 
 
 def test_what_is_no_record_or_unpacks_to_more_than_fits_is_refused(tmp_path, monkeypatch):

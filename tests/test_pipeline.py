@@ -8,7 +8,8 @@ import pytest
 
 import labkit as lk
 from labkit.bench.data import EndlessShuffle
-from labkit.spec import KNOBS, parse_settings
+from labkit.spec import KNOBS
+from labkit.terminal import parse_settings
 
 
 def test_every_knob_is_declared_once_with_a_default_it_allows_and_a_line_of_help():

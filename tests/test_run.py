@@ -118,6 +118,7 @@ def test_a_machine_that_slept_in_mid_run_leaves_a_mark_and_no_slow_step(tmp_path
 def test_a_step_that_is_finished_while_it_is_read_is_left_for_the_next_look(tmp_path, monkeypatch):
     """Read from front to back, it came with the loss that its slot held before."""
     ring = step_ring.StepRing(tmp_path)
+    step = step_ring.FinishedStep(0, (1, 2, 3, 4), 16, 2.5)
     drain = step_ring.Drain(tmp_path, events.EventLog(tmp_path))
     words = ring.words
     slot = step_ring.SLOT
@@ -128,16 +129,16 @@ def test_a_step_that_is_finished_while_it_is_read_is_left_for_the_next_look(tmp_
 
         def unpack_from(self, data, at):
             body = slot.unpack_from(data, at)
-            ring.add(0, (1, 2, 3, 4), 16, 2.5)  # by the other process, before the last word is read
+            ring.add(step)  # by the other process, before the last word is read
             return *body[:-1], slot.unpack_from(data, at)[-1]
 
     with monkeypatch.context() as interrupted:
         interrupted.setattr(step_ring, "SLOT", Interrupted())
         drain.drain()
-    ring.add(0, (1, 2, 3, 4), 16, 2.5)
+    ring.add(step)
     drain.drain()
-    (step,) = Tail(tmp_path / "events.jsonl").read()
-    assert (step["i"], step["n"], step["loss"]) == (0, 16, 2.5)
+    (read,) = Tail(tmp_path / "events.jsonl").read()
+    assert (read["i"], read["n"], read["loss"]) == (0, 16, 2.5)
 
 
 # -- logs and records ----------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def first_step_s():
 @needs_processes
 def test_a_standby_gives_the_first_step_sooner_and_serves_one_run(standing):
     standby = standing(ready=True)
-    assert launcher.fits(standby) and not (standby.folder / "events.jsonl").exists()
+    assert standby.fits() and not (standby.folder / "events.jsonl").exists()
     warm, seconds = first_step_s()
     assert warm.path == standby.folder and launcher._standby is None
     cold, cold_seconds = first_step_s()
@@ -88,7 +88,7 @@ def test_an_unused_standby_ends_by_itself_and_leaves_nothing(standing):
     handle = standing(idle_s=0.5)
     wait_until(lambda: handle.process.poll() is not None)
     assert handle.process.returncode == 0 and not handle.folder.exists()
-    assert not processes_of(handle.folder) and not launcher.fits(handle)
+    assert not processes_of(handle.folder) and not handle.fits()
 
 
 KERNEL = """

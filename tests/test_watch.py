@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
 from labkit.bench import sampler
-from labkit.results import privacy
+from labkit.results import masked_keys, privacy
 from labkit.view import watch_live
 from labkit.view.watch_live import watch
 from labkit.view.watch_shown import progress_line
@@ -301,7 +301,7 @@ def test_a_model_given_to_a_loop_that_is_already_watched_is_the_one_that_is_coun
 
 def test_keys_are_masked_and_an_anonymous_record_names_nobody(starved, tmp_path, monkeypatch):
     command = "train.py --api-key private --tokenizer bert HF_TOKEN=private --auth=private"
-    shown = privacy.without_keys([*command.split(), "sk-abcdefgh12345"])
+    shown = masked_keys.command_without_keys([*command.split(), "sk-abcdefgh12345"])
     assert shown[3:5] == ["--tokenizer", "bert"] and shown[-1] == "***"
     assert "private" not in " ".join(shown)
     monkeypatch.setattr(privacy.getpass, "getuser", lambda: "anna")

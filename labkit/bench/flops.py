@@ -125,7 +125,7 @@ def work_event(
     """Return the `work` event: a step's FLOPs, the bytes it moves and holds; the device's peaks.
 
     Args:
-        counted: What `count` returned, of so many `samples`.
+        counted: What `count` returned for `samples` samples.
         precision: That most of it runs in.
         device: Where it runs.
         states_per_weight: The optimizer's numbers for each weight.

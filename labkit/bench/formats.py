@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from labkit.bench import devices
-from labkit.spec import too_old_for
+from labkit.bench.card_age import too_old_for
 
 NUMBER_FORMATS = {  # the dtype of the tensors
     "fp64": torch.float64,
@@ -21,7 +21,7 @@ NUMBER_FORMATS = {  # the dtype of the tensors
 }
 DTYPES = {name: NUMBER_FORMATS[name] for name in ("fp16", "bf16")}  # those that take autocast
 PROBE = 256  # the probe is a product of (256, 256) matrices: 34 MFLOP
-HOPELESS = 12.0  # a format that takes a CPU so many times as long as FP32 is not worth running
+HOPELESS = 12.0  # times as long as FP32: a format that takes a CPU longer is not worth running
 
 
 def use_tf32(allowed: bool) -> None:

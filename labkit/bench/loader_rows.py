@@ -30,9 +30,9 @@ class ItemTimes(NamedTuple):
     done: int  # batches of this process before it
     start_ns: int
     items: int
-    cpu: float  # of all its items together: CPU time,
-    wait: float  # time in which no core was wanted,
-    line: float  # and time in line for a core
+    cpu: float  # CPU time of all items together
+    wait: float  # time of all items in which no core was wanted
+    line: float  # time of all items in line for a core
     collate_cpu: float
     collate_wait: float
     collate_line: float

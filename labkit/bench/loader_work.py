@@ -30,8 +30,8 @@ MOST_ROWS = 2_000  # of all workers together, 0.7 MB; then every second batch, e
 KEPT_ITEMS = 16  # of a batch whose times are written one by one; of the others, the sum
 SLOWEST = 5  # items of a process that are named
 WORTH_A_LOOK_NS = 300_000  # of a batch: two readings of the time in line take 2.6 µs, 0.9 % of it
-MEMORY_NS = 1_000_000_000  # between two looks at a process's memory, at least,
-MEMORY_TIMES = 250  # and so many times the CPU time of a look: 0.4 %
+MEMORY_NS = 1_000_000_000  # between two looks at a process's memory, at least
+MEMORY_TIMES = 250  # the CPU time of a look passes this often between two: they take 0.4 %
 
 
 class LoaderWork:

@@ -56,7 +56,7 @@ class Trainer:
         set_layout(model.to(device), self.layout)
         # fused=False would switch off PyTorch's own default, which updates all at once on a GPU
         fused = job.fused_optimizer or None
-        # Ours imports no compiler; what is compiled has imported it
+        # PyTorch's imports the compiler, which a run that compiles has loaded anyway; ours does not
         kind = torch.optim.AdamW if job.compile else AdamW
         self.optimizer = kind(model.parameters(), lr=1e-3, fused=fused)
         self.model = model

@@ -18,10 +18,10 @@ import torch
 
 from labkit.bench import model_size, resources
 from labkit.bench.by_value import send_by_value
+from labkit.bench.grid import TIMED
 from labkit.bench.stopwatch import Bench, Skipped
 from labkit.orders import RowsOrder
 from labkit.process.events import EventLog, RowFailure
-from labkit.spec import TIMED
 
 MOST_TEXT = 300  # characters of an error
 CARD_FAILED = re.compile(
@@ -90,10 +90,10 @@ def begin_anew(card_failed: bool) -> bool:
     A fresh process takes this one's place and goes on. On Windows, which cannot do that, the memory
     is given back, and a card that has failed stays so.
     """
-    if sys.platform != "win32":
-        os.execv(sys.executable, sys.orig_argv)  # does not return
-    gc.collect()
-    return sys.platform != "win32" or not card_failed
+    if sys.platform == "win32":
+        gc.collect()
+        return not card_failed
+    os.execv(sys.executable, sys.orig_argv)  # does not return
 
 
 def write_row(log: EventLog, row: dict[str, object], failure: Failure | None) -> None:

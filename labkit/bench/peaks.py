@@ -20,15 +20,14 @@ from labkit import quotas
 from labkit.bench import formats, host, machine
 from labkit.bench.kept_files import keep
 from labkit.process import folders
-from labkit.spec import BANDWIDTH
 
 if TYPE_CHECKING:
     from labkit.bench.stopwatch import Bench
 
 SECONDS = 0.5  # of timing for each rate
-# An array is so many times the last-level cache, and never smaller than 1 GiB: a large CPU has
-# several such caches. A GPU's L2 does not drop what was used longest ago, so that twice its size
-# would still find a part there (Mei and Chu, IEEE TPDS 28(1), 2017)
+# The size of an array in last-level caches, and never smaller than 1 GiB: a large CPU has several
+# such caches. A GPU's L2 does not drop what was used longest ago, so that twice its size would
+# still find a part there (Mei and Chu, IEEE TPDS 28(1), 2017)
 TIMES_CACHE = 4
 LEAST_BYTES = 2**30
 SHARE_OF_FREE = 1 / 4  # of the free memory, at the most, for that array
@@ -39,7 +38,7 @@ LONG_ENOUGH = 0.01  # seconds of a product: a larger one would reach no more
 def measured(
     bench: Bench, of: str, *, again: bool = False, threads: int | None = None
 ) -> dict[str, object]:
-    """Return the rate of memory (`BANDWIDTH`, byte/s) or of products in a format (FLOP/s).
+    """Return the rate of memory ("bandwidth", byte/s) or of products in a format (FLOP/s).
 
     With the day, and whether times `varied` as they do where others use the machine. Today's rate
     is returned as it was kept, unless `again`. `threads` of a CPU: None leaves those of a run.
@@ -51,7 +50,7 @@ def measured(
     today = date.today().isoformat()
     known = _peaks(bench.device)
     if again or known.get(of, {}).get("day") != today:
-        rate = memory_rate(bench) if of == BANDWIDTH else product_rate(bench, of)
+        rate = memory_rate(bench) if of == "bandwidth" else product_rate(bench, of)
         known[of] = {"per_s": rate, "day": today, "varied": noisy(bench.rows[-1]["seconds"])}
         keep(_file_of(bench.device), json.dumps(known))
     return {**known[of], "threads": torch.get_num_threads()}

@@ -235,10 +235,10 @@ class DirectSteps:
         self.comm = comm
         self.as_ns: Callable[[Any], int] = int  # when a mark of the step that is written was made
 
-    def add(self, *step: Any, **more: Any) -> None:
-        """Write a step; the arguments are those of `StepRing.add`."""
+    def add(self, step: FinishedStep) -> None:
+        """Write a step."""
         exchange = tuple(map(self.as_ns, self.comm.steps.popleft()))
-        self.log.write_line(FinishedStep(*step, **more, exchange=exchange).line())
+        self.log.write_line(step._replace(exchange=exchange).line())
 
 
 def rank_timeline(

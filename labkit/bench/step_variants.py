@@ -95,7 +95,7 @@ def rows_of(part: object) -> int:
 
 
 def resized(batch: Batch, rows: int) -> Batch:
-    """Return so many rows of each tensor in a batch, all of them twice where there are fewer."""
+    """Return the first `rows` of each tensor in a batch; where it has fewer, all of them twice."""
     if isinstance(batch, Mapping):
         return {name: resized(part, rows) for name, part in batch.items()}
     if isinstance(batch, (list, tuple)):

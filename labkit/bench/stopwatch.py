@@ -17,10 +17,11 @@ import torch
 
 from labkit.bench import devices
 from labkit.bench.compiling import compile_lacks
-from labkit.spec import NOISY, quick_run
+from labkit.bench.grid import NOISY
+from labkit.bench.quick_runs import quick_run
 
 MIN_SECONDS = 0.1  # of timing for a row
-QUICK_PART = 10  # with LABKIT_QUICK=1 a row takes one part in so many, whatever its noise
+QUICK_PART = 10  # with LABKIT_QUICK=1 a row takes one part in 10, whatever its noise
 MOST_MORE_SECONDS = 2.0  # of timing, where times do not settle
 BLOCK_SECONDS = 2e-3  # a block of calls takes as long
 WARM_SECONDS = 0.05  # of work before CUDA is timed: until then its clocks may be low

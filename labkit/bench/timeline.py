@@ -15,14 +15,14 @@ from typing import NamedTuple
 import torch
 
 from labkit.process.events import EventLog, now_ns
-from labkit.process.step_ring import StepRing
+from labkit.process.step_ring import FinishedStep, StepRing
 
 # The thread's CPU clock is a system call: two readings cost a loop with cold caches 11 to 26 µs.
 # So it is read in every step that takes a few milliseconds, and in one of many shorter ones.
 LONG_NS = 4_000_000
 SHORT_STEPS = 32
-# Quartz clocks part by up to 20 µs in a second. The device is waited for so seldom that what it
-# idles for then, less than a millisecond, is below 0.02 % of the time
+# Between two waits for the device to compare clocks: quartz clocks part by up to 20 µs in a second,
+# and what the device idles for in a wait, less than a millisecond, is below 0.02 % of the time
 ANCHOR_S = 5.0
 # On MPS events may come in reverse order or never pass (github.com/pytorch/pytorch/issues/196395),
 # and to read one submits the queue and waits for it; read twice, it waits for ever
@@ -30,7 +30,7 @@ NO_EVENTS = "events of MPS cannot be read without waiting for the device"
 
 
 class EventPool:
-    """Timing events of one device; those read belong into `idle`, since making one costs more."""
+    """Timing events of one device; once read they go back to `idle`: making one costs more."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -51,15 +51,15 @@ class Step(NamedTuple):
     """A step whose compute the host has issued, as the loop hands it to its timeline."""
 
     number: int
-    asked: int  # when the host asked for data, ns,
-    ready: int  # when it had them
-    copied: int  # and when it had issued their copy
+    asked: int  # when the host asked for data, ns
+    ready: int  # when the data were there, ns
+    copied: int  # when their copy had been issued, ns
     samples: int
     loss: torch.Tensor
 
 
-AddStep = Callable[..., None]
-"""Takes a step that is over, as `StepRing.add` does: into the ring, or into the log itself."""
+AddStep = Callable[[FinishedStep], None]
+"""Takes a step that is over: into the ring, or into the log itself."""
 
 
 class HostTimeline:
@@ -96,7 +96,7 @@ class HostTimeline:
                 self.computing = now_ns
         stamps = (step.asked, step.ready, step.copied, done)
         loss = step.loss.item()
-        self.add(step.number, stamps, step.samples, loss, cpu_ns=spent)
+        self.add(FinishedStep(step.number, stamps, step.samples, loss, cpu_ns=spent))
         return done
 
     def finish(self) -> None:
@@ -210,7 +210,7 @@ class DeviceTimeline:
         self._move_to(marks[0])
         device = tuple(map(self.host_ns, marks))
         stamps = (step.asked, step.ready, step.copied, done)
-        self.add(step.number, stamps, step.samples, step.loss.item(), device)
+        self.add(FinishedStep(step.number, stamps, step.samples, step.loss.item(), device))
         self.events.idle += marks[1:]
 
     def _move_to(self, first: torch.Event) -> None:

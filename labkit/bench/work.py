@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from labkit.bench import (
     data,
     devices,
-    handoff,
+    hand_over,
     loader_workers,
     machine,
     resources,
@@ -27,6 +27,7 @@ from labkit.bench.flops import write_work
 from labkit.bench.loader_work import LoaderWork
 from labkit.bench.loop import Trainer, Trains, train
 from labkit.bench.planted_fault import planted
+from labkit.bench.quick_runs import quick_run, shorten
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.sampler import Sampler
 from labkit.bench.timeline import make_timeline
@@ -35,10 +36,8 @@ from labkit.bench.worker_recorder import in_workers
 from labkit.orders import RowsOrder, RunOrder
 from labkit.process.device_lock import hold
 from labkit.process.events import EventLog
-from labkit.spec import Job, quick_run
+from labkit.spec import Job
 
-QUICK_SHARE = 0.25  # of its time limit that a quick run takes
-QUICK_S = 0.5  # and at least so many seconds
 LEAST_WARMUP = 3  # steps left out of the statistics, where no more batches are prefetched
 
 TrainerType = TypeVar("TrainerType", bound=Trainer)
@@ -82,9 +81,9 @@ def run_pipeline(order: RunOrder, device: torch.device, folder: Path, log: Event
     log.write("memory", peak_bytes=resources.peak_bytes(device))
     xray.look(trainer, iterator, job, steps, folder, log)
     if isinstance(loader, Batches):
-        handoff.hand_over(loader.tensors, steps, log, None)
+        hand_over.look(loader.tensors, steps, log, None)
     else:
-        handoff.hand_over(data.noise_batch(job), steps, log, trainer)
+        hand_over.look(data.noise_batch(job), steps, log, trainer)
     if isinstance(trainer, Trainer) and not counted:
         write_work(trainer, log)
 
@@ -104,13 +103,6 @@ def prepare(
     trainer = built(lambda: Trainer(job, device), log)
     dataset = planted(order["fault"], dataset, trainer)
     return trainer, data.make_loader(dataset, job)
-
-
-def shorten(job: Job, not_applied: dict[str, str]) -> None:
-    """Cut the time limit of a run to a quarter, but not below half a second (LABKIT_QUICK=1)."""
-    if job.seconds is not None and job.seconds > QUICK_S:
-        job.seconds = max(QUICK_S, job.seconds * QUICK_SHARE)
-        not_applied["seconds"] = f"LABKIT_QUICK=1: {job.seconds:g} s"
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from labkit.spec import quick_run
+from labkit.bench.quick_runs import quick_run
 
 STRICT = "LABKIT_STRICT"  # "1" where a claim that does not hold is an error: the tests set it
 

@@ -11,6 +11,8 @@ import inspect
 import statistics
 from dataclasses import dataclass
 
+from labkit.bench.card_age import too_old_for
+from labkit.bench.quick_runs import quick_run
 from labkit.knobs import Spec, check_names, declares_knobs, knob
 from labkit.orders import ScriptAsked
 from labkit.process.interrupts import held
@@ -18,7 +20,7 @@ from labkit.results.hardware import machine
 from labkit.results.launch import launch
 from labkit.results.run import Run
 from labkit.results.script import Script, script
-from labkit.spec import Pipeline, quick_run, too_old_for
+from labkit.spec import Pipeline
 
 # In the order in which the bottleneck moves; the course's notebook 08 climbs them as a ladder
 # {name: the functions of slow_step.py and fixed_step.py that it changes}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from labkit.spec import too_old_for
+from labkit.bench.card_age import too_old_for
 
 # Cards whose Tensor Cores compute in FP16 alone, and cards without Tensor Cores
 FP16_ONLY = re.compile(r"V100|TITAN V|T4\b|TITAN RTX|RTX (?:20\d\d|[3-8]000\b(?! Ada))")

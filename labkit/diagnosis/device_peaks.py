@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from labkit.diagnosis.datasheets import card
-from labkit.results.event_log import of_one_moment
 from labkit.results.hardware import Machine
+from labkit.results.log_reader import of_one_moment
 from labkit.results.measurements import Measurements
 from labkit.results.result import Result, Table
 from labkit.results.run import Run
 from labkit.results.text import counted
-from labkit.spec import BANDWIDTH
 
 SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
-ROOFS = (BANDWIDTH, "fp32", "tf32", "fp16", "bf16")  # what `lk.peaks` measures
+ROOFS = ("bandwidth", "fp32", "tf32", "fp16", "bf16")  # what `lk.peaks` measures
 
 
 @dataclass(frozen=True)
@@ -58,13 +57,13 @@ class Peaks(Result):
     def of(cls, measured: Measurements) -> Peaks:
         """Build from the rows that `lk.peaks` measured."""
         rows = measured.rows.drop_duplicates("of", keep="last").set_index("of")
-        rows = rows.rename(index={BANDWIDTH: "memory"})
+        rows = rows.rename(index={"bandwidth": "memory"})
         known = rows[rows["error"].isna()]
         rates = dict(zip(known.index, known["per_s"].astype(float), strict=True))
         memory = rates.pop("memory", None)
         missing = {}
         for row, why in measured.failures:
-            missing["memory" if row["of"] == BANDWIDTH else row["of"]] = why
+            missing["memory" if row["of"] == "bandwidth" else row["of"]] = why
         return cls(
             machine=replace(measured.machine, threads=int(known["threads"].max())),
             day=known["day"].max(),
@@ -114,4 +113,4 @@ def peak(run: Run) -> Peak | None:
     source = f"measured {f'on {machine.name}' if run.recorded else 'here'}"
     if machine.kind == "cpu" and machine.threads:
         source += f" on {counted(machine.threads, 'thread')}"
-    return Peak(rates[kind], rates.get(BANDWIDTH), kind, source)
+    return Peak(rates[kind], rates.get("bandwidth"), kind, source)

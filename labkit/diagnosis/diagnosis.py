@@ -24,8 +24,8 @@ from labkit.diagnosis.trace_evidence import of_trace, of_traces
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
 from labkit.process.events import FILE_NAME
-from labkit.results.event_log import of_one_moment
 from labkit.results.library import Loaded, load
+from labkit.results.log_reader import of_one_moment
 from labkit.results.measurements import Measurements
 from labkit.results.ranks import Ranks
 from labkit.results.record import RecordError

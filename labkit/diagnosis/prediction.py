@@ -15,7 +15,7 @@ from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.loader_simulation import CannotPredict, Simulation, Summary
 from labkit.diagnosis.run_costs import RunCosts
 from labkit.knobs import Setting, as_typed, check_names
-from labkit.results.event_log import of_one_moment
+from labkit.results.log_reader import of_one_moment
 from labkit.results.result import Result, Table
 from labkit.results.run import Run
 from labkit.results.text import listed

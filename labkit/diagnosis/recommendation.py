@@ -13,7 +13,7 @@ from labkit.diagnosis.hot_lines import Lines
 from labkit.diagnosis.loader_simulation import Load, Simulation
 from labkit.diagnosis.prediction import DRAWS, MODEL_ERROR, STEPS, WORTH, predict, predict_from
 from labkit.diagnosis.thresholds import HANDOFF_US
-from labkit.results.event_log import of_one_moment
+from labkit.results.log_reader import of_one_moment
 from labkit.results.run import Run
 from labkit.results.step_classes import body_seconds
 from labkit.spec import PYTORCH_PREFETCH

@@ -23,8 +23,8 @@ FILE_NAME = "events.jsonl"
 SPEC_NAME = "spec.json"  # what the bench is asked to do
 XRAY_NAME = "xray.json.gz"  # the trace of the profiled steps
 RowFailure = Literal["skipped", "out of memory", "mistake"]  # why a row has no numbers
-RESERVE_NAME = "reserve"  # a file of so many bytes, given up when the disk is full
-RESERVE_BYTES = 256 * 1024
+RESERVE_NAME = "reserve"  # a file that is given up when the disk is full
+RESERVE_BYTES = 256 * 1024  # its size
 MOST_KEPT = 4 * 2**20  # bytes that wait for room on a full disk
 LEAST_SLEEP_NS = 1_000_000_000
 

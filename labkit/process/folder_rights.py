@@ -1,4 +1,4 @@
-"""Folders that several users can reach: whose one is, and who may write in it."""
+"""Folders that several users can reach: who owns one, and who may write in it."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class FinishedStep(NamedTuple):
     samples: int
     loss: float
     device: tuple[int, ...] = NO_DEVICE  # from when to when it copied, and was busy
-    cpu_ns: int = 0  # of the loop's thread; 0 where it was not read
+    cpu_ns: int = 0  # that the loop's thread computed; 0 where it was not read
     batch_bytes: int = 0  # of the large arrays in its batch; 0 where they are not known
     exchange: tuple[int, ...] = ()  # of ranks: the gradients were complete, and were averaged
 
@@ -79,29 +79,19 @@ class StepRing:
         self.words = memoryview(self.ring).cast("q")
         self.reals = memoryview(self.ring).cast("d")
 
-    def add(
-        self,
-        i: int,
-        t: tuple[int, ...],
-        samples: int,
-        loss: float,
-        device: tuple[int, ...] = NO_DEVICE,
-        cpu_ns: int = 0,
-    ) -> None:
-        """Record step `i`: its four host stamps, the device's copy and busy intervals; all ns.
-
-        `cpu_ns` is the time that the loop's thread computed; 0 where it was not read.
-        """
+    def add(self, step: FinishedStep) -> None:
+        """Record a step: all but the size of its batch and the exchange, which no slot holds."""
+        number, stamps, samples, loss, device, cpu_ns, _, _ = step
         words = self.words
-        at = i % SLOTS * WORDS
-        words[at + 4] = i + 1
+        at = number % SLOTS * WORDS
+        words[at + 4] = number + 1
         if device is not NO_DEVICE:
             words[at], words[at + 1], words[at + 2], words[at + 3] = device
-        words[at + 5], words[at + 6], words[at + 7], words[at + 8] = t
+        words[at + 5], words[at + 6], words[at + 7], words[at + 8] = stamps
         words[at + 9] = samples
         words[at + 10] = cpu_ns
         self.reals[at + 11] = loss
-        words[at + 12] = i + 1
+        words[at + 12] = number + 1
 
 
 class Drain:

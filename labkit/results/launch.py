@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypedDict, overload
 
+from labkit.bench.grid import Grid
 from labkit.bench.record_head import spec_event
 from labkit.orders import Asked, DataSource, FunctionSource, Order
 from labkit.process import folders, launcher
@@ -14,7 +15,7 @@ from labkit.results.library import Loaded, kind_of
 from labkit.results.measurements import Measurements
 from labkit.results.ranks import Ranks
 from labkit.results.run import Run
-from labkit.spec import Distributed, Grid
+from labkit.spec import Distributed
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from labkit.bench.grid import NOISY, TIMED
 from labkit.quotas import GIB
-from labkit.results.event_log import EventLogResult, live_property, of_one_moment
+from labkit.results.event_log import EventLogResult
+from labkit.results.log_reader import live_property, of_one_moment
 from labkit.results.record import Event
 from labkit.results.text import counted
-from labkit.spec import NOISY, TIMED
 
 if TYPE_CHECKING:
     import pandas

@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from labkit.bench.grid import NOISY
 from labkit.knobs import Settings, as_typed
 from labkit.process.events import FILE_NAME
-from labkit.results.event_log import EventLogResult, Process, live_property, of_one_moment
+from labkit.results.event_log import EventLogResult
+from labkit.results.log_reader import Process, live_property, of_one_moment
 from labkit.results.record import Event, Tail
 from labkit.results.run import Run
 from labkit.results.run_log import ENDINGS
 from labkit.results.text import noise
 from labkit.results.watched_pipeline import Watched, pipeline_of
-from labkit.spec import NOISY, Pipeline
+from labkit.spec import Pipeline
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from labkit.bench.grid import NOISY
 from labkit.knobs import as_typed
 from labkit.results import run_text
 from labkit.results.comparison import Comparison
-from labkit.results.event_log import live_property, of_one_moment
+from labkit.results.log_reader import live_property, of_one_moment
 from labkit.results.run_log import RunLog
 from labkit.results.step_classes import split_steps, unevenness
 from labkit.results.steps import STAMPS
 from labkit.results.text import percent
-from labkit.results.wall_shares import WallShares, stored, wall_shares
+from labkit.results.wall_shares import WallShares, wall_shares
 from labkit.results.workers import LoaderWorkers
-from labkit.spec import NOISY
 
 if TYPE_CHECKING:
     import os
@@ -245,7 +245,7 @@ class Run(RunLog):
     @live_property
     def wall_shares(self) -> WallShares | None:
         """Where the whole time of a watched loop or script went; None for runs of the bench."""
-        return stored(self.event("wall")) or wall_shares([self])
+        return WallShares.from_dict(self.event("wall") or {}) or wall_shares([self])
 
     # What it means: from the rooms above
 

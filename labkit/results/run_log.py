@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from labkit.quotas import GIB
-from labkit.results.event_log import EventLogResult, live_property
+from labkit.results.event_log import EventLogResult
+from labkit.results.log_reader import live_property
 from labkit.results.old_records import asked_on_a_cpu
 from labkit.results.record import Event
 from labkit.results.step_classes import StepClock

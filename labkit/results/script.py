@@ -217,7 +217,7 @@ def _loader_call(job: Settings) -> str:
 
 
 def call_lines(call: str, arguments: list[str], name: int) -> str:
-    """Return `call(arguments)`, wrapped where it is too long after a name of so many letters."""
+    """Return `call(arguments)`, wrapped where it is too long after a name of `name` letters."""
     line = f"{call}({', '.join(arguments)})"
     if len(line) <= WIDTH - INDENT - len(" = ") - name:
         return line

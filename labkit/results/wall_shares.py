@@ -43,6 +43,19 @@ class WallShares:
     parts: list[WallShare]
     seconds: float
 
+    @classmethod
+    def from_dict(cls, values: Event) -> WallShares | None:
+        """Read what `to_dict` returned from a record; None where that is not sound."""
+        try:
+            parts = []
+            for part in values["parts"]:
+                seconds = float(part["seconds"])
+                share = float(part["share"])
+                parts.append(WallShare(str(part["part"]), seconds, share, str(part["place"])))
+            return cls(parts, float(values["seconds"]))
+        except (KeyError, TypeError, ValueError):
+            return None
+
     def share(self, part: str) -> float:
         """Return the share of the parts of that name, 0 to 1."""
         return sum(each.share for each in self.parts if each.part == part)
@@ -79,28 +92,33 @@ def wall_shares(
 
     Where no moments are given it is the time from the first pass to the last. None without a pass.
     """
-    known = any(map(trains, runs))
+    loops = _loops(runs)
+    if not loops:
+        return None
+    trained = [span for span in loops if span.part != VALIDATION] or loops
+    trained_ns = trained[0].began_ns
+    over_ns = max(span.ended_ns for span in trained)
+    began_ns = loops[0].began_ns
+    start_ns = began_ns if start_ns is None else min(start_ns, began_ns)
+    end_ns = max(end_ns or 0, *(span.ended_ns for span in loops))
+    around = [
+        _Span(start_ns, trained_ns, BEFORE),
+        _Span(trained_ns, over_ns, BETWEEN),
+        _Span(over_ns, end_ns, AFTER),
+    ]
+    saves = [_Span(each["began"], each["ended"], SAVING) for run in runs for each in run.saves]
+    parts = _shared_out([*around, *loops, *saves], start_ns, end_ns)
+    return WallShares(parts, max(1, end_ns - start_ns) / 1e9)
+
+
+def _loops(runs: Sequence[Run]) -> list[_Span]:
+    """Return every pass of the runs' loops, so that of loops within loops the inner ones count."""
     loops: list[_Span] = []
+    known = any(map(trains, runs))
     for run in runs:
         part = (TRAINING if trains(run) else VALIDATION) if known else LOOP
         loops += _passes_of(run, part)
-    if not loops:
-        return None
-    loops.sort(key=lambda span: span.began_ns)  # of loops within loops the inner one counts
-    saves = [_Span(each["began"], each["ended"], SAVING) for run in runs for each in run.saves]
-    ended_ns = [span.ended_ns for span in loops]
-    if start_ns is None or start_ns > loops[0].began_ns:
-        start_ns = loops[0].began_ns
-    end_ns = max(*ended_ns, end_ns or 0)
-    trained = [span for span in loops if span.part != VALIDATION] or loops
-    over_ns = max(span.ended_ns for span in trained)
-    around = [
-        _Span(start_ns, trained[0].began_ns, BEFORE),
-        _Span(trained[0].began_ns, over_ns, BETWEEN),
-        _Span(over_ns, end_ns, AFTER),
-    ]
-    parts = _shared_out([*around, *loops, *saves], start_ns, end_ns)
-    return WallShares(parts, max(1, end_ns - start_ns) / 1e9)
+    return sorted(loops, key=lambda span: span.began_ns)
 
 
 def _shared_out(spans: list[_Span], start_ns: int, end_ns: int) -> list[WallShare]:
@@ -121,7 +139,7 @@ def _shared_out(spans: list[_Span], start_ns: int, end_ns: int) -> list[WallShar
 
 
 def trains(run: Run) -> bool:
-    """Return whether an optimizer made a step within a run's loop; of `lk.watch` nobody looks."""
+    """Return whether an optimizer is known to have made a step within a run's loop."""
     return any(event.get("trains") for event in run.passes_ended)
 
 
@@ -139,19 +157,3 @@ def _passes_of(run: Run, part: str) -> list[_Span]:
             last_ns = int(run.host_ns[-1, 3])
             spans.setdefault(event["n"], _Span(event["began"], last_ns, part, place))
     return list(spans.values())
-
-
-def stored(values: Event | None) -> WallShares | None:
-    """Return the shares that a record holds as JSON types; None where they are not sound."""
-    if values is None:
-        return None
-    try:
-        parts = [
-            WallShare(
-                str(part["part"]), float(part["seconds"]), float(part["share"]), str(part["place"])
-            )
-            for part in values["parts"]
-        ]
-        return WallShares(parts, float(values["seconds"]))
-    except (KeyError, TypeError, ValueError):
-        return None

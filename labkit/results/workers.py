@@ -155,7 +155,7 @@ class LoaderWorkers:
         return fmean(each.idle_share for each in self) if self else None
 
     @cached_property
-    def handover_ms(self) -> float | None:
+    def hand_over_ms(self) -> float | None:
         """Median time from a batch's being ready to the loop's having it, while the loop waits.
 
         None where the loop waited for no batch of a worker, or there are no workers.

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator
 
+from labkit.bench.card_age import too_old_for
 from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.findings import Finding, gain_without
 from labkit.diagnosis.losses import TOLERANCE, agree
@@ -13,7 +14,7 @@ from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.results.hardware import Machine
 from labkit.results.run import Run
-from labkit.spec import knobs_with, too_old_for
+from labkit.spec import knobs_with
 from labkit.tuning.search import SURE, Search
 from labkit.tuning.search_result import Ladder
 from labkit.tuning.settings import Knobs, LoaderSetting

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from labkit.process.events import now_ns
-from labkit.results.event_log import of_one_moment
+from labkit.results.log_reader import of_one_moment
 from labkit.results.run import Run
 from labkit.results.step_classes import split_steps
 from labkit.results.text import percent

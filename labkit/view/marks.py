@@ -12,7 +12,7 @@ from matplotlib.axis import Axis
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from labkit.spec import NOISY
+from labkit.bench.grid import NOISY
 from labkit.view.series import LONGEST_NAME, Series, with_unit
 from labkit.view.style import (
     BEFORE,

@@ -11,6 +11,7 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING
 
 from labkit.bench import triton_kernels
+from labkit.bench.grid import TIMED, Grid
 from labkit.diagnosis.device_peaks import ROOFS, Peaks
 from labkit.orders import Asked, FunctionSource
 from labkit.process.interrupts import held
@@ -18,7 +19,6 @@ from labkit.process.notebook import in_notebook
 from labkit.results.launch import Launched, launch
 from labkit.results.measurements import Measurements
 from labkit.results.payload import CannotSend, import_path, pickled, sizes_of, write_new
-from labkit.spec import TIMED, Grid
 from labkit.view.display import Display, StaticFigure, stage_line
 
 if TYPE_CHECKING:

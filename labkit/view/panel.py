@@ -19,8 +19,8 @@ from ipywidgets import Layout
 
 from labkit.knobs import Settings, check_names
 from labkit.process import launcher
-from labkit.results.event_log import POLL_S
 from labkit.results.launch import launch
+from labkit.results.waiting import POLL_S
 from labkit.spec import Distributed, Pipeline
 from labkit.view.controls import Control, knobs_in_words, shown
 from labkit.view.display import StaticFigure, why_no_widgets

@@ -16,8 +16,8 @@ from labkit.bench.loader_progress import COLLATING, IDLE, IN_BODY, WAITING, Busy
 from labkit.process.events import FILE_NAME, EventLog, events_named, now_ns
 from labkit.watching.messages import say
 
-LEAST_S = 10.0  # without any progress, before it is called a hang,
-LEAST_TIMES = 10.0  # and so many times the usual step
+LEAST_S = 10.0  # without any progress: less is not called a hang
+LEAST_TIMES = 10.0  # the usual step, without any progress: less is not called a hang
 FIRST_S = 30.0  # before there is a usual one: workers start, models compile
 BODY_S = 60.0  # in the body of the loop, which may validate or save
 AGAIN_TIMES = 6.0  # longer, before it is said again

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from labkit.watching.recorder import Recorder
 
 BEAT_NS = 500_000_000  # two live updates a second: they run in the training process itself
-GATHER_NS = 100_000_000  # steps are written ten times a second,
-MOST_ROWS = 512  # or sooner where they are so short that memory would grow with their rate
+GATHER_NS = 100_000_000  # steps are written ten times a second
+MOST_ROWS = 512  # steps that wait to be written, so that memory does not grow with their rate
 
 Beat = Callable[[int | None], None]
 """What is called twice a second with the time, ns, and with None when a pass is over."""

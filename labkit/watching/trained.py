@@ -17,8 +17,8 @@ class Trained:
     """The weights that a loop trains, and the first training call of its model."""
 
     def __init__(self):
-        self.device: torch.device | None = None  # of the weights,
-        self.dtype: str | None = None  # and their number format
+        self.device: torch.device | None = None  # that the weights are on
+        self.dtype: str | None = None  # the number format of the weights
         self.may_fuse: bool | None = None  # of their optimizer, as `may_fuse()` says
         self.call: FirstCallHook | None = None  # until its FLOPs are counted
 

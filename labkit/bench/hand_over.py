@@ -54,8 +54,8 @@ class Ready(Dataset):
         return batch, between, max(0, shared - start - cloning)
 
 
-def hand_over(batch: Batch, steps: int, log: EventLog, trainer: Trains | None) -> None:
-    """Write the `handoff` event, or why there is none. Never ends the run.
+def look(batch: Batch, steps: int, log: EventLog, trainer: Trains | None) -> None:
+    """Write the `handoff` event, or `no_handoff` and why. Never ends the run.
 
     Batches are taken right after a step: at rest, taking one costs up to five times as much.
     """
@@ -71,8 +71,8 @@ class HandOver(NamedTuple):
 
     wall: int  # from asking for a batch that is there to having it
     touch: int  # CPU time that reading it the first time takes longer than again
-    share: int  # CPU time of the worker to move it to shared memory,
-    worker: int  # and all of it for a batch
+    share: int  # CPU time of the worker to move it to shared memory
+    worker: int  # CPU time of the worker for a batch, moving it included
 
 
 def _costs(batch: Batch, trainer: Trains | None) -> dict[str, float | None]:
@@ -87,8 +87,8 @@ def _costs(batch: Batch, trainer: Trains | None) -> dict[str, float | None]:
     deadline = now_ns() + BUDGET_NS
     iterator = iter(loader)
     next(iterator)
-    warm: list[int] = []  # CPU time of a step right after the one before, ns,
-    cold: list[int] = []  # and of one after a long wait
+    warm: list[int] = []  # CPU times of steps right after the one before, ns
+    cold: list[int] = []  # CPU times of steps after a long wait, ns
     if trainer is None:
         rounds = _without_steps(iterator, deadline)
     else:
