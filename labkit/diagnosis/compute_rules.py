@@ -127,7 +127,7 @@ def held_down(evidence: Evidence) -> Finding | None:
 
     Cause "throttle", where so much as HELD_DOWN of the readings show it.
     """
-    heat = evidence.heat
+    heat = evidence.card.heat
     if heat is None or heat.share < limits.HELD_DOWN:
         return None
     seen = "of the readings show heat or a power brake holding the card's clock down"

@@ -272,7 +272,7 @@ def formats_left(evidence: Evidence) -> Fit:
 def single_precision(evidence: Evidence) -> Fit:
     """Add the line that converts a batch, where it is float64."""
     converted = "batch = batch.float()  # better once, in the dataset\n"
-    return Fit(words={"batch": converted if evidence.batch_dtype == "float64" else ""})
+    return Fit(words={"batch": converted if evidence.batch.dtype == "float64" else ""})
 
 
 SINGLE_PRECISION = Remedy(

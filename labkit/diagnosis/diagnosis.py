@@ -154,7 +154,7 @@ def _undisturbed(evidence: Evidence, run: Run, seconds: float) -> float:
     """Return how much of the confidence (0 to 1) the `_caveats` leave."""
     left = 1 - min(evidence.crowded_by, 1.0) if evidence.is_disturbed else 1.0
     if evidence.kind == "gpu" and run.on_the_card:
-        share = evidence.others_on_gpu
+        share = evidence.card.others_share
         left = min(left, limits.UNSEEN if share is None else 1 - share)
     if run.watched and seconds < limits.LONG_ENOUGH_S:
         left *= seconds / limits.LONG_ENOUGH_S

@@ -83,7 +83,7 @@ def of_a_busy_device(evidence: Evidence) -> Finding | None:
         remedy = LOOK_INSIDE if evidence.could_look else PROFILE
         if evidence.xray is not None:  # it looked, and saw nothing of the device
             remedy = MAKERS_PROFILER
-        return gaps_hidden(evidence.compute_share, evidence.witnesses, remedy)
+        return gaps_hidden(evidence.compute_share, evidence.card.witnesses, remedy)
     return _body_unseen(evidence) if evidence.loop and not evidence.body else None
 
 
@@ -158,7 +158,7 @@ def _may_be_others(evidence: Evidence, first: Finding) -> bool:
 
 def _gpu_shared(evidence: Evidence) -> Finding | None:
     limit = limits.FOREIGN_LOAD
-    share = evidence.others_on_gpu
+    share = evidence.card.others_share
     if share is None or share <= limit:
         return None
     seen = "of the time kernels of other processes ran on the same GPU"

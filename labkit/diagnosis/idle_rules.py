@@ -105,7 +105,7 @@ def host_work(evidence: Evidence) -> Finding | None:
     cause = "host_work_in_the_loop"
     seen = "of the time the device waits while the host does something other than data and copies"
     remedies = (cures.OUT_OF_THE_LOOP,)
-    if evidence.from_trace:
+    if evidence.trace:
         cause = ISSUING
         seen = (
             "of the time the device waits while the host issues work: in operators, in calls "
@@ -136,9 +136,9 @@ def outside_pytorch(evidence: Evidence) -> Finding | None:
     "host_work". It costs the share of the time spent so.
     """
     lost = evidence.outside_share
-    if not lost:
+    if not lost or evidence.trace is None:
         return None
-    names = ", ".join(evidence.outside_where)
+    names = ", ".join(evidence.trace.outside_where)
     seen = "of the time the device waits for host work outside of PyTorch"
     seen += f", most of it in {names}" if names else ""
     by = evidence.source
@@ -154,17 +154,18 @@ def collectives(evidence: Evidence) -> Finding | None:
     Cause "exposed_collectives". It costs the share of the time in which nothing else runs.
     """
     lost = evidence.communication_share
-    if not lost:
+    trace = evidence.trace
+    if not lost or trace is None:
         return None
     seen = "of the time only collectives run, hidden behind no compute"
     measured = [Measured(seen, lost, by=evidence.source)]
-    if evidence.late_rank is not None:
-        measured.append(Measured(evidence.late_said))
+    if trace.late_rank is not None:
+        measured.append(Measured(trace.late_said))
     return Finding(
         name="communication",
         cause="exposed_collectives",
         lost_share=lost,
         measured=tuple(measured),
-        remedies=(cures.OVERLAP_EXCHANGE if evidence.late_rank is None else cures.LATE_TRACE,),
-        rank=evidence.late_rank,
+        remedies=(cures.OVERLAP_EXCHANGE if trace.late_rank is None else cures.LATE_TRACE,),
+        rank=trace.late_rank,
     )

@@ -107,7 +107,7 @@ def cheaper_items(evidence: Evidence) -> Fit | None:
     count = evidence.num_workers
     if quickly_made(evidence) or other_workers(evidence) or evidence.trace_has_workers:
         return None
-    if evidence.batch_on_gpu:
+    if evidence.batch.on_gpu:
         return None  # `KEEP_IN_RAM` says what comes first
     if evidence.advised is None:
         return Fit(words={"why": "" if count is None else "Try other numbers of workers. "})
@@ -130,7 +130,7 @@ KEEP_IN_RAM = Remedy(
     "The loader makes its batches on the GPU, which no forked worker can use. Keep the items in "
     "RAM, move each batch in the loop, and then let workers prepare them.",
     "workers",
-    lambda evidence: evidence.batch_on_gpu and not quickly_made(evidence),
+    lambda evidence: evidence.batch.on_gpu and not quickly_made(evidence),
     code="# in the loop, and no longer in the dataset or in collate_fn; with pin_memory=True:\n"
     "inputs = inputs.to(device, non_blocking=True)\n"
     "labels = labels.to(device, non_blocking=True)\n",

@@ -26,7 +26,7 @@ def drift_of(evidence: Evidence) -> Drift | None:
         return drift
     if evidence.growth.late_gib is not None:
         return None if evidence.is_disturbed else drift
-    is_hot = evidence.heat is not None and evidence.heat.share >= limits.HELD_DOWN
+    is_hot = evidence.card.heat is not None and evidence.card.heat.share >= limits.HELD_DOWN
     slowed = evidence.is_disturbed or is_hot or drift.growth < limits.DRIFT_ALONE
     return None if slowed else drift
 
@@ -98,7 +98,7 @@ def double_precision(evidence: Evidence) -> Finding | None:
     """
     if evidence.weights_dtype != DOUBLE or evidence.compute_share < limits.BUSY:
         return None
-    batches = " and the batches" if evidence.batch_dtype == DOUBLE else ""
+    batches = " and the batches" if evidence.batch.dtype == DOUBLE else ""
     measured = [
         Measured("of the time the device computes", evidence.compute_share, by=evidence.source),
         Measured(f"the weights{batches} are float64"),

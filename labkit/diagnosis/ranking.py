@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from labkit.diagnosis import rules
 from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.body_cost import lost_in_part
 from labkit.diagnosis.device_remedies import NOTHING_LEFT, PROFILE_FIRST
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import DEVICE_LIMIT, NEIGHBOUR, Finding, Measured
@@ -67,7 +68,7 @@ def _healthy(evidence: Evidence, total: dict[str, float]) -> Finding:
         ),
         Measured(near, total[name]),
     ]
-    validating = evidence.lost_in_part("validation")
+    validating = lost_in_part(evidence, "validation")
     if validating >= limit["host"]:
         seen = "of the time goes to passes without gradients: if they validate, do it less often"
         measured.append(Measured(seen, validating))
