@@ -12,11 +12,12 @@ import numpy as np
 
 from labkit.diagnosis import device_remedies as cures
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.diagnosis import resampled, source_of
+from labkit.diagnosis.confidence import resampled
 from labkit.diagnosis.doubts import gaps_hidden, too_short
 from labkit.diagnosis.findings import Finding, Measured, WordedFinding
 from labkit.diagnosis.rank_times import RankTimes
 from labkit.diagnosis.remedies import Fit, Remedy
+from labkit.diagnosis.run_verdict import where_measured
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.witnesses import deciding, witnesses
 from labkit.diagnosis.wording import worded
@@ -31,7 +32,7 @@ ONE_RANK_ALONE = Remedy(
 
 def diagnose(ranks: Ranks) -> Diagnosis:
     """Name what holds a distributed run back, and which rank."""
-    source = source_of(ranks)
+    source = where_measured(ranks)
     times = ranks.times
     short = too_short(0 if times is None else len(times))
     if short is not None:

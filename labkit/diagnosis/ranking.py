@@ -55,6 +55,15 @@ def by_cost(evidence: Evidence) -> tuple[Finding, ...]:
     return (*verdict, *filter(None, past))
 
 
+def helpful_first(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Put a loss that no remedy is expected to make smaller after one that a remedy does."""
+    first, *rest = findings
+    if first.remedies or not first.lost_share:
+        return findings
+    helped = next((each for each in rest if each.remedies and each.lost_share), None)
+    return findings if helped is None else (helped, *(f for f in findings if f is not helped))
+
+
 def _healthy(evidence: Evidence, total: dict[str, float]) -> Finding:
     """Return the verdict that no loss is worth a name."""
     limit = limits.WORTH_NAMING

@@ -17,8 +17,8 @@ from statistics import fmean
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.confidence import resampled
 from labkit.diagnosis.core_use import CoreUse
-from labkit.diagnosis.diagnosis import of_run, resampled
 from labkit.diagnosis.findings import Finding, Measured, WordedFinding, bound
 from labkit.diagnosis.rank_times import RankTimes, step_parts
 from labkit.diagnosis.rank_verdict import (
@@ -29,6 +29,7 @@ from labkit.diagnosis.rank_verdict import (
     worth_naming,
 )
 from labkit.diagnosis.remedies import Remedy
+from labkit.diagnosis.run_verdict import of_run
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
 from labkit.results.run import Run
