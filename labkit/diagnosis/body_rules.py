@@ -22,12 +22,12 @@ from labkit.diagnosis.line_work import PERIODIC, LongSteps, long_steps, work_of
 from labkit.diagnosis.loop_rules import drift_of
 from labkit.diagnosis.remedies import Remedy
 
-WAITS = "waiting: for a sleep, a lock, a network or another program"
+WAITING = "waiting: for a sleep, a lock, a network or another program"
 VALIDATES = "passes without gradients (validation, a policy's rollouts, a teacher)"
 BESIDES = {  # what a body does besides training, by the part of it; and what helps
     "python": ("Python", cures.VECTORISE),
     "logging": ("logging and files", cures.LOG_RARELY),
-    "waiting": (WAITS, cures.WAIT_ELSEWHERE),
+    "waiting": (WAITING, cures.WAIT_ELSEWHERE),
     "validation": (VALIDATES, cures.VALIDATE_LESS),
 }
 

@@ -15,8 +15,6 @@ from labkit.knobs import Setting
 from labkit.spec import PYTORCH_PREFETCH, WITHOUT_WORKERS
 
 DEEPEST = 16  # a deeper queue than this takes memory and hides what is wrong
-# A pass so short is not worth the start of workers: 0.1 s each to fork, some s to spawn
-SHORT_PASS_S = 10.0
 TORCHS_LOADER = re.compile(r"torch[/\\]utils[/\\]data[/\\]")
 NO_WORKERS = {"num_workers": 0, **WITHOUT_WORKERS}
 
@@ -91,7 +89,7 @@ def other_workers(evidence: Evidence) -> Fit | None:
         return None
     changes: dict[str, Setting] = {"num_workers": advised.num_workers}
     loop = evidence.loop
-    if not now and loop is not None and loop.passes > 1 and loop.pass_s < SHORT_PASS_S:
+    if not now and loop is not None and loop.passes > 1 and loop.pass_s < limits.SHORT_PASS_S:
         changes["persistent_workers"] = True
     return Fit(changes, other_number(evidence, advised, "persistent_workers" in changes))
 

@@ -23,14 +23,14 @@ from labkit.diagnosis.witnesses import deciding, witnesses
 from labkit.diagnosis.wording import worded
 from labkit.results.ranks import Ranks
 
-STAMPS = "stamps in DDP's communication hook"
+BY_STAMPS = "stamps in DDP's communication hook"
 ONE_RANK_ALONE = Remedy(
     "one_rank_alone",
     "Look into one rank alone, as a run of one process: lk.run(ranks.alone).diagnose().",
 )
 
 
-def diagnose(ranks: Ranks) -> Diagnosis:
+def of_ranks(ranks: Ranks) -> Diagnosis:
     """Name what holds a distributed run back, and which rank."""
     source = where_measured(ranks)
     times = ranks.times
@@ -112,7 +112,7 @@ def _exchange(times: RankTimes, ranks: Ranks) -> Finding:
     seen = f"of the time ranks wait for gradients that every rank{here} has computed"
     rarely = ranks.pipeline.accumulation_steps > 1 and not ranks.no_sync
     remedy = cures.NO_SYNC if rarely else cures.EXCHANGE_LESS
-    measured = (Measured(seen, transfer, by=f"not overlapped; {STAMPS}"),)
+    measured = (Measured(seen, transfer, by=f"not overlapped; {BY_STAMPS}"),)
     return Finding("communication", "the_exchange_is_not_hidden", transfer, measured, (remedy,))
 
 
@@ -123,7 +123,7 @@ def slower_rank(rank: int, lost: float, *measured: Measured) -> Finding:
 
 
 def one_is_late(
-    times: RankTimes, came_last: str = "gradients came", by: str = STAMPS
+    times: RankTimes, came_last: str = "gradients came", by: str = BY_STAMPS
 ) -> Finding | None:
     """One rank is last in nearly all steps: by its own wait for data, or otherwise.
 

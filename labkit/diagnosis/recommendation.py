@@ -21,7 +21,7 @@ from labkit.spec import PYTORCH_PREFETCH
 RANKING_DRAWS = 1  # simulated runs, to find the settings that may be best: those are drawn in full
 MAY_BE_BEST = 0.06  # so far below the best of that ranking
 # Numbers of workers among which one is recommended; those above the cores help items that wait
-WORKERS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+WORKER_COUNTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 PREFETCH = (2, 4, 8, 16)  # batches that a worker prepares ahead, to choose from
 LEAST_MAX_WORKERS = 12  # considered even on few cores, for items that wait
 HANDOFF_S = HANDOFF_US / 1e6  # of a batch from a worker, where it was not measured
@@ -145,7 +145,7 @@ class _TimedLoop:
                 take=HANDOFF_S / 2,
                 host_threads=kept,
             )
-            simulation = Simulation(work, self.cores or max(WORKERS), workers, 2)
+            simulation = Simulation(work, self.cores or max(WORKER_COUNTS), workers, 2)
             return simulation.summary(max(3, 2 * workers), 1).throughput
 
         return _rates(self.own, self.cores, rate)
@@ -205,7 +205,7 @@ def _rates(own: int, cores: float | None, rate: Callable[[int], float]) -> dict[
     found = {own: rate(own)}
     best = found[own]
     gained_nothing = 0
-    for count in WORKERS:
+    for count in WORKER_COUNTS:
         if count > most or gained_nothing == LEVEL:
             break
         if count not in found:

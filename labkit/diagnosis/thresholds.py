@@ -59,6 +59,8 @@ CORES_BUSY = 0.9
 # a loop over a TensorDataset (0.5 ms a batch) fell to a fifth of its speed with 1, 2 or 4 workers
 # (medians of 14 passes in turn, Xeon); fetched at once it gained 1.2x
 HANDOFF_US = 1_500.0
+# A pass so short is not worth the start of workers: 0.1 s each to fork, some s to spawn
+SHORT_PASS_S = 10.0
 
 # == a watched loop (calibrated on one half of the scripts in maintain/scripts) ==
 
@@ -113,6 +115,9 @@ GRAPH_KERNELS = 0.5
 BUSY = 0.5
 LOW_MFU = 0.2
 MOSTLY = 0.5  # of the compute in products and convolutions: less moves data
+# An MFU above this is none, and what looks like one between 1 and this counts as 1: 3x3 kernels on
+# 8x8 pixels, an eighth of whose products are with padding, and 10 %
+NO_PEAK = 1.25
 
 # A host that stands at a copy, and moves fewer bytes a second than this, waits for what the device
 # has queued. On an H200 (PCIe 5) float32 batches of 147 MiB in pageable memory moved at 3.2 GB/s;
@@ -147,6 +152,14 @@ MIN_READINGS = 2  # of an instrument inside the measured steps: one may straddle
 SAME_RANK = 0.75
 # Its extra wait for data explains its delay where it is this much of what the others wait for it
 OWN_WAIT = 0.5
+# The least share of a step in which the host of each rank on a GPU waits for the others: below it,
+# a host waits elsewhere, at any launch into a queue that is full
+MEETS = 0.16
+
+# == a script that is seen from outside alone ==
+RUNS = 0.7  # share of samples in which a process that hardly ever waits has work
+WAITS = 0.4  # share of samples in which one has work that waits for more than half of the time
+BUSY_GPU = 0.8  # NVML's share of time with a kernel running; see notebook 02 on what it hides
 
 # == memory of a watched loop (rss of its processes) ==
 MEMORY_READINGS = 10  # that tell
