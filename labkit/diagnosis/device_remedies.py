@@ -101,7 +101,7 @@ LARGER_BATCH = Remedy(
     "Use a larger batch: batch_size=$batch_size.",
     "batch",
     partial(larger_batch, 4),
-    cost="memory, and another training: tune the learning rate",
+    cost="memory, and a different training: tune the learning rate",
     check=ANOTHER_TRAINING,
     price=3,
 )

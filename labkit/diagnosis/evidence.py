@@ -43,7 +43,7 @@ class Xray:
     bf16_speedup: float | None = None  # of the same compute, measured
 
     def share(self, time_us: float) -> float:
-        """Return the share of the compute that so many µs are."""
+        """Return a time as a share of the compute."""
         return min(1.0, time_us / max(self.window_us, 1e-9))
 
 
@@ -224,12 +224,12 @@ class Evidence:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether others have so much of the machine that times of the run are not its own."""
+        """Whether others use so much of the machine that the run's times are not its own."""
         return self.crowded_by > limits.FOREIGN_LOAD
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether others have so much of it that a run alone may come out otherwise."""
+        """Whether others use enough of it that a run alone may come out differently."""
         return self.crowded_by > limits.DISTURBS
 
     @property

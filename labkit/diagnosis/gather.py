@@ -44,8 +44,8 @@ class StepSums(NamedTuple):
     launch: float
     other: float
     pauses: float  # of compute: beyond that of ordinary steps
-    timed: float  # of compute: in steps whose own thread was timed,
-    lost: float  # and of that, while this thread did not run
+    timed: float  # of compute: in steps whose own thread was timed
+    lost: float  # of `timed`: while that thread did not run
     steps: float  # their number
 
     @property

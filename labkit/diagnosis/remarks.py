@@ -9,7 +9,7 @@ from labkit.results.text import listed
 
 
 def caveats(evidence: Evidence, run: Run, seconds: float) -> tuple[str, ...]:
-    """Say what else had a part in a run's times, of which so many seconds were measured."""
+    """Say what else had a part in the times of a run of which `seconds` were measured."""
     said = []
     if evidence.is_disturbed:
         taken = f"had the model's core for {evidence.stolen_by_others:.0%} of the time"

@@ -48,7 +48,7 @@ LESSONS = {  # the section that teaches a remedy: notebook, heading
 }
 SAME_LOSSES = "the same losses, in less time a step"
 ROUNDED = "losses within rounding of before, in less time a step"
-ANOTHER_TRAINING = "the metric: it is another training"
+ANOTHER_TRAINING = "the metric: the training is a different one"
 LESS_WAITING = "the loop waits for a smaller share of the time"
 
 Settings = Mapping[str, Setting]  # {knob: value}

@@ -18,7 +18,7 @@ from labkit.results.watched_pipeline import BODY_NOTE
 
 @of_one_moment
 def of_run(run: Run, ranks_cores: float = 0.0) -> Diagnosis:
-    """Diagnose one run, beside which other ranks of the same job used so many cores."""
+    """Diagnose one run; other ranks of the same job used `ranks_cores` meanwhile."""
     source = where_measured(run)
     unseen = (BODY_NOTE,) if run.watched and not run.lines.body else ()
     table = StepTable(run, ranks_cores)

@@ -2,8 +2,8 @@
 
 "Calibrated" means: set on the calibration half of the fault set (whose severities and seeds are
 not those it is scored on) so that no healthy run of that half crosses it. One without a source only
-says from where on a word holds ("a pause", "uneven"): it was set by hand, and what the diagnosis
-scores, on the fault set and on users' scripts, it scores with it.
+says where a word begins to apply ("a pause", "uneven"): it was set by hand, and the diagnosis's
+scores on the fault set and on users' scripts were reached with it.
 """
 
 # Losses worth a name. Healthy runs of the calibration half came to about 0.1 for input (the
@@ -47,7 +47,7 @@ DISTURBS = FOREIGN_LOAD / 2  # above it a run alone may come out otherwise: said
 ORDINARY = 0.25  # quantile of the steps' compute that stands for an ordinary one
 QUICK = 0.05  # quantile of the steps' compute that stands for one with all cores to itself
 HELD_BACK = 1.5  # times that is an average step whose threads wait for cores
-PAUSE = 1.5  # a step whose compute exceeds so many ordinary ones holds a pause
+PAUSE = 1.5  # a step that computes for longer than this many ordinary ones holds a pause
 # Waiting comes in stalls where the worst tenth of the steps has more than this of it
 WORST_STEPS = 0.1
 STALLS = 0.6
@@ -124,7 +124,7 @@ NO_PEAK = 1.25
 # half of that leaves room for older hosts
 COPIES_BYTES_S = 1.5e9
 
-# In a watched loop with a GPU. A body's work costs all of its time where so much of it follows a
+# In a watched loop with a GPU. A body's work costs all of its time where AFTER_SYNC of it follows a
 # wait for the device (the rest leaves room for samples that a scheduler shifted), and less than
 # STILL_QUEUED of the time is spent on what was queued at a step's end. Where the host waits for
 # the device for WAITS_FOR_DEVICE of the body, the work before that costs its time at most

@@ -142,7 +142,7 @@ def _power_drawn(run: Run, start: float) -> Witness | None:
     # While busy it drew at least the mean, and at most what it is if nothing was drawn while idle
     most = drawn / run.utilization
     found = _word(said, by, drawn, most, limits.POWER_WORKS, limits.POWER_RESTS)
-    # It draws its limit at most while it works, and so much where it only rests between kernels
+    # At work it draws at most its limit; while it waits between kernels, POWER_RESTS of that
     worked = (drawn - limits.POWER_RESTS) / (1 - limits.POWER_RESTS)
     return replace(found, at_least=min(max(worked, 0.0), 1.0))
 

@@ -28,7 +28,7 @@ LOADER = ("num_workers", "prefetch_factor")
 KEPT = Judgement("kept", kept=True)
 NO_GAIN = Judgement("no gain")  # it may be tried again with others
 NO_GAIN_AGAIN = Judgement("no gain: the start was as fast, measured again")
-UNCHANGED = 2.0  # a change may move the losses by so many times what two unchanged runs differ by
+UNCHANGED = 2.0  # a change may move the losses by this many times what two unchanged runs differ by
 EXACT = 0.02  # relative difference of mean losses that another order of additions may make
 
 

@@ -215,7 +215,7 @@ def _mark_mean(axes: Axes, run: Run) -> None:
 
 
 def end_of(run: Run, steps: int) -> float:
-    """Return when so many steps were over, s."""
+    """Return when the first `steps` steps were over, s."""
     return float(run.stretch(steps - 1, steps)[0, 5])
 
 
