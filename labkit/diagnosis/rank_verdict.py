@@ -14,7 +14,7 @@ from labkit.diagnosis import device_remedies as cures
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.confidence import resampled
 from labkit.diagnosis.doubts import gaps_hidden, too_short
-from labkit.diagnosis.findings import Finding, Measured, WordedFinding
+from labkit.diagnosis.findings import Finding, Measured
 from labkit.diagnosis.rank_times import RankTimes
 from labkit.diagnosis.remedies import Fit, Remedy
 from labkit.diagnosis.run_verdict import where_measured
@@ -43,17 +43,15 @@ def of_ranks(ranks: Ranks) -> Diagnosis:
         notes = ("Only the ranks of this machine were looked at: those of others log there.",)
     findings = _by_cost(times, ranks)
     hidden = _hidden(ranks) if findings[0].name == "compute" else None
+    confidence = 0.0
     if hidden:
         findings = (hidden, *findings)
-        return Diagnosis(tuple(map(_told, findings)), 0.0, source, notes, mark=ranks.mark)
-    findings, confidence = resampled(
-        len(times), lambda rows: _by_cost(times.take(rows), ranks), findings
-    )
-    return Diagnosis(tuple(map(_told, findings)), confidence, source, notes, mark=ranks.mark)
-
-
-def _told(finding: Finding) -> WordedFinding:
-    return worded(with_rank(finding))
+    else:
+        findings, confidence = resampled(
+            len(times), lambda rows: _by_cost(times.take(rows), ranks), findings
+        )
+    told = tuple(worded(with_rank(each)) for each in findings)
+    return Diagnosis(told, confidence, source, notes, mark=ranks.mark)
 
 
 def with_rank(finding: Finding) -> Finding:
