@@ -16,10 +16,8 @@ import torch
 import labkit as lk
 from labkit.diagnosis import (
     compute_rules,
-    device_remedies,
     gather,
     idle_rules,
-    loader_remedies,
     ranking,
     worker_remedies,
 )
@@ -150,9 +148,7 @@ def told(finding, evidence):
 def test_every_loss_has_a_name_in_words_and_a_threshold_every_remedy_a_section_that_is_there():
     assert set(WORTH_NAMING) == set(BOTTLENECKS) - {"unsure"}
     assert FORMATS.keys() == set(get_args(Unit))
-    tables = (loader_remedies, worker_remedies, device_remedies)
-    rows = [row for table in tables for row in vars(table).values()]
-    taught = {row.lesson for row in rows if isinstance(row, Remedy) and row.lesson}
+    taught = {row.lesson for row in rows_of_remedies().values() if row.lesson}
     assert taught == set(LESSONS)
     for name, heading in LESSONS.values():
         cells = json.loads((NOTEBOOKS_FOLDER / name).read_text())["cells"]

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from labkit.bench.stack import is_users
-from labkit.diagnosis import device_remedies as cures
+from labkit.diagnosis import body_remedies as cures
 from labkit.diagnosis.body_cost import (
     copying_s,
     lost_in_part,
@@ -15,6 +15,7 @@ from labkit.diagnosis.body_cost import (
     lost_to_own_update,
     may_work_in,
 )
+from labkit.diagnosis.device_remedies import FEWER_BYTES_OVER, NOT_WAITED_FOR, PINNED
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured, bound
 from labkit.diagnosis.hot_lines import Lines
@@ -118,7 +119,7 @@ def copies_in_the_body(evidence: Evidence) -> Finding | None:
         cause="copies",
         lost_share=lost,
         measured=(Measured(seen, lost, by=sampled_by(lines, evidence)), Measured(rate)),
-        remedies=(cures.PINNED, cures.NOT_WAITED_FOR, cures.FEWER_BYTES_OVER),
+        remedies=(PINNED, NOT_WAITED_FOR, FEWER_BYTES_OVER),
         lines=worst,
         at_most=bound(lost),
     )

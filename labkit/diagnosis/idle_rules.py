@@ -8,6 +8,7 @@ from dataclasses import replace
 from labkit.diagnosis import device_remedies as cures
 from labkit.diagnosis import loader_remedies as feeding
 from labkit.diagnosis import worker_remedies
+from labkit.diagnosis.body_remedies import IN_ANOTHER_PROCESS, NOW_AND_THEN, OUT_OF_THE_LOOP
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import ISSUING, Finding, Measured, bound, costs
 from labkit.diagnosis.pass_rules import why_passes_are_slow
@@ -104,7 +105,7 @@ def host_work(evidence: Evidence) -> Finding | None:
     lost = evidence.other_share + evidence.launch_share
     cause = "host_work_in_the_loop"
     seen = "of the time the device waits while the host does something other than data and copies"
-    remedies = (cures.OUT_OF_THE_LOOP,)
+    remedies = (OUT_OF_THE_LOOP,)
     if evidence.trace:
         cause = ISSUING
         seen = (
@@ -126,7 +127,7 @@ def pauses(evidence: Evidence) -> Finding | None:
     seen = "of the time is lost to single steps that compute far longer than an ordinary one"
     lost = evidence.pause_share
     cause = "pauses_inside_steps"
-    return costs("launch", cause, lost, seen, evidence.source, cures.NOW_AND_THEN)
+    return costs("launch", cause, lost, seen, evidence.source, NOW_AND_THEN)
 
 
 def outside_pytorch(evidence: Evidence) -> Finding | None:
@@ -145,7 +146,7 @@ def outside_pytorch(evidence: Evidence) -> Finding | None:
     if PREPARES.search(names):
         cause = "data_prepared_outside_a_DataLoader"
         return costs("input", cause, lost, seen, by, worker_remedies.INTO_A_DATASET)
-    return costs("host", "host_work", lost, seen, by, cures.IN_ANOTHER_PROCESS)
+    return costs("host", "host_work", lost, seen, by, IN_ANOTHER_PROCESS)
 
 
 def collectives(evidence: Evidence) -> Finding | None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from labkit.diagnosis import device_remedies as cures
 from labkit.diagnosis.body_cost import host_alone_share, lost_to_copies, lost_to_own_update
+from labkit.diagnosis.body_remedies import NO_SYNCHRONISING
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import NEIGHBOUR, Finding, Measured, costs
 from labkit.diagnosis.line_work import synchronises
@@ -119,5 +120,5 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
     part, lines = stops
     blamed = Measured(f"of the body the host waits in {lines[0].what}", part)
     measured = (found.measured[0], blamed)
-    remedies = (cures.NO_SYNCHRONISING, *found.remedies)
+    remedies = (NO_SYNCHRONISING, *found.remedies)
     return replace(found, cause="sync", measured=measured, lines=lines, remedies=remedies)

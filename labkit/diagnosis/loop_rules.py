@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from labkit.diagnosis import device_remedies as cures
+from labkit.diagnosis import body_remedies as cures
 from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.device_remedies import SINGLE_PRECISION
 from labkit.diagnosis.evidence import Evidence, LoopGrowth
 from labkit.diagnosis.findings import Finding, Measured
 from labkit.diagnosis.hot_lines import Line
@@ -109,7 +110,7 @@ def double_precision(evidence: Evidence) -> Finding | None:
             "the FP64 Tensor Cores of A100, H100 and H200"
         )
         measured.append(Measured(rate, by="its data sheets"))
-    remedy = cures.SINGLE_PRECISION
+    remedy = SINGLE_PRECISION
     return Finding("precision", DOUBLE, measured=tuple(measured), remedies=(remedy,))
 
 

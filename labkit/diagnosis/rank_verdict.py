@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from labkit.diagnosis import device_remedies as cures
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.confidence import resampled
 from labkit.diagnosis.doubts import gaps_hidden, too_short
@@ -23,7 +22,24 @@ from labkit.diagnosis.witnesses import deciding, witnesses
 from labkit.diagnosis.wording import worded
 from labkit.results.ranks import Ranks
 
-BY_STAMPS = "stamps in DDP's communication hook"
+BY_HOOK = "stamps in DDP's communication hook"
+EXCHANGE_LESS = Remedy(
+    "exchange_less",
+    "Exchange less often (accumulation_steps with no_sync=True) or use a larger batch.",
+    "exchange",
+)
+NO_SYNC = Remedy("no_sync", "Exchange only before an update (no_sync=True).", "exchange")
+FEED_ALL = Remedy("feed_all", "Prepare batches in other processes: num_workers.", "workers")
+FEED_RANK = Remedy(
+    "feed_rank",
+    "Feed rank $rank: its disk, its share of the files, its num_workers.",
+    "workers",
+)
+SLOW_RANK = Remedy(
+    "look_at_the_slow_rank",
+    "Look at what else runs where rank $rank does, its clock and its batches' sizes.",
+    "ranks",
+)
 ONE_RANK_ALONE = Remedy(
     "one_rank_alone",
     "Look into one rank alone, as a run of one process: lk.run(ranks.alone).diagnose().",
@@ -97,7 +113,7 @@ def all_wait(lost: float, seen: str, by: str) -> Finding:
     Cause "all_ranks_are_short_of_data". It costs the least wait of a rank.
     """
     measured = (Measured(seen, lost, by=by),)
-    return Finding("input", "all_ranks_are_short_of_data", lost, measured, (cures.FEED_ALL,))
+    return Finding("input", "all_ranks_are_short_of_data", lost, measured, (FEED_ALL,))
 
 
 def _exchange(times: RankTimes, ranks: Ranks) -> Finding:
@@ -109,19 +125,19 @@ def _exchange(times: RankTimes, ranks: Ranks) -> Finding:
     here = " of this machine" if ranks.world_size > len(ranks) else ""
     seen = f"of the time ranks wait for gradients that every rank{here} has computed"
     rarely = ranks.pipeline.accumulation_steps > 1 and not ranks.no_sync
-    remedy = cures.NO_SYNC if rarely else cures.EXCHANGE_LESS
-    measured = (Measured(seen, transfer, by=f"not overlapped; {BY_STAMPS}"),)
+    remedy = NO_SYNC if rarely else EXCHANGE_LESS
+    measured = (Measured(seen, transfer, by=f"not overlapped; {BY_HOOK}"),)
     return Finding("communication", "the_exchange_is_not_hidden", transfer, measured, (remedy,))
 
 
 def slower_rank(rank: int, lost: float, *measured: Measured) -> Finding:
     """One rank holds the others up."""
-    remedies = (cures.SLOW_RANK,)
+    remedies = (SLOW_RANK,)
     return Finding("straggler", "one_rank_is_slower", lost, measured, remedies, rank=rank)
 
 
 def one_is_late(
-    times: RankTimes, came_last: str = "gradients came", by: str = BY_STAMPS
+    times: RankTimes, came_last: str = "gradients came", by: str = BY_HOOK
 ) -> Finding | None:
     """One rank is last in nearly all steps: by its own wait for data, or otherwise.
 
@@ -153,4 +169,4 @@ def one_is_late(
     if own_wait - others_wait < limits.OWN_WAIT * lost:
         return found
     cause = "one_rank_is_short_of_data"
-    return replace(found, name="input", cause=cause, remedies=(cures.FEED_RANK,))
+    return replace(found, name="input", cause=cause, remedies=(FEED_RANK,))
