@@ -268,12 +268,6 @@ class Evidence:
         return self.stall_share > limits.STALLS and self.wait_share > limits.STALLS_FROM
 
     @property
-    def dispatch_share(self) -> float:
-        """Of the compute on a CPU: Python, and dispatching tiny operators."""
-        # The profiler's own cost (1 to 2 µs an operator) is in it; the threshold was calibrated so
-        return self.xray.share(self.xray.gap_us + self.xray.tiny_us) if self.xray else 0.0
-
-    @property
     def gap_share(self) -> float:
         """Of the compute on a GPU: no kernel runs."""
         if self.kernels is None or not self.compute_us:

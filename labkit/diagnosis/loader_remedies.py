@@ -107,12 +107,13 @@ def cheaper_items(evidence: Evidence) -> Fit | None:
         return None
     if evidence.batch.on_gpu:
         return None  # `KEEP_IN_RAM` says what comes first
-    if evidence.advised is None:
-        return Fit(words={"why": "" if count is None else "Try other numbers of workers. "})
     use = evidence.use
-    if count and (use.own or 0.0) >= limits.CORES_BUSY * (use.cores or math.inf):
-        return Fit(words={"why": "All cores are busy, so more workers gain nothing. "})
-    return Fit(words={"why": "Another number of workers is not expected to gain. "})
+    why = "Another number of workers is not expected to gain. "
+    if evidence.advised is None:
+        why = "" if count is None else "Try other numbers of workers. "
+    elif count and (use.own or 0.0) >= limits.CORES_BUSY * (use.cores or math.inf):
+        why = "All cores are busy, so more workers gain nothing. "
+    return Fit(words={"why": why})
 
 
 FETCH_AT_ONCE = Remedy(
