@@ -1,5 +1,6 @@
 """Challenges: every solution passes, every wrong answer and every cheat fails; the score."""
 
+import json
 import os
 from collections import Counter
 from importlib.util import find_spec
@@ -45,7 +46,7 @@ def all_code():
 
 def judged(key, name):
     task = TASKS[key]
-    known = {"solution": task.example, **WRONG[key]}
+    known = {"solution": task.example, **WRONG.get(key, {})}
     verdict = lk.challenge(key).check(known[name])
     assert bool(verdict) == (name == "solution"), verdict
     assert verdict.lines or verdict.why
@@ -76,7 +77,7 @@ def test_answers_are_judged_by_what_they_measure_in_a_process_of_their_own(key):
 
 def test_a_cheat_with_knobs_changes_the_work_and_is_refused_unless_a_goal_tells():
     for key, task in TASKS.items():
-        for name in WRONG[key] if isinstance(task, KnobChallenge) else ():
+        for name in WRONG.get(key, ()) if isinstance(task, KnobChallenge) else ():
             if name.startswith("cheat") and key != "04-fit":  # there a goal tells
                 with pytest.raises(ValueError, match="not the same work"):
                     task.spec(WRONG[key][name])
@@ -89,7 +90,8 @@ def test_every_notebook_has_one_to_four_challenges_each_with_hints_cheats_and_a_
     assert all(1 <= count <= 4 for count in numbers.values())
     for key, task in TASKS.items():
         assert task.title and task.text and task.hints and task.goals, key
-        assert any(name.startswith("cheat") for name in WRONG[key]), key
+        cheats = [name for name in WRONG.get(key, ()) if name.startswith("cheat")]
+        assert cheats, f"give {key!r} a cheat in tests/wrong_answers.py"
         posed = lk.challenge(key)
         assert task.title in repr(posed) and posed._repr_html_()
         score.keep("challenges", key, tries=1)
@@ -97,6 +99,14 @@ def test_every_notebook_has_one_to_four_challenges_each_with_hints_cheats_and_a_
             assert posed.solution().startswith(("def ", "class "))
     with pytest.raises(ValueError, match="Unknown challenge 'nothing'; available: 00-first"):
         lk.challenge("nothing")
+
+
+@pytest.mark.parametrize("key", TASKS)
+def test_a_cell_of_its_notebook_poses_each_challenge(key):
+    [notebook] = (Path(__file__).parents[1] / "notebooks").glob(f"{key[:2]}_*.ipynb")
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    asked = f'lk.challenge("{key}")'
+    assert any(asked in "".join(cell["source"]) for cell in cells), f"{notebook.name}: no {asked}"
 
 
 @pytest.mark.parametrize(

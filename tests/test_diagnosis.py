@@ -16,17 +16,15 @@ import torch
 import labkit as lk
 from labkit.diagnosis import (
     compute_rules,
-    device_remedies,
     gather,
     idle_rules,
-    loader_remedies,
     ranking,
     worker_remedies,
 )
 from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.estimate import Estimate
-from labkit.diagnosis.evidence import Evidence, Kernels, WorkerEvidence
+from labkit.diagnosis.evidence import Batch, Evidence, Kernels, WorkerEvidence
 from labkit.diagnosis.findings import BOTTLENECKS, Unit
 from labkit.diagnosis.gains import with_gains
 from labkit.diagnosis.gather import StepTable
@@ -150,9 +148,7 @@ def told(finding, evidence):
 def test_every_loss_has_a_name_in_words_and_a_threshold_every_remedy_a_section_that_is_there():
     assert set(WORTH_NAMING) == set(BOTTLENECKS) - {"unsure"}
     assert FORMATS.keys() == set(get_args(Unit))
-    tables = (loader_remedies, worker_remedies, device_remedies)
-    rows = [row for table in tables for row in vars(table).values()]
-    taught = {row.lesson for row in rows if isinstance(row, Remedy) and row.lesson}
+    taught = {row.lesson for row in rows_of_remedies().values() if row.lesson}
     assert taught == set(LESSONS)
     for name, heading in LESSONS.values():
         cells = json.loads((NOTEBOOKS_FOLDER / name).read_text())["cells"]
@@ -185,7 +181,7 @@ FITTING = {  # what a row applies to whose `fits` has words or settings
     "PROFILE_FIRST": Evidence("gpu", formats=("bf16",)),
     "QUIETER": Evidence("gpu"),
     "RESHARD": Evidence("cpu", workers=TWO),
-    "SINGLE_PRECISION": Evidence("cpu", batch_dtype="float64"),
+    "SINGLE_PRECISION": Evidence("cpu", batch=Batch("float64")),
     "SIXTEEN_BITS": Evidence("gpu", formats=("bf16",)),
     "TWICE_THE_BATCH": Evidence("cpu", knobs={"batch_size": 4}),
     "WHOLE_TENSORS": Evidence(
@@ -508,7 +504,7 @@ def test_padding_costs_no_time_of_an_optimizers_step():
 
 
 def test_a_loader_that_makes_its_batches_on_a_gpu_is_advised_no_workers():
-    slow = {"wait_share": 0.8, "compute_share": 0.2, "wait_us": 60e3, "batch_on_gpu": True}
+    slow = {"wait_share": 0.8, "compute_share": 0.2, "wait_us": 60e3, "batch": Batch(on_gpu=True)}
     evidence = Evidence("gpu", knobs={"num_workers": 0, "batch_size": 8}, code=LOADER, **slow)
     found = told(ranking.by_cost(evidence)[0], evidence)
     assert found.advice.startswith("The loader makes its batches on the GPU")
@@ -532,7 +528,7 @@ def test_batches_that_a_prefetcher_has_moved_to_a_gpu_were_not_made_there(is_mov
     loader = torch.utils.data.DataLoader(torch.zeros(160, 4), 8)
     for _ in (watch := lk.watch((batch for batch in loader) if is_moved else loader, live=False)):
         time.sleep(0.002)
-    assert StepTable(watch.run).evidence().batch_on_gpu != is_moved
+    assert StepTable(watch.run).evidence().batch.on_gpu != is_moved
 
 
 def test_who_shares_files_out_deals_them_and_hugging_face_cuts_its_own_shards():

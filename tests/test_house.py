@@ -105,6 +105,22 @@ def test_a_knob_of_the_loader_says_so_where_it_is_declared():
     assert all(f"{name}={value!r}" in line for name, value in pipeline.changed().items())
 
 
+BY_THE_BENCH_ALONE = {"xray"}  # a script of one's own has a profiler of one's own
+
+
+def test_a_knob_acts_in_the_bench_and_in_the_script_that_lk_script_prints():
+    """Arguments of the DataLoader are read all at once, in both: see above."""
+    files = (ROOT / "labkit" / "bench").glob("*.py")
+    acts = [path for path in files if path.name != "resolve_config.py"]  # it says why one cannot
+    bench = "".join(path.read_text(encoding="utf-8") for path in acts)
+    template = (ROOT / "labkit" / "data" / "train.py.jinja").read_text(encoding="utf-8")
+    script = " ".join(re.findall(r"\{[{%].*?[%}]\}", template, re.DOTALL))
+    for name in KNOBS.keys() - set(LOADER_KNOBS):
+        assert re.search(rf"\bjob\.{name}\b", bench), f"nothing in labkit/bench reads job.{name}"
+        is_written = re.search(rf"\b{name}\b", script)
+        assert is_written or name in BY_THE_BENCH_ALONE, f"train.py.jinja does not read {name}"
+
+
 def test_a_rule_says_its_cause_and_names_the_thresholds_that_it_reads():
     every = (*rules.RULES, *rules.WARNINGS, *worker_rules.WORKER_RULES, *pass_rules.PASS_RULES)
     for rule in every:

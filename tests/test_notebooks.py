@@ -1,8 +1,9 @@
 """The notebooks as they are committed: short cells, prose before code, outputs fit to publish.
 
-Each also has a row in the README's table (below), one to four challenges with a cheat for each in
-`wrong_answers.py` (`test_challenges.py`), and a place in a slice of `maintain/first_gpu/`
-(`test_first_gpu.py`). `python maintain/colab.py` writes its badge and its set-up cell.
+Each also has a row in the README's table and a place on the map of 00 (below), one to four
+challenges with a cheat for each in `wrong_answers.py` (`test_challenges.py`), and a place in a
+slice of `maintain/first_gpu/` (`test_first_gpu.py`). `python maintain/colab.py` writes its badge
+and its set-up cell.
 """
 
 import getpass
@@ -85,6 +86,14 @@ def test_cells_that_depend_on_hardware_are_not_compared(notebook):
 def test_the_readme_lists_every_notebook():
     text = (NOTEBOOKS[0].parents[1] / "README.md").read_text(encoding="utf-8")
     assert all(f"| {path.stem[:2]} | [" in text and f"/{path.name})" in text for path in NOTEBOOKS)
+
+
+def test_the_first_notebook_leads_to_every_other():
+    first, *others = NOTEBOOKS
+    cells = json.loads(first.read_text(encoding="utf-8"))["cells"]
+    text = "".join(source(cell) for cell in cells)
+    missing = [path.name for path in others if f"({path.name})" not in text]
+    assert not missing, f"link them in {first.name}"
 
 
 def test_links_lead_somewhere(notebook):

@@ -199,7 +199,7 @@ def test_of_zipped_loaders_that_of_the_loop_which_trains_and_waits_for_it_most_i
 )
 def test_a_watched_script_has_one_verdict_for_all_ranks(tmp_path, ranks, bottleneck, rank, says):
     runs = {n: watched_rank(tmp_path, n, parts) for n, parts in enumerate(ranks)}
-    judged = watched_ranks.diagnose(runs)
+    judged = watched_ranks.of_watched_ranks(runs)
     found = judged.verdict
     assert (found.bottleneck, found.rank) == (bottleneck, rank), repr(found)
     assert says in found.evidence
@@ -222,7 +222,7 @@ FULL = evenly(0, 1, 99, 0)  # so does any launch into a queue that is full
 def test_on_gpus_a_rank_that_does_not_read_the_loss_is_no_straggler(tmp_path, others):
     card = {"kind": "gpu", "device": "cuda:0", "name": "NVIDIA H200", "places": ON_GPU}
     runs = {n: watched_rank(tmp_path, n, each, **card) for n, each in enumerate([READS, *others])}
-    found = watched_ranks.diagnose(runs).verdict
+    found = watched_ranks.of_watched_ranks(runs).verdict
     assert found.rank is None and found.bottleneck in ("compute", "unsure"), repr(found)
 
 
@@ -231,7 +231,7 @@ def test_on_gpus_a_rank_that_reads_the_loss_late_is_a_straggler(tmp_path):
     card["places"] = {**ON_GPU, 1: PLACES[1]}
     parts = [evenly(0, 20, 20, 60), evenly(0, 0, 20, 80)]
     runs = {n: watched_rank(tmp_path, n, each, **card) for n, each in enumerate(parts)}
-    found = watched_ranks.diagnose(runs).verdict
+    found = watched_ranks.of_watched_ranks(runs).verdict
     assert (found.bottleneck, found.rank) == ("straggler", 0), repr(found)
     assert "copies to the device or reads from the device" in found.evidence
     assert (
@@ -282,7 +282,7 @@ def test_ranks_that_are_not_in_step_are_judged_alone(tmp_path):
         0: watched_rank(tmp_path, 0, evenly(1, 0, 9, 20)),
         1: watched_rank(tmp_path, 1, evenly(40, 0, 9, 20), apart_ms=400),
     }
-    judged = watched_ranks.diagnose(runs)
+    judged = watched_ranks.of_watched_ranks(runs)
     assert judged.verdict.rank is None and "not in step" in judged.verdict.notes[-1]
     assert judged.own[1].bottleneck == "input"
 

@@ -98,7 +98,7 @@ class Goal:
 
 
 def faster(times: float) -> Goal:
-    """Return the goal of so many times the baseline's samples/s; see `speedup`."""
+    """Return the goal of a multiple of the baseline's samples/s; see `speedup`."""
     return Goal("samples/s over the baseline's", at_least=times, close=0.1, needs_baseline=True)
 
 

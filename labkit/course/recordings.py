@@ -29,7 +29,7 @@ from labkit.spec import Pipeline
 
 BUDGET_S = 480.0  # s, for all records together
 LONGEST_S = 60.0  # s, for one: a longer one is stopped and left out
-MOST_STEPS = 600  # the first so many in a row: thinned out, they would show no teeth
+MOST_STEPS = 600  # the first of a run: thinned out, they would show no teeth
 MOST_ITEM_ROWS = 400
 MOST_TELEMETRY = 400
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from labkit.bench.card_age import too_old_for
 from labkit.bench.quick_runs import quick_run
-from labkit.knobs import Spec, check_names, declares_knobs, knob
+from labkit.knobs import Settings, Spec, check_names, declares_knobs, knob
 from labkit.orders import ScriptAsked
 from labkit.process.interrupts import held
 from labkit.results.hardware import machine
@@ -48,17 +48,22 @@ QUICK_STEPS = 8  # of a quick run, which is not judged
 @declares_knobs
 @dataclass(frozen=True, repr=False)
 class SlowScript(Spec):
-    """One stage of the slow script: `fixes` are names of `FIXES`, kept in the ladder's order."""
+    """One stage of the slow script."""
 
-    fixes: tuple[str, ...] = knob((), "what is fixed", kind="str", choices=LADDER)
+    fixes: tuple[str, ...] = ()  # names of `FIXES`, kept in the ladder's order
     steps: int | None = knob(
         None, "batches to train on", kind="int", low=1, high=1_000_000, auto="enough for a verdict"
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_names(map(str, self.fixes), FIXES, "fix")
         object.__setattr__(self, "fixes", tuple(name for name in FIXES if name in self.fixes))
-        object.__setattr__(self, "steps", self.knobs["steps"].check(self.steps))
+
+    def changed(self) -> Settings:
+        """Return what differs from the defaults, the fixes as well."""
+        fixes: Settings = {"fixes": self.fixes} if self.fixes else {}
+        return fixes | super().changed()
 
     @property
     def pipeline(self) -> Pipeline:

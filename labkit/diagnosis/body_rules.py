@@ -7,7 +7,15 @@ from functools import partial
 import numpy as np
 
 from labkit.bench.stack import is_users
-from labkit.diagnosis import device_remedies as cures
+from labkit.diagnosis import body_remedies as cures
+from labkit.diagnosis.body_cost import (
+    copying_s,
+    lost_in_part,
+    lost_to_copies,
+    lost_to_own_update,
+    may_work_in,
+)
+from labkit.diagnosis.device_remedies import FEWER_BYTES_OVER, NOT_WAITED_FOR, PINNED
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured, bound
 from labkit.diagnosis.hot_lines import Lines
@@ -15,12 +23,12 @@ from labkit.diagnosis.line_work import PERIODIC, LongSteps, long_steps, work_of
 from labkit.diagnosis.loop_rules import drift_of
 from labkit.diagnosis.remedies import Remedy
 
-WAITS = "waiting: for a sleep, a lock, a network or another program"
+WAITING = "waiting: for a sleep, a lock, a network or another program"
 VALIDATES = "passes without gradients (validation, a policy's rollouts, a teacher)"
 BESIDES = {  # what a body does besides training, by the part of it; and what helps
     "python": ("Python", cures.VECTORISE),
     "logging": ("logging and files", cures.LOG_RARELY),
-    "waiting": (WAITS, cures.WAIT_ELSEWHERE),
+    "waiting": (WAITING, cures.WAIT_ELSEWHERE),
     "validation": (VALIDATES, cures.VALIDATE_LESS),
 }
 
@@ -57,7 +65,7 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     loop = evidence.loop
     if loop is None or part not in evidence.body:
         return None
-    lost = evidence.lost_in_part(part)
+    lost = lost_in_part(evidence, part)
     drift = drift_of(evidence)
     if drift and drift.share > lost / 2 and (loop.lines.of_part(part) & drift.mask).any():
         return None  # it is what makes the steps longer and longer: said there
@@ -67,7 +75,7 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     words, remedy = BESIDES[part]
     if work.lines and work.lines[0].kind == "collect":
         remedy = cures.COLLECT_RARELY
-    hidden = part != "validation" and evidence.may_work_in(part)
+    hidden = part != "validation" and may_work_in(evidence, part)
     seen = f"{of_the_time(hidden)} the body of the loop is not training but {words}"
     measured = [Measured(seen, lost, by=sampled_by(loop.lines, evidence))]
     when = f", {in_which(work.long_steps)}" if work.long_steps else ""
@@ -97,21 +105,21 @@ def copies_in_the_body(evidence: Evidence) -> Finding | None:
     where the batches move at COPIES_BYTES_S or more. It costs the share of the stacks at the copy.
     """
     loop = evidence.loop
-    lost = evidence.lost_to_copies
+    lost = lost_to_copies(evidence)
     if loop is None or not lost:
         return None
     lines = loop.lines
     worst = lines.worst(lines.mask("body") & (lines.kind == "copy"))
     seen = f"of the time the host waits for the copy of a batch to the device, in {worst[0].what}"
-    moved = evidence.batch_bytes or 0.0
-    gb_s = moved / evidence.copying_s / 1e9
+    moved = evidence.batch.bytes or 0.0
+    gb_s = moved / copying_s(evidence) / 1e9
     rate = f"the batches' {moved / 2**20:.0f} MiB move at {gb_s:.1f} GB/s"
     return Finding(
         name="transfer",
         cause="copies",
         lost_share=lost,
         measured=(Measured(seen, lost, by=sampled_by(lines, evidence)), Measured(rate)),
-        remedies=(cures.PINNED, cures.NOT_WAITED_FOR, cures.FEWER_BYTES_OVER),
+        remedies=(PINNED, NOT_WAITED_FOR, FEWER_BYTES_OVER),
         lines=worst,
         at_most=bound(lost),
     )
@@ -124,7 +132,7 @@ def another_loader(evidence: Evidence) -> Finding | None:
     share of the sampled stacks.
     """
     loop = evidence.loop
-    lost = evidence.lost_in_part("loader")
+    lost = lost_in_part(evidence, "loader")
     if loop is None or not lost:
         return None
     lines = loop.lines
@@ -132,7 +140,7 @@ def another_loader(evidence: Evidence) -> Finding | None:
     when = long_steps(lines, mask, loop.spent)
     readers = lines.around(mask, "reads")
     costliest = lines.worst(mask)[:1]
-    hidden = evidence.may_work_in("loader")
+    hidden = may_work_in(evidence, "loader")
     seen = f"{of_the_time(hidden)} the body of the loop waits for another DataLoader"
     measured = [Measured(seen, lost, by=sampled_by(lines, evidence))]
     whole = float(lines.share[mask].sum())
@@ -170,7 +178,7 @@ def own_optimizer(evidence: Evidence) -> Finding | None:
     `torch._foreach_*`. It costs that share.
     """
     loop = evidence.loop
-    lost = evidence.lost_to_own_update
+    lost = lost_to_own_update(evidence)
     if loop is None or not lost:
         return None
     lines = loop.lines

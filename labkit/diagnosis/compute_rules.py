@@ -134,9 +134,9 @@ def padding(evidence: Evidence) -> Finding | None:
 def held_down(evidence: Evidence) -> Finding | None:
     """Heat holds the card's clock down: it is busy, and slower than it could be.
 
-    Cause "throttle", where so much as HELD_DOWN of the readings show it.
+    Cause "throttle", where HELD_DOWN of the readings or more show it.
     """
-    heat = evidence.heat
+    heat = evidence.card.heat
     if heat is None or heat.share < limits.HELD_DOWN:
         return None
     seen = "of the readings show heat or a power brake holding the card's clock down"

@@ -29,7 +29,7 @@ class CoreUse:
 
     @property
     def is_shared(self) -> bool:
-        """Whether other programs load the machine so much that the run's times are not its own."""
+        """Whether other programs use enough of the machine to change the run's times."""
         return self.others_share > FOREIGN_LOAD
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Remedies for what is not the loader: copies, launches, the loop's body, formats, ranks."""
+"""Remedies for what the device does and waits for: copies, launches, formats, collectives."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ LARGER_BATCH = Remedy(
     "Use a larger batch: batch_size=$batch_size.",
     "batch",
     partial(larger_batch, 4),
-    cost="memory, and another training: tune the learning rate",
+    cost="memory, and a different training: tune the learning rate",
     check=ANOTHER_TRAINING,
     price=3,
 )
@@ -129,127 +129,6 @@ ALONE = Remedy(
     "workers",
 )
 
-# -- the loop's body -------------------------------------------------------------------------------
-
-OUT_OF_THE_LOOP = Remedy(
-    "out_of_the_loop",
-    "Take logging, checkpoints, evaluation and .item() out of the loop, or do them rarely; where "
-    "there is none, launch fewer and larger kernels.",
-    "launches",
-)
-NO_SYNCHRONISING = Remedy(
-    "no_synchronising",
-    "Do not wait for the device in every step: collect losses on it, and read them rarely.",
-    "launches",
-    code="total += loss.detach()  # and only now and then: total.item()\n",
-)
-NOW_AND_THEN = Remedy(
-    "find_what_runs_now_and_then",
-    "Look for what runs now and then: garbage collection, recompiles, checkpoints.",
-    "launches",
-)
-IN_ANOTHER_PROCESS = Remedy(
-    "in_another_process",
-    "Take it out of the loop, or do it rarely or in another process: logging, checkpoints, "
-    "evaluation, preparing data; with_stack=True records where it is.",
-    "lines",
-)
-VECTORISE = Remedy(
-    "vectorise",
-    "Vectorise it, do it in tensor operations, or take it out of the loop. What prepares a batch "
-    "belongs in the dataset or in collate_fn, where the loader's workers do it.",
-    "lines",
-)
-COLLECT_RARELY = Remedy(
-    "collect_rarely",
-    "Take gc.collect() out of the loop, and torch.cuda.empty_cache() with it: Python collects by "
-    "itself, and memory given back to the driver has to be asked for again in the next step.",
-    "lines",
-)
-LOG_RARELY = Remedy(
-    "log_rarely",
-    "Do it in every 50th step or less, buffered and without fsync, or in a thread of its own.",
-    "lines",
-)
-WAIT_ELSEWHERE = Remedy(
-    "wait_elsewhere", "Do it in a thread of its own, or between epochs.", "lines"
-)
-VALIDATE_LESS = Remedy(
-    "validate_less",
-    "Validate less often, on fewer, larger batches; in reinforcement learning, roll out several "
-    "environments at once.",
-    "lines",
-)
-FEED_THE_OTHER = Remedy(
-    "feed_the_other",
-    "Give that DataLoader workers too: num_workers=2 to begin with, and persistent_workers=True; "
-    "it prepares its batches in the loop's own process.",
-    "workers",
-    cost="a process with its memory for each worker, and their start",
-)
-FEED_OR_VALIDATE_LESS = Remedy(
-    "feed_or_validate_less",
-    "Validate less often, or give that DataLoader workers too: num_workers=2 to begin with, and "
-    "persistent_workers=True; it prepares its batches in the loop's own process.",
-    "lines",
-)
-FASTER_OTHER = Remedy(
-    "keep_the_other_loader",
-    "Make that DataLoader once, outside the loop, with persistent_workers=True, and ask it for "
-    "less: less work per item, or larger batches of it less often.",
-    "items",
-)
-ALL_WEIGHTS_AT_ONCE = Remedy(
-    "all_weights_at_once",
-    "Use a built-in optimizer with fused=True or foreach=True, or update all weights of a group in "
-    "one call with torch._foreach_*, in place of several small operators for each of them.",
-    "launches",
-    code="# in step(), for a group of weights: momentum, as an example\n"
-    'weights = [each for each in group["params"] if each.grad is not None]\n'
-    "gradients = [each.grad for each in weights]\n"
-    'averages = [self.state[each]["average"] for each in weights]\n'
-    'torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])\n'
-    'torch._foreach_add_(weights, averages, alpha=-group["lr"])\n',
-    check=ROUNDED,
-    price=2,
-)
-SAVE_LESS = Remedy(
-    "save_less",
-    "Save checkpoints less often, or in a thread of its own from a copy on the CPU.",
-    "lines",
-)
-LESS_BETWEEN = Remedy(
-    "less_between",
-    "Look at what runs between two epochs: metrics, plots, a loader that is built anew.",
-    "lines",
-)
-KEEP_LESS = Remedy(
-    "keep_less",
-    "Something is kept from step to step, such as a list that grows: empty it now and then, or "
-    "memory runs out some time.",
-    "lines",
-)
-WATCH_SIZES = Remedy(
-    "watch_sizes",
-    "Look at that line: print every 100th step's time beside the sizes of what it works on. They "
-    "grow where something is collected, and may grow on purpose (longer texts, larger images).",
-    "lines",
-)
-KEEP_NUMBERS = Remedy(
-    "keep_numbers",
-    "Keep numbers instead of tensors with the graphs that made them.",
-    "lines",
-    code="total += loss.item()  # or: losses.append(loss.detach())\n",
-)
-
-
-THREADS = Remedy(
-    "threads_as_cores",
-    "Let torch compute with as many threads as there are cores.",
-    "lines",
-    code="torch.set_num_threads($cores)  # or OMP_NUM_THREADS=$cores in the environment\n",
-)
-
 # -- formats and memory traffic --------------------------------------------------------------------
 
 
@@ -273,7 +152,7 @@ def formats_left(evidence: Evidence) -> Fit:
 def single_precision(evidence: Evidence) -> Fit:
     """Add the line that converts a batch, where it is float64."""
     converted = "batch = batch.float()  # better once, in the dataset\n"
-    return Fit(words={"batch": converted if evidence.batch_dtype == "float64" else ""})
+    return Fit(words={"batch": converted if evidence.batch.dtype == "float64" else ""})
 
 
 SINGLE_PRECISION = Remedy(
@@ -336,7 +215,7 @@ PAD_LESS = Remedy(
     "padding",
 )
 
-# -- the machine, and several ranks ----------------------------------------------------------------
+# -- the machine, and where nothing is left --------------------------------------------------------
 
 COOLER = Remedy(
     "cooler",
@@ -367,21 +246,4 @@ OVERLAP_EXCHANGE = Remedy(
     "overlap_exchange",
     "Overlap or thin out the exchange: larger buckets, no_sync(), a larger batch.",
     "exchange",
-)
-EXCHANGE_LESS = Remedy(
-    "exchange_less",
-    "Exchange less often (accumulation_steps with no_sync=True) or use a larger batch.",
-    "exchange",
-)
-NO_SYNC = Remedy("no_sync", "Exchange only before an update (no_sync=True).", "exchange")
-FEED_ALL = Remedy("feed_all", "Prepare batches in other processes: num_workers.", "workers")
-FEED_RANK = Remedy(
-    "feed_rank",
-    "Feed rank $rank: its disk, its share of the files, its num_workers.",
-    "workers",
-)
-SLOW_RANK = Remedy(
-    "look_at_the_slow_rank",
-    "Look at what else runs where rank $rank does, its clock and its batches' sizes.",
-    "ranks",
 )

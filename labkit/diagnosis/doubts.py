@@ -78,30 +78,22 @@ def gaps_hidden(busy: float, seen: tuple[Witness, ...], remedy: Remedy) -> Findi
 def of_a_busy_device(evidence: Evidence) -> Finding | None:
     """The device seems to be the limit, and nothing saw whether it works."""
     if evidence.launches_only:
-        return _device_untimed(evidence)
+        seen = "of the time the host is in the loop's body; what the device did was not timed here"
+        return doubt("device_not_timed", Measured(seen, evidence.compute_share), remedy=HEADROOM)
     if evidence.gaps_may_hide:
         remedy = LOOK_INSIDE if evidence.could_look else PROFILE
         if evidence.xray is not None:  # it looked, and saw nothing of the device
             remedy = MAKERS_PROFILER
-        return gaps_hidden(evidence.compute_share, evidence.witnesses, remedy)
-    return _body_unseen(evidence) if evidence.loop and not evidence.body else None
-
-
-def _device_untimed(evidence: Evidence) -> Finding:
-    """A watched loop's body takes the time, and nobody timed the device."""
-    seen = "of the time the host is in the loop's body; what the device did was not timed here"
-    return doubt("device_not_timed", Measured(seen, evidence.compute_share), remedy=HEADROOM)
-
-
-def _body_unseen(evidence: Evidence) -> Finding:
-    """A watched loop's body takes the time, and too few samples tell what it does."""
-    lines = evidence.loop.lines if evidence.loop else None
-    missing = (lines.missing if lines is not None else "") or "too few stacks were sampled"
-    seen = "of the time is the loop's body; whether that is training was not seen"
+        return gaps_hidden(evidence.compute_share, evidence.card.witnesses, remedy)
+    loop = evidence.loop
+    if loop is None or evidence.body:
+        return None
+    missing = loop.lines.missing or "too few stacks were sampled"
+    seen = f"of the time is the loop's body; whether that is training was not seen: {missing}"
     return doubt(
         "body_not_seen",
-        Measured(f"{seen}: {missing}", evidence.compute_share),
-        remedy=PROFILE if lines is not None and lines.refused else SOME_SECONDS,
+        Measured(seen, evidence.compute_share),
+        remedy=PROFILE if loop.lines.refused else SOME_SECONDS,
     )
 
 
@@ -158,7 +150,7 @@ def _may_be_others(evidence: Evidence, first: Finding) -> bool:
 
 def _gpu_shared(evidence: Evidence) -> Finding | None:
     limit = limits.FOREIGN_LOAD
-    share = evidence.others_on_gpu
+    share = evidence.card.others_share
     if share is None or share <= limit:
         return None
     seen = "of the time kernels of other processes ran on the same GPU"

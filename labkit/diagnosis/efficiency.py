@@ -19,7 +19,6 @@ from labkit.results.record import Event
 from labkit.results.run import Run
 from labkit.results.text import percent
 
-NO_PEAK = 1.25  # 3x3 kernels on 8x8 pixels, an eighth of whose products are with padding, and 10 %
 LARGER = Remedy(
     "larger_batch_or_width",
     "Raise the batch or the width: more arithmetic for each launch and each byte.",
@@ -52,7 +51,7 @@ def _share(run: Run, what: str, per_s: float | None) -> float | None:
     if not work or work["samples"] <= 0 or not work[what] or not run.throughput or not per_s:
         return None
     reached = work[what] / work["samples"] * run.throughput / per_s
-    return None if reached > NO_PEAK else min(reached, 1.0)
+    return None if reached > limits.NO_PEAK else min(reached, 1.0)
 
 
 def with_low_mfu(run: Run, evidence: Evidence, found: tuple[Finding, ...]) -> tuple[Finding, ...]:

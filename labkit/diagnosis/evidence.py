@@ -1,6 +1,8 @@
-"""What is known of a run, as numbers: the rules of the diagnosis look at nothing else.
+"""What is known of a run: the rules of the diagnosis look at nothing else.
 
-A share is a part of the wall time, 0 to 1, unless its comment says of what. None: not measured.
+That is numbers, and for a cause's place in the code the sampled lines behind them (`lines`, and
+`loop` of a watched one). A share is a part of the wall time, 0 to 1, unless its comment says of
+what. None: not measured.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from labkit.diagnosis.hot_lines import Line, Lines
 from labkit.diagnosis.line_work import loading_mask
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.recommendation import Workers
-from labkit.diagnosis.watched_loop import HOST_ALONE, Loop
+from labkit.diagnosis.watched_loop import Loop
 from labkit.diagnosis.witnesses import Heat, Witness, deciding
 from labkit.knobs import Setting
 from labkit.results.loader_records import Hang
@@ -41,7 +43,7 @@ class Xray:
     bf16_speedup: float | None = None  # of the same compute, measured
 
     def share(self, time_us: float) -> float:
-        """Return the share of the compute that so many µs are."""
+        """Return a time as a share of the compute."""
         return min(1.0, time_us / max(self.window_us, 1e-9))
 
 
@@ -63,6 +65,38 @@ class Launches:
 
     queued_ms: float  # from issuing a step's compute to its start
     in_line_share: float  # of the time the threads that launch had no core
+
+
+@dataclass(frozen=True)
+class CardEvidence:
+    """What a GPU's events and counters tell, and the processes on it."""
+
+    launches: Launches | None = None
+    others_share: float | None = None  # other processes' kernels ran on it
+    heat: Heat | None = None
+    witnesses: tuple[Witness, ...] = ()  # what can tell whether it works while it is busy
+    certain_share: float = 0.0  # it certainly worked, whatever the host did
+    may_never_rest: bool = False  # whether one that never rests would read no higher
+    ahead_share: float = 0.0  # it works on what had been issued in full
+
+
+@dataclass(frozen=True)
+class TraceFacts:
+    """What a profiler's trace tells beside its times."""
+
+    has_workers: bool | None = None  # whether its loader has workers
+    outside_where: tuple[str, ...] = ()  # functions in which the host was busy outside of PyTorch
+    late_rank: int | None = None  # of several, the one that the others wait for
+    late_said: str = ""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What is known of a watched loop's batches."""
+
+    dtype: str | None = None  # of the largest array in the first one
+    on_gpu: bool = False  # whether the loader makes them on a GPU, as no worker could
+    bytes: float | None = None  # of that array, in an ordinary step
 
 
 @dataclass(frozen=True)
@@ -143,30 +177,25 @@ class Evidence:
     threads: int | None = None  # that torch computes an operator with, on a CPU
     stolen_by_workers: float | None = None  # our workers had the core that the model needed
     stolen_by_others: float = 0.0  # other programs had it
-    launches: Launches | None = None
-    others_on_gpu: float | None = None  # other processes' kernels ran on the same GPU
-    heat: Heat | None = None
-    certain_share: float = 0.0  # of the time the device certainly worked, whatever the host did
-    may_never_rest: bool = False  # whether a GPU that never rests would read no higher
-    ahead_share: float = 0.0  # of the time the GPU works on what had been issued in full
+    card: CardEvidence = CardEvidence()
 
     # What looked inside
     xray: Xray | None = None
     kernels: Kernels | None = None
-    witnesses: tuple[Witness, ...] = ()  # what can tell whether a busy GPU works
+    workers: WorkerEvidence | None = None
     lines: Lines | None = None
-    loop: Loop | None = None  # of a watched loop
+    whole: WallShares | None = None  # of a script's time, in its loops and outside of them
+    trace: TraceFacts | None = None  # where a profiler's trace is all there is
+
+    # A watched loop
+    loop: Loop | None = None
     host_wait_share: float = 0.0  # its host waits for a batch, whatever the device does
     body: Mapping[str, float] = field(default_factory=dict)  # of its body: no training
     growth: LoopGrowth = LoopGrowth()  # of what a watched loop keeps
     weights_dtype: str | None = None  # of most of what it trains, as "float32"
-    batch_dtype: str | None = None  # of the largest array in its first batch
     may_fuse: bool | None = None  # whether its optimizer has a fused version that is not in use
     imports_script: bool = False  # whether a worker of its loader starts by importing the script
-    batch_on_gpu: bool = False  # whether its loader makes batches on a GPU, as no worker could
-    batch_bytes: float | None = None  # of that array, in an ordinary step
-    workers: WorkerEvidence | None = None
-    whole: WallShares | None = None  # of a script's time, in its loops and outside of them
+    batch: Batch = Batch()
 
     # The settings, and what the simulation makes of them
     knobs: Mapping[str, Setting] = field(default_factory=dict)
@@ -179,98 +208,16 @@ class Evidence:
     deeper_queue: int | None = None  # a prefetch_factor that helps against stalls
     headroom: Estimate | None = None  # the gain of a perfect loader, by replay within a pass
 
-    # A profiler's trace
-    from_trace: bool = False
-    trace_has_workers: bool | None = None  # whether the loader of a trace has workers
-    outside_where: tuple[str, ...] = ()  # functions in which the host was busy
-    late_rank: int | None = None  # of several, the one that the others wait for
-    late_said: str = ""
-
-    def lost_in_body(self, share: float, rests: bool = False) -> float:
-        """Return what a share of the body may cost: nothing while the device works all the same.
-
-        `rests`: the device is known to have nothing to do meanwhile.
-        """
-        if self.may_never_rest and not rests:
-            return 0.0
-        return min(share * self.compute_share, max(1 - self.certain_share, 0.0))
-
-    def lost_in_part(self, part: str) -> float:
-        """Return what a part of the body, one of `NO_TRAINING`, may cost."""
-        return self.lost_in_body(self.body.get(part, 0.0), self.rests_in(part))
-
-    @property
-    def host_alone_share(self) -> float:
-        """Of the body of a watched loop: the host gives the device nothing to do."""
-        return sum(self.body.get(part, 0.0) for part in HOST_ALONE)
-
-    def share_of_body(self, kind: str) -> float:
-        """Return the share of a watched loop's body in a kind of work; 0 with too few samples."""
-        if self.loop is None or not self.loop.lines.enough("body"):
-            return 0.0
-        lines = self.loop.lines
-        body = lines.mask("body")
-        of_kind = body & (lines.kind == kind)
-        return float(lines.share[of_kind].sum() / lines.share[body].sum())
-
-    @property
-    def copying_share(self) -> float:
-        """Of the time a watched loop's host stands at a copy to a GPU, and the queue is empty."""
-        if self.kind != "gpu" or not self.compute_share:
-            return 0.0
-        # What had been issued in full is done while the host waits for its batch, then at the copy
-        behind_the_queue = max(self.ahead_share - self.host_wait_share, 0.0)
-        copies = self.share_of_body("copy") * (1 - self.host_wait_share)
-        return max(copies - behind_the_queue, 0.0)
-
-    @property
-    def copying_s(self) -> float:
-        """The time of the average step, s, in the `copying_share`."""
-        return self.copying_share / max(self.compute_share, 1e-9) * (self.compute_us or 0.0) / 1e6
-
-    @property
-    def lost_to_copies(self) -> float:
-        """What copies in a watched loop's body may cost: 0 where too few bytes move meanwhile."""
-        share = self.copying_share
-        if not share or (self.batch_bytes or 0.0) < limits.COPIES_BYTES_S * self.copying_s:
-            return 0.0
-        return min(share, self.lost_in_body(self.share_of_body("copy")))
-
-    @property
-    def lost_to_own_update(self) -> float:
-        """What a watched loop's own code may cost that updates the weights one by one."""
-        share = self.share_of_body("update")
-        if self.loop is None or share < limits.OWN_UPDATE:
-            return 0.0
-        lines = self.loop.lines
-        costliest = lines.rows(lines.mask("body") & (lines.kind == "update"))[0]
-        return 0.0 if "_foreach_" in costliest.call else self.lost_in_body(share)
-
-    def rests_in(self, part: str) -> bool:
-        """Return whether a GPU is known to have nothing to do in a part of the body.
-
-        The host waited for it just before, and at the end of a step nothing was queued either.
-        """
-        if self.kind != "gpu" or self.loop is None or self.launches_only:
-            return False
-        is_empty = self.ahead_share < limits.STILL_QUEUED
-        return is_empty and self.loop.after_sync.get(part, 0.0) >= limits.AFTER_SYNC
-
-    def may_work_in(self, part: str) -> bool:
-        """Return whether a GPU may work on what is queued in a part of the body.
-
-        The host waits for it later on. So the time of the part bounds what it costs, and that may
-        be nothing.
-        """
-        if self.kind != "gpu" or self.loop is None or self.rests_in(part):
-            return False
-        return self.loop.waits >= limits.WAITS_FOR_DEVICE
-
     @property
     def num_workers(self) -> int | None:
         """Of the loader; None where it has none to set."""
         count = self.knobs.get("num_workers")
         return None if count is None else int(count)
+
+    @property
+    def trace_has_workers(self) -> bool | None:
+        """Whether the loader of a trace has workers; None where that is not known, or no trace."""
+        return self.trace.has_workers if self.trace else None
 
     @property
     def crowded_by(self) -> float:
@@ -279,12 +226,12 @@ class Evidence:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether others have so much of the machine that times of the run are not its own."""
+        """Whether others use so much of the machine that the run's times are not its own."""
         return self.crowded_by > limits.FOREIGN_LOAD
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether others have so much of it that a run alone may come out otherwise."""
+        """Whether others use enough of it that a run alone may come out differently."""
         return self.crowded_by > limits.DISTURBS
 
     @property
@@ -308,25 +255,19 @@ class Evidence:
     @property
     def looked_inside(self) -> bool:
         """Whether a profiler saw what happens inside the compute."""
-        return self.xray is not None or self.kernels is not None or self.from_trace
+        return self.xray is not None or self.kernels is not None or self.trace is not None
 
     @property
     def gaps_may_hide(self) -> bool:
         """Whether a GPU that looks busy may wait for launches, and nothing can tell."""
         if self.kind != "gpu" or self.kernels is not None or self.launches_only:
             return False
-        return deciding(self.witnesses) is None
+        return deciding(self.card.witnesses) is None
 
     @property
     def stalls(self) -> bool:
         """Whether the loop waits seldom and long."""
         return self.stall_share > limits.STALLS and self.wait_share > limits.STALLS_FROM
-
-    @property
-    def dispatch_share(self) -> float:
-        """Of the compute on a CPU: Python, and dispatching tiny operators."""
-        # The profiler's own cost (1 to 2 µs an operator) is in it; the threshold was calibrated so
-        return self.xray.share(self.xray.gap_us + self.xray.tiny_us) if self.xray else 0.0
 
     @property
     def gap_share(self) -> float:

@@ -13,7 +13,15 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.core_use import CoreUse, mean_known, readings, while_it_trained
 from labkit.diagnosis.estimate import Estimate
-from labkit.diagnosis.evidence import Evidence, Launches, LoopGrowth, WorkerEvidence, Xray
+from labkit.diagnosis.evidence import (
+    Batch,
+    CardEvidence,
+    Evidence,
+    Launches,
+    LoopGrowth,
+    WorkerEvidence,
+    Xray,
+)
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.recommendation import recommend_prefetch, recommend_workers
 from labkit.diagnosis.trace_evidence import kernels_of
@@ -39,8 +47,8 @@ class StepSums(NamedTuple):
     launch: float
     other: float
     pauses: float  # of compute: beyond that of ordinary steps
-    timed: float  # of compute: in steps whose own thread was timed,
-    lost: float  # and of that, while this thread did not run
+    timed: float  # of compute: in steps whose own thread was timed
+    lost: float  # of `timed`: while that thread did not run
     steps: float  # their number
 
     @property
@@ -166,7 +174,6 @@ def _known(run: Run, wait: np.ndarray, compute: np.ndarray, ranks_cores: float) 
         launches_only=run.launches_only,
         use=_core_use(run, ranks_cores),
         xray=xray,
-        witnesses=witnesses(run),
         lines=run.lines if run.samples_of_lines else None,
         loop=loop,
         workers=worker_evidence(run),
@@ -196,16 +203,14 @@ def _stall_share(wait: np.ndarray) -> float:
 def _of_watched(known: Evidence, run: Run) -> Evidence:
     """Return the evidence with what only the recorder of a user's own loop sees."""
     code = LoopCode.of(run.loop_code, run.event("remade"))
+    # Not of a prefetcher or Accelerate's loader, which move there what workers have made
+    is_plain = run.watched == "DataLoader" and not run.pipeline.num_workers
+    on_gpu = run.batch_on_gpu and is_plain
     return replace(
         known,
         growth=LoopGrowth(tuple(run.growth), *_swelling(run)),
         weights_dtype=run.weights_dtype,
-        batch_dtype=run.batch_dtype,
-        # Not of a prefetcher or Accelerate's loader, which move there what workers have made
-        batch_on_gpu=run.batch_on_gpu
-        and run.watched == "DataLoader"
-        and not run.pipeline.num_workers,
-        batch_bytes=_usual(run.batch_bytes),
+        batch=Batch(run.batch_dtype, on_gpu, _usual(run.batch_bytes)),
         code=code,
         trainer=bool(run.trainer),
         may_fuse=run.may_fuse if run.may_fuse is not None else code.may_fuse,
@@ -278,16 +283,20 @@ def _of_gpu(known: Evidence, run: Run) -> Evidence:
     if in_line is not None and run.queued_ms is not None:
         launches = Launches(run.queued_ms, min(in_line, 1.0))
     kernels = kernels_of(run.xray)
+    seen = witnesses(run)
+    card = CardEvidence(
+        launches=launches,
+        others_share=_others_on_gpu(run),
+        heat=throttled(run),
+        witnesses=() if kernels else seen,
+        certain_share=max((run.busy_at_least or 0.0, *(each.at_least for each in seen))),
+        may_never_rest=any(each.may_be_all for each in seen),
+        ahead_share=0.0 if run.launches_only else run.busy_at_least or 0.0,
+    )
     return replace(
         known,
-        launches=launches,
-        others_on_gpu=_others_on_gpu(run),
-        heat=throttled(run),
-        ahead_share=0.0 if run.launches_only else run.busy_at_least or 0.0,
-        certain_share=max((run.busy_at_least or 0.0, *(seen.at_least for seen in known.witnesses))),
-        may_never_rest=any(seen.may_be_all for seen in known.witnesses),
+        card=card,
         kernels=kernels,
-        witnesses=() if kernels else known.witnesses,
         formats=tensor_formats(machine.name, machine.compute_capability),
     )
 
@@ -298,9 +307,10 @@ def _advised(known: Evidence, run: Run, sums: StepSums) -> Evidence:
     waits = sums.wait > worth
     workers = known.num_workers
     crowded = workers and known.kind != "gpu" and sums.lost > worth
-    if known.launches:
-        crowded = crowded or known.launches.in_line_share > limits.WORTH_NAMING["launch"] / 2
-    may_advise = (waits or crowded) and not known.batch_on_gpu
+    launches = known.card.launches
+    if launches:
+        crowded = crowded or launches.in_line_share > limits.WORTH_NAMING["launch"] / 2
+    may_advise = (waits or crowded) and not known.batch.on_gpu
     return replace(
         known,
         advised=recommend_workers(run, known.lines) if may_advise else None,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from labkit.diagnosis import device_remedies as cures
 from labkit.diagnosis import loader_remedies as feeding
 from labkit.diagnosis import worker_remedies
+from labkit.diagnosis.body_remedies import IN_ANOTHER_PROCESS, NOW_AND_THEN, OUT_OF_THE_LOOP
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import ISSUING, Finding, Measured, bound, costs
 from labkit.diagnosis.pass_rules import why_passes_are_slow
@@ -104,8 +105,8 @@ def host_work(evidence: Evidence) -> Finding | None:
     lost = evidence.other_share + evidence.launch_share
     cause = "host_work_in_the_loop"
     seen = "of the time the device waits while the host does something other than data and copies"
-    remedies = (cures.OUT_OF_THE_LOOP,)
-    if evidence.from_trace:
+    remedies = (OUT_OF_THE_LOOP,)
+    if evidence.trace:
         cause = ISSUING
         seen = (
             "of the time the device waits while the host issues work: in operators, in calls "
@@ -127,9 +128,9 @@ def pauses(evidence: Evidence) -> Finding | None:
     seen = "of the time is lost to single steps that compute far longer than an ordinary one"
     lost = evidence.pause_share
     if evidence.loop is not None:
-        lost = min(lost, max(1 - evidence.certain_share, 0.0))
+        lost = min(lost, max(1 - evidence.card.certain_share, 0.0))
     cause = "pauses_inside_steps"
-    return costs("launch", cause, lost, seen, evidence.source, cures.NOW_AND_THEN)
+    return costs("launch", cause, lost, seen, evidence.source, NOW_AND_THEN)
 
 
 def outside_pytorch(evidence: Evidence) -> Finding | None:
@@ -139,16 +140,16 @@ def outside_pytorch(evidence: Evidence) -> Finding | None:
     "host_work". It costs the share of the time spent so.
     """
     lost = evidence.outside_share
-    if not lost:
+    if not lost or evidence.trace is None:
         return None
-    names = ", ".join(evidence.outside_where)
+    names = ", ".join(evidence.trace.outside_where)
     seen = "of the time the device waits for host work outside of PyTorch"
     seen += f", most of it in {names}" if names else ""
     by = evidence.source
     if PREPARES.search(names):
         cause = "data_prepared_outside_a_DataLoader"
         return costs("input", cause, lost, seen, by, worker_remedies.INTO_A_DATASET)
-    return costs("host", "host_work", lost, seen, by, cures.IN_ANOTHER_PROCESS)
+    return costs("host", "host_work", lost, seen, by, IN_ANOTHER_PROCESS)
 
 
 def collectives(evidence: Evidence) -> Finding | None:
@@ -157,17 +158,18 @@ def collectives(evidence: Evidence) -> Finding | None:
     Cause "exposed_collectives". It costs the share of the time in which nothing else runs.
     """
     lost = evidence.communication_share
-    if not lost:
+    trace = evidence.trace
+    if not lost or trace is None:
         return None
     seen = "of the time only collectives run, hidden behind no compute"
     measured = [Measured(seen, lost, by=evidence.source)]
-    if evidence.late_rank is not None:
-        measured.append(Measured(evidence.late_said))
+    if trace.late_rank is not None:
+        measured.append(Measured(trace.late_said))
     return Finding(
         name="communication",
         cause="exposed_collectives",
         lost_share=lost,
         measured=tuple(measured),
-        remedies=(cures.OVERLAP_EXCHANGE if evidence.late_rank is None else cures.LATE_TRACE,),
-        rank=evidence.late_rank,
+        remedies=(cures.OVERLAP_EXCHANGE if trace.late_rank is None else cures.LATE_TRACE,),
+        rank=trace.late_rank,
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from labkit.diagnosis import device_remedies as cures
+from labkit.diagnosis.body_cost import host_alone_share, lost_to_copies, lost_to_own_update
+from labkit.diagnosis.body_remedies import NO_SYNCHRONISING
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import NEIGHBOUR, Finding, Measured, costs
 from labkit.diagnosis.line_work import synchronises
@@ -21,7 +23,8 @@ def tiny_operators(evidence: Evidence) -> Finding | None:
     xray = evidence.xray
     if evidence.kind != "cpu" or xray is None:
         return None
-    lost = evidence.compute_share * evidence.dispatch_share
+    # The profiler's own cost (1 to 2 µs an operator) is in it: the threshold was calibrated so
+    lost = evidence.compute_share * xray.share(xray.gap_us + xray.tiny_us)
     seen = (
         "of the time, inside the compute, goes to Python and to dispatching "
         f"{xray.tiny_ops:g} operators of under 10 µs per step"
@@ -40,10 +43,10 @@ def noisy_neighbour(evidence: Evidence) -> Finding | None:
     Cause "neighbour". A device that still has work in its queue does not notice: it costs the share
     of the time these threads had no core, times the share in which the queue could run dry.
     """
-    launches = evidence.launches
+    launches = evidence.card.launches
     if launches is None or not launches.in_line_share:
         return None
-    dry = 1 - evidence.ahead_share
+    dry = 1 - evidence.card.ahead_share
     use = evidence.use
     others = use.others or 0.0
     waited = "of the time the threads that launch kernels had no core"
@@ -73,7 +76,7 @@ def gaps_between_kernels(evidence: Evidence) -> Finding | None:
     which the x-ray saw no kernel.
     """
     kernels = evidence.kernels
-    if evidence.kind != "gpu" or kernels is None or not evidence.compute_us or evidence.from_trace:
+    if evidence.kind != "gpu" or kernels is None or not evidence.compute_us or evidence.trace:
         return None
     lost = evidence.gap_share * evidence.compute_share
     seen = (
@@ -91,13 +94,13 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
     where the instrument (the SMs' activity, power) reads less than SMS_REST or POWER_RESTS; it
     costs what the instrument leaves of the busy time, without what the body's other rules found.
     """
-    witness = deciding(evidence.witnesses)
+    witness = deciding(evidence.card.witnesses)
     if witness is None or witness.works:
         return None
     busy = evidence.compute_share
     # Copies and an update of one's own are findings of their own, as is the host's work alone
-    besides = (evidence.lost_to_copies + evidence.lost_to_own_update) / max(busy, 1e-9)
-    besides += evidence.host_alone_share
+    besides = (lost_to_copies(evidence) + lost_to_own_update(evidence)) / max(busy, 1e-9)
+    besides += host_alone_share(evidence)
     seen = (
         f"of the time the device is busy by its events, but {witness.said}: gaps between "
         "kernels, or kernels too small for it"
@@ -119,5 +122,5 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
     part, lines = stops
     blamed = Measured(f"of the body the host waits in {lines[0].what}", part)
     measured = (found.measured[0], blamed)
-    remedies = (cures.NO_SYNCHRONISING, *found.remedies)
+    remedies = (NO_SYNCHRONISING, *found.remedies)
     return replace(found, cause="sync", measured=measured, lines=lines, remedies=remedies)

@@ -15,8 +15,6 @@ from labkit.knobs import Setting
 from labkit.spec import PYTORCH_PREFETCH, WITHOUT_WORKERS
 
 DEEPEST = 16  # a deeper queue than this takes memory and hides what is wrong
-# A pass so short is not worth the start of workers: 0.1 s each to fork, some s to spawn
-SHORT_PASS_S = 10.0
 TORCHS_LOADER = re.compile(r"torch[/\\]utils[/\\]data[/\\]")
 NO_WORKERS = {"num_workers": 0, **WITHOUT_WORKERS}
 
@@ -91,7 +89,7 @@ def other_workers(evidence: Evidence) -> Fit | None:
         return None
     changes: dict[str, Setting] = {"num_workers": advised.num_workers}
     loop = evidence.loop
-    if not now and loop is not None and loop.passes > 1 and loop.pass_s < SHORT_PASS_S:
+    if not now and loop is not None and loop.passes > 1 and loop.pass_s < limits.SHORT_PASS_S:
         changes["persistent_workers"] = True
     return Fit(changes, other_number(evidence, advised, "persistent_workers" in changes))
 
@@ -107,14 +105,15 @@ def cheaper_items(evidence: Evidence) -> Fit | None:
     count = evidence.num_workers
     if quickly_made(evidence) or other_workers(evidence) or evidence.trace_has_workers:
         return None
-    if evidence.batch_on_gpu:
+    if evidence.batch.on_gpu:
         return None  # `KEEP_IN_RAM` says what comes first
-    if evidence.advised is None:
-        return Fit(words={"why": "" if count is None else "Try other numbers of workers. "})
     use = evidence.use
-    if count and (use.own or 0.0) >= limits.CORES_BUSY * (use.cores or math.inf):
-        return Fit(words={"why": "All cores are busy, so more workers gain nothing. "})
-    return Fit(words={"why": "Another number of workers is not expected to gain. "})
+    why = "Another number of workers is not expected to gain. "
+    if evidence.advised is None:
+        why = "" if count is None else "Try other numbers of workers. "
+    elif count and (use.own or 0.0) >= limits.CORES_BUSY * (use.cores or math.inf):
+        why = "All cores are busy, so more workers gain nothing. "
+    return Fit(words={"why": why})
 
 
 FETCH_AT_ONCE = Remedy(
@@ -130,7 +129,7 @@ KEEP_IN_RAM = Remedy(
     "The loader makes its batches on the GPU, which no forked worker can use. Keep the items in "
     "RAM, move each batch in the loop, and then let workers prepare them.",
     "workers",
-    lambda evidence: evidence.batch_on_gpu and not quickly_made(evidence),
+    lambda evidence: evidence.batch.on_gpu and not quickly_made(evidence),
     code="# in the loop, and no longer in the dataset or in collate_fn; with pin_memory=True:\n"
     "inputs = inputs.to(device, non_blocking=True)\n"
     "labels = labels.to(device, non_blocking=True)\n",

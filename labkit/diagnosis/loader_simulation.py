@@ -64,12 +64,12 @@ class Load:
 
 
 def coldness(waited: float | np.ndarray) -> np.ndarray:
-    """Return how much of the cost of a cold start is due (0 to 1) after so many s of waiting."""
+    """Return how much of the cost of a cold start is due (0 to 1) after a wait (s)."""
     return 1 - np.exp(-((np.asarray(waited) / COOLS_S) ** 2))
 
 
 class Part(NamedTuple):
-    """What a process does next: wait (s), then compute (s) on so many threads."""
+    """What a process does next: wait (s), then compute (s) on its threads."""
 
     wait: float
     cpu: float

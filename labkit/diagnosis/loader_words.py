@@ -82,7 +82,7 @@ def remade_said(code: LoopCode | None) -> str:
 
 
 def too_many(workers: int, cores: int | None) -> str:
-    """Say why PyTorch warns of so many workers, to end a sentence with; "" where it does not."""
+    """Say that PyTorch warns of this many workers, to end a sentence with; "" where it does not."""
     if not cores or workers <= cores:
         return ""
     return f"; PyTorch warns above your {cores} cores, but workers waiting on I/O use none"

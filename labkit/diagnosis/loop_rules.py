@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from labkit.diagnosis import device_remedies as cures
+from labkit.diagnosis import body_remedies as cures
 from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.device_remedies import SINGLE_PRECISION
 from labkit.diagnosis.evidence import Evidence, LoopGrowth
 from labkit.diagnosis.findings import Finding, Measured
 from labkit.diagnosis.hot_lines import Line
@@ -26,7 +27,7 @@ def drift_of(evidence: Evidence) -> Drift | None:
         return drift
     if evidence.growth.late_gib is not None:
         return None if evidence.is_disturbed else drift
-    is_hot = evidence.heat is not None and evidence.heat.share >= limits.HELD_DOWN
+    is_hot = evidence.card.heat is not None and evidence.card.heat.share >= limits.HELD_DOWN
     slowed = evidence.is_disturbed or is_hot or drift.growth < limits.DRIFT_ALONE
     return None if slowed else drift
 
@@ -98,7 +99,7 @@ def double_precision(evidence: Evidence) -> Finding | None:
     """
     if evidence.weights_dtype != DOUBLE or evidence.compute_share < limits.BUSY:
         return None
-    batches = " and the batches" if evidence.batch_dtype == DOUBLE else ""
+    batches = " and the batches" if evidence.batch.dtype == DOUBLE else ""
     measured = [
         Measured("of the time the device computes", evidence.compute_share, by=evidence.source),
         Measured(f"the weights{batches} are float64"),
@@ -109,7 +110,7 @@ def double_precision(evidence: Evidence) -> Finding | None:
             "the FP64 Tensor Cores of A100, H100 and H200"
         )
         measured.append(Measured(rate, by="its data sheets"))
-    remedy = cures.SINGLE_PRECISION
+    remedy = SINGLE_PRECISION
     return Finding("precision", DOUBLE, measured=tuple(measured), remedies=(remedy,))
 
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
+from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.core_use import mean_known
 from labkit.diagnosis.findings import DEVICE_LIMIT, ISSUING, Finding, Measured
 from labkit.diagnosis.remedies import Remedy
@@ -18,13 +19,11 @@ from labkit.diagnosis.wording import worded
 if TYPE_CHECKING:
     from labkit.watching.outside import CardReading, Sample
 
-START_SHARE = 0.2  # of the script is start-up: imports, the model, workers,
-START_S = 3.0  # or these seconds, if they are more
+# So much of a script is start-up (imports, the model, workers): the larger of a share and seconds
+START_SHARE = 0.2
+START_S = 3.0
 MIN_SAMPLES = 8  # two seconds
-RUNS = 0.7  # share of samples in which a process that hardly ever waits has work
-WAITS = 0.4  # and one that waits for more than half of the time
 FOREIGN = 0.5  # cores of other programs that are worth a word
-BUSY_GPU = 0.8  # NVML's share of time with a kernel running; see notebook 02 on what it hides
 GROWN_GIB = 0.2  # memory that a script's own CUDA context takes at the least
 SETTLE = (
     "`for batch in lk.watch(loader):` in the script would settle it. Without a loader, lk.watch "
@@ -101,16 +100,16 @@ class SeenOutside:
         """Return what the shares of time tell."""
         if self.samples < MIN_SAMPLES:
             return TOO_SHORT
-        main_waits = self.main_share < WAITS
-        workers_wait = self.workers_share < WAITS
-        main_works = self.workers > 0 and self.main_share >= RUNS
-        workers_work = self.workers > 0 and self.workers_share >= RUNS
+        main_waits = self.main_share < limits.WAITS
+        workers_wait = self.workers_share < limits.WAITS
+        main_works = self.workers > 0 and self.main_share >= limits.RUNS
+        workers_work = self.workers > 0 and self.workers_share >= limits.RUNS
         if self.gpu_share is None:
             if main_waits:
                 return WORKERS_WORK if workers_work else ALL_WAIT
             is_model = main_works and workers_wait and not self.on_gpu  # which it may wait for
             return TRAINS if is_model else ALIKE
-        if self.gpu_share >= BUSY_GPU:
+        if self.gpu_share >= limits.BUSY_GPU:
             return GPU_WORKS
         if workers_work:
             return WORKERS_WORK

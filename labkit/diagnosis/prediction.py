@@ -30,7 +30,7 @@ UTILIZATION_ERROR = {"input": 0.10, "device": 0.07, "cpu": 0.08}  # of wall time
 WORTH = 0.05  # a gain below this is not called one, however quiet the run
 DEVICE_BOUND = 0.9  # utilization
 CPU_BOUND = 0.9  # share of all core time
-STRETCHED = 1.1  # a step that takes so much longer than alone is held back by who shares its cores
+STRETCHED = 1.1  # times as long as alone: such a step is held back by who shares its cores
 
 BATCH_FACTOR = 4  # the step's time at other batch sizes is a straight line only so far
 
@@ -91,7 +91,7 @@ class Simulations:
         return computed[cls, pipeline]
 
     def of_setting(self, target: Pipeline, step: float, draws: int) -> np.ndarray:
-        """Return the `Summary` of so many simulated runs (4, draws).
+        """Return the `Summary` of `draws` simulated runs (4, draws).
 
         A step takes `step` times what it took in the measured run.
         """
@@ -126,7 +126,7 @@ def predict(run: Run, **changes: Setting) -> Prediction:
 def predict_from(
     run: Run, changes: dict[str, Setting], draws: int, pipeline: Pipeline | None = None
 ) -> Prediction:
-    """Return a prediction from so many simulated runs.
+    """Return a prediction from `draws` simulated runs.
 
     A bench's run of a user's own data is read as if it were of `pipeline`.
     """

@@ -10,28 +10,45 @@ from dataclasses import replace
 
 import numpy as np
 
-from labkit.diagnosis import device_remedies as cures
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.diagnosis import resampled, source_of
+from labkit.diagnosis.confidence import resampled
 from labkit.diagnosis.doubts import gaps_hidden, too_short
-from labkit.diagnosis.findings import Finding, Measured, WordedFinding
+from labkit.diagnosis.findings import Finding, Measured
 from labkit.diagnosis.rank_times import RankTimes
 from labkit.diagnosis.remedies import Fit, Remedy
+from labkit.diagnosis.run_verdict import where_measured
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.witnesses import deciding, witnesses
 from labkit.diagnosis.wording import worded
 from labkit.results.ranks import Ranks
 
-STAMPS = "stamps in DDP's communication hook"
+BY_HOOK = "stamps in DDP's communication hook"
+EXCHANGE_LESS = Remedy(
+    "exchange_less",
+    "Exchange less often (accumulation_steps with no_sync=True) or use a larger batch.",
+    "exchange",
+)
+NO_SYNC = Remedy("no_sync", "Exchange only before an update (no_sync=True).", "exchange")
+FEED_ALL = Remedy("feed_all", "Prepare batches in other processes: num_workers.", "workers")
+FEED_RANK = Remedy(
+    "feed_rank",
+    "Feed rank $rank: its disk, its share of the files, its num_workers.",
+    "workers",
+)
+SLOW_RANK = Remedy(
+    "look_at_the_slow_rank",
+    "Look at what else runs where rank $rank does, its clock and its batches' sizes.",
+    "ranks",
+)
 ONE_RANK_ALONE = Remedy(
     "one_rank_alone",
     "Look into one rank alone, as a run of one process: lk.run(ranks.alone).diagnose().",
 )
 
 
-def diagnose(ranks: Ranks) -> Diagnosis:
+def of_ranks(ranks: Ranks) -> Diagnosis:
     """Name what holds a distributed run back, and which rank."""
-    source = source_of(ranks)
+    source = where_measured(ranks)
     times = ranks.times
     short = too_short(0 if times is None else len(times))
     if short is not None:
@@ -42,17 +59,15 @@ def diagnose(ranks: Ranks) -> Diagnosis:
         notes = ("Only the ranks of this machine were looked at: those of others log there.",)
     findings = _by_cost(times, ranks)
     hidden = _hidden(ranks) if findings[0].name == "compute" else None
+    confidence = 0.0
     if hidden:
         findings = (hidden, *findings)
-        return Diagnosis(tuple(map(_told, findings)), 0.0, source, notes, mark=ranks.mark)
-    findings, confidence = resampled(
-        len(times), lambda rows: _by_cost(times.take(rows), ranks), findings
-    )
-    return Diagnosis(tuple(map(_told, findings)), confidence, source, notes, mark=ranks.mark)
-
-
-def _told(finding: Finding) -> WordedFinding:
-    return worded(with_rank(finding))
+    else:
+        findings, confidence = resampled(
+            len(times), lambda rows: _by_cost(times.take(rows), ranks), findings
+        )
+    told = tuple(worded(with_rank(each)) for each in findings)
+    return Diagnosis(told, confidence, source, notes, mark=ranks.mark)
 
 
 def with_rank(finding: Finding) -> Finding:
@@ -98,7 +113,7 @@ def all_wait(lost: float, seen: str, by: str) -> Finding:
     Cause "all_ranks_are_short_of_data". It costs the least wait of a rank.
     """
     measured = (Measured(seen, lost, by=by),)
-    return Finding("input", "all_ranks_are_short_of_data", lost, measured, (cures.FEED_ALL,))
+    return Finding("input", "all_ranks_are_short_of_data", lost, measured, (FEED_ALL,))
 
 
 def _exchange(times: RankTimes, ranks: Ranks) -> Finding:
@@ -110,19 +125,19 @@ def _exchange(times: RankTimes, ranks: Ranks) -> Finding:
     here = " of this machine" if ranks.world_size > len(ranks) else ""
     seen = f"of the time ranks wait for gradients that every rank{here} has computed"
     rarely = ranks.pipeline.accumulation_steps > 1 and not ranks.no_sync
-    remedy = cures.NO_SYNC if rarely else cures.EXCHANGE_LESS
-    measured = (Measured(seen, transfer, by=f"not overlapped; {STAMPS}"),)
+    remedy = NO_SYNC if rarely else EXCHANGE_LESS
+    measured = (Measured(seen, transfer, by=f"not overlapped; {BY_HOOK}"),)
     return Finding("communication", "the_exchange_is_not_hidden", transfer, measured, (remedy,))
 
 
 def slower_rank(rank: int, lost: float, *measured: Measured) -> Finding:
     """One rank holds the others up."""
-    remedies = (cures.SLOW_RANK,)
+    remedies = (SLOW_RANK,)
     return Finding("straggler", "one_rank_is_slower", lost, measured, remedies, rank=rank)
 
 
 def one_is_late(
-    times: RankTimes, came_last: str = "gradients came", by: str = STAMPS
+    times: RankTimes, came_last: str = "gradients came", by: str = BY_HOOK
 ) -> Finding | None:
     """One rank is last in nearly all steps: by its own wait for data, or otherwise.
 
@@ -154,4 +169,4 @@ def one_is_late(
     if own_wait - others_wait < limits.OWN_WAIT * lost:
         return found
     cause = "one_rank_is_short_of_data"
-    return replace(found, name="input", cause=cause, remedies=(cures.FEED_RANK,))
+    return replace(found, name="input", cause=cause, remedies=(FEED_RANK,))

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from labkit.diagnosis import rules
 from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.body_cost import lost_in_part
 from labkit.diagnosis.device_remedies import NOTHING_LEFT, PROFILE_FIRST
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import DEVICE_LIMIT, NEIGHBOUR, Finding, Measured
@@ -54,6 +55,15 @@ def by_cost(evidence: Evidence) -> tuple[Finding, ...]:
     return (*verdict, *filter(None, past))
 
 
+def helpful_first(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Put a loss that no remedy is expected to make smaller after one that a remedy does."""
+    first, *rest = findings
+    if first.remedies or not first.lost_share:
+        return findings
+    helped = next((each for each in rest if each.remedies and each.lost_share), None)
+    return findings if helped is None else (helped, *(f for f in findings if f is not helped))
+
+
 def _healthy(evidence: Evidence, total: dict[str, float]) -> Finding:
     """Return the verdict that no loss is worth a name."""
     limit = limits.WORTH_NAMING
@@ -67,7 +77,7 @@ def _healthy(evidence: Evidence, total: dict[str, float]) -> Finding:
         ),
         Measured(near, total[name]),
     ]
-    validating = evidence.lost_in_part("validation")
+    validating = lost_in_part(evidence, "validation")
     if validating >= limit["host"]:
         seen = "of the time goes to passes without gradients: if they validate, do it less often"
         measured.append(Measured(seen, validating))

@@ -19,17 +19,15 @@ from labkit.results.step_classes import body_seconds
 from labkit.spec import PYTORCH_PREFETCH
 
 RANKING_DRAWS = 1  # simulated runs, to find the settings that may be best: those are drawn in full
-MAY_BE_BEST = 0.06  # so far below the best of that ranking
+MAY_BE_BEST = 0.06  # a setting at most this far below the best of that ranking is drawn in full
 # Numbers of workers among which one is recommended; those above the cores help items that wait
-WORKERS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+WORKER_COUNTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 PREFETCH = (2, 4, 8, 16)  # batches that a worker prepares ahead, to choose from
 LEAST_MAX_WORKERS = 12  # considered even on few cores, for items that wait
 HANDOFF_S = HANDOFF_US / 1e6  # of a batch from a worker, where it was not measured
-GAINS = 0.01  # what a larger number of workers must gain,
-LEVEL = 3  # or after so many of them no larger one is looked at
+GAINS = 0.01  # a larger number of workers that gains less brings nothing
+LEVEL = 3  # after this many larger numbers that bring nothing, no more are tried
 AS_GOOD = 0.03  # a throughput this close to the best is as good: then fewer workers are
-
-
 AS_IT_IS = Estimate(1.0, 1.0, 1.0)  # the gain of what does not change
 
 
@@ -127,7 +125,7 @@ class _TimedLoop:
     threads: int  # that the body computes with
 
     def threads_with(self, workers: int) -> int:
-        """Return the threads that the body should compute with beside so many workers."""
+        """Return the threads that the body should compute with beside this number of workers."""
         if workers == self.own:
             return self.threads
         return threads_beside(workers * self.computes, self.threads, self.cores)
@@ -145,7 +143,7 @@ class _TimedLoop:
                 take=HANDOFF_S / 2,
                 host_threads=kept,
             )
-            simulation = Simulation(work, self.cores or max(WORKERS), workers, 2)
+            simulation = Simulation(work, self.cores or max(WORKER_COUNTS), workers, 2)
             return simulation.run().summary(max(3, 2 * workers), 1).throughput
 
         return _rates(self.own, self.cores, rate)
@@ -205,7 +203,7 @@ def _rates(own: int, cores: float | None, rate: Callable[[int], float]) -> dict[
     found = {own: rate(own)}
     best = found[own]
     gained_nothing = 0
-    for count in WORKERS:
+    for count in WORKER_COUNTS:
         if count > most or gained_nothing == LEVEL:
             break
         if count not in found:

@@ -6,7 +6,8 @@ change:
 
 - `loader_remedies.py`: how many workers, how deep a queue, cheaper items;
 - `worker_remedies.py`: what the workers do: starts, threads, order, shards, memory, hangs;
-- `device_remedies.py`: copies, launches, the loop's body, number formats, ranks;
+- `device_remedies.py`: copies, launches, number formats, collectives of a trace;
+- `body_remedies.py`: what a loop's body does besides training;
 - `doubts.py`: what to do where there is no verdict.
 
 What only one verdict advises stands beside it: in `efficiency.py`, `outside_verdict.py`,
@@ -48,7 +49,7 @@ LESSONS = {  # the section that teaches a remedy: notebook, heading
 }
 SAME_LOSSES = "the same losses, in less time a step"
 ROUNDED = "losses within rounding of before, in less time a step"
-ANOTHER_TRAINING = "the metric: it is another training"
+ANOTHER_TRAINING = "the metric: the training is a different one"
 LESS_WAITING = "the loop waits for a smaller share of the time"
 
 Settings = Mapping[str, Setting]  # {knob: value}

@@ -20,8 +20,8 @@ from labkit.results.item_costs import ItemCosts, item_costs
 from labkit.results.run import Run
 from labkit.spec import Pipeline
 
-PARTS = 4  # stretches of waiting and computing that a batch is prepared in
-MIN_STEPS = 5  # after short or long waits, to tell what those do
+STRETCHES = 4  # of waiting and computing that a batch is prepared in
+FEW_AFTER = 5  # after short or long waits, to tell what those do
 MIN_BATCHES = 4  # measured, to predict from
 COLD_OVER_WARM = 1.4  # where not tried: measured between 1.3 and 1.5 on the machines at hand
 # Of a `handoff` event, in µs there
@@ -31,7 +31,7 @@ TAKE_IN_RUN = 1.3  # taking a batch in a running pipeline, over taking it from o
 # on a Xeon VM items cost as much beside 12 busy workers as alone (0 to 0.15 beside 4 to 8)
 CHILL = 0.2
 SPINS = 0.1  # cores beyond what is accounted for, above which threads are said to spin
-WAITS = 0.2  # an item whose waiting is this much of its CPU time is one that waits
+WAITS_OVER_CPU = 0.2  # an item whose waiting is this much of its CPU time is one that waits
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +211,7 @@ class RunCosts:
         """The CPU time (batches, parts) of preparing each batch, as it is while cores are busy."""
         batches = self.batches
         asleep = max(0.0, 1 - self._company / self.cores)
-        waits = batches.wait > WAITS * batches.cpu
+        waits = batches.wait > WAITS_OVER_CPU * batches.cpu
         cpu = batches.cpu / (1 + CHILL * asleep * waits)
         return cpu[:, None] * _profile(batches.item_cpu)
 
@@ -275,7 +275,7 @@ def _launches(run: Run) -> np.ndarray:
     ahead = run.stamps[:, 4] > run.issued
     # A full queue holds up a host that is more than a step ahead: such steps count for no more than
     # those in which it was not, or else than the shortest of the run, its first ones included
-    calm = np.median(spent[~ahead]) if (~ahead).sum() >= MIN_STEPS else spent.min()
+    calm = np.median(spent[~ahead]) if (~ahead).sum() >= FEW_AFTER else spent.min()
     return np.where(ahead, np.minimum(spent, calm), spent)[run.warmup :]
 
 
@@ -287,7 +287,7 @@ def _warm_and_cold(
     early = host[share < 0.1]
     late = host[share > 0.9]
     tried = COLD_OVER_WARM
-    if len(early) >= MIN_STEPS and len(late) >= MIN_STEPS:
+    if len(early) >= FEW_AFTER and len(late) >= FEW_AFTER:
         tried = float(np.median(late) / np.median(early))
     elif "warm" in handoff:  # tried at the end of the run, which itself has one kind of wait
         both = handoff["warm"] and handoff.get("cold")
@@ -305,7 +305,7 @@ def _drawn(count: int, steps: int, rng: np.random.Generator) -> np.ndarray:
 
 def _profile(items: np.ndarray) -> np.ndarray:
     """Return (batches, parts): which share of each batch's time its first, second ... part took."""
-    parts = PARTS if len(items[0]) else 1
+    parts = STRETCHES if len(items[0]) else 1
     sums = np.array([[part.sum() for part in np.array_split(each, parts)] for each in items])
     total = sums.sum(axis=1, keepdims=True)
     return np.divide(sums, total, out=np.full(sums.shape, 1 / parts), where=total > 0)

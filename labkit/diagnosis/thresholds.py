@@ -2,8 +2,8 @@
 
 "Calibrated" means: set on the calibration half of the fault set (whose severities and seeds are
 not those it is scored on) so that no healthy run of that half crosses it. One without a source only
-says from where on a word holds ("a pause", "uneven"): it was set by hand, and what the diagnosis
-scores, on the fault set and on users' scripts, it scores with it.
+says where a word begins to apply ("a pause", "uneven"): it was set by hand, and the diagnosis's
+scores on the fault set and on users' scripts were reached with it.
 """
 
 # Losses worth a name. Healthy runs of the calibration half came to about 0.1 for input (the
@@ -47,7 +47,7 @@ DISTURBS = FOREIGN_LOAD / 2  # above it a run alone may come out otherwise: said
 ORDINARY = 0.25  # quantile of the steps' compute that stands for an ordinary one
 QUICK = 0.05  # quantile of the steps' compute that stands for one with all cores to itself
 HELD_BACK = 1.5  # times that is an average step whose threads wait for cores
-PAUSE = 1.5  # a step whose compute exceeds so many ordinary ones holds a pause
+PAUSE = 1.5  # a step that computes for longer than this many ordinary ones holds a pause
 # Waiting comes in stalls where the worst tenth of the steps has more than this of it
 WORST_STEPS = 0.1
 STALLS = 0.6
@@ -59,6 +59,8 @@ CORES_BUSY = 0.9
 # a loop over a TensorDataset (0.5 ms a batch) fell to a fifth of its speed with 1, 2 or 4 workers
 # (medians of 14 passes in turn, Xeon); fetched at once it gained 1.2x
 HANDOFF_US = 1_500.0
+# A pass so short is not worth the start of workers: 0.1 s each to fork, some s to spawn
+SHORT_PASS_S = 10.0
 
 # == a watched loop (calibrated on one half of the scripts in maintain/scripts) ==
 
@@ -113,13 +115,16 @@ GRAPH_KERNELS = 0.5
 BUSY = 0.5
 LOW_MFU = 0.2
 MOSTLY = 0.5  # of the compute in products and convolutions: less moves data
+# An MFU above this is none, and what looks like one between 1 and this counts as 1: 3x3 kernels on
+# 8x8 pixels, an eighth of whose products are with padding, and 10 %
+NO_PEAK = 1.25
 
 # A host that stands at a copy, and moves fewer bytes a second than this, waits for what the device
 # has queued. On an H200 (PCIe 5) float32 batches of 147 MiB in pageable memory moved at 3.2 GB/s;
 # half of that leaves room for older hosts
 COPIES_BYTES_S = 1.5e9
 
-# In a watched loop with a GPU. A body's work costs all of its time where so much of it follows a
+# In a watched loop with a GPU. A body's work costs all of its time where AFTER_SYNC of it follows a
 # wait for the device (the rest leaves room for samples that a scheduler shifted), and less than
 # STILL_QUEUED of the time is spent on what was queued at a step's end. Where the host waits for
 # the device for WAITS_FOR_DEVICE of the body, the work before that costs its time at most
@@ -147,6 +152,14 @@ MIN_READINGS = 2  # of an instrument inside the measured steps: one may straddle
 SAME_RANK = 0.75
 # Its extra wait for data explains its delay where it is this much of what the others wait for it
 OWN_WAIT = 0.5
+# The least share of a step in which the host of each rank on a GPU waits for the others: below it,
+# a host waits elsewhere, at any launch into a queue that is full
+MEETS = 0.16
+
+# == a script that is seen from outside alone ==
+RUNS = 0.7  # share of samples in which a process that hardly ever waits has work
+WAITS = 0.4  # share of samples in which one has work that waits for more than half of the time
+BUSY_GPU = 0.8  # NVML's share of time with a kernel running; see notebook 02 on what it hides
 
 # == memory of a watched loop (rss of its processes) ==
 MEMORY_READINGS = 10  # that tell

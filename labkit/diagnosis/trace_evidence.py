@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from labkit.diagnosis.card_formats import tensor_formats
-from labkit.diagnosis.evidence import Evidence, Kernels
+from labkit.diagnosis.evidence import Evidence, Kernels, TraceFacts
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.rank_traces import RankTraces
 from labkit.diagnosis.recommendation import Workers, workers_from_times
@@ -77,9 +77,7 @@ def of_trace(breakdown: Breakdown) -> Evidence:
         trains=breakdown.trains is not False,
         formats=tensor_formats(breakdown.device_name, breakdown.compute_capability),
         advised=_advised(breakdown),
-        from_trace=True,
-        trace_has_workers=breakdown.loader_workers,
-        outside_where=breakdown.host_where,
+        trace=TraceFacts(breakdown.loader_workers, breakdown.host_where),
     )
 
 
@@ -93,8 +91,12 @@ def of_traces(ranks: RankTraces) -> Evidence:
     return replace(
         each[0],
         source=f"profiler traces {ranks.source}, {len(each)} ranks",
-        late_rank=late,
-        late_said="" if late is None else ranks.headline,
+        trace=TraceFacts(
+            ranks[0].loader_workers,
+            ranks[0].host_where,
+            late_rank=late,
+            late_said="" if late is None else ranks.headline,
+        ),
         wait_share=min(rank.wait_share for rank in each),
         copy_share=min(rank.copy_share for rank in each),
         launch_share=min(rank.launch_share for rank in each),

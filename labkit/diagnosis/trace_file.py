@@ -144,7 +144,7 @@ class TraceFile:
 
 
 def most_unpacked(packed: int) -> int:
-    """Return the most characters that so many packed bytes may hold."""
+    """Return the most characters that this many packed bytes may hold."""
     return ROOM + MAX_RATIO * packed
 
 

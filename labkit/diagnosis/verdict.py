@@ -21,8 +21,8 @@ class Diagnosis(Result):
     # of a trace, how far the first loss is ahead of the second or of its threshold
     confidence: float
     source: str  # where it was measured
-    notes: tuple[str, ...] = ()  # what limits the verdict,
-    caveats: tuple[str, ...] = ()  # and what limits it so much that it is said with it
+    notes: tuple[str, ...] = ()  # what limits the verdict
+    caveats: tuple[str, ...] = ()  # what limits it so severely that the first line says it
     of_pipeline: bool = False  # rather than of somebody's loop or trace
     mark: str | None = None  # says RECORDED, and on what, where it was not measured here
 

@@ -17,8 +17,8 @@ from statistics import fmean
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.confidence import resampled
 from labkit.diagnosis.core_use import CoreUse
-from labkit.diagnosis.diagnosis import of_run, resampled
 from labkit.diagnosis.findings import Finding, Measured, WordedFinding, bound
 from labkit.diagnosis.rank_times import RankTimes, step_parts
 from labkit.diagnosis.rank_verdict import (
@@ -29,17 +29,15 @@ from labkit.diagnosis.rank_verdict import (
     worth_naming,
 )
 from labkit.diagnosis.remedies import Remedy
+from labkit.diagnosis.run_verdict import of_run
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
 from labkit.results.run import Run
 
 MEETING = ("backward", "sync", "exchange")  # kinds of work in which a rank waits for the others
 ON_GPUS = ("copy", "sync", "exchange")  # and those of ranks on GPUs
-# The least share of a step in them on every GPU: below it, a host waits elsewhere, at any launch
-# into a queue that is full
-MEETS = 0.16
-STAMPS = "step stamps of all ranks"
-STACKS = "stacks sampled in all ranks"
+BY_STAMPS = "step stamps of all ranks"
+BY_STACKS = "stacks sampled in all ranks"
 ON_ONE_RANK = Remedy(
     "on_one_rank",
     "Take that out of rank $rank's step, or do it less often: all ranks wait for what one does "
@@ -60,7 +58,7 @@ class RanksVerdict:
     own: Mapping[int, Diagnosis]  # of each rank, judged alone
 
 
-def diagnose(runs: Mapping[int, Run]) -> RanksVerdict:
+def of_watched_ranks(runs: Mapping[int, Run]) -> RanksVerdict:
     """Name what holds the ranks of a watched script back, from the run of each rank's loop."""
     runs = dict(sorted(runs.items()))
     cores = {rank: CoreUse.of(run) for rank, run in runs.items()}
@@ -144,10 +142,10 @@ def _step_ms(run: Run) -> float:
 
 def _found(times: RankTimes, on_gpus: bool) -> Finding:
     """Return what costs the ranks time; `ALIKE` where nothing sets one of them apart."""
-    late = one_is_late(times, "batch was ready", STAMPS)
+    late = one_is_late(times, "batch was ready", BY_STAMPS)
     lost = float(times.seconds["wait"].max(axis=0).mean() / times.seconds["step"].mean())
     seen = "of the time some rank waits for its batch, and no rank is the late one in most steps"
-    some_wait = all_wait(lost, seen, STAMPS)
+    some_wait = all_wait(lost, seen, BY_STAMPS)
     worth = worth_naming(late, _one_meets_the_others_late(times, on_gpus), some_wait)
     return worth[0] if worth else ALIKE
 
@@ -156,7 +154,7 @@ def _one_meets_the_others_late(times: RankTimes, on_gpus: bool) -> Finding | Non
     """One rank spends less time than the others where ranks wait for each other."""
     meeting = times.seconds["meeting"].mean(axis=1)
     step = times.seconds["step"].mean(axis=1)
-    if np.isnan(meeting).any() or (on_gpus and (meeting < MEETS * step).any()):
+    if np.isnan(meeting).any() or (on_gpus and (meeting < limits.MEETS * step).any()):
         return None
     late = int(meeting.argmin())
     own = float(meeting[late])
@@ -167,7 +165,7 @@ def _one_meets_the_others_late(times: RankTimes, on_gpus: bool) -> Finding | Non
     return slower_rank(
         rank,
         (rest - own) / float(step.mean()),
-        Measured("of a step", own * 1e3, "ms", STACKS, waits),
+        Measured("of a step", own * 1e3, "ms", BY_STACKS, waits),
         Measured("", rest * 1e3, "ms", before="the others for"),
     )
 
@@ -188,7 +186,7 @@ def _longer_line(runs: Mapping[int, Run], rank: int) -> Measured | None:
     if not most or longer_ms[most] < least_ms:
         return None
     others = "longer in a step than on the other ranks"
-    return Measured(others, longer_ms[most], "ms", STACKS, f"{most} takes")
+    return Measured(others, longer_ms[most], "ms", BY_STACKS, f"{most} takes")
 
 
 def _line_ms(run: Run) -> dict[str, float]:

@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis import watched_ranks
 from labkit.diagnosis.findings import Finding, Measured
 from labkit.diagnosis.remedies import LESS_WAITING, Remedy
 from labkit.diagnosis.verdict import Diagnosis
-from labkit.diagnosis.watched_ranks import RanksVerdict
+from labkit.diagnosis.watched_ranks import RanksVerdict, of_watched_ranks
 from labkit.diagnosis.wording import worded
 from labkit.results.record import Event
 from labkit.results.run import Run
@@ -104,7 +103,7 @@ def judge_runs(runs: list[Run], start_ns: int, end_ns: int) -> ScriptVerdict:
     runs = sorted(runs, key=lambda run: (trains(run), run.length_s))
     of_loop = _beside(runs)
     chosen = {rank_of(run.path): run for run in (*runs, *of_loop)}
-    judged = watched_ranks.diagnose(chosen)
+    judged = of_watched_ranks(chosen)
     run = chosen[judged.rank]
     of_process = [each for each in runs if process_of(each.path) == process_of(run.path)]
     return ScriptVerdict(

@@ -121,7 +121,7 @@ def _sm_activity(run: Run, start: float) -> Witness | None:
     found = _word(said, "GPM", share, share, limits.SMS_WORK, limits.SMS_REST)
     # A GPU that never rests may read no higher than SMS_WORK, where kernels leave SMs without a
     # warp. From there on the counter neither shows nor rules out a rest: a loss of up to a fifth is
-    # seen only where the host's samples lie behind a wait for the device (`Evidence.rests_in`)
+    # seen only where the host's samples lie behind a wait for the device (`body_cost.rests_in`)
     return replace(found, at_least=worked, may_be_all=worked >= limits.SMS_WORK)
 
 
@@ -142,7 +142,7 @@ def _power_drawn(run: Run, start: float) -> Witness | None:
     # While busy it drew at least the mean, and at most what it is if nothing was drawn while idle
     most = drawn / run.utilization
     found = _word(said, by, drawn, most, limits.POWER_WORKS, limits.POWER_RESTS)
-    # It draws its limit at most while it works, and so much where it only rests between kernels
+    # At work it draws at most its limit; while it waits between kernels, POWER_RESTS of that
     worked = (drawn - limits.POWER_RESTS) / (1 - limits.POWER_RESTS)
     return replace(found, at_least=min(max(worked, 0.0), 1.0))
 

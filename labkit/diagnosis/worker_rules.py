@@ -62,8 +62,8 @@ def workers_restart(evidence: Evidence, workers: WorkerEvidence) -> Finding | No
     share = workers.epoch_start_share or 0.0
     if share < evidence.wait_share / 2 or not share:
         return None
-    starts = Measured(words.EPOCH_STARTS, share, by=words.TIMED)
-    each = words.took(words.FIRST_BATCH, workers.epoch_start_ms)
+    starts = Measured("of the time is the start of later epochs", share, by=words.TIMED)
+    each = words.took("to an epoch's first batch", workers.epoch_start_ms)
     return late_batches(
         "workers_restart", starts, each, remedies=(cures.PERSISTENT, cures.LONGER_PASSES)
     )
@@ -83,7 +83,13 @@ def cold_start(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
         return None
     return late_batches(
         "cold_start",
-        words.first_epoch(ratio),
+        Measured(
+            "as long as those of later epochs",
+            ratio,
+            "times",
+            words.TIMED,
+            "items of the first epoch take",
+        ),
         remedies=(cures.READ_ONCE,),
     )
 
@@ -105,9 +111,10 @@ def slow_items(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
         return None  # too few of them to hold a batch up now and then
     behind = None
     if late is not None:
-        behind = Measured(words.OVERTAKEN, late)
+        behind = Measured("of the waiting a later batch was ready already", late)
     elif workers.idle_share is not None:
-        behind = Measured(words.OTHERS_REST, workers.idle_share)
+        seen = "of the time the other workers have nothing to do"
+        behind = Measured(seen, workers.idle_share)
     remedies = (cures.OUT_OF_ORDER, cures.SLOW_ITEMS_OFFLINE)
     return late_batches("slow_items", words.slowest(workers), behind, remedies=remedies)
 
@@ -124,7 +131,9 @@ def uneven_shards(evidence: Evidence, workers: WorkerEvidence) -> Finding | None
     return Finding(
         name="input",
         cause="uneven_shards",
-        measured=(words.busiest(uneven),),
+        measured=(
+            Measured("the mean", uneven, "times", words.TIMED, "the busiest worker's work is"),
+        ),
         remedies=(cures.DEAL_FILES_OUT, cures.RESHARD),
         at_most=max(1.0, min(uneven, fed, cures.cores_allow(evidence) or uneven)),
     )
@@ -140,11 +149,13 @@ def hand_over(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
         return None
     if evidence.is_crowded:  # the loop had no core to take a batch on
         return None
-    measured = (
-        Measured(words.ALL_REST, workers.idle_share, by=words.TIMED),
-        words.took(words.HAND_OVER, workers.hand_over_ms),
+    rest = "of the time the workers have nothing to do while the loop waits"
+    return late_batches(
+        "hand_over",
+        Measured(rest, workers.idle_share, by=words.TIMED),
+        words.took("to hand a batch over", workers.hand_over_ms),
+        remedies=(cures.UINT8_BATCHES,),
     )
-    return late_batches("hand_over", *measured, remedies=(cures.UINT8_BATCHES,))
 
 
 def threads(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -224,8 +235,13 @@ def shared_supply(evidence: Evidence, workers: WorkerEvidence) -> Finding | None
         return None
     if _computing(evidence, workers) >= limits.MOSTLY_WAITS:
         return None
-    measured = (words.cpu(workers), words.over_alone(slower))
-    return late_batches("shared_supply", *measured, remedies=(cures.FEWER_BYTES,))
+    alone = "as long as with a single worker"
+    return late_batches(
+        "shared_supply",
+        words.cpu(workers),
+        Measured(alone, slower, "times", words.TIMED, "each item waits"),
+        remedies=(cures.FEWER_BYTES,),
+    )
 
 
 def storage_latency(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -241,7 +257,7 @@ def storage_latency(evidence: Evidence, workers: WorkerEvidence) -> Finding | No
         return None  # it is the collate function that waits
     measured = (
         words.cpu(workers),
-        words.took(words.ITEM_WAITS, workers.item_wait_ms),
+        words.took("of waiting for each item", workers.item_wait_ms),
     )
     remedies = (feeding.WORKERS, cures.LARGER_READS)
     lines = loading.lines if loading is not None else ()
@@ -280,9 +296,11 @@ def memory_growth(evidence: Evidence) -> Finding | None:
     memory = evidence.workers.memory if evidence.workers else None
     if memory is None or memory.gained < limits.WORKERS_GREW_GIB:
         return None
-    measured = [words.more_held(memory.gained)]
+    more = "more than at their first batch"
+    measured = [Measured(more, memory.gained, "GiB", before="the workers hold")]
     remedies = (cures.KEEP_NO_ITEMS, cures.ARRAYS)
     if memory.copied >= memory.gained / 2:
-        measured.append(Measured(words.WAS_SHARED, memory.copied, "GiB"))
+        shared = "of it had been shared with the main process until a worker touched it"
+        measured.append(Measured(shared, memory.copied, "GiB"))
         remedies = (cures.ARRAYS,)
     return Finding("host", "memory_growth", measured=tuple(measured), remedies=remedies)

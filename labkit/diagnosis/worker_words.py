@@ -11,38 +11,6 @@ from labkit.results.text import counted
 
 TIMED = "timed in the workers"
 
-# What a number is of
-EPOCH_STARTS = "of the time is the start of later epochs"
-FIRST_BATCH = "to an epoch's first batch"
-OVERTAKEN = "of the waiting a later batch was ready already"
-OTHERS_REST = "of the time the other workers have nothing to do"
-ALL_REST = "of the time the workers have nothing to do while the loop waits"
-HAND_OVER = "to hand a batch over"
-ITEM_WAITS = "of waiting for each item"
-WAS_SHARED = "of it had been shared with the main process until a worker touched it"
-
-
-def first_epoch(ratio: float) -> Measured:
-    """Return how much longer items of the first epoch take."""
-    later = "as long as those of later epochs"
-    return Measured(later, ratio, "times", TIMED, "items of the first epoch take")
-
-
-def busiest(uneven: float) -> Measured:
-    """Return how much work the busiest worker has."""
-    return Measured("the mean", uneven, "times", TIMED, "the busiest worker's work is")
-
-
-def over_alone(slower: float) -> Measured:
-    """Return how much longer an item waits for a resource that workers share."""
-    alone = "as long as with a single worker"
-    return Measured(alone, slower, "times", TIMED, "each item waits")
-
-
-def more_held(gained: float) -> Measured:
-    """Return how much more memory the workers hold than they did."""
-    return Measured("more than at their first batch", gained, "GiB", before="the workers hold")
-
 
 def cpu(workers: WorkerEvidence) -> Measured:
     """Return the CPU time of the workers over the time in which they prepare items."""

@@ -233,9 +233,9 @@ class Ranks(EventLogResult):
     @of_one_moment
     def diagnose(self) -> Diagnosis:
         """Name what holds the ranks back, and which of them does."""
-        from labkit.diagnosis.rank_verdict import diagnose
+        from labkit.diagnosis.rank_verdict import of_ranks
 
-        return diagnose(self)
+        return of_ranks(self)
 
     # As figure, text and JSON
 

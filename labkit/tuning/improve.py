@@ -23,13 +23,13 @@ from labkit.tuning.trial_bench import TrialBench
 
 MOST_RUNS = 12
 LOOKS = 2  # runs of a setting before "unsure" is taken for the verdict
-WORTH = 0.03  # a smaller gain, expected or measured, does not count
+LEAST_GAIN = 0.03  # a smaller gain, expected or measured, does not count
 TRAINING = knobs_with("retrains")
 LOADER = ("num_workers", "prefetch_factor")
 KEPT = Judgement("kept", kept=True)
 NO_GAIN = Judgement("no gain")  # it may be tried again with others
 NO_GAIN_AGAIN = Judgement("no gain: the start was as fast, measured again")
-UNCHANGED = 2.0  # a change may move the losses by so many times what two unchanged runs differ by
+UNCHANGED = 2.0  # a change may move the losses by this many times what two unchanged runs differ by
 EXACT = 0.02  # relative difference of mean losses that another order of additions may make
 
 
@@ -97,9 +97,8 @@ class Improver(Search[Ladder]):
             if trials:
                 return max(trials, key=lambda trial: trial.promise)
             if verdict.bottleneck != "unsure" or len(self.best.runs) >= LOOKS:
-                self.found.stopped = (
-                    f"on top is {verdict.headline}, and no setting is expected to gain {WORTH:.0%}"
-                )
+                gains = f"no setting is expected to gain {LEAST_GAIN:.0%}"
+                self.found.stopped = f"on top is {verdict.headline}, and {gains}"
                 return None
             self.measure(self.best)  # another run may tell
 
@@ -121,7 +120,7 @@ class Improver(Search[Ladder]):
             self.measure(before)
             self.measure(trial)
             trial.gain = trial.speed / before.speed
-            gains = trial.gain > 1 + WORTH and min(trial.rates) > max(before.rates)
+            gains = trial.gain > 1 + LEAST_GAIN and min(trial.rates) > max(before.rates)
         trial.judgement = KEPT if gains else NO_GAIN
 
     def finish(self) -> None:
@@ -131,7 +130,7 @@ class Improver(Search[Ladder]):
             return
         start = found.tried[0]
         self.measure(start)
-        if self.best.speed < (1 + WORTH) * max(start.rates):
+        if self.best.speed < (1 + LEAST_GAIN) * max(start.rates):
             for trial in found.kept[1:]:
                 trial.judgement = NO_GAIN_AGAIN
 
@@ -181,10 +180,10 @@ class Improver(Search[Ladder]):
         gain = gain_without(finding.lost_share / 2)
         if trial.expected is not None:
             gain = trial.expected.value / before.speed
-            may_gain = trial.expected.high >= (1 + WORTH) * before.speed
+            may_gain = trial.expected.high >= (1 + LEAST_GAIN) * before.speed
             if may_gain and not changes.keys().isdisjoint(LOADER):
-                gain = max(gain, 1 + WORTH)
-        if gain >= 1 + WORTH:
+                gain = max(gain, 1 + LEAST_GAIN)
+        if gain >= 1 + LEAST_GAIN:
             trial.promise = (gain - 1) / remedy.price
         return trial
 

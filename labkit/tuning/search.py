@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.loader_words import epochs_unseen
-from labkit.diagnosis.recommendation import AS_GOOD, WORKERS
+from labkit.diagnosis.recommendation import AS_GOOD, WORKER_COUNTS
 from labkit.process import launcher
 from labkit.results.run import Run
 from labkit.spec import PYTORCH_PREFETCH
@@ -119,7 +119,7 @@ class LoaderSearch(Search[Tuning]):
         super().__init__(found, bench)
         self.forecast = forecast
         self.refuse = refuse
-        self.counts = [count for count in WORKERS if count <= max_workers]
+        self.counts = [count for count in WORKER_COUNTS if count <= max_workers]
         self.cores = cores
         self.try_pinned = try_pinned
         self.refused: dict[LoaderSetting, str] = {}

@@ -22,7 +22,7 @@ from labkit.tuning.settings import Knobs
 
 NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 PAYLOAD = "source.pkl"
-PARTS = {
+GIVEN_WITH_IT = {
     "collate_fn": "a function of a list of items",
     "step": "a function of one batch",
     "model": "an nn.Module, or a function that makes one",
@@ -83,7 +83,7 @@ def source_of(dataset: object, **parts: object) -> Source:
             raise ValueError(f"{name}={text!r}: write module:function, as in 'train:make_dataset'.")
     for name, part in objects.items():
         if name != "dataset" and not callable(part) and not hasattr(part, "param_groups"):
-            raise ValueError(f"{name}={part!r}: give {PARTS[name]}.")
+            raise ValueError(f"{name}={part!r}: give {GIVEN_WITH_IT[name]}.")
     if "dataset" in objects:
         _check_dataset(dataset)
     payload = _pickled(objects) if objects else None

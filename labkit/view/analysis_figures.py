@@ -47,7 +47,7 @@ CAUSES = {
     "kernel_wait_us": "kernel wait (short gaps)",
     "other_us": "other",
 }
-LANES = {  # rows of a picture of a trace: the classes that they show
+CLASS_OF_LANE = {  # rows of a picture of a trace: the classes that they show
     "CPU operators": "cpu_exec",
     "DataLoader": "dataloader",
     "CUDA calls": "runtime",
@@ -132,7 +132,7 @@ def draw_timeline(
     for lane in lanes:
         active = np.diff(lane.spans.clip(start, end)).sum() / (end - start)
         if active or lane.kind == "kernels":  # no kernel says something, no copy does not
-            _, colour = CLASSES[LANES[lane.kind]]
+            _, colour = CLASSES[CLASS_OF_LANE[lane.kind]]
             edge = LANE_EDGE if active < SPARSE else 0.0
             rows.append(Lane(lane.label, [(colour, lane.spans)], edge=edge))
     header = [(drawable(source, 200), BOLD)]

@@ -12,7 +12,7 @@ from labkit.results.text import percent
 from labkit.spec import KNOBS
 from labkit.view.display import stage_line
 
-TEETH = 400  # on screen at the most: a tooth and its gap have two pixels each
+TEETH = 400  # at most on screen: a tooth and its gap have two pixels each
 POINTS = 256  # of the utilization over the whole run
 SMOOTH_S = 0.5  # s, or so many steps, that each point is the mean of
 SMOOTH_STEPS = 4

@@ -54,8 +54,8 @@ from labkit.view.style import (
     whole_percent,
 )
 
-TEETH = 10  # steps in the window
-MAX_TEETH = 24  # at most: two rounds of the workers, where they are many
+WINDOW_STEPS = 10  # steps in the window
+MOST_IN_WINDOW = 24  # at most: two rounds of the workers, where they are many
 STEPS_A_BIN = 3  # of the utilization: finer bins would show single teeth, aliased
 MAX_BINS = 120
 EDGE_PT = 0.4  # points around an interval
@@ -120,7 +120,7 @@ def draw_run(run: Run, before: Run | None = None) -> Figure:
 def teeth_window(run: Run) -> tuple[int, int]:
     """Return a short window in the middle of a run: its first step, and the one after its last."""
     first = max(run.warmup, 1)
-    wanted = min(max(TEETH, 2 * (run.pipeline.num_workers or 0)), MAX_TEETH)
+    wanted = min(max(WINDOW_STEPS, 2 * (run.pipeline.num_workers or 0)), MOST_IN_WINDOW)
     count = min(wanted, run.steps - first)
     start = first + (run.steps - first - count) // 2
     return start, start + count
@@ -215,7 +215,7 @@ def _mark_mean(axes: Axes, run: Run) -> None:
 
 
 def end_of(run: Run, steps: int) -> float:
-    """Return when so many steps were over, s."""
+    """Return when the first `steps` steps were over, s."""
     return float(run.stretch(steps - 1, steps)[0, 5])
 
 

@@ -23,7 +23,7 @@ def run_header(run: Run, before: Run | None = None) -> list[TextLine]:
     lines.append(("; ".join(filter(None, [rate, delays_of([run])])), PLAIN))
     if before is not None:
         lines.append((_before(run, before), Font(colour=BEFORE)))
-    lines.append((knobs_of(run), GREY))
+    lines.append((knobs_in_words(run), GREY))
     if run.not_applied:
         lines.append((f"not applied on this device: {', '.join(run.not_applied)}", GREY))
     if run.mfu_text:
@@ -75,7 +75,7 @@ def doubts(run: Run | Ranks) -> list[TextLine]:
     return [(line, LOUD) for line in lines]
 
 
-def knobs_of(run: Run) -> str:
+def knobs_in_words(run: Run) -> str:
     """Return the knobs that were asked for and are not the defaults."""
     fixes = _fixes(run)
     if fixes:

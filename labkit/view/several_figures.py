@@ -43,8 +43,8 @@ from labkit.view.style import (
 RATE = "samples_per_s"
 SPAN = 20  # the largest value over the smallest: beyond it the axis is logarithmic
 MOST_SHOWN = 10  # points of one line that still have room for their numbers
-TEETH = 6  # steps in the window
-PARTS = {  # part of RankTimes: (name, colour), as stacked
+WINDOW_STEPS = 6  # steps in the window
+RANK_PARTS = {  # part of RankTimes: (name, colour), as stacked
     "wait": ("waiting for data", WAIT),
     "compute": ("compute", COMPUTE),
     "others": ("waiting for another rank", SKY),
@@ -176,9 +176,9 @@ def draw_ranks(ranks: Ranks) -> Figure:
     _draw_lanes(lanes, [rank for rank in ranks if rank.steps])
     rows = {}
     for row, rank in enumerate(times.ranks):
-        values = {part: float(getattr(times, part)[row]) for part in PARTS}
+        values = {part: float(getattr(times, part)[row]) for part in RANK_PARTS}
         rows[f"rank {rank}"] = values
-    stack(shares, rows, PARTS, whole_percent)
+    stack(shares, rows, RANK_PARTS, whole_percent)
     shares.set_xlabel("share of wall time, warm-up left out")
     shares.set_xlim(0, 1)
     shares.xaxis.set_major_formatter(PercentFormatter(1))
@@ -197,8 +197,8 @@ def _draw_lanes(axes: Axes, runs: list[RankRun]) -> None:
     """Draw the true intervals of a few steps in the middle of the run."""
     count = min(run.steps for run in runs)
     first = max(run.warmup for run in runs)
-    start = min(max(first, count // 2 - TEETH // 2), max(0, count - TEETH))
-    steps = slice(start, min(start + TEETH, count))
+    start = min(max(first, count // 2 - WINDOW_STEPS // 2), max(0, count - WINDOW_STEPS))
+    steps = slice(start, min(start + WINDOW_STEPS, count))
     zero_ns = min(run.host_ns[start, 0] for run in runs)
     # when the last rank had its gradients; NaN where they were not exchanged
     complete_ns = np.max([run.exchange_ns[steps, 0] for run in runs], axis=0)
@@ -213,7 +213,7 @@ def _draw_lanes(axes: Axes, runs: list[RankRun]) -> None:
         lanes.append(Lane(f"rank {run.rank}", spans))
     draw_lanes(axes, lanes[::-1], 0, end_ms)
     axes.set_xlabel("ms, on one clock; steps in the middle of the run", labelpad=1)
-    legend_above(axes, patches(PARTS.values()))
+    legend_above(axes, patches(RANK_PARTS.values()))
 
 
 def _rank_spans(

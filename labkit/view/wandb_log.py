@@ -24,14 +24,14 @@ from labkit.results.step_classes import split_steps
 Mode = Literal["offline", "online", "disabled"]
 PATIENCE_S = 120  # then this process gives up, whatever the server does
 POINTS = 500  # of the utilization timeline
-PARTS = ("wait_ms", "copy_ms", "compute_ms", "other_ms")
+PART_COLUMNS = ("wait_ms", "copy_ms", "compute_ms", "other_ms")
 NUMBERS = (
     "outcome",
     "error",
     "throughput",
     "utilization",
     "step_ms",
-    *PARTS,
+    *PART_COLUMNS,
     "mfu",
     "mbu",
     "peak_memory_gib",
@@ -90,7 +90,7 @@ def log(run: Run, folder: Path, project: str, mode: Mode, name: str = "") -> Non
         row = {"loss": loss}
         if step:
             wait, copy, compute, launch, other = parts_ms[step - 1]
-            row |= dict(zip(PARTS, (wait, copy, compute, launch + other), strict=True))
+            row |= dict(zip(PART_COLUMNS, (wait, copy, compute, launch + other), strict=True))
         session.log(row, step=step)
     for second, share in np.column_stack(run.timeline(POINTS)).tolist():
         session.log({"seconds": second, "utilization": share})

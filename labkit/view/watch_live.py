@@ -37,10 +37,10 @@ class Watch:
     All passes over it are one Run, which ends with the notebook cell, the script or `close()`.
     """
 
-    def __init__(self, loader: Any, live: bool = True, place: tuple = (), model: Any = None):
+    def __init__(self, loader: Any, live: bool = True, call_site: tuple = (), model: Any = None):
         self.loader = loader
         self.live = live
-        self.place = place
+        self.call_site = call_site
         self.model = model
         self._ends = contextlib.ExitStack()  # with the Run
         self._recorder: Recorder | None = None
@@ -188,13 +188,13 @@ def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:
         model: The module that the loop trains, called once a batch: the FLOPs of its first training
             call are counted, on a copy without numbers, for `.run.mfu`.
     """
+    _check_module(model)
     if isinstance(loader, Watch):
-        loader.count_flops_of(_module(model))
+        loader.count_flops_of(model)
         return loader
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         kind = type(loader).__name__
         raise TypeError(f"lk.watch({kind}): give it an iterable of batches, such as a DataLoader.")
-    _module(model)
     data = sys.modules.get("torch.utils.data")
     if data and isinstance(loader, data.Dataset) and not isinstance(loader, data.IterableDataset):
         raise TypeError(
@@ -203,24 +203,23 @@ def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:
         )
     caller = sys._getframe(1)
     dataset = getattr(loader, "dataset", None)
-    place = (caller.f_code, caller.f_lineno, type(loader), id(dataset))
+    call_site = (caller.f_code, caller.f_lineno, type(loader), id(dataset))
     for each in _open:
-        anew = dataset is not None and each.place == place and not each.is_iterated
+        anew = dataset is not None and each.call_site == call_site and not each.is_iterated
         if anew or each.loader is loader:
             each.loader = loader
             each.count_flops_of(model)
             return remember(watch, each)
-    return remember(watch, Watch(loader, live, place, model))
+    return remember(watch, Watch(loader, live, call_site, model))
 
 
 remember(watch, None)
 
 
-def _module(model: object) -> object:
-    """Return a module or None as it is; raise TypeError of anything else."""
+def _check_module(model: object) -> None:
+    """Raise TypeError of what is neither a module nor None."""
     if model is not None and not hasattr(model, "register_forward_pre_hook"):
         raise TypeError(f"lk.watch(model={type(model).__name__}): give it the torch.nn.Module.")
-    return model
 
 
 def close_all(error: BaseException | None = None, going_on: bool = True) -> None:

@@ -52,12 +52,6 @@ FIT = KnobChallenge(
 )
 
 
-def shuffled(lengths: list[int], batch_size: int) -> list[list[int]]:
-    """Return batches of documents of any length, as the notebook has them."""
-    order = torch.randperm(len(lengths)).tolist()
-    return [order[at : at + batch_size] for at in range(0, len(order), batch_size)]
-
-
 def sorted_then_shuffled(lengths: list[int], batch_size: int) -> list[list[int]]:
     """Return batches of documents of about a length, in random order."""
     order = sorted(range(len(lengths)), key=lengths.__getitem__)

@@ -18,7 +18,7 @@ ACTIVITIES = ("DataLoader", "CPU operators", "CUDA calls")
 
 
 def excerpt(name: str, later_ms: float = 0.0) -> dict[str, Spans]:
-    """Return the lanes of a stored excerpt of a real trace, so much later."""
+    """Return the lanes of a stored excerpt of a real trace, moved in time."""
     lanes = entries(LANES_FILE)[name]
     return {
         lane: [(start + later_ms, end + later_ms) for start, end in spans]
