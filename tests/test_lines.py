@@ -88,14 +88,12 @@ def test_a_slow_loader_is_blamed_on_its_line_in_the_loop_and_in_workers(causes, 
     assert found.name == "input" and found.cause in causes.split()
     line = found.lines[0]
     assert line.function.endswith(function) and line.call == "time.sleep()" and line.share > 0.5
-    assert found.to_dict()["lines"][0]["line"] == line.line
-    assert "stacks sampled" in str(watch.run.lines)
     assert watch.loader.worker_init_fn is None  # given back
 
 
 @pytest.mark.measures
 @SLOW
-def test_a_stall_is_named_with_its_period_and_its_line(tmp_path):
+def test_a_stall_is_named_with_its_period_and_its_line():
     net = torch.nn.Linear(256, 256)
     for step, batch in enumerate(watch := lk.watch([torch.randn(512, 256)] * 400, live=False)):
         net(batch).sum().backward()
@@ -165,7 +163,7 @@ def watched_loop(
 
 
 @pytest.mark.parametrize(
-    ("batch_bytes", "drifts"),
+    "batch_bytes, drifts",
     [
         (np.linspace(4000, 10000, 300), False),  # as long for each byte
         (np.linspace(4000, 7000, 300), False),  # as attention, with the square
@@ -209,7 +207,7 @@ def test_weights_of_64_bits_are_named_where_the_device_is_the_limit(kind, batche
     assert "float64" not in str(single)
 
 
-@pytest.mark.parametrize(("mib", "bottleneck"), [(40, "transfer"), (1, "unsure")])
+@pytest.mark.parametrize("mib, bottleneck", [(40, "transfer"), (1, "unsure")])
 def test_a_loop_that_stands_at_a_copy_copies_or_waits_for_the_device(mib, bottleneck, tmp_path):
     sizes = np.full(len(FLAT_MS), mib * 2**20)
     moves = ("copy", "images.to()")
@@ -246,7 +244,7 @@ def test_a_watched_loop_without_a_loss_is_not_called_healthy_for_certain(tmp_pat
     assert "watched loop sees" in found.advice and "Nothing in the pipeline" not in found.advice
 
 
-@pytest.mark.parametrize(("others", "cause"), [(0.0, "drift"), (0.3, ""), (1.2, "neighbour")])
+@pytest.mark.parametrize("others, cause", [(0.0, "drift"), (0.3, ""), (1.2, "neighbour")])
 def test_steps_that_grow_beside_other_programs_are_not_blamed_on_the_loops_own_lines(
     others, cause, tmp_path
 ):
@@ -269,7 +267,6 @@ def test_the_sizes_and_number_formats_of_a_watched_loop_are_recorded():
     assert run.batch_bytes[:-1].tolist() == [each.nbytes for each in rows]
     assert np.isnan(run.batch_bytes[-1])
     assert (run.weights_dtype, run.batch_dtype) == ("float64", "float64")
-    assert "bytes" in run.steps_since(0)[0] and "bytes" not in run.steps_since(0)[-1]
 
 
 def kept_at():
@@ -445,7 +442,7 @@ class Kept(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("kind", "texts"),
+    "kind, texts",
     [("sync", ("kept.loss.item()", "out['loss'].item()", "losses[0].item()", "losses[-1].cpu()",
                "float(kept.loss)", "own(x).item()", "own(x).argmax(1).tolist()", "'%.4f' % loss",
                "text % (1, loss)", "text % args", "batch['x'].to('cpu')", "math.exp(loss)",

@@ -14,7 +14,7 @@ import torch
 from planted import wait_until
 
 import labkit as lk
-from labkit.bench import gpu_meter, outside, rank, telemetry
+from labkit.bench import gpu_meter, rank, telemetry
 from labkit.bench.outside import Sample
 from labkit.diagnosis.outside_verdict import judge
 from labkit.results.failures import with_remedy
@@ -169,21 +169,6 @@ def test_an_interrupt_reaches_the_script_once_and_an_ignored_hangup_never(to):
     getattr(os, to)(child.pid, signal.SIGINT)
     assert child.wait(60) == 4
     assert "labkit watch: bottleneck" in child.stderr.read()
-
-
-def test_samples_of_a_run_of_days_stay_few(monkeypatch):
-    age_s = count = 0
-    while age_s < 30 * 86_400:
-        age_s += telemetry.period_s(age_s)
-        count += 1
-    assert count < 2 * 3_600 / telemetry.PERIOD_S + 10
-    monkeypatch.setattr(outside, "MOST_SAMPLES", 8)
-    watched = outside.Outside.__new__(outside.Outside)
-    watched.samples = []
-    watched.period_s = outside.SAMPLE_S
-    for number in range(100):
-        watched._keep(number)
-    assert len(watched.samples) < 8 and watched.period_s > 8 * outside.SAMPLE_S
 
 
 def test_a_rank_on_a_gpu_has_its_own_card_sampled_into_its_own_log(tmp_path, monkeypatch):

@@ -256,7 +256,7 @@ def copied_and_waited_for(path, copy, compute, delay=0.0, knobs=KNOBS):
 
 @pytest.mark.parametrize("delay", [0.0, 30.0, 40.0])
 @pytest.mark.parametrize(
-    ("copy", "compute", "bottleneck"), [(4.0, 90.0, "compute"), (14.0, 60.0, "transfer")]
+    "copy, compute, bottleneck", [(4.0, 90.0, "compute"), (14.0, 60.0, "transfer")]
 )
 def test_the_wait_for_the_queue_at_a_copy_that_blocks_is_not_the_copys(
     copy, compute, bottleneck, delay, tmp_path
@@ -278,7 +278,7 @@ def test_a_copy_from_pinned_memory_that_blocks_is_not_to_be_waited_for(pinned, t
     assert (first.remedies[0].key == "pin_memory") != pinned
 
 
-@pytest.mark.parametrize(("started", "named"), [(False, True), (True, False)])
+@pytest.mark.parametrize("started, named", [(False, True), (True, False)])
 def test_the_knob_against_copies_that_block_is_named_for_a_pipeline_that_pins(
     started, named, tmp_path
 ):
@@ -308,7 +308,7 @@ def synchronised(path, body, busy, **read):
     return stacks(path, called, steps, rows, read).diagnose()
 
 
-@pytest.mark.parametrize(("kind", "python"), [("python", 15.0), ("update", 25.0), ("python", 33.0)])
+@pytest.mark.parametrize("kind, python", [("python", 15.0), ("update", 25.0), ("python", 33.0)])
 def test_counters_of_the_sms_do_not_hide_python_behind_a_step_that_was_waited_for(
     kind, python, tmp_path
 ):
@@ -328,7 +328,7 @@ def test_a_synchronisation_that_keeps_a_gpu_waiting_is_blamed_on_its_line(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("body", "busy"),
+    "body, busy",
     [
         ((("backward", 15), ("python", 15), ("sync", 70)), (0, 100)),
         # It waits for an event of the step before; the device has this one's work
@@ -345,7 +345,7 @@ def test_python_while_the_device_may_have_work_is_hidden_where_the_sms_may_work_
 
 
 @pytest.mark.parametrize(
-    ("body", "busy"),
+    "body, busy",
     [
         ((("backward", 20), ("python", 30), ("sync", 50)), (0, 100)),
         ((("copy", 50), ("backward", 20), ("python", 30)), (52, 150)),  # it waits for the last step
@@ -359,7 +359,7 @@ def test_python_under_queued_work_is_said_to_cost_its_time_at_most(body, busy, t
     assert "30% of the time, at most, is lost" in found.evidence
 
 
-@pytest.mark.parametrize(("formats", "named"), [(("fp16",), False), (("bf16", "fp16"), True)])
+@pytest.mark.parametrize("formats, named", [(("fp16",), False), (("bf16", "fp16"), True)])
 def test_tf32_is_named_only_where_the_card_has_it(formats, named):
     told = formats_left(Evidence("gpu", formats=formats, weights_dtype="float32"))["formats"]
     assert ("TF32" in told) == named and "16 bits" in told
