@@ -22,8 +22,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import watched
-from played_gpu import CPU, GPU
-from played_gpu import log as logged
+from played_gpu import CPU, GPU, MS, watched_log
 from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
@@ -139,27 +138,19 @@ def watched_loop(
     **used,
 ):
     """Return the run of a watched loop that does nothing but `work`, a kind and a call."""
-    site = ["train.py", 57, "train"]
-    place = [work[0], "", *site, work[1], site]
     used = {"cpus": 2, "own_cpu": 0.5, "cpu": 0.5, "line_cpu": 0.02} | used
-    now = 10**9
-    steps = []
-    rows = []
-    for number, body_ms in enumerate(steps_ms):
-        done = now + int(body_ms * 1e6)
-        step = {"event": "step", "i": number, "t": [now, now, now, done], "n": 16, "loss": 1.0}
-        if batch_bytes is not None:
-            step["bytes"] = int(batch_bytes[number])
-        steps.append(step)
-        rows.append([(now + done) // 2, int(body_ms * 1e6), 0])
-        now = done
-    read = [{"event": "telemetry", "t_ns": row[0], **used} for row in rows[::25]]
-    for number, each in enumerate(read if rss_gib else ()):
-        each["rss_gib"] = float(np.linspace(*rss_gib, len(read))[number])
-    lines = {"event": "lines", "pid": 0, "places": {"0": place}, "rows": rows}
+    ends = 1000.0 + np.cumsum(steps_ms)
+    rows = [(0, end - ms, end) for end, ms in zip(ends, steps_ms, strict=True)]
+    steps = [{"t": (begin, begin, begin, end)} for _, begin, end in rows]
+    if batch_bytes is not None:
+        steps = [step | {"bytes": int(n)} for step, n in zip(steps, batch_bytes, strict=True)]
+    read = [{"t_ns": round(end * MS), **used} for end in ends[::25]]
+    if rss_gib:
+        for sample, gib in zip(read, np.linspace(*rss_gib, len(read)), strict=True):
+            sample["rss_gib"] = float(gib)
     machine = CPU if kind == "cpu" else GPU
-    spec = {"watched": {"loader": "DataLoader"}}
-    return logged(tmp_path, machine, {"num_workers": 0}, *events, *steps, *read, lines, spec=spec)
+    more = {"knobs": {"num_workers": 0}, "events": events}
+    return watched_log(tmp_path, machine, [work], steps, rows, read, **more)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from played_gpu import GPU, MS, load, log, play
+from played_gpu import GPU, MS, load, log, play, watched_log
 
 import labkit as lk
 from labkit.diagnosis.device_remedies import formats_left
@@ -217,23 +217,6 @@ def test_what_a_gap_lost_to_a_neighbour_is_not_lost_once_more_to_launches(tmp_pa
     assert lost <= 0.85
 
 
-def stacks(path, called, steps, rows, telemetry, knobs=KNOBS, **watched):
-    """Write and load the log of a watched loop whose host was in `called[n]` as `rows` say, ms."""
-    site = ["train.py", 57, "train"]
-    places = {str(n): [kind, "", *site, call, site] for n, (kind, call) in enumerate(called)}
-    events = []
-    for i, moments in enumerate(steps):
-        in_ns = {name: [round(ms * MS) for ms in times] for name, times in moments.items()}
-        events.append({"event": "step", "i": i, "n": 256, "bytes": 147 * 2**20, **in_ns})
-    rows = [
-        [round(at * MS), 5 * MS, n] for n, begin, end in rows for at in np.arange(begin, end, 5.0)
-    ]
-    lines = {"event": "lines", "pid": 0, "places": places, "rows": rows}
-    read = ({"event": "telemetry", **sample} for sample in telemetry)
-    about = {"watched": {"loader": "DataLoader", **watched}}
-    return log(path, GPU, knobs, *events, *read, lines, spec=about)
-
-
 POWERED = {"cpus": 16, "own_cpu": 0.06, "cpu": 0.06, "power_w": 300, "power_limit_w": 400}
 
 
@@ -248,10 +231,12 @@ def copied_and_waited_for(path, copy, compute, delay=0.0, knobs=KNOBS):
         host = copied + launch
         free = copied + compute
         stamps = (asked, ready, ready, host)
-        steps.append({"t": stamps, "copy": (begin, begin), "busy": (begin, free)})
+        moments = {"t": stamps, "copy": (begin, begin), "busy": (begin, free)}
+        steps.append(moments | {"bytes": 147 * 2**20})
         rows += [(0, ready, copied), (1, copied, host)]
     called = (("copy", "images.to()"), ("backward", "loss.backward()"))
-    return stacks(path, called, steps, rows, samples(seconds=9, **POWERED), knobs).diagnose()
+    read = samples(seconds=9, **POWERED)
+    return watched_log(path, GPU, called, steps, rows, read, knobs=knobs).diagnose()
 
 
 @pytest.mark.parametrize("delay", [0.0, 30.0, 40.0])
@@ -305,7 +290,7 @@ def synchronised(path, body, busy, **read):
         steps.append({"t": (asked, asked, asked, end), "copy": (begin,) * 2, "busy": (begin, over)})
     called = [(kind, f"{kind}()") for kind, _ms in body]
     read = samples(seconds=9, cpus=16, own_cpu=0.06, cpu=0.06, line_cpu=0.0, **read)
-    return stacks(path, called, steps, rows, read).diagnose()
+    return watched_log(path, GPU, called, steps, rows, read, knobs=KNOBS).diagnose()
 
 
 @pytest.mark.parametrize("kind, python", [("python", 15.0), ("update", 25.0), ("python", 33.0)])
@@ -416,7 +401,8 @@ def test_an_evaluation_within_an_epoch_is_work_of_the_device(power, tmp_path):
         steps.append({"t": stamps, "copy": (start, start), "busy": (start, end)})
     read = samples(28.0, cpus=16, own_cpu=0.06, cpu=0.08, line_cpu=0.0, **power)
     called = [(kind, "trainer.train()") for kind in ("forward", "sync", "validation")]
-    run = stacks(tmp_path, called, steps, rows, read, {"num_workers": 2}, trainer=True)
+    more = {"knobs": {"num_workers": 2}, "trainer": True}
+    run = watched_log(tmp_path, GPU, called, steps, rows, read, **more)
     assert run.utilization > 0.98
     assert run.diagnose().bottleneck == ("compute" if power else "host")
 
@@ -448,7 +434,7 @@ def test_a_trainers_copy_before_the_step_is_no_waiting_for_data(
         stamps = (asked, ready, ready, now)
         steps.append({"t": stamps, "copy": (ready, ready), "busy": (ready, free)})
     called = [(kind, "trainer.fit()") for kind in ("forward", "copy", "wait")]
-    run = stacks(tmp_path, called, steps, rows, (), {"num_workers": 8})
+    run = watched_log(tmp_path, GPU, called, steps, rows, knobs={"num_workers": 8})
     found = {each.name: each.lost_share for each in run.diagnose().findings}
     assert found.get(says, 0.0) > 0.15, found
     other = "input" if says == "transfer" else "transfer"
