@@ -1,14 +1,12 @@
 """What a first real GPU meets, told by functions, cells and logs: nothing here needs a card."""
 
 import json
-import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
-import pynvml
 import pytest
 import torch
 from played_gpu import GPU, host_steps, play
@@ -17,9 +15,7 @@ from played_gpu import log as logged
 import labkit as lk
 from labkit import course
 from labkit.bench import (
-    compiling,
     device_clock,
-    gpu_meter,
     handoff,
     measure,
     model_size,
@@ -33,7 +29,6 @@ from labkit.diagnosis.evidence import Evidence, Kernels, Xray
 from labkit.results.hardware import Machine
 from labkit.results.run import Run
 from labkit.results.step_classes import body_seconds
-from labkit.view.watch_shown import progress_line
 from labkit.watching import hook, recorder, trained
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
@@ -147,18 +142,6 @@ def test_the_verdict_on_such_a_loop_is_of_the_host_and_says_so(wait_ms, named, o
     assert "the device was not timed" in str(found.details).lower()
     assert "upper bound" not in str(found.details) and "first kernel" not in str(found.details)
     assert named == "input" or "lk.headroom" in found.advice
-
-
-def test_the_live_line_of_such_a_loop_has_no_share_of_its_device(tmp_path):
-    recording = recorder.Recorder(tmp_path, [1])
-    recording.kind = "gpu"
-    for i in range(20):
-        recording.steps.tally.add((10 * i, 10 * i + 8, 10 * i + 8), 4, (10 * i + 8, 10 * i + 10))
-    said = progress_line(recording)
-    assert "/s" in said and "busy" not in said and "input" not in said
-    recording.kind = "cpu"
-    assert "CPU busy" in progress_line(recording)
-    recording.close()
 
 
 def test_a_device_that_is_waited_for_in_each_step_is_timed_by_the_host(on_a_mac):
@@ -277,21 +260,6 @@ def test_a_loop_on_several_cards_has_no_mfu_of_one_and_ddps_on_a_cpu_is_counted(
     assert "4 cards" in call.kwargs["why"] if device_ids else call.kwargs["samples"] == 64
 
 
-def test_what_computed_on_a_card_before_its_meter_was_there_is_not_counted(monkeypatch):
-    asked_since = []
-    for name in ("nvmlInit", "nvmlDeviceGetHandleByUUID"):
-        monkeypatch.setattr(pynvml, name, Mock())
-    monkeypatch.setattr(gpu_meter, "GpmMeter", Mock())
-    monkeypatch.setattr(
-        pynvml,
-        "nvmlDeviceGetProcessUtilization",
-        lambda _, since: asked_since.append(since) or [],
-    )
-    before_us = time.time_ns() // 1000
-    assert gpu_meter.GpuMeter("uuid", os.getpid())._others_sm() is None
-    assert asked_since[0] >= before_us
-
-
 @pytest.mark.parametrize(
     "text, failed",
     [
@@ -404,14 +372,6 @@ def test_a_step_that_is_captured_into_a_graph_is_left_alone(pause_s, tmp_path, m
     script.close()
     [folder] = tmp_path.iterdir()
     assert not EventOfCuda.broken and Run(folder).steps >= 17
-
-
-@pytest.mark.parametrize("platform, package", [("win32", "triton-windows"), ("linux", "triton")])
-def test_the_triton_that_is_named_is_one_that_pip_finds(platform, package, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
-    monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda _: None)
-    monkeypatch.setattr(compiling.sys, "platform", platform)
-    assert compiling.compile_lacks(torch.device("cuda")).endswith(f"pip install {package}")
 
 
 def test_an_engine_that_cudnn_lacks_is_no_lack_of_memory_on_an_empty_card(monkeypatch):
