@@ -531,7 +531,7 @@ def test_the_clock_that_times_the_items_is_no_line_of_the_users(tmp_path, monkey
     assert len(lines) == 1 and lines.share.tolist() == [1.0]
 
 
-def test_the_timer_of_the_samples_is_no_line_of_the_users(monkeypatch):
+def test_the_timer_of_the_samples_is_no_line_of_the_users():
     """The signal's handler arms it again, in whatever code of the user's the signal came."""
     places = Places(None)
     timer = main_thread.Timer.__new__(main_thread.Timer)

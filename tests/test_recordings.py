@@ -65,9 +65,7 @@ def test_record_writes_what_it_can_and_says_what_it_could_not(tmp_path, tiny, mo
     assert "left out:  two" in repr(done)
 
 
-def test_the_listing_says_what_on_what_and_when_and_refuses_other_names(
-    finished, shipped, tmp_path
-):
+def test_the_listing_says_what_on_what_and_when_and_refuses_other_names(shipped, tmp_path):
     listed = lk.recorded(folder=shipped)
     assert [each.name for each in listed] == ["tiny"]
     assert "1 run RECORDED on" in repr(listed) and "tiny" in repr(listed)

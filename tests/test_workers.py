@@ -315,7 +315,7 @@ def test_a_hang_is_named_with_its_worker_item_and_line(workers, tmp_path):
     assert not list(Path(watched.run.path).glob("progress-*"))
 
 
-def test_a_loop_that_moves_is_no_hang(tmp_path):
+def test_a_loop_that_moves_is_no_hang():
     watched = lk.watch(DataLoader(Waiting(0.0, 40), 4), live=False)
     for _ in watched:
         folder = watched._recorder.folder
