@@ -293,16 +293,21 @@ def synchronised(path, body, busy, **read):
     return watched_log(path, GPU, called, steps, rows, read, knobs=KNOBS).diagnose()
 
 
-@pytest.mark.parametrize("kind, python", [("python", 15.0), ("update", 25.0), ("python", 33.0)])
-def test_counters_of_the_sms_do_not_hide_python_behind_a_step_that_was_waited_for(
-    kind, python, tmp_path
-):
-    body = (("backward", 15), ("sync", 85 - python), (kind, python))
+@pytest.mark.parametrize("kind", ["python", "update"])
+def test_time_of_the_body_is_lost_once_where_the_card_waits_for_it(kind, tmp_path):
+    body = (("backward", 20), (kind, 60), ("sync", 20))
+    found = synchronised(tmp_path, body, (0, 100), gpm={"sm": 0.1}).findings
+    assert found[0].name == "host" and found[0].lost_share > 0.5
+    assert sum(each.lost_share for each in found) <= 1.0
+
+
+@pytest.mark.parametrize("python", [15.0, 25.0, 33.0])
+def test_counters_of_the_sms_do_not_hide_python_behind_a_step_that_was_waited_for(python, tmp_path):
+    body = (("backward", 15), ("sync", 85 - python), ("python", python))
     sms = {"sm": 0.98 * (1 - python / 100), "tensor": 0.3, "dram": 0.3}
     found = synchronised(tmp_path, body, (0, 100), gpm=sms)
     assert found.bottleneck == "host" and "at most" not in found.three_lines[0], found
     assert found.findings[0].lost_share == pytest.approx(python / 100, abs=0.05)
-    assert sum(each.lost_share for each in found.findings) <= 1.0
 
 
 def test_a_synchronisation_that_keeps_a_gpu_waiting_is_blamed_on_its_line(tmp_path):
