@@ -192,7 +192,7 @@ class StandIn:
         return ctypes.c_float(ms).value
 
     def stream_waits(self, event, card, stream):
-        # Caught nothing so far. Holds: a copy on a stream of its own lies under the compute
+        # Caught nothing so far
         self.free[card, stream] = max(self.free.get((card, stream), 0), self.events.get(event, 0))
 
     def host_waits(self, card, stream, event):

@@ -1,4 +1,4 @@
-"""What a first real GPU meets, told by functions, cells and logs: nothing here needs a card."""
+"""What a first real GPU meets, told by functions and logs: nothing here needs a card."""
 
 import json
 import time
