@@ -19,7 +19,9 @@ from labkit.bench.first_call import FirstCallHook
 from labkit.bench.loop import Trainer, train
 from labkit.bench.model_size import noise_batch, plain_job
 from labkit.bench.rank import Communication, rank_timeline
+from labkit.bench.timeline import Step, make_timeline
 from labkit.process.events import EventLog
+from labkit.process.step_ring import recover
 from labkit.results.record import Tail
 from labkit.watching import device_clock
 
@@ -78,14 +80,6 @@ def test_the_numbers_are_those_of_the_queue(card, pipeline, fault, cards):
     assert (run.diagnose().bottleneck == limit) == (is_copying or pipeline.num_workers == 0)
 
 
-def test_a_copy_on_a_stream_of_its_own_is_hidden_under_the_compute(cards):
-    balanced = COPYING.but(batch_size=256, **PINNED)
-    plain, hidden = (
-        run_on(cards("T4"), balanced.but(prefetch_to_device=so)) for so in (False, True)
-    )
-    assert hidden.step_ms < 0.9 * plain.step_ms and hidden.copy_ms >= 0
-
-
 def test_a_fed_pinned_run_is_never_synchronised_and_its_losses_are_read_when_they_are_there(cards):
     gpu = cards("T4")
     run = run_on(gpu, MLP.but(width=32, **PINNED))
@@ -98,6 +92,25 @@ def test_a_run_on_the_second_card_leaves_the_first_alone(cards):
     run = run_on(gpu, FED, device="cuda:1")
     assert {kernel.card for kernel in gpu.kernels} == {1}
     assert run.machine.name == "NVIDIA H200" and run.utilization > 0.9
+
+
+def test_ten_minutes_of_a_device_whose_clock_runs_fast_stay_tied_to_the_hosts(cards, tmp_path):
+    cards("H200").fast = 20e-6
+    timeline = make_timeline(EventLog(tmp_path), tmp_path, DEVICE)
+    loss = torch.rand(1, device="cuda")
+    for number in range(600):
+        time.sleep(1)
+        ready = timeline.copying()
+        timeline.copied()
+        timeline.computing()
+        timeline.step(Step(number, ready, ready, ready, 16, loss))
+    timeline.finish()
+    recover(tmp_path)
+    events = Tail(tmp_path / "events.jsonl").read()
+    off_us = [(each["copy"][0] - each["t"][1]) / 1e3 for each in events if each["event"] == "step"]
+    assert len(off_us) == 600 and max(map(abs, off_us)) < 130
+    [drift] = [each["drift_us"] for each in events if each["event"] == "drift"]
+    assert abs(drift) < 130
 
 
 def test_an_exchange_of_ranks_is_stamped_when_it_runs_and_not_when_it_is_issued(cards, tmp_path):

@@ -60,6 +60,28 @@ def host_steps(wait, compute, count=60, *, copy=0.0, **more):
     return steps
 
 
+def watched_log(folder, machine, called, steps, rows, read=(), *, knobs, events=(), **watched):
+    """Write and load the log of a watched loop whose host was in `called[n]` as `rows` say, ms.
+
+    A step has its moments, in ms, and may have how many `bytes` its batch has.
+    """
+    site = ["train.py", 57, "train"]
+    places = {str(n): [kind, "", *site, call, site] for n, (kind, call) in enumerate(called)}
+    events = list(events)
+    for i, step in enumerate(steps):
+        event = {"event": "step", "i": i, "n": 256}
+        for name, value in step.items():
+            event[name] = value if name == "bytes" else [round(ms * MS) for ms in value]
+        events.append(event)
+    samples = []
+    for n, begin, end in rows:
+        samples += [[round(at * MS), 5 * MS, n] for at in np.arange(begin, end, 5.0)]
+    events += ({"event": "telemetry", **sample} for sample in read)
+    lines = {"event": "lines", "pid": 0, "places": places, "rows": samples}
+    about = {"watched": {"loader": "DataLoader", **watched}}
+    return log(folder, machine, knobs, *events, lines, spec=about)
+
+
 def play(
     *,
     steps=60,

@@ -213,7 +213,7 @@ def test_every_remedy_is_filled_in_for_what_it_fits(row):
 
 
 @pytest.mark.parametrize(
-    ("time", "bottleneck"),
+    "time, bottleneck",
     [({"wait": 15.0}, "input"), ({"copy": 15.0}, "transfer"), ({"other": 15.0}, "launch")],
 )
 def test_time_outside_the_compute_is_named_after_what_took_it(time, bottleneck):
@@ -231,7 +231,7 @@ def test_time_outside_the_compute_is_named_after_what_took_it(time, bottleneck):
 
 
 @pytest.mark.parametrize(
-    ("seen", "bottleneck"),
+    "seen, bottleneck",
     [({}, "compute"), ({"bf16_speedup": 2.0}, "precision"), ({"gap_us": 9_000.0}, "launch"),
      ({"tiny_us": 9_000.0}, "launch"), ({"fusible_us": 9_000.0}, "memory_bandwidth")],
 )  # fmt: skip
@@ -253,7 +253,7 @@ def test_a_run_that_is_too_short_or_in_which_no_time_passed_gets_no_verdict():
 
 
 @pytest.mark.parametrize(
-    ("time", "own", "workers", "samples", "bottleneck"),
+    "time, own, workers, samples, bottleneck",
     [({}, 0.5, 0, [], "unsure"),  # others had the core: not called healthy
      ({"wait": 60.0}, 0.7, 0, [], "input"), ({"other": 10.0}, 0.5, 0, [], "launch"),  # these stand
      ({"wait": 5.0}, 0.5, 1, [BUSY_CORES], "unsure"),  # workers starved by others
@@ -269,7 +269,7 @@ def test_a_core_taken_from_the_model_is_blamed_on_who_took_it(
 
 
 @pytest.mark.parametrize(
-    ("now", "best", "said"),
+    "now, best, said",
     [(0, 6, "num_workers=6; PyTorch warns"), (2, 6, "Use more workers: num_workers=6"),
      (6, 6, "workers is not expected to gain. Do less"), (6, 2, "fewer workers: num_work"),
      (4, 0, "Make batches in the loop"), (4, None, "Try other numbers of workers. Do less")],
@@ -288,7 +288,7 @@ def test_the_advice_has_the_recommended_number_and_no_other(now, best, said):
 
 
 @pytest.mark.parametrize(
-    ("kernel_us", "how", "graphs"),
+    "kernel_us, how, graphs",
     [(0.0, {}, False),  # no kernel at all, of a device that its events call busy
      (40_000.0, {}, False),  # kernels for longer than it was busy
      (2_000.0, {"cuda_graphs": True}, True),
@@ -309,7 +309,7 @@ SMALL = "void at::native::vectorized_elementwise_kernel<4, add>"
 
 
 @pytest.mark.parametrize(
-    ("name", "us", "rest", "bottleneck"),
+    "name, us, rest, bottleneck",
     [(ODD, 15_000, 4_500, "precision"), (EVEN, 15_000, 4_500, "compute"),
      (PLAIN, 15_000, 4_500, "compute"), (FOREACH, 12_000, 7_500, "memory_bandwidth"),
      (FUSED, 12_000, 7_500, "compute"), (SMALL, 4_000, 0, "launch")],
@@ -342,7 +342,7 @@ def test_a_diagnosis_prints_as_a_sentence_shows_as_a_table_and_is_json():
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not here")
 @pytest.mark.parametrize(
-    ("file", "says", "never"),
+    "file, says, never",
     [("gpu/rtx2080ti_resnet_sawtooth", "workers do not keep up", "Give the DataLoader"),
      ("resnet50_num_workers_0", "in other processes: num_workers=1", "do not keep up"),
      ("gpu/v100_busy_fp32", "FP16 with a GradScaler (this card has no BF16)", "bf16"),
@@ -356,7 +356,7 @@ def test_advice_from_a_trace_fits_the_loader_the_card_and_inference(file, says, 
 
 
 @pytest.mark.parametrize(
-    ("name", "capability", "formats"),
+    "name, capability, formats",
     [("Tesla V100-SXM2-32GB", None, ("fp16",)), ("Tesla T4", "7.5", ("fp16",)),
      ("Tesla P100-PCIE-16GB", None, ()), ("NVIDIA A100-SXM4-80GB", None, ("bf16", "fp16")),
      ("new", "12.0", ("bf16", "fp16")), ("new", None, None), ("NVIDIA T1000", "7.5", ())],
@@ -382,7 +382,7 @@ def test_with_other_programs_on_the_cores_the_verdict_is_not_certain_and_says_so
     assert said in str(found).splitlines()[0]
 
 
-@pytest.mark.parametrize(("share", "confidence"), [(0.1, 0.9), (None, 0.5)])
+@pytest.mark.parametrize("share, confidence", [(0.1, 0.9), (None, 0.5)])
 def test_programs_on_the_same_gpu_are_named_and_lower_the_confidence(share, confidence):
     sample = {"t_ns": 10**8, "others_sm": share}
     run = fake(steps(wait=60.0), "gpu", telemetry=[sample], on_the_card=["python (pid 12)"])
@@ -412,7 +412,7 @@ def diagnosed(workers, **more):
 
 
 @pytest.mark.parametrize(
-    ("workers", "cause", "said", "code"),
+    "workers, cause, said, code",
     [(BUSY, "cores", "2 workers on 2 cores", ""),
      (BUSY | {"cores": 8}, "too_few_workers", "num_workers=6", "num_workers=6"),
      (BUSY | {"cpu_shares": (1.9, 2.1)}, "threads", "one thread", "worker_init_fn=one_thread"),
@@ -450,7 +450,7 @@ def test_full_cores_are_the_libraries_threads_only_where_more_are_in_line_than_t
 
 
 @pytest.mark.parametrize(
-    ("seen", "cause"),
+    "seen, cause",
     [({"cpu_shares": (0.4,) * 4, "in_line_share": 0.6, "idle_share": 0.3}, "workers_take"),
      ({"cpu_shares": (0.9,) * 2, "in_line_share": 0.4, "idle_share": 0.99}, "the_device_is"),
      ({"cpu_shares": (0.6,) * 2, "in_line_share": 0.01, "idle_share": 0.3}, "the_device_is")],
@@ -473,7 +473,7 @@ def test_a_step_that_is_not_timed_loses_to_workers_what_its_quickest_ones_do_not
 
 
 @pytest.mark.parametrize(
-    ("dataset_type", "batch_size", "says"),
+    "dataset_type, batch_size, says",
     [("TensorDataset", "64", "fetch a batch at once"), ("ImageFolder", "64", "num_workers=6"),
      ("TensorDataset", None, "num_workers=6")],
     ids=["whole tensors", "files", "a batch at once already"],
@@ -561,7 +561,7 @@ def test_fewer_threads_are_not_advised_where_the_step_needs_them_more_than_the_w
     assert worker_remedies.cores_returned(evidence).value < 1
 
 
-@pytest.mark.parametrize(("shares", "named"), [([35, 16, 15], True), ([14, 12, 12], False)])
+@pytest.mark.parametrize("shares, named", [([35, 16, 15], True), ([14, 12, 12], False)])
 def test_the_costliest_of_a_few_lines_that_share_the_loading_is_named(shares, named):
     item = "Sales.__getitem__"
     rows = [
@@ -607,7 +607,7 @@ def test_validation_that_outweighs_the_training_loop_comes_before_its_loader():
 
 
 @pytest.mark.parametrize(
-    ("call", "function", "kind", "code"),
+    "call, function, kind, code",
     [
         ("Image.open()", "__getitem__", "library", "draft"),
         ("self.scan_once()", "JSONDecoder.raw_decode", "library", ""),
@@ -627,7 +627,7 @@ def test_a_step_that_fills_the_cores_is_named_and_made_cheaper_where_it_is_known
     assert (code or "") in found.code and bool(code) == bool(found.code)
 
 
-@pytest.mark.parametrize(("headroom", "expected"), [(None, 1.8), (Estimate(1.3, 1.2, 1.5), 1.3)])
+@pytest.mark.parametrize("headroom, expected", [(None, 1.8), (Estimate(1.3, 1.2, 1.5), 1.3)])
 def test_no_advice_for_the_input_promises_more_than_the_measured_headroom(headroom, expected):
     advised = Workers(6, Estimate(1.8, 1.4, 2.2))
     found = diagnosed(BUSY | {"cores": 8}, advised=advised, headroom=headroom)

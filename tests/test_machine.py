@@ -368,7 +368,6 @@ MACHINES = {  # (the process's groups, what is mounted, files): cores, why, all 
         (4, "quota", 500, 0),
     ),
     "two and a half": (("0::/app", V2, group_v2("/app", 250_000)), (3, "quota", 1000, 900)),
-    "less than a core": (("0::/app", V2, group_v2("/app", 5000)), (1, "quota", 1000, 900)),
     "a quota of the root's, not this process's": (
         ("0::/app", V2, group_v2("/other", 100000)),
         (32, "affinity", 1000, 900),
@@ -380,10 +379,6 @@ MACHINES = {  # (the process's groups, what is mounted, files): cores, why, all 
             group_v1("/docker/c4", "/app", 150000, 700, 300),
         ),
         (3, "quota", 700, 500),
-    ),
-    "version 1 without limits": (
-        ("2:cpu,cpuacct:/", "\n".join(V1), group_v1("", "", -1, 2**63 - 4096, 300)),
-        (32, "affinity", 1000, 900),
     ),
     "no control groups": (("", "", {}), (32, "affinity", 1000, 900)),
 }

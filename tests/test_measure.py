@@ -115,37 +115,6 @@ def test_a_card_that_failed_or_is_full_is_left_to_a_fresh_process(says, row, tmp
     assert len(replaced) == (0 if "layer" in says else 1)  # no process follows the last row
 
 
-@pytest.mark.parametrize(
-    ("says", "then"),
-    [
-        ("CUDA out of memory", None),
-        ("CUDA error: an illegal access", bench_measure.FAILED_BEFORE.text),
-    ],
-)
-def test_windows_where_no_process_is_replaced_goes_on_in_the_same_one(
-    says, then, tmp_path, monkeypatch
-):
-    def fails_first(bench, n):
-        if n == 1:
-            raise RuntimeError(says)
-        bench.time(lambda: None)
-
-    monkeypatch.setattr(bench_measure.sys, "platform", "win32")
-    monkeypatch.setattr(bench_measure.os, "execv", None)
-    rows = rows_of(fails_first, tmp_path)
-    assert [row["values"]["n"] for row in rows] == [1, 2]
-    assert rows[1]["error"] == then and ("seconds" in rows[1]) == (then is None)
-
-
-def test_ways_are_timed_in_turn_a_row_each():
-    bench = bench_measure.Bench(CPU)
-    many = torch.ones(2_000_000)
-    found = bench.compare(all=lambda: many.sum(), part=lambda: many[:10].sum(), flops=1)
-    assert found["all"] > found["part"]
-    assert [row["values"]["way"] for row in bench.rows] == ["all", "part"]
-    assert len({len(row["seconds"]) for row in bench.rows}) == 1
-
-
 @pytest.mark.parametrize("settles", [True, False])
 def test_ways_whose_times_vary_are_timed_for_longer_but_not_for_ever(settles, monkeypatch):
     monkeypatch.delenv("LABKIT_QUICK", raising=False)

@@ -15,7 +15,6 @@ from labkit.results.sweep import Sweep
 from labkit.spec import Pipeline
 from labkit.view.run_figure import curves, draw_run, teeth_window
 from labkit.view.several_figures import draw_sweep
-from labkit.view.style import on_any_paper
 
 BEGIN = 1000 * MS
 ODD = "no $device$ <here>"  # what a font cannot show, or that looks like a formula
@@ -237,11 +236,3 @@ def test_runs_that_failed_or_were_not_run_are_gaps(record):
     shown = texts(figure)
     assert "1 not run" in shown and "no numbers: num_workers=2: RuntimeError" in shown
     png(draw_sweep(swept(num_workers=[0, 2])))
-
-
-def test_a_notebooks_figure_reads_on_a_light_page_as_drawn_and_on_a_dark_one_too(record):
-    white, black, green = [255] * 3, [0] * 3, [0, 158, 115]
-    paper, text, bar = on_any_paper(np.array([[white, black, green]]))[0] / 255
-    assert paper[3] == 0 and list(bar) == pytest.approx([*np.array(green) / 255, 1], abs=0.03)
-    for page in (1, 0x11 / 255):
-        assert 0.35 < text[0] * text[3] + page * (1 - text[3]) < 0.5

@@ -124,7 +124,7 @@ def test_recorded_runs_predict_each_other_and_what_is_missed_in_one_is_known_of_
 
 
 @pytest.mark.parametrize(
-    ("name", "after", "change"),
+    "name, after, change",
     [
         ("workers-0", "workers-4", {"num_workers": 4}),
         ("workers-0", "workers-8", {"num_workers": 8}),

@@ -4,7 +4,6 @@ import functools
 import hashlib
 import http.server
 import json
-import socketserver
 import threading
 
 import pytest
@@ -100,30 +99,6 @@ def test_without_network_published_numbers_and_a_stored_excerpt_say_what_they_ar
     (tmp_path / "data" / "trace_lanes.json").write_text(json.dumps(excerpt))
     assert "STORED EXCERPT" in found.timeline(0.0, 9.0).texts[0].get_text()
     assert found.lanes["kernels"].tolist() == excerpt["small"]["kernels"]
-
-
-@pytest.mark.parametrize(
-    "answer, says",
-    [
-        (b"", "RemoteDisconnected"),
-        (b"HTTP/1.1 200 OK\r\n\r\n\n<!DOCTYPE html>Log in, please", "login"),
-        (b"HTTP/1.1 511 Network\r\n Login\x1b\r\n\r\n", "511"),
-    ],
-)
-def test_an_answer_that_is_not_the_file_ends_in_the_published_numbers(
-    site, tmp_path, monkeypatch, answer, says
-):
-    class Broken(socketserver.BaseRequestHandler):
-        def handle(self):
-            self.request.recv(65536)
-            self.request.sendall(answer)
-
-    with socketserver.TCPServer(("127.0.0.1", 0), Broken) as server:
-        monkeypatch.setattr(public_files, "SITE", f"http://127.0.0.1:{server.server_address[1]}")
-        threading.Thread(target=server.handle_request, daemon=True).start()
-        found = lk.public_trace("small")
-    assert says in found.missing and "\n" not in found.missing
-    assert kept(tmp_path) == []
 
 
 def test_an_unknown_name_is_refused():

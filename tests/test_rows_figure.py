@@ -144,12 +144,6 @@ def test_names_on_a_logarithmic_axis_have_points_and_no_bars():
     assert overflow(figure) == []
 
 
-def test_an_axis_of_bytes_has_its_unit():
-    rows = pandas.DataFrame({"mib": [1, 2], "array_kib": [8, 32]})
-    [axes] = lk.plot(rows, "array_kib", "mib").axes
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("array, KiB", "MiB")
-
-
 def test_a_notebook_shows_a_figure_as_it_is_stored_whatever_pyplot_has_registered():
     from IPython.core.interactiveshell import InteractiveShell
     from IPython.core.pylabtools import print_figure

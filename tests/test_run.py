@@ -16,8 +16,6 @@ import pytest
 from played_gpu import CPU, MS, host_steps, lines_of, written
 
 import labkit as lk
-from labkit.diagnosis.gather import StepTable
-from labkit.diagnosis.thresholds import MOST_DRAWN
 from labkit.process import events, step_ring
 from labkit.results.launch import launch
 from labkit.results.record import Tail
@@ -178,7 +176,7 @@ def test_what_is_no_record_is_refused_with_one_clear_error(content, message, tmp
             lk.load(file)
 
 
-def test_a_diagnosis_of_ten_times_the_samples_calls_hardly_more_and_draws_no_more(tmp_path):
+def test_a_diagnosis_of_ten_times_the_samples_calls_hardly_more(tmp_path):
     recorded = lk.recorded("workers-2")
     within = recorded.steps_since(0)[10]["t"][3]  # a step's body
     places = {str(n): ["python", "", "train.py", n, "f", "g()", None] for n in range(20)}
@@ -197,9 +195,6 @@ def test_a_diagnosis_of_ten_times_the_samples_calls_hardly_more_and_draws_no_mor
     few = calls_of(2_000)
     many = calls_of(20_000)
     assert many < 1.5 * few
-    run = lk.load(write_record(tmp_path / "long.jsonl", steps=20_000))
-    assert StepTable(run).rows <= MOST_DRAWN
-    assert StepTable(run).evidence().wait_share == pytest.approx(5 / 6)
 
 
 # -- side by side --------------------------------------------------------------------------------

@@ -130,9 +130,7 @@ def described(loader):
 
 @forks
 @pytest.mark.parametrize("made", LOADERS)
-def test_what_a_watched_loop_is_told_to_type_keeps_every_argument_that_does_not_change(
-    made, tmp_path
-):
+def test_what_a_watched_loop_is_told_to_type_keeps_every_argument_that_does_not_change(made):
     names = user_script(made)
     recorded = in_script(names, "watching(train_loader)", watching=recorded_code)
     code = LoopCode.of(recorded)
@@ -240,23 +238,6 @@ def test_workers_that_end_with_the_loader_of_each_epoch_are_kept_by_making_it_on
     assert sum(map(len, made.batch_sampler)) == (24 if remade == "dataset" else len(names["data"]))
     unnamed = dataclasses.replace(code, arguments=arguments | {"collate_fn": "train_loader.f"})
     assert unnamed.lines({"persistent_workers": True}) == ""
-
-
-def test_parts_that_are_given_names_leave_all_else_that_is_known_of_the_script():
-    arguments = {"dataset": "data", "collate_fn": None, "num_workers": "2"}
-    known = {"training": "args", "dataset_type": "TensorDataset", "epoch_setter": "Order"}
-    code = LoopCode(arguments=arguments, remade="loader", **known)
-    named = code.with_names()
-    assert named == LoopCode(
-        "loader",
-        "model",
-        "optimizer",
-        call="",
-        arguments=arguments | {"collate_fn": "collate_fn"},
-        remade="loader",
-        **known,
-    )
-    assert "above the loop over the epochs" in named.lines({"persistent_workers": True})
 
 
 def test_a_knob_of_the_step_that_is_switched_off_needs_no_line_and_one_without_a_name_has_none():

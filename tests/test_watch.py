@@ -347,15 +347,8 @@ def test_a_cell_ends_with_the_figure_and_the_diagnosis():
             shown.append((message["msg_type"], message["content"]))
 
     with kernel() as (_manager, client):
-
-        def status(code):
-            return client.execute_interactive(code, timeout=60)["content"]["status"]
-
         reply = client.execute_interactive(CELL, timeout=60, output_hook=see)
         assert reply["content"]["status"] == "ok", shown
         data = [content["data"] for kind, content in shown if "display" in kind]
         assert any("image/png" in each for each in data)
         assert any("Bottleneck" in each.get("text/html", "") for each in data)
-        assert status("assert (watched.run.outcome, watched.run.steps) == ('finished', 60)") == "ok"
-        assert status("for i in watched:\n    assert i < 30") == "error"
-        assert status("assert 'Assertion' in watched.run.error and watched.run.steps == 30") == "ok"

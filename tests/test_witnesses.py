@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from played_gpu import GPU, MS, load, log, play
+from played_gpu import GPU, MS, load, log, play, watched_log
 
 import labkit as lk
 from labkit.diagnosis.device_remedies import formats_left
@@ -217,23 +217,6 @@ def test_what_a_gap_lost_to_a_neighbour_is_not_lost_once_more_to_launches(tmp_pa
     assert lost <= 0.85
 
 
-def stacks(path, called, steps, rows, telemetry, knobs=KNOBS, **watched):
-    """Write and load the log of a watched loop whose host was in `called[n]` as `rows` say, ms."""
-    site = ["train.py", 57, "train"]
-    places = {str(n): [kind, "", *site, call, site] for n, (kind, call) in enumerate(called)}
-    events = []
-    for i, moments in enumerate(steps):
-        in_ns = {name: [round(ms * MS) for ms in times] for name, times in moments.items()}
-        events.append({"event": "step", "i": i, "n": 256, "bytes": 147 * 2**20, **in_ns})
-    rows = [
-        [round(at * MS), 5 * MS, n] for n, begin, end in rows for at in np.arange(begin, end, 5.0)
-    ]
-    lines = {"event": "lines", "pid": 0, "places": places, "rows": rows}
-    read = ({"event": "telemetry", **sample} for sample in telemetry)
-    about = {"watched": {"loader": "DataLoader", **watched}}
-    return log(path, GPU, knobs, *events, *read, lines, spec=about)
-
-
 POWERED = {"cpus": 16, "own_cpu": 0.06, "cpu": 0.06, "power_w": 300, "power_limit_w": 400}
 
 
@@ -248,15 +231,17 @@ def copied_and_waited_for(path, copy, compute, delay=0.0, knobs=KNOBS):
         host = copied + launch
         free = copied + compute
         stamps = (asked, ready, ready, host)
-        steps.append({"t": stamps, "copy": (begin, begin), "busy": (begin, free)})
+        moments = {"t": stamps, "copy": (begin, begin), "busy": (begin, free)}
+        steps.append(moments | {"bytes": 147 * 2**20})
         rows += [(0, ready, copied), (1, copied, host)]
     called = (("copy", "images.to()"), ("backward", "loss.backward()"))
-    return stacks(path, called, steps, rows, samples(seconds=9, **POWERED), knobs).diagnose()
+    read = samples(seconds=9, **POWERED)
+    return watched_log(path, GPU, called, steps, rows, read, knobs=knobs).diagnose()
 
 
 @pytest.mark.parametrize("delay", [0.0, 30.0, 40.0])
 @pytest.mark.parametrize(
-    ("copy", "compute", "bottleneck"), [(4.0, 90.0, "compute"), (14.0, 60.0, "transfer")]
+    "copy, compute, bottleneck", [(4.0, 90.0, "compute"), (14.0, 60.0, "transfer")]
 )
 def test_the_wait_for_the_queue_at_a_copy_that_blocks_is_not_the_copys(
     copy, compute, bottleneck, delay, tmp_path
@@ -278,7 +263,7 @@ def test_a_copy_from_pinned_memory_that_blocks_is_not_to_be_waited_for(pinned, t
     assert (first.remedies[0].key == "pin_memory") != pinned
 
 
-@pytest.mark.parametrize(("started", "named"), [(False, True), (True, False)])
+@pytest.mark.parametrize("started, named", [(False, True), (True, False)])
 def test_the_knob_against_copies_that_block_is_named_for_a_pipeline_that_pins(
     started, named, tmp_path
 ):
@@ -305,19 +290,24 @@ def synchronised(path, body, busy, **read):
         steps.append({"t": (asked, asked, asked, end), "copy": (begin,) * 2, "busy": (begin, over)})
     called = [(kind, f"{kind}()") for kind, _ms in body]
     read = samples(seconds=9, cpus=16, own_cpu=0.06, cpu=0.06, line_cpu=0.0, **read)
-    return stacks(path, called, steps, rows, read).diagnose()
+    return watched_log(path, GPU, called, steps, rows, read, knobs=KNOBS).diagnose()
 
 
-@pytest.mark.parametrize(("kind", "python"), [("python", 15.0), ("update", 25.0), ("python", 33.0)])
-def test_counters_of_the_sms_do_not_hide_python_behind_a_step_that_was_waited_for(
-    kind, python, tmp_path
-):
-    body = (("backward", 15), ("sync", 85 - python), (kind, python))
+@pytest.mark.parametrize("kind", ["python", "update"])
+def test_time_of_the_body_is_lost_once_where_the_card_waits_for_it(kind, tmp_path):
+    body = (("backward", 20), (kind, 60), ("sync", 20))
+    found = synchronised(tmp_path, body, (0, 100), gpm={"sm": 0.1}).findings
+    assert found[0].name == "host" and found[0].lost_share > 0.5
+    assert sum(each.lost_share for each in found) <= 1.0
+
+
+@pytest.mark.parametrize("python", [15.0, 25.0, 33.0])
+def test_counters_of_the_sms_do_not_hide_python_behind_a_step_that_was_waited_for(python, tmp_path):
+    body = (("backward", 15), ("sync", 85 - python), ("python", python))
     sms = {"sm": 0.98 * (1 - python / 100), "tensor": 0.3, "dram": 0.3}
     found = synchronised(tmp_path, body, (0, 100), gpm=sms)
     assert found.bottleneck == "host" and "at most" not in found.three_lines[0], found
     assert found.findings[0].lost_share == pytest.approx(python / 100, abs=0.05)
-    assert sum(each.lost_share for each in found.findings) <= 1.0
 
 
 def test_a_synchronisation_that_keeps_a_gpu_waiting_is_blamed_on_its_line(tmp_path):
@@ -328,7 +318,7 @@ def test_a_synchronisation_that_keeps_a_gpu_waiting_is_blamed_on_its_line(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("body", "busy"),
+    "body, busy",
     [
         ((("backward", 15), ("python", 15), ("sync", 70)), (0, 100)),
         # It waits for an event of the step before; the device has this one's work
@@ -345,7 +335,7 @@ def test_python_while_the_device_may_have_work_is_hidden_where_the_sms_may_work_
 
 
 @pytest.mark.parametrize(
-    ("body", "busy"),
+    "body, busy",
     [
         ((("backward", 20), ("python", 30), ("sync", 50)), (0, 100)),
         ((("copy", 50), ("backward", 20), ("python", 30)), (52, 150)),  # it waits for the last step
@@ -359,7 +349,7 @@ def test_python_under_queued_work_is_said_to_cost_its_time_at_most(body, busy, t
     assert "30% of the time, at most, is lost" in found.evidence
 
 
-@pytest.mark.parametrize(("formats", "named"), [(("fp16",), False), (("bf16", "fp16"), True)])
+@pytest.mark.parametrize("formats, named", [(("fp16",), False), (("bf16", "fp16"), True)])
 def test_tf32_is_named_only_where_the_card_has_it(formats, named):
     told = formats_left(Evidence("gpu", formats=formats, weights_dtype="float32")).words["formats"]
     assert ("TF32" in told) == named and "16 bits" in told
@@ -416,7 +406,8 @@ def test_an_evaluation_within_an_epoch_is_work_of_the_device(power, tmp_path):
         steps.append({"t": stamps, "copy": (start, start), "busy": (start, end)})
     read = samples(28.0, cpus=16, own_cpu=0.06, cpu=0.08, line_cpu=0.0, **power)
     called = [(kind, "trainer.train()") for kind in ("forward", "sync", "validation")]
-    run = stacks(tmp_path, called, steps, rows, read, {"num_workers": 2}, trainer=True)
+    more = {"knobs": {"num_workers": 2}, "trainer": True}
+    run = watched_log(tmp_path, GPU, called, steps, rows, read, **more)
     assert run.utilization > 0.98
     assert run.diagnose().bottleneck == ("compute" if power else "host")
 
@@ -448,7 +439,7 @@ def test_a_trainers_copy_before_the_step_is_no_waiting_for_data(
         stamps = (asked, ready, ready, now)
         steps.append({"t": stamps, "copy": (ready, ready), "busy": (ready, free)})
     called = [(kind, "trainer.fit()") for kind in ("forward", "copy", "wait")]
-    run = stacks(tmp_path, called, steps, rows, (), {"num_workers": 8})
+    run = watched_log(tmp_path, GPU, called, steps, rows, knobs={"num_workers": 8})
     found = {each.name: each.lost_share for each in run.diagnose().findings}
     assert found.get(says, 0.0) > 0.15, found
     other = "input" if says == "transfer" else "transfer"
