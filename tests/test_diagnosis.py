@@ -23,7 +23,7 @@ from labkit.diagnosis import (
 )
 from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.core_use import CoreUse
-from labkit.diagnosis.estimate import Estimate
+from labkit.diagnosis.estimate import Estimate, Workers
 from labkit.diagnosis.evidence import Batch, Evidence, Kernels, WorkerEvidence
 from labkit.diagnosis.findings import BOTTLENECKS, Unit
 from labkit.diagnosis.gains import with_gains
@@ -31,7 +31,6 @@ from labkit.diagnosis.gather import StepTable
 from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.line_work import loading_of
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.recommendation import Workers
 from labkit.diagnosis.remedies import LESSONS, Remedy
 from labkit.diagnosis.thresholds import WORTH_NAMING
 from labkit.diagnosis.wording import FORMATS, worded

@@ -13,11 +13,10 @@ import labkit as lk
 from labkit.diagnosis import idle_rules
 from labkit.diagnosis import loader_remedies as cures
 from labkit.diagnosis.core_use import CoreUse
-from labkit.diagnosis.estimate import Estimate
+from labkit.diagnosis.estimate import Estimate, Workers
 from labkit.diagnosis.evidence import Evidence, WorkerEvidence
 from labkit.diagnosis.gains import with_gains
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.recommendation import Workers
 from labkit.diagnosis.trainer_code import trainer_lines
 from labkit.diagnosis.wording import worded
 from labkit.tuning.set_up import tuner

@@ -1,7 +1,8 @@
-"""A number with its range, as the diagnosis and the search expect it."""
+"""A number with its range, as the diagnosis and the search expect it, and workers with one."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -22,3 +23,13 @@ class Estimate(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.low:,.0f} to {self.high:,.0f}"
+
+
+@dataclass(frozen=True)
+class Workers:
+    """A recommended number of loader workers, and what the simulation expects of it."""
+
+    num_workers: int
+    gain: Estimate  # the throughput with them over the run's own
+    # That torch should compute with, so that the workers have cores; None: as many as it does now
+    threads: int | None = None

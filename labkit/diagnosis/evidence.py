@@ -13,11 +13,10 @@ from statistics import fmean
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.core_use import CoreUse
-from labkit.diagnosis.estimate import Estimate
+from labkit.diagnosis.estimate import Estimate, Workers
 from labkit.diagnosis.hot_lines import Line, Lines
 from labkit.diagnosis.line_work import loading_mask
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.recommendation import Workers
 from labkit.diagnosis.watched_loop import Loop
 from labkit.diagnosis.witnesses import Heat, Witness, deciding
 from labkit.knobs import Setting

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from string import Template
 
+from labkit.diagnosis.estimate import Workers
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.recommendation import Workers
 from labkit.results.text import counted
 
 SET_THREADS = (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit.diagnosis.core_use import CoreUse
-from labkit.diagnosis.estimate import Estimate
+from labkit.diagnosis.estimate import Estimate, Workers
 from labkit.diagnosis.hot_lines import Lines
 from labkit.diagnosis.loader_simulation import Load, Simulation
 from labkit.diagnosis.prediction import DRAWS, MODEL_ERROR, STEPS, WORTH, predict, predict_from
@@ -29,16 +29,6 @@ GAINS = 0.01  # a larger number of workers that gains less brings nothing
 LEVEL = 3  # after this many larger numbers that bring nothing, no more are tried
 AS_GOOD = 0.03  # a throughput this close to the best is as good: then fewer workers are
 AS_IT_IS = Estimate(1.0, 1.0, 1.0)  # the gain of what does not change
-
-
-@dataclass(frozen=True)
-class Workers:
-    """A recommended number of loader workers, and what the simulation expects of it."""
-
-    num_workers: int
-    gain: Estimate  # the throughput with them over the run's own
-    # That torch should compute with, so that the workers have cores; None: as many as it does now
-    threads: int | None = None
 
 
 @of_one_moment

@@ -8,10 +8,11 @@ from statistics import fmean
 from typing import NamedTuple
 
 from labkit.diagnosis.card_formats import tensor_formats
+from labkit.diagnosis.estimate import Workers
 from labkit.diagnosis.evidence import Evidence, Kernels, TraceFacts
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.rank_traces import RankTraces
-from labkit.diagnosis.recommendation import Workers, workers_from_times
+from labkit.diagnosis.recommendation import workers_from_times
 from labkit.diagnosis.trace_breakdown import Breakdown
 from labkit.results.text import counted
 
