@@ -89,6 +89,7 @@ def fake(ms, kind="cpu", own=1.0, name="a <CPU>", **more):
         "pipeline": lk.Pipeline(),
         "seconds": lambda t_ns: t_ns / 1e9,
         "padding": None,
+        "batch_bytes": np.full(len(ms), np.nan),
         "item_events": (),
         "outcome": "finished",
         "throughput": 1.0,

@@ -1,12 +1,14 @@
-"""What a first real GPU meets, told by functions and logs: nothing here needs a card."""
+"""What a first real GPU meets, told by functions, cells and logs: nothing here needs a card."""
 
 import json
+import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
+import pynvml
 import pytest
 import torch
 from played_gpu import GPU, host_steps, play
@@ -15,11 +17,14 @@ from played_gpu import log as logged
 import labkit as lk
 from labkit import course
 from labkit.bench import (
+    compiling,
+    gpu_meter,
     hand_over,
     measure,
     model_size,
     resources,
     step_variants,
+    timeline,
 )
 from labkit.bench.first_call import FirstCallHook
 from labkit.diagnosis import device_peaks, device_remedies, efficiency, gather
@@ -27,6 +32,7 @@ from labkit.diagnosis.evidence import Evidence, Kernels, Xray
 from labkit.results.hardware import Machine
 from labkit.results.run import Run
 from labkit.results.step_classes import body_seconds
+from labkit.view.watch_shown import progress_line
 from labkit.watching import device_clock, device_in_use, hook, recorder, trained
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
@@ -142,6 +148,18 @@ def test_the_verdict_on_such_a_loop_is_of_the_host_and_says_so(wait_ms, named, o
     assert named == "input" or "lk.headroom" in found.advice
 
 
+def test_the_live_line_of_such_a_loop_has_no_share_of_its_device(tmp_path):
+    recording = recorder.Recorder(tmp_path, [1])
+    recording.kind = "gpu"
+    for i in range(20):
+        recording.steps.tally.add((10 * i, 10 * i + 8, 10 * i + 8), 4, (10 * i + 8, 10 * i + 10))
+    said = progress_line(recording)
+    assert "/s" in said and "busy" not in said and "input" not in said
+    recording.kind = "cpu"
+    assert "CPU busy" in progress_line(recording)
+    recording.close()
+
+
 def test_a_device_that_is_waited_for_in_each_step_is_timed_by_the_host(on_a_mac):
     run = on_a_mac({"event": "clock", "why": "events say -3 ms of what took 1 ms at most"})
     assert run.utilization == pytest.approx(0.8)
@@ -244,7 +262,7 @@ def test_compiling_is_advised_only_where_it_can_act(device, capability, compiles
 
 
 @pytest.mark.parametrize(
-    "device_ids, kind", [([0, 1, 2, 3], torch.nn.DataParallel), (None, torch.nn.Sequential)]
+    ("device_ids", "kind"), [([0, 1, 2, 3], torch.nn.DataParallel), (None, torch.nn.Sequential)]
 )
 def test_a_loop_on_several_cards_has_no_mfu_of_one_and_ddps_on_a_cpu_is_counted(device_ids, kind):
     model = kind(torch.nn.Linear(8, 4)).train()
@@ -258,8 +276,23 @@ def test_a_loop_on_several_cards_has_no_mfu_of_one_and_ddps_on_a_cpu_is_counted(
     assert "4 cards" in call.kwargs["why"] if device_ids else call.kwargs["samples"] == 64
 
 
+def test_what_computed_on_a_card_before_its_meter_was_there_is_not_counted(monkeypatch):
+    asked_since = []
+    for name in ("nvmlInit", "nvmlDeviceGetHandleByUUID"):
+        monkeypatch.setattr(pynvml, name, Mock())
+    monkeypatch.setattr(gpu_meter, "GpmMeter", Mock())
+    monkeypatch.setattr(
+        pynvml,
+        "nvmlDeviceGetProcessUtilization",
+        lambda _, since: asked_since.append(since) or [],
+    )
+    before_us = time.time_ns() // 1000
+    assert gpu_meter.GpuMeter("uuid", os.getpid())._others_sm() is None
+    assert asked_since[0] >= before_us
+
+
 @pytest.mark.parametrize(
-    "text, failed",
+    ("text", "failed"),
     [
         ("CUDA error: an illegal memory access was encountered", True),
         ("Triton Error [CUDA]: an illegal memory access was encountered", True),
@@ -270,6 +303,52 @@ def test_a_loop_on_several_cards_has_no_mfu_of_one_and_ddps_on_a_cpu_is_counted(
 )
 def test_a_card_that_failed_is_told_from_one_whose_memory_is_full(text, failed):
     assert bool(measure.CARD_FAILED.search(text)) == failed
+
+
+class EventOfFastClock:
+    """An event of a device that is idle, and whose clock gains 20 µs on the host's each second."""
+
+    host_ns = 0
+
+    def __init__(self, *_args, **_kwargs):
+        self.at_ns = None
+
+    def record(self):
+        self.at_ns = EventOfFastClock.host_ns
+
+    def query(self):
+        return True
+
+    def elapsed_time(self, later):
+        return (later.at_ns - self.at_ns) * (1 + 20e-6) / 1e6
+
+
+def test_ten_minutes_of_a_device_whose_clock_runs_fast_stay_tied_to_the_hosts(
+    tmp_path, monkeypatch
+):
+    clock = EventOfFastClock
+    monkeypatch.delattr(torch._C, "_nvtx", raising=False)  # no ranges for nsys in such a build
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda _: None)
+    monkeypatch.setattr(torch, "Event", clock)
+    monkeypatch.setattr(timeline, "now_ns", lambda: clock.host_ns)
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *sizes, **_: zeros(*sizes))  # none to lock pages for
+    steps = timeline.DeviceTimeline(Mock(), Mock(), torch.device("cuda", 0))
+    written = []
+    monkeypatch.setattr(steps, "add", written.append)
+    loss = torch.tensor(0.0)
+    for number in range(600):
+        clock.host_ns = 1_000_000_000 * number
+        ready = steps.copying()
+        steps.copied()
+        steps.computing()
+        steps.step(timeline.Step(number, ready, ready, ready, 16, loss))
+    steps.finish()
+    off_us = [(step.device[0] - step.stamps[1]) / 1e3 for step in written]
+    assert len(off_us) == 600 and max(map(abs, off_us)) < 130
+    [drift] = [call.kwargs for call in steps.log.write.call_args_list if call.args == ("drift",)]
+    assert abs(drift["drift_us"]) < 130
 
 
 class PlayedEvent:
@@ -286,7 +365,7 @@ class PlayedEvent:
 
 
 @pytest.mark.parametrize(
-    "queue_ns, fast, most_off_us",
+    ("queue_ns", "fast", "most_off_us"),
     [(1_000_000_000, 0.0, 1.0), (0, 1e-5, 10.0), (0, -1e-5, 10.0)],
     ids=["a queue that is never empty", "idle, a fast clock", "idle, a slow clock"],
 )
@@ -370,6 +449,16 @@ def test_a_step_that_is_captured_into_a_graph_is_left_alone(pause_s, tmp_path, m
     script.close()
     [folder] = tmp_path.iterdir()
     assert not EventOfCuda.broken and Run(folder).steps >= 17
+
+
+@pytest.mark.parametrize(
+    ("platform", "package"), [("win32", "triton-windows"), ("linux", "triton")]
+)
+def test_the_triton_that_is_named_is_one_that_pip_finds(platform, package, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
+    monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(compiling.sys, "platform", platform)
+    assert compiling.compile_lacks(torch.device("cuda")).endswith(f"pip install {package}")
 
 
 def test_an_engine_that_cudnn_lacks_is_no_lack_of_memory_on_an_empty_card(monkeypatch):

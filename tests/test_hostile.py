@@ -4,6 +4,7 @@ And keys of services: they come from the environment and are in nothing that is 
 """
 
 import ast
+import contextlib
 import copy
 import gzip
 import io
@@ -22,6 +23,7 @@ from hypothesis import strategies as st
 from planted import wait_until
 
 import labkit as lk
+from labkit.__main__ import main
 from labkit.diagnosis.trace_file import TraceError
 from labkit.process import device_lock, keys
 from labkit.results import record
@@ -198,6 +200,29 @@ def test_a_trace_and_an_archive_of_traces_have_bounds_on_what_they_unpack_to(tmp
     for file in (packed, archive):
         with pytest.raises(TraceError, match="unpacks to"):
             lk.trace(file)
+
+
+def refuse(*_, **__):
+    raise ValueError("not in this test")
+
+
+@given(st.lists(st.text(max_size=12) | st.sampled_from(["run", "--set", "--json"]), max_size=4))
+def test_a_command_line_of_anything_never_shows_a_traceback(words):
+    error = io.StringIO()
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(error),
+        pytest.MonkeyPatch.context() as patch,  # nothing that it names is really run
+    ):
+        for name in ("run", "sweep", "machine", "trace", "diagnose", "tune", "measure"):
+            patch.setattr(lk, name, refuse, raising=False)
+        patch.setattr("labkit.results.launch.launch", refuse)
+        patch.setattr("subprocess.Popen", refuse)
+        try:
+            code = main(words)
+        except SystemExit as exit:
+            code = exit.code
+    assert code in (0, 1, 2) and "Traceback" not in error.getvalue()
 
 
 AWAY = ("../secret", "x/../../secret", "/etc/passwd", "../../../etc/cron.d/x", "a/b/c", ".", "\0")

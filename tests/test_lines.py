@@ -737,6 +737,22 @@ def test_a_packages_items_behind_a_subset_of_torchs_are_the_packages():
     assert place.file.endswith("pictures.py") and place.kind == "library"
 
 
+def test_no_source_is_parsed_within_the_programs_own_parsing(monkeypatch):
+    monkeypatch.setattr(expressions, "ONE_AT_A_TIME", True)
+    assert isinstance(expressions.syntax_of("1 + 1").body[0], ast.Expr)
+
+    class Parses:  # a finalizer may run there, and a signal in it
+        def decode(self):
+            expressions.syntax_of("1 + 1")
+
+    def parse(source):
+        source.decode()
+
+    monkeypatch.setattr(ast, "parse", parse)
+    with pytest.raises(SyntaxError):
+        ast.parse(Parses())
+
+
 def test_a_progress_bar_that_waits_for_workers_does_not_log():
     bars = packaged("tqdm", "def bar(batches):\n    yield from batches\n")["bar"]
 

@@ -1,6 +1,9 @@
 """Recorded runs: fit to ship, and listed."""
 
+import getpass
 import gzip
+import json
+import platform
 import re
 
 import pytest
@@ -27,7 +30,7 @@ def path(shipped):
     return next(shipped.glob("*/*.gz"))
 
 
-def test_a_shipped_record_has_the_numbers_of_the_run_and_nothing_personal(finished, path):
+def test_a_shipped_record_has_the_numbers_of_the_run_and_nothing_personal(finished, path, tmp_path):
     mine = finished.to_dict()
     theirs = lk.load(path).to_dict()
     for name in ("throughput", "utilization", "wait_ms", "step_ms", "steps", "loss", "pipeline"):
@@ -36,6 +39,13 @@ def test_a_shipped_record_has_the_numbers_of_the_run_and_nothing_personal(finish
     pids = {str(finished.event("hello")["pid"]), *re.findall(r'"pid":(\d{3,})', text)}
     assert not [pid for pid in pids if f'"pid":{pid}' in text]
     assert str(finished.path) not in text and '"uuid"' not in text
+    why = f"cannot open /home/{getpass.getuser()}/x/y.py on {platform.node()}"
+    line = json.dumps({"event": "no_xray", "t_ns": 1, "why": why})
+    log = (finished.path / "events.jsonl").read_text() + line + "\n"
+    (tmp_path / "events.jsonl").write_text(log)
+    recording.ship(tmp_path, tmp_path / "out" / "a.jsonl.gz", name="a", title="t")
+    why = lk.load(tmp_path / "out" / "a.jsonl.gz").no_xray
+    assert why.startswith("cannot open y.py on") and platform.node() not in why.split()
 
 
 def test_a_long_record_keeps_a_whole_stretch_and_says_what_it_was(finished, tmp_path, monkeypatch):
@@ -65,7 +75,9 @@ def test_record_writes_what_it_can_and_says_what_it_could_not(tmp_path, tiny, mo
     assert "left out:  two" in repr(done)
 
 
-def test_the_listing_says_what_on_what_and_when_and_refuses_other_names(shipped, tmp_path):
+def test_the_listing_says_what_on_what_and_when_and_refuses_other_names(
+    finished, shipped, tmp_path
+):
     listed = lk.recorded(folder=shipped)
     assert [each.name for each in listed] == ["tiny"]
     assert "1 run RECORDED on" in repr(listed) and "tiny" in repr(listed)

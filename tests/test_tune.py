@@ -344,7 +344,7 @@ def test_an_optimizer_that_is_fused_late_has_its_step_counters_beside_its_weight
     user_step._fuse(adam)
     assert adam.state[weights]["step"].device == weights.device
     with pytest.raises(ValueError, match="Rprop has no fused version"):
-        user_dataset._fuse(torch.optim.Rprop([weights]))
+        user_step._fuse(torch.optim.Rprop([weights]))
     trained = torch.nn.Parameter(torch.ones(3))
     adam = torch.optim.Adam([trained])
     for fuse in (False, True):

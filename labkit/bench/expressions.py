@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import gc
 import linecache
 import sys
+import threading
 from types import CodeType, FrameType
 
-from labkit.bench.stack import position_of
+from labkit.bench.stack import position_of, top_frame
 
+ONE_AT_A_TIME = sys.version_info < (3, 11, 8) or (3, 12) <= sys.version_info < (3, 12, 2)
 CALL_LENGTH = 80  # characters of it that are kept
 # What Python hands to the objects' own code: of tensors, comparisons and indices are torch's
 OPERATIONS = (ast.Call, ast.BinOp, ast.Compare, ast.Subscript, ast.UnaryOp)
@@ -34,7 +37,7 @@ def _parsed(code: CodeType, instruction: int, line_now: int | None) -> ast.expr 
     text = source_of(code, instruction, line_now)
     for written in (f"({text})", text):  # an expression, or `x += y`
         with contextlib.suppress(SyntaxError, ValueError):
-            parsed = ast.parse(written)
+            parsed = syntax_of(written)
             if parsed.body and isinstance(parsed.body[0], ast.For):
                 parsed = parsed.body[0].iter  # it asks for the next item; the body is not its own
             for node in ast.walk(parsed):
@@ -43,6 +46,33 @@ def _parsed(code: CodeType, instruction: int, line_now: int | None) -> ast.expr 
                 if isinstance(node, ast.AugAssign):
                     return ast.BinOp(node.target, node.op, node.value)
     return None
+
+
+def syntax_of(text: str) -> ast.Module:
+    """Parse source as `ast.parse` does; raise SyntaxError also while the program itself parses.
+
+    Before Python 3.11.8 and 3.12.2 all parsing counts its depth in one place: to parse within the
+    program's own parsing, as from a finalizer that garbage collection runs there, makes that one
+    fail with a SystemError (gh-106905). So nothing is collected within ours either.
+    """
+    if not ONE_AT_A_TIME:
+        return ast.parse(text)
+    if _is_parsing(sys._getframe(1)) or _is_parsing(top_frame(threading.main_thread().ident or 0)):
+        raise SyntaxError("the program is parsing")
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return ast.parse(text)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _is_parsing(frame: FrameType | None) -> bool:
+    """Return whether a stack is within `ast.parse`."""
+    while frame is not None and frame.f_code is not ast.parse.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def source_of(code: CodeType, instruction: int, line_now: int | None = None) -> str:

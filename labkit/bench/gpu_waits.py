@@ -16,7 +16,7 @@ from types import CodeType, FrameType
 from typing import NamedTuple
 
 from labkit.bench import kinds, stack
-from labkit.bench.expressions import call_text, name_of, source_of
+from labkit.bench.expressions import call_text, name_of, source_of, syntax_of
 from labkit.bench.gpu_tensors import is_on_gpu, tensor_on_gpu
 from labkit.bench.instructions import Doing, does, may_go_on
 
@@ -152,5 +152,6 @@ def _steps_to(frame: FrameType) -> tuple[dis.Instruction, ...]:
 def _value(code: CodeType, instruction: int) -> ast.expr | None:
     """Return the expression that an instruction was compiled from."""
     with contextlib.suppress(SyntaxError, ValueError):
-        return ast.parse(f"({source_of(code, instruction)})", mode="eval").body
+        statement = syntax_of(f"({source_of(code, instruction)})").body[0]
+        return statement.value if isinstance(statement, ast.Expr) else None
     return None
