@@ -16,6 +16,8 @@ import torch
 import labkit as lk
 from labkit.diagnosis import (
     compute_rules,
+    device_remedies,
+    efficiency,
     gather,
     idle_rules,
     ranking,
@@ -39,6 +41,7 @@ from labkit.results.loader_records import Hang
 from labkit.results.supply import MemoryGrowth
 from labkit.results.wall_shares import WallShare, WallShares
 from labkit.spec import KNOBS
+from labkit.watching import loader_call
 from labkit.watching.batches import Batches
 
 NOTEBOOKS_FOLDER = Path(__file__).parents[1] / "notebooks"
@@ -491,6 +494,75 @@ def test_whole_tensors_are_fetched_a_batch_at_once_before_workers_take_them_apar
     assert says in found.advice
     at_once = "sampler=BatchSampler(RandomSampler(data), batch_size=64" in found.code
     assert at_once == ("at once" in says)
+
+
+def starved(code=LOADER, **more):
+    """A loop that waits for a loader without workers, for which eight are advised."""
+    return Evidence(
+        "cpu",
+        wait_share=0.8,
+        compute_share=0.2,
+        wait_us=60e3,
+        knobs={"num_workers": 0, "batch_size": 8},
+        code=code,
+        advised=Workers(8, Estimate(4.0, 3.5, 4.5)),
+        **more,
+    )
+
+
+def test_a_stream_without_workers_is_told_to_share_itself_out_and_promised_nothing():
+    for streams in (False, True):
+        evidence = starved(dataclasses.replace(LOADER, streams=streams))
+        found = told(ranking.by_cost(evidence)[0], evidence)
+        assert "num_workers=8" in found.advice and (found.expected is None) == streams
+        assert ("every item comes 8 times" in found.advice) == streams
+
+
+def test_who_starts_workers_by_importing_the_script_is_told_of_the_guard():
+    here = {"python": "3.11.7"}
+    for machine, method, imports in (
+        (Machine(os="Linux 6.1", versions=here), None, False),
+        (Machine(os="Linux 6.1", versions={"python": "3.14.0"}), None, True),
+        (Machine(os="Windows 11", versions=here), None, True),
+        (Machine(os="macOS 15", versions=here), "'fork'", False),
+        (Machine(os="Linux 6.1", versions=here), "'forkserver'", True),
+    ):
+        arguments = {} if method is None else {"multiprocessing_context": method}
+        code = dataclasses.replace(LOADER, arguments=arguments)
+        assert gather._imports_script(machine, code) == imports, machine
+        evidence = starved(imports_script=imports)
+        advice = told(ranking.by_cost(evidence)[0], evidence).advice
+        assert ('if __name__ == "__main__":' in advice) == imports
+
+
+def test_only_an_optimizer_that_could_be_fused_is_told_to():
+    weights = [torch.nn.Parameter(torch.zeros(1))]
+    for optimizer, may in (
+        (torch.optim.AdamW(weights), True),
+        (torch.optim.AdamW(weights, fused=True), False),
+        (torch.optim.RMSprop(weights), False),
+        (object(), None),
+    ):
+        assert loader_call.may_fuse(optimizer) is may
+        evidence = Evidence("gpu", code=LOADER, may_fuse=may)
+        filled = device_remedies.FUSED_OPTIMIZER.for_run(evidence)
+        assert (filled is None) == (may is False)
+
+
+def test_a_step_with_a_larger_batch_is_no_pause():
+    rng = np.random.default_rng(3)
+    sizes = rng.lognormal(5.5, 0.7, 400)
+    for known, pauses in ((sizes, False), (np.full(400, np.nan), True)):
+        found = gather._pauses(0.01 + 2e-4 * sizes, 1, gather._larger_batches(known))
+        assert (found.sum() > 0.1) == pauses
+
+
+def test_only_a_run_that_has_an_xray_is_told_to_switch_it_on():
+    work = {"flops": 1e9, "bytes": 1e6}
+    for knobs, key in (({"xray": False}, "look_inside"), ({"num_workers": 0}, "profile")):
+        evidence = Evidence("gpu", compute_share=1.0, knobs=knobs)
+        _, remedy = efficiency._reason(work, SimpleNamespace(ridge=None), None, evidence, 0.03)
+        assert remedy.key == key
 
 
 def test_padding_costs_no_time_of_an_optimizers_step():

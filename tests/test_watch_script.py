@@ -18,6 +18,7 @@ from labkit.bench import gpu_meter, rank, telemetry
 from labkit.diagnosis.outside_verdict import judge
 from labkit.results.failures import with_remedy
 from labkit.view.watch_command import watch_script
+from labkit.watching import outside
 from labkit.watching.outside import Sample
 
 ROOT = Path(__file__).parents[1]
@@ -249,6 +250,14 @@ def samples(main, workers=0.0, count=0, gpu=None, seconds=20, **of_card):
         Sample(i / 4, main, main, count * workers, workers, count, 0.0, 2.0, gpus)
         for i in range(4 * seconds)
     ]
+
+
+def test_on_windows_a_process_runs_as_far_as_it_takes_cpu_time(monkeypatch):
+    monkeypatch.setattr(outside, "STATUS_TELLS", False)
+    this = psutil.Process()
+    use = SimpleNamespace(look=lambda family: {this: 0.1}, looked_at=1.0)
+    watcher = SimpleNamespace(use=use, root=this, start=0.0)
+    assert outside.Outside._sample(watcher, [this], {this: 1.0}, {}).main_runs == 0.1
 
 
 SHARED_CARD = samples(1.0, 0.1, 2, gpu=0.95, others_sm=0.7)

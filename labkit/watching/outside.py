@@ -21,6 +21,7 @@ LOOK_S = 0.04  # between looks at the processes' states
 WORKER = "pt_data_worker"  # the name that torch gives its loader workers (Linux)
 SPAWNED = "multiprocessing"  # in the command line of a worker that was spawned or forkserved
 NO_WORKERS = ("resource_tracker", "forkserver import", "resource_sharer")
+STATUS_TELLS = not psutil.WINDOWS  # whose processes are all "running", whatever they wait for
 
 
 class CardReading(GpuReading):
@@ -96,7 +97,7 @@ class Outside:
         cards: dict[str, GpuMeter],
     ) -> Sample:
         cores = self.use.look(family)
-        if psutil.WINDOWS:  # whose processes are all "running", whatever they wait for
+        if not STATUS_TELLS:
             states = {each: min(1.0, used) for each, used in cores.items()}
         workers = {each for each in cores if each is not self.root and is_worker(each)}
         others = cores.keys() - workers
