@@ -67,7 +67,7 @@ def burn(count):
 
 def test_a_line_of_a_notebook_is_its_cells():
     line = Line("/tmp/ipykernel_1/123.py", 6, "<module>", 0.5, "body", "library", "json.dumps()")
-    assert line.what == "`json.dumps()` in (cell line 6)"
+    assert line.what == "`json.dumps()` (cell line 6)"
 
 
 class Items(Dataset):

@@ -48,7 +48,8 @@ class Line:
     @property
     def what(self) -> str:
         """What is done there, and where: "`json.dumps()` in log() (train.py:42)"."""
-        return f"`{self.call}` in {self.address}" if self.call else self.address
+        within = "" if self.function == "<module>" else " in"
+        return f"`{self.call}`{within} {self.address}" if self.call else self.address
 
     def to_dict(self) -> dict[str, object]:
         """Return the line as JSON types."""
