@@ -689,6 +689,8 @@ def test_what_a_package_sends_to_the_device_is_a_copy(monkeypatch):
     assert kinds_at_calls("to", send, monkeypatch) == {"copy"}
     assert kinds_at_calls("to", lambda: encoded.to(device), monkeypatch) == {"copy"}
     assert kinds_at_calls("to", lambda: encoded.x.to(device), monkeypatch) == {"copy"}
+    half = torch.float16
+    assert kinds_at_calls("to", lambda: batch["x"].to(half), monkeypatch) == {"torch"}
 
 
 def norm_of(weights):

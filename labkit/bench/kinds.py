@@ -119,8 +119,10 @@ def _reads_values(name: str, module: str, node: ast.expr, frame: FrameType) -> b
 def _kind_in_torch(name: str, module: str, node: ast.expr, frame: FrameType) -> str:
     """Return the kind of work of torch's function, method or operation with this name."""
     kind = OF_TORCH.get(name) or kind_of(module)
-    if kind == "copy" and _is_to_host(node, frame):
-        return "sync"
+    if kind == "copy":
+        device = _device_named(node, frame)
+        is_conversion = device is None and _names_dtype(node, frame)
+        return "sync" if device == "cpu" else "torch" if is_conversion else kind
     if not isinstance(node, ast.Call):
         return kind
     if name in ("tensor", "as_tensor") and any(each.arg == "device" for each in node.keywords):
@@ -175,15 +177,26 @@ def _is_to_host(node: ast.expr, frame: FrameType) -> bool:
 
 def _device_named(node: ast.expr, frame: FrameType) -> str | None:
     """Return the device that a call names: "cpu", "cuda:0", a GPU's number; None without one."""
-    if not isinstance(node, ast.Call):
-        return None
-    for argument in (*node.args, *(each.value for each in node.keywords)):
-        is_written = isinstance(argument, ast.Constant)
-        value = argument.value if is_written else looked_up(argument, frame)
+    for value in _arguments(node, frame):
         is_number = isinstance(value, int) and not isinstance(value, bool)
         if is_number or isinstance(value, str) or is_a(value, "torch", "device"):
             return str(value)
     return None
+
+
+def _names_dtype(node: ast.expr, frame: FrameType) -> bool:
+    """Return whether an argument of a call is a number format."""
+    return any(is_a(value, "torch", "dtype") for value in _arguments(node, frame))
+
+
+def _arguments(node: ast.expr, frame: FrameType) -> list[object]:
+    """Return a call's arguments, as far as they are written out or have a name; else None."""
+    if not isinstance(node, ast.Call):
+        return []
+    nodes = [*node.args, *(each.value for each in node.keywords)]
+    return [
+        each.value if isinstance(each, ast.Constant) else looked_up(each, frame) for each in nodes
+    ]
 
 
 def kind_of_torch_call(frame: FrameType) -> str:
