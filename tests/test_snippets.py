@@ -243,6 +243,8 @@ def test_a_knob_of_the_step_that_is_switched_off_needs_no_line_and_one_without_a
     code = LoopCode(loader="loader", call="DataLoader", arguments={"dataset": "data"})
     off = {"non_blocking": False, "compile": None, "channels_last": False}
     assert code.lines({"num_workers": 0} | off) == "loader = DataLoader(data, num_workers=0)\n"
+    unnamed = dataclasses.replace(code, arguments={"dataset": "loader.dataset"})
+    assert unnamed.lines({"num_workers": 2}).startswith("# below the line that makes loader now\n")
     assert code.lines({"num_workers": 0, "compile": "default"}) == ""
 
 

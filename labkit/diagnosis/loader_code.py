@@ -152,7 +152,10 @@ class LoopCode:
                 written.append(f"{name}={arguments[name]}")
         name = self.loader or "loader"
         call = call_lines(self.call or "DataLoader", written, len(name))
-        return f"{'' if self.call else IMPORT}{name} = {call}"
+        line = f"{name} = {call}"
+        if any(argument.startswith(f"{name}.") for argument in arguments.values()):
+            line = f"# below the line that makes {name} now\n{line}"
+        return f"{'' if self.call else IMPORT}{line}"
 
     def made_once(self, changes: Mapping[str, Setting]) -> str:
         """Return the statement that makes a loader with `changes` above the loop over the epochs.
