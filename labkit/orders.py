@@ -74,7 +74,7 @@ class Order(Asked):
 
     run: str  # its name
     cache: str  # labkit's folder of this user
-    fault: str | None  # planted by a test, see `bench.lifetime.planted`
+    fault: str | None  # planted by a test, see `bench.planted_fault`
 
 
 @final

@@ -95,7 +95,7 @@ class Batch:
 
     dtype: str | None = None  # of the largest array in the first one
     on_gpu: bool = False  # whether the loader makes them on a GPU, as no worker could
-    bytes: float | None = None  # of that array, in an ordinary step
+    bytes: float | None = None  # of its large arrays, in an ordinary step
 
 
 @dataclass(frozen=True)

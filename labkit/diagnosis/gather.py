@@ -33,8 +33,8 @@ from labkit.results.run import Run
 from labkit.results.step_classes import CLASSES, split_steps
 from labkit.results.supply import late_share, memory_growth, wait_over_alone
 
-# Share of the time spent waiting for data from which it is asked how many workers would be best
 FORKS_NO_MORE = re.compile(r"3\.(1[4-9]|[2-9]\d)")  # Pythons that start workers anew on Linux, too
+# Share of the time spent waiting for data from which it is asked how many workers would be best
 WORTH_A_LOOK = limits.WORTH_NAMING["input"] / 2
 
 

@@ -10,6 +10,7 @@ import math
 from typing import Annotated, Literal, TypedDict
 
 from labkit.bench.loader_rows import BatchRow
+from labkit.watching.growth import Grown
 
 MAX_RANKS = 64  # of one machine
 MOST = 2**62  # of a whole number: a time in ns, a size in bytes, a count
@@ -369,6 +370,12 @@ class End(AnyEvent):
     code: Whole | None
 
 
+class Growth(AnyEvent):
+    """What grows from step to step in a watched loop."""
+
+    found: list[Grown]
+
+
 EVENTS = {  # by their names
     "spec": Spec,
     "machine": Machine,
@@ -380,6 +387,7 @@ EVENTS = {  # by their names
     "remade": Remade,
     "saved": Saved,
     "hang": Hang,
+    "growth": Growth,
     "padding": Padding,
     "headroom": Headroom,
     "step": Step,

@@ -132,7 +132,7 @@ class RunLog(EventLogResult):
 
     @property
     def batch_bytes(self) -> np.ndarray:
-        """Bytes of the largest array in each step's batch (steps,); NaN if unknown."""
+        """Bytes of the large arrays in each step's batch (steps,); NaN if unknown."""
         return self._steps.numbers("bytes")
 
     @property

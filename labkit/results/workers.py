@@ -194,9 +194,9 @@ class LoaderWorkers:
         seen_ns = seen["t_ns"]
         worker = seen.get("worker")
         stamps_ns = self.run.host_ns[:, HOST.index("done" if worker is None else "ready")]
-        moved_ns = np.append(stamps_ns, (self.run.event("done") or seen)["t_ns"])
+        moved_ns = np.append(stamps_ns, (self.run.event("done") or seen).get("t_ns", seen_ns))
         moved_ns = moved_ns[moved_ns > seen_ns]
-        ended_ns = (self.run.event("end") or seen)["t_ns"]
+        ended_ns = (self.run.event("end") or seen).get("t_ns", seen_ns)
         last_ns = int(min(moved_ns, default=max(seen_ns, ended_ns)))
         seconds = seen["seconds"] + (last_ns - seen_ns) / 1e9
         return Hang(worker, seen.get("index"), seconds, len(moved_ns) > 0)

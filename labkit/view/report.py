@@ -80,11 +80,12 @@ def _png(figure: Figure) -> str:
 
 
 def write(path: str | os.PathLike[str], text: str, overwrite: bool = False) -> Path:
-    """Write a text; FileKept where a file that labkit did not write is there."""
+    """Write a text; FileKept where another file is there that labkit did not write."""
     path = Path(path)
-    saving.check(path, _is_ours, overwrite)
+    written = text.encode()
+    saving.check(path, lambda there: _is_ours(there) or there.read_bytes() == written, overwrite)
     with saving.replacing(path) as file:
-        file.write(text.encode())
+        file.write(written)
     return path
 
 
