@@ -180,6 +180,7 @@ FITTING = {  # what a row applies to whose `fits` has words or settings
     ),
     "IN_LOOP": Evidence("cpu", knobs={"num_workers": 2}, advised=Workers(0, Estimate(2, 1, 3))),
     "LARGER_BATCH": Evidence("cpu", knobs={"batch_size": 4}),
+    "MORE_OF_ITS_OWN": Evidence("gpu", own_loader="PrefetchLoader", wait_us=9e4),
     "PERSISTENT": Evidence("cpu", code=PLAIN),
     "PROFILE_FIRST": Evidence("gpu", formats=("bf16",)),
     "QUIETER": Evidence("gpu"),
@@ -555,6 +556,19 @@ def test_a_step_with_a_larger_batch_is_no_pause():
     for known, pauses in ((sizes, False), (np.full(400, np.nan), True)):
         found = gather._pauses(0.01 + 2e-4 * sizes, 1, gather._larger_batches(known))
         assert (found.sum() > 0.1) == pauses
+
+
+def test_long_steps_of_a_device_that_nobody_timed_are_no_pauses():
+    for untimed in (False, True):
+        evidence = Evidence("gpu", pause_share=0.5, compute_share=1.0, launches_only=untimed)
+        assert (idle_rules.pauses(evidence) is None) == untimed
+
+
+def test_a_loader_that_is_not_torchs_is_asked_for_more_of_its_own_workers():
+    slow = {"wait_share": 0.8, "compute_share": 0.2, "wait_us": 60e3}
+    for own_loader, says in ((None, "a DataLoader with"), ("PrefetchLoader", "the PrefetchLoader")):
+        evidence = Evidence("gpu", own_loader=own_loader, **slow)
+        assert says in told(ranking.by_cost(evidence)[0], evidence).advice
 
 
 def test_only_a_run_that_has_an_xray_is_told_to_switch_it_on():

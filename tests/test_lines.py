@@ -7,6 +7,7 @@ import gzip
 import io
 import itertools
 import json
+import logging
 import math
 import os
 import signal
@@ -676,6 +677,23 @@ def test_a_loss_scaler_and_other_packages_wait_for_a_gpu(monkeypatch):
     assert "sync" not in kinds_at_calls("cpu", save, monkeypatch)  # a checkpoint stays one
 
 
+def test_a_logger_waits_for_the_tensors_of_its_message(monkeypatch):
+    log = logging.getLogger("of a test")
+    handler = logging.StreamHandler(io.StringIO())
+    log.addHandler(handler)
+    loss = torch.ones(1)
+
+    def write():
+        log.warning("%.4f", loss)
+
+    for on_gpu in (False, True):
+        monkeypatch.setattr(
+            gpu_tensors, "lies_on_gpu", lambda value, on_gpu=on_gpu: on_gpu and value is loss
+        )
+        assert ("sync" in kinds_at_calls("write", write, monkeypatch)) == on_gpu
+    log.removeHandler(handler)
+
+
 def test_what_a_package_sends_to_the_device_is_a_copy(monkeypatch):
     accelerate = pytest.importorskip("accelerate.utils")
     transformers = pytest.importorskip("transformers")
@@ -753,6 +771,37 @@ def test_no_source_is_parsed_within_the_programs_own_parsing(monkeypatch):
     monkeypatch.setattr(ast, "parse", parse)
     with pytest.raises(SyntaxError):
         ast.parse(Parses())
+
+
+PACKAGED_TRAINER = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, note):
+        note()
+        return torch.zeros(1)
+
+
+def evaluate(model, note):
+    with torch.no_grad():
+        model(note)
+"""
+
+
+def test_a_validation_within_a_packages_loop_is_one():
+    trainer = packaged("trainers", PACKAGED_TRAINER)
+    model = trainer["Model"]()
+    places = Places(None)
+    places.framed = True
+
+    def train():
+        trainer["evaluate"](model, lambda: places.number_of(sys._getframe(1)))
+        model(lambda: places.number_of(sys._getframe(1)))
+
+    places.loop = train.__code__
+    train()
+    assert [place.kind for place in places.fresh.values()] == ["validation", "forward"]
 
 
 def test_a_progress_bar_that_waits_for_workers_does_not_log():

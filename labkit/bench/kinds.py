@@ -43,6 +43,8 @@ def kind_of_calls(frames: Iterable[FrameType]) -> str:
         writes = module == "torch._tensor" and frame.f_code.co_name in WRITTEN
         if writes and gpu_tensors.tensor_on_gpu(ast.Name("self"), frame) is not None:
             return "sync"
+        if module == "logging" and _logs_from_gpu(frame):
+            return "sync"
         special = OF_TORCH.get(frame.f_code.co_name) if module.startswith("torch.") else None
         outer = special or kind_of(module)
         hands_on = frame.f_code.co_flags & inspect.CO_GENERATOR  # as `tqdm(loader)` does
@@ -131,6 +133,15 @@ def _kind_in_torch(name: str, module: str, node: ast.expr, frame: FrameType) -> 
     if (selects or name in NEED_VALUES) and gpu_tensors.is_on_gpu(node, frame):
         return "sync"
     return kind
+
+
+def _logs_from_gpu(frame: FrameType) -> bool:
+    """Return whether a logger is at a message that has to be filled in from tensors on a GPU."""
+    record = looked_up(ast.Name("record"), frame)
+    if not is_a(record, "logging", "LogRecord"):
+        return False
+    filled_in = getattr(record, "args", None)
+    return any(map(gpu_tensors.lies_on_gpu, filled_in if isinstance(filled_in, tuple) else ()))
 
 
 def _may_be_tensor(method: ast.Attribute, frame: FrameType) -> bool:

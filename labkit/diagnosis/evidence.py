@@ -192,6 +192,9 @@ class Evidence:
     body: Mapping[str, float] = field(default_factory=dict)  # of its body: no training
     growth: LoopGrowth = LoopGrowth()  # of what a watched loop keeps
     weights_dtype: str | None = None  # of most of what it trains, as "float32"
+    own_loader: str | None = (
+        None  # the class of its loader, where that is neither torch's nor Python's
+    )
     may_fuse: bool | None = None  # whether its optimizer has a fused version that is not in use
     imports_script: bool = False  # whether a worker of its loader starts by importing the script
     batch: Batch = Batch()

@@ -33,6 +33,8 @@ from labkit.results.run import Run
 from labkit.results.step_classes import CLASSES, split_steps
 from labkit.results.supply import late_share, memory_growth, wait_over_alone
 
+# Loaders that prepare nothing beside the loop by themselves, and torch's
+NOBODYS = ("DataLoader", "generator", "enumerate", "zip", "map", "range", "list", "tuple", "islice")
 FORKS_NO_MORE = re.compile(r"3\.(1[4-9]|[2-9]\d)")  # Pythons that start workers anew on Linux, too
 # Share of the time spent waiting for data from which it is asked how many workers would be best
 WORTH_A_LOOK = limits.WORTH_NAMING["input"] / 2
@@ -213,6 +215,7 @@ def _of_watched(known: Evidence, run: Run) -> Evidence:
         batch=Batch(run.batch_dtype, on_gpu, _usual(run.batch_bytes)),
         code=code,
         trainer=bool(run.trainer),
+        own_loader=None if run.watched in NOBODYS else run.watched,
         may_fuse=run.may_fuse if run.may_fuse is not None else code.may_fuse,
         imports_script=_imports_script(run.machine, code),
         host_wait_share=_host_wait(run.host_ns[run.warmup :]),

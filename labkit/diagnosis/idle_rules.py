@@ -119,12 +119,13 @@ def host_work(evidence: Evidence) -> Finding | None:
 def pauses(evidence: Evidence) -> Finding | None:
     """Single steps compute far longer than an ordinary one.
 
-    Cause "pauses_inside_steps", where no sampled stacks tell what long steps do. It costs what
+    Cause "pauses_inside_steps", where no sampled stacks tell what long steps do, of a device that
+    was timed. It costs what
     steps of more than PAUSE ordinary ones take beyond an ordinary one with a batch of their size,
     and no more than the time for which a watched loop's device may have rested.
     """
-    if evidence.body:  # samples tell what long steps do
-        return None
+    if evidence.body or evidence.launches_only:
+        return None  # samples tell what long steps do; a host waits for all that it has queued
     seen = "of the time is lost to single steps that compute far longer than an ordinary one"
     lost = evidence.pause_share
     if evidence.loop is not None:

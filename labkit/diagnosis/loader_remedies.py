@@ -94,10 +94,21 @@ def other_workers(evidence: Evidence) -> Fit | None:
     return Fit(changes, other_number(evidence, advised, "persistent_workers" in changes))
 
 
-def some_workers(evidence: Evidence) -> bool:
-    """Fit a loop that has no loader to set, and of which no number is known."""
+def no_loader_to_set(evidence: Evidence) -> bool:
+    """Fit a loop whose batches no DataLoader makes, and of which no number is known."""
     unknown = evidence.advised is None and evidence.num_workers is None
     return unknown and not evidence.trace_has_workers and not quickly_made(evidence)
+
+
+def some_workers(evidence: Evidence) -> bool:
+    """Fit such a loop that takes its batches from nothing that might have workers."""
+    return no_loader_to_set(evidence) and evidence.own_loader is None
+
+
+def more_of_its_own(evidence: Evidence) -> Fit | None:
+    """Fit such a loop over a loader of another package, or of the user's own."""
+    loader = evidence.own_loader
+    return Fit(words={"loader": loader}) if loader and no_loader_to_set(evidence) else None
 
 
 def cheaper_items(evidence: Evidence) -> Fit | None:
@@ -174,6 +185,13 @@ SOME_WORKERS = Remedy(
     "workers",
     some_workers,
 )
+MORE_OF_ITS_OWN = Remedy(
+    "more_of_its_own",
+    "Give the $loader more workers or threads of its own, or less work per item; if it has none, "
+    "prepare batches in other processes: a DataLoader with workers.",
+    "workers",
+    more_of_its_own,
+)
 BEHIND = Remedy(
     "less_work_per_item",
     "The loader's workers do not keep up: do less work per item, or do it once before training; "
@@ -196,6 +214,7 @@ FEED = (
     DEEPER_QUEUE,
     WORKERS,
     SOME_WORKERS,
+    MORE_OF_ITS_OWN,
     BEHIND,
     CHEAPER_ITEMS,
 )

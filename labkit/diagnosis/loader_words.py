@@ -60,7 +60,7 @@ def shares_stream(evidence: Evidence) -> bool:
 
 def shares_said(evidence: Evidence, workers: int) -> str:
     """Say, after a sentence, what a stream's workers need; "" of other datasets."""
-    if not shares_stream(evidence):
+    if not shares_stream(evidence) or workers < 2:
         return ""
     return (
         " Each worker goes through the whole stream, unless its __iter__ takes a share by "
