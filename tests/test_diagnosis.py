@@ -20,7 +20,9 @@ from labkit.diagnosis import (
     efficiency,
     gather,
     idle_rules,
+    line_work,
     ranking,
+    step_table,
     worker_remedies,
 )
 from labkit.diagnosis.card_formats import tensor_formats
@@ -29,11 +31,11 @@ from labkit.diagnosis.estimate import Estimate, Workers
 from labkit.diagnosis.evidence import Batch, Evidence, Kernels, WorkerEvidence
 from labkit.diagnosis.findings import BOTTLENECKS, Unit
 from labkit.diagnosis.gains import with_gains
-from labkit.diagnosis.gather import StepTable
 from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.line_work import loading_of
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.remedies import LESSONS, Remedy
+from labkit.diagnosis.step_table import StepTable
 from labkit.diagnosis.thresholds import WORTH_NAMING
 from labkit.diagnosis.wording import FORMATS, worded
 from labkit.results.hardware import Machine
@@ -550,11 +552,31 @@ def test_only_an_optimizer_that_could_be_fused_is_told_to():
         assert (filled is None) == (may is False)
 
 
+def test_a_model_that_is_compiled_is_not_told_to_be():
+    model = torch.nn.Linear(1, 1)
+    for made, is_compiled in ((model, False), (SimpleNamespace(_orig_mod=model), True)):
+        assert loader_call.is_compiled(made) == is_compiled
+        code = LoopCode.of({"is_compiled": is_compiled})
+        evidence = Evidence("gpu", compiles=True, code=code)
+        assert (device_remedies.compiled(evidence) is None) == is_compiled
+
+
+def test_behind_a_wait_within_torchs_own_step_the_device_may_work():
+    for kind, follows in (("sync", 1.0), ("inner_sync", 0.0)):
+        kinds = np.array([kind, *["python"] * 3] * 40)
+        step = np.repeat(np.arange(40), 4)
+        lines = SimpleNamespace(
+            step=step, kind=kinds, share=np.full(160, 1 / 160),
+            mask=lambda phase: np.ones(160, bool), of_part=lambda part, kinds=kinds: kinds == part,
+        )  # fmt: skip
+        assert line_work.share_after_sync(lines, "python") == follows
+
+
 def test_a_step_with_a_larger_batch_is_no_pause():
     rng = np.random.default_rng(3)
     sizes = rng.lognormal(5.5, 0.7, 400)
     for known, pauses in ((sizes, False), (np.full(400, np.nan), True)):
-        found = gather._pauses(0.01 + 2e-4 * sizes, 1, gather._larger_batches(known))
+        found = step_table._pauses(0.01 + 2e-4 * sizes, 1, step_table._larger_batches(known))
         assert (found.sum() > 0.1) == pauses
 
 

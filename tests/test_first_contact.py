@@ -27,7 +27,7 @@ from labkit.bench import (
     timeline,
 )
 from labkit.bench.first_call import FirstCallHook
-from labkit.diagnosis import device_peaks, device_remedies, efficiency, gather
+from labkit.diagnosis import device_peaks, device_remedies, efficiency, step_table
 from labkit.diagnosis.evidence import Evidence, Kernels, Xray
 from labkit.results.hardware import Machine
 from labkit.results.run import Run
@@ -256,7 +256,7 @@ def test_compiling_is_advised_only_where_it_can_act(device, capability, compiles
     assert Machine.from_dict(facts).compiles == compiles
     assert not Machine.from_dict(facts | {"compile_lacks": "no Triton"}).compiles
     run = logged(tmp_path, facts, lk.Pipeline().to_dict(), *host_steps(1.0, 5.0))
-    evidence = gather.StepTable(run).evidence()
+    evidence = step_table.StepTable(run).evidence()
     for remedy in (device_remedies.COMPILE, device_remedies.FUSE):
         assert bool(remedy.fits(evidence)) == compiles
 

@@ -14,8 +14,8 @@ from labkit.bench.measure import call
 from labkit.bench.stopwatch import Bench
 from labkit.diagnosis import pass_rules, ranking, rules, worker_rules
 from labkit.diagnosis.findings import BOTTLENECKS, Finding, Measured
-from labkit.diagnosis.gather import StepTable
 from labkit.diagnosis.remedies import Remedy
+from labkit.diagnosis.step_table import StepTable
 from labkit.diagnosis.wording import worded
 from labkit.knobs import declares_knobs, knob
 from labkit.results.script import loader_line

@@ -31,6 +31,10 @@ OF_TORCH = {
     "load_state_dict": "torch",
     "zero_grad": "optimizer",
 }
+# Of PyTorch's own training work that reads a GPU, as a loss scaler's step does: the user cannot
+# leave that out, and more is launched behind it
+INNER_SYNC = "inner_sync"
+TRAINING = ("forward", "backward", "optimizer")
 OF_TENSORS = frozenset([*SYNC, "to", "cuda"])  # methods of tensors, and of little else
 SAVES = re.compile(  # a call of a package that writes, by its name
     r"(^|[._])(save|savefig|imsave|imwrite|dump|to_(csv|json|parquet|pickle)|write\w*|add_(scalar|"

@@ -10,7 +10,15 @@ from types import FrameType
 
 from labkit.bench import gpu_tensors
 from labkit.bench.expressions import call_text, expression, name_of
-from labkit.bench.kind_names import OF_BUILTINS, OF_TENSORS, OF_TORCH, SAVES, kind_of
+from labkit.bench.kind_names import (
+    INNER_SYNC,
+    OF_BUILTINS,
+    OF_TENSORS,
+    OF_TORCH,
+    SAVES,
+    TRAINING,
+    kind_of,
+)
 from labkit.bench.named_objects import looked_up, owner
 from labkit.bench.stack import is_a, is_gpu_in_use, is_users, module_of_frame
 
@@ -66,10 +74,12 @@ def _kind_of_gpu_call(frame: FrameType, around: str) -> str:
     if around in ("library", "logging") and _writes_from_gpu(node, frame):
         return "sync"
     if kind_and_call(frame)[0] == "sync":
-        return "sync" if gpu_tensors.is_on_gpu(node, frame) else ""
+        wait = INNER_SYNC if around in TRAINING else "sync"
+        return wait if gpu_tensors.is_on_gpu(node, frame) else ""
     kind = kind_of_torch_call(frame) if around == "library" else ""
     if kind == "copy" and is_gpu_in_use():
-        return kind if _device_named(node, frame) not in (None, "cpu") else ""
+        to_gpu = isinstance(node, ast.Call) and name_of(node.func) == "cuda"
+        return kind if to_gpu or _device_named(node, frame) not in (None, "cpu") else ""
     return kind if gpu_tensors.is_on_gpu(node, frame) else ""
 
 

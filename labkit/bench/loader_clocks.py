@@ -49,7 +49,7 @@ class TimeInLine(ProcFile):
         return int(words[1]) if words else 0
 
 
-class Stopwatch:
+class ThreadClock:
     """This thread's time, from lap to lap. A lap takes 1.7 µs."""
 
     def __init__(self):

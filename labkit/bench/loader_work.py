@@ -9,7 +9,7 @@ import os
 import time
 from pathlib import Path
 
-from labkit.bench.loader_clocks import BytesRead, Memory, Stopwatch, TimeInLine
+from labkit.bench.loader_clocks import BytesRead, Memory, ThreadClock, TimeInLine
 from labkit.bench.loader_progress import (
     BATCH,
     COLLATING,
@@ -63,7 +63,7 @@ class LoaderWork:
         where = watched.parent if watched else None
         self.progress = Progress(where, "main" if worker < 0 else worker)
         self.words = self.progress.words
-        self.stopwatch = None if watched else Stopwatch()
+        self.clock = None if watched else ThreadClock()
         self.in_line = TimeInLine()
         self.worth_a_look = False  # whether batches take so long that two readings are nothing
         self.bytes_read = BytesRead()
@@ -100,7 +100,7 @@ class LoaderWork:
         self.slow_index: object = None
         self.singly = None  # the stopwatch, in batches whose items are timed one by one
         if not self.streams and self.done % self.keep_every == 0:
-            self.singly = self.stopwatch
+            self.singly = self.clock
         if self.singly is not None:
             self.items: list[tuple[int, int, int]] = []
             self.singly.lap()
@@ -251,8 +251,8 @@ class LoaderWork:
         """Write what is left, and let go of the files."""
         self.flush()
         self.over = True
-        if self.stopwatch is not None:
-            self.stopwatch.close()
+        if self.clock is not None:
+            self.clock.close()
         for file in (self.in_line, self.bytes_read, self.memory):
             if file is not None:
                 file.close()

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 from labkit.bench import kinds, stack
 from labkit.bench.expressions import call_text, expression
 from labkit.bench.gpu_waits import wait_for_gpu
-from labkit.bench.kind_names import SAVES
+from labkit.bench.kind_names import INNER_SYNC, SAVES, TRAINING
 from labkit.bench.weight_updates import is_optimizers, updates_weights
 
 DATALOADER = "torch.utils.data.dataloader"
@@ -121,10 +121,11 @@ class Places:
             return self._place_of(self._code(top, seen), top, seen)
         seen = self._seen(wait.frame)
         code = self._code(wait.frame, seen)
-        place = self._place_of(code, wait.frame, seen)._replace(kind="sync")
-        if code.frame is not wait.frame:  # it is a package's, called from there
-            return place
-        return place._replace(line=wait.line, call=wait.text)
+        place = self._place_of(code, wait.frame, seen)
+        if code.frame is wait.frame:
+            return place._replace(kind="sync", line=wait.line, call=wait.text)
+        is_inner = place.kind in (INNER_SYNC, *TRAINING)  # it is a package's, called from there
+        return place._replace(kind=INNER_SYNC if is_inner else "sync")
 
     def _place_of(self, code: Code, top: FrameType, seen: Stack) -> Place:
         """Return the place of a stack that stands at `code`."""

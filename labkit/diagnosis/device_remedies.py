@@ -18,7 +18,8 @@ QUIET = "SPDL's authors advise at most 40% of the CPU while a GPU trains"
 
 def compiled(evidence: Evidence) -> Fit | None:
     """Fit a model that is not compiled, where it can be."""
-    if not evidence.compiles or evidence.knobs.get("compile"):
+    is_compiled = evidence.knobs.get("compile") or (evidence.code and evidence.code.is_compiled)
+    if not evidence.compiles or is_compiled:
         return None
     return Fit({"compile": "reduce-overhead" if evidence.kind == "gpu" else "default"})
 

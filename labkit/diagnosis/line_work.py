@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from labkit.bench.kind_names import INNER_SYNC
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.hot_lines import Line, Lines
 
@@ -19,6 +20,7 @@ LAUNCHES = (  # kinds of work in which a body may give the device something to d
     "update",
     "validation",
     "torch",
+    INNER_SYNC,
     "exchange",
     "copy",
 )

@@ -75,6 +75,7 @@ class LoopCode:
     dataset_type: str | None = None
     epoch_setter: str | None = None  # the class of its dataset or sampler with a `set_epoch`
     streams: bool = False  # whether its dataset is an IterableDataset
+    is_compiled: bool = False  # whether torch.compile has its model
     may_fuse: bool | None = None  # whether its optimizer has a fused version that is not in use
     # What is made anew for each pass: the "loader", or its "dataset" as well
     remade: str | None = None
@@ -99,6 +100,7 @@ class LoopCode:
         made = replace(
             made,
             streams=recorded.get("streams") is True,
+            is_compiled=recorded.get("is_compiled") is True,
             may_fuse=may_fuse if isinstance(may_fuse, bool) else None,
         )
         if remade is None:

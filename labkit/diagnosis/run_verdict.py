@@ -6,8 +6,8 @@ from labkit.diagnosis import doubts, ranking
 from labkit.diagnosis.confidence import resampled, trusted, undisturbed
 from labkit.diagnosis.efficiency import with_low_mfu
 from labkit.diagnosis.gains import with_gains
-from labkit.diagnosis.gather import StepTable
 from labkit.diagnosis.remarks import caveats, not_seen
+from labkit.diagnosis.step_table import StepTable
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
 from labkit.results.event_log import of_one_moment

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from labkit.bench.kind_names import INNER_SYNC
 from labkit.bench.places import Place
 from labkit.results.record import Event
 from labkit.results.run import Run
@@ -27,6 +28,7 @@ PART_OF_KIND = {  # the parts of a loop's body, by the kinds of work they are ma
     "optimizer": "optimizer",
     "update": "optimizer",  # in the user's own code
     "sync": "sync",
+    INNER_SYNC: "torch",
     "validation": "validation",
     "loader": "loader",  # another one than the loop's own
     "torch": "torch",

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from labkit.bench.kind_names import INNER_SYNC
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.hot_lines import Lines
 from labkit.diagnosis.line_work import PartOfLoop, loading_of, share_after_sync
@@ -69,7 +70,8 @@ class Loop:
         Either waits for what the device has queued.
         """
         kinds = self.lines.kinds("body")
-        return (kinds.get("sync", 0.0) + kinds.get("copy", 0.0)) / max(sum(kinds.values()), 1e-9)
+        waits = sum(kinds.get(kind, 0.0) for kind in ("sync", INNER_SYNC, "copy"))
+        return waits / max(sum(kinds.values()), 1e-9)
 
     @cached_property
     def loading(self) -> PartOfLoop | None:

@@ -16,6 +16,7 @@ from statistics import fmean
 
 import numpy as np
 
+from labkit.bench.kind_names import INNER_SYNC
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.confidence import resampled
 from labkit.diagnosis.core_use import CoreUse
@@ -34,8 +35,13 @@ from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
 from labkit.results.run import Run
 
-MEETING = ("backward", "sync", "exchange")  # kinds of work in which a rank waits for the others
-ON_GPUS = ("copy", "sync", "exchange")  # and those of ranks on GPUs
+MEETING = (
+    "backward",
+    "sync",
+    INNER_SYNC,
+    "exchange",
+)  # kinds of work in which a rank waits for the others
+ON_GPUS = ("copy", "sync", INNER_SYNC, "exchange")  # and those of ranks on GPUs
 BY_STAMPS = "step stamps of all ranks"
 BY_STACKS = "stacks sampled in all ranks"
 ON_ONE_RANK = Remedy(

@@ -29,7 +29,8 @@ def call_of(loader: object, model: object = None, optimizer: object = None) -> d
         (the two last are looked for by their type where they are not given); `training`: the one
         with Hugging Face's TrainingArguments; `dataset_type`: its class; `epoch_setter`: the one of
         it and its samplers that has a `set_epoch`; `streams`: whether it is an IterableDataset;
-        `may_fuse`: as `may_fuse()` says of the optimizer; `call`: what the script
+        `may_fuse`: as `may_fuse()` says of the optimizer; `is_compiled`: whether torch.compile has
+        the model; `call`: what the script
         calls to make a loader, "" where it has no name for torch's DataLoader; `arguments`:
         {name: code}, defaults left out, the code None where the script has no name for the object.
         `call` and `arguments` are None where the loader is no DataLoader, or is made inside a
@@ -48,11 +49,14 @@ def call_of(loader: object, model: object = None, optimizer: object = None) -> d
         "epoch_setter": next((each.__name__ for each in kinds if hasattr(each, "set_epoch")), None),
         "streams": data is not None and issubclass(kinds[0], data.IterableDataset),
         "may_fuse": None,
+        "is_compiled": False,
         "call": None,
         "arguments": None,
     }
     if found["optimizer"] is not None:
         found["may_fuse"] = may_fuse(names.values.get(found["optimizer"], optimizer))
+    if found["model"] is not None:
+        found["is_compiled"] = is_compiled(names.values.get(found["model"], model))
     ours = found["loader"] or not loop_around(sys._getframe(1))[1]
     if data is None or not isinstance(loader, data.DataLoader) or not ours:
         return found
@@ -91,6 +95,11 @@ def may_fuse(optimizer: object) -> bool | None:
     if not isinstance(defaults, dict) or not isinstance(groups, list):
         return None
     return "fused" in defaults and not any(group.get("fused") for group in groups)
+
+
+def is_compiled(model: object) -> bool:
+    """Return whether torch.compile has made a model, or compiled it in place."""
+    return hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
 
 
 def _arguments(loader: DataLoader, names: Names, data: ModuleType) -> dict[str, str | None]:
