@@ -773,6 +773,25 @@ def test_no_source_is_parsed_within_the_programs_own_parsing(monkeypatch):
         ast.parse(Parses())
 
 
+@pytest.mark.parametrize("one_at_a_time", [False, True])
+def test_a_sample_keeps_nothing_of_the_program_alive(one_at_a_time, monkeypatch):
+    monkeypatch.setattr(expressions, "ONE_AT_A_TIME", one_at_a_time)
+
+    def step():
+        activations = torch.zeros(8)
+        gone = weakref.ref(activations)
+        Places(None).number_of(sys._getframe())
+        return gone
+
+    expressions._parsed.cache_clear()
+    gc.collect()
+    gc.disable()
+    try:
+        assert step()() is None
+    finally:
+        gc.enable()
+
+
 PACKAGED_TRAINER = """
 import torch
 

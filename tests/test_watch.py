@@ -197,6 +197,20 @@ def test_an_exception_in_the_body_passes_untouched_and_is_in_the_run(problem, ou
     assert watched.run.outcome == outcome and str(problem) in (watched.run.error or "")
 
 
+def test_an_iterator_that_something_still_holds_has_its_pass_and_its_failure_in_the_run():
+    watched = quiet(range(50))
+    held = []  # as by a debugger, or for a moment by what samples the lines
+    for _ in range(4):
+        held.append(iter(watched))
+        next(held[-1])
+    assert len(watched.run.passes_ended) == 3
+    with pytest.raises(KeyError), watched:
+        next(held[-1])
+        raise KeyError("mine")
+    assert len(watched.run.passes_ended) == 4 and watched.run.outcome == "failed"
+    assert "mine" in watched.run.error
+
+
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_sample_that_cannot_be_read_fails_as_without_a_watch_and_a_loop_may_go_on(workers):
     loader = DataLoader(Noise(40, bad=21), 4, num_workers=workers)

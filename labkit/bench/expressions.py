@@ -57,7 +57,10 @@ def syntax_of(text: str) -> ast.Module:
     """
     if not ONE_AT_A_TIME:
         return ast.parse(text)
-    if _is_parsing(sys._getframe(1)) or _is_parsing(top_frame(threading.main_thread().ident or 0)):
+    main = threading.main_thread().ident or 0
+    # Not the top of this very thread: a frame that knows itself keeps the user's variables
+    beside = None if main == threading.get_ident() else top_frame(main)
+    if _is_parsing(sys._getframe(1)) or _is_parsing(beside):
         raise SyntaxError("the program is parsing")
     collects = gc.isenabled()
     gc.disable()

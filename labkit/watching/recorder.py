@@ -131,10 +131,11 @@ class Recorder:
             return iterator
 
     def begin_pass(self, current: Pass, began_ns: int) -> None:
-        """Begin a pass, and stop recording any older one that is not over."""
+        """Begin a pass; any older one ends here, though its iterator may not be dropped yet."""
         older = self.current
         if older is not None:
             older.stop()
+            self.write_pass(began_ns)
         self._current = weakref.ref(current)  # its end is seen by its being dropped
         self.begin_epoch(began_ns)
 
@@ -241,12 +242,12 @@ class Recorder:
         """Let go of the log; the record stays. `error` is what ended the loop, where one did."""
         if os.getpid() != self.pid or self.closed:
             return
-        if error is not None and self.how != "exhausted":
-            self.fail(error)
         current = self.current
         if current is not None:  # somebody still holds the iterator
             current.stop()
             self.end_pass("left early")
+        if error is not None and self.how != "exhausted":
+            self.fail(error)
         self.probes.sampler.stop()
         self.flush()
         self.trained.forget()
