@@ -42,7 +42,7 @@ HALF_PRECISION = ("fp16", "bf16")
 SAME_LOSS = 0.02
 SAME_MEAN_LOSS = 0.10  # of the mean loss, in 16 bits
 STEPS = 21  # at least: an x-ray needs 20, a verdict 12 after the warm-up
-QUICK_STEPS = 8  # of a quick run, which is not judged
+QUICK_STEPS = 6  # of a quick run, which is not judged
 
 
 @declares_knobs
