@@ -54,6 +54,7 @@ STALLS = 0.6
 STALLS_FROM = 0.02  # of the time: less waiting is not looked at
 # The run itself uses this share of the cores: none is left for another worker that computes
 CORES_BUSY = 0.9
+CROWD = 2  # workers for a core: PyTorch warns above 1, but those that wait for a disk may be more
 # Below this a worker's batch costs the loop what making it would: handing over 16 small images
 # took the loop 1.2 to 1.9 ms on 2-core VMs (AMD EPYC, Intel Xeon; "handoff" of our own runs), and
 # a loop over a TensorDataset (0.5 ms a batch) fell to a fifth of its speed with 1, 2 or 4 workers

@@ -13,6 +13,7 @@ from labkit.diagnosis import worker_words as words
 from labkit.diagnosis.evidence import Evidence, WorkerEvidence
 from labkit.diagnosis.findings import Finding, Measured, late_batches
 from labkit.diagnosis.line_work import COLLATE
+from labkit.results.text import counted
 
 
 def _computing(evidence: Evidence, workers: WorkerEvidence) -> float:
@@ -57,13 +58,18 @@ def hang_that_ended(evidence: Evidence) -> Finding | None:
 def workers_restart(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     """The first batch of every epoch waits for workers that start anew.
 
-    Cause "workers_restart", where these first batches make up half of the waiting.
+    Cause "workers_restart", where these first batches make up half of the waiting. More workers
+    than CROWD for a core are said beside it: each of them starts on one.
     """
     share = workers.epoch_start_share or 0.0
     if share < evidence.wait_share / 2 or not share:
         return None
     starts = Measured("of the time is the start of later epochs", share, by=words.TIMED)
-    each = words.took("to an epoch's first batch", workers.epoch_start_ms)
+    what = "to an epoch's first batch"
+    cores = evidence.use.cores
+    if cores and workers.workers > limits.CROWD * cores:
+        what += f", for which {workers.workers} workers start on {counted(cores, 'core')}"
+    each = words.took(what, workers.epoch_start_ms)
     return late_batches(
         "workers_restart", starts, each, remedies=(cures.PERSISTENT, cures.LONGER_PASSES)
     )
