@@ -22,8 +22,15 @@ slow = pytest.mark.slow
 QUICK = ("--set", "dataset=sleep", "--set", "prep_ms=2", "--set", "model=mlp", "--set", "steps=20")
 
 
-def test_importing_labkit_loads_no_torch():
-    code = "import sys, labkit; labkit.Pipeline; assert not {'torch', 'numpy'} & set(sys.modules)"
+@pytest.mark.parametrize(
+    "begins, without",
+    [
+        ("import labkit; labkit.Pipeline", "torch numpy"),
+        ("import labkit.view.watch_command", "torch matplotlib pandas"),  # the user's script waits
+    ],
+)
+def test_what_is_not_needed_yet_is_not_loaded(begins, without):
+    code = f"import sys; {begins}; assert not set('{without}'.split()) & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

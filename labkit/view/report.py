@@ -6,12 +6,14 @@ import base64
 import io
 import os
 from pathlib import Path
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from labkit.results import saving
 from labkit.results.run import Run
 from labkit.results.templates import template
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure  # a second, which `labkit watch` need not wait for
 
 MARK = "<!-- written by labkit -->"
 
