@@ -546,6 +546,26 @@ def test_the_clock_that_times_the_items_is_no_line_of_the_users(tmp_path, monkey
     assert len(lines) == 1 and lines.share.tolist() == [1.0]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="stacks are sampled on Linux only")
+def test_a_thread_in_line_for_a_core_computes_and_does_not_sleep():
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])  # on the same core
+    try:
+        time.sleep(0.2)
+        thread = main_thread.MainThread()
+        ends = time.perf_counter() + 0.5
+        while time.perf_counter() < ends:
+            pass
+        spent = {how: after - thread.placed[how] for how, after in thread.spent_ns().items()}
+    finally:
+        burner.kill()
+        burner.wait()
+        os.sched_setaffinity(0, cores)
+    thread.release()
+    assert spent["off"] < 0.2 * spent["user"]
+
+
 def test_the_timer_of_the_samples_is_no_line_of_the_users():
     """The signal's handler arms it again, in whatever code of the user's the signal came."""
     places = Places(None)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
 import ctypes
+import os
 import signal
 import threading
 import time
@@ -12,7 +14,8 @@ from typing import Literal
 from labkit.process.events import now_ns
 
 Spent = Literal["user", "system", "off"]
-"""How a thread spends time: it computes, the system works for it, or it is off the core."""
+"""How a thread spends time: it computes or waits for a core to do so, the system works for it, or
+it sleeps."""
 
 USER_TIME = 1  # Linux's CPUCLOCK_VIRT
 OF_A_THREAD = 4  # its CPUCLOCK_PERTHREAD_MASK
@@ -48,14 +51,45 @@ class Timer:
         self.library.timer_delete(self.timer)
 
 
+class Scheduling:
+    """What the kernel's scheduler says of the calling thread."""
+
+    def __init__(self):
+        self.files: list[int] = []
+        with contextlib.suppress(OSError):  # no /proc
+            for name in ("schedstat", "stat"):
+                path = f"/proc/self/task/{threading.get_native_id()}/{name}"
+                self.files.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+    def in_line_ns(self) -> int:
+        """Return for how long it has waited for a core (ns); 0 where the kernel does not tell."""
+        return int(self._read(0).split()[1]) if self.files else 0
+
+    def is_runnable(self) -> bool:
+        """Return whether it computes or waits for a core; False also where nobody tells."""
+        return len(self.files) == 2 and self._read(1).rpartition(b") ")[2].startswith(b"R")
+
+    def _read(self, which: int) -> bytes:
+        return os.pread(self.files[which], 512, 0)
+
+    def __del__(self) -> None:
+        for each in self.files:
+            os.close(each)
+
+
 class MainThread:
-    """The calling thread: what its time went to, and a timer that signals it while it computes."""
+    """The calling thread: what its time went to, and a timer that signals it while it computes.
+
+    To wait for a core counts as "user" time: it is what a thread does that could compute, wherever
+    in its code the system has stopped it.
+    """
 
     def __init__(self):
         self.ident = threading.get_ident()
         self.cpu_clock = time.pthread_getcpuclockid(self.ident)
         self.user_clock = (~threading.get_native_id() << 3) | OF_A_THREAD | USER_TIME
         self.timer = Timer(self.user_clock)
+        self.scheduling = Scheduling()
         self.sampled = _thread.allocate_lock()  # held while it is: what waits for it wakes at once
         self.sampled.acquire()
         self.placed = self.spent_ns()  # what it had spent when its time was last placed
@@ -66,10 +100,12 @@ class MainThread:
         self.sampled.release()
 
     def spent_ns(self) -> dict[Spent, int]:
-        """Return its "user" and "system" CPU time, and that "off" the core (from any zero), ns."""
+        """Return the time it has spent in each way (ns), "off" from any zero."""
         user = time.clock_gettime_ns(self.user_clock)
         cpu = time.clock_gettime_ns(self.cpu_clock)
-        return {"user": user, "system": cpu - user, "off": now_ns() - cpu}
+        in_line = self.scheduling.in_line_ns()
+        off = now_ns() - cpu - in_line
+        return {"user": user + in_line, "system": cpu - user, "off": off}
 
     def place(self, how: Spent) -> int:
         """Return the time so spent since it was last placed, ns, and count it as placed.
@@ -95,9 +131,10 @@ class MainThread:
         return "system" if system and self._is_in_system(tick) else None
 
     def _is_off(self) -> bool:
-        """Whether it sleeps, or waits for a core."""
+        """Whether it sleeps."""
         before = time.clock_gettime_ns(self.cpu_clock)
-        return time.clock_gettime_ns(self.cpu_clock) == before
+        stands = time.clock_gettime_ns(self.cpu_clock) == before
+        return stands and not self.scheduling.is_runnable()
 
     def _is_in_system(self, tick: Timer) -> bool:
         """Wait for a tick on its core; whether it was in the system then, as the clocks say."""

@@ -3,11 +3,13 @@
 No system call of the user's is ever interrupted: C code that sleeps, polls or pauses would return
 early. So the main thread is signalled (SIGURG) by a timer on its *user-mode* CPU time only: the
 kernel sends it when a tick finds the thread computing, not in a system call. Python's handler runs
-in the main thread between two instructions. While the thread is off the core, or the system works
-for it, a thread of ours looks at its stack: such a call has let go of the GIL and stands still.
+in the main thread between two instructions. While the thread sleeps, or the system works for it, a
+thread of ours looks at its stack: such a call has let go of the GIL and stands still.
 
-A sample counts for what was spent in its own way since the sample before: user-mode CPU time, CPU
-time in the system, or time off the core. The kernel's clocks tell them apart when one is due.
+A sample counts for what was spent in its own way since the sample before: user-mode CPU time and
+time in line for a core, CPU time in the system, or sleep. The kernel tells them apart when one is
+due. Our own thread would see the one in line for a core where that happens to be when it gives up
+the GIL: with image decoders, at the first Python call behind them.
 
 A sample is [t_ns, weight_ns, place], a place the number of one of `labkit.bench.places`.
 """
@@ -141,7 +143,7 @@ class Sampler:
             thread.timer.arm(self._period_s())  # only now: samples do not nest
 
     def _look_from_beside(self, thread: MainThread) -> None:
-        """Note where the main thread is off the core or in the system; write what has gathered."""
+        """Note where the main thread sleeps or is in the system; write what has gathered."""
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGURG])
         tick = Timer(thread.cpu_clock)
         while self.thread is thread and self.taken < MOST_SAMPLES:
