@@ -213,7 +213,7 @@ def colab(monkeypatch):
             return Handle if display_id else None
 
         monkeypatch.setattr("IPython.display.display", show)
-        monkeypatch.setattr("labkit.view.panel.display", show)
+        monkeypatch.setattr("labkit.view.widget_or_text.display", show)
         return shown
 
     return set_up
