@@ -13,11 +13,12 @@ from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.loader_words import epochs_unseen
 from labkit.diagnosis.recommendation import AS_GOOD, WORKER_COUNTS
+from labkit.knobs import Settings
 from labkit.process import launcher
 from labkit.results.run import Run
 from labkit.spec import PYTORCH_PREFETCH
 from labkit.tuning.search_result import SearchResult, Tuning
-from labkit.tuning.settings import Knobs, LoaderSetting, distance
+from labkit.tuning.settings import LoaderSetting, distance
 from labkit.tuning.trial import START, TIE, Trial, cheapest_of_fastest
 from labkit.tuning.trial_bench import TrialBench
 
@@ -28,7 +29,7 @@ RUNS_EACH = 3  # of the start and of the best where they are that close
 SURE = 0.10  # a gain above this needs no second measurement
 
 AnyResult = TypeVar("AnyResult", bound=SearchResult)
-Forecast = Callable[[Run, LoaderSetting, Knobs], "Estimate | None"]  # a run, its loader, changes
+Forecast = Callable[[Run, LoaderSetting, Settings], "Estimate | None"]  # a run, its loader, changes
 Refuse = Callable[[LoaderSetting, Sequence[Trial]], "str | None"]
 
 
