@@ -12,14 +12,10 @@ import wrong_answers
 
 import labkit as lk
 from labkit.course import score
-from labkit.course.challenge import (
-    CodeChallenge,
-    Goal,
-    KnobChallenge,
-    all_challenges,
-    baseline_run,
-    tried_out,
-)
+from labkit.course.challenge import all_challenges
+from labkit.course.code_challenge import CodeChallenge, tried_out
+from labkit.course.goals import Goal
+from labkit.course.knob_challenge import KnobChallenge, baseline_run
 
 TASKS = all_challenges()
 COMPILED = ("07-graph-break",)  # imports Dynamo
@@ -162,7 +158,7 @@ def easy(monkeypatch):
     """
     monkeypatch.setattr(score, "QUIET", ())
     runs = {lk.Pipeline(): "workers-0", lk.Pipeline(num_workers=6): "workers-6"}
-    monkeypatch.setattr("labkit.course.challenge.launch", lambda spec: lk.recorded(runs[spec]))
+    monkeypatch.setattr("labkit.course.knob_challenge.launch", lambda spec: lk.recorded(runs[spec]))
     baseline_run.cache_clear()
     given = []
 
