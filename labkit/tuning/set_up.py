@@ -15,8 +15,8 @@ from labkit.results.hardware import Machine, machine
 from labkit.results.run import Run
 from labkit.spec import KNOBS, LOADER_KNOBS, LOOP_PARTS, STEP_KNOBS, Pipeline
 from labkit.tuning.improve import Improver, lacking
+from labkit.tuning.loader_search import LoaderSearch
 from labkit.tuning.memory import too_large
-from labkit.tuning.search import LoaderSearch
 from labkit.tuning.search_result import Ladder, Tuning
 from labkit.tuning.settings import LoaderSetting
 from labkit.tuning.source import Source, TorchLoader, source_of, source_of_loader

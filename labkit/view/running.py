@@ -13,8 +13,8 @@ from labkit.results.ranks import Ranks
 from labkit.results.run import Run
 from labkit.results.sweep import Sweep
 from labkit.spec import Distributed, Pipeline
-from labkit.tuning.search import Search
-from labkit.tuning.search_result import Interrupted, Ladder, SearchResult, Tuning
+from labkit.tuning.search import AnyResult, Search
+from labkit.tuning.search_result import Interrupted, Ladder, Tuning
 from labkit.tuning.set_up import improver, tuner
 from labkit.tuning.trial import Trial
 from labkit.view import wandb_log
@@ -25,7 +25,6 @@ from labkit.view.live_frame import live_line
 from labkit.view.watch_live import Watch
 
 Started = TypeVar("Started", Run, Ranks)
-AnyResult = TypeVar("AnyResult", bound=SearchResult)
 
 
 def run(
