@@ -19,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from labkit.course import score
+from labkit.course import score_book
 from labkit.course.goals import Goal
 from labkit.course.slow_script import SlowScript
 from labkit.knobs import check_names
@@ -113,7 +113,7 @@ class Challenge:
     @property
     def tries(self) -> int:
         """How many answers were judged so far, in this session and before it."""
-        return score.entry("challenges", self.key).get("tries", 0)
+        return score_book.entry("challenges", self.key).get("tries", 0)
 
     def check(self, answer: object) -> Verdict:
         """Run the answer apart from the kernel and judge it. `...` stands for no answer yet."""
@@ -160,8 +160,8 @@ class Challenge:
     def _counted(self, verdict: Verdict) -> Verdict:
         """Keep a try in the score; return the verdict with the next hint if it is not a pass."""
         tries = self.tries + 1
-        passed = bool(verdict) or score.entry("challenges", self.key).get("passed", False)
-        score.keep("challenges", self.key, passed=passed, tries=tries)
+        passed = bool(verdict) or score_book.entry("challenges", self.key).get("passed", False)
+        score_book.keep("challenges", self.key, passed=passed, tries=tries)
         if verdict:
             return verdict
         return replace(verdict, hint=self.hints[min(tries, len(self.hints)) - 1])
