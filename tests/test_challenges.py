@@ -11,15 +11,11 @@ import torch
 import wrong_answers
 
 import labkit as lk
-from labkit.course import score
-from labkit.course.challenge import (
-    CodeChallenge,
-    Goal,
-    KnobChallenge,
-    all_challenges,
-    baseline_run,
-    tried_out,
-)
+from labkit.course import score, score_book
+from labkit.course.challenge import all_challenges
+from labkit.course.code_challenge import CodeChallenge, tried_out
+from labkit.course.goals import Goal
+from labkit.course.knob_challenge import KnobChallenge, baseline_run
 
 TASKS = all_challenges()
 COMPILED = ("07-graph-break",)  # imports Dynamo
@@ -29,7 +25,7 @@ WRONG = wrong_answers.KNOBS | wrong_answers.CODE
 @pytest.fixture(autouse=True)
 def own_score(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    score._unwritten.clear()
+    score_book._unwritten.clear()
 
 
 def all_code():
@@ -93,7 +89,7 @@ def test_every_notebook_has_one_to_four_challenges_each_with_hints_cheats_and_a_
         assert cheats, f"give {key!r} a cheat in tests/wrong_answers.py"
         posed = lk.challenge(key)
         assert task.title in repr(posed) and posed._repr_html_()
-        score.keep("challenges", key, tries=1)
+        score_book.keep("challenges", key, tries=1)
         if isinstance(task, CodeChallenge):
             assert posed.solution().startswith(("def ", "class "))
     with pytest.raises(ValueError, match="Unknown challenge 'nothing'; available: 00-first"):
@@ -160,9 +156,9 @@ def easy(monkeypatch):
 
     `easy(3.0, 1.9)`: the answer's runs are so many times as fast as their baseline; the mark is 2.
     """
-    monkeypatch.setattr(score, "QUIET", ())
+    monkeypatch.setattr(score_book, "QUIET", ())
     runs = {lk.Pipeline(): "workers-0", lk.Pipeline(num_workers=6): "workers-6"}
-    monkeypatch.setattr("labkit.course.challenge.launch", lambda spec: lk.recorded(runs[spec]))
+    monkeypatch.setattr("labkit.course.knob_challenge.launch", lambda spec: lk.recorded(runs[spec]))
     baseline_run.cache_clear()
     given = []
 
@@ -202,14 +198,14 @@ def test_a_result_near_its_mark_is_measured_again_and_noise_that_straddles_it_is
     verdict = easy(*measured)
     assert (verdict.kind, verdict.lines) == (kind, (said,))
     assert ("Run this cell again" in repr(verdict)) == (kind == "too noisy")
-    tries = score.read()["challenges"].get("99-x", {}).get("tries", 0)
+    tries = score_book.read()["challenges"].get("99-x", {}).get("tries", 0)
     assert tries == (kind != "too noisy")
 
 
 def test_a_pass_stays_and_tries_add_up_also_in_another_session(easy):
     assert not easy(1.0) and easy(3.0) and not easy(1.0)
     assert easy(1.0).hint == "second"
-    kept = score.entry("challenges", "99-x")
+    kept = score_book.entry("challenges", "99-x")
     assert kept["passed"] is True and kept["tries"] == 4 and lk.score().solved == 1
 
 
@@ -217,12 +213,12 @@ def test_a_pass_stays_and_tries_add_up_also_in_another_session(easy):
 
 
 def test_a_guess_is_written_down_before_and_scored_after(monkeypatch):
-    monkeypatch.setattr(score, "QUIET", ())
+    monkeypatch.setattr(score_book, "QUIET", ())
     bet = lk.guess("busy share", 0.5)
-    kept = score.entry("guesses", "busy share")
+    kept = score_book.entry("guesses", "busy share")
     assert kept["guess"] == 0.5 and kept["measured"] is None
     bet.settle(0.55)
-    assert os.listdir() == [score.FILE_NAME]
+    assert os.listdir() == [score_book.FILE_NAME]
     assert "1.10" in repr(bet) and "3 of 3" in bet._repr_html_()
     assert lk.score().guess_points == 3 and "3 of 3 points" in repr(lk.score())
     theirs = repr(lk.guess("an A40", 1.1).settle(1.05, published=True))
@@ -235,7 +231,7 @@ def test_a_late_guess_is_shown_and_a_skipped_one_is_neither_stored_nor_scored():
     for blank in (None, ...):
         bet = lk.guess("blank", blank).settle(0.5)
         assert bet.points is None and "none yet" in repr(bet)
-    assert list(score.read()["guesses"]) == ["busy"]
+    assert list(score_book.read()["guesses"]) == ["busy"]
 
 
 def test_points_grow_with_how_close_a_guess_is():

@@ -20,7 +20,7 @@ from planted import planted
 import labkit as lk
 from labkit.__main__ import main
 from labkit.bench import lifetime
-from labkit.course import score
+from labkit.course import score_book
 from labkit.process import device_lock, events, folder_rights, folders, leftovers, step_ring
 from labkit.process.keys import without_keys
 from labkit.process.supervisor import Output
@@ -296,27 +296,27 @@ def test_the_terminal_refuses_before_it_runs_anything(option, tmp_path, monkeypa
 def book(tmp_path, monkeypatch):
     """The score file of somebody who plays in a folder of this test's."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(score, "QUIET", ())
-    score._unwritten.clear()
-    yield tmp_path / score.FILE_NAME
-    score._unwritten.clear()
+    monkeypatch.setattr(score_book, "QUIET", ())
+    score_book._unwritten.clear()
+    yield tmp_path / score_book.FILE_NAME
+    score_book._unwritten.clear()
 
 
 @pytest.mark.parametrize("content", [b'{"kind": "guesses", "name": "a", "gu', b"\xff\n[1]\nnull"])
 def test_lines_of_the_score_that_cannot_be_read_are_passed_over(content, book):
     book.write_bytes(content)
-    score.keep("guesses", "b", guess=2)
-    assert [values["guess"] for values in score.read()["guesses"].values()] == [2]
+    score_book.keep("guesses", "b", guess=2)
+    assert [values["guess"] for values in score_book.read()["guesses"].values()] == [2]
     assert book.read_bytes().startswith(content)
 
 
 def test_a_score_that_cannot_be_written_lives_for_the_session(book):
     book.mkdir()
-    score.keep("guesses", "b", guess=2)
-    assert score.entry("guesses", "b")["guess"] == 2
+    score_book.keep("guesses", "b", guess=2)
+    assert score_book.entry("guesses", "b")["guess"] == 2
     book.rmdir()  # it can be written again: what was kept meanwhile is older than what follows
-    score.keep("guesses", "b", guess=3)
-    assert score.entry("guesses", "b")["guess"] == 3
+    score_book.keep("guesses", "b", guess=3)
+    assert score_book.entry("guesses", "b")["guess"] == 3
     assert [json.loads(line)["guess"] for line in book.read_text().split("\n") if line] == [2, 3]
 
 

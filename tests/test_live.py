@@ -18,10 +18,10 @@ import labkit
 from labkit.results.library import recorded
 from labkit.results.run import Run
 from labkit.spec import Pipeline
-from labkit.view import display
+from labkit.view import display, style
 from labkit.view.display import in_notebook
 from labkit.view.live import LiveView, RunDisplay
-from labkit.view.live_frame import ROW
+from labkit.view.live_frame import FrameHeader, StepRow
 from labkit.view.watch_shown import marked_cells
 
 MS = 1_000_000
@@ -77,15 +77,14 @@ def trained(bench):
 
 
 def unpack(frame):
-    """What a frame holds: teeth, curve, (window start, end), span, mean parts."""
+    """Return what a frame holds: its header, rows of steps and curve."""
     numbers = np.frombuffer(frame, np.float32)
-    (rows, points), (_, start, rest, width, span, *_), parts = np.split(numbers[:14], [2, 10])
-    end = 14 + ROW * int(rows)
-    start = start + rest
-    assert len(numbers) == end + 2 * points
-    teeth = numbers[14:end].reshape(-1, ROW)
-    curve = numbers[end:].reshape(-1, 2)
-    return teeth, curve, (start, start + width), span, parts
+    begin = len(FrameHeader._fields)
+    header = FrameHeader(*numbers[:begin])
+    end = begin + len(StepRow._fields) * int(header.rows)
+    rows = StepRow(*numbers[begin:end].reshape(-1, len(StepRow._fields)).T)
+    assert len(numbers) == end + 2 * header.curve_points
+    return header, rows, numbers[end:].reshape(-1, 2)
 
 
 # -- the picture ---------------------------------------------------------------------------------
@@ -94,14 +93,32 @@ def unpack(frame):
 def test_a_frame_holds_the_true_busy_intervals(trained):
     view = LiveView()
     view.update(trained.run)
-    teeth, curve, window, span, mean = unpack(view.frame)
+    header, rows, curve = unpack(view.frame)
     run = trained.run
-    assert window == pytest.approx((0, 2)) and span == pytest.approx(0.204)
-    np.testing.assert_allclose(teeth[:, :2], run.busy, atol=1e-6)
-    np.testing.assert_allclose(teeth[:, 2:6], run.stamps[:, :4], atol=1e-6)
-    np.testing.assert_allclose(teeth[1:, 6:], [[5, 0, 0]] * 33, atol=1e-4)
-    assert np.isnan(teeth[0, 6:]).all()  # what was before the first step, nobody knows
+    start = header.start_s + header.start_rest_s
+    assert (start, header.window_s, header.length_s) == pytest.approx((0, 2, 0.204))
+    assert (header.steps, header.rows) == (34, 34)
+    np.testing.assert_allclose(np.column_stack(rows[:2]), run.busy, atol=1e-6)
+    np.testing.assert_allclose(np.column_stack(rows[2:6]), run.stamps[:, :4], atol=1e-6)
+    np.testing.assert_allclose(np.column_stack(rows[6:])[1:], [[5, 0, 0]] * 33, atol=1e-4)
+    means = (header.wait_ms, header.copy_ms, header.compute_ms, header.other_ms)
+    assert means == pytest.approx((5, 0, 1, 0), abs=1e-4)
+    assert np.isnan(rows.wait_ms[0])  # what was before the first step, nobody knows
     assert curve[:, 1].mean() == pytest.approx(100 / 6, abs=3)
+
+
+def names_in(script, constant):
+    """Return the texts in an array of JavaScript."""
+    [array] = re.findall(rf"{constant} = \[(.*?)\]", script, re.DOTALL)
+    return tuple(re.findall(r'"(\w+)"', array))
+
+
+def test_the_page_reads_a_frame_by_the_names_that_the_kernel_packs_it_by():
+    script = LiveView._esm
+    assert names_in(script, "FRAME_HEADER") == FrameHeader._fields
+    assert names_in(script, "STEP_ROW") == StepRow._fields
+    for part, (name, colour) in style.PARTS.items():
+        assert f'{part}: ["{name}", "{colour}"]' in script
 
 
 # -- the line ------------------------------------------------------------------------------------
@@ -196,7 +213,7 @@ def colab(monkeypatch):
             return Handle if display_id else None
 
         monkeypatch.setattr("IPython.display.display", show)
-        monkeypatch.setattr("labkit.view.panel.display", show)
+        monkeypatch.setattr("labkit.view.widget_or_text.display", show)
         return shown
 
     return set_up

@@ -153,14 +153,14 @@ def test_the_list_keeps_the_last_runs_and_compares_with_the_pinned_one():
     history = shown.history
     assert [row["name"] for row in listed[:2]] == ["num_workers 6"] * 2 and len(listed) == 8
     assert listed[0]["verdict"] == "input" and "samples/s, CPU busy 7" in listed[0]["numbers"]
-    history.handle(do="pin", key=listed[-1]["key"])
+    history.pin(listed[-1]["key"])
     assert history.pinned == ("num_workers 6", shown.runs[2])
     assert "Against the pinned run (num_workers 6)" in shown.comparison.value
     shown._show(*shown._begin())
     assert history.rows[-1]["pinned"] and len(history.rows) == 9  # it stays
-    history.handle(do="pin", key=listed[-1]["key"])
+    history.pin(listed[-1]["key"])
     assert history.pinned is None
-    history.handle(do="pin", key=-1)  # it has left the list
+    history.pin(-1)  # it has left the list
 
 
 def test_a_cell_takes_a_panels_run_or_measures_it_there():
@@ -188,7 +188,7 @@ def test_the_next_kernel_lists_the_runs_of_this_one_and_compares_with_them(monke
     after = with_runs("workers-2")  # a panel of the same knobs in the same notebook
     newest, six, none = after.history.rows
     assert newest["name"] == "num_workers 2" and six["numbers"].startswith("1302 samples/s")
-    after.history.handle(do="pin", key=none["key"])
+    after.history.pin(none["key"])
     assert after.history.pinned[1].throughput == before.runs[0].throughput
     assert after.view.overlay and "Against the pinned run (as it opened)" in after.comparison.value
     assert len(with_runs().history.rows) == 3
@@ -239,14 +239,14 @@ def test_improve_shows_every_step_of_the_autopilot_and_sets_the_best_knobs(monke
 def test_what_a_panel_shows_can_be_copied_as_code():
     shown = with_runs("workers-0")
     names = SimpleNamespace(run=lambda p: p, Pipeline=Pipeline)
-    assert shown.history.texts["PyTorch"]() == str(lk.script(shown.run))
+    assert shown.clipboard.texts["PyTorch"]() == str(lk.script(shown.run))
     shown.controls["num_workers"].value = 4
-    text = shown.history.texts["labkit"]()
+    text = shown.clipboard.texts["labkit"]()
     assert eval(text, {"lk": names}) == Pipeline(num_workers=4)
     shown.controls["num_workers"].value = 0
     shown.controls["prefetch_factor"].value = 4
     with pytest.raises(ValueError, match="needs loader workers"):
-        shown.history.texts["PyTorch"]()
+        shown.clipboard.texts["PyTorch"]()
 
 
 # -- run, follow, stop ---------------------------------------------------------------------------
@@ -299,7 +299,7 @@ def test_ten_presses_of_run_start_one_run_stop_ends_it_and_the_kernel_stays_free
         await until(lambda: shown.view.tick >= 3)
         await press_ten_times()
         assert beats > 5 and "labkit-old" in shown.verdict._dom_classes  # it is not this run's
-        assert shown._task.get_loop() is asyncio.get_running_loop()
+        assert shown.session.task.get_loop() is asyncio.get_running_loop()
         await asyncio.to_thread(shown.stop_button.click)
         await ended(shown)
         pulse.cancel()
@@ -321,7 +321,7 @@ def test_no_run_is_left_behind_when(how, monkeypatch):
         if how == "the panel is closed":
             await until(lambda: shown.view.tick > 0)
             shown.close()
-        await asyncio.wait_for(shown._task, 120)
+        await asyncio.wait_for(shown.session.task, 120)
         assert shown.run.outcome == "stopped" and not shown.run.running
         if how == "drawing breaks":
             assert "KeyError: &#x27;&lt;canvas&gt;&#x27;" in shown.verdict.value

@@ -25,7 +25,7 @@ from labkit.diagnosis.prediction import WORTH
 from labkit.diagnosis.recommendation import recommend_workers
 from labkit.results.run import Run
 from labkit.tuning import memory, source
-from labkit.tuning.search import LoaderSearch
+from labkit.tuning.loader_search import LoaderSearch
 from labkit.tuning.search_result import Tuning
 from labkit.tuning.settings import LoaderSetting
 from labkit.tuning.trial import Outcome, Trial, forecast

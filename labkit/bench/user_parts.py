@@ -63,7 +63,7 @@ def _fetch(source: DataSource, folder: Path) -> Settings:
     return parts
 
 
-def knobs_of(job: Job, source: DataSource) -> dict[str, object]:
+def knobs_on_parts(job: Job, source: DataSource) -> dict[str, object]:
     """Return the knobs that act on the reader's parts."""
     of_step = STEP_KNOBS if "model" in source["parts"] else ()
     return {name: getattr(job, name) for name in (*LOADER_KNOBS, *of_step)}

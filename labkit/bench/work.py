@@ -69,7 +69,7 @@ def run_pipeline(order: RunOrder, device: torch.device, folder: Path, log: Event
     job, not_applied = resolve_config(order["pipeline"], device, size_model=not own)
     if quick_run() and not own:
         shorten(job, not_applied)
-    knobs = user_parts.knobs_of(job, order["source"]) if own else vars(job)
+    knobs = user_parts.knobs_on_parts(job, order["source"]) if own else vars(job)
     log.write("job", pipeline=knobs, not_applied=not_applied)
     trainer, loader = prepare(order, job, device, folder, log)
     timeline = make_timeline(log, folder, device)

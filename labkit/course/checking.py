@@ -10,7 +10,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from labkit.course.challenge import Answer, Goal, Numbers, Refused
+from labkit.course.challenge import Answer
+from labkit.course.code_challenge import Numbers, Refused
+from labkit.course.goals import Goal
 
 ERROR = "largest error"
 RIGHT = "share of right answers"

@@ -1,93 +1,15 @@
-"""Predict first: guesses, and the score over the course.
-
-What was guessed and solved is kept in `labkit-score.jsonl`, in the folder the notebook runs in.
-Delete it to begin again; it is never sent anywhere. Where it cannot be written, or a test runs the
-notebook, the score lives for the session.
-"""
+"""Predict first: guesses, and the score over the course."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
-import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from pathlib import Path
-from typing import TypedDict, TypeGuard, cast
+from typing import TypeGuard
 
+from labkit.course.score_book import Guessed, keep, read
 from labkit.results.result import Result, Table
 from labkit.results.run import Run
-
-FILE_NAME = "labkit-score.jsonl"
-KINDS = ("guesses", "challenges")
-QUIET = ("PYTEST_CURRENT_TEST", "LABKIT_NO_SCORE")  # set where nobody is playing
-
-Guessed = float | str  # a number or a choice
-
-
-class Values(TypedDict, total=False):
-    """What is kept of one guess or challenge, as JSON types."""
-
-    kind: str  # one of KINDS
-    name: str
-    guess: Guessed | None
-    measured: Guessed | None
-    passed: bool
-    tries: int
-
-
-_unwritten: list[Values] = []  # what this session could not write
-
-
-def keep(kind: str, name: str, **values: Guessed | None) -> None:
-    """Remember `values` of one guess or challenge; never raises.
-
-    Each call appends a line to the file, so that notebooks which play at once lose nothing.
-    """
-    _unwritten.append(cast("Values", {"kind": kind, "name": name, **values}))
-    if _nobody_plays():
-        return
-    text = "\n".join(json.dumps(line, default=str) for line in _unwritten)
-    with contextlib.suppress(OSError):  # a folder that is read-only: the next call tries again
-        with open(FILE_NAME, "a", encoding="utf-8") as file:
-            file.write(f"\n{text}\n")  # begins a new line: the last one may have been cut off
-        _unwritten.clear()
-
-
-def read() -> dict[str, dict[str, Values]]:
-    """Return {kind: {name: values}}; lines that are no entries of a score are skipped."""
-    book: dict[str, dict[str, Values]] = {kind: {} for kind in KINDS}
-    for line in [*_stored(), *_unwritten]:
-        kind = line.get("kind")
-        name = line.get("name")
-        if kind in KINDS and isinstance(name, str):
-            book[kind].setdefault(name, {}).update(line)
-    return book
-
-
-def entry(kind: str, name: str) -> Values:
-    """Return what is kept of one guess or challenge; {} where nothing is."""
-    return read()[kind].get(name, {})
-
-
-def _nobody_plays() -> bool:
-    return any(name in os.environ for name in QUIET)
-
-
-def _stored() -> Iterator[Values]:
-    """Yield the lines of the file that can be read."""
-    with contextlib.suppress(OSError):
-        text = "" if _nobody_plays() else Path(FILE_NAME).read_text("utf-8", "replace")
-        for line in text.splitlines():
-            with contextlib.suppress(ValueError, RecursionError):
-                values = json.loads(line)
-                if isinstance(values, dict):
-                    yield cast("Values", values)
-
-
-# -- guesses ---------------------------------------------------------------------------------------
 
 
 def _now() -> str:
@@ -185,9 +107,6 @@ def _is_guess(value: object) -> TypeGuard[Guessed]:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return math.isfinite(value)
     return isinstance(value, str)
-
-
-# -- the score -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)

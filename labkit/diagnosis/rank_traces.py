@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from labkit.diagnosis.thresholds import WORTH_NAMING
 from labkit.diagnosis.trace_breakdown import Breakdown, TraceLane
-from labkit.diagnosis.trace_comparison import TraceComparison
 from labkit.diagnosis.trace_file import TraceError
 from labkit.results.result import Result, Table
 
@@ -39,9 +38,9 @@ class RankTraces(Result):
     def __getitem__(self, index: int) -> Breakdown:
         return self.ranks[index]
 
-    def compare(self, after: object) -> TraceComparison:
+    def compare(self, after: object) -> NoReturn:
         """Refuse: one rank is compared with another."""
-        raise TraceError(f"{self.source!r} holds several ranks: compare one of its .ranks.")
+        raise several_ranks(self.source)
 
     @property
     def collective_us(self) -> dict[int | None, float]:
@@ -121,3 +120,8 @@ class RankTraces(Result):
             left=(),
             bold=[row for row, each in enumerate(self.ranks) if each.rank == late],
         )
+
+
+def several_ranks(source: str) -> TraceError:
+    """Return what is said where one rank's trace is needed, and `source` has several."""
+    return TraceError(f"{source!r} holds several ranks: compare one of its .ranks.")

@@ -52,14 +52,12 @@ ROUNDED = "losses within rounding of before, in less time a step"
 ANOTHER_TRAINING = "the metric: the training is a different one"
 LESS_WAITING = "the loop waits for a smaller share of the time"
 
-Settings = Mapping[str, Setting]  # {knob: value}
-
 
 @dataclass(frozen=True)
 class Fit:
     """What a remedy has for one run: settings, and words for the $names in what it says."""
 
-    settings: Settings = field(default_factory=dict)
+    settings: Mapping[str, Setting] = field(default_factory=dict)
     words: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -75,7 +73,8 @@ class Remedy:
     text: str  # what to change
     lesson: str = ""  # a key of `LESSONS`
     fits: Callable[[Evidence], Fit | bool | None] = lambda evidence: True  # whether it is for a run
-    sets: Settings = field(default_factory=dict)  # for runs that have none of these settings yet
+    # For runs that have none of these settings yet
+    sets: Mapping[str, Setting] = field(default_factory=dict)
     on: str = ""  # "cpu" or "gpu": for that device alone
     arguments: Mapping[str, str] = field(default_factory=dict)  # of the user's DataLoader, as code
     code: str = ""  # PyTorch to paste, before the lines that make those changes
@@ -86,7 +85,7 @@ class Remedy:
     expects: Callable[[Evidence], Estimate | None] | None = None
     check: str = SAME_LOSSES  # what tells that it helped
     price: int = 1  # 1 (cheap) to 3 (dear), for choosing among remedies
-    changes: Settings = field(default_factory=dict)  # filled in by `for_run`
+    changes: Mapping[str, Setting] = field(default_factory=dict)  # filled in by `for_run`
 
     def for_run(self, evidence: Evidence, rank: int | None = None) -> Remedy | None:
         """Return the remedy filled in for a run, or None where it is not for it."""

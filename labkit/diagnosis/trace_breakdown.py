@@ -121,14 +121,9 @@ class Breakdown(Result):
 
     def compare(self, after: Breakdown | RankTraces | str | os.PathLike) -> TraceComparison:
         """Return what changed from this trace to `after`: another of one rank, or its path."""
-        from labkit.diagnosis.rank_traces import RankTraces
-        from labkit.diagnosis.trace import trace
-        from labkit.diagnosis.trace_comparison import TraceComparison
+        from labkit.diagnosis.trace_comparison import compare_traces
 
-        other = after if isinstance(after, Result) else trace(after)
-        if isinstance(other, RankTraces):
-            return other.compare(self)
-        return TraceComparison(self, other)
+        return compare_traces(self, after)
 
     def timeline(self, start_ms: float | None = None, end_ms: float | None = None) -> Figure:
         """Draw when operators, loader, CUDA calls and kernels were active: its first two steps.

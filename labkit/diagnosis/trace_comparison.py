@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from labkit.diagnosis.rank_traces import RankTraces, several_ranks
+from labkit.diagnosis.trace import trace
 from labkit.diagnosis.trace_breakdown import Breakdown
 from labkit.results.result import Result, Table
 
@@ -95,3 +98,13 @@ class TraceComparison(Result):
         title = f"{self.before.source} -> {self.after.source}: {self.headline}"
         foot = ("kernels: time on the device; operators: the host's, without those inside them",)
         return Table(rows, head, title, foot)
+
+
+def compare_traces(
+    before: Breakdown, after: Breakdown | RankTraces | str | os.PathLike
+) -> TraceComparison:
+    """Return what changed to `after`, or its path; TraceError: it is of several ranks."""
+    other = after if isinstance(after, (Breakdown, RankTraces)) else trace(after)
+    if isinstance(other, RankTraces):
+        raise several_ranks(other.source)
+    return TraceComparison(before, other)

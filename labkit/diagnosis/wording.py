@@ -43,7 +43,7 @@ def worded(finding: Finding, evidence: Evidence | None = None) -> WordedFinding:
     return WordedFinding(**vars(finding), evidence=why(finding), advice=advice, code=code)
 
 
-def said(measured: Measured) -> str:
+def measured_text(measured: Measured) -> str:
     """Return one number and what it is."""
     if measured.value is None:
         return measured.what
@@ -53,7 +53,7 @@ def said(measured: Measured) -> str:
 
 def why(finding: Finding) -> str:
     """Return the numbers of a finding, with the instrument and the threshold."""
-    text = "; ".join(said(each) for each in finding.measured)
+    text = "; ".join(measured_text(each) for each in finding.measured)
     behind = [each.by for each in finding.measured if each.by]
     if finding.lost_share:
         behind.append(f"threshold {limits.WORTH_NAMING[finding.name]:.0%}")

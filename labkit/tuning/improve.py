@@ -12,12 +12,13 @@ from labkit.diagnosis.findings import Finding, gain_without
 from labkit.diagnosis.losses import TOLERANCE, agree
 from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.verdict import Diagnosis
+from labkit.knobs import Settings
 from labkit.results.hardware import Machine
 from labkit.results.run import Run
 from labkit.spec import knobs_with
 from labkit.tuning.search import SURE, Search
 from labkit.tuning.search_result import Ladder
-from labkit.tuning.settings import Knobs, LoaderSetting
+from labkit.tuning.settings import LoaderSetting
 from labkit.tuning.trial import Judgement, Trial
 from labkit.tuning.trial_bench import TrialBench
 
@@ -40,9 +41,9 @@ class Improver(Search[Ladder]):
         self,
         found: Ladder,
         bench: TrialBench,
-        forecast: Callable[[Run, LoaderSetting, Knobs], Estimate | None],
+        forecast: Callable[[Run, LoaderSetting, Settings], Estimate | None],
         *,
-        lacks: Callable[[Knobs, Run, Knobs], str | None],
+        lacks: Callable[[Settings, Run, Settings], str | None],
         may_change: Collection[str] = (),
         seconds: float | None = None,
         check_start: bool = False,
@@ -63,7 +64,7 @@ class Improver(Search[Ladder]):
         self.may_change = set(may_change)
         self.budget_s = seconds
         self.check_start = check_start
-        self.banned: list[Knobs] = []  # changes that failed, or broke the losses
+        self.banned: list[Settings] = []  # changes that failed, or broke the losses
 
     @property
     def best(self) -> Trial:
@@ -187,7 +188,7 @@ class Improver(Search[Ladder]):
             trial.promise = (gain - 1) / remedy.price
         return trial
 
-    def _refused(self, changes: Knobs, run: Run) -> str | None:
+    def _refused(self, changes: Settings, run: Run) -> str | None:
         """Return why a change is not to be tried here."""
         if changed := set(changes) & set(TRAINING) - self.may_change:
             return f"it changes what is trained; may_change={changed} allows it"
@@ -233,7 +234,7 @@ class Improver(Search[Ladder]):
         return [kept[0], *other_batches][-1]
 
 
-def lacking(changes: Knobs, machine: Machine, knobs: Knobs) -> str | None:
+def lacking(changes: Settings, machine: Machine, knobs: Settings) -> str | None:
     """Return what this device, or the model, lacks for a change; None where nothing is known."""
     is_cuda = machine.device.startswith("cuda")
     if not is_cuda and not changes.keys().isdisjoint(knobs_with("copies")):

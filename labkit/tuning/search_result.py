@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.verdict import Diagnosis
+from labkit.knobs import Settings
 from labkit.results.result import Result, Table
 from labkit.results.run import Run
 from labkit.results.run_text import delays_of
 from labkit.results.script import Script, changed_lines, loader_line, script
 from labkit.results.text import but_call
 from labkit.spec import Pipeline
-from labkit.tuning.settings import Knobs, LoaderSetting
+from labkit.tuning.settings import LoaderSetting
 from labkit.tuning.trial import Trial, cheapest_of_fastest, is_tie
 
 CELL = 90  # characters of a cell: errors can be long
@@ -25,7 +26,7 @@ class SearchResult(Result):
     """The result of a search over knobs: finished, interrupted or still going on."""
 
     name: str  # what was searched
-    start: Knobs
+    start: Settings
     asked: Pipeline | None = None  # the pipeline searched; None for the user's own data
     code: LoopCode = field(default_factory=LoopCode)  # how the user's script makes the loader
     line: str = ""  # the machine in one line
@@ -48,12 +49,12 @@ class SearchResult(Result):
         raise NotImplementedError
 
     @property
-    def best(self) -> Knobs:
+    def best(self) -> Settings:
         """The knobs to take (at worst the start's)."""
         return dict(self.winner.knobs if self.winner else self.start)
 
     @property
-    def changes(self) -> Knobs:
+    def changes(self) -> Settings:
         """The best knobs that differ from the start's."""
         best = self.best
         return {name: value for name, value in best.items() if value != self.start.get(name)}
@@ -161,7 +162,7 @@ class Tuning(SearchResult):
         return self.chosen or cheapest_of_fastest(self.tried)
 
     @property
-    def best(self) -> Knobs:
+    def best(self) -> Settings:
         """The setting to take (at worst the start's): arguments of a DataLoader or a Pipeline.
 
         Workers, where it has some, are kept from one epoch to the next: that needs no search.

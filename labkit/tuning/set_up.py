@@ -10,14 +10,15 @@ from labkit.bench.loader_knobs import knobs_of
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.loader_words import too_many
 from labkit.diagnosis.recommendation import LEAST_MAX_WORKERS
+from labkit.knobs import Settings
 from labkit.results.hardware import Machine, machine
 from labkit.results.run import Run
 from labkit.spec import KNOBS, LOADER_KNOBS, LOOP_PARTS, STEP_KNOBS, Pipeline
 from labkit.tuning.improve import Improver, lacking
+from labkit.tuning.loader_search import LoaderSearch
 from labkit.tuning.memory import too_large
-from labkit.tuning.search import LoaderSearch
 from labkit.tuning.search_result import Ladder, Tuning
-from labkit.tuning.settings import Knobs, LoaderSetting
+from labkit.tuning.settings import LoaderSetting
 from labkit.tuning.source import Source, TorchLoader, source_of, source_of_loader
 from labkit.tuning.trial import forecast
 from labkit.tuning.trial_bench import TrialBench, warm_up
@@ -33,7 +34,7 @@ class Given:
 
     pipeline: Pipeline  # to run
     source: Source | None  # where the data is the user's own
-    knobs: Knobs
+    knobs: Settings
     code: LoopCode  # how the caller's script writes its loader
 
     @property
@@ -78,7 +79,7 @@ def given(what: object, *, step: object = None, **parts: object) -> Given:
     else:
         source = source_of(what, step=step, **parts)
         code = LoopCode.of(call_with(what, **parts))
-        knobs: Knobs = {"batch_size": BATCH_SIZE}
+        knobs: Settings = {"batch_size": BATCH_SIZE}
     # without a step nothing computes, and a device would only be started in vain
     return Given(Pipeline(device="auto" if "step" in source.parts else "cpu"), source, knobs, code)
 
@@ -182,7 +183,7 @@ def improver(
         machine().line,
     )
 
-    def lacks(changes: Knobs, run: Run, now: Knobs) -> str | None:
+    def lacks(changes: Settings, run: Run, now: Settings) -> str | None:
         for name in changes:
             part = KNOBS[name].part  # without it, the change cannot be tried
             if part in LOOP_PARTS and part not in asked.parts:
@@ -201,7 +202,7 @@ def improver(
     )
 
 
-def _improver_start(asked: Given, batch_size: int | None) -> Knobs:
+def _improver_start(asked: Given, batch_size: int | None) -> Settings:
     """Return the knobs to start from; raises ValueError on parts that do not go together."""
     for name, needs in (("model", "step"), ("optimizer", "model")):
         if name in asked.parts and needs not in asked.parts:

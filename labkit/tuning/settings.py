@@ -6,11 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
-from labkit.knobs import Setting
+from labkit.knobs import Setting, Settings
 from labkit.results.text import counted
 from labkit.spec import LOADER_KNOBS, PYTORCH_PREFETCH, WITHOUT_WORKERS
-
-Knobs = dict[str, Setting]
 
 DEPTH_WEIGHT = 0.3  # a doubled prefetch_factor changes a run less than doubled workers
 
@@ -30,7 +28,7 @@ class LoaderSetting:
         """Make one from {knob: value}; with workers, prefetch_factor becomes PyTorch's default."""
         return cls().but(**{name: knobs[name] for name in LOADER_KNOBS if name in knobs})
 
-    def to_dict(self) -> Knobs:
+    def to_dict(self) -> Settings:
         """Return the arguments: `DataLoader(dataset, **setting.to_dict())`."""
         return asdict(self)
 
@@ -42,7 +40,7 @@ class LoaderSetting:
         return replace(setting, prefetch_factor=setting.prefetch_factor or PYTORCH_PREFETCH)
 
     @property
-    def searched(self) -> Knobs:
+    def searched(self) -> Settings:
         """The arguments that a prediction can tell of."""
         return {"num_workers": self.num_workers, "prefetch_factor": self.prefetch_factor}
 

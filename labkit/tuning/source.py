@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Protocol
 
 from labkit.bench.loader_knobs import knobs_of
+from labkit.knobs import Settings
 from labkit.orders import DataSource
 from labkit.results.launch import Launched
 from labkit.results.payload import CannotSend, import_path, pickled, sizes_of, write_new
 from labkit.spec import LOADER_KNOBS, STEP_KNOBS, WITHOUT_WORKERS
-from labkit.tuning.settings import Knobs
 
 NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 PAYLOAD = "source.pkl"
@@ -91,14 +91,14 @@ def source_of(dataset: object, **parts: object) -> Source:
     return Source(name, imports, payload, tuple(given))
 
 
-def source_of_loader(loader: TorchLoader, **parts: object) -> tuple[Source, Knobs]:
+def source_of_loader(loader: TorchLoader, **parts: object) -> tuple[Source, Settings]:
     """Return the Source of a DataLoader and its settings as {knob: value}."""
     if loader.batch_size is None:
         raise ValueError(
             "this DataLoader has a batch_sampler of its own (or none): give its dataset, and "
             "batch_size=..., collate_fn=... instead."
         )
-    knobs: Knobs = {"prefetch_factor": None, **knobs_of(loader)}
+    knobs: Settings = {"prefetch_factor": None, **knobs_of(loader)}
     if not knobs["num_workers"]:
         knobs |= WITHOUT_WORKERS
     return source_of(loader.dataset, collate_fn=loader.collate_fn, **parts), knobs

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.prediction import DRAWS, predict_from
-from labkit.knobs import as_typed
+from labkit.knobs import Settings, as_typed
 from labkit.results.run import Run
 from labkit.spec import Pipeline
-from labkit.tuning.settings import Knobs, LoaderSetting
+from labkit.tuning.settings import LoaderSetting
 
 TIE = 0.015  # throughputs closer than this are the same: repeats of one run differ by more
 NOISE = 0.08  # by which repeats differ on two busy cores (median of 60 x 10 runs: 7 %)
@@ -41,11 +41,11 @@ class Outcome(NamedTuple):
 
 @dataclass(eq=False)
 class Trial:
-    """Knobs that were tried, and what became of them."""
+    """Settings that were tried, and what became of them."""
 
-    knobs: Knobs
+    knobs: Settings
     why: str = ""  # the finding that it acts against, or what its prediction promised
-    changes: Knobs = field(default_factory=dict)  # the knobs that differ from those before it
+    changes: Settings = field(default_factory=dict)  # the knobs that differ from those before it
     expected: Estimate | None = None  # samples/s; None: nothing predicts it
     promise: float = 0.0  # the expected gain over the price of the change
     rates: list[float] = field(default_factory=list)  # samples/s, one for each run
@@ -57,7 +57,7 @@ class Trial:
 
     @classmethod
     def changing(
-        cls, before: Knobs, knobs: Knobs, why: str, expected: Estimate | None = None
+        cls, before: Settings, knobs: Settings, why: str, expected: Estimate | None = None
     ) -> Trial:
         """Return the trial of the knobs `before` with those of `knobs` in their place."""
         changes = {name: value for name, value in knobs.items() if value != before.get(name)}
@@ -117,7 +117,7 @@ class Trial:
         }
 
 
-def forecast(run: Run, here: LoaderSetting, changes: Knobs) -> Estimate | None:
+def forecast(run: Run, here: LoaderSetting, changes: Settings) -> Estimate | None:
     """Return the samples/s that changes to a run with the loader `here` give; None: not known."""
     own_data = OWN_DATA.but(**here.to_dict()) if run.watched else None
     return predict_from(run, changes, DRAWS, own_data).estimate

@@ -6,11 +6,12 @@ import os
 from collections.abc import Callable
 from typing import cast
 
+from labkit.knobs import Settings
 from labkit.process import launcher
 from labkit.results.launch import launch
 from labkit.results.run import Run
 from labkit.spec import Pipeline
-from labkit.tuning.settings import Knobs, LoaderSetting
+from labkit.tuning.settings import LoaderSetting
 from labkit.tuning.source import Source
 from labkit.tuning.trial import Outcome
 
@@ -35,7 +36,7 @@ class TrialBench:
         self.count = 0  # runs that were made
         self.each: Callable[[Run], object] | None = None  # called with the run that is going on
 
-    def measure(self, knobs: Knobs, rate: float | None) -> Outcome:
+    def measure(self, knobs: Settings, rate: float | None) -> Outcome:
         """Run knobs; once more, and longer, where a run of unknown rate was too short.
 
         `rate` are the samples/s that are expected.
@@ -51,7 +52,7 @@ class TrialBench:
             return Outcome(None, slow, run)
         return Outcome(run.throughput, None, run)
 
-    def _run(self, knobs: Knobs, rate: float | None) -> Run:
+    def _run(self, knobs: Settings, rate: float | None) -> Run:
         """Run knobs once."""
         setting = LoaderSetting.of(knobs)
         changes = knobs | {"steps": ENDLESS, "seconds": self._seconds(setting, rate), "xray": False}

@@ -6,8 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypedDict, TypeVar, cast
 
@@ -22,6 +21,7 @@ from labkit.results.library import load
 from labkit.results.ranks import Ranks
 from labkit.results.run import Run
 from labkit.view.home_thread import HomeThread
+from labkit.view.page_files import STYLE_SHEET, script_of
 
 Ran = TypeVar("Ran", Run, Ranks)
 
@@ -40,35 +40,24 @@ class ListedRun(TypedDict):
 
 
 class History(anywidget.AnyWidget, Generic[Ran]):
-    """Lists runs, of which one can be pinned, and copies texts to the clipboard.
+    """Lists runs, of which one can be pinned."""
 
-    It also names every control of the panel it stands in for screen readers.
-    """
-
-    _esm = Path(__file__).with_name("history.js")
-    _css = Path(__file__).with_name("live.css")
+    _esm = script_of("dom.js", "history.js")
+    _css = STYLE_SHEET
 
     rows = traitlets.List().tag(sync=True)  # of ListedRun
-    copies = traitlets.List().tag(sync=True)  # what there is to copy
 
-    def __init__(
-        self,
-        when_pinned: Callable[[], None],
-        texts: Mapping[str, Callable[[], str]],
-        home: HomeThread,
-        file: Path | None,
-    ):
+    def __init__(self, when_pinned: Callable[[], None], home: HomeThread, file: Path | None):
         """Begin with the runs in `file`, where there is one, and keep it up to date.
 
-        `when_pinned` is called when another run is; `texts` makes what there is to copy, by name.
+        `when_pinned` is called when another run is, or none.
         """
-        super().__init__(copies=list(texts))
+        super().__init__()
         self.runs: dict[int, Ran] = {}  # by the key of its row, once it is needed
         self.file = file
         self.rows = [] if file is None else stored_rows(file)
-        self.texts = texts
         self.when_pinned = when_pinned
-        self.on_msg(lambda _self, asked, _buffers: home.call(self.handle, **asked))
+        self.on_msg(lambda _self, asked, _buffers: home.call(self.pin, asked["pin"]))
 
     @property
     def pinned(self) -> tuple[str, Ran] | None:
@@ -77,6 +66,13 @@ class History(anywidget.AnyWidget, Generic[Ran]):
             if row["pinned"]:
                 return row["name"], self.run_of(row)
         return None
+
+    def against(self, before: Ran | None) -> tuple[str, Ran | None]:
+        """Return what a run is compared with, its name first: the pinned run, else `before`."""
+        if self.pinned is None:
+            return "the run before", before
+        name, run = self.pinned
+        return f"the pinned run ({name})", run
 
     def run_of(self, row: ListedRun) -> Ran:
         """Return the run of a row; an earlier kernel's is read from its folder."""
@@ -103,15 +99,10 @@ class History(anywidget.AnyWidget, Generic[Ran]):
         self.runs[key] = run
         if self.file is not None:
             with contextlib.suppress(OSError):  # a full disk loses the list, not the run
-                shared_like_its_parent(self.file.parent)
-                with open(self.file, "w", encoding="utf-8", opener=private) as file:
-                    json.dump(self.rows, file)
+                store_rows(self.rows, self.file)
 
-    def handle(self, do: str, key: int = 0, value: str = "") -> None:
-        """Do what the page asks: "pin" the run of a row, or "copy" a text."""
-        if do == "copy":
-            threading.Thread(target=self._copy, args=[self.texts[value]], daemon=True).start()
-            return
+    def pin(self, key: int) -> None:
+        """Pin the run of a row, or let go of it where it is pinned."""
         rows: list[ListedRun] = [row.copy() for row in self.rows]
         for row in rows:
             row["pinned"] = row["key"] == key and not row["pinned"] and self._is_there(row)
@@ -126,10 +117,6 @@ class History(anywidget.AnyWidget, Generic[Ran]):
             row["verdict"] = f"cannot be shown: {error}"
             return False
         return True
-
-    def _copy(self, make: Callable[[], str]) -> None:
-        with contextlib.suppress(ValueError):  # the panel says which controls do not go together
-            self.send({"copy": make()})
 
 
 def file_of(panel: str) -> Path | None:
@@ -151,3 +138,10 @@ def stored_rows(file: Path) -> list[ListedRun]:
             row["pinned"] = False
         return rows[:MOST_ROWS]
     return []
+
+
+def store_rows(rows: list[ListedRun], file: Path) -> None:
+    """Keep the rows for the next kernel."""
+    shared_like_its_parent(file.parent)
+    with open(file, "w", encoding="utf-8", opener=private) as stored:
+        json.dump(rows, stored)

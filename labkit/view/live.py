@@ -7,7 +7,6 @@ canvas gives way to the final figure, as a PNG.
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import anywidget
 import traitlets
@@ -17,10 +16,10 @@ from labkit.results.run import Run
 from labkit.results.sweep import Sweep
 from labkit.view import display
 from labkit.view.live_frame import live_frame, live_line
+from labkit.view.page_files import STYLE_SHEET, script_of
 
 FRAME_S = 0.1  # s between two frames: a browser on the same cores takes time from the run
 SHARE = 0.05  # of a core, at most, for packing frames: those of long runs are costly
-HERE = Path(__file__).parent
 
 
 class LiveView(anywidget.AnyWidget):
@@ -29,8 +28,10 @@ class LiveView(anywidget.AnyWidget):
     The traits are the whole state: a page that is reloaded finds its picture.
     """
 
-    _esm = f"{(HERE / 'live_draw.js').read_text('utf-8')}\n{(HERE / 'live.js').read_text('utf-8')}"
-    _css = HERE / "live.css"
+    _esm = script_of(
+        "dom.js", "live_frame.js", "live_pen.js", "live_draw.js", "live_pointer.js", "live.js"
+    )
+    _css = STYLE_SHEET
 
     frame = traitlets.Bytes(b"").tag(sync=True)  # float32; see `live_frame`
     overlay = traitlets.Bytes(b"").tag(sync=True)  # the frame of the run before

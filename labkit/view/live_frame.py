@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from labkit.process.events import now_ns
@@ -12,46 +14,81 @@ from labkit.results.text import percent
 from labkit.spec import KNOBS
 from labkit.view.display import stage_line
 
-TEETH = 400  # at most on screen: a tooth and its gap have two pixels each
+STEPS_SHOWN = 400  # at most: the busy time of each and the gap after it have two pixels each
 POINTS = 256  # of the utilization over the whole run
 SMOOTH_S = 0.5  # s, or so many steps, that each point is the mean of
 SMOOTH_STEPS = 4
 RECENT = 2_000  # latest steps, of which the mean is taken: all of a long run take too long
-ROW = 9  # numbers of a step: its three intervals, its wait, copy and other
 WINDOWS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0)
 USUAL_WINDOW_S = 2.0
 QUIET_S = 2.0  # without a step, before the line says so
 
 
+# live_frame.js reads both by these names, in this order
+
+
+class FrameHeader(NamedTuple):
+    """The numbers that a frame begins with; its rows of steps and its curve follow."""
+
+    rows: int
+    curve_points: int
+    serial: int  # of the run, among those of one canvas
+    start_s: float  # of the window in which steps are drawn
+    start_rest_s: float  # what float32 loses of it, late in a long run
+    window_s: float
+    length_s: float  # of the run
+    steps: int  # of the run
+    warmup_s: float
+    accumulation_steps: int
+    wait_ms: float  # of the mean step, as the three below
+    copy_ms: float
+    compute_ms: float
+    other_ms: float
+
+
+class StepRow(NamedTuple):
+    """The numbers of a step: when it was in each part, since the window's start, and how long."""
+
+    busy_from_s: np.ndarray
+    busy_to_s: np.ndarray
+    wait_from_s: np.ndarray
+    wait_to_s: np.ndarray
+    copy_from_s: np.ndarray
+    copy_to_s: np.ndarray
+    wait_ms: np.ndarray
+    copy_ms: np.ndarray
+    other_ms: np.ndarray
+
+
 @of_one_moment
 def live_frame(run: Run, serial: int = 0) -> bytes:
-    """Return all that the canvas draws, float32: 14 numbers, teeth, curve; see live_draw.js.
+    """Return all that the canvas draws, float32: a FrameHeader, StepRows, the curve.
 
     `serial` numbers the runs of one canvas; b"" before the first step.
     """
     if not run.steps:
         return b""
-    start, width = window(run)
-    teeth = teeth_of(run, start)
+    start_s, window_s = window(run)
+    rows = step_rows(run, start_s)
     curve = curve_of(run)
-    wait, copy, compute, launch, other = mean_ms(run)
-    head = [
-        len(teeth),
-        len(curve),
-        serial,
-        start,
-        start - float(np.float32(start)),  # what float32 loses of a long run's clock
-        width,
-        run.length_s,
-        run.steps,
-        float(run.stretch(run.warmup - 1, run.warmup)[0, 5]),
-        run.pipeline.accumulation_steps or 1,
-        wait,
-        copy,
-        compute,
-        launch + other,
-    ]
-    return np.array(head, np.float32).tobytes() + teeth.tobytes() + curve.tobytes()
+    wait_ms, copy_ms, compute_ms, launch_ms, other_ms = mean_ms(run)
+    header = FrameHeader(
+        rows=len(rows),
+        curve_points=len(curve),
+        serial=serial,
+        start_s=start_s,
+        start_rest_s=start_s - float(np.float32(start_s)),
+        window_s=window_s,
+        length_s=run.length_s,
+        steps=run.steps,
+        warmup_s=float(run.stretch(run.warmup - 1, run.warmup)[0, 5]),
+        accumulation_steps=run.pipeline.accumulation_steps or 1,
+        wait_ms=wait_ms,
+        copy_ms=copy_ms,
+        compute_ms=compute_ms,
+        other_ms=launch_ms + other_ms,
+    )
+    return np.array(header, np.float32).tobytes() + rows.tobytes() + curve.tobytes()
 
 
 def recent_steps(run: Run) -> tuple[np.ndarray, np.ndarray]:
@@ -78,26 +115,34 @@ def window(run: Run) -> tuple[float, float]:
     """Return start and width, s, of what is shown: 2 s, unless its steps would blur or miss."""
     length_s = run.length_s
     step_s = length_s / run.steps
-    fits = [width for width in WINDOWS_S if 4 * step_s <= width <= (TEETH - 1) * step_s]
+    fits = [width for width in WINDOWS_S if 4 * step_s <= width <= (STEPS_SHOWN - 1) * step_s]
     width = min(fits, key=lambda width: abs(width - USUAL_WINDOW_S), default=USUAL_WINDOW_S)
     return max(0.0, length_s - width), width
 
 
-def teeth_of(run: Run, start: float) -> np.ndarray:
-    """Return (n, 9) float32: the steps since `start`, to the last one done.
+def step_rows(run: Run, start_s: float) -> np.ndarray:
+    """Return the StepRows (n, 9), float32, of the steps since `start_s`, to the last one done.
 
-    Busy, waiting, copying from and to, s since `start`; then waiting, copying, other of the step,
-    ms, NaN for the first step, before which nothing is known.
+    How long the parts of the first step took is NaN: nothing is known of the time before it.
     """
     stamps, spent = recent_steps(run)
-    stamps = stamps[-TEETH - 1 :]
-    spent_ms = 1e3 * spent[-TEETH:]
-    rows = np.full((len(stamps), ROW), np.nan)
-    rows[:, :2] = stamps[:, 4:6] - start
-    rows[:, 2:6] = stamps[:, :4] - start
-    rows[1:, 6:8] = spent_ms[:, :2]
-    rows[1:, 8] = spent_ms[:, 3:].sum(axis=1)
-    return rows[-TEETH:][rows[-TEETH:, 1] >= 0].astype(np.float32)
+    latest = stamps[-STEPS_SHOWN - 1 :] - start_s
+    wait_from, wait_to, copy_from, copy_to, busy_from, busy_to = latest.T
+    unknown = np.full((1, spent.shape[1]), np.nan)
+    spent_ms = np.vstack([unknown, 1e3 * spent[-STEPS_SHOWN:]])
+    row = StepRow(
+        busy_from_s=busy_from,
+        busy_to_s=busy_to,
+        wait_from_s=wait_from,
+        wait_to_s=wait_to,
+        copy_from_s=copy_from,
+        copy_to_s=copy_to,
+        wait_ms=spent_ms[:, 0],
+        copy_ms=spent_ms[:, 1],
+        other_ms=spent_ms[:, 3:].sum(axis=1),
+    )
+    is_shown = busy_to >= 0
+    return np.column_stack(row)[is_shown][-STEPS_SHOWN:].astype(np.float32)
 
 
 def curve_of(run: Run) -> np.ndarray:

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
-import linecache
 import time
 from collections.abc import Callable
-from pathlib import Path
-from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING
 
-from labkit.bench import triton_kernels
 from labkit.bench.grid import TIMED, Grid
 from labkit.diagnosis.device_peaks import ROOFS, Peaks
-from labkit.orders import Asked, FunctionSource
 from labkit.process.interrupts import held
 from labkit.process.notebook import in_notebook
-from labkit.results.launch import Launched, launch
+from labkit.results.launch import launch
 from labkit.results.measurements import Measurements
-from labkit.results.payload import CannotSend, import_path, pickled, sizes_of, write_new
 from labkit.view.display import Display, StaticFigure, stage_line
+from labkit.view.function_payload import FunctionPayload, signature_of
 
 if TYPE_CHECKING:
     import pandas
 
     from labkit.bench.stopwatch import Bench
 
-MOST_MIB = 64  # of a function with what it refers to
-PAYLOAD = "function.pkl"
 REDRAW_SECONDS = 1.0  # between two drawings of the rows so far
 BEST_FIRST = ("tflops", "gib_s", "ms")  # what is drawn while rows come in
 
@@ -95,75 +87,6 @@ def peaks(*, again: bool = False, threads: int | None = None, device: str = "aut
         return measured(bench, of, again=again, threads=threads)
 
     return Peaks.of(measure(peak, device=device, of=list(ROOFS)))
-
-
-def signature_of(function: Callable[..., object]) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-    """Return a function's name, its arguments after the bench, and those without a default."""
-    if not isinstance(function, FunctionType):
-        raise ValueError(f"{function!r} is not a function: give one that takes (bench, ...).")
-    arguments = list(inspect.signature(function).parameters.values())
-    if not arguments:
-        raise ValueError(f"{function.__name__}() takes no argument: the first is the bench.")
-    others = arguments[1:]  # after the bench
-    names = tuple(each.name for each in others)
-    needed = tuple(each.name for each in others if each.default is inspect.Parameter.empty)
-    return function.__name__, names, needed
-
-
-class FunctionPayload:
-    """A function on its way to the bench, as `launch` takes it for a `source`."""
-
-    def __init__(self, function: FunctionType):
-        triton_kernels.allow()
-        self.function = function
-        self.refers_to = referred_to(function)
-        for name, value in self.refers_to.items():
-            if getattr(value, "is_cuda", False) is True:
-                raise ValueError(
-                    f"{function.__name__} uses {name}, a tensor on the GPU: make it inside, on "
-                    "bench.device."
-                )
-        try:
-            self.pickled = pickled(function)
-        except Exception as error:  # whatever the user's objects raise
-            why = f"{self.culprit()} cannot be sent to another process: {error}"
-            raise ValueError(why) from None
-        mib = len(self.pickled) / 2**20
-        if mib > MOST_MIB:
-            raise ValueError(
-                f"{function.__name__} takes {mib:.0f} MiB of data along (at most {MOST_MIB}): make "
-                "what is large inside."
-            )
-
-    def culprit(self) -> str:
-        """Name what cannot be sent: the first thing the function refers to that cannot."""
-        try:
-            sizes_of(self.refers_to)
-        except CannotSend as found:
-            return f"{found.name}, which {self.function.__name__} uses,"
-        return self.function.__name__
-
-    def place(self, folder: Path) -> FunctionSource:
-        """Write the function into the run's folder, for its owner alone; return where it is."""
-        write_new(folder / PAYLOAD, self.pickled)
-        functions = [self.function, *self.refers_to.values()]
-        code = {
-            each.__name__: linecache.getlines(each.__code__.co_filename)
-            for each in functions
-            if isinstance(each, FunctionType)
-        }
-        return {"payload": PAYLOAD, "path": import_path(), "code": code}
-
-    def described(self, spec: Launched) -> Asked:
-        """Return what the run's first event tells."""
-        return spec.to_spec()
-
-
-def referred_to(function: FunctionType) -> dict[str, object]:
-    """Return what a function uses of its notebook, by name; modules are left out."""
-    found = inspect.getclosurevars(function)
-    values = {**found.globals, **found.nonlocals}
-    return {name: value for name, value in values.items() if not isinstance(value, ModuleType)}
 
 
 def watch_rows(measured: Measurements) -> None:

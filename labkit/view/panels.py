@@ -18,7 +18,8 @@ from labkit.spec import KNOBS, Distributed, Pipeline
 from labkit.tuning.set_up import improver
 from labkit.view.controls import Control, knobs_in_words, shown
 from labkit.view.display import StaticFigure
-from labkit.view.panel import OLD, Panel
+from labkit.view.panel import Panel
+from labkit.view.panel_parts import fade
 from labkit.view.prediction_bar import PredictionBar, expected
 from labkit.view.run_header import busy_of
 from labkit.view.running import pipeline_with
@@ -60,9 +61,8 @@ class PipelinePanel(Panel[Pipeline, Run]):
         self._found: Prediction | None = None
         controls = {name: Control(KNOBS[name], getattr(pipeline, name)) for name in knobs}
         super().__init__(f"for {', '.join(knobs)}", controls, [self.bars])
-        self.improve_button = self._button("Improve", "magic", self.improve)
+        self.improve_button = self.buttons.add("Improve", "magic", self.improve)
         self.improve_button.tooltip = IMPROVE_TIP
-        self.buttons.children = (*self.buttons.children, self.improve_button)
 
     def asked_of(self, values: Settings) -> Pipeline:
         """Return the pipeline with these knobs; raises ValueError where they conflict."""
@@ -112,7 +112,7 @@ class PipelinePanel(Panel[Pipeline, Run]):
 
     def _refuse(self, why: str) -> None:
         super()._refuse(why)
-        (self.bars.add_class if why else self.bars.remove_class)(OLD)
+        fade(self.bars, bool(why))
 
     def improve(self) -> None:
         """Let the autopilot (`lk.improve`) change what is asked, and show every step."""
@@ -121,10 +121,10 @@ class PipelinePanel(Panel[Pipeline, Run]):
     async def _climb(self) -> None:
         """Climb in a thread; the controls and the list show what was kept."""
         search = improver(self.asked, (), None)
-        self.say("The autopilot measures what is set, and then what its verdict advises.")
+        self.verdict.say("The autopilot measures what is set, and then what its verdict advises.")
 
         def running(run: Run) -> None:
-            if self._stop.is_set():
+            if self.session.stopping:
                 raise KeyboardInterrupt  # as ■ does: the search keeps the best so far
             self.home.call(self.view.follow, run)
 
@@ -140,7 +140,7 @@ class PipelinePanel(Panel[Pipeline, Run]):
                 self.history.add(run, trial.what, run.diagnose().bottleneck)
         for name in ladder.changes.keys() & self.controls.keys():
             self.controls[name].value = ladder.changes[name]
-        self.say(f"The autopilot is done: {knobs_in_words(ladder.stopped)}.")
+        self.verdict.say(f"The autopilot is done: {knobs_in_words(ladder.stopped)}.")
         self._tell_climb(ladder.table())
 
     def _tell_climb(self, table: Table) -> None:
@@ -177,7 +177,7 @@ class RanksPanel(Panel[Distributed, Ranks]):
             controls[name] = Control(KNOBS[name], getattr(base.pipeline, name))
         delay = replace(KNOBS["io_ms"], name=STARVED, auto="", choices=(0, 0.5, 2, 5))
         controls[STARVED] = Control(delay, 0)
-        super().__init__("of ranks", controls, [])
+        super().__init__("of ranks", controls)
 
     def asked_of(self, values: Settings) -> Distributed:
         """Return the ranks with these knobs; raises ValueError where they conflict."""

@@ -14,44 +14,28 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter, ScalarFormatter
 
-from labkit.diagnosis.hot_lines import Lines
 from labkit.diagnosis.witnesses import driver_samples, samples
 from labkit.results.run import Run
 from labkit.results.step_classes import AHEAD
 from labkit.view.display import FIGURE_PX
-from labkit.view.primitives import (
-    Bar,
-    Lane,
-    draw_lanes,
-    hbars,
-    hide_xaxis,
-    patches,
-    rows_in,
-    stack,
-)
+from labkit.view.lines_figure import draw_lines, line_bars, lines_panels
+from labkit.view.primitives import Lane, draw_lanes, patches, rows_in, stack
 from labkit.view.run_header import device_of, run_header
 from labkit.view.style import (
     BEFORE,
     BLUE,
     COMPUTE,
     COPY,
-    GREEN,
     GREY,
     INSTRUMENT,
     LOUD,
-    ORANGE,
     PARTS,
-    PURPLE,
-    SKY,
-    VERMILION,
     WAIT,
-    YELLOW,
     legend_above,
     ms,
     our_style,
     page,
     room_in,
-    whole_percent,
 )
 
 WINDOW_STEPS = 10  # steps in the window
@@ -60,29 +44,12 @@ STEPS_A_BIN = 3  # of the utilization: finer bins would show single teeth, alias
 MAX_BINS = 120
 EDGE_PT = 0.4  # points around an interval
 SPACES_IN = (0.30, 0.72, 0.80)  # above the three axes
-MOST_LINES = 6  # of the loop, and half as many of the workers
-LEAST_SHARE = 0.02  # of the time, of a line that is drawn
-PLACE_LENGTH = 20  # characters of a line's place
-LINE_LENGTH = 64
 MANY = 100  # readings of the telemetry: the dots of more would merge into a band
 LINE = {"marker": ".", "markersize": 3, "linewidth": 1.0, "color": INSTRUMENT}
 INSTRUMENTS = {  # how their curves are drawn
     "all CPU cores (psutil)": LINE,
     "NVML's samples": {"marker": ".", "markersize": 5, "linestyle": "none", "color": BLUE},
     "nvidia-smi": LINE | {"drawstyle": "steps-post"},
-}
-COLOURS = {"waiting": WAIT, "worker": WAIT, "between": BEFORE}  # of lines, by their phase
-PARTS_OF_BODY = {  # (name, colour), by `Lines.body`
-    "forward": ("forward", GREEN),
-    "backward": ("backward", SKY),
-    "optimizer": ("optimizer", BLUE),
-    "torch": ("other torch", "#99DDBB"),
-    "sync": ("waits for the device", PURPLE),
-    "validation": ("validation", YELLOW),
-    "loader": ("another loader", WAIT),
-    "python": ("Python", VERMILION),
-    "logging": ("logging, files", "#882255"),
-    "waiting": ("sleeps, locks, network", ORANGE),
 }
 
 
@@ -106,14 +73,13 @@ def draw_run(run: Run, before: Run | None = None) -> Figure:
     panels = list(zip(SPACES_IN, tall_in, strict=True))
     bars = line_bars(run.lines) if run.watched else []
     if bars:
-        panels += [(0.80, rows_in(1))] if run.lines.body else []
-        panels.append((0.45, rows_in(len(bars))))
+        panels += lines_panels(run.lines, bars)
     figure, (teeth, whole, step, *rest) = page(header, panels)
     marked_s = _draw_teeth(teeth, run)
     _draw_whole(whole, run, before, marked_s)
     draw_mean_steps(step, run, before)
     if bars:
-        _draw_lines(rest, run.lines, bars)
+        draw_lines(rest, run.lines, bars)
     return figure
 
 
@@ -256,33 +222,3 @@ def draw_mean_steps(axes: Axes, run: Run, before: Run | None) -> None:
     stack(axes, rows, named, ms, " ms")
     legend_above(axes, patches(named.values()))
     axes.set_xlabel(f"ms of the mean {what}: what the device did, or waited for (warm-up left out)")
-
-
-def _draw_lines(axes: list[Axes], lines: Lines, bars: list[Bar]) -> None:
-    """Draw the body of the loop as one bar of its parts, and below it the costliest lines."""
-    if lines.body:
-        parts = {}
-        for part, (name, colour) in PARTS_OF_BODY.items():
-            share = lines.body.get(part, 0.0)
-            if share >= LEAST_SHARE:
-                parts[part] = (f"{name} {share:.0%}", colour)
-        stack(axes[0], {"loop body": lines.body}, parts, whole_percent)
-        legend_above(axes[0], patches(parts.values()))
-        hide_xaxis(axes[0])
-    hbars(axes[-1], bars, "share of the time (of workers: of their work), by line of your code")
-    axes[-1].set_xticks([tick for tick in axes[-1].get_xticks() if tick <= 1])
-    axes[-1].xaxis.set_major_formatter(PercentFormatter(1))
-
-
-def line_bars(lines: Lines) -> list[Bar]:
-    """Return a bar for each of the costliest lines of a loop and of its workers."""
-    loop = [line for line in lines.lines if line.phase != "worker"][:MOST_LINES]
-    workers = [line for line in lines.lines if line.phase == "worker"][: MOST_LINES // 2]
-    bars = []
-    for line in [*loop, *workers]:
-        if line.share >= LEAST_SHARE:
-            what = f"{line.phase}, {line.function}(): {line.call or line.kind}"
-            text = f"{line.share:.0%} {what}"[:LINE_LENGTH]
-            colour = COLOURS.get(line.phase, COMPUTE)
-            bars.append(Bar(line.place[-PLACE_LENGTH:], line.share, text, colour))
-    return bars

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from labkit.diagnosis.core_use import CoreUse
+from labkit.knobs import as_typed
 from labkit.results.ranks import Ranks
 from labkit.results.run import Run
 from labkit.results.run_text import delays_of
@@ -23,7 +24,7 @@ def run_header(run: Run, before: Run | None = None) -> list[TextLine]:
     lines.append(("; ".join(filter(None, [rate, delays_of([run])])), PLAIN))
     if before is not None:
         lines.append((_before(run, before), Font(colour=BEFORE)))
-    lines.append((knobs_in_words(run), GREY))
+    lines.append((knobs_line(run), GREY))
     if run.not_applied:
         lines.append((f"not applied on this device: {', '.join(run.not_applied)}", GREY))
     if run.mfu_text:
@@ -75,12 +76,12 @@ def doubts(run: Run | Ranks) -> list[TextLine]:
     return [(line, LOUD) for line in lines]
 
 
-def knobs_in_words(run: Run) -> str:
+def knobs_line(run: Run) -> str:
     """Return the knobs that were asked for and are not the defaults."""
     fixes = _fixes(run)
     if fixes:
         return f"the slow script, {fixes}"
-    return said(run.asked.changed(), KNOBS_LENGTH) or "the default pipeline"
+    return shortened(run.asked.changed(), KNOBS_LENGTH) or "the default pipeline"
 
 
 def device_of(run: Run) -> str:
@@ -114,17 +115,17 @@ def _apart(old: Run, new: Run, length: int) -> str:
     added = [fix for fix in _fixed(new) or () if fix not in (fixed_before or ())]
     if fixed_before and added:
         return f"also fixed: {', '.join(added)}"
-    return _fixes(new) or said(changed, length) or "the same knobs"
+    return _fixes(new) or shortened(changed, length) or "the same knobs"
 
 
-def said(knobs: Mapping[str, object], length: int | None = None) -> str:
-    """Write knobs as they are given: num_workers=2, io_ms=5; what is too long ends "and 3 more"."""
-    texts = [f"{name}={value!r}" for name, value in knobs.items()]
-    shown = len(texts)
-    while length and shown > 1 and len(", ".join(texts[:shown])) > length:
+def shortened(knobs: Mapping[str, object], length: int) -> str:
+    """Write knobs as they are typed, as many as fit the length: "num_workers=2 and 3 more"."""
+    names = list(knobs)
+    shown = len(names)
+    while shown > 1 and len(as_typed({name: knobs[name] for name in names[:shown]})) > length:
         shown -= 1
-    more = f" and {len(texts) - shown} more" if shown < len(texts) else ""
-    return f"{', '.join(texts[:shown])}{more}"
+    text = as_typed({name: knobs[name] for name in names[:shown]})
+    return f"{text} and {len(names) - shown} more" if shown < len(names) else text
 
 
 def _fixes(run: Run) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
-from labkit.knobs import Settings
+from labkit.knobs import Settings, as_typed
 from labkit.process.interrupts import held
 from labkit.process.notebook import in_notebook
 from labkit.results.launch import launch
@@ -13,8 +13,8 @@ from labkit.results.ranks import Ranks
 from labkit.results.run import Run
 from labkit.results.sweep import Sweep
 from labkit.spec import Distributed, Pipeline
-from labkit.tuning.search import Search
-from labkit.tuning.search_result import Interrupted, Ladder, SearchResult, Tuning
+from labkit.tuning.search import AnyResult, Search
+from labkit.tuning.search_result import Interrupted, Ladder, Tuning
 from labkit.tuning.set_up import improver, tuner
 from labkit.tuning.trial import Trial
 from labkit.view import wandb_log
@@ -22,11 +22,9 @@ from labkit.view.display import RANKS_PX, SWEEP_PX, Display
 from labkit.view.last import remember
 from labkit.view.live import RunDisplay
 from labkit.view.live_frame import live_line
-from labkit.view.run_header import said
 from labkit.view.watch_live import Watch
 
 Started = TypeVar("Started", Run, Ranks)
-AnyResult = TypeVar("AnyResult", bound=SearchResult)
 
 
 def run(
@@ -103,7 +101,7 @@ def sweep(
     remember(sweep, swept)
 
     def begun(setting: Settings) -> None:
-        shown.next(f"run {len(swept.runs) + 1} of {len(swept.settings)} ({said(setting)}): ")
+        shown.next(f"run {len(swept.runs) + 1} of {len(swept.settings)} ({as_typed(setting)}): ")
 
     def each(run: Run) -> None:
         if run is swept.runs[-1]:  # where several go on, the last one to begin is shown
@@ -228,18 +226,18 @@ def improve(
 
 
 def searched(
-    function: Callable[..., object], search: Search[AnyResult], said: Callable[[], str]
+    function: Callable[..., object], search: Search[AnyResult], last_line: Callable[[], str]
 ) -> AnyResult:
     """Show a search until it has ended: a table of its trials, and below it the run that goes on.
 
-    `said` returns a line about the last trial, for a terminal.
+    `last_line` says what the last trial came to, for a terminal.
     """
     found = search.found
     remember(function, found)
     display = Display()
 
     def judged() -> None:
-        display.final(said(), found.table("going on"))
+        display.final(last_line(), found.table("going on"))
 
     def running(run: Run) -> None:
         if display.due:

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from labkit.knobs import as_typed
 from labkit.results.ranks import RankRun, Ranks
 from labkit.results.run_text import delays_of
 from labkit.results.sweep import Sweep
@@ -22,8 +23,8 @@ from labkit.view.run_header import (
     KNOBS_LENGTH,
     device_of,
     doubts,
-    said,
     several_header,
+    shortened,
 )
 from labkit.view.series import Series, SeriesMaker
 from labkit.view.style import (
@@ -70,7 +71,7 @@ def draw_sweep(sweep: Sweep) -> Figure:
     rates = SeriesMaker(knob, RATE, by).own(rows)
     shares = SeriesMaker(knob, busy, by).own(rows)
     fixed = {name: v for name, v in sweep.pipeline.changed().items() if name not in sweep.knobs}
-    texts = [_left_out(sweep), delays_of(sweep.runs, sweep.knobs), said(fixed)]
+    texts = [_left_out(sweep), delays_of(sweep.runs, sweep.knobs), as_typed(fixed)]
     panels = [(0.14, 1.8), (0.22, 1.3)]
     if not is_lines(rates):
         panels = [(0.14, bars_in(rates)), (0.55, bars_in(rates))]
@@ -101,7 +102,7 @@ def rows_of(sweep: Sweep, busy: str) -> pandas.DataFrame:
         share = run.utilization if run else None
         row = {
             first: str(setting[first]) if has_names else setting[first],
-            "setting": said({name: setting[name] for name in others}),
+            "setting": as_typed({name: setting[name] for name in others}),
             RATE: rate,
             f"iqr_{RATE}": rate * (run.spread or 0.0) if run and rate else None,
             busy: 100 * share if share is not None else None,
@@ -143,7 +144,7 @@ def _message(sweep: Sweep) -> str:
         return f"sweep of {', '.join(sweep.knobs)}"
     setting = sweep.settings[sweep.runs.index(best)]
     gain = max(rates) / min(rates)
-    return f"{said(setting)}: {gain:.1f}x the throughput of the slowest setting"
+    return f"{as_typed(setting)}: {gain:.1f}x the throughput of the slowest setting"
 
 
 def _left_out(sweep: Sweep) -> str:
@@ -152,7 +153,8 @@ def _left_out(sweep: Sweep) -> str:
     notes = [f"{missing} not run"] if missing else []
     for setting, run in zip(sweep.settings, sweep.runs, strict=False):
         if run.throughput is None:
-            return "; ".join([*notes, f"no numbers: {said(setting)}: {run.error or run.outcome}"])
+            why = run.error or run.outcome
+            return "; ".join([*notes, f"no numbers: {as_typed(setting)}: {why}"])
     return "; ".join(notes)
 
 
@@ -162,7 +164,7 @@ def draw_ranks(ranks: Ranks) -> Figure:
     times = ranks.times
     count = counted(ranks.world_size, "rank")
     no_sync = {"no_sync": True} if ranks.no_sync else {}
-    knobs = said(ranks.asked.changed() | no_sync, KNOBS_LENGTH)
+    knobs = shortened(ranks.asked.changed() | no_sync, KNOBS_LENGTH)
     if times is None:
         why = ranks.error or f"{ranks.outcome} after {ranks.steps} steps: too few to measure"
         lines = several_header(f"{count}, no numbers", [knobs], [ranks])
@@ -188,7 +190,7 @@ def draw_ranks(ranks: Ranks) -> Figure:
 def _delays(ranks: Ranks) -> str:
     """Return the simulated delays, and which ranks were given another loader."""
     each = [] if 0 in ranks.starve else [ranks.pipeline.simulated_delay]
-    each += [f"rank {rank}: {said(knobs)}" for rank, knobs in ranks.starve.items()]
+    each += [f"rank {rank}: {as_typed(knobs)}" for rank, knobs in ranks.starve.items()]
     text = "; ".join(filter(None, each))
     return f"simulated delay: {text}" if text else ""
 

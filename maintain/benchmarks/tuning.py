@@ -61,7 +61,7 @@ import pandas as pd
 from paired import all_hold
 
 from labkit import Pipeline
-from labkit.tuning.search import LoaderSearch
+from labkit.tuning.loader_search import LoaderSearch
 from labkit.tuning.set_up import tuner
 from labkit.tuning.settings import LoaderSetting
 from labkit.tuning.trial_bench import TrialBench

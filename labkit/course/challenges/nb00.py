@@ -1,6 +1,6 @@
 """The challenge of notebook 00, start here."""
 
-from labkit.course.challenge import KnobChallenge, faster, speedup
+from labkit.course.knob_challenge import KnobChallenge, faster, speedup
 from labkit.spec import Pipeline
 
 NETWORK = Pipeline(io_ms=10.0, xray=False)

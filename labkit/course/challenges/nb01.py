@@ -3,8 +3,10 @@
 import random
 from collections.abc import Callable
 
-from labkit.course.challenge import Answer, Goal, Numbers, code
+from labkit.course.challenge import Answer
 from labkit.course.checking import ERROR, EXACT, largest_error
+from labkit.course.code_challenge import Numbers, code
+from labkit.course.goals import Goal
 
 TIMED = 20  # calls
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from labkit.course.challenge import Answer, Goal, KnobChallenge, Numbers, code, faster, speedup
+from labkit.course.challenge import Answer
 from labkit.course.challenges.nb00 import NETWORK
 from labkit.course.checking import EXACT, largest_error
+from labkit.course.code_challenge import Numbers, code
+from labkit.course.goals import Goal
+from labkit.course.knob_challenge import KnobChallenge, faster, speedup
 from labkit.results.run import Run
 from labkit.spec import Pipeline
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from labkit.course.challenge import Goal, KnobChallenge, faster, speedup
+from labkit.course.goals import Goal
+from labkit.course.knob_challenge import KnobChallenge, faster, speedup
 from labkit.results.run import Run
 from labkit.spec import Pipeline
 

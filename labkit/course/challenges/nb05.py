@@ -6,8 +6,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from labkit.course.challenge import Answer, Goal, Numbers, Refused, code
+from labkit.course.challenge import Answer
 from labkit.course.checking import ERROR, EXACT, difference
+from labkit.course.code_challenge import Numbers, Refused, code
+from labkit.course.goals import Goal
 
 SMALL = 1e-4  # its square is below what FP16 can hold
 

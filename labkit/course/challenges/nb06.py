@@ -8,8 +8,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
-from labkit.course.challenge import Answer, Goal, Numbers, code
+from labkit.course.challenge import Answer
 from labkit.course.checking import ERROR, EXACT, difference
+from labkit.course.code_challenge import Numbers, code
+from labkit.course.goals import Goal
 
 Batches = Sequence[tuple[Tensor, Tensor]]
 

@@ -12,8 +12,10 @@ from torch.nn.functional import silu
 
 from labkit.bench import triton_kernels
 from labkit.bench.compiling import compile_lacks
-from labkit.course.challenge import Answer, Goal, Numbers, Refused, code
+from labkit.course.challenge import Answer
 from labkit.course.checking import ERROR, Counting, difference
+from labkit.course.code_challenge import Numbers, Refused, code
+from labkit.course.goals import Goal
 
 GRAPHS = "graphs"
 LAUNCHES = "launches of Triton kernels, each time"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import random
 
-from labkit.course.challenge import Answer, Goal, KnobChallenge, Numbers, code, faster, speedup
+from labkit.course.challenge import Answer
 from labkit.course.checking import ALL_RIGHT, share_right
+from labkit.course.code_challenge import Numbers, code
+from labkit.course.goals import Goal
+from labkit.course.knob_challenge import KnobChallenge, faster, speedup
 from labkit.course.slow_script import SlowScript
 from labkit.results.run import Run
 

@@ -8,8 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from labkit.course.challenge import Answer, Goal, Numbers, Refused, code
+from labkit.course.challenge import Answer
 from labkit.course.checking import ERROR, difference
+from labkit.course.code_challenge import Numbers, Refused, code
+from labkit.course.goals import Goal
 
 Send = Callable[[int, Tensor], None]
 Receive = Callable[[int], Tensor]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 
-from labkit.course.challenge import Answer, Numbers, code
+from labkit.course.challenge import Answer
 from labkit.course.checking import ALL_RIGHT, EXACT, largest_error, share_right
+from labkit.course.code_challenge import Numbers, code
 from labkit.diagnosis.public_traces import LANES_FILE
 from labkit.results.shipped import entries
 

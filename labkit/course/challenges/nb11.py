@@ -5,8 +5,10 @@ import random
 import torch
 from torch import Tensor
 
-from labkit.course.challenge import Answer, Goal, Numbers, Refused, code
+from labkit.course.challenge import Answer
 from labkit.course.checking import ALL_RIGHT, ERROR, Counting, difference, share_right
+from labkit.course.code_challenge import Numbers, Refused, code
+from labkit.course.goals import Goal
 
 OPERATIONS = "operations on tensors"
 ROUNDS = 30

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from labkit.course.challenge import Answer, Goal, Numbers, Refused, code
+from labkit.course.challenge import Answer
 from labkit.course.checking import ERROR, Counting, difference
+from labkit.course.code_challenge import Numbers, Refused, code
+from labkit.course.goals import Goal
 
 MOVED = "bytes moved over those given"
 BROKEN = "broken rules"
