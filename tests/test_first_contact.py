@@ -34,6 +34,7 @@ from labkit.results.run import Run
 from labkit.results.step_classes import body_seconds
 from labkit.view.watch_shown import progress_line
 from labkit.watching import device_clock, device_in_use, hook, recorder, trained
+from labkit.watching.timed_step import Mark, TimedStep
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
@@ -69,7 +70,7 @@ def test_a_watched_loop_is_on_the_device_of_what_it_trains_and_not_of_any_tensor
         recording.trained.call = Mock(model=model, given=None)
     else:
         recording.trained_by(Mock(param_groups=[{"params": parameters}]))
-    recording.take([(1, 2, 3, 1, 0, None, None)])
+    recording.take([TimedStep(asked=1, ready=2, done=3, samples=1)])
     assert recording.kind == "cpu" and len(asked) == (weights is not torch.nn.Parameter)
     recording.close()
 
@@ -375,16 +376,16 @@ def test_a_devices_clock_stays_tied_to_the_hosts(queue_ns, fast, most_off_us, mo
     monkeypatch.setattr(device_clock, "now_ns", lambda: host.ns)
     off_us = []
 
-    def write(_number, stamps, _samples, busy):
-        off_us.append((busy[0] - stamps[0]) / 1e3)
+    def write(_number, step, busy):
+        off_us.append((busy[0] - step.done) / 1e3)
 
     clock = device_clock.DeviceClock(SimpleNamespace(idle=[]), write)
     for number in range(6_000):  # 20 minutes
         passes = step_ns * (number + 1)
         issued = passes - (queue_ns if number else 0)
-        start = device_clock.Mark(PlayedEvent(passes, fast), issued)
-        end = device_clock.Mark(PlayedEvent(passes + step_ns // 2, fast), issued)
-        clock.add(number, (passes,), 16, start, end)
+        start = Mark(PlayedEvent(passes, fast), issued)
+        end = Mark(PlayedEvent(passes + step_ns // 2, fast), issued)
+        clock.add(number, TimedStep(passes, passes, passes), start, end)
         host.ns = passes + step_ns
         clock.collect()
     assert len(off_us) == 6_000 and max(map(abs, off_us)) < most_off_us

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from labkit.process.events import now_ns
+from labkit.watching.timed_step import Mark, TimedStep
 
 if TYPE_CHECKING:
     import torch
@@ -19,24 +20,15 @@ if TYPE_CHECKING:
 DRIFT = 2e-5  # the most that two quartz clocks part: 20 µs in a second
 PATIENCE_S = 1.0  # for the last steps, when the loop is over
 
-Stamps = tuple[int, ...]
-Write = Callable[[int, Stamps, int, tuple[int, int]], None]
-"""Takes a finished step: its number, stamps and samples, and when the device was busy, ns."""
-
-
-class Mark(NamedTuple):
-    """An event, and the host's time before it was recorded."""
-
-    event: torch.Event
-    issued_ns: int
+Write = Callable[[int, TimedStep, tuple[int, int]], None]
+"""Takes a finished step: its number, the step, and when the device was busy, ns."""
 
 
 class InFlight(NamedTuple):
     """A step whose body has been issued, and marked at both ends."""
 
     number: int
-    stamps: Stamps
-    samples: int
+    step: TimedStep
     start: Mark
     end: Mark
 
@@ -67,19 +59,19 @@ class DeviceClock:
             event.query()  # sends it off: the driver may hold back what it has collected
         return Mark(event, before)
 
-    def add(self, number: int, stamps: Stamps, samples: int, start: Mark, end: Mark) -> None:
+    def add(self, number: int, step: TimedStep, start: Mark, end: Mark) -> None:
         """Keep a step, whose body has been issued, until the device is through with it."""
-        self.in_flight.append(InFlight(number, stamps, samples, start, end))
+        self.in_flight.append(InFlight(number, step, start, end))
 
     def collect(self) -> None:
         """Write the steps that the device has finished."""
         while self.in_flight and self.in_flight[0].end.event.query():
             seen = now_ns()
-            step = self.in_flight.popleft()
-            start = self._place(step.start, seen)
-            end = self._place(step.end, seen)
+            oldest = self.in_flight.popleft()
+            start = self._place(oldest.start, seen)
+            end = self._place(oldest.end, seen)
             busy = (int(self.zero_ns + start), int(self.zero_ns + end))
-            self.write(step.number, step.stamps, step.samples, busy)
+            self.write(oldest.number, oldest.step, busy)
 
     def _place(self, mark: Mark, seen_ns: int) -> float:
         """Return when an event passed, ns on the device's clock; tie that to the host's."""
