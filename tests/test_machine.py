@@ -407,6 +407,7 @@ def test_a_quota_is_what_the_machine_the_model_and_the_tuner_go_by(machine_with,
 def test_what_others_do_on_cores_that_a_run_may_not_use_takes_nothing_from_it():
     sample = {"t_ns": 1, "own_cpu": 2 / 64, "cpu": 42 / 64, "cpus": 64, "line_cpu": None}
     run = SimpleNamespace(
+        steps=1,
         length_s=2.0,
         seconds=np.ones_like,
         telemetry=[sample],
