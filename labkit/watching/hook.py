@@ -23,9 +23,11 @@ from typing import TYPE_CHECKING
 from labkit.bench import stack
 from labkit.bench.loader_hook import without_ours
 from labkit.process.events import EventLog, now_ns
-from labkit.watching.headroom import Blocks, HeadroomPass
+from labkit.watching import headroom_found
 from labkit.watching.passes import Pass, StandsIn
 from labkit.watching.recorder import Recorder
+from labkit.watching.replay_blocks import Blocks
+from labkit.watching.replayed_pass import ReplayedPass
 from labkit.watching.run_folders import new_folder
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ class WatchedLoop:
     def close(self, error: BaseException | None) -> None:
         """End its run, with the `error` that ended the script, where one did."""
         if self.blocks is not None and self.has_trained:
-            self.blocks.write(self.recorder.log)
+            headroom_found.write(self.blocks, self.recorder.log)
         self.recorder.close(error)
 
 
@@ -211,7 +213,7 @@ def _recorded(plain: Callable[[DataLoader], Iterator[object]]) -> Callable:
         iterator = loop.recorder.iterate(self, lambda: plain(self), kind=HookedPass)
         if loop.blocks is None:
             return iterator
-        return HeadroomPass(loop.blocks, iterator, self, lambda: loop.has_trained)
+        return ReplayedPass(loop.blocks, iterator, self, lambda: loop.has_trained)
 
     return __iter__
 
