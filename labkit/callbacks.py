@@ -10,7 +10,7 @@ import contextlib
 from labkit.process import folders
 from labkit.process.events import now_ns
 from labkit.results.run import Run
-from labkit.watching.batches import Batches
+from labkit.watching.batches import BatchFacts
 from labkit.watching.hangs import HangWatch
 from labkit.watching.log_words import Ending
 from labkit.watching.recorder import Recorder
@@ -34,7 +34,7 @@ class StepRecorder:
         return self._run
 
     @property
-    def _batches(self) -> Batches | None:
+    def _batches(self) -> BatchFacts | None:
         """What is known of the batches; None while nothing is recorded."""
         return None if self._recorder is None else self._recorder.batches
 

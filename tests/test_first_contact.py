@@ -19,7 +19,7 @@ from labkit import course
 from labkit.bench import (
     compiling,
     gpu_meter,
-    hand_over,
+    handoff,
     measure,
     model_size,
     resources,
@@ -395,7 +395,7 @@ def test_what_a_forked_worker_hands_over_is_not_pinned(monkeypatch):
     pinned = torch.arange(4.0)
     plain = torch.arange(3.0)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor is pinned)
-    ready = hand_over.Ready((pinned, plain))
+    ready = handoff.Ready((pinned, plain))
     assert torch.equal(ready.batch[0], pinned) and ready.batch[0] is not pinned
     assert ready.batch[1] is plain
 

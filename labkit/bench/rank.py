@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 from torch import distributed as dist
 
-from labkit.bench import data, flops, lifetime, machine, resources, work
+from labkit.bench import data, flops, lifetime, machine, resources
+from labkit.bench.carry_out import begun, built
 from labkit.bench.gradient_exchange import DistributedTrainer, rank_timeline
 from labkit.bench.loop import train
 from labkit.bench.planted_fault import planted
@@ -52,7 +53,7 @@ def run(order: RanksOrder, folder: Path, log: EventLog) -> None:
     log.write("job", pipeline=vars(job), not_applied=not_applied)
     job.shard = (rank, ranks)
     items = first_makes_files(local_rank, job, Path(order["cache"]) / "data", log)
-    trainer = work.built(lambda: DistributedTrainer(job, device, order["no_sync"]), log)
+    trainer = built(lambda: DistributedTrainer(job, device, order["no_sync"]), log)
     if rank == ranks - 1:  # for tests: one rank breaks, the others do not
         items = planted(order["fault"], items, trainer)
     train_together(trainer, items, log)
@@ -99,7 +100,7 @@ def train_together(trainer: DistributedTrainer, items: data.Images, log: EventLo
     """Train in step with the other ranks, until the time is up for all."""
     job = trainer.job
     timeline = rank_timeline(log, trainer.device, trainer.comm)
-    iterator = work.begun(data.make_loader(items, job), job, log)
+    iterator = begun(data.make_loader(items, job), job, log)
     counted = flops.write_work(trainer, log, only_known=True)
     dist.barrier()  # or the first step would wait for whoever started last
     shared_end = SharedEnd(job.seconds, job.accumulation_steps)

@@ -23,7 +23,7 @@ from labkit.bench.loader_progress import USUAL
 from labkit.process import folders
 from labkit.process.events import EventLog, now_ns
 from labkit.watching import device_in_use
-from labkit.watching.batches import Batches, length_of
+from labkit.watching.batches import BatchFacts, length_of
 from labkit.watching.loader_call import call_of, may_fuse
 from labkit.watching.log_words import DeviceKind, Ending
 from labkit.watching.messages import say
@@ -79,7 +79,7 @@ class Recorder:
         self._current: weakref.ref[Pass] | None = None
         self.closed = False
         self.steps = StepLog(self.log)
-        self.batches = Batches(self.knobs.get("batch_size"))
+        self.batches = BatchFacts(self.knobs.get("batch_size"))
         self.trained = Trained()
         if model is not None:
             self.trained.count(model)

@@ -28,7 +28,7 @@ class ReplayedPass(StandsIn):
         """`may_replay()` says whether the loop is one that may be given a batch again."""
         self.blocks = blocks
         self.iterator = iterator
-        self.watched = iterator if isinstance(iterator, Pass) else None
+        self.recorded = iterator if isinstance(iterator, Pass) else None
         self.may_replay = may_replay
         self.left = length_of(loader)  # batches of this pass
         self.asked = 0
@@ -46,8 +46,8 @@ class ReplayedPass(StandsIn):
             self.left -= 1
         self.asked = now
         if blocks.replays:
-            if self.watched is not None:
-                self.watched.pause()
+            if self.recorded is not None:
+                self.recorded.pause()
             batch = blocks.replay()
         else:
             batch = self._live()
@@ -56,17 +56,17 @@ class ReplayedPass(StandsIn):
         return copied(batch)
 
     def _live(self) -> object:
-        if self.watched is not None:
-            if self.watched.is_paused and self.blocks.phase == DRAINING:
-                return self.watched.skip()
-            self.watched.resume()
+        if self.recorded is not None:
+            if self.recorded.is_paused and self.blocks.phase == DRAINING:
+                return self.recorded.skip()
+            self.recorded.resume()
         return next(self.iterator)
 
     def _finish(self) -> None:
         """End the pass after as many batches as the loader has, of which some were replayed."""
-        if self.watched is not None:
-            self.watched.end("exhausted")
+        if self.recorded is not None:
+            self.recorded.end("exhausted")
             if self.may_replay():
-                headroom_found.write(self.blocks, self.watched.recorder.log)
+                headroom_found.write(self.blocks, self.recorded.recorder.log)
         self.left = 0
         raise StopIteration
