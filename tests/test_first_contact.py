@@ -33,7 +33,7 @@ from labkit.results.hardware import Machine
 from labkit.results.run import Run
 from labkit.results.step_classes import body_seconds
 from labkit.view.watch_shown import progress_line
-from labkit.watching import device_clock, device_in_use, hook, recorder, trained
+from labkit.watching import device_clock, device_in_use, hook, recorder, script_loops, trained
 from labkit.watching.timed_step import Mark, TimedStep
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
@@ -429,7 +429,7 @@ def test_a_step_that_is_captured_into_a_graph_is_left_alone(pause_s, tmp_path, m
 
     monkeypatch.setattr(EventOfCuda, "broken", False)
     monkeypatch.setattr(device_in_use, "machine_and_clock", with_clock)
-    script = hook.WatchedScript()
+    script = script_loops.WatchedScript()
     monkeypatch.setenv("LABKIT_WATCHING", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: EventOfCuda.capturing)
