@@ -79,7 +79,7 @@ class Pass:
             if now > self.due or len(timer.steps) >= MOST_STEPS:
                 now = self._gathered(now)
         timer.ask(now)
-        batch = self.skip()
+        batch = self.take_unstamped()
         ready = now_ns()
         try:
             if self.is_new:
@@ -125,7 +125,7 @@ class Pass:
         else:
             self.timer.forget()
 
-    def skip(self) -> object:
+    def take_unstamped(self) -> object:
         """Return the next batch, without a stamp."""
         try:
             return next(self.iterator)

@@ -58,7 +58,7 @@ class ReplayedPass(StandsIn):
     def _live(self) -> object:
         if self.recorded is not None:
             if self.recorded.is_paused and self.blocks.phase == DRAINING:
-                return self.recorded.skip()
+                return self.recorded.take_unstamped()
             self.recorded.resume()
         return next(self.iterator)
 
