@@ -385,7 +385,7 @@ def test_a_devices_clock_stays_tied_to_the_hosts(queue_ns, fast, most_off_us, mo
         issued = passes - (queue_ns if number else 0)
         start = Mark(PlayedEvent(passes, fast), issued)
         end = Mark(PlayedEvent(passes + step_ns // 2, fast), issued)
-        clock.add(number, TimedStep(passes, passes, passes), start, end)
+        clock.add(number, TimedStep(passes, passes, passes), (start, end))
         host.ns = passes + step_ns
         clock.collect()
     assert len(off_us) == 6_000 and max(map(abs, off_us)) < most_off_us

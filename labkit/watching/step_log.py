@@ -29,7 +29,7 @@ class StepLog:
             if step.marks is None or clock is None:
                 self.add(number, step)
             else:
-                clock.add(number, step, *step.marks)
+                clock.add(number, step, step.marks)
         self.next += len(steps)
         if clock is not None:
             clock.collect()
