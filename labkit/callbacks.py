@@ -10,7 +10,7 @@ import contextlib
 from labkit.process import folders
 from labkit.process.events import now_ns
 from labkit.results.run import Run
-from labkit.watching.batches import Batches
+from labkit.watching.batches import BatchFacts
 from labkit.watching.hangs import HangWatch
 from labkit.watching.log_words import Ending
 from labkit.watching.recorder import Recorder
@@ -21,7 +21,8 @@ class StepRecorder:
     """Records steps as a framework's callbacks tell of them; `.run` is the Run so far."""
 
     def __init__(self):
-        self._timer: StepTimer | None = None  # while the training goes on
+        self._recorder: Recorder | None = None  # while the training goes on
+        self._timer: StepTimer | None = None  # and as long as that
         self._run: Run | None = None
         self._open = contextlib.ExitStack()  # what ends with the record
 
@@ -33,27 +34,29 @@ class StepRecorder:
         return self._run
 
     @property
-    def _batches(self) -> Batches | None:
+    def _batches(self) -> BatchFacts | None:
         """What is known of the batches; None while nothing is recorded."""
-        return None if self._timer is None else self._timer.recorder.batches
+        return None if self._recorder is None else self._recorder.batches
 
     def begin(self, loader: object, model: object = None) -> None:
         """Begin a record, before the first batch is asked for; `model` is the one trained."""
         self.close()
-        recording = Recorder(folders.new_run(), loader, model)
-        self._run = Run(recording.folder, process=recording)
-        self._timer = StepTimer(recording)
-        self._open.enter_context(recording.probes.recording(loader))
-        self._open.enter_context(HangWatch([recording.folder]))
-        recording.probes.start_telemetry()
-        self._timer.asked = now_ns()
+        recorder = Recorder(folders.new_run(), loader, model)
+        timer = recorder.step_timer()
+        self._run = Run(recorder.folder, process=recorder)
+        self._recorder = recorder
+        self._timer = timer
+        self._open.enter_context(recorder.probes.recording(loader))
+        self._open.enter_context(HangWatch([recorder.folder]))
+        recorder.probes.start_telemetry()
+        timer.restart(now_ns())
 
     def epoch(self) -> None:
         """Begin a pass over the data."""
-        if self._timer is not None:
-            _end_epoch(self._timer)
-            self._timer.recorder.begin_epoch(now_ns())
-            self._timer.asked = now_ns()
+        if self._recorder is not None and self._timer is not None:
+            _end_epoch(self._recorder, self._timer)
+            self._recorder.begin_epoch(now_ns())
+            self._timer.restart(now_ns())
 
     def ready(self) -> None:
         """The batches of a step have arrived, so the step before it is over."""
@@ -65,8 +68,7 @@ class StepRecorder:
         """A step of so many samples, and bytes if known, has been issued."""
         timer = self._timer
         if timer is not None and timer.ready:
-            timer.samples = samples
-            timer.bytes = batch_bytes
+            timer.holds(samples, batch_bytes)
             now = now_ns()
             timer.end(now)
             timer.ask(now)
@@ -76,26 +78,21 @@ class StepRecorder:
 
         `on_device` where the device has worked for it, as in an evaluation.
         """
-        timer = self._timer
-        if timer is not None:
-            steps = timer.recorder.steps
-            if loss is not None and timer.rows:
-                steps.losses[steps.next] = float(loss)
-            timer.extend(now_ns(), on_device)
+        if self._timer is not None:
+            self._timer.extend(now_ns(), on_device, loss)
 
     def close(self, how: Ending = "left early", error: BaseException | None = None) -> None:
         """End the record; only needed where an exception, `error`, ended the training."""
-        if self._timer is not None:
-            _end_epoch(self._timer)
+        recorder = self._recorder
+        if recorder is not None and self._timer is not None:
+            _end_epoch(recorder, self._timer)
             self._open.close()
-            recording = self._timer.recorder
-            recording.end_pass("failed" if error else how, error)
-            recording.close()
+            recorder.end_pass("failed" if error else how, error)
+            recorder.close()
+            self._recorder = None
             self._timer = None
 
 
-def _end_epoch(timer: StepTimer) -> None:
+def _end_epoch(recorder: Recorder, timer: StepTimer) -> None:
     timer.hand_over()
-    if timer.recorder.epoch >= 0:
-        timer.recorder.trains = True
-        timer.recorder.write_pass(timer.asked)
+    recorder.write_pass(timer.asked, trains=True)

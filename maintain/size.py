@@ -7,6 +7,7 @@ packing lines nor writing more comments changes. No test fails on it.
 from __future__ import annotations
 
 import ast
+import contextlib
 import io
 import statistics
 import sys
@@ -98,5 +99,7 @@ def report(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or ["labkit", "tests", "maintain"]:
-        report(name)
+    with contextlib.suppress(BrokenPipeError):  # as with `| head`
+        for name in sys.argv[1:] or ["labkit", "tests", "maintain"]:
+            report(name)
+            sys.stdout.flush()

@@ -16,9 +16,9 @@ from labkit import Pipeline
 from labkit.bench import compiling, devices, model_size
 from labkit.bench import resolve_config as resolving
 from labkit.bench.first_call import FirstCallHook
+from labkit.bench.gradient_exchange import Communication, rank_timeline
 from labkit.bench.loop import Trainer, train
 from labkit.bench.model_size import noise_batch, plain_job
-from labkit.bench.rank import Communication, rank_timeline
 from labkit.bench.timeline import Step, make_timeline
 from labkit.process.events import EventLog
 from labkit.process.step_ring import recover

@@ -44,7 +44,7 @@ from labkit.results.supply import MemoryGrowth
 from labkit.results.wall_shares import WallShare, WallShares
 from labkit.spec import KNOBS
 from labkit.watching import loader_call
-from labkit.watching.batches import Batches
+from labkit.watching.batches import BatchFacts
 
 NOTEBOOKS_FOLDER = Path(__file__).parents[1] / "notebooks"
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
@@ -628,7 +628,7 @@ def test_a_loader_that_makes_its_batches_on_a_gpu_is_advised_no_workers():
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_a_record_says_whether_a_watched_loader_makes_its_batches_on_a_device(device):
-    batches = Batches(4)
+    batches = BatchFacts(4)
     batches.counter(torch.zeros(4, 3, device=device))
     assert batches.on_gpu == (device == "meta")
 

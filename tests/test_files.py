@@ -23,7 +23,7 @@ from labkit.bench import lifetime
 from labkit.course import score_book
 from labkit.process import device_lock, events, folder_rights, folders, leftovers, step_ring
 from labkit.process.keys import without_keys
-from labkit.process.supervisor import Output
+from labkit.process.output import Output
 from labkit.results.launch import launch
 from labkit.results.library import recorded
 from labkit.results.run import Run

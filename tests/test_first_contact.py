@@ -19,7 +19,7 @@ from labkit import course
 from labkit.bench import (
     compiling,
     gpu_meter,
-    hand_over,
+    handoff,
     measure,
     model_size,
     resources,
@@ -33,7 +33,8 @@ from labkit.results.hardware import Machine
 from labkit.results.run import Run
 from labkit.results.step_classes import body_seconds
 from labkit.view.watch_shown import progress_line
-from labkit.watching import device_clock, device_in_use, hook, recorder, trained
+from labkit.watching import device_clock, device_in_use, hook, recorder, script_loops, trained
+from labkit.watching.timed_step import Mark, TimedStep
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
@@ -69,7 +70,7 @@ def test_a_watched_loop_is_on_the_device_of_what_it_trains_and_not_of_any_tensor
         recording.trained.call = Mock(model=model, given=None)
     else:
         recording.trained_by(Mock(param_groups=[{"params": parameters}]))
-    recording.take([(1, 2, 3, 1, 0, None, None)])
+    recording.take([TimedStep(asked=1, ready=2, done=3, samples=1)])
     assert recording.kind == "cpu" and len(asked) == (weights is not torch.nn.Parameter)
     recording.close()
 
@@ -375,16 +376,16 @@ def test_a_devices_clock_stays_tied_to_the_hosts(queue_ns, fast, most_off_us, mo
     monkeypatch.setattr(device_clock, "now_ns", lambda: host.ns)
     off_us = []
 
-    def write(_number, stamps, _samples, busy):
-        off_us.append((busy[0] - stamps[0]) / 1e3)
+    def write(_number, step, busy):
+        off_us.append((busy[0] - step.done) / 1e3)
 
     clock = device_clock.DeviceClock(SimpleNamespace(idle=[]), write)
     for number in range(6_000):  # 20 minutes
         passes = step_ns * (number + 1)
         issued = passes - (queue_ns if number else 0)
-        start = device_clock.Mark(PlayedEvent(passes, fast), issued)
-        end = device_clock.Mark(PlayedEvent(passes + step_ns // 2, fast), issued)
-        clock.add(number, (passes,), 16, start, end)
+        start = Mark(PlayedEvent(passes, fast), issued)
+        end = Mark(PlayedEvent(passes + step_ns // 2, fast), issued)
+        clock.add(number, TimedStep(passes, passes, passes), (start, end))
         host.ns = passes + step_ns
         clock.collect()
     assert len(off_us) == 6_000 and max(map(abs, off_us)) < most_off_us
@@ -394,7 +395,7 @@ def test_what_a_forked_worker_hands_over_is_not_pinned(monkeypatch):
     pinned = torch.arange(4.0)
     plain = torch.arange(3.0)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor is pinned)
-    ready = hand_over.Ready((pinned, plain))
+    ready = handoff.Ready((pinned, plain))
     assert torch.equal(ready.batch[0], pinned) and ready.batch[0] is not pinned
     assert ready.batch[1] is plain
 
@@ -428,7 +429,7 @@ def test_a_step_that_is_captured_into_a_graph_is_left_alone(pause_s, tmp_path, m
 
     monkeypatch.setattr(EventOfCuda, "broken", False)
     monkeypatch.setattr(device_in_use, "machine_and_clock", with_clock)
-    script = hook.WatchedScript()
+    script = script_loops.WatchedScript()
     monkeypatch.setenv("LABKIT_WATCHING", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: EventOfCuda.capturing)

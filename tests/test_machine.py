@@ -20,6 +20,7 @@ from labkit.bench import (
     gpu_meter,
     resources,
     timeline,
+    unusable_cards,
 )
 from labkit.bench import machine as bench_machine
 from labkit.diagnosis.card_formats import tensor_formats
@@ -87,7 +88,7 @@ def test_a_card_that_torch_cannot_use_is_named_with_the_reason_and_the_remedy(
     runs, built, says, visible, why, remedy, driver
 ):
     driver(runs, built, says, visible)
-    text = str(devices.unused_gpu())
+    text = str(unusable_cards.unused_gpu())
     assert text.startswith("NVIDIA T4 cannot be used: ") and "\n" not in text
     assert why in text and remedy in text.partition("Remedy: ")[2]
     assert f"driver 470.82.01 runs CUDA up to {runs // 1000}.{runs % 1000 // 10}" in text
@@ -137,12 +138,12 @@ def test_a_card_without_kernels_in_this_torch_is_not_used_and_its_wheel_is_named
 ):
     torch_built_for(built, card, runs=runs)
     assert devices.find_device("auto") == torch.device("cpu")
-    why = str(devices.unused_gpu())
+    why = str(unusable_cards.unused_gpu())
     assert why.startswith("NVIDIA Card cannot be used: ") and why.endswith(INSTALL + wheel)
     with pytest.raises(RuntimeError, match=f"no kernels for its compute capability {card[0]}"):
         devices.find_device("cuda:0")
     facts = {"device": "cpu", "kind": "cpu", "name": "Some CPU", "cpu_cores": 2, "threads": 1}
-    line = Machine.from_dict(facts | devices.unused_facts()).line
+    line = Machine.from_dict(facts | unusable_cards.unused_facts()).line
     assert f"NVIDIA Card cannot be used: install torch's wheel {wheel}" in line
 
 
@@ -159,7 +160,7 @@ def test_a_card_without_kernels_in_this_torch_is_not_used_and_its_wheel_is_named
 def test_a_card_that_runs_an_older_kernel_of_its_generation_is_used(built, card, torch_built_for):
     torch_built_for(built, card)
     assert devices.find_device("auto") == torch.device("cuda", 0)
-    assert devices.unused_gpu() is None
+    assert unusable_cards.unused_gpu() is None
 
 
 def test_auto_takes_a_card_that_has_kernels_and_on_which_others_compute_least(
@@ -252,7 +253,7 @@ def test_an_amd_card_without_kernels_in_this_torch_is_not_used(
     monkeypatch.setattr(torch.version, "hip", "6.4")
     give(monkeypatch, "AMD Radeon", gcnArchName=kind)
     assert devices.find_device("auto").type == ("cuda" if usable else "cpu")
-    unused = devices.unused_gpu()
+    unused = unusable_cards.unused_gpu()
     assert (unused is None) == usable
     assert usable or str(unused).startswith("AMD Radeon cannot be used: this torch has no kernels")
 
@@ -262,10 +263,10 @@ def test_a_jetson_is_named_and_what_its_driver_answers_is_not_asked(
 ):
     here = tmp_path / "nv_tegra_release"
     here.write_text("# R36 (release), REVISION: 4.0")
-    for module in (bench_machine, devices, gpu_meter):
+    for module in (bench_machine, unusable_cards, gpu_meter):
         monkeypatch.setattr(module, "TEGRA", here)
     torch_built_for(["sm_80", "sm_90"], (8, 7))  # as PyPI's wheel; it has no kernel for an Orin
-    why = str(devices.unused_gpu())
+    why = str(unusable_cards.unused_gpu())
     assert "no kernels for its compute capability 8.7" in why and "PyTorch for Jetson" in why
     torch_built_for(["sm_87"], (8, 7))
     assert devices.find_device("auto") == torch.device("cuda", 0)
@@ -407,6 +408,7 @@ def test_a_quota_is_what_the_machine_the_model_and_the_tuner_go_by(machine_with,
 def test_what_others_do_on_cores_that_a_run_may_not_use_takes_nothing_from_it():
     sample = {"t_ns": 1, "own_cpu": 2 / 64, "cpu": 42 / 64, "cpus": 64, "line_cpu": None}
     run = SimpleNamespace(
+        steps=1,
         length_s=2.0,
         seconds=np.ones_like,
         telemetry=[sample],

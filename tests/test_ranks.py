@@ -308,7 +308,7 @@ def test_two_ranks_use_cards_where_each_has_its_own(monkeypatch, count, kind):
     import torch
 
     from labkit.bench import devices
-    from labkit.bench.rank import device_kind
+    from labkit.bench.rank_devices import device_kind
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     here = torch.device("cuda:0" if count else "cpu")

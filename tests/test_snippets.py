@@ -22,7 +22,7 @@ from labkit.diagnosis.wording import worded
 from labkit.tuning.set_up import tuner
 from labkit.tuning.settings import LoaderSetting
 from labkit.tuning.trial import Trial
-from labkit.watching import hook
+from labkit.watching import script_loops
 from labkit.watching.loader_call import call_of
 
 torch = pytest.importorskip("torch")
@@ -251,7 +251,7 @@ def test_a_knob_of_the_step_that_is_switched_off_needs_no_line_and_one_without_a
 def test_a_loader_that_is_gone_before_the_next_one_was_made_anew():
     written = []
     log = SimpleNamespace(write=lambda event, **fields: written.append((event, fields)))
-    loop = hook.WatchedLoop(SimpleNamespace(log=log))
+    loop = script_loops.WatchedLoop(SimpleNamespace(log=log))
     data = torch.utils.data.TensorDataset(torch.zeros(8))
     for made in [torch.utils.data.DataLoader(data) for _ in range(2)]:
         loop.feed_from(made)

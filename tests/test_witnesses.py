@@ -4,8 +4,6 @@ The runs are event logs as a GPU would write them, from a queue of kernels playe
 (played_gpu.py): the share of the time in which a kernel ran is known, and is the standard.
 """
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -372,12 +370,12 @@ class Device:
 def test_an_evaluation_within_an_epoch_is_work_of_the_device(power, tmp_path):
     device = Device()
     stamped = []
-    recorder = SimpleNamespace(
-        probes=SimpleNamespace(words=[0] * 9),
-        steps=SimpleNamespace(clock=device),
-        take=stamped.extend,
-    )
-    timer = StepTimer(recorder)
+
+    def take(steps):
+        stamped.extend(steps)
+        return device
+
+    timer = StepTimer([0] * 9, take, device)
     timer.ask(round(device.now * MS))
     rows = []
     evaluated = []
@@ -397,12 +395,13 @@ def test_an_evaluation_within_an_epoch_is_work_of_the_device(power, tmp_path):
             timer.extend(goes_on(2000.0, 2), on_device=True)
             evaluated.append(device.now)
         timer.hand_over()
-    ends = [end for *_, end in stamped]
+    ends = [step.marks[1] for step in stamped]
     assert ends[49::50] == evaluated
-    assert ends[0] < stamped[0][2] / MS
+    assert ends[0] < stamped[0].done / MS
     steps = []
-    for asked, ready, done, _, _, start, end in stamped:
-        stamps = [ns / MS for ns in (asked, ready, ready, done)]
+    for step in stamped:
+        start, end = step.marks
+        stamps = [ns / MS for ns in (step.asked, step.ready, step.ready, step.done)]
         steps.append({"t": stamps, "copy": (start, start), "busy": (start, end)})
     read = samples(28.0, cpus=16, own_cpu=0.06, cpu=0.08, line_cpu=0.0, **power)
     called = [(kind, "trainer.train()") for kind in ("forward", "sync", "validation")]

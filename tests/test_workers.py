@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 import labkit as lk
 from labkit.process.events import now_ns
 from labkit.results.wall_shares import wall_shares
-from labkit.watching import hangs, headroom
+from labkit.watching import hangs, headroom_found, replay_blocks
 
 pytestmark = pytest.mark.usefixtures("watches_end")
 slow = pytest.mark.slow
@@ -220,7 +220,7 @@ def test_time_in_a_loop_within_another_counts_once():
 
 @pytest.fixture
 def short_blocks(monkeypatch):
-    monkeypatch.setattr(headroom, "BLOCK_NS", 60_000_000)
+    monkeypatch.setattr(replay_blocks, "BLOCK_NS", 60_000_000)
 
 
 @slow
@@ -255,7 +255,7 @@ def test_a_loop_that_takes_its_batches_apart_can_be_replayed(short_blocks):
         time.sleep(0.002)
         assert batch.pop("x").add_(1).shape == (4,)
         assert batch["more"].pop() == 2
-    assert room.factor is not None and headroom.IN_PLACE in room.found.notes
+    assert room.factor is not None and headroom_found.IN_PLACE in room.found.notes
 
 
 def test_a_watch_records_no_replayed_step(short_blocks):

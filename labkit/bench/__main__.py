@@ -21,7 +21,7 @@ def warm_up() -> None:
     """Import what a run needs, and touch no device; everything else each run does for itself."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.disable()
-    from labkit.bench import measure, work  # noqa: F401
+    from labkit.bench import carry_out, measure  # noqa: F401
 
     # or the run's first collection would look at all of torch: 0.1 s. `gc.freeze` would spare all
     # of a run's collections that, which training has to bear: the slow script waits 5x as long
@@ -33,9 +33,9 @@ def run(order: RunOrder | RowsOrder, folder: Path, log: EventLog) -> None:
     log.write("hello", pid=os.getpid())
     log.stage("importing torch")
     gc.disable()  # importing torch takes it a sixth of the time
-    from labkit.bench import work
+    from labkit.bench import carry_out
 
-    work.do(order, folder, log)
+    carry_out.do(order, folder, log)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from labkit.bench.loader_work import LoaderWork
 from labkit.process.events import now_ns
 
 
-def watched(fetcher: Any, work: LoaderWork) -> WatchedFetcher:
+def timed(fetcher: Any, work: LoaderWork) -> TimedFetcher:
     """Return what stands for a new fetcher of torch's, at the start of a pass."""
     streams = hasattr(fetcher, "dataset_iter")
     if streams:
@@ -29,7 +29,7 @@ def watched(fetcher: Any, work: LoaderWork) -> WatchedFetcher:
         fetcher.dataset = kind(fetcher.dataset, work)
     fetcher.collate_fn = TimedCollate(fetcher.collate_fn, work)
     work.begin_pass(streams)
-    return WatchedFetcher(fetcher, work)
+    return TimedFetcher(fetcher, work)
 
 
 class StandIn:
@@ -46,7 +46,7 @@ class StandIn:
         return getattr(self.real, name)
 
 
-class WatchedFetcher(StandIn):
+class TimedFetcher(StandIn):
     """Stands for a fetcher of torch's, whose batches are timed."""
 
     def fetch(self, index: object) -> object:
@@ -58,8 +58,8 @@ class WatchedFetcher(StandIn):
         if work.worker >= 0:  # torch's loop of a worker knows which batch of the pass it is
             known = stack.locals_of(sys._getframe(1)).get("idx")
             number = known if isinstance(known, int) else None
-        count = 0 if work.streams else len(index) if isinstance(index, (list, tuple)) else 1
-        work.begin(number, count)
+        count = len(index) if isinstance(index, (list, tuple)) else 1
+        work.begin(number, 0 if work.streams else count)
         try:
             batch = self.real.fetch(index)
         except BaseException as error:
@@ -139,7 +139,7 @@ def hook_fetchers(work: LoaderWork, is_wanted: Callable[[object], bool]) -> Call
         if work.over or not is_wanted(dataset):
             return fetcher
         try:
-            return watched(fetcher, work)
+            return timed(fetcher, work)
         except Exception:  # a fetcher of another kind
             return fetcher
 

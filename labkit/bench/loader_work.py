@@ -46,11 +46,11 @@ class LoaderWork:
         log: EventLog,
         worker: int,
         workers: int,
-        watched: Path | None = None,
+        while_there: Path | None = None,
     ):
         """Begin in this process; `worker` is -1 in the main one.
 
-        Of a loop that is `watched`, that file is there while it goes on: the progress is kept
+        `while_there` is a file that is there while a watched loop goes on: the progress is kept
         beside it, and a worker's memory is looked at. Without one the run is the bench's: items are
         timed one by one.
         """
@@ -58,16 +58,16 @@ class LoaderWork:
         self.worker = worker
         self.workers = max(1, workers)
         self.pid = os.getpid()
-        self.watched = watched
+        self.while_there = while_there
         self.over = False
-        where = watched.parent if watched else None
+        where = while_there.parent if while_there else None
         self.progress = Progress(where, "main" if worker < 0 else worker)
         self.words = self.progress.words
-        self.clock = None if watched else ThreadClock()
+        self.clock = None if while_there else ThreadClock()
         self.in_line = TimeInLine()
         self.worth_a_look = False  # whether batches take so long that two readings are nothing
         self.bytes_read = BytesRead()
-        self.memory = Memory() if watched and worker >= 0 else None
+        self.memory = Memory() if while_there and worker >= 0 else None
         self.memory_due = 0
         self.streams = False
         self.passes = -1
@@ -206,7 +206,7 @@ class LoaderWork:
                 memory=self._memory_now(),
             )
             self.laps = []
-        if self.watched and not self.watched.exists():
+        if self.while_there and not self.while_there.exists():
             self.over = True  # a worker that persists goes on without us
 
     def _memory_now(self) -> list[int] | None:

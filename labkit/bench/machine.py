@@ -12,7 +12,7 @@ import pynvml
 import torch
 
 from labkit import quotas
-from labkit.bench import devices
+from labkit.bench import devices, unusable_cards
 from labkit.bench.compiling import compile_lacks
 from labkit.bench.gpu_meter import TEGRA
 from labkit.bench.host import cpu_name, plain_machine
@@ -39,14 +39,14 @@ def describe(device: torch.device) -> dict[str, Any]:
         found["shm_gib"] = _gib(shutil.disk_usage("/dev/shm").total)
     if device.type == "mps":
         found["name"] = f"Apple GPU ({found['cpu_name']})"
-    elif device.type not in ("cpu", *devices.KNOWN):  # of a loop that is watched
-        found["name"] = devices.name_of_other(device)
+    elif device.type not in ("cpu", *unusable_cards.KNOWN):  # of a loop that is watched
+        found["name"] = unusable_cards.name_of_other(device)
     if device.type == "cuda":
         found["versions"]["cuda"] = torch.version.cuda
         if torch.version.hip:
             found["versions"]["hip"] = torch.version.hip
         found |= _describe_card(device)
-    if device.type in ("cpu", *devices.KNOWN):
+    if device.type in ("cpu", *unusable_cards.KNOWN):
         found["compile_lacks"] = compile_lacks(device)
     return found
 
@@ -105,4 +105,4 @@ def _gib(size_bytes: int) -> float:
 
 if __name__ == "__main__":
     use_fixed_threads()
-    print(json.dumps(describe(devices.find_device()) | devices.unused_facts()))
+    print(json.dumps(describe(devices.find_device()) | unusable_cards.unused_facts()))

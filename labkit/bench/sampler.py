@@ -40,23 +40,23 @@ EARLY_S = 0.01  # between these
 MOST_SAMPLES = 100_000  # half an hour of them: 4 MB in the log
 LATE_NS = 1_000_000  # our thread waited for the GIL: the main thread had it, and has moved on
 FLUSH_NS = 500_000_000  # a process that is killed loses no more
-WATCHED = "watched"  # a file in the run's folder, there while the run goes on
+FLAG = "watched"  # a file in the run's folder, there while the run goes on
 
 
 class Sampler:
     """Samples this process's main thread between `start` and `stop`; writes to the log itself."""
 
     def __init__(
-        self, folder: Path, collate: object, watched: Path | None = None, processes: int = 1
+        self, folder: Path, collate: object, while_there: Path | None = None, processes: int = 1
     ):
-        """`collate` is the collate function; it stops once the file `watched` is deleted.
+        """`collate` is the collate function; it stops once the file `while_there` is deleted.
 
         Where several `processes` do the same work, together they are sampled as often as one.
         """
         self.log = EventLog(folder)
         self.places = Places(collate)
         self.pid = os.getpid()
-        self.watched = watched
+        self.while_there = while_there
         self.processes = processes
         self.rows: list[tuple[int, int, int]] = []
         self.missing = ""  # why there are no samples
@@ -161,7 +161,7 @@ class Sampler:
                     del frame  # it would keep the user's variables
             if now_ns() > self.due:
                 self.flush()
-                if self.watched and not self.watched.exists():
+                if self.while_there and not self.while_there.exists():
                     self.stop()  # the run is over; workers that persist go on
         tick.delete()
 

@@ -63,7 +63,7 @@ def launch(order: RanksOrder, folder: Path, log: EventLog) -> int | None:
 
 def hold_devices(order: RanksOrder, log: EventLog) -> None:
     """Take the lock of every device that the ranks will use, in one order for all runs."""
-    from labkit.bench.rank import device_kind
+    from labkit.bench.rank_devices import device_kind
 
     names = ["cpu"]
     if device_kind(order["pipeline"]["device"], order["ranks"])[0] == "cuda":

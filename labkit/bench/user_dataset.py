@@ -55,7 +55,7 @@ class NamesTheItem(Dataset):
             raise RuntimeError(f"{call} failed: {type(error).__name__}: {error}") from error
 
 
-class Batches:
+class EndlessBatches:
     """The loader's batches without end, each with how many samples it holds."""
 
     def __init__(self, loader: DataLoader[object], job: Job):
@@ -67,7 +67,7 @@ class Batches:
         self.first_values: list[list[object]] = []  # of a stream's first batches
         self.count: Callable[[Batch], int] = lambda _: job.batch_size
 
-    def __iter__(self) -> Batches:
+    def __iter__(self) -> EndlessBatches:
         self.iterator = iter(self.loader)  # starts the workers
         return self
 

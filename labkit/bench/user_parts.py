@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from labkit.bench import data
 from labkit.bench.by_value import send_by_value
-from labkit.bench.user_dataset import Batches, NamesTheItem, checked
+from labkit.bench.user_dataset import EndlessBatches, NamesTheItem, checked
 from labkit.bench.user_step import OwnStep
 from labkit.knobs import Settings
 from labkit.orders import DataSource
@@ -23,7 +23,7 @@ from labkit.spec import LOADER_KNOBS, STEP_KNOBS, Job
 USER_PARTS = ("dataset", "collate_fn", "step", "model", "optimizer")
 
 
-def prepare(source: DataSource, job: Job, folder: Path) -> tuple[OwnStep, Batches]:
+def prepare(source: DataSource, job: Job, folder: Path) -> tuple[OwnStep, EndlessBatches]:
     """Return what trains, and the loader that feeds it; raise where the reader's parts do not."""
     torch.manual_seed(job.seed)
     parts = _fetch(source, folder)
@@ -40,7 +40,7 @@ def prepare(source: DataSource, job: Job, folder: Path) -> tuple[OwnStep, Batche
     send_by_value()
     settings = data.loader_settings(job)
     loader = DataLoader(dataset, collate_fn=collate, sampler=sampler, **settings)
-    return trainer, Batches(loader, job)
+    return trainer, EndlessBatches(loader, job)
 
 
 def _fetch(source: DataSource, folder: Path) -> Settings:

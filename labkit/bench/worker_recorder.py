@@ -18,18 +18,18 @@ from labkit.bench.sampler import Sampler
 
 @contextlib.contextmanager
 def in_workers(
-    loader: Any, folder: Path, work: LoaderWork | None, watched: Path | None = None
+    loader: Any, folder: Path, work: LoaderWork | None, while_there: Path | None = None
 ) -> Iterator[None]:
     """Let the workers that a torch DataLoader starts within the block record themselves.
 
     Of a loader without workers, `work` records what the main process does for its batches. Workers
-    that persist record until the file `watched` is deleted, where one is given.
+    that persist record until the file `while_there` is deleted, where one is given.
     """
     workers = knobs_of(loader).get("num_workers")
     with contextlib.ExitStack() as undo:
         if workers:
             own = loader.worker_init_fn
-            how = (folder, loader.collate_fn, watched)
+            how = (folder, loader.collate_fn, while_there)
             loader.worker_init_fn = functools.partial(_record_worker, how, workers, own)
             undo.callback(setattr, loader, "worker_init_fn", own)
         elif work is not None:
@@ -46,12 +46,12 @@ def _record_worker(
 ) -> None:
     """Start to record in a loader's worker process, then do the loader's own `worker_init_fn`."""
     with contextlib.suppress(Exception):
-        folder, collate, watched = how
+        folder, collate, while_there = how
         torch_loop = sys._getframe(1).f_code
-        sampler = Sampler(folder, collate, watched, workers)
+        sampler = Sampler(folder, collate, while_there, workers)
         sampler.places.loop = torch_loop
         sampler.start()
-        work = LoaderWork(sampler.log, worker, workers, watched)
+        work = LoaderWork(sampler.log, worker, workers, while_there)
         hook_fetchers(work, lambda _dataset: sys._getframe(2).f_code is torch_loop)
         util.Finalize(None, sampler.flush, exitpriority=10)
         util.Finalize(None, work.flush, exitpriority=10)

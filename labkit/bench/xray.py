@@ -13,7 +13,7 @@ from torch._C._autograd import _KinetoEvent
 from torch.autograd.profiler import profile as profiler
 from torch.autograd.profiler import record_function
 
-from labkit.bench import devices, hand_over
+from labkit.bench import devices, handoff
 from labkit.bench.batch_contents import Batch
 from labkit.bench.loop import Trains
 from labkit.bench.optional import write_or_why
@@ -39,7 +39,7 @@ def keep_time(job: Job) -> None:
         job.xray = False
     elif job.xray and job.seconds:
         least = min(job.seconds, METER_S) if job.device.startswith("cuda") else 0.0
-        job.seconds = max(job.seconds - COST_S - hand_over.COST_S, least)
+        job.seconds = max(job.seconds - COST_S - handoff.COST_S, least)
 
 
 def look(

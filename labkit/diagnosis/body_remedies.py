@@ -66,7 +66,7 @@ FEED_OR_VALIDATE_LESS = Remedy(
     "persistent_workers=True; it prepares its batches in the loop's own process.",
     "lines",
 )
-FASTER_OTHER = Remedy(
+KEEP_THE_OTHER_LOADER = Remedy(
     "keep_the_other_loader",
     "Make that DataLoader once, outside the loop, with persistent_workers=True, and ask it for "
     "less: less work per item, or larger batches of it less often.",

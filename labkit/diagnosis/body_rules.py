@@ -168,7 +168,7 @@ def _remedy(lines: Lines, mask: np.ndarray, when: LongSteps | None) -> Remedy:
     feeds = sum(line.share for line in here) >= lines.share[mask].sum() / 2
     if when:
         return cures.FEED_OR_VALIDATE_LESS if feeds else cures.VALIDATE_LESS
-    return cures.FEED_THE_OTHER if feeds else cures.FASTER_OTHER
+    return cures.FEED_THE_OTHER if feeds else cures.KEEP_THE_OTHER_LOADER
 
 
 def own_optimizer(evidence: Evidence) -> Finding | None:

@@ -6,10 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean
 
-import numpy as np
-
 from labkit.diagnosis.thresholds import FOREIGN_LOAD
-from labkit.results.record import Event
+from labkit.results.readings import readings
 from labkit.results.run import Run
 
 
@@ -36,7 +34,7 @@ class CoreUse:
     def of(cls, run: Run) -> CoreUse:
         """Return what was recorded of a run."""
         cores = run.machine.cpu_cores
-        samples = while_it_trained(run)
+        samples = [sample for _, sample in readings(run)]
         counted = ("own_cpu", "cpu", "cpus")
         known = [each for each in samples if None not in map(each.get, counted)]
         if not known:
@@ -54,14 +52,3 @@ def mean_known(values: Iterable[float | None]) -> float | None:
     """Return the mean of what is known; None where nothing is."""
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
-
-
-def readings(run: Run) -> list[tuple[float, Event]]:
-    """Return the instruments' samples of a run, each after its moment in s."""
-    moments = run.seconds(np.array([sample["t_ns"] for sample in run.telemetry]))
-    return list(zip(moments, run.telemetry, strict=True))
-
-
-def while_it_trained(run: Run) -> list[Event]:
-    """Return the instruments' samples that lie within the training."""
-    return [sample for moment, sample in readings(run) if 0 < moment <= run.length_s]

@@ -10,13 +10,10 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
-from labkit.diagnosis.core_use import readings
+from labkit.diagnosis import power
 from labkit.results.hardware import Machine
 from labkit.results.result import Result, Table
 from labkit.results.run import Run
-from labkit.results.step_classes import busy_until
 
 # What a device rents for at Amazon, USD/h. GPUs: "EC2 Capacity Blocks for ML", effective rate per
 # accelerator, list of the end of 2024; A10G: g5.xlarge on demand, us-east-1, June 2026. A CPU core:
@@ -28,7 +25,6 @@ USD_PER_CORE_HOUR = 0.0816 / 2
 KG_CO2_PER_KWH = 0.473
 SAMPLES_PER_EPOCH = 1_281_167  # the training images of ImageNet-1k (ILSVRC 2012)
 J_PER_KWH = 3.6e6
-PAUSE_S = 1e-3  # the run's clock stood still between two readings: a pause, of no interest here
 
 
 class CostRow(NamedTuple):
@@ -140,7 +136,7 @@ def cost(
     rent = usual_rent(run.machine) if usd_per_hour is None else usd_per_hour
     grid = KG_CO2_PER_KWH if kg_co2_per_kwh is None else kg_co2_per_kwh
     samples = SAMPLES_PER_EPOCH if samples_per_epoch is None else samples_per_epoch
-    watts, idle_energy_share = power(run)
+    watts, idle_energy_share = power.by_counter(run)
     seconds = 1 / run.throughput
     hours = samples * seconds / 3600
     joules = _times(watts, seconds)
@@ -180,28 +176,6 @@ def usual_rent(machine: Machine) -> float | None:
         return machine.cpu_cores and USD_PER_CORE_HOUR * machine.cpu_cores
     found = re.search(rf"\b({'|'.join(USD_PER_HOUR)})\b(?!.* MIG )", machine.name)
     return found and USD_PER_HOUR[found[1]]
-
-
-def power(run: Run) -> tuple[float | None, float | None]:
-    """Return mean power (W) after the warm-up and its energy's idle share; None: hardly read."""
-    start = run.busy[max(run.warmup - 1, 0), 1]
-    counts = [
-        (sample["t_ns"] / 1e9, moment, sample["energy_j"])
-        for moment, sample in readings(run)
-        if sample.get("energy_j") is not None and start <= moment <= run.length_s
-    ]
-    if len(counts) < 2:
-        return None, None
-    clock, moment, joules = np.array(counts, float).T
-    seconds = np.diff(moment)
-    spent = np.diff(joules)
-    sound = (seconds > 0) & (spent >= 0) & (np.diff(clock) - seconds < PAUSE_S)
-    total = float(spent[sound].sum())
-    if not total:
-        return None, None
-    worked = np.diff(busy_until(run.busy, moment))[sound]
-    idle = (1 - worked / seconds[sound]).clip(0, 1)
-    return total / float(seconds[sound].sum()), float((spent[sound] * idle).sum()) / total
 
 
 def _times(value: float | None, by: float | None) -> float | None:

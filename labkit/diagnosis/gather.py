@@ -10,7 +10,7 @@ import numpy as np
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.card_formats import tensor_formats
-from labkit.diagnosis.core_use import CoreUse, mean_known, readings, while_it_trained
+from labkit.diagnosis.core_use import CoreUse, mean_known
 from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.evidence import (
     Batch,
@@ -26,6 +26,7 @@ from labkit.diagnosis.trace_evidence import kernels_of
 from labkit.diagnosis.watched_loop import loop_of
 from labkit.diagnosis.witnesses import throttled, witnesses
 from labkit.results.hardware import Machine
+from labkit.results.readings import after_warmup, readings
 from labkit.results.record import Event
 from labkit.results.run import Run
 from labkit.results.supply import late_share, memory_growth, wait_over_alone
@@ -159,7 +160,7 @@ def _host_wait(host_ns: np.ndarray) -> float:
 def _of_gpu(known: Evidence, run: Run) -> Evidence:
     """Return the evidence with what a GPU showed."""
     machine = run.machine
-    in_line = mean_known(each.get("launch_line") for each in while_it_trained(run))
+    in_line = mean_known(each.get("launch_line") for _, each in readings(run))
     launches = None
     if in_line is not None and run.queued_ms is not None:
         launches = Launches(run.queued_ms, min(in_line, 1.0))
@@ -217,7 +218,4 @@ def _others_on_gpu(run: Run) -> float | None:
     """
     if not run.steps:
         return None
-    start = run.stamps[max(run.warmup - 1, 0), 5]
-    end = run.stamps[-1, 5]
-    within = [each for moment, each in readings(run) if start < moment <= end]
-    return mean_known(each.get("others_sm") for each in within)
+    return mean_known(each.get("others_sm") for _, each in readings(run, after_warmup(run)))

@@ -141,9 +141,9 @@ def one_is_late(
 ) -> Finding | None:
     """One rank is last in nearly all steps: by its own wait for data, or otherwise.
 
-    Cause "one_rank_is_slower", where it is last in SAME_RANK of the steps; "one rank is short of
-    data" where it waits for data longer than the others do by OWN_WAIT of what they wait for it. It
-    costs the time that the others wait for it.
+    Cause "one_rank_is_slower", where it is last in SAME_RANK of the steps, and
+    "one_rank_is_short_of_data" where it waits for data longer than the others do by OWN_WAIT of
+    what they wait for it. It costs the time that the others wait for it.
     """
     exchanged = times.late[times.late >= 0]
     if len(times.ranks) < 2 or not len(exchanged):

@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from labkit.diagnosis import power
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.cost import power
+from labkit.results.readings import after_warmup, readings_of
 from labkit.results.run import Run
 from labkit.results.step_classes import busy_until
 
-Samples = tuple[np.ndarray, np.ndarray]  # seconds (n,), values (n,) with NaN for gaps
-POWER_LAGS_S = 1.0  # NVML's power is the mean of the last second (nvmlDeviceGetPowerUsage, Ampere)
 # NVML's clocks event reasons: slowdown by the hardware, by heat (software, hardware), power brake
 HEAT = 0x8 | 0x20 | 0x40 | 0x80
 
@@ -41,32 +40,6 @@ class Heat:
     slower: float | None  # by how much of its highest, 0 to 1; None: the clock was not read
 
 
-def samples(run: Run, key: str) -> Samples:
-    """Return a metric that was read once per telemetry event, GPM's too, while the run trained."""
-    pairs = []
-    for event in run.telemetry:
-        counters = event.get("gpm") or {}
-        pairs.append((event["t_ns"], counters.get(key, event.get(key))))
-    return _while_training(run, pairs)
-
-
-def driver_samples(run: Run) -> Samples:
-    """Return the samples that the driver had buffered, each with a stamp of its own."""
-    pairs: list[tuple[int, float | None]] = []
-    for event in run.telemetry:
-        buffered = event.get("gpu")
-        pairs += [(event["t_ns"], None)] if buffered is None else buffered
-    return _while_training(run, pairs)
-
-
-def _while_training(run: Run, pairs: list[tuple[int, float | None]]) -> Samples:
-    """Return the (t_ns, value or None) of the time in which the run trained, as arrays."""
-    seconds = run.seconds(np.array([t_ns for t_ns, _ in pairs]))
-    values = np.array([value for _, value in pairs], dtype=float)  # None becomes NaN
-    inside = (seconds >= 0) & (seconds <= run.length_s)
-    return seconds[inside], values[inside]
-
-
 def throttled(run: Run) -> Heat | None:
     """Return for how long heat held a GPU's clock down, and how far.
 
@@ -74,8 +47,8 @@ def throttled(run: Run) -> Heat | None:
     """
     if not run.steps:
         return None
-    _, reasons = samples(run, "clock_reasons")
-    _, mhz = samples(run, "sm_mhz")
+    _, reasons = readings_of(run, "clock_reasons")
+    _, mhz = readings_of(run, "sm_mhz")
     known = np.isfinite(reasons)
     is_hot = np.nan_to_num(reasons).astype(int) & HEAT > 0
     if not is_hot.any():
@@ -97,8 +70,7 @@ def witnesses(run: Run) -> tuple[Witness, ...]:
         f"issued in full (stamps; threshold {limit:.0%})",
         works=run.utilization - at_least < limits.WORTH_NAMING["launch"] or None,
     )
-    start = float(run.busy[max(run.warmup - 1, 0), 1])
-    found = [ahead, _sm_activity(run, start), _power_drawn(run, start)]
+    found = [ahead, _sm_activity(run), _power_drawn(run)]
     return tuple(witness for witness in found if witness is not None)
 
 
@@ -107,11 +79,11 @@ def deciding(seen: tuple[Witness, ...]) -> Witness | None:
     return next((witness for witness in seen if witness.works is not None), None)
 
 
-def _sm_activity(run: Run, start: float) -> Witness | None:
+def _sm_activity(run: Run) -> Witness | None:
     """GPM counts SM cycles with at least one warp: few also where kernels fill few SMs."""
-    times, shares = samples(run, "sm")
+    times, shares = readings_of(run, "sm", after_warmup(run))
     lengths = np.diff(times)  # each reading is the mean since the one before
-    kept = (times[:-1] >= start) & (lengths > 0) & np.isfinite(shares[1:])
+    kept = (lengths > 0) & np.isfinite(shares[1:])
     busy_s = np.diff(busy_until(run.busy, times))[kept].sum()
     if kept.sum() < limits.MIN_READINGS or busy_s <= 0:
         return None
@@ -125,15 +97,11 @@ def _sm_activity(run: Run, start: float) -> Witness | None:
     return replace(found, at_least=worked, may_be_all=worked >= limits.SMS_WORK)
 
 
-def _power_drawn(run: Run, start: float) -> Witness | None:
+def _power_drawn(run: Run) -> Witness | None:
     """A card that waits draws little. So do kernels that use little of it."""
-    _, caps = samples(run, "power_limit_w")
+    _, caps = readings_of(run, "power_limit_w")
     caps = caps[caps > 0]
-    watts, _ = power(run)
-    if not watts:  # a card without an energy counter: its power readings
-        times, read = samples(run, "power_w")
-        read = read[(times >= start + POWER_LAGS_S) & np.isfinite(read)]
-        watts = float(read.mean()) if len(read) >= limits.MIN_READINGS else None
+    watts = power.by_counter(run)[0] or power.by_meter(run)
     if not len(caps) or watts is None or not run.utilization:
         return None
     drawn = watts / float(np.median(caps))

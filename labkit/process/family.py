@@ -47,10 +47,12 @@ def descendants(root: int) -> list[int]:
         state, parent = line.rpartition(b")")[2].split()[:2]
         if state != b"Z":
             children.setdefault(int(parent), []).append(pid)
-    found = [root]
-    for pid in found:
-        found += children.get(pid, [])
-    return found[1:]
+    found: list[int] = []
+    parents = [root]
+    while parents:
+        parents = [pid for parent in parents for pid in children.get(parent, [])]
+        found += parents
+    return found
 
 
 def end_all(root: int, seen: set[int]) -> dict[int, int]:

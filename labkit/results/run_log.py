@@ -12,6 +12,7 @@ from labkit.quotas import GIB
 from labkit.results.event_log import EventLogResult
 from labkit.results.log_reader import live_property
 from labkit.results.old_records import asked_on_a_cpu
+from labkit.results.readings import readings
 from labkit.results.record import Event
 from labkit.results.step_classes import StepClock
 from labkit.results.steps import HOST, STAMPS, Steps, Texts
@@ -262,12 +263,8 @@ class RunLog(EventLogResult):
     @live_property
     def energy_j(self) -> float | None:
         """Energy the card used while training, from its own counter; None where it has none."""
-        if not self.steps:
-            return None
-        begin_ns = self.host_ns[0, 0]
-        end_ns = self.host_ns[-1, 3]
-        samples = [each for each in self.telemetry if begin_ns <= each["t_ns"] <= end_ns]
-        counts = [each["energy_j"] for each in samples if each.get("energy_j") is not None]
+        read = [event.get("energy_j") for _, event in readings(self)]
+        counts = [count for count in read if count is not None]
         return counts[-1] - counts[0] if len(counts) > 1 else None
 
     # One clock: seconds since the first batch was asked for

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter, ScalarFormatter
 
-from labkit.diagnosis.witnesses import driver_samples, samples
+from labkit.results.readings import driver_readings, readings_of
 from labkit.results.run import Run
 from labkit.results.step_classes import AHEAD
 from labkit.view.display import FIGURE_PX
@@ -155,9 +155,9 @@ def curves(run: Run) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     A missing sample is NaN: a gap. An instrument without any is left out.
     """
     if run.machine.kind == "cpu":
-        found = {"all CPU cores (psutil)": samples(run, "cpu")}
+        found = {"all CPU cores (psutil)": readings_of(run, "cpu")}
     else:
-        found = {"NVML's samples": driver_samples(run), "nvidia-smi": samples(run, "gpu_now")}
+        found = {"NVML's samples": driver_readings(run), "nvidia-smi": readings_of(run, "gpu_now")}
     return {name: known for name, known in found.items() if np.isfinite(known[1]).any()}
 
 

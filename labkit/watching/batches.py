@@ -37,7 +37,7 @@ def unknown_bytes(_batch: object) -> int:
     return 0
 
 
-class Batches:
+class BatchFacts:
     """What the first batch of a loop shows of all of them."""
 
     def __init__(self, size: int | None):

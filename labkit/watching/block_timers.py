@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from labkit.process.events import now_ns
+from labkit.watching.device_in_use import device_in_use
 
 if TYPE_CHECKING:
     import torch
@@ -63,3 +64,18 @@ class Waiting:
     def end(self) -> int:
         """Wait for the device; return what the block took, ns."""
         return self._now() - self.began
+
+
+BlockTimer = Queue | Waiting
+
+
+def timer_in_use() -> BlockTimer | None:
+    """Return the clock of the GPU that this process computes on; None on a CPU, or without torch.
+
+    There a step is over when the host says so.
+    """
+    torch = sys.modules.get("torch")
+    device = None if torch is None else device_in_use(torch)
+    if device is None or device.type == "cpu":
+        return None
+    return Queue(device) if device.type == "cuda" else Waiting(device)

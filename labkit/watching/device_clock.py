@@ -7,9 +7,10 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from labkit.process.events import now_ns
+from labkit.watching.timed_step import Mark, TimedStep
 
 if TYPE_CHECKING:
     import torch
@@ -19,26 +20,8 @@ if TYPE_CHECKING:
 DRIFT = 2e-5  # the most that two quartz clocks part: 20 µs in a second
 PATIENCE_S = 1.0  # for the last steps, when the loop is over
 
-Stamps = tuple[int, ...]
-Write = Callable[[int, Stamps, int, tuple[int, int]], None]
-"""Takes a finished step: its number, stamps and samples, and when the device was busy, ns."""
-
-
-class Mark(NamedTuple):
-    """An event, and the host's time before it was recorded."""
-
-    event: torch.Event
-    issued_ns: int
-
-
-class InFlight(NamedTuple):
-    """A step whose body has been issued, and marked at both ends."""
-
-    number: int
-    stamps: Stamps
-    samples: int
-    start: Mark
-    end: Mark
+Write = Callable[[int, TimedStep, tuple[int, int]], None]
+"""Takes a finished step: its number, the step, and when the device was busy, ns."""
 
 
 class DeviceClock:
@@ -53,7 +36,8 @@ class DeviceClock:
     def __init__(self, events: EventPool, write: Write):
         self.events = events
         self.write = write
-        self.in_flight: deque[InFlight] = deque()
+        # Steps that are issued: number, step, and the marks at both ends of its body
+        self.in_flight: deque[tuple[int, TimedStep, tuple[Mark, Mark]]] = deque()
         self.last: torch.Event | None = None  # the event at `place_ns` on the device's clock
         self.place_ns = 0.0
         self.zero_ns = 0.0  # the host's time at place 0, by the last tie
@@ -67,19 +51,22 @@ class DeviceClock:
             event.query()  # sends it off: the driver may hold back what it has collected
         return Mark(event, before)
 
-    def add(self, number: int, stamps: Stamps, samples: int, start: Mark, end: Mark) -> None:
+    def add(self, number: int, step: TimedStep, marks: tuple[Mark, Mark]) -> None:
         """Keep a step, whose body has been issued, until the device is through with it."""
-        self.in_flight.append(InFlight(number, stamps, samples, start, end))
+        self.in_flight.append((number, step, marks))
 
     def collect(self) -> None:
         """Write the steps that the device has finished."""
-        while self.in_flight and self.in_flight[0].end.event.query():
+        while self.in_flight:
+            number, step, (first, last) = self.in_flight[0]
+            if not last.event.query():
+                break
             seen = now_ns()
-            step = self.in_flight.popleft()
-            start = self._place(step.start, seen)
-            end = self._place(step.end, seen)
+            self.in_flight.popleft()
+            start = self._place(first, seen)
+            end = self._place(last, seen)
             busy = (int(self.zero_ns + start), int(self.zero_ns + end))
-            self.write(step.number, step.stamps, step.samples, busy)
+            self.write(number, step, busy)
 
     def _place(self, mark: Mark, seen_ns: int) -> float:
         """Return when an event passed, ns on the device's clock; tie that to the host's."""

@@ -11,131 +11,25 @@ import atexit
 import contextlib
 import functools
 import itertools
-import os
 import sys
-import traceback
-import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
-from labkit.bench import stack
 from labkit.bench.loader_hook import without_ours
-from labkit.process.events import EventLog, now_ns
-from labkit.watching.headroom import Blocks, HeadroomPass
 from labkit.watching.passes import Pass, StandsIn
-from labkit.watching.recorder import Recorder
-from labkit.watching.run_folders import new_folder
+from labkit.watching.replayed_pass import ReplayedPass
+from labkit.watching.script_loops import WatchedScript
 
 if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
 
-MOST_LOADERS = 8  # loaders of a process that are recorded: training, validation, test, ...
 PATIENCE = 3  # steps of the optimizer without a loader, after which they are what is recorded
-
-
-@dataclass
-class WatchedLoop:
-    """A loop that is recorded: known by its place in the script, if any, and by its dataset."""
-
-    recorder: Recorder
-    place: tuple[str, int] | None = None
-    dataset: int | None = None  # its id; None once it is gone, as another may get that
-    loader: weakref.ref[object] | None = None  # the last that it iterated
-    blocks: Blocks | None = None  # where its headroom is measured
-    has_trained: bool = False  # only then may it be given a batch again: a validation may not
-
-    def feed_from(self, loader: object) -> None:
-        """Note which loader it has now, and in its record where it is made anew for each pass."""
-        dataset = getattr(loader, "dataset", loader)
-        is_other = self.dataset != id(dataset)
-        with contextlib.suppress(Exception):
-            if self.loader is not None and self.loader() is None:
-                self.recorder.log.write("remade", dataset=is_other)
-            self.loader = weakref.ref(loader)
-        if is_other:
-            self.dataset = id(dataset)
-            with contextlib.suppress(TypeError):  # a list
-                weakref.finalize(dataset, setattr, self, "dataset", None)
-
-    def close(self, error: BaseException | None) -> None:
-        """End its run, with the `error` that ended the script, where one did."""
-        if self.blocks is not None and self.has_trained:
-            self.blocks.write(self.recorder.log)
-        self.recorder.close(error)
 
 
 class HookedPass(StandsIn, Pass):
     """An iterator of a loader under watch, which answers for the loader's own."""
-
-
-class WatchedScript:
-    """The loops of this process that are recorded."""
-
-    def __init__(self):
-        self.pid = os.getpid()
-        self.loops: list[WatchedLoop] = []
-
-    @property
-    def is_here(self) -> bool:
-        """Whether this is its process: no worker, nor another one that was forked."""
-        return self.pid == os.getpid()
-
-    def loop_of(self, loader: DataLoader) -> WatchedLoop | None:
-        """Return what records a loop; None in processes and of loops that are not recorded.
-
-        A loop that makes its loader anew for every epoch, or its dataset as well, continues its
-        run; a function that trains on one dataset and validates on another has two. Where all code
-        is a framework's, the dataset tells.
-        """
-        if not self.is_here:
-            return None
-        frames = traceback.walk_stack(sys._getframe(2))
-        places = ((frame.f_code.co_filename, line) for frame, line in frames)
-        place = next((place for place in places if stack.is_users(place[0])), None)
-        here = [loop for loop in self.loops if loop.place == place]
-        same = [loop for loop in here if loop.dataset == id(loader.dataset)]
-        if place:
-            over = (loop for loop in here if loop.recorder.current is None)
-            same += [loop for loop in over if loop.dataset is None]
-        if not same:
-            return self.begin(loader, place)
-        same[0].feed_from(loader)
-        return same[0]
-
-    def begin(self, loader: object, place: tuple[str, int] | None) -> WatchedLoop | None:
-        """Begin a run, in a folder whose name begins with the rank; None if that fails."""
-        folder = new_folder(self.pid)
-        with contextlib.suppress(Exception):
-            if len(self.loops) < MOST_LOADERS:
-                folder.mkdir(parents=True)
-                loop = WatchedLoop(Recorder(folder, loader, place=place), place)
-                self.loops.append(loop)
-                loop.feed_from(loader)
-                if os.environ.get("LABKIT_HEADROOM"):
-                    loop.blocks = Blocks(loader)
-                _hook_saving(self.loops[0].recorder.log)
-                return loop
-        return None
-
-    def note_training(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note that the innermost loop trains: the last to begin, with all its loaders."""
-        going = [loop for loop in self.loops if loop.recorder.current is not None]
-        if going:
-            innermost = max(going, key=lambda each: each.recorder.began_ns)
-            innermost.has_trained = True
-            for loop in going:
-                if loop is innermost or (loop.place and loop.place == innermost.place):
-                    loop.recorder.trained_by(optimizer)
-
-    def close(self) -> None:
-        """End the runs, with the error that ended the script, where one did."""
-        error = getattr(sys, "last_value", None)
-        for loop in self.loops:
-            with contextlib.suppress(Exception):
-                loop.close(error)
 
 
 SCRIPT = WatchedScript()
@@ -167,26 +61,6 @@ def _hook_loaders(loaders: type) -> None:
     type.__setattr__(loaders, "__init_subclass__", classmethod(__init_subclass__))
 
 
-def _hook_saving(log: EventLog) -> None:
-    """Write into `log` when `torch.save` is called, unless that goes on."""
-    torch = sys.modules.get("torch")
-    if torch is None or hasattr(torch.save, "_labkit"):
-        return
-    save = torch.save
-
-    @functools.wraps(save)
-    def timed(*args: object, **more: object) -> object:
-        began_ns = now_ns()
-        try:
-            return save(*args, **more)
-        finally:
-            with contextlib.suppress(Exception):
-                log.write("saved", began=began_ns, ended=now_ns())
-
-    vars(timed)["_labkit"] = True
-    vars(torch)["save"] = timed
-
-
 def _show_error(
     show: Callable, kind: type[BaseException], error: BaseException, shown: TracebackType | None
 ) -> None:
@@ -211,7 +85,7 @@ def _recorded(plain: Callable[[DataLoader], Iterator[object]]) -> Callable:
         iterator = loop.recorder.iterate(self, lambda: plain(self), kind=HookedPass)
         if loop.blocks is None:
             return iterator
-        return HeadroomPass(loop.blocks, iterator, self, lambda: loop.has_trained)
+        return ReplayedPass(loop.blocks, iterator, self, lambda: loop.has_trained)
 
     return __iter__
 

@@ -30,11 +30,10 @@ def call_of(loader: object, model: object = None, optimizer: object = None) -> d
         with Hugging Face's TrainingArguments; `dataset_type`: its class; `epoch_setter`: the one of
         it and its samplers that has a `set_epoch`; `streams`: whether it is an IterableDataset;
         `may_fuse`: as `may_fuse()` says of the optimizer; `is_compiled`: whether torch.compile has
-        the model; `call`: what the script
-        calls to make a loader, "" where it has no name for torch's DataLoader; `arguments`:
-        {name: code}, defaults left out, the code None where the script has no name for the object.
-        `call` and `arguments` are None where the loader is no DataLoader, or is made inside a
-        framework.
+        the model; `call`: what the script calls to make a loader, "" where it has no name for
+        torch's DataLoader; `arguments`: {name: code}, defaults left out, the code None where the
+        script has no name for the object. `call` and `arguments` are None where the loader is no
+        DataLoader, or is made inside a framework.
     """
     names = Names(_user_frame(loader))
     parts = ("dataset", "sampler", "batch_sampler")

@@ -11,7 +11,6 @@ from labkit.process.events import now_ns
 from labkit.watching.batches import one_a_batch
 from labkit.watching.log_words import Ending
 from labkit.watching.messages import say
-from labkit.watching.step_timer import StepTimer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 BEAT_NS = 500_000_000  # two live updates a second: they run in the training process itself
 GATHER_NS = 100_000_000  # steps are written ten times a second
-MOST_ROWS = 512  # steps that wait to be written, so that memory does not grow with their rate
+MOST_STEPS = 512  # steps that wait to be written, so that memory does not grow with their rate
 
 Beat = Callable[[int | None], None]
 """What is called twice a second with the time, ns, and with None when a pass is over."""
@@ -51,7 +50,7 @@ class Pass:
 
     A pass ends once, by `end`: "exhausted" or "failed" when the loader says so, "left early" when
     the loop drops its iterator. `stop` ends the recording alone, as where a newer pass has begun.
-    All other work waits until `_gathered`, when a hundred rows share the cost of cold caches.
+    All other work waits until `_gathered`, when a hundred steps share the cost of cold caches.
     """
 
     def __init__(self, recorder: Recorder, iterator: Iterator[object], iter_ns: int, beat: Beat):
@@ -59,7 +58,7 @@ class Pass:
         self.recorder = recorder
         self.iterator = iterator
         self.beat = beat
-        self.timer = StepTimer(recorder)
+        self.timer = recorder.step_timer()
         self.count = one_a_batch
         self.on = True
         self.is_new = True  # until its first batch is here, or the first after an error
@@ -77,10 +76,10 @@ class Pass:
         timer = self.timer
         if timer.ready:
             timer.end(now)
-            if now > self.due or len(timer.rows) >= MOST_ROWS:
+            if now > self.due or len(timer.steps) >= MOST_STEPS:
                 now = self._gathered(now)
         timer.ask(now)
-        batch = self.skip()
+        batch = self.take_unstamped()
         ready = now_ns()
         try:
             if self.is_new:
@@ -124,9 +123,9 @@ class Pass:
         if self.on:
             self.timer.hand_over()
         else:
-            self.timer.rows.clear()
+            self.timer.forget()
 
-    def skip(self) -> object:
+    def take_unstamped(self) -> object:
         """Return the next batch, without a stamp."""
         try:
             return next(self.iterator)

@@ -9,7 +9,7 @@ from types import FrameType
 
 from labkit.bench.loader_progress import PROGRESS, Progress
 from labkit.bench.loader_work import LoaderWork
-from labkit.bench.sampler import WATCHED, Sampler
+from labkit.bench.sampler import FLAG, Sampler
 from labkit.bench.telemetry_process import telemetry_beside
 from labkit.bench.worker_recorder import in_workers
 from labkit.process.events import EventLog, now_ns
@@ -28,18 +28,18 @@ class Probes:
         self.sampler = Sampler(folder, getattr(loader, "collate_fn", None))
         self.growth = Growth()
         self.has_grown = False  # even if what grew has been emptied since
-        self.watched = folder / WATCHED
-        self.watched.touch()
+        self.while_there = folder / FLAG
+        self.while_there.touch()
         self.words = Progress(folder, "loop").words  # what the loop is busy with
         self.work: LoaderWork | None = None  # of this process, where the loader has no workers
         if workers == 0:
-            self.work = LoaderWork(log, -1, 1, self.watched)
+            self.work = LoaderWork(log, -1, 1, self.while_there)
         self.telemetry: subprocess.Popen | None = None
         self.telemetry_due = now_ns() + TELEMETRY_AFTER_NS
 
     def recording(self, loader: object) -> contextlib.AbstractContextManager[None]:
         """Let the processes that prepare the batches, begun within the block, record themselves."""
-        return in_workers(loader, self.folder, self.work, self.watched)
+        return in_workers(loader, self.folder, self.work, self.while_there)
 
     def look(self, frame: FrameType, step: int) -> None:
         """Look what grows among the variables of the loop, which `frame` runs, at a step."""
@@ -64,7 +64,7 @@ class Probes:
         """End what still looks, in the loader's workers as well."""
         if self.work is not None:
             self.work.close()
-        self.watched.unlink(missing_ok=True)
+        self.while_there.unlink(missing_ok=True)
         for left in self.folder.glob(f"{PROGRESS}-*"):
             left.unlink(missing_ok=True)
         if self.telemetry is not None:

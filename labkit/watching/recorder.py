@@ -23,18 +23,21 @@ from labkit.bench.loader_progress import USUAL
 from labkit.process import folders
 from labkit.process.events import EventLog, now_ns
 from labkit.watching import device_in_use
-from labkit.watching.batches import Batches, length_of
+from labkit.watching.batches import BatchFacts, length_of
 from labkit.watching.loader_call import call_of, may_fuse
 from labkit.watching.log_words import DeviceKind, Ending
 from labkit.watching.messages import say
 from labkit.watching.passes import Beat, Pass
 from labkit.watching.probes import Probes
 from labkit.watching.step_log import StepLog
-from labkit.watching.step_timer import TimedStep
+from labkit.watching.step_timer import StepTimer
+from labkit.watching.timed_step import TimedStep
 from labkit.watching.trained import Trained
 
 if TYPE_CHECKING:
     import torch
+
+    from labkit.watching.device_clock import DeviceClock
 
 
 def _in_trainer() -> bool:
@@ -76,7 +79,7 @@ class Recorder:
         self._current: weakref.ref[Pass] | None = None
         self.closed = False
         self.steps = StepLog(self.log)
-        self.batches = Batches(self.knobs.get("batch_size"))
+        self.batches = BatchFacts(self.knobs.get("batch_size"))
         self.trained = Trained()
         if model is not None:
             self.trained.count(model)
@@ -165,17 +168,22 @@ class Recorder:
         if now is not None and now > self.probes.telemetry_due:
             self.probes.start_telemetry()
 
-    def take(self, rows: list[TimedStep]) -> None:
-        """Record steps whose body is over."""
-        if rows and not self.kind:
+    def step_timer(self) -> StepTimer:
+        """Return what stamps the loop's steps, and hands them over to be recorded."""
+        return StepTimer(self.probes.words, self.take, self.steps.clock)
+
+    def take(self, steps: list[TimedStep]) -> DeviceClock | None:
+        """Record steps whose body is over; return the clock of the GPU they ran on, if any."""
+        if steps and not self.kind:
             self._begin()
-        self.steps.take(rows)
+        self.steps.take(steps)
         call = self.trained.call
-        if rows and call is not None and call.given:
+        if steps and call is not None and call.given:
             call.write(self.log, None if self.batches.unit == "samples" else 1)
             self.trained.call = None
         if self.steps.tally.steps:
             self.probes.words[USUAL] = self.steps.tally.wall // self.steps.tally.steps
+        return self.steps.clock
 
     def _begin(self) -> None:
         """Say what this is: known only when the first body has run, and used the device."""
@@ -209,12 +217,14 @@ class Recorder:
         else:
             self.log.write("end", stop=how, code=None)
 
-    def write_pass(self, ended_ns: int) -> None:
-        """Write when the pass that is over began and ended; nothing where that is known."""
+    def write_pass(self, ended_ns: int, trains: bool = False) -> None:
+        """Write when the pass that is over began and ended; nothing where that is known.
+
+        `trains` where it is known that it does, whatever was seen of an optimizer.
+        """
         if self.began_ns:
-            self.log.write(
-                "pass", n=self.epoch, began=self.began_ns, ended=ended_ns, trains=self.trains
-            )
+            trains = trains or self.trains
+            self.log.write("pass", n=self.epoch, began=self.began_ns, ended=ended_ns, trains=trains)
         self.began_ns = 0
         self.trains = False
 

@@ -25,9 +25,9 @@ import torch
 from own_cost import STEP_MS, trainer_of
 from paired import added, by_lot, median_95
 
-from labkit.bench.loader_hook import watched as watched_fetcher
+from labkit.bench.loader_hook import timed as timed_fetcher
 from labkit.bench.loader_work import LoaderWork
-from labkit.bench.sampler import WATCHED
+from labkit.bench.sampler import FLAG
 from labkit.process.events import EventLog
 from labkit.view.watch_live import watch
 from labkit.watching import passes
@@ -74,13 +74,14 @@ def loader_cost(batches: int) -> None:
 
     A batch's fetcher is watched as in a worker, with its progress written.
     """
-    folder = tempfile.mkdtemp()
-    Path(folder, WATCHED).touch()
-    work = LoaderWork(EventLog(folder), -1, 1, folder, WATCHED)
+    folder = Path(tempfile.mkdtemp())
+    while_there = folder / FLAG
+    while_there.touch()
+    work = LoaderWork(EventLog(folder), -1, 1, while_there)
     make = torch.utils.data._DatasetKind.create_fetcher
     collate = torch.utils.data.default_collate
     plain = make(0, Noise(), True, collate, False)
-    timed = watched_fetcher(make(0, Noise(), True, collate, False), work)
+    timed = timed_fetcher(make(0, Noise(), True, collate, False), work)
     batch = list(range(ITEMS))
     ways = [lambda: plain.fetch(batch), lambda: timed.fetch(batch)]
     items_us = [each / ITEMS / 1e3 for each in by_lot(ways, batches)]

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from labkit.bench import (
     data,
     devices,
-    hand_over,
+    handoff,
     loader_workers,
     machine,
     resources,
@@ -31,7 +31,8 @@ from labkit.bench.quick_runs import quick_run, shorten
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.sampler import Sampler
 from labkit.bench.timeline import make_timeline
-from labkit.bench.user_dataset import Batches
+from labkit.bench.unusable_cards import unused_facts
+from labkit.bench.user_dataset import EndlessBatches
 from labkit.bench.worker_recorder import in_workers
 from labkit.orders import RowsOrder, RunOrder
 from labkit.process.device_lock import hold
@@ -41,7 +42,7 @@ from labkit.spec import Job
 LEAST_WARMUP = 3  # steps left out of the statistics, where no more batches are prefetched
 
 TrainerType = TypeVar("TrainerType", bound=Trainer)
-Loader = DataLoader[object] | Batches
+Loader = DataLoader[object] | EndlessBatches
 
 
 def do(order: RunOrder | RowsOrder, folder: Path, log: EventLog) -> None:
@@ -50,7 +51,7 @@ def do(order: RunOrder | RowsOrder, folder: Path, log: EventLog) -> None:
         resources.use_fixed_threads()
     device = devices.find_device(order["pipeline"]["device"])
     devices.use(device)
-    here = machine.describe(device) | devices.unused_facts()
+    here = machine.describe(device) | unused_facts()
     log.write("machine", **here)
     hold(Path(order["cache"]), here.get("uuid") or device.type, order["run"], waiting=log.waiting)
     if "measure" in order:
@@ -80,10 +81,10 @@ def run_pipeline(order: RunOrder, device: torch.device, folder: Path, log: Event
         steps = train(trainer, iterator, timeline, job)
     log.write("memory", peak_bytes=resources.peak_bytes(device))
     xray.look(trainer, iterator, job, steps, folder, log)
-    if isinstance(loader, Batches):
-        hand_over.look(loader.tensors, steps, log, None)
+    if isinstance(loader, EndlessBatches):
+        handoff.look(loader.tensors, steps, log, None)
     else:
-        hand_over.look(data.noise_batch(job), steps, log, trainer)
+        handoff.look(data.noise_batch(job), steps, log, trainer)
     if isinstance(trainer, Trainer) and not counted:
         write_work(trainer, log)
 
@@ -108,7 +109,7 @@ def prepare(
 @contextlib.contextmanager
 def lines_of(batches: Loader, folder: Path) -> Iterator[None]:
     """Sample the lines of the loop and its dataset, here and in the loader's workers."""
-    loader = batches.loader if isinstance(batches, Batches) else batches
+    loader = batches.loader if isinstance(batches, EndlessBatches) else batches
     sampler = Sampler(folder, loader.collate_fn)
     sampler.places.loop = train.__code__
     work = LoaderWork(sampler.log, -1, 1)

@@ -66,7 +66,7 @@ def look(batch: Batch, steps: int, log: EventLog, trainer: Trains | None) -> Non
     write_or_why(log, "handoff", lambda: _costs(batch, trainer))
 
 
-class HandOver(NamedTuple):
+class Handoff(NamedTuple):
     """What handing one batch over took, ns."""
 
     wall: int  # from asking for a batch that is there to having it
@@ -105,9 +105,9 @@ def _costs(batch: Batch, trainer: Trains | None) -> dict[str, float | None]:
     }
 
 
-def _without_steps(iterator: Handed, deadline: int) -> list[HandOver]:
+def _without_steps(iterator: Handed, deadline: int) -> list[Handoff]:
     """Take batches at rest."""
-    rounds: list[HandOver] = []
+    rounds: list[Handoff] = []
     while len(rounds) < ROUNDS and not _is_over(deadline, rounds):
         time.sleep(SETTLE_S)
         received, took = _taken(iterator)
@@ -117,9 +117,9 @@ def _without_steps(iterator: Handed, deadline: int) -> list[HandOver]:
 
 def _after_steps(
     iterator: Handed, deadline: int, trainer: Trains, warm: list[int], cold: list[int]
-) -> list[HandOver]:
+) -> list[Handoff]:
     """Take batches right after steps, whose CPU times go to `warm` and `cold`."""
-    rounds: list[HandOver] = []
+    rounds: list[Handoff] = []
     for turn in range(ROUNDS):
         late = turn % COLD_EVERY == 0
         if late:
@@ -135,14 +135,14 @@ def _after_steps(
     return rounds
 
 
-def _taken(iterator: Handed) -> tuple[Batch, HandOver]:
+def _taken(iterator: Handed) -> tuple[Batch, Handoff]:
     """Take a batch; return it, and what that took, but for its first touch."""
     asked = now_ns()
     received, between, share = next(iterator)
-    return received, HandOver(now_ns() - asked, 0, share, between)
+    return received, Handoff(now_ns() - asked, 0, share, between)
 
 
-def _is_over(deadline: int, rounds: list[HandOver]) -> bool:
+def _is_over(deadline: int, rounds: list[Handoff]) -> bool:
     return now_ns() > deadline and len(rounds) > FIRST + 1
 
 

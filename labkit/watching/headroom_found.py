@@ -1,0 +1,101 @@
+"""What the blocks of a replayed loop say about a perfect loader: the numbers, and in words."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from labkit.process.events import EventLog
+from labkit.watching.log_words import Unit
+from labkit.watching.replay_blocks import BLOCK_NS, BLOCK_STEPS, Blocks
+
+LEAST_PAIRS = 2  # of blocks, for a factor with a range
+DRAWS = 1_000  # of the bootstrap
+WITHIN = 1.05  # a factor that is no more is none
+
+CANNOT_SHOW = (
+    "Replay cannot show what a loader's side effects, a dataset's own state or new samples would "
+    "change, and it holds the kept batches in memory. Some steps of this run saw batches again: "
+    "train anew for results."
+)
+SHARED_CORES = (
+    "Model and workers share the cores: while batches were replayed the workers filled their queue "
+    "and then stood idle, so the replayed steps had the cores to themselves, as with a loader that "
+    "costs no CPU time."
+)
+IN_PLACE = "The loop changes its batches in place: replayed ones are not what the loader gave."
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the blocks of a loop say."""
+
+    unit: Unit
+    pairs: int
+    notes: tuple[str, ...]
+    factor: float | None = None  # throughput with a perfect loader over the present one
+    low: float | None = None  # 95 % interval of `factor`, from the pairs of blocks
+    high: float | None = None
+    live: float | None = None  # samples a second of the loop as it is
+    perfect: float | None = None  # and with a perfect loader
+
+
+def found_in(blocks: Blocks) -> Found:
+    """Return what the blocks say by now."""
+    notes = _notes(blocks)
+    pairs = len(blocks.pairs)
+    if pairs < LEAST_PAIRS:
+        return Found(blocks.unit, pairs, notes)
+    import numpy as np
+
+    live, perfect = np.array(blocks.pairs).T
+    ratios = perfect / live
+    draws = np.random.default_rng(0).choice(ratios, (DRAWS, pairs))  # our own generator
+    low, high = np.percentile(np.median(draws, axis=1), [2.5, 97.5])
+    factor = float(np.median(ratios))
+    usual = float(np.median(live))
+    return Found(
+        unit=blocks.unit,
+        pairs=pairs,
+        notes=notes,
+        factor=factor,
+        low=float(low),
+        high=float(high),
+        live=usual,
+        perfect=usual * factor,
+    )
+
+
+def _notes(blocks: Blocks) -> tuple[str, ...]:
+    """Return what a reader of the numbers has to know."""
+    notes = [CANNOT_SHOW]
+    if blocks.shares_cores:
+        notes.append(SHARED_CORES)
+    if blocks.changed:
+        notes.append(IN_PLACE)
+    return tuple(notes)
+
+
+def in_words(found: Found) -> str:
+    """Say in a sentence what was found."""
+    if found.factor is None or found.low is None:
+        return (
+            "headroom: the loop ended too soon to tell: it takes two pairs of blocks of "
+            f"{BLOCK_STEPS} steps and {BLOCK_NS / 1e9:g} s each. Train for longer."
+        )
+    interval = f"({found.low:.2f}x to {found.high:.2f}x in {found.pairs} pairs of blocks)"
+    would_do = f"headroom: with a perfect loader your loop would do {found.perfect:,.0f}"
+    if found.low <= WITHIN:
+        return (
+            f"{would_do} {found.unit}/s, and it does {found.live:,.0f}: {found.factor:.2f}x "
+            f"{interval}. The loader does not hold it back."
+        )
+    return (
+        f"{would_do} {found.unit}/s instead of {found.live:,.0f}: at most {found.factor:.1f}x "
+        f"{interval}."
+    )
+
+
+def write(blocks: Blocks, log: EventLog) -> None:
+    """Write what the blocks say by now into the log of the loop's run."""
+    found = found_in(blocks)
+    log.write("headroom", **asdict(found), text=in_words(found))
