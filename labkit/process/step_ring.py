@@ -49,18 +49,32 @@ class FinishedStep(NamedTuple):
 
     def line(self) -> str:
         """Return the line of JSON that the log holds."""
-        # 9 digits are all of a float32; JSON has no NaN
-        loss = f"{self.loss:.9g}" if math.isfinite(self.loss) else "null"
-        asked, ready, copied, done = self.stamps
-        copy_start, copy_end, start, end = self.device
-        cpu = f',"cpu":{self.cpu_ns}' if self.cpu_ns else ""
-        size = f',"bytes":{self.batch_bytes}' if self.batch_bytes else ""
-        device = f',"copy":[{copy_start},{copy_end}],"busy":[{start},{end}]' if end else ""
-        exchange = f',"comm":{list(self.exchange)}' if self.exchange else ""
-        return (
-            f'{{"event":"step","i":{self.number},"t":[{asked},{ready},{copied},{done}],'
-            f'"n":{self.samples},"loss":{loss}{cpu}{size}{device}{exchange}}}'
-        )
+        return line_of_step(*self)
+
+
+def line_of_step(
+    number: int,
+    stamps: tuple[int, ...],
+    samples: int,
+    loss: float,
+    device: tuple[int, ...] = NO_DEVICE,
+    cpu_ns: int = 0,
+    batch_bytes: int = 0,
+    exchange: tuple[int, ...] = (),
+) -> str:
+    """Return the line of JSON that the log holds of a `FinishedStep` with these values."""
+    # 9 digits are all of a float32; JSON has no NaN
+    shown_loss = f"{loss:.9g}" if math.isfinite(loss) else "null"
+    asked, ready, copied, done = stamps
+    copy_start, copy_end, start, end = device
+    cpu = f',"cpu":{cpu_ns}' if cpu_ns else ""
+    size = f',"bytes":{batch_bytes}' if batch_bytes else ""
+    on_device = f',"copy":[{copy_start},{copy_end}],"busy":[{start},{end}]' if end else ""
+    sent = f',"comm":{list(exchange)}' if exchange else ""
+    return (
+        f'{{"event":"step","i":{number},"t":[{asked},{ready},{copied},{done}],'
+        f'"n":{samples},"loss":{shown_loss}{cpu}{size}{on_device}{sent}}}'
+    )
 
 
 class StepRing:

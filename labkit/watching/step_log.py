@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from labkit.process.events import EventLog
-from labkit.process.step_ring import NO_DEVICE, FinishedStep
+from labkit.process.step_ring import NO_DEVICE, line_of_step
 from labkit.watching.device_clock import DeviceClock
 from labkit.watching.tally import Tally
 from labkit.watching.timed_step import TimedStep
@@ -44,8 +44,8 @@ class StepLog:
         self.tally.add(stamps, samples, busy or stamps[2:])
         if number < KEEP_STEPS:
             device = (busy[0], busy[0], *busy) if busy else NO_DEVICE  # the copy is inside
-            finished = FinishedStep(number, stamps, samples, loss, device, batch_bytes=batch_bytes)
-            self.lines.append(finished.line())
+            line = line_of_step(number, stamps, samples, loss, device, batch_bytes=batch_bytes)
+            self.lines.append(line)
 
     def write(self) -> None:
         """Write what has gathered."""
