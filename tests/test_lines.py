@@ -711,6 +711,23 @@ def test_what_a_package_sends_to_the_device_is_a_copy(monkeypatch):
     assert kinds_at_calls("to", lambda: batch["x"].to(half), monkeypatch) == {"torch"}
 
 
+def test_only_what_names_no_device_converts(monkeypatch):
+    class Model:
+        device = property(lambda self: torch.device("meta"))
+
+    model = Model()
+    other = torch.ones(1)
+    on_host = torch.ones(2)
+    half = torch.float16
+    for copies, expected in (
+        (lambda: on_host.to(model.device, dtype=half), "copy"),
+        (lambda: on_host.to(device=model.device, dtype=half), "copy"),
+        (lambda: on_host.to(other), "copy"),
+        (lambda: on_host.to(half, non_blocking=True), "torch"),
+    ):
+        assert kinds_at_calls("to", copies, monkeypatch) == {expected}
+
+
 def norm_of(weights):
     return sum(weight.grad.norm(2) ** 2 for weight in weights)
 

@@ -132,9 +132,9 @@ def _kind_in_torch(name: str, module: str, node: ast.expr, frame: FrameType) -> 
     """Return the kind of work of torch's function, method or operation with this name."""
     kind = OF_TORCH.get(name) or kind_of(module)
     if kind == "copy":
-        device = _device_named(node, frame)
-        is_conversion = device is None and _names_dtype(node, frame)
-        return "sync" if device == "cpu" else "torch" if is_conversion else kind
+        if _converts(node, frame):
+            return "torch"
+        return "sync" if _is_to_host(node, frame) else kind
     if not isinstance(node, ast.Call):
         return kind
     if name in ("tensor", "as_tensor") and any(each.arg == "device" for each in node.keywords):
@@ -205,9 +205,16 @@ def _device_named(node: ast.expr, frame: FrameType) -> str | None:
     return None
 
 
-def _names_dtype(node: ast.expr, frame: FrameType) -> bool:
-    """Return whether an argument of a call is a number format."""
-    return any(is_a(value, "torch", "dtype") for value in _arguments(node, frame))
+def _converts(node: ast.expr, frame: FrameType) -> bool:
+    """Return whether a call of `to` changes the number format only: no argument may be a device."""
+    if not isinstance(node, ast.Call) or name_of(node.func) != "to":
+        return False
+    return all(
+        isinstance(value, bool)
+        or is_a(value, "torch", "dtype")
+        or is_a(value, "torch", "memory_format")
+        for value in _arguments(node, frame)
+    )
 
 
 def _arguments(node: ast.expr, frame: FrameType) -> list[object]:
