@@ -7,6 +7,7 @@ import gzip
 import io
 import itertools
 import json
+import linecache
 import logging
 import math
 import os
@@ -726,6 +727,25 @@ def test_only_what_names_no_device_converts(monkeypatch):
         (lambda: on_host.to(half, non_blocking=True), "torch"),
     ):
         assert kinds_at_calls("to", copies, monkeypatch) == {expected}
+
+
+SENDS = "def send(tensor, *args, **kwargs):\n    return tensor.to(*args, **kwargs)\n"
+
+
+def test_a_package_that_hands_on_its_arguments_copies_or_converts(monkeypatch):
+    send = packaged("features", SENDS)["send"]
+    lines = SENDS.splitlines(keepends=True)
+    file = send.__code__.co_filename
+    monkeypatch.setitem(linecache.cache, file, (len(SENDS), None, lines, file))
+    on_host = torch.ones(2)
+    for work, expected in (
+        (lambda: send(on_host, torch.device("meta"), torch.float16), "copy"),
+        (lambda: send(on_host, device="meta"), "copy"),
+        (lambda: send(on_host, on_host), "copy"),
+        (lambda: send(on_host, torch.float16), "library"),
+        (lambda: send(on_host, "cpu"), "library"),
+    ):
+        assert kinds_at_calls("to", work, monkeypatch) == {expected}
 
 
 def norm_of(weights):

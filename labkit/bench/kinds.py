@@ -77,9 +77,8 @@ def _kind_of_gpu_call(frame: FrameType, around: str) -> str:
         wait = INNER_SYNC if around in TRAINING else "sync"
         return wait if gpu_tensors.is_on_gpu(node, frame) else ""
     kind = kind_of_torch_call(frame) if around == "library" else ""
-    if kind == "copy" and is_gpu_in_use():
-        to_gpu = isinstance(node, ast.Call) and name_of(node.func) == "cuda"
-        return kind if to_gpu or _device_named(node, frame) not in (None, "cpu") else ""
+    if kind == "copy" and is_gpu_in_use():  # no conversion, as far as the arguments are known
+        return kind
     return kind if gpu_tensors.is_on_gpu(node, frame) else ""
 
 
@@ -221,10 +220,24 @@ def _arguments(node: ast.expr, frame: FrameType) -> list[object]:
     """Return a call's arguments, as far as they are written out or have a name; else None."""
     if not isinstance(node, ast.Call):
         return []
-    nodes = [*node.args, *(each.value for each in node.keywords)]
-    return [
-        each.value if isinstance(each, ast.Constant) else looked_up(each, frame) for each in nodes
-    ]
+    found: list[object] = []
+    for each in node.args:
+        if isinstance(each, ast.Starred):
+            several = looked_up(each.value, frame)
+            found += several if isinstance(several, tuple) else [None]
+        else:
+            found.append(_value(each, frame))
+    for keyword in node.keywords:
+        value = _value(keyword.value, frame)
+        if keyword.arg is None:
+            found += value.values() if type(value) is dict else [None]
+        else:
+            found.append(value)
+    return found
+
+
+def _value(node: ast.expr, frame: FrameType) -> object:
+    return node.value if isinstance(node, ast.Constant) else looked_up(node, frame)
 
 
 def kind_of_torch_call(frame: FrameType) -> str:
