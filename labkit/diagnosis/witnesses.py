@@ -20,6 +20,7 @@ Samples = tuple[np.ndarray, np.ndarray]  # seconds (n,), values (n,) with NaN fo
 POWER_LAGS_S = 1.0  # NVML's power is the mean of the last second (nvmlDeviceGetPowerUsage, Ampere)
 # NVML's clocks event reasons: slowdown by the hardware, by heat (software, hardware), power brake
 HEAT = 0x8 | 0x20 | 0x40 | 0x80
+POWER_CAP = 0x4  # the driver's power management, as on a laptop's battery
 
 
 @dataclass(frozen=True)
@@ -74,16 +75,20 @@ def throttled(run: Run) -> Heat | None:
     """
     if not run.steps:
         return None
-    _, reasons = samples(run, "clock_reasons")
+    known, is_hot = _held_down(run, HEAT)
     _, mhz = samples(run, "sm_mhz")
-    known = np.isfinite(reasons)
-    is_hot = np.nan_to_num(reasons).astype(int) & HEAT > 0
     if not is_hot.any():
         return None
     share = float(is_hot.sum() / known.sum())
     if not np.isfinite(mhz[is_hot]).any():
         return Heat(share, None)
     return Heat(share, 1 - float(np.nanmean(mhz[is_hot]) / np.nanmax(mhz[known])))
+
+
+def _held_down(run: Run, by: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return of each reading whether it has reasons for the clock, and one of those in `by`."""
+    _, reasons = samples(run, "clock_reasons")
+    return np.isfinite(reasons), np.nan_to_num(reasons).astype(int) & by > 0
 
 
 def witnesses(run: Run) -> tuple[Witness, ...]:
@@ -126,7 +131,7 @@ def _sm_activity(run: Run, start: float) -> Witness | None:
 
 
 def _power_drawn(run: Run, start: float) -> Witness | None:
-    """A card that waits draws little. So do kernels that use little of it."""
+    """A card that waits draws little. So do kernels that use little of it, and a slow clock."""
     _, caps = samples(run, "power_limit_w")
     caps = caps[caps > 0]
     watts, _ = power(run)
@@ -142,6 +147,9 @@ def _power_drawn(run: Run, start: float) -> Witness | None:
     # While busy it drew at least the mean, and at most what it is if nothing was drawn while idle
     most = drawn / run.utilization
     found = _word(said, by, drawn, most, limits.POWER_WORKS, limits.POWER_RESTS)
+    known, is_held = _held_down(run, HEAT | POWER_CAP)
+    if found.works is False and is_held.sum() >= limits.HELD_DOWN * max(known.sum(), 1):
+        found = Witness(f"{said} ({by}; its clock was held down, so that this tells nothing)")
     # At work it draws at most its limit; while it waits between kernels, POWER_RESTS of that
     worked = (drawn - limits.POWER_RESTS) / (1 - limits.POWER_RESTS)
     return replace(found, at_least=min(max(worked, 0.0), 1.0))
