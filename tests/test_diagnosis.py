@@ -557,7 +557,7 @@ def test_only_an_optimizer_that_could_be_fused_is_told_to():
 
 def test_a_model_that_is_compiled_is_not_told_to_be():
     model = torch.nn.Linear(1, 1)
-    for made, is_compiled in ((model, False), (SimpleNamespace(_orig_mod=model), True)):
+    for made, is_compiled in ((model, False), (torch.compile(model), True)):
         assert loader_call.is_compiled(made) == is_compiled
         code = LoopCode.of({"is_compiled": is_compiled})
         evidence = Evidence("gpu", compiles=True, code=code)
