@@ -244,6 +244,44 @@ def test_what_an_h200_certainly_did_bounds_what_the_body_of_its_loop_costs(tmp_p
     assert lk.load(path).diagnose().bottleneck == "host"  # nothing tells that the device worked
 
 
+def small_card(tmp_path, change):
+    """Return the verdict on the H200's record, of a card that draws a fifth of its limit."""
+    with gzip.open(Path(__file__).with_name("h200_trainer.jsonl.gz"), "rt") as file:
+        events = [json.loads(line) for line in file]
+    for event in events:
+        if event["event"] == "telemetry":
+            event |= {"gpm": None, "energy_j": None, "power_w": 150.0}
+        change(event)
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    return lk.load(path).diagnose().findings[0]
+
+
+@pytest.mark.parametrize(
+    "file, call, remedy",
+    [
+        ("", "torch.isinf()", "no_nan_filter"),  # the Trainer's own
+        ("/x/site-packages/package/callback.py", "loss.item()", "read_rarely"),
+        ("/home/me/train.py", "loss.item()", "no_synchronising"),
+    ],
+)
+def test_a_wait_that_is_not_the_users_own_is_not_advised_to_be_taken_out(
+    tmp_path, file, call, remedy
+):
+    def change(event):
+        if event["event"] == "spec":
+            event["watched"]["code"] = {"training": "args"}
+        for place in event["places"].values() if event["event"] == "lines" else ():
+            if "torch.is" in place[5]:
+                place[0], place[2], place[5] = "sync", file or place[2], call
+
+    found = small_card(tmp_path, change)
+    assert (found.cause, found.remedies[0].key) == ("sync", remedy)
+    assert ("loss.detach()" in found.code) == (remedy == "no_synchronising")
+    if remedy == "no_nan_filter":
+        assert found.code.endswith("args = replace(args, logging_nan_inf_filter=False)\n")
+
+
 def test_a_watched_loop_without_a_loss_is_not_called_healthy_for_certain(tmp_path):
     found = watched_loop(tmp_path, FLAT_MS).diagnose()
     assert found.findings[0].cause == "the_device_is_the_limit"

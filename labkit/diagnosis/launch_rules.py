@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from labkit.bench.stack import is_users
 from labkit.diagnosis import device_remedies as cures
 from labkit.diagnosis.body_cost import host_alone_share, lost_to_copies, lost_to_own_update
-from labkit.diagnosis.body_remedies import NO_SYNCHRONISING
+from labkit.diagnosis.body_remedies import NO_NAN_FILTER, NO_SYNCHRONISING, READ_RARELY
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import NEIGHBOUR, Finding, Measured, costs
+from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.line_work import synchronises
 from labkit.diagnosis.loop_rules import SCHEDSTAT
+from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.witnesses import deciding
 
 
@@ -122,5 +125,12 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
     part, lines = stops
     blamed = Measured(f"of the body the host waits in {lines[0].what}", part)
     measured = (found.measured[0], blamed)
-    remedies = (NO_SYNCHRONISING, *found.remedies)
+    remedies = (_in_place_of_waiting(lines, evidence.trainer), *found.remedies)
     return replace(found, cause="sync", measured=measured, lines=lines, remedies=remedies)
+
+
+def _in_place_of_waiting(lines: tuple[Line, ...], trainer: bool) -> Remedy:
+    """Return what to do about lines that wait for the device: a package's cannot be changed."""
+    if trainer and any(line.call.startswith(("torch.isnan", "torch.isinf")) for line in lines):
+        return NO_NAN_FILTER
+    return NO_SYNCHRONISING if is_users(lines[0].file) else READ_RARELY
