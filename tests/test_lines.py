@@ -282,6 +282,21 @@ def test_a_wait_that_is_not_the_users_own_is_not_advised_to_be_taken_out(
         assert found.code.endswith("args = replace(args, logging_nan_inf_filter=False)\n")
 
 
+@pytest.mark.parametrize("card", ["NVIDIA H200", "Tesla T4"])
+def test_a_loss_scaler_is_not_needed_where_the_card_has_bf16(tmp_path, card):
+    def change(event):
+        if event["event"] == "machine":
+            event |= {"name": card, "compute_capability": None}
+        for place in event["places"].values() if event["event"] == "lines" else ():
+            if "torch.is" in place[5]:
+                place[0], place[5] = "inner_sync", "scaler.step()"
+
+    found = small_card(tmp_path, change)
+    needless = card == "NVIDIA H200"
+    assert (found.remedies[0].key == "no_scaler") == needless
+    assert ("scaler.step()" in found.evidence) == needless
+
+
 def test_a_watched_loop_without_a_loss_is_not_called_healthy_for_certain(tmp_path):
     found = watched_loop(tmp_path, FLAT_MS).diagnose()
     assert found.findings[0].cause == "the_device_is_the_limit"

@@ -41,6 +41,14 @@ NO_NAN_FILTER = Remedy(
     code="$lines",
     cost="the loss that is logged is NaN where one step's is",
 )
+NO_SCALER = Remedy(
+    "no_scaler",
+    "Use autocast to BF16, which this card has, in place of FP16: it needs no GradScaler, whose "
+    "step() waits for the device.",
+    "formats",
+    cost="accuracy: 8 bits of each number in place of 11",
+    check="losses within 16-bit rounding, and the metric",
+)
 NOW_AND_THEN = Remedy(
     "find_what_runs_now_and_then",
     "Look for what runs now and then: garbage collection, recompiles, checkpoints.",
