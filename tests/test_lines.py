@@ -801,6 +801,39 @@ def test_a_package_that_hands_on_its_arguments_copies_or_converts(monkeypatch):
         assert kinds_at_calls("to", work, monkeypatch) == {expected}
 
 
+class Picture(torch.Tensor):
+    pass
+
+
+def test_what_is_asked_of_a_subclass_of_tensor_is_asked_of_torch(monkeypatch):
+    monkeypatch.setattr(named_objects, "locals_of", lambda frame: dict(frame.f_locals))
+    on_gpu = torch.ones(1).as_subclass(Picture)
+    on_host = torch.ones(1).as_subclass(Picture)
+    monkeypatch.setattr(gpu_tensors, "lies_on_gpu", lambda value: value is on_gpu)
+    device = torch.device("meta")
+
+    def read():
+        on_gpu.item()
+        on_host.to(device)
+
+    places = Places(None)
+    places.loop = read.__code__
+
+    def note(frame, event, called):
+        if event == "c_call" and called.__name__ in ("item", "to"):
+            sys.setprofile(None)
+            places.number_of(frame)
+            sys.setprofile(note)
+
+    sys.setprofile(note)
+    try:
+        read()
+    finally:
+        sys.setprofile(None)
+    found = {(place.kind, place.call) for place in places.fresh.values()}
+    assert found == {("sync", "on_gpu.item()"), ("copy", "on_host.to()")}
+
+
 def norm_of(weights):
     return sum(weight.grad.norm(2) ** 2 for weight in weights)
 
