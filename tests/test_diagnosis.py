@@ -183,6 +183,7 @@ FITTING = {  # what a row applies to whose `fits` has words or settings
     "IN_LOOP": Evidence("cpu", knobs={"num_workers": 2}, advised=Workers(0, Estimate(2, 1, 3))),
     "LARGER_BATCH": Evidence("cpu", knobs={"batch_size": 4}),
     "MORE_OF_ITS_OWN": Evidence("gpu", own_loader="PrefetchLoader", wait_us=9e4),
+    "NO_NAN_FILTER": Evidence("gpu", trainer=True, code=LoopCode(training="args")),
     "PERSISTENT": Evidence("cpu", code=PLAIN),
     "PROFILE_FIRST": Evidence("gpu", formats=("bf16",)),
     "QUIETER": Evidence("gpu"),
