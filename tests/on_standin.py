@@ -221,7 +221,10 @@ def test_a_watched_model_has_the_peak_of_the_format_its_operators_run_in(
 # -- what is sized --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model, card", [("cnn", "T4"), ("mlp", "H200"), ("transformer", "T4")])
+@pytest.mark.parametrize(
+    "model, card",
+    [("cnn", "T4"), ("cnn", "A100 1g"), ("mlp", "H200"), ("transformer", "T4")],
+)
 def test_a_default_step_takes_about_ten_milliseconds_and_is_no_matter_of_launches(
     model, card, cards, tmp_path, monkeypatch
 ):
@@ -229,7 +232,7 @@ def test_a_default_step_takes_about_ten_milliseconds_and_is_no_matter_of_launche
     gpu = cards(card)
     job = plain_job(DEVICE, model=model)
     step_ms = model_size.time_step(job, job.depth, DEVICE)
-    assert 7 < step_ms < (20 if job.depth == 1 else 13)  # one layer may be more on a small card
+    assert 7 < step_ms < 14, (job.width, job.depth)  # a small card's model is narrower
     trainer = Trainer(job, DEVICE)
     batch = trainer.to_device(*noise_batch(job))
     before = gpu.clock.now()

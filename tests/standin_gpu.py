@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -74,6 +75,17 @@ CARDS = {
     "A100": card("NVIDIA A100-SXM4-40GB", 39.4, 108, (8, 0), 40),
     "H200": card("NVIDIA H200", 139.8, 132, (9, 0), 60, 50.0),
 }
+WHOLE = CARDS["A100"].sheet
+CARDS["A100 1g"] = CARDS["A100"]._replace(  # a MIG instance
+    sheet=replace(
+        WHOLE,
+        tflop_per_s={name: peak * 14 / 108 for name, peak in WHOLE.tflop_per_s.items()},
+        gb_per_s=WHOLE.gb_per_s / 8,
+    ),
+    name="NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+    memory_gib=4.75,
+    sms=14,
+)
 
 
 class Kernel(NamedTuple):

@@ -183,6 +183,7 @@ FITTING = {  # what a row applies to whose `fits` has words or settings
     "IN_LOOP": Evidence("cpu", knobs={"num_workers": 2}, advised=Workers(0, Estimate(2, 1, 3))),
     "LARGER_BATCH": Evidence("cpu", knobs={"batch_size": 4}),
     "MORE_OF_ITS_OWN": Evidence("gpu", own_loader="PrefetchLoader", wait_us=9e4),
+    "NO_NAN_FILTER": Evidence("gpu", trainer=True, code=LoopCode(training="args")),
     "PERSISTENT": Evidence("cpu", code=PLAIN),
     "PROFILE_FIRST": Evidence("gpu", formats=("bf16",)),
     "QUIETER": Evidence("gpu"),
@@ -557,7 +558,7 @@ def test_only_an_optimizer_that_could_be_fused_is_told_to():
 
 def test_a_model_that_is_compiled_is_not_told_to_be():
     model = torch.nn.Linear(1, 1)
-    for made, is_compiled in ((model, False), (SimpleNamespace(_orig_mod=model), True)):
+    for made, is_compiled in ((model, False), (torch.compile(model), True)):
         assert loader_call.is_compiled(made) == is_compiled
         code = LoopCode.of({"is_compiled": is_compiled})
         evidence = Evidence("gpu", compiles=True, code=code)

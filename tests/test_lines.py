@@ -7,6 +7,7 @@ import gzip
 import io
 import itertools
 import json
+import linecache
 import logging
 import math
 import os
@@ -241,6 +242,59 @@ def test_what_an_h200_certainly_did_bounds_what_the_body_of_its_loop_costs(tmp_p
         event.pop("energy_j", None)
     path.write_text("".join(json.dumps(event) + "\n" for event in events))
     assert lk.load(path).diagnose().bottleneck == "host"  # nothing tells that the device worked
+
+
+def small_card(tmp_path, change):
+    """Return the verdict on the H200's record, of a card that draws a fifth of its limit."""
+    with gzip.open(Path(__file__).with_name("h200_trainer.jsonl.gz"), "rt") as file:
+        events = [json.loads(line) for line in file]
+    for event in events:
+        if event["event"] == "telemetry":
+            event |= {"gpm": None, "energy_j": None, "power_w": 150.0}
+        change(event)
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    return lk.load(path).diagnose().findings[0]
+
+
+@pytest.mark.parametrize(
+    "file, call, remedy",
+    [
+        ("", "torch.isinf()", "no_nan_filter"),  # the Trainer's own
+        ("/x/site-packages/package/callback.py", "loss.item()", "read_rarely"),
+        ("/home/me/train.py", "loss.item()", "no_synchronising"),
+    ],
+)
+def test_a_wait_that_is_not_the_users_own_is_not_advised_to_be_taken_out(
+    tmp_path, file, call, remedy
+):
+    def change(event):
+        if event["event"] == "spec":
+            event["watched"]["code"] = {"training": "args"}
+        for place in event["places"].values() if event["event"] == "lines" else ():
+            if "torch.is" in place[5]:
+                place[0], place[2], place[5] = "sync", file or place[2], call
+
+    found = small_card(tmp_path, change)
+    assert (found.cause, found.remedies[0].key) == ("sync", remedy)
+    assert ("loss.detach()" in found.code) == (remedy == "no_synchronising")
+    if remedy == "no_nan_filter":
+        assert found.code.endswith("args = replace(args, logging_nan_inf_filter=False)\n")
+
+
+@pytest.mark.parametrize("card", ["NVIDIA H200", "Tesla T4"])
+def test_a_loss_scaler_is_not_needed_where_the_card_has_bf16(tmp_path, card):
+    def change(event):
+        if event["event"] == "machine":
+            event |= {"name": card, "compute_capability": None}
+        for place in event["places"].values() if event["event"] == "lines" else ():
+            if "torch.is" in place[5]:
+                place[0], place[5] = "inner_sync", "scaler.step()"
+
+    found = small_card(tmp_path, change)
+    needless = card == "NVIDIA H200"
+    assert (found.remedies[0].key == "no_scaler") == needless
+    assert ("scaler.step()" in found.evidence) == needless
 
 
 def test_a_watched_loop_without_a_loss_is_not_called_healthy_for_certain(tmp_path):
@@ -729,6 +783,75 @@ def test_what_a_package_sends_to_the_device_is_a_copy(monkeypatch):
     assert kinds_at_calls("to", lambda: encoded.x.to(device), monkeypatch) == {"copy"}
     half = torch.float16
     assert kinds_at_calls("to", lambda: batch["x"].to(half), monkeypatch) == {"torch"}
+
+
+def test_only_what_names_no_device_converts(monkeypatch):
+    class Model:
+        device = property(lambda self: torch.device("meta"))
+
+    model = Model()
+    other = torch.ones(1)
+    on_host = torch.ones(2)
+    half = torch.float16
+    for copies, expected in (
+        (lambda: on_host.to(model.device, dtype=half), "copy"),
+        (lambda: on_host.to(device=model.device, dtype=half), "copy"),
+        (lambda: on_host.to(other), "copy"),
+        (lambda: on_host.to(half, non_blocking=True), "torch"),
+    ):
+        assert kinds_at_calls("to", copies, monkeypatch) == {expected}
+
+
+SENDS = "def send(tensor, *args, **kwargs):\n    return tensor.to(*args, **kwargs)\n"
+
+
+def test_a_package_that_hands_on_its_arguments_copies_or_converts(monkeypatch):
+    send = packaged("features", SENDS)["send"]
+    lines = SENDS.splitlines(keepends=True)
+    file = send.__code__.co_filename
+    monkeypatch.setitem(linecache.cache, file, (len(SENDS), None, lines, file))
+    on_host = torch.ones(2)
+    for work, expected in (
+        (lambda: send(on_host, torch.device("meta"), torch.float16), "copy"),
+        (lambda: send(on_host, device="meta"), "copy"),
+        (lambda: send(on_host, on_host), "copy"),
+        (lambda: send(on_host, torch.float16), "library"),
+        (lambda: send(on_host, "cpu"), "library"),
+    ):
+        assert kinds_at_calls("to", work, monkeypatch) == {expected}
+
+
+class Picture(torch.Tensor):
+    pass
+
+
+def test_what_is_asked_of_a_subclass_of_tensor_is_asked_of_torch(monkeypatch):
+    monkeypatch.setattr(named_objects, "locals_of", lambda frame: dict(frame.f_locals))
+    on_gpu = torch.ones(1).as_subclass(Picture)
+    on_host = torch.ones(1).as_subclass(Picture)
+    monkeypatch.setattr(gpu_tensors, "lies_on_gpu", lambda value: value is on_gpu)
+    device = torch.device("meta")
+
+    def read():
+        on_gpu.item()
+        on_host.to(device)
+
+    places = Places(None)
+    places.loop = read.__code__
+
+    def note(frame, event, called):
+        if event == "c_call" and called.__name__ in ("item", "to"):
+            sys.setprofile(None)
+            places.number_of(frame)
+            sys.setprofile(note)
+
+    sys.setprofile(note)
+    try:
+        read()
+    finally:
+        sys.setprofile(None)
+    found = {(place.kind, place.call) for place in places.fresh.values()}
+    assert found == {("sync", "on_gpu.item()"), ("copy", "on_host.to()")}
 
 
 def norm_of(weights):

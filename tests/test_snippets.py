@@ -164,6 +164,42 @@ def recorded_code(loader):
     return watched.run.loop_code
 
 
+def test_the_model_is_the_one_that_has_weights_and_the_others_as_its_parts():
+    make = torch.utils.data.DataLoader
+    nn = torch.nn
+
+    def compiled():
+        model = nn.Linear(4, 4)
+        unoptimized_model = model
+        model = torch.compile(model, backend="eager")
+        criterion = nn.CrossEntropyLoss()
+        return call_of(make(range(4))), model, unoptimized_model, criterion
+
+    def in_place():
+        net = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        net[0].compile(backend="eager")
+        criterion = nn.CrossEntropyLoss()
+        return call_of(make(range(4))), net, criterion
+
+    def parts():
+        backbone, head = nn.Linear(4, 4), nn.Linear(4, 2)
+        whole = nn.Sequential(backbone, head)
+        return call_of(make(range(4))), whole
+
+    def two():
+        generator, discriminator = nn.Linear(4, 4), nn.Linear(4, 4)
+        return call_of(make(range(4))), generator, discriminator
+
+    for script, model, is_compiled in (
+        (compiled, "model", True),
+        (in_place, "net", True),
+        (parts, "whole", False),
+        (two, None, False),
+    ):
+        code = script()[0]
+        assert (code["model"], code["is_compiled"]) == (model, is_compiled)
+
+
 @pytest.mark.slow
 def test_the_advice_for_a_watched_loop_is_in_the_names_of_its_script():
     names = user_script("DataLoader(data, 8, shuffle=True, collate_fn=pad_together)")

@@ -144,6 +144,17 @@ def test_who_can_tell_decides(tmp_path, how, readings, bottleneck, words):
         assert any("upper bound" in note for note in found.notes)
 
 
+@pytest.mark.parametrize("reasons", [0x20, 0x40, 0x88, 0x4])
+def test_a_card_that_is_held_down_is_not_called_waiting_for_the_little_that_it_draws(
+    tmp_path, reasons
+):
+    cold = samples(1.0, power_w=110, clock_reasons=0x1, **LIMIT)
+    held = [sample | {"clock_reasons": reasons} for sample in samples(power_w=110, **LIMIT)[5:]]
+    found = record(tmp_path, telemetry=cold[:5] + held, **LAUNCH_BOUND)[0].diagnose()
+    assert found.bottleneck == "unsure" and "held down" in found.evidence
+    assert all(each.name != "launch" for each in found.findings)
+
+
 def test_heat_that_holds_the_clock_down_is_named_and_the_power_limit_is_not(tmp_path):
     hot = samples(1.0, clock_reasons=0x40, sm_mhz=990.0)
     cool = samples(0.3, clock_reasons=0x4, sm_mhz=1980.0)

@@ -77,9 +77,8 @@ def _kind_of_gpu_call(frame: FrameType, around: str) -> str:
         wait = INNER_SYNC if around in TRAINING else "sync"
         return wait if gpu_tensors.is_on_gpu(node, frame) else ""
     kind = kind_of_torch_call(frame) if around == "library" else ""
-    if kind == "copy" and is_gpu_in_use():
-        to_gpu = isinstance(node, ast.Call) and name_of(node.func) == "cuda"
-        return kind if to_gpu or _device_named(node, frame) not in (None, "cpu") else ""
+    if kind == "copy" and is_gpu_in_use():  # no conversion, as far as the arguments are known
+        return kind
     return kind if gpu_tensors.is_on_gpu(node, frame) else ""
 
 
@@ -132,9 +131,9 @@ def _kind_in_torch(name: str, module: str, node: ast.expr, frame: FrameType) -> 
     """Return the kind of work of torch's function, method or operation with this name."""
     kind = OF_TORCH.get(name) or kind_of(module)
     if kind == "copy":
-        device = _device_named(node, frame)
-        is_conversion = device is None and _names_dtype(node, frame)
-        return "sync" if device == "cpu" else "torch" if is_conversion else kind
+        if _converts(node, frame):
+            return "torch"
+        return "sync" if _is_to_host(node, frame) else kind
     if not isinstance(node, ast.Call):
         return kind
     if name in ("tensor", "as_tensor") and any(each.arg == "device" for each in node.keywords):
@@ -205,19 +204,40 @@ def _device_named(node: ast.expr, frame: FrameType) -> str | None:
     return None
 
 
-def _names_dtype(node: ast.expr, frame: FrameType) -> bool:
-    """Return whether an argument of a call is a number format."""
-    return any(is_a(value, "torch", "dtype") for value in _arguments(node, frame))
+def _converts(node: ast.expr, frame: FrameType) -> bool:
+    """Return whether a call of `to` changes the number format only: no argument may be a device."""
+    if not isinstance(node, ast.Call) or name_of(node.func) != "to":
+        return False
+    return all(
+        isinstance(value, bool)
+        or is_a(value, "torch", "dtype")
+        or is_a(value, "torch", "memory_format")
+        for value in _arguments(node, frame)
+    )
 
 
 def _arguments(node: ast.expr, frame: FrameType) -> list[object]:
     """Return a call's arguments, as far as they are written out or have a name; else None."""
     if not isinstance(node, ast.Call):
         return []
-    nodes = [*node.args, *(each.value for each in node.keywords)]
-    return [
-        each.value if isinstance(each, ast.Constant) else looked_up(each, frame) for each in nodes
-    ]
+    found: list[object] = []
+    for each in node.args:
+        if isinstance(each, ast.Starred):
+            several = looked_up(each.value, frame)
+            found += several if isinstance(several, tuple) else [None]
+        else:
+            found.append(_value(each, frame))
+    for keyword in node.keywords:
+        value = _value(keyword.value, frame)
+        if keyword.arg is None:
+            found += value.values() if type(value) is dict else [None]
+        else:
+            found.append(value)
+    return found
+
+
+def _value(node: ast.expr, frame: FrameType) -> object:
+    return node.value if isinstance(node, ast.Constant) else looked_up(node, frame)
 
 
 def kind_of_torch_call(frame: FrameType) -> str:

@@ -1,8 +1,9 @@
 """Size the model for the device, where its pipeline leaves that open.
 
 On a CPU a step of 5 to 6 ms on one core. On a GPU the depth is found by timing: 10 ms a step, so
-that the default loader starves any card, for the default batch in FP32. What was found is kept for
-later runs: by card, driver and PyTorch, and apart where others were computing on the card.
+that the default loader starves any card, for the default batch in FP32; on a card that is too slow
+for one layer of it the model is narrower. What was found is kept for later runs: by card, driver
+and PyTorch, and apart where others were computing on the card.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ MOST_MEMORY = 0.5  # of a device's, for those of the deepest model that is probe
 STEP_MS = 10.0
 PROBED = (1, 3)  # layers; a line through their times tells the depth
 DEEPEST = 64
+TOO_WIDE = 0  # the depth of a width of which one layer takes too long
+HALVINGS = 2  # of a width for speed: a sixteenth of the arithmetic
 WARM_S = 0.5  # of load before anything is timed: an idle card's clocks take so long to rise
 OFF = 0.3  # a depth whose own time is so far from STEP_MS is looked for again
 TRIES = 3
@@ -55,7 +58,8 @@ def fill(job: Job, device: torch.device) -> None:
         if job.model == "cnn" and job.image_px > PX:  # as much arithmetic a layer on larger images
             job.width = max(32, round(job.width * PX / job.image_px / 32) * 32)
         job.width = width_that_fits(job, device)
-        job.depth = job.depth or kept_depth(job, device)
+        if job.depth is None:
+            fit_speed(job, device)
     job.depth = job.depth or STATED_WIDTH_DEPTH
 
 
@@ -76,6 +80,17 @@ def width_that_fits(job: Job, device: torch.device) -> int:
             break
         width //= 2
     return width
+
+
+def fit_speed(job: Job, device: torch.device) -> None:
+    """Set the depth at which a step takes about `STEP_MS`, and halve the width if need be."""
+    job.depth = kept_depth(job, device)
+    for _ in range(HALVINGS):
+        if job.depth != TOO_WIDE:
+            return
+        job.width //= 2
+        job.depth = kept_depth(job, device)
+    job.depth = max(job.depth, 1)
 
 
 def kept_depth(job: Job, device: torch.device) -> int:
@@ -112,7 +127,10 @@ def place_of_depth(job: Job, device: torch.device) -> Path:
 
 
 def find_depth(job: Job, device: torch.device) -> int:
-    """Return the depth at which a step takes about `STEP_MS`, with the card's clocks up."""
+    """Return the depth at which a step takes about `STEP_MS`, with the card's clocks up.
+
+    `TOO_WIDE` where one layer takes longer.
+    """
     load(device)
     depth = PROBED[0]
     for _ in range(TRIES):
@@ -121,6 +139,8 @@ def find_depth(job: Job, device: torch.device) -> int:
         depth = min(max(PROBED[0] + round((STEP_MS - few) / a_layer), 1), DEEPEST)
         took = time_step(job, depth, device)
         whole_layers = max(OFF * STEP_MS, a_layer / 2)  # no depth comes closer than half a layer
+        if depth == 1 and took > (1 + OFF) * STEP_MS:
+            return TOO_WIDE
         if abs(took - STEP_MS) <= whole_layers or (depth == 1 and took > STEP_MS):
             break
     return depth

@@ -12,6 +12,8 @@ from labkit.bench.stack import is_a, locals_of
 def owner(node: ast.expr, frame: FrameType) -> str:
     """Return the module that what `node` evaluates to belongs to; "" where that is not known."""
     found = looked_up(node, frame)
+    if is_a(found, "torch", "Tensor"):  # of a subclass too
+        return "torch"
     if found is not None:
         is_named = isinstance(found, ModuleType) or callable(found)
         own = found if is_named and not hasattr(type(found), "forward") else type(found)

@@ -76,6 +76,7 @@ class Places:
         `is_late` where the thread may have been in C code before it, and has come to it since.
         """
         is_late = is_late and stack.is_gpu_in_use()
+        top = _asked(top)
         seen = self._seen(top)
         key: list[object] = [is_late, seen.grad, seen.loop and seen.loop.f_lineno]
         last = top.f_back if is_late and seen.own is top else seen.own
@@ -200,6 +201,16 @@ def _reads(seen: Stack) -> Where | None:
             found = _where(frame)
             is_read = False
     return found
+
+
+def _asked(top: FrameType) -> FrameType:
+    """Return the frame that asked a subclass of Tensor for what `top` has torch do; else `top`."""
+    frame = top.f_back if top.f_code.co_name == "_convert" else top  # of what torch has returned
+    if frame is None or stack.module_of_frame(frame) != "torch._tensor":
+        return top
+    while frame.f_code.co_name == "__torch_function__" and frame.f_back is not None:
+        frame = frame.f_back
+    return frame if stack.module_of_frame(frame) != "torch._tensor" else top
 
 
 def _work(top: FrameType, seen: Stack) -> tuple[str, str]:

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from labkit.diagnosis.remedies import ROUNDED, Remedy
+from labkit.diagnosis.evidence import Evidence
+from labkit.diagnosis.remedies import ROUNDED, Fit, Remedy
+from labkit.diagnosis.trainer_code import replaced
+
+
+def no_nan_filter(evidence: Evidence) -> Fit | None:
+    """Return how to switch off what a Trainer asks of each loss; None for another loop."""
+    training = evidence.code.training if evidence.code else None
+    lines = replaced(training, {"logging_nan_inf_filter": False}) if training else ""
+    return Fit(words={"lines": lines}) if evidence.trainer else None
+
 
 OUT_OF_THE_LOOP = Remedy(
     "out_of_the_loop",
@@ -15,6 +25,29 @@ NO_SYNCHRONISING = Remedy(
     "Do not wait for the device in every step: collect losses on it, and read them rarely.",
     "launches",
     code="total += loss.detach()  # and only now and then: total.item()\n",
+)
+READ_RARELY = Remedy(
+    "read_rarely",
+    "Have the package that waits for the device in every step log or check less often: it has a "
+    "setting for that, or a call of yours asks for it.",
+    "launches",
+)
+NO_NAN_FILTER = Remedy(
+    "no_nan_filter",
+    "Do not have the Trainer ask in every step whether the loss is a number, which waits for the "
+    "device: TrainingArguments(logging_nan_inf_filter=False).",
+    "launches",
+    fits=no_nan_filter,
+    code="$lines",
+    cost="the loss that is logged is NaN where one step's is",
+)
+NO_SCALER = Remedy(
+    "no_scaler",
+    "Use autocast to BF16, which this card has, in place of FP16: it needs no GradScaler, whose "
+    "step() waits for the device.",
+    "formats",
+    cost="accuracy: 8 bits of each number in place of 11",
+    check="losses within 16-bit rounding, and the metric",
 )
 NOW_AND_THEN = Remedy(
     "find_what_runs_now_and_then",

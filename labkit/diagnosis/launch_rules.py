@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from labkit.bench.stack import is_users
 from labkit.diagnosis import device_remedies as cures
 from labkit.diagnosis.body_cost import host_alone_share, lost_to_copies, lost_to_own_update
-from labkit.diagnosis.body_remedies import NO_SYNCHRONISING
+from labkit.diagnosis.body_remedies import (
+    NO_NAN_FILTER,
+    NO_SCALER,
+    NO_SYNCHRONISING,
+    READ_RARELY,
+)
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import NEIGHBOUR, Finding, Measured, costs
-from labkit.diagnosis.line_work import synchronises
+from labkit.diagnosis.hot_lines import Line
+from labkit.diagnosis.line_work import loss_scaler_waits, synchronises
 from labkit.diagnosis.loop_rules import SCHEDSTAT
+from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.witnesses import deciding
 
 
@@ -90,9 +98,10 @@ def gaps_between_kernels(evidence: Evidence) -> Finding | None:
 def idle_while_busy(evidence: Evidence) -> Finding | None:
     """A second instrument says that a GPU, busy by its events, did little.
 
-    Cause "gaps_or_small_kernels", or "sync" where the body's lines wait for the device. It is found
-    where the instrument (the SMs' activity, power) reads less than SMS_REST or POWER_RESTS; it
-    costs what the instrument leaves of the busy time, without what the body's other rules found.
+    Cause "gaps_or_small_kernels", or "sync" where the body's lines wait for the device, or a loss
+    scaler does on a card that has BF16. It is found where the instrument (the SMs' activity, power)
+    reads less than SMS_REST or POWER_RESTS; it costs what the instrument leaves of the busy time,
+    without what the body's other rules found.
     """
     witness = deciding(evidence.card.witnesses)
     if witness is None or witness.works:
@@ -116,11 +125,30 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
         ),
         remedies=cures.FEWER_LAUNCHES,
     )
-    stops = synchronises(evidence.loop.lines) if evidence.loop else None
-    if stops is None:
+    waits = _waits(evidence)
+    if waits is None:
         return found
-    part, lines = stops
+    part, lines, remedy = waits
     blamed = Measured(f"of the body the host waits in {lines[0].what}", part)
     measured = (found.measured[0], blamed)
-    remedies = (NO_SYNCHRONISING, *found.remedies)
+    remedies = (remedy, *found.remedies)
     return replace(found, cause="sync", measured=measured, lines=lines, remedies=remedies)
+
+
+def _waits(evidence: Evidence) -> tuple[float, tuple[Line, ...], Remedy] | None:
+    """Return the part of the body in which the host waits for the device, where, and the remedy."""
+    if evidence.loop is None:
+        return None
+    stops = synchronises(evidence.loop.lines)
+    if stops is not None:
+        return *stops, _in_place_of_waiting(stops[1], evidence.trainer)
+    has_bf16 = "bf16" in (evidence.formats or ())
+    scaling = loss_scaler_waits(evidence.loop.lines) if has_bf16 else None
+    return (*scaling, NO_SCALER) if scaling else None
+
+
+def _in_place_of_waiting(lines: tuple[Line, ...], trainer: bool) -> Remedy:
+    """Return what to do about lines that wait for the device: a package's cannot be changed."""
+    if trainer and any(line.call.startswith(("torch.isnan", "torch.isinf")) for line in lines):
+        return NO_NAN_FILTER
+    return NO_SYNCHRONISING if is_users(lines[0].file) else READ_RARELY

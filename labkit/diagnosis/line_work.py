@@ -66,6 +66,15 @@ def synchronises(lines: Lines) -> tuple[float, tuple[Line, ...]] | None:
     return part, lines.worst(lines.of_part("sync"))
 
 
+def loss_scaler_waits(lines: Lines) -> tuple[float, tuple[Line, ...]] | None:
+    """Return the part of the body in which a loss scaler waits for the device, and where."""
+    body = lines.mask("body")
+    inner = lines.rows(body & (lines.kind == INNER_SYNC))
+    found = tuple(line for line in inner if "scaler" in line.call)
+    part = sum(line.share for line in found) / max(float(lines.share[body].sum()), 1e-9)
+    return (part, found[:3]) if part >= limits.WORTH_NAMING["launch"] else None
+
+
 def share_after_sync(lines: Lines, part: str) -> float:
     """Return the share (0 to 1) of a part of the body before which the device was waited for.
 

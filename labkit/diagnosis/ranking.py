@@ -69,9 +69,10 @@ def _healthy(evidence: Evidence, total: dict[str, float]) -> Finding:
     limit = limits.WORTH_NAMING
     name = max(total, key=lambda each: total[each] / limit[each])
     near = f"of the time is {name}, the nearest loss, with a threshold of {limit[name]:.0%}"
+    computes = "the host is in the loop's body" if evidence.launches_only else "the device computes"
     measured = [
         Measured(
-            "of the time the device computes, and no loss reaches its threshold",
+            f"of the time {computes}, and no loss reaches its threshold",
             evidence.compute_share,
             by=evidence.source,
         ),

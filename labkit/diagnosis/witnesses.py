@@ -19,6 +19,7 @@ from labkit.results.step_classes import busy_until
 
 # NVML's clocks event reasons: slowdown by the hardware, by heat (software, hardware), power brake
 HEAT = 0x8 | 0x20 | 0x40 | 0x80
+POWER_CAP = 0x4  # the driver's power management, as on a laptop's battery
 
 
 @dataclass(frozen=True)
@@ -47,16 +48,20 @@ def throttled(run: Run) -> Heat | None:
     """
     if not run.steps:
         return None
-    _, reasons = readings_of(run, "clock_reasons")
+    known, is_hot = _held_down(run, HEAT)
     _, mhz = readings_of(run, "sm_mhz")
-    known = np.isfinite(reasons)
-    is_hot = np.nan_to_num(reasons).astype(int) & HEAT > 0
     if not is_hot.any():
         return None
     share = float(is_hot.sum() / known.sum())
     if not np.isfinite(mhz[is_hot]).any():
         return Heat(share, None)
     return Heat(share, 1 - float(np.nanmean(mhz[is_hot]) / np.nanmax(mhz[known])))
+
+
+def _held_down(run: Run, by: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return of each reading whether it has reasons for the clock, and one of those in `by`."""
+    _, reasons = readings_of(run, "clock_reasons")
+    return np.isfinite(reasons), np.nan_to_num(reasons).astype(int) & by > 0
 
 
 def witnesses(run: Run) -> tuple[Witness, ...]:
@@ -98,7 +103,7 @@ def _sm_activity(run: Run) -> Witness | None:
 
 
 def _power_drawn(run: Run) -> Witness | None:
-    """A card that waits draws little. So do kernels that use little of it."""
+    """A card that waits draws little. So do kernels that use little of it, and a slow clock."""
     _, caps = readings_of(run, "power_limit_w")
     caps = caps[caps > 0]
     watts = power.by_counter(run)[0] or power.by_meter(run)
@@ -110,6 +115,9 @@ def _power_drawn(run: Run) -> Witness | None:
     # While busy it drew at least the mean, and at most what it is if nothing was drawn while idle
     most = drawn / run.utilization
     found = _word(said, by, drawn, most, limits.POWER_WORKS, limits.POWER_RESTS)
+    known, is_held = _held_down(run, HEAT | POWER_CAP)
+    if found.works is False and is_held.sum() >= limits.HELD_DOWN * max(known.sum(), 1):
+        found = Witness(f"{said} ({by}; its clock was held down, so that this tells nothing)")
     # At work it draws at most its limit; while it waits between kernels, POWER_RESTS of that
     worked = (drawn - limits.POWER_RESTS) / (1 - limits.POWER_RESTS)
     return replace(found, at_least=min(max(worked, 0.0), 1.0))

@@ -30,10 +30,10 @@ def call_of(loader: object, model: object = None, optimizer: object = None) -> d
         with Hugging Face's TrainingArguments; `dataset_type`: its class; `epoch_setter`: the one of
         it and its samplers that has a `set_epoch`; `streams`: whether it is an IterableDataset;
         `may_fuse`: as `may_fuse()` says of the optimizer; `is_compiled`: whether torch.compile has
-        the model; `call`: what the script calls to make a loader, "" where it has no name for
-        torch's DataLoader; `arguments`: {name: code}, defaults left out, the code None where the
-        script has no name for the object. `call` and `arguments` are None where the loader is no
-        DataLoader, or is made inside a framework.
+        the model, or one that the script names; `call`: what the script calls to make a loader, ""
+        where it has no name for torch's DataLoader; `arguments`: {name: code}, defaults left out,
+        the code None where the script has no name for the object. `call` and `arguments` are None
+        where the loader is no DataLoader, or is made inside a framework.
     """
     names = Names(_user_frame(loader))
     parts = ("dataset", "sampler", "batch_sampler")
@@ -41,21 +41,19 @@ def call_of(loader: object, model: object = None, optimizer: object = None) -> d
     data = sys.modules.get("torch.utils.data")
     found = {
         "loader": names.of(loader),
-        "model": names.only("torch.nn", "Module", model),
+        "model": names.of_model(model),
         "optimizer": names.only("torch.optim", "Optimizer", optimizer),
         "training": names.only("transformers", "TrainingArguments", None),
         "dataset_type": kinds[0].__name__,
         "epoch_setter": next((each.__name__ for each in kinds if hasattr(each, "set_epoch")), None),
         "streams": data is not None and issubclass(kinds[0], data.IterableDataset),
         "may_fuse": None,
-        "is_compiled": False,
+        "is_compiled": any(map(is_compiled, names.models() if model is None else [model])),
         "call": None,
         "arguments": None,
     }
     if found["optimizer"] is not None:
         found["may_fuse"] = may_fuse(names.values.get(found["optimizer"], optimizer))
-    if found["model"] is not None:
-        found["is_compiled"] = is_compiled(names.values.get(found["model"], model))
     ours = found["loader"] or not loop_around(sys._getframe(1))[1]
     if data is None or not isinstance(loader, data.DataLoader) or not ours:
         return found
@@ -80,7 +78,7 @@ def call_with(
     if not streams and not isinstance(dataset, str):
         arguments["shuffle"] = "True"
     return {
-        "model": names.only("torch.nn", "Module", model),
+        "model": names.of_model(model),
         "optimizer": names.only("torch.optim", "Optimizer", optimizer),
         "call": names.of_class(data.DataLoader) if data is not None else "",
         "arguments": arguments,
@@ -97,8 +95,35 @@ def may_fuse(optimizer: object) -> bool | None:
 
 
 def is_compiled(model: object) -> bool:
-    """Return whether torch.compile has made a model, or compiled it in place."""
-    return hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
+    """Return whether torch.compile has made a model or a part of it, or compiled it in place."""
+    kept = [_kept(part) for part in _parts(model)]
+    return any(
+        "_orig_mod" in each.get("_modules", {}) or each.get("_compiled_call_impl") is not None
+        for each in kept
+    )
+
+
+def _kept(part: object) -> dict[str, dict[str, object]]:
+    return getattr(part, "__dict__", {})
+
+
+def _parts(model: object) -> list[object]:
+    """Return a Module and all that it is made of; only what they keep is read."""
+    found = {id(model): model}
+    left = [model]
+    while left:
+        inner = _kept(left.pop()).get("_modules") or {}
+        fresh = {id(each): each for each in inner.values() if each is not None}
+        left += [each for number, each in fresh.items() if number not in found]
+        found |= fresh
+    return list(found.values())
+
+
+def _is_trained(model: object) -> bool:
+    """Return whether a Module has parameters, as a loss function has none."""
+    unseen = {"": model}  # a scripted part keeps its own elsewhere
+    kept = [_kept(part).get("_parameters", unseen) for part in _parts(model)]
+    return any(weight is not None for weights in kept for weight in weights.values())
 
 
 def _arguments(loader: DataLoader, names: Names, data: ModuleType) -> dict[str, str | None]:
@@ -190,6 +215,26 @@ class Names:
             return self.of(given)
         held = {id(each): name for name, each in self.values.items() if is_a(each, module, kind)}
         return next(iter(held.values())) if len(held) == 1 else None
+
+    def models(self) -> list[object]:
+        """Return the Modules with parameters that have a name, each once.
+
+        Not the one whose method the frame is in: it cannot be replaced from there.
+        """
+        named = {id(each): each for name, each in self.values.items() if name != "self"}
+        return [
+            each
+            for each in named.values()
+            if is_a(each, "torch.nn", "Module") and _is_trained(each)
+        ]
+
+    def of_model(self, given: object) -> str | None:
+        """Return the name of `given`, else of the one model that has all others as its parts."""
+        if given is not None:
+            return self.of(given)
+        models = self.models()
+        whole = [each for each in models if {*map(id, models)} <= {*map(id, _parts(each))}]
+        return self.of(whole[0]) if len(whole) == 1 else None
 
 
 def _named(frame: FrameType) -> dict[str, object]:

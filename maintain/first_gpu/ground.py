@@ -51,7 +51,7 @@ def depths(model: str, device: torch.device) -> None:
     job = job_of(model, device)
     for _ in range(TIMES):
         depth = model_size.find_depth(job, device)
-        again_ms = model_size.time_step(job, depth, device)
+        again_ms = model_size.time_step(job, max(depth, 1), device)  # 0: too wide
         tell("depth", model=model, width=job.width, depth=depth, step_ms=again_ms)
 
 
