@@ -95,7 +95,8 @@ def _groups(controller: str) -> Iterator[tuple[Path, int]]:
         for line in (ROOT / "proc/self/mountinfo").read_text().splitlines():
             # id parent device root mount-point options ... - type source options
             before, _, after = line.partition(" - ")
-            kind, _, options = after.split(maxsplit=2)
+            kind, _, rest = after.partition(" ")
+            options = rest.rpartition(" ")[2]  # the source before it may be empty
             if kind == "cgroup2":
                 version = 2
                 path = own.get("")

@@ -163,7 +163,7 @@ def test_every_loss_has_a_name_in_words_and_a_threshold_every_remedy_a_section_t
 
 TWO = WorkerEvidence((0.9, 0.9))
 PLAIN = LoopCode("loader", call="DataLoader", arguments={"dataset": "data", "batch_size": "4"})
-FITTING = {  # what a row applies to whose `fits` has words or settings
+FITTING = {  # what a remedy applies to whose `fits` has words or settings
     "ALIGNED": Evidence("gpu"),
     "BF16": Evidence("cpu"),
     "CHEAPER_ITEMS": Evidence("cpu"),
@@ -211,7 +211,10 @@ def test_every_remedy_is_filled_in_for_what_it_fits(row):
     if evidence is None:  # it fits or does not, and says the same of every run
         remedy = dataclasses.replace(remedy, fits=lambda evidence: True)
         evidence = Evidence(remedy.on or "gpu", use=CoreUse(2))
-    filled = remedy.for_run(evidence, rank=1)
+    try:
+        filled = remedy.for_run(evidence, rank=1)
+    except KeyError as error:
+        pytest.fail(f"{name} lacks {error}: give FITTING evidence that it fits")
     assert filled, f"{name} does not fit what FITTING has for it"
     assert filled.changes.keys() <= KNOBS.keys()
     assert "$" not in f"{filled.text} {filled.code} {filled.arguments}"

@@ -369,6 +369,10 @@ MACHINES = {  # (the process's groups, what is mounted, files): cores, why, all 
         (4, "quota", 500, 0),
     ),
     "two and a half": (("0::/app", V2, group_v2("/app", 250_000)), (3, "quota", 1000, 900)),
+    "a mount without a source before it": (
+        ("0::/app", f"3 0 0:3 / /mnt rw - tmpfs  rw\n{V2}", group_v2("/app", 250_000)),
+        (3, "quota", 1000, 900),
+    ),
     "a quota of the root's, not this process's": (
         ("0::/app", V2, group_v2("/other", 100000)),
         (32, "affinity", 1000, 900),

@@ -186,6 +186,26 @@ def test_what_a_function_may_return_is_said(returned, why):
     assert failure.kind == "mistake" and why in failure.text
 
 
+@pytest.mark.parametrize("kind", ["skipped", "mistake"])
+def test_a_row_of_anybodys_record_may_lack_its_reason(kind, tmp_path):
+    record = tmp_path / "record.jsonl"
+    events = [
+        {
+            "event": "spec",
+            "t_ns": 1,
+            "version": 1,
+            "measure": "f",
+            "points": [{"n": 1}],
+            "run": "r",
+        },
+        {"event": "row", "t_ns": 1, "kind": kind, "values": {"n": 1}},
+    ]
+    record.write_text("\n".join(map(json.dumps, events)))
+    found = lk.load(record)
+    assert len(found.rows) == 1 and found.failures == [] and str(found)
+    assert found.mistake == (None if kind == "skipped" else "nobody said why")
+
+
 def test_a_record_of_an_experiment_of_version_1_still_loads(tmp_path):
     events = [
         {"event": "spec", "version": 1, "run": "r", "experiment": "roofline", "pipeline": {}},

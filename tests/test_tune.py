@@ -172,6 +172,8 @@ def test_an_interrupted_cell_returns_what_a_sweep_or_a_tuning_has(monkeypatch, c
         lk.sweep(num_workers=[0, 2])
     monkeypatch.setattr("labkit.view.running.in_notebook", lambda: True)
     assert "(2 not run)" in str(lk.sweep(num_workers=[0, 2]))
+    with pytest.raises(ValueError, match="needs a knob and its values"):
+        lk.sweep()
     assert capsys.readouterr().out.startswith("stopped after 0 of 2 runs")
     monkeypatch.setattr("labkit.tuning.trial_bench.launch", pressed)
     assert "nothing measured" in lk.tune(lk.Pipeline()).headline

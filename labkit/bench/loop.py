@@ -1,4 +1,4 @@
-"""The training loop that every experiment runs: one, on one screen, honouring every knob."""
+"""The training loop of every run: one, on one screen, honouring every knob."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Measurements(EventLogResult):
         events = self._events("row")
         if not events or any(event.get("kind") != "mistake" for event in events):
             return None
-        return events[0]["error"]
+        return events[0].get("error") or "nobody said why"
 
     @property
     def failures(self) -> list[tuple[Row, str]]:
@@ -149,7 +149,7 @@ def row_of(event: Event) -> Row:
             row["gib_s"] = float(event["bytes"] / middle / GIB)
     row["error"] = event.get("error")
     if event.get("kind") == "skipped":
-        row["error"] = f"skipped: {event['error']}"
+        row["error"] = f"skipped: {event.get('error') or 'nobody said why'}"
     return row
 
 

@@ -161,7 +161,7 @@ class Ranks(EventLogResult):
     def starve(self) -> dict[int, Settings]:
         """{rank: {knob: value}} of the ranks whose loader was set otherwise."""
         starved = self._fact("spec", "starve", {})
-        return {int(number): knobs for number, knobs in starved.items()}
+        return {int(number): knobs for number, knobs in starved.items() if number.isdecimal()}
 
     @property
     def failed_rank(self) -> int | None:

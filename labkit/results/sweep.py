@@ -40,6 +40,8 @@ class Sweep(Result):
         self.pipeline = pipeline
         self.devices = () if devices is None else _devices(devices, knobs)
         self.knobs = {name: _values(name, values) for name, values in knobs.items()}
+        if not knobs:
+            raise ValueError("a sweep needs a knob and its values: num_workers=[0, 2, 4].")
         products = itertools.product(*self.knobs.values())
         self.settings: list[Settings] = [
             dict(zip(self.knobs, values, strict=True)) for values in products
