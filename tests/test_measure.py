@@ -189,18 +189,13 @@ def test_what_a_function_may_return_is_said(returned, why):
 @pytest.mark.parametrize("kind", ["skipped", "mistake"])
 def test_a_row_of_anybodys_record_may_lack_its_reason(kind, tmp_path):
     record = tmp_path / "record.jsonl"
+    asked = {"run": "r", "measure": "f", "points": [{"n": 1}], "pipeline": {}}
     events = [
-        {
-            "event": "spec",
-            "t_ns": 1,
-            "version": 1,
-            "measure": "f",
-            "points": [{"n": 1}],
-            "run": "r",
-        },
-        {"event": "row", "t_ns": 1, "kind": kind, "values": {"n": 1}},
+        {"event": "spec", "version": 1} | asked,
+        {"event": "row", "kind": kind, "values": {"n": 1}},
+        {"event": "done"},
     ]
-    record.write_text("\n".join(map(json.dumps, events)))
+    record.write_text("".join(json.dumps(event | {"t_ns": 1}) + "\n" for event in events))
     found = lk.load(record)
     assert len(found.rows) == 1 and found.failures == [] and str(found)
     assert found.mistake == (None if kind == "skipped" else "nobody said why")
