@@ -174,3 +174,9 @@ def test_a_notebook_shows_a_figure_as_it_is_stored_whatever_pyplot_has_registere
 def test_a_column_that_cannot_be_drawn_is_named(x, y, by, says):
     with pytest.raises(ValueError, match=says):
         lk.plot(BOTH, x, y, by)
+
+
+@pytest.mark.parametrize("by", [None, "dtype"])
+def test_a_table_without_rows_is_an_empty_figure(by):
+    [axes] = lk.plot(rows_of("float32")[:0], x="n", y="ms", by=by, log="x").axes
+    assert not any(len(line.get_xdata()) for line in axes.lines)

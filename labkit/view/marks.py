@@ -100,7 +100,8 @@ def draw_lines(axes: Axes, series: Sequence[Series], log: str | None) -> None:
             axes.errorbar(places, each.values, each.spread, **bars)
         hollow = {"linestyle": "", "markerfacecolor": "white", "zorder": 3}
         axes.plot(places[each.noisy], each.values[each.noisy], **look, **hollow)
-    mark_places(axes, np.concatenate([np.asarray(each.places) for each in series]), log)
+    every = [np.asarray(each.places) for each in series]
+    mark_places(axes, np.concatenate(every) if every else np.empty(0), log)
     if "y" in (log or "") and has_positive(series):
         axes.set_yscale("log")
         plain_numbers(axes.yaxis)
