@@ -13,6 +13,7 @@ import labkit as lk
 from labkit.diagnosis import idle_rules
 from labkit.diagnosis import loader_remedies as cures
 from labkit.diagnosis.core_use import CoreUse
+from labkit.diagnosis.device_remedies import COMPILE, FEWER_LAUNCHES, FUSED_OPTIMIZER
 from labkit.diagnosis.estimate import Estimate, Workers
 from labkit.diagnosis.evidence import Evidence, WorkerEvidence
 from labkit.diagnosis.gains import with_gains
@@ -231,6 +232,44 @@ def test_workers_beside_a_model_on_the_cpu_come_with_threads_that_leave_them_cor
     assert fed(code=LoopCode(), advised=advised).code == ""  # no threads without the loader's line
     plain = Workers(2, Estimate(1.7, 1.3, 2.2))
     assert "set_num_threads" not in fed(code=code, advised=plain, use=CoreUse(2)).code
+
+
+TRAINER = """
+class Trainer:
+    def __init__(self, args):
+        self.args = args
+
+    def train(self, call, loader):
+        return call(loader)
+"""
+
+
+@pytest.mark.parametrize(
+    "optim, compiles, lines",
+    [
+        ("adamw_torch", False, ["torch_compile=True", "optim='adamw_torch_fused'"]),
+        ("adamw_torch_fused", False, ["torch_compile=True"]),
+        ("adafactor", True, []),
+    ],
+)
+def test_a_trainers_arguments_tell_what_it_compiles_and_whether_its_optimizer_is_fused(
+    optim, compiles, lines
+):
+    names = {"__name__": "transformers.trainer"}
+    exec(compile(TRAINER, "/x/site-packages/transformers/trainer.py", "exec"), names)
+    asked = SimpleNamespace(torch_compile=compiles, optim=optim)
+    found = names["Trainer"](asked).train(call_of, torch.utils.data.DataLoader([1, 2]))
+    code = dataclasses.replace(LoopCode.of(found), training="args")
+    evidence = Evidence("gpu", code=code, trainer=True, may_fuse=code.may_fuse)
+    remedies = [each.for_run(evidence) for each in (COMPILE, FUSED_OPTIMIZER)]
+    told = [trainer_lines("args", each.changes) for each in remedies if each]
+    assert [line.split("args, ")[1].rstrip(")\n") for line in told] == lines
+
+
+def test_a_compiled_loop_of_a_batch_size_that_nobody_knows_is_still_told_something():
+    evidence = Evidence("gpu", code=LoopCode(is_compiled=True), may_fuse=False)
+    told = [each.for_run(evidence) for each in FEWER_LAUNCHES]
+    assert [each.key for each in told if each] == ["more_per_launch"]
 
 
 @pytest.mark.parametrize("kind", ["", "sampler", "dataset"])

@@ -58,8 +58,9 @@ def fill(job: Job, device: torch.device) -> None:
         if job.model == "cnn" and job.image_px > PX:  # as much arithmetic a layer on larger images
             job.width = max(32, round(job.width * PX / job.image_px / 32) * 32)
         job.width = width_that_fits(job, device)
-        if job.depth is None:
-            fit_speed(job, device)
+        asked = job.depth
+        fit_speed(job, device)
+        job.depth = asked or job.depth
     job.depth = job.depth or STATED_WIDTH_DEPTH
 
 

@@ -24,6 +24,12 @@ def compiled(evidence: Evidence) -> Fit | None:
     return Fit({"compile": "reduce-overhead" if evidence.kind == "gpu" else "default"})
 
 
+def may_be_fused(evidence: Evidence) -> bool:
+    """Fit an optimizer that could be fused; of a Trainer, whose default is, only one known to."""
+    could = evidence.may_fuse is True or (evidence.may_fuse is None and not evidence.trainer)
+    return evidence.trains and could
+
+
 def larger_batch(times: int, evidence: Evidence) -> Fit | None:
     """Fit a loop whose batch size is known."""
     size = evidence.knobs.get("batch_size")
@@ -94,7 +100,7 @@ FUSED_OPTIMIZER = Remedy(
     "fused_optimizer",
     "Use a fused optimizer (fused_optimizer=True).",
     "launches",
-    lambda evidence: evidence.trains and evidence.may_fuse is not False,
+    may_be_fused,
     {"fused_optimizer": True},
 )
 LARGER_BATCH = Remedy(
@@ -107,7 +113,25 @@ LARGER_BATCH = Remedy(
     price=3,
 )
 TWICE_THE_BATCH = replace(LARGER_BATCH, fits=partial(larger_batch, 2))
-FEWER_LAUNCHES = (MORE_PER_CALL, COMPILE, FUSED_OPTIMIZER, LARGER_BATCH, TWICE_THE_BATCH)
+MORE_PER_LAUNCH = Remedy(
+    "more_per_launch",
+    "Give each kernel more to do: a larger batch, or longer sequences. CUDA graphs launch them all "
+    'at once: torch.compile(model, mode="reduce-overhead").',
+    "launches",
+    lambda evidence: not evidence.knobs.get("batch_size"),
+    on="gpu",
+    cost="memory",
+    check=ANOTHER_TRAINING,
+    price=3,
+)
+FEWER_LAUNCHES = (
+    MORE_PER_CALL,
+    COMPILE,
+    FUSED_OPTIMIZER,
+    LARGER_BATCH,
+    TWICE_THE_BATCH,
+    MORE_PER_LAUNCH,
+)
 
 
 def fewer_workers(evidence: Evidence) -> Fit:

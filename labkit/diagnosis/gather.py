@@ -95,7 +95,7 @@ def _of_watched(known: Evidence, run: Run) -> Evidence:
         code=code,
         trainer=bool(run.trainer),
         own_loader=None if run.watched in NOBODYS else run.watched,
-        may_fuse=run.may_fuse if run.may_fuse is not None else code.may_fuse,
+        may_fuse=code.may_fuse if run.trainer or run.may_fuse is None else run.may_fuse,
         imports_script=_imports_script(run.machine, code),
         host_wait_share=_host_wait(run.host_ns[run.warmup :]),
     )

@@ -18,6 +18,7 @@ from labkit.spec import LOADER_KNOBS, PYTORCH_PREFETCH
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader, RandomSampler
 
+PLAIN_ADAMW = "adamw_torch"  # an `optim` of TrainingArguments; with "_fused" the same, but fused
 PLAIN = (*LOADER_KNOBS, "drop_last", "pin_memory_device", "timeout", "in_order")
 
 
@@ -54,6 +55,11 @@ def call_of(loader: object, model: object = None, optimizer: object = None) -> d
     }
     if found["optimizer"] is not None:
         found["may_fuse"] = may_fuse(names.values.get(found["optimizer"], optimizer))
+    asked = _training_arguments()
+    if asked is not None:  # the Trainer compiles and makes an optimizer out of the script's sight
+        found["is_compiled"] |= bool(getattr(asked, "torch_compile", False))
+        optim = getattr(asked, "optim", None)
+        found["may_fuse"] = getattr(optim, "value", optim) == PLAIN_ADAMW
     ours = found["loader"] or not loop_around(sys._getframe(1))[1]
     if data is None or not isinstance(loader, data.DataLoader) or not ours:
         return found
@@ -61,6 +67,14 @@ def call_of(loader: object, model: object = None, optimizer: object = None) -> d
     if call is not None:
         found |= {"call": call, "arguments": _arguments(cast("DataLoader", loader), names, data)}
     return found
+
+
+def _training_arguments() -> object:
+    """Return the TrainingArguments of the Trainer of Hugging Face that calls us; None without."""
+    for frame, _ in traceback.walk_stack(sys._getframe(1)):
+        if frame.f_globals.get("__name__") == "transformers.trainer":
+            return variables(frame).get("self.args")
+    return None
 
 
 def call_with(
