@@ -22,7 +22,7 @@ GIF = Path(__file__).parents[1] / "notebooks" / "images" / "live-panel.gif"
 CELL = """import labkit as lk
 lk.panel(lk.Pipeline(seconds=4, steps=400, xray=False), ["num_workers"])"""
 WORKERS = 6
-FRAME_MS = 500  # a picture takes the browser 60 ms of a core, which the run lacks meanwhile
+FRAME_MS = 900  # a picture takes the browser 60 ms of a core, which the run lacks meanwhile
 HOLD_MS = 2500  # how long the last frame of each run is shown
 WIDTH_PX = 820
 HEIGHT_PX = 760  # the verdict and the history lie below
