@@ -600,7 +600,7 @@ def test_the_clock_that_times_the_items_is_no_line_of_the_users(tmp_path, monkey
     assert len(lines) == 1 and lines.share.tolist() == [1.0]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="stacks are sampled on Linux only")
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="nobody tells the line")
 def test_a_thread_in_line_for_a_core_computes_and_does_not_sleep():
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})

@@ -1,4 +1,4 @@
-"""What a loader's process is measured with: clocks, bytes read and memory."""
+"""What a loader's process and a loop's thread are measured with: clocks, bytes read and memory."""
 
 from __future__ import annotations
 
@@ -47,6 +47,18 @@ class TimeInLine(ProcFile):
         """Return the time so far, ns; 0 where the system does not tell. It takes 1 µs."""
         words = self.words(64)
         return int(words[1]) if words else 0
+
+
+class ThreadState(ProcFile):
+    """What the thread that opens it does, as the scheduler sees it."""
+
+    def __init__(self):
+        super().__init__("/proc/thread-self/stat")
+
+    def is_runnable(self) -> bool:
+        """Return whether it computes or waits for a core; False where the system does not tell."""
+        told = b" ".join(self.words(512))  # its number, its name in brackets, its state
+        return told.rpartition(b") ")[2].startswith(b"R")
 
 
 class ThreadClock:

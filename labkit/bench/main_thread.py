@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import _thread
-import contextlib
 import ctypes
-import os
 import signal
 import threading
 import time
 from typing import Literal
 
+from labkit.bench.loader_clocks import ThreadState, TimeInLine
 from labkit.process.events import now_ns
 
 Spent = Literal["user", "system", "off"]
@@ -51,32 +50,6 @@ class Timer:
         self.library.timer_delete(self.timer)
 
 
-class Scheduling:
-    """What the kernel's scheduler says of the calling thread."""
-
-    def __init__(self):
-        self.files: list[int] = []
-        with contextlib.suppress(OSError):  # no /proc
-            for name in ("schedstat", "stat"):
-                path = f"/proc/self/task/{threading.get_native_id()}/{name}"
-                self.files.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-
-    def in_line_ns(self) -> int:
-        """Return for how long it has waited for a core (ns); 0 where the kernel does not tell."""
-        return int(self._read(0).split()[1]) if self.files else 0
-
-    def is_runnable(self) -> bool:
-        """Return whether it computes or waits for a core; False also where nobody tells."""
-        return len(self.files) == 2 and self._read(1).rpartition(b") ")[2].startswith(b"R")
-
-    def _read(self, which: int) -> bytes:
-        return os.pread(self.files[which], 512, 0)
-
-    def __del__(self) -> None:
-        for each in self.files:
-            os.close(each)
-
-
 class MainThread:
     """The calling thread: what its time went to, and a timer that signals it while it computes.
 
@@ -89,7 +62,8 @@ class MainThread:
         self.cpu_clock = time.pthread_getcpuclockid(self.ident)
         self.user_clock = (~threading.get_native_id() << 3) | OF_A_THREAD | USER_TIME
         self.timer = Timer(self.user_clock)
-        self.scheduling = Scheduling()
+        self.line = TimeInLine()
+        self.state = ThreadState()
         self.sampled = _thread.allocate_lock()  # held while it is: what waits for it wakes at once
         self.sampled.acquire()
         self.placed = self.spent_ns()  # what it had spent when its time was last placed
@@ -98,12 +72,14 @@ class MainThread:
         """End its sampling."""
         self.timer.delete()
         self.sampled.release()
+        self.line.close()
+        self.state.close()
 
     def spent_ns(self) -> dict[Spent, int]:
         """Return the time it has spent in each way (ns), "off" from any zero."""
         user = time.clock_gettime_ns(self.user_clock)
         cpu = time.clock_gettime_ns(self.cpu_clock)
-        in_line = self.scheduling.in_line_ns()
+        in_line = self.line.now()
         off = now_ns() - cpu - in_line
         return {"user": user + in_line, "system": cpu - user, "off": off}
 
@@ -134,7 +110,7 @@ class MainThread:
         """Whether it sleeps."""
         before = time.clock_gettime_ns(self.cpu_clock)
         stands = time.clock_gettime_ns(self.cpu_clock) == before
-        return stands and not self.scheduling.is_runnable()
+        return stands and not self.state.is_runnable()
 
     def _is_in_system(self, tick: Timer) -> bool:
         """Wait for a tick on its core; whether it was in the system then, as the clocks say."""

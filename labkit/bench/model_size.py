@@ -59,7 +59,7 @@ def fill(job: Job, device: torch.device) -> None:
             job.width = max(32, round(job.width * PX / job.image_px / 32) * 32)
         job.width = width_that_fits(job, device)
         asked = job.depth
-        fit_speed(job, device)
+        fit_speed(job, device)  # a stated depth has the same width as the default one
         job.depth = asked or job.depth
     job.depth = job.depth or STATED_WIDTH_DEPTH
 
@@ -134,17 +134,17 @@ def find_depth(job: Job, device: torch.device) -> int:
     """
     load(device)
     depth = PROBED[0]
+    is_too_wide = False
     for _ in range(TRIES):
         few, more = (time_step(job, depth, device) for depth in PROBED)
         a_layer = max((more - few) / (PROBED[1] - PROBED[0]), 1e-3)
         depth = min(max(PROBED[0] + round((STEP_MS - few) / a_layer), 1), DEEPEST)
         took = time_step(job, depth, device)
         whole_layers = max(OFF * STEP_MS, a_layer / 2)  # no depth comes closer than half a layer
-        if depth == 1 and took > (1 + OFF) * STEP_MS:
-            return TOO_WIDE
-        if abs(took - STEP_MS) <= whole_layers or (depth == 1 and took > STEP_MS):
-            break
-    return depth
+        is_too_wide = depth == 1 and took > (1 + OFF) * STEP_MS
+        if abs(took - STEP_MS) <= whole_layers and not is_too_wide:
+            return depth
+    return TOO_WIDE if is_too_wide else depth
 
 
 def load(device: torch.device) -> None:

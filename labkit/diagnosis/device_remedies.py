@@ -115,8 +115,7 @@ LARGER_BATCH = Remedy(
 TWICE_THE_BATCH = replace(LARGER_BATCH, fits=partial(larger_batch, 2))
 MORE_PER_LAUNCH = Remedy(
     "more_per_launch",
-    "Give each kernel more to do: a larger batch, or longer sequences. CUDA graphs launch them all "
-    'at once: torch.compile(model, mode="reduce-overhead").',
+    "Give each kernel more to do: a larger batch, or longer sequences.",
     "launches",
     lambda evidence: not evidence.knobs.get("batch_size"),
     on="gpu",

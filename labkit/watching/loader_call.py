@@ -55,8 +55,9 @@ def call_of(loader: object, model: object = None, optimizer: object = None) -> d
     }
     if found["optimizer"] is not None:
         found["may_fuse"] = may_fuse(names.values.get(found["optimizer"], optimizer))
-    asked = _training_arguments()
-    if asked is not None:  # the Trainer compiles and makes an optimizer out of the script's sight
+    trainer = trainer_frame()
+    if trainer is not None:  # it compiles and makes an optimizer out of the script's sight
+        asked = variables(trainer).get("self.args")
         found["is_compiled"] |= bool(getattr(asked, "torch_compile", False))
         optim = getattr(asked, "optim", None)
         found["may_fuse"] = getattr(optim, "value", optim) == PLAIN_ADAMW
@@ -69,12 +70,11 @@ def call_of(loader: object, model: object = None, optimizer: object = None) -> d
     return found
 
 
-def _training_arguments() -> object:
-    """Return the TrainingArguments of the Trainer of Hugging Face that calls us; None without."""
-    for frame, _ in traceback.walk_stack(sys._getframe(1)):
-        if frame.f_globals.get("__name__") == "transformers.trainer":
-            return variables(frame).get("self.args")
-    return None
+def trainer_frame() -> FrameType | None:
+    """Return the frame of Hugging Face's Trainer that calls us; None without one."""
+    frames = (frame for frame, _ in traceback.walk_stack(sys._getframe(1)))
+    inside = (each for each in frames if each.f_globals.get("__name__") == "transformers.trainer")
+    return next(inside, None)
 
 
 def call_with(

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
-import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +22,7 @@ from labkit.process import folders
 from labkit.process.events import EventLog, now_ns
 from labkit.watching import device_in_use
 from labkit.watching.batches import BatchFacts, length_of
-from labkit.watching.loader_call import call_of, may_fuse
+from labkit.watching.loader_call import call_of, may_fuse, trainer_frame
 from labkit.watching.log_words import DeviceKind, Ending
 from labkit.watching.messages import say
 from labkit.watching.passes import Beat, Pass
@@ -38,12 +36,6 @@ if TYPE_CHECKING:
     import torch
 
     from labkit.watching.device_clock import DeviceClock
-
-
-def _in_trainer() -> bool:
-    """Return whether Hugging Face's Trainer runs the loop, so that its arguments set the loader."""
-    frames = traceback.walk_stack(sys._getframe())
-    return any(frame.f_globals.get("__name__") == "transformers.trainer" for frame, _ in frames)
 
 
 class Recorder:
@@ -87,7 +79,8 @@ class Recorder:
         with contextlib.suppress(Exception):
             code = call_of(loader, model)
         watched = {"loader": type(loader).__name__, "length": self.length}
-        watched |= {"trainer": _in_trainer(), "code": code, "place": place and list(place)}
+        by_trainer = trainer_frame() is not None  # so that its arguments set the loader
+        watched |= {"trainer": by_trainer, "code": code, "place": place and list(place)}
         record_head.write_spec(self.log, self.folder.name, self.knobs, watched=watched)
         self.probes = Probes(self.folder, self.log, loader, self.knobs.get("num_workers"))
 
