@@ -4,12 +4,14 @@ A user's script is a namespace here; each line is executed in it, as a paste wou
 """
 
 import dataclasses
+import functools
 import multiprocessing
 from types import SimpleNamespace
 
 import pytest
 
 import labkit as lk
+from labkit.bench import user_step
 from labkit.diagnosis import idle_rules
 from labkit.diagnosis import loader_remedies as cures
 from labkit.diagnosis.core_use import CoreUse
@@ -24,7 +26,7 @@ from labkit.tuning.set_up import tuner
 from labkit.tuning.settings import LoaderSetting
 from labkit.tuning.trial import Trial
 from labkit.watching import script_loops
-from labkit.watching.loader_call import call_of
+from labkit.watching.loader_call import call_of, call_with
 
 torch = pytest.importorskip("torch")
 forks = pytest.mark.skipif(
@@ -165,6 +167,56 @@ def recorded_code(loader):
     return watched.run.loop_code
 
 
+class Scaled(torch.nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return 2 * self.inner(x)
+
+
+SOME_MODELS = {
+    "torch's": lambda: torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()),
+    "inherited": lambda: type("Net", (torch.nn.Sequential,), {})(torch.nn.Linear(4, 4)),
+    "own": lambda: Scaled(torch.nn.Linear(4, 4)),
+}
+
+
+def graphs_of(call):
+    """Return how many graphs Dynamo makes while a batch is handed to `call`."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    call(torch.zeros(2, 4))
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+@pytest.mark.parametrize("kind", SOME_MODELS)
+def test_what_is_pasted_compiles_a_model_as_what_a_search_measures_does(kind, monkeypatch):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    loader = torch.utils.data.DataLoader(range(4))
+    net = SOME_MODELS[kind]()
+    watched = LoopCode.of(call_of(loader))
+    searched = LoopCode.of(call_with(loader.dataset, model=net)).with_names()
+    assert watched.compiles_in_place == searched.compiles_in_place == (kind == "own")
+    for code in (watched, searched):
+        names = {"torch": torch, "net": SOME_MODELS[kind]()}
+        exec(code.lines({"compile": "default"}), names)
+        assert graphs_of(names["net"]) == 1
+    job = SimpleNamespace(device="cpu", xray=False, compile="default", precision="fp32")
+    step = user_step.OwnStep(lambda batch: net(batch).sum(), net, None, job)
+    step._check_and_compile(torch.zeros(2, 4))
+    assert graphs_of(net) == 1
+
+
+def test_a_function_that_makes_the_model_does_not_name_it():
+    def make_net():
+        return SOME_MODELS["torch's"]()
+
+    searched = LoopCode.of(call_with(range(4), model=make_net)).with_names()
+    assert searched.lines({"compile": "default"}) == "model = torch.compile(model)\n"
+
+
 def test_the_model_is_the_one_that_has_weights_and_the_others_as_its_parts():
     make = torch.utils.data.DataLoader
     nn = torch.nn
@@ -177,7 +229,7 @@ def test_the_model_is_the_one_that_has_weights_and_the_others_as_its_parts():
         return call_of(make(range(4))), model, unoptimized_model, criterion
 
     def in_place():
-        net = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        net = nn.Sequential(Scaled(nn.Linear(4, 4)), nn.ReLU())
         net[0].compile(backend="eager")
         criterion = nn.CrossEntropyLoss()
         return call_of(make(range(4))), net, criterion
