@@ -15,9 +15,15 @@ from labkit.bench import user_step
 from labkit.diagnosis import idle_rules
 from labkit.diagnosis import loader_remedies as cures
 from labkit.diagnosis.core_use import CoreUse
-from labkit.diagnosis.device_remedies import COMPILE, FEWER_LAUNCHES, FUSED_OPTIMIZER
+from labkit.diagnosis.device_remedies import (
+    COMPILE,
+    FEWER_LAUNCHES,
+    FUSED_OPTIMIZER,
+    LARGER_BATCH,
+)
 from labkit.diagnosis.estimate import Estimate, Workers
 from labkit.diagnosis.evidence import Evidence, WorkerEvidence
+from labkit.diagnosis.findings import Finding
 from labkit.diagnosis.gains import with_gains
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.trainer_code import trainer_lines
@@ -296,6 +302,26 @@ class Trainer:
 """
 
 
+def in_trainer(**asked):
+    """Return the evidence of a loop in a Trainer with these arguments."""
+    names = {"__name__": "transformers.trainer"}
+    exec(compile(TRAINER, "/x/site-packages/transformers/trainer.py", "exec"), names)
+    trainer = names["Trainer"](SimpleNamespace(**asked))
+    found = trainer.train(call_of, torch.utils.data.DataLoader([1, 2]))
+    code = dataclasses.replace(LoopCode.of(found), training="args")
+    evidence = Evidence("gpu", code=code, trainer=True, may_fuse=code.may_fuse)
+    return dataclasses.replace(evidence, knobs={"batch_size": 16})
+
+
+@pytest.mark.parametrize("cards, per_device", [(1, 64), (2, 32)])
+def test_a_larger_batch_of_a_trainer_with_several_cards_is_pasted_as_that_of_one(cards, per_device):
+    evidence = in_trainer(n_gpu=cards)
+    finding = Finding("launch", "gaps_between_kernels", 0.5, (), (LARGER_BATCH,))
+    told = worded(with_gains(finding, evidence, None), evidence)
+    assert "batch_size=64" in told.advice
+    assert f"(args, per_device_train_batch_size={per_device})" in told.code
+
+
 @pytest.mark.parametrize(
     "optim, compiles, lines",
     [
@@ -307,12 +333,7 @@ class Trainer:
 def test_a_trainers_arguments_tell_what_it_compiles_and_whether_its_optimizer_is_fused(
     optim, compiles, lines
 ):
-    names = {"__name__": "transformers.trainer"}
-    exec(compile(TRAINER, "/x/site-packages/transformers/trainer.py", "exec"), names)
-    asked = SimpleNamespace(torch_compile=compiles, optim=optim)
-    found = names["Trainer"](asked).train(call_of, torch.utils.data.DataLoader([1, 2]))
-    code = dataclasses.replace(LoopCode.of(found), training="args")
-    evidence = Evidence("gpu", code=code, trainer=True, may_fuse=code.may_fuse)
+    evidence = in_trainer(torch_compile=compiles, optim=optim)
     remedies = [each.for_run(evidence) for each in (COMPILE, FUSED_OPTIMIZER)]
     told = [trainer_lines("args", each.changes) for each in remedies if each]
     assert [line.split("args, ")[1].rstrip(")\n") for line in told] == lines

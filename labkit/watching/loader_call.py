@@ -33,10 +33,10 @@ def call_of(loader: object, model: object = None, optimizer: object = None) -> d
         it and its samplers that has a `set_epoch`; `streams`: whether it is an IterableDataset;
         `may_fuse`: as `may_fuse()` says of the optimizer; `is_compiled`: whether torch.compile has
         the model, or one that the script names; `compiles_in_place`: whether `model.compile()`
-        is known to compile it; `call`: what the script calls to make a loader, "" where it has no
-        name for torch's DataLoader; `arguments`: {name: code}, defaults left out, the code None
-        where the script has no name for the object. `call` and `arguments` are None where the
-        loader is no DataLoader, or is made inside a framework.
+        is known to compile it; `cards`: how many one process trains on; `call`: what the script
+        calls to make a loader, "" where it has no name for torch's DataLoader; `arguments`: {name:
+        code}, defaults left out, the code None where the script has no name for the object. `call`
+        and `arguments` are None where the loader is no DataLoader, or is made inside a framework.
     """
     names = Names(_user_frame(loader))
     named = names.of_model(model)
@@ -54,6 +54,7 @@ def call_of(loader: object, model: object = None, optimizer: object = None) -> d
         "may_fuse": None,
         "is_compiled": any(map(is_compiled, names.models() if model is None else [model])),
         "compiles_in_place": has_own_forward(names.values.get(named or "", model)),
+        "cards": 1,
         "call": None,
         "arguments": None,
     }
@@ -65,6 +66,7 @@ def call_of(loader: object, model: object = None, optimizer: object = None) -> d
         found["is_compiled"] |= bool(getattr(asked, "torch_compile", False))
         optim = getattr(asked, "optim", None)
         found["may_fuse"] = getattr(optim, "value", optim) == PLAIN_ADAMW
+        found["cards"] = max(1, getattr(asked, "n_gpu", 1))  # by nn.DataParallel
     ours = found["loader"] or not loop_around(sys._getframe(1))[1]
     if data is None or not isinstance(loader, data.DataLoader) or not ours:
         return found
