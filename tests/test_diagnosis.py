@@ -186,6 +186,7 @@ FITTING = {  # what a remedy applies to whose `fits` has words or settings
     "MORE_OF_ITS_OWN": Evidence("gpu", own_loader="PrefetchLoader", wait_us=9e4),
     "NO_NAN_FILTER": Evidence("gpu", trainer=True, code=LoopCode(training="args")),
     "PERSISTENT": Evidence("cpu", code=PLAIN),
+    "PROCESS_PER_CARD": Evidence("gpu", code=LoopCode(cards=2)),
     "PROFILE_FIRST": Evidence("gpu", formats=("bf16",)),
     "QUIETER": Evidence("gpu"),
     "RESHARD": Evidence("cpu", workers=TWO),

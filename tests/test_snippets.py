@@ -18,8 +18,10 @@ from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.device_remedies import (
     COMPILE,
     FEWER_LAUNCHES,
+    FUSE,
     FUSED_OPTIMIZER,
     LARGER_BATCH,
+    PROCESS_PER_CARD,
 )
 from labkit.diagnosis.estimate import Estimate, Workers
 from labkit.diagnosis.evidence import Evidence, WorkerEvidence
@@ -320,6 +322,22 @@ def test_a_larger_batch_of_a_trainer_with_several_cards_is_pasted_as_that_of_one
     told = worded(with_gains(finding, evidence, None), evidence)
     assert "batch_size=64" in told.advice
     assert f"(args, per_device_train_batch_size={per_device})" in told.code
+
+
+@pytest.mark.parametrize("cards", [1, 2])
+@pytest.mark.parametrize("by_trainer", [True, False])
+def test_a_process_with_several_cards_is_split_before_its_model_is_compiled(cards, by_trainer):
+    model = torch.nn.DataParallel(torch.nn.Linear(4, 4))
+    model.device_ids = list(range(cards))
+    if by_trainer:
+        evidence = in_trainer(n_gpu=cards, torch_compile=cards > 1)
+    else:
+        loader = torch.utils.data.DataLoader(range(4))
+        evidence = Evidence("gpu", code=LoopCode.of(call_of(loader)))
+    assert evidence.code.cards == cards and not evidence.code.is_compiled
+    told = [remedy.for_run(evidence) for remedy in (PROCESS_PER_CARD, COMPILE, FUSE)]
+    keys = [remedy.key for remedy in told if remedy]
+    assert keys == (["compile", "fuse"] if cards == 1 else ["process_per_card"])
 
 
 @pytest.mark.parametrize(

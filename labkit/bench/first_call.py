@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from labkit.bench import formats
 from labkit.bench.flops import count, without_numbers, work_event
-from labkit.bench.model_parts import asks_to_compile, is_set_in_place
+from labkit.bench.model_parts import asks_to_compile, cards_of, is_set_in_place
 from labkit.bench.optional import write_or_why
 from labkit.process.events import EventLog
 
@@ -118,8 +118,8 @@ class FirstCallHook:
             total.backward()
 
         def counted() -> dict[str, object]:
-            if isinstance(self.model, torch.nn.DataParallel) and len(self.model.device_ids) > 1:
-                cards = len(self.model.device_ids)
+            cards = cards_of(self.model)
+            if cards > 1:
                 raise RuntimeError(f"DataParallel computes on {cards} cards; a peak is that of one")
             took = count(self.model, train)
             most = "convolution" if 2 * took["convolution_flops"] > took["flops"] else "product"

@@ -1,9 +1,11 @@
-"""What a user's model is made of, and whether torch.compile has it: only what it keeps is read.
+"""What a user's model is made of, whether torch.compile has it, and on how many cards it computes.
 
-Nothing here imports torch or runs the user's code.
+Nothing here imports torch or runs the user's code: only what a model keeps is read.
 """
 
 from __future__ import annotations
+
+from labkit.bench.stack import is_a
 
 
 def parts_of(model: object) -> list[object]:
@@ -23,6 +25,12 @@ def is_trained(model: object) -> bool:
     unseen = {"": model}  # a scripted part keeps its own elsewhere
     kept = [_kept(part).get("_parameters", unseen) for part in parts_of(model)]
     return any(weight is not None for weights in kept for weight in weights.values())
+
+
+def cards_of(model: object) -> int:
+    """Return on how many cards nn.DataParallel has a model or a part of it compute; 1 without."""
+    parallel = [part for part in parts_of(model) if is_a(part, "torch.nn", "DataParallel")]
+    return max((len(_kept(part).get("device_ids") or [0]) for part in parallel), default=1)
 
 
 def is_compiled(model: object) -> bool:

@@ -12,7 +12,7 @@ import traceback
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, cast
 
-from labkit.bench.model_parts import has_own_forward, is_compiled, is_trained, parts_of
+from labkit.bench.model_parts import cards_of, has_own_forward, is_compiled, is_trained, parts_of
 from labkit.bench.stack import is_a, is_users, loop_around, variables
 from labkit.spec import LOADER_KNOBS, PYTORCH_PREFETCH
 
@@ -40,6 +40,7 @@ def call_of(loader: object, model: object = None, optimizer: object = None) -> d
     """
     names = Names(_user_frame(loader))
     named = names.of_model(model)
+    models = names.models() if model is None else [model]
     parts = ("dataset", "sampler", "batch_sampler")
     kinds = [type(getattr(loader, part, None)) for part in parts]
     data = sys.modules.get("torch.utils.data")
@@ -52,9 +53,9 @@ def call_of(loader: object, model: object = None, optimizer: object = None) -> d
         "epoch_setter": next((each.__name__ for each in kinds if hasattr(each, "set_epoch")), None),
         "streams": data is not None and issubclass(kinds[0], data.IterableDataset),
         "may_fuse": None,
-        "is_compiled": any(map(is_compiled, names.models() if model is None else [model])),
+        "is_compiled": any(map(is_compiled, models)),
         "compiles_in_place": has_own_forward(names.values.get(named or "", model)),
-        "cards": 1,
+        "cards": max(map(cards_of, models), default=1),
         "call": None,
         "arguments": None,
     }
@@ -66,7 +67,9 @@ def call_of(loader: object, model: object = None, optimizer: object = None) -> d
         found["is_compiled"] |= bool(getattr(asked, "torch_compile", False))
         optim = getattr(asked, "optim", None)
         found["may_fuse"] = getattr(optim, "value", optim) == PLAIN_ADAMW
-        found["cards"] = max(1, getattr(asked, "n_gpu", 1))  # by nn.DataParallel
+        found["cards"] = max(1, getattr(asked, "n_gpu", 1))  # it makes an nn.DataParallel
+    if found["cards"] > 1:  # whose threads no compiler reaches (pytorch/pytorch#94636)
+        found["is_compiled"] = False
     ours = found["loader"] or not loop_around(sys._getframe(1))[1]
     if data is None or not isinstance(loader, data.DataLoader) or not ours:
         return found
