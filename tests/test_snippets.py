@@ -247,6 +247,52 @@ def test_the_model_is_the_one_that_has_weights_and_the_others_as_its_parts():
         whole = nn.Sequential(backbone, head)
         return call_of(make(range(4))), whole
 
+    def as_step():
+        net = nn.Linear(4, 4)
+
+        @torch.compile(backend="eager")
+        def train_step(x):
+            net(x).sum().backward()
+
+        return call_of(make(range(4))), net, train_step
+
+    def as_method():
+        class Fit:
+            def __init__(self):
+                self.net = nn.Linear(4, 4)
+                self.step = torch.compile(self.step, backend="eager")
+
+            def step(self, x):
+                return self.net(x).sum()
+
+            def run(self):
+                return call_of(make(range(4)))
+
+        return (Fit().run(),)
+
+    def as_loss():
+        net = nn.Linear(4, 4)
+
+        def loss_of(net, x):
+            return net(x).sum()
+
+        loss_of = torch.compile(loss_of, backend="eager")
+        return call_of(make(range(4))), net, loss_of
+
+    def left_out():
+        net = nn.Linear(4, 4)
+
+        @torch.compiler.disable
+        def train_step(x):
+            net(x).sum().backward()
+
+        return call_of(make(range(4))), net, train_step
+
+    def helper():
+        net = nn.Linear(4, 4)
+        halved = torch.compile(lambda x: x / 2, backend="eager")
+        return call_of(make(range(4))), net, halved
+
     def two():
         generator, discriminator = nn.Linear(4, 4), nn.Linear(4, 4)
         return call_of(make(range(4))), generator, discriminator
@@ -255,6 +301,11 @@ def test_the_model_is_the_one_that_has_weights_and_the_others_as_its_parts():
         (compiled, "model", True),
         (in_place, "net", True),
         (parts, "whole", False),
+        (as_step, "net", True),
+        (as_method, "self.net", True),
+        (as_loss, "net", True),
+        (left_out, "net", False),
+        (helper, "net", False),
         (two, None, False),
     ):
         code = script()[0]

@@ -5,6 +5,8 @@ Nothing here imports torch or runs the user's code: only what a model keeps is r
 
 from __future__ import annotations
 
+from types import FunctionType, MethodType
+
 from labkit.bench.stack import is_a
 
 
@@ -38,6 +40,20 @@ def is_compiled(model: object) -> bool:
     return any(_is_wrapped(part) or _compiles_in_place(part) for part in parts_of(model))
 
 
+def is_compiled_step(value: object, models: set[str]) -> bool:
+    """Return whether it is a function of torch.compile's that trains.
+
+    That is one which calls backward(), or has the name of one of `models`; a helper does neither.
+    """
+    kept: dict[str, object] = vars(value) if type(value) is FunctionType else {}
+    plain = kept.get("_torchdynamo_orig_callable")
+    if "_torchdynamo_disable" in kept or not isinstance(plain, (FunctionType, MethodType)):
+        return False
+    code = plain.__code__
+    named = {"backward", *models}
+    return not named.isdisjoint(code.co_names + code.co_varnames + code.co_freevars)
+
+
 def asks_to_compile(part: object) -> bool:
     """Return whether torch.compile was asked for a Module, whether or not it compiles it."""
     return _is_wrapped(part) or is_set_in_place(part)
@@ -56,7 +72,7 @@ def has_own_forward(part: object) -> bool:
     (pytorch/pytorch#150915).
     """
     forward = getattr(type(part), "forward", None)
-    return not getattr(forward, "__module__", "torch.nn").startswith("torch.nn")
+    return not str(getattr(forward, "__module__", "torch.nn")).startswith("torch.nn")
 
 
 def _is_wrapped(part: object) -> bool:
@@ -64,7 +80,7 @@ def _is_wrapped(part: object) -> bool:
 
 
 def _compiles_in_place(part: object) -> bool:
-    """Return whether `compile()` was called and has a forward with weights that is not torch's."""
+    """Return whether `compile()` was called, and a part with weights has a forward of its own."""
     parts = parts_of(part) if is_set_in_place(part) else []
     return any(has_own_forward(each) and is_trained(each) for each in parts)
 

@@ -12,7 +12,14 @@ import traceback
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, cast
 
-from labkit.bench.model_parts import cards_of, has_own_forward, is_compiled, is_trained, parts_of
+from labkit.bench.model_parts import (
+    cards_of,
+    has_own_forward,
+    is_compiled,
+    is_compiled_step,
+    is_trained,
+    parts_of,
+)
 from labkit.bench.stack import is_a, is_users, loop_around, variables
 from labkit.spec import LOADER_KNOBS, PYTORCH_PREFETCH
 
@@ -32,11 +39,12 @@ def call_of(loader: object, model: object = None, optimizer: object = None) -> d
         with Hugging Face's TrainingArguments; `dataset_type`: its class; `epoch_setter`: the one of
         it and its samplers that has a `set_epoch`; `streams`: whether it is an IterableDataset;
         `may_fuse`: as `may_fuse()` says of the optimizer; `is_compiled`: whether torch.compile has
-        the model, or one that the script names; `compiles_in_place`: whether `model.compile()`
-        is known to compile it; `cards`: how many one process trains on; `call`: what the script
-        calls to make a loader, "" where it has no name for torch's DataLoader; `arguments`: {name:
-        code}, defaults left out, the code None where the script has no name for the object. `call`
-        and `arguments` are None where the loader is no DataLoader, or is made inside a framework.
+        the model, or one that the script names, or a step of it; `compiles_in_place`: whether
+        `model.compile()` is known to compile it; `cards`: how many one process trains on; `call`:
+        what the script calls to make a loader, "" where it has no name for torch's DataLoader;
+        `arguments`: {name: code}, defaults left out, the code None where the script has no name for
+        the object. `call` and `arguments` are None where the loader is no DataLoader, or is made
+        inside a framework.
     """
     names = Names(_user_frame(loader))
     named = names.of_model(model)
@@ -53,7 +61,7 @@ def call_of(loader: object, model: object = None, optimizer: object = None) -> d
         "epoch_setter": next((each.__name__ for each in kinds if hasattr(each, "set_epoch")), None),
         "streams": data is not None and issubclass(kinds[0], data.IterableDataset),
         "may_fuse": None,
-        "is_compiled": any(map(is_compiled, models)),
+        "is_compiled": any(map(is_compiled, models)) or names.have_compiled_step(models),
         "compiles_in_place": has_own_forward(names.values.get(named or "", model)),
         "cards": max(map(cards_of, models), default=1),
         "call": None,
@@ -217,6 +225,12 @@ class Names:
         return [
             each for each in named.values() if is_a(each, "torch.nn", "Module") and is_trained(each)
         ]
+
+    def have_compiled_step(self, models: list[object]) -> bool:
+        """Return whether a function that trains one of the `models` is compiled."""
+        ids = {*map(id, models)}
+        called = {name.rpartition(".")[2] for name, each in self.values.items() if id(each) in ids}
+        return any(is_compiled_step(each, called) for each in self.values.values())
 
     def of_model(self, given: object) -> str | None:
         """Return the name of `given`, else of the one model that has all others as its parts."""
