@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import labkit as lk
+from labkit.bench import model_parts
 from labkit.diagnosis import (
     compute_rules,
     device_remedies,
@@ -185,6 +186,7 @@ FITTING = {  # what a remedy applies to whose `fits` has words or settings
     "MORE_OF_ITS_OWN": Evidence("gpu", own_loader="PrefetchLoader", wait_us=9e4),
     "NO_NAN_FILTER": Evidence("gpu", trainer=True, code=LoopCode(training="args")),
     "PERSISTENT": Evidence("cpu", code=PLAIN),
+    "PROCESS_PER_CARD": Evidence("gpu", code=LoopCode(cards=2)),
     "PROFILE_FIRST": Evidence("gpu", formats=("bf16",)),
     "QUIETER": Evidence("gpu"),
     "RESHARD": Evidence("cpu", workers=TWO),
@@ -559,10 +561,31 @@ def test_only_an_optimizer_that_could_be_fused_is_told_to():
         assert (filled is None) == (may is False)
 
 
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.layer(x).relu()
+
+
+def in_place(model):
+    model.compile(backend="eager")
+    return model
+
+
 def test_a_model_that_is_compiled_is_not_told_to_be():
-    model = torch.nn.Linear(1, 1)
-    for made, is_compiled in ((model, False), (torch.compile(model), True)):
-        assert loader_call.is_compiled(made) == is_compiled
+    nn = torch.nn
+    for made, is_compiled in (
+        (nn.Linear(1, 1), False),
+        (torch.compile(nn.Linear(1, 1)), True),
+        (in_place(Block()), True),
+        (nn.Sequential(in_place(Block())), True),
+        (in_place(nn.Sequential(nn.Linear(2, 2), nn.ReLU())), False),
+        (in_place(nn.DataParallel(Block())), True),  # what is compiled is within
+    ):
+        assert model_parts.is_compiled(made) == is_compiled
         code = LoopCode.of({"is_compiled": is_compiled})
         evidence = Evidence("gpu", compiles=True, code=code)
         assert (device_remedies.compiled(evidence) is None) == is_compiled

@@ -4,18 +4,28 @@ A user's script is a namespace here; each line is executed in it, as a paste wou
 """
 
 import dataclasses
+import functools
 import multiprocessing
 from types import SimpleNamespace
 
 import pytest
 
 import labkit as lk
+from labkit.bench import user_step
 from labkit.diagnosis import idle_rules
 from labkit.diagnosis import loader_remedies as cures
 from labkit.diagnosis.core_use import CoreUse
-from labkit.diagnosis.device_remedies import COMPILE, FEWER_LAUNCHES, FUSED_OPTIMIZER
+from labkit.diagnosis.device_remedies import (
+    COMPILE,
+    FEWER_LAUNCHES,
+    FUSE,
+    FUSED_OPTIMIZER,
+    LARGER_BATCH,
+    PROCESS_PER_CARD,
+)
 from labkit.diagnosis.estimate import Estimate, Workers
 from labkit.diagnosis.evidence import Evidence, WorkerEvidence
+from labkit.diagnosis.findings import Finding
 from labkit.diagnosis.gains import with_gains
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.trainer_code import trainer_lines
@@ -24,7 +34,7 @@ from labkit.tuning.set_up import tuner
 from labkit.tuning.settings import LoaderSetting
 from labkit.tuning.trial import Trial
 from labkit.watching import script_loops
-from labkit.watching.loader_call import call_of
+from labkit.watching.loader_call import call_of, call_with
 
 torch = pytest.importorskip("torch")
 forks = pytest.mark.skipif(
@@ -165,6 +175,56 @@ def recorded_code(loader):
     return watched.run.loop_code
 
 
+class Scaled(torch.nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return 2 * self.inner(x)
+
+
+SOME_MODELS = {
+    "torch's": lambda: torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()),
+    "inherited": lambda: type("Net", (torch.nn.Sequential,), {})(torch.nn.Linear(4, 4)),
+    "own": lambda: Scaled(torch.nn.Linear(4, 4)),
+}
+
+
+def graphs_of(call):
+    """Return how many graphs Dynamo makes while a batch is handed to `call`."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    call(torch.zeros(2, 4))
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+@pytest.mark.parametrize("kind", SOME_MODELS)
+def test_what_is_pasted_compiles_a_model_as_what_a_search_measures_does(kind, monkeypatch):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    loader = torch.utils.data.DataLoader(range(4))
+    net = SOME_MODELS[kind]()
+    watched = LoopCode.of(call_of(loader))
+    searched = LoopCode.of(call_with(loader.dataset, model=net)).with_names()
+    assert watched.compiles_in_place == searched.compiles_in_place == (kind == "own")
+    for code in (watched, searched):
+        names = {"torch": torch, "net": SOME_MODELS[kind]()}
+        exec(code.lines({"compile": "default"}), names)
+        assert graphs_of(names["net"]) == 1
+    job = SimpleNamespace(device="cpu", xray=False, compile="default", precision="fp32")
+    step = user_step.OwnStep(lambda batch: net(batch).sum(), net, None, job)
+    step._check_and_compile(torch.zeros(2, 4))
+    assert graphs_of(net) == 1
+
+
+def test_a_function_that_makes_the_model_does_not_name_it():
+    def make_net():
+        return SOME_MODELS["torch's"]()
+
+    searched = LoopCode.of(call_with(range(4), model=make_net)).with_names()
+    assert searched.lines({"compile": "default"}) == "model = torch.compile(model)\n"
+
+
 def test_the_model_is_the_one_that_has_weights_and_the_others_as_its_parts():
     make = torch.utils.data.DataLoader
     nn = torch.nn
@@ -177,7 +237,7 @@ def test_the_model_is_the_one_that_has_weights_and_the_others_as_its_parts():
         return call_of(make(range(4))), model, unoptimized_model, criterion
 
     def in_place():
-        net = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        net = nn.Sequential(Scaled(nn.Linear(4, 4)), nn.ReLU())
         net[0].compile(backend="eager")
         criterion = nn.CrossEntropyLoss()
         return call_of(make(range(4))), net, criterion
@@ -187,6 +247,52 @@ def test_the_model_is_the_one_that_has_weights_and_the_others_as_its_parts():
         whole = nn.Sequential(backbone, head)
         return call_of(make(range(4))), whole
 
+    def as_step():
+        net = nn.Linear(4, 4)
+
+        @torch.compile(backend="eager")
+        def train_step(x):
+            net(x).sum().backward()
+
+        return call_of(make(range(4))), net, train_step
+
+    def as_method():
+        class Fit:
+            def __init__(self):
+                self.net = nn.Linear(4, 4)
+                self.step = torch.compile(self.step, backend="eager")
+
+            def step(self, x):
+                return self.net(x).sum()
+
+            def run(self):
+                return call_of(make(range(4)))
+
+        return (Fit().run(),)
+
+    def as_loss():
+        net = nn.Linear(4, 4)
+
+        def loss_of(net, x):
+            return net(x).sum()
+
+        loss_of = torch.compile(loss_of, backend="eager")
+        return call_of(make(range(4))), net, loss_of
+
+    def left_out():
+        net = nn.Linear(4, 4)
+
+        @torch.compiler.disable
+        def train_step(x):
+            net(x).sum().backward()
+
+        return call_of(make(range(4))), net, train_step
+
+    def helper():
+        net = nn.Linear(4, 4)
+        halved = torch.compile(lambda x: x / 2, backend="eager")
+        return call_of(make(range(4))), net, halved
+
     def two():
         generator, discriminator = nn.Linear(4, 4), nn.Linear(4, 4)
         return call_of(make(range(4))), generator, discriminator
@@ -195,6 +301,11 @@ def test_the_model_is_the_one_that_has_weights_and_the_others_as_its_parts():
         (compiled, "model", True),
         (in_place, "net", True),
         (parts, "whole", False),
+        (as_step, "net", True),
+        (as_method, "self.net", True),
+        (as_loss, "net", True),
+        (left_out, "net", False),
+        (helper, "net", False),
         (two, None, False),
     ):
         code = script()[0]
@@ -244,6 +355,42 @@ class Trainer:
 """
 
 
+def in_trainer(**asked):
+    """Return the evidence of a loop in a Trainer with these arguments."""
+    names = {"__name__": "transformers.trainer"}
+    exec(compile(TRAINER, "/x/site-packages/transformers/trainer.py", "exec"), names)
+    trainer = names["Trainer"](SimpleNamespace(**asked))
+    found = trainer.train(call_of, torch.utils.data.DataLoader([1, 2]))
+    code = dataclasses.replace(LoopCode.of(found), training="args")
+    evidence = Evidence("gpu", code=code, trainer=True, may_fuse=code.may_fuse)
+    return dataclasses.replace(evidence, knobs={"batch_size": 16})
+
+
+@pytest.mark.parametrize("cards, per_device", [(1, 64), (2, 32)])
+def test_a_larger_batch_of_a_trainer_with_several_cards_is_pasted_as_that_of_one(cards, per_device):
+    evidence = in_trainer(n_gpu=cards)
+    finding = Finding("launch", "gaps_between_kernels", 0.5, (), (LARGER_BATCH,))
+    told = worded(with_gains(finding, evidence, None), evidence)
+    assert "batch_size=64" in told.advice
+    assert f"(args, per_device_train_batch_size={per_device})" in told.code
+
+
+@pytest.mark.parametrize("cards", [1, 2])
+@pytest.mark.parametrize("by_trainer", [True, False])
+def test_a_process_with_several_cards_is_split_before_its_model_is_compiled(cards, by_trainer):
+    model = torch.nn.DataParallel(torch.nn.Linear(4, 4))
+    model.device_ids = list(range(cards))
+    if by_trainer:
+        evidence = in_trainer(n_gpu=cards, torch_compile=cards > 1)
+    else:
+        loader = torch.utils.data.DataLoader(range(4))
+        evidence = Evidence("gpu", code=LoopCode.of(call_of(loader)))
+    assert evidence.code.cards == cards and not evidence.code.is_compiled
+    told = [remedy.for_run(evidence) for remedy in (PROCESS_PER_CARD, COMPILE, FUSE)]
+    keys = [remedy.key for remedy in told if remedy]
+    assert keys == (["compile", "fuse"] if cards == 1 else ["process_per_card"])
+
+
 @pytest.mark.parametrize(
     "optim, compiles, lines",
     [
@@ -255,12 +402,7 @@ class Trainer:
 def test_a_trainers_arguments_tell_what_it_compiles_and_whether_its_optimizer_is_fused(
     optim, compiles, lines
 ):
-    names = {"__name__": "transformers.trainer"}
-    exec(compile(TRAINER, "/x/site-packages/transformers/trainer.py", "exec"), names)
-    asked = SimpleNamespace(torch_compile=compiles, optim=optim)
-    found = names["Trainer"](asked).train(call_of, torch.utils.data.DataLoader([1, 2]))
-    code = dataclasses.replace(LoopCode.of(found), training="args")
-    evidence = Evidence("gpu", code=code, trainer=True, may_fuse=code.may_fuse)
+    evidence = in_trainer(torch_compile=compiles, optim=optim)
     remedies = [each.for_run(evidence) for each in (COMPILE, FUSED_OPTIMIZER)]
     told = [trainer_lines("args", each.changes) for each in remedies if each]
     assert [line.split("args, ")[1].rstrip(")\n") for line in told] == lines

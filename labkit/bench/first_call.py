@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from labkit.bench import formats
 from labkit.bench.flops import count, without_numbers, work_event
+from labkit.bench.model_parts import asks_to_compile, cards_of, is_set_in_place
 from labkit.bench.optional import write_or_why
 from labkit.process.events import EventLog
 
@@ -43,10 +44,6 @@ def _formats_of(weights: torch.Tensor) -> tuple[bool, dict[str, str]]:
     return autocasts, kinds
 
 
-def _is_compiled(part: torch.nn.Module) -> bool:
-    return getattr(part, "_compiled_call_impl", None) is not None or hasattr(part, "_orig_mod")
-
-
 class FirstCallHook:
     """Sees the shapes of a user's model's first training call; counts on a copy what it takes.
 
@@ -60,9 +57,9 @@ class FirstCallHook:
         self.given: FirstArguments | None = None
         self.knows_formats = False
         self.hooks: list[RemovableHandle] = []
-        compiled = any(map(_is_compiled, model.modules()))
+        compiled = any(map(asks_to_compile, model.modules()))
         wrapped = hasattr(model, "_original_forward")  # by accelerate, with autocast within
-        if getattr(model, "_compiled_call_impl", None) is not None or (compiled and wrapped):
+        if is_set_in_place(model) or (compiled and wrapped):
             return
         with contextlib.suppress(RuntimeError):  # a scripted model takes no hook
             self.hooks.append(model.register_forward_pre_hook(self._look, with_kwargs=True))
@@ -121,8 +118,8 @@ class FirstCallHook:
             total.backward()
 
         def counted() -> dict[str, object]:
-            if isinstance(self.model, torch.nn.DataParallel) and len(self.model.device_ids) > 1:
-                cards = len(self.model.device_ids)
+            cards = cards_of(self.model)
+            if cards > 1:
                 raise RuntimeError(f"DataParallel computes on {cards} cards; a peak is that of one")
             took = count(self.model, train)
             most = "convolution" if 2 * took["convolution_flops"] > took["flops"] else "product"

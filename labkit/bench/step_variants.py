@@ -13,6 +13,7 @@ import torch
 from labkit.bench import devices, formats, resources
 from labkit.bench.batch_contents import Batch, leaves
 from labkit.bench.loop import Trains
+from labkit.bench.model_parts import is_compiled
 
 ROUNDS = 7
 BUDGET_S = 0.45  # for all rounds; at least two are done
@@ -38,7 +39,7 @@ def other_settings(trainer: Trains, images: Batch, labels: torch.Tensor) -> dict
     plain = StepVariant(images, labels, asked)
     settings = {"plain": plain}
     resize = 1.0  # the rows of the other batch over those of this one
-    if not (trainer.job.compile or hasattr(trainer.model, "_orig_mod")):  # it would compile anew
+    if not (trainer.job.compile or is_compiled(trainer.model)):  # it would compile anew
         whole = max(1, *map(rows_of, leaves((images, labels))))
         # A quarter is quick, and least disturbed; but to a GPU it may be as much work as the whole
         quick = trainer.device.type == "cpu" and whole >= FEW_ROWS

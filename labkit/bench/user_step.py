@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from labkit.bench.batch_contents import Batch
+from labkit.bench.compiling import compile_in_place
 from labkit.bench.formats import DTYPES
 from labkit.bench.models import set_layout
 from labkit.spec import Job
@@ -93,7 +94,7 @@ class OwnStep:
                 "step(model, optimizer, batch)."
             )
         if self.job.compile:
-            self.model.compile(mode=self.job.compile)
+            compile_in_place(self.model, self.job.compile)
             for _ in range(3):  # CUDA graphs are recorded in the second call, replayed in the third
                 self.compute(batch, UNUSED, update=True)
         model_state, optimizer_state = kept

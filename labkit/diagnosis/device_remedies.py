@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from labkit.diagnosis.evidence import Evidence
+from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.remedies import ANOTHER_TRAINING, ROUNDED, Fit, Remedy
 
 FORMATS = {"bf16": "BF16", "fp16": "FP16 with a GradScaler"}
@@ -16,12 +17,28 @@ QUIET = "SPDL's authors advise at most 40% of the CPU while a GPU trains"
 # -- copies and launches ---------------------------------------------------------------------------
 
 
+def may_compile(evidence: Evidence) -> bool:
+    """Fit a model that is not compiled, where it can be: not in a process with several cards.
+
+    There a model is nn.DataParallel's: torch.compile does not reach its threads
+    (pytorch/pytorch#94636), and a Trainer does not call it (huggingface/transformers#25152).
+    """
+    code = evidence.code or LoopCode()
+    is_compiled = evidence.knobs.get("compile") or code.is_compiled
+    return evidence.compiles and not is_compiled and code.cards == 1
+
+
 def compiled(evidence: Evidence) -> Fit | None:
-    """Fit a model that is not compiled, where it can be."""
-    is_compiled = evidence.knobs.get("compile") or (evidence.code and evidence.code.is_compiled)
-    if not evidence.compiles or is_compiled:
+    """Fit a model that may be compiled: with CUDA graphs, on a GPU."""
+    if not may_compile(evidence):
         return None
     return Fit({"compile": "reduce-overhead" if evidence.kind == "gpu" else "default"})
+
+
+def several_cards(evidence: Evidence) -> Fit | None:
+    """Fit a process that trains on several cards."""
+    cards = evidence.code.cards if evidence.code else 1
+    return Fit(words={"cards": cards}) if cards > 1 else None
 
 
 def may_be_fused(evidence: Evidence) -> bool:
@@ -96,6 +113,18 @@ COMPILE = Remedy(
     check=ROUNDED,
     price=2,
 )
+PROCESS_PER_CARD = Remedy(
+    "process_per_card",
+    "Give each of the $cards cards a process of its own, with torchrun or accelerate launch (in a "
+    "notebook accelerate's notebook_launcher): here one process drives them all (nn.DataParallel), "
+    "and torch.compile does not reach its threads.",
+    "processes",
+    several_cards,
+    on="gpu",
+    cost="another start; outside a Trainer also DistributedDataParallel and DistributedSampler",
+    check="the same losses with as large a batch over all cards, in less time a step",
+    price=2,
+)
 FUSED_OPTIMIZER = Remedy(
     "fused_optimizer",
     "Use a fused optimizer (fused_optimizer=True).",
@@ -126,6 +155,7 @@ MORE_PER_LAUNCH = Remedy(
 FEWER_LAUNCHES = (
     MORE_PER_CALL,
     COMPILE,
+    PROCESS_PER_CARD,
     FUSED_OPTIMIZER,
     LARGER_BATCH,
     TWICE_THE_BATCH,
@@ -225,7 +255,7 @@ FUSE = Remedy(
     "fuse",
     "Fuse elementwise operators: torch.compile, or a fused kernel.",
     "fusion",
-    lambda evidence: evidence.compiles,
+    may_compile,
     {"compile": "default"},
     cost="compiling at the start, and again for each new shape",
     check=ROUNDED,

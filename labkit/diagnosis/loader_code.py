@@ -76,6 +76,8 @@ class LoopCode:
     epoch_setter: str | None = None  # the class of its dataset or sampler with a `set_epoch`
     streams: bool = False  # whether its dataset is an IterableDataset
     is_compiled: bool = False  # whether torch.compile has its model
+    cards: int = 1  # that one process trains on, each with its part of the batch
+    compiles_in_place: bool = True  # whether its model's own compile() would compile it
     may_fuse: bool | None = None  # whether its optimizer has a fused version that is not in use
     # What is made anew for each pass: the "loader", or its "dataset" as well
     remade: str | None = None
@@ -97,10 +99,13 @@ class LoopCode:
             known["arguments"] = arguments
         made = cls(**known)
         may_fuse = recorded.get("may_fuse")
+        cards = recorded.get("cards")
         made = replace(
             made,
             streams=recorded.get("streams") is True,
             is_compiled=recorded.get("is_compiled") is True,
+            cards=cards if isinstance(cards, int) and cards > 1 else 1,
+            compiles_in_place=recorded.get("compiles_in_place") is not False,
             may_fuse=may_fuse if isinstance(may_fuse, bool) else None,
         )
         if remade is None:
@@ -221,8 +226,10 @@ class LoopCode:
         if name == "channels_last" and model:
             return f"{model} = {model}.to(memory_format=torch.channels_last)"
         if name == "compile" and model:
-            mode = "" if value == "default" else f"mode={value!r}"
-            return f"{model}.compile({mode})"
+            mode = [] if value == "default" else [f"mode={value!r}"]
+            if self.compiles_in_place:
+                return f"{model}.compile({''.join(mode)})"
+            return f"{model} = torch.compile({', '.join([model, *mode])})"
         if name == "precision" and value in DTYPES and model:
             device = f"next({model}.parameters()).device.type"
             autocast = f"autocast = torch.autocast({device}, dtype={DTYPES[value]})"

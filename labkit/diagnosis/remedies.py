@@ -42,6 +42,7 @@ LESSONS = {  # the section that teaches a remedy: notebook, heading
     "lines": ("02_sawtooth_diagnosis.ipynb", "7. Which line costs the time?"),
     "fusion": (KERNELS, "1. Count the bytes"),
     "formats": ("05_mixed_precision.ipynb", "3. A training step in each format"),
+    "processes": (RANKS, "1. One step, two ranks"),
     "exchange": (RANKS, "3. `no_sync`: do not exchange what nobody uses"),
     "ranks": (RANKS, "4. One rank is short of data"),
     "batch": (BATCHES, "1. What a larger batch buys"),

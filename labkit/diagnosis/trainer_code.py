@@ -20,9 +20,10 @@ SWITCHES: Mapping[str, dict[str, Setting]] = {
 }
 
 
-def trainer_lines(training: str | None, changes: Mapping[str, Setting]) -> str:
+def trainer_lines(training: str | None, changes: Mapping[str, Setting], cards: int = 1) -> str:
     """Return the lines that make `changes`, {knob: value}; they go before the Trainer.
 
+    The loader's batch is that of all the `cards` of a process; the argument is that of one.
     "" where nothing changes, where a knob has no argument, or where no variable (`training`) is
     known to have the arguments.
     """
@@ -34,6 +35,8 @@ def trainer_lines(training: str | None, changes: Mapping[str, Setting]) -> str:
             arguments[str(value)] = True
         elif knob in SWITCHES:
             arguments |= SWITCHES[knob]
+        elif knob == "batch_size" and value is not None:
+            arguments[ARGUMENTS[knob]] = max(1, int(value) // cards)
         elif knob in ARGUMENTS:
             arguments[ARGUMENTS[knob]] = value
         else:

@@ -117,7 +117,7 @@ def _changed(remedy: Remedy, evidence: Evidence) -> str:
     if remedy.loader_of is not None:
         return remedy.loader_of(code)
     if evidence.trainer:
-        return trainer_lines(code.training, remedy.changes)
+        return trainer_lines(code.training, remedy.changes, code.cards)
     if remedy.arguments:
         line = code.loader_line({}, remedy.arguments)
         return f"{line}\n" if line else ""

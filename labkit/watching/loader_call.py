@@ -12,6 +12,14 @@ import traceback
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, cast
 
+from labkit.bench.model_parts import (
+    cards_of,
+    has_own_forward,
+    is_compiled,
+    is_compiled_step,
+    is_trained,
+    parts_of,
+)
 from labkit.bench.stack import is_a, is_users, loop_around, variables
 from labkit.spec import LOADER_KNOBS, PYTORCH_PREFETCH
 
@@ -31,25 +39,31 @@ def call_of(loader: object, model: object = None, optimizer: object = None) -> d
         with Hugging Face's TrainingArguments; `dataset_type`: its class; `epoch_setter`: the one of
         it and its samplers that has a `set_epoch`; `streams`: whether it is an IterableDataset;
         `may_fuse`: as `may_fuse()` says of the optimizer; `is_compiled`: whether torch.compile has
-        the model, or one that the script names; `call`: what the script calls to make a loader, ""
-        where it has no name for torch's DataLoader; `arguments`: {name: code}, defaults left out,
-        the code None where the script has no name for the object. `call` and `arguments` are None
-        where the loader is no DataLoader, or is made inside a framework.
+        the model, or one that the script names, or a step of it; `compiles_in_place`: whether
+        `model.compile()` is known to compile it; `cards`: how many one process trains on; `call`:
+        what the script calls to make a loader, "" where it has no name for torch's DataLoader;
+        `arguments`: {name: code}, defaults left out, the code None where the script has no name for
+        the object. `call` and `arguments` are None where the loader is no DataLoader, or is made
+        inside a framework.
     """
     names = Names(_user_frame(loader))
+    named = names.of_model(model)
+    models = names.models() if model is None else [model]
     parts = ("dataset", "sampler", "batch_sampler")
     kinds = [type(getattr(loader, part, None)) for part in parts]
     data = sys.modules.get("torch.utils.data")
     found = {
         "loader": names.of(loader),
-        "model": names.of_model(model),
+        "model": named,
         "optimizer": names.only("torch.optim", "Optimizer", optimizer),
         "training": names.only("transformers", "TrainingArguments", None),
         "dataset_type": kinds[0].__name__,
         "epoch_setter": next((each.__name__ for each in kinds if hasattr(each, "set_epoch")), None),
         "streams": data is not None and issubclass(kinds[0], data.IterableDataset),
         "may_fuse": None,
-        "is_compiled": any(map(is_compiled, names.models() if model is None else [model])),
+        "is_compiled": any(map(is_compiled, models)) or names.have_compiled_step(models),
+        "compiles_in_place": has_own_forward(names.values.get(named or "", model)),
+        "cards": max(map(cards_of, models), default=1),
         "call": None,
         "arguments": None,
     }
@@ -61,6 +75,9 @@ def call_of(loader: object, model: object = None, optimizer: object = None) -> d
         found["is_compiled"] |= bool(getattr(asked, "torch_compile", False))
         optim = getattr(asked, "optim", None)
         found["may_fuse"] = getattr(optim, "value", optim) == PLAIN_ADAMW
+        found["cards"] = max(1, getattr(asked, "n_gpu", 1))  # it makes an nn.DataParallel
+    if found["cards"] > 1:  # whose threads no compiler reaches (pytorch/pytorch#94636)
+        found["is_compiled"] = False
     ours = found["loader"] or not loop_around(sys._getframe(1))[1]
     if data is None or not isinstance(loader, data.DataLoader) or not ours:
         return found
@@ -93,6 +110,7 @@ def call_with(
         arguments["shuffle"] = "True"
     return {
         "model": names.of_model(model),
+        "compiles_in_place": has_own_forward(model),
         "optimizer": names.only("torch.optim", "Optimizer", optimizer),
         "call": names.of_class(data.DataLoader) if data is not None else "",
         "arguments": arguments,
@@ -106,38 +124,6 @@ def may_fuse(optimizer: object) -> bool | None:
     if not isinstance(defaults, dict) or not isinstance(groups, list):
         return None
     return "fused" in defaults and not any(group.get("fused") for group in groups)
-
-
-def is_compiled(model: object) -> bool:
-    """Return whether torch.compile has made a model or a part of it, or compiled it in place."""
-    kept = [_kept(part) for part in _parts(model)]
-    return any(
-        "_orig_mod" in each.get("_modules", {}) or each.get("_compiled_call_impl") is not None
-        for each in kept
-    )
-
-
-def _kept(part: object) -> dict[str, dict[str, object]]:
-    return getattr(part, "__dict__", {})
-
-
-def _parts(model: object) -> list[object]:
-    """Return a Module and all that it is made of; only what they keep is read."""
-    found = {id(model): model}
-    left = [model]
-    while left:
-        inner = _kept(left.pop()).get("_modules") or {}
-        fresh = {id(each): each for each in inner.values() if each is not None}
-        left += [each for number, each in fresh.items() if number not in found]
-        found |= fresh
-    return list(found.values())
-
-
-def _is_trained(model: object) -> bool:
-    """Return whether a Module has parameters, as a loss function has none."""
-    unseen = {"": model}  # a scripted part keeps its own elsewhere
-    kept = [_kept(part).get("_parameters", unseen) for part in _parts(model)]
-    return any(weight is not None for weights in kept for weight in weights.values())
 
 
 def _arguments(loader: DataLoader, names: Names, data: ModuleType) -> dict[str, str | None]:
@@ -237,17 +223,21 @@ class Names:
         """
         named = {id(each): each for name, each in self.values.items() if name != "self"}
         return [
-            each
-            for each in named.values()
-            if is_a(each, "torch.nn", "Module") and _is_trained(each)
+            each for each in named.values() if is_a(each, "torch.nn", "Module") and is_trained(each)
         ]
+
+    def have_compiled_step(self, models: list[object]) -> bool:
+        """Return whether a function that trains one of the `models` is compiled."""
+        ids = {*map(id, models)}
+        called = {name.rpartition(".")[2] for name, each in self.values.items() if id(each) in ids}
+        return any(is_compiled_step(each, called) for each in self.values.values())
 
     def of_model(self, given: object) -> str | None:
         """Return the name of `given`, else of the one model that has all others as its parts."""
-        if given is not None:
-            return self.of(given)
+        if given is not None:  # perhaps a function that makes it, whose name is another
+            return self.of(given) if is_a(given, "torch.nn", "Module") else None
         models = self.models()
-        whole = [each for each in models if {*map(id, models)} <= {*map(id, _parts(each))}]
+        whole = [each for each in models if {*map(id, models)} <= {*map(id, parts_of(each))}]
         return self.of(whole[0]) if len(whole) == 1 else None
 
 
