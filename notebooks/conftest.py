@@ -7,7 +7,11 @@ import os
 
 import pytest
 
-SETTINGS = {"LABKIT_STRICT": "1", "LABKIT_QUICK": os.environ.get("LABKIT_QUICK", "1")}
+SETTINGS = {
+    "LABKIT_STRICT": "1",
+    "LABKIT_QUICK": os.environ.get("LABKIT_QUICK", "1"),
+    "LABKIT_WARM": "0",  # with two notebooks side by side a standby's import only takes their time
+}
 if (
     SETTINGS["LABKIT_QUICK"] == "1"
 ):  # a core each: more threads would spin on the core that the other notebook needs
@@ -15,10 +19,13 @@ if (
 
 
 def pytest_collection_modifyitems(items):
-    """Mark the cells as slow."""
+    """Mark the cells as slow, and those that are tagged so as nightly where runs are quick."""
     for item in items:
         if item.path.suffix == ".ipynb":
             item.add_marker("slow")
+            is_long = "nightly" in item.cell.metadata.get("tags", ())
+            if is_long and SETTINGS["LABKIT_QUICK"] == "1":
+                item.add_marker("nightly")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -43,7 +43,7 @@ ROWS = [
         torch="raise ImportError('libtorch_cpu.so: cannot open shared object file')"),
     row("shm of 1 MB and large batches", "failed", "Remedy: /dev/shm is full.*--shm-size",
         sets="num_workers=2 batch_size=256 steps=40", mount=SHM),
-    row("disk full under the event log*", "failed", "No space left.*Remedy: the disk is",
+    row("disk full under the event log", "failed", "No space left.*Remedy: the disk is",
         sets="steps=1000000 seconds=60", mount="size=560k tmpfs $LABKIT_HOME"),
     row("disk full before the run", "failed", "No space left.*Remedy: the disk is",
         mount="size=280k tmpfs $LABKIT_HOME"),

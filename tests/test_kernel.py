@@ -72,7 +72,11 @@ def answer(client, asked):
 
 @pytest.mark.parametrize(
     "begun, code, presses, bench",
-    [("", BLOCKED, 1, ""), ("", BLOCKED, 4, STUBBORN), (BEGUN, "run.wait()", 2, STUBBORN)],
+    [
+        ("", BLOCKED, 1, ""),
+        pytest.param("", BLOCKED, 4, STUBBORN, marks=pytest.mark.nightly),
+        (BEGUN, "run.wait()", 2, STUBBORN),
+    ],
 )
 def test_an_interrupted_cell_has_the_stopped_run_assigned_and_one_line(begun, code, presses, bench):
     before = runs()

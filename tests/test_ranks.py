@@ -356,8 +356,9 @@ def test_two_ranks_learn_what_one_process_does_from_the_joined_batch_and_load_ag
 
 
 @linux
+@pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [None, pytest.param("rank", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("victim", [None, "rank"])
 def test_ranks_that_are_killed_or_stopped_say_so_and_leave_nothing(victim):
     before = torch_segments()
     run = launch(Distributed(MLP.but(num_workers=1, steps=100_000, seconds=60), ranks=2))

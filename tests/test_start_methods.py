@@ -29,6 +29,7 @@ def test_a_watched_loop_over_a_dataset_of_a_cell_is_told_a_remedy_under_forkserv
     check("--start", "forkserver", "watch")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_run_with_workers_stops_without_the_names_that_windows_lacks():
     check("--start", "spawn", "--without-posix", "stop")
