@@ -222,7 +222,9 @@ def test_a_function_that_makes_the_model_does_not_name_it():
         return SOME_MODELS["torch's"]()
 
     searched = LoopCode.of(call_with(range(4), model=make_net)).with_names()
-    assert searched.lines({"compile": "default"}) == "model = torch.compile(model)\n"
+    assert searched.lines({"compile": "default"}) == (
+        "model = torch.compile(model)  # save model._orig_mod.state_dict()\n"
+    )
 
 
 def test_the_model_is_the_one_that_has_weights_and_the_others_as_its_parts():

@@ -229,7 +229,8 @@ class LoopCode:
             mode = [] if value == "default" else [f"mode={value!r}"]
             if self.compiles_in_place:
                 return f"{model}.compile({''.join(mode)})"
-            return f"{model} = torch.compile({', '.join([model, *mode])})"
+            line = f"{model} = torch.compile({', '.join([model, *mode])})"
+            return f"{line}  # save {model}._orig_mod.state_dict()"  # its keys are as before
         if name == "precision" and value in DTYPES and model:
             device = f"next({model}.parameters()).device.type"
             autocast = f"autocast = torch.autocast({device}, dtype={DTYPES[value]})"
