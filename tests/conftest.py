@@ -1,8 +1,8 @@
 """Tests run in a cache of their own: none of the user's runs, and nothing left behind.
 
-With `-n 2` two tests run at a time. One that compares measured times (`measures`) waits until the
-others are through, and they wait for it. Notebooks run side by side: a quick run judges no claim
-that needs the whole machine.
+Tests run side by side, each process on one thread. One that compares measured times (`measures`)
+waits until the others are through, and they wait for it. Notebooks run side by side: a quick run
+judges no claim that needs the whole machine.
 """
 
 import contextlib
@@ -38,6 +38,13 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # of a test run in a shel
     signal.signal(signal.SIGINT, signal.default_int_handler)
 for name in ("WANDB_API_KEY", "WANDB_MODE"):
     os.environ.pop(name, None)
+if "PYTEST_XDIST_WORKER" in os.environ:  # more threads would spin on the cores of other tests
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_xdist_auto_num_workers():
+    """Have one process more than there are cores: tests wait a sixth of their time."""
+    return (os.cpu_count() or 1) + 1
 
 
 @pytest.hookimpl(trylast=True)  # behind the marks of notebooks/conftest.py

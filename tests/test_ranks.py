@@ -377,10 +377,15 @@ def test_ranks_that_are_killed_or_stopped_say_so_and_leave_nothing(victim):
 
 
 @pytest.mark.slow
-def test_ranks_end_together_when_their_time_is_up_and_one_that_raises_is_named():
+def test_ranks_end_together_when_their_time_is_up():
     run = launch(Distributed(MLP.but(steps=1_000_000, seconds=1.0), ranks=2)).wait()
     assert run.outcome == "finished", run.error
     assert run[0].steps == run[1].steps < 1_000_000
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_a_rank_that_raises_is_named():
     run = launch(Distributed(MLP, ranks=2), fault=planted("dataset_raises")).wait()
     assert run.outcome == "failed" and run.failed_rank == 1
     assert re.search(r"^Rank 1: ValueError: planted", run.error), run.error
