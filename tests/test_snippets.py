@@ -8,6 +8,7 @@ import functools
 import multiprocessing
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import labkit as lk
@@ -27,6 +28,7 @@ from labkit.diagnosis.estimate import Estimate, Workers
 from labkit.diagnosis.evidence import Evidence, WorkerEvidence
 from labkit.diagnosis.findings import Finding
 from labkit.diagnosis.gains import with_gains
+from labkit.diagnosis.gather import known_of
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.trainer_code import trainer_lines
 from labkit.diagnosis.wording import worded
@@ -408,6 +410,37 @@ def test_a_trainers_arguments_tell_what_it_compiles_and_whether_its_optimizer_is
     remedies = [each.for_run(evidence) for each in (COMPILE, FUSED_OPTIMIZER)]
     told = [trainer_lines("args", each.changes) for each in remedies if each]
     assert [line.split("args, ")[1].rstrip(")\n") for line in told] == lines
+
+
+@pytest.mark.parametrize("every, graphs", [(1, True), (2, False), (4, False)])
+def test_cuda_graphs_are_told_only_to_a_loop_that_updates_after_every_batch(every, graphs):
+    weights = [torch.nn.Parameter(torch.ones(1))]
+    first, second = (torch.optim.SGD(weights, lr=0.1) for _ in range(2))
+    with lk.watch(torch.utils.data.DataLoader(range(16)), live=False) as watched:
+        for number, _ in enumerate(watched):
+            if number % every == 0:
+                watched._recorder.trained_by(first)
+            watched._recorder.trained_by(second)
+    evidence = known_of(watched.run, np.ones(16), np.ones(16), 0.0)
+    evidence = dataclasses.replace(evidence, kind="gpu", compiles=True, code=LoopCode(model="net"))
+    mode = "mode='reduce-overhead'" if graphs else ""
+    note = "  # clone() outputs that you keep" if graphs else ""
+    fitting = COMPILE.for_run(evidence)
+    assert LoopCode(model="net").lines(fitting.changes) == f"net.compile({mode}){note}\n"
+
+
+def test_nor_does_a_script_for_another_machine_have_them_where_gradients_accumulate():
+    pipeline = lk.Pipeline(device="cuda", compile="reduce-overhead", width=64, depth=4)
+    assert "reduce-overhead" in lk.script(pipeline)
+    gathers = lk.script(pipeline.but(accumulation_steps=8))
+    assert "torch.compile(model)" in gathers and 'mode="reduce-overhead"' not in gathers
+
+
+def test_of_two_names_the_first_one_is_compiled():
+    names = {"model": SOME_MODELS["torch's"](), "watching": recorded_code}
+    names |= {"raw_model": names["model"], "loader": torch.utils.data.DataLoader(range(4))}
+    code = LoopCode.of(in_script(names, "watching(loader)"))
+    assert code.lines({"compile": "default"}).startswith("model = torch.compile(model)")
 
 
 def test_a_compiled_loop_of_a_batch_size_that_nobody_knows_is_still_told_something():

@@ -30,7 +30,8 @@ def resolve_config(
         model_size.fill(job, device)
 
     dropped: dict[str, str] = {}
-    for name, value, reason in _inapplicable(job, device) if here else ():
+    inapplicable = _inapplicable(job, device) if here else _inapplicable_anywhere(job)
+    for name, value, reason in inapplicable:
         if getattr(job, name) != value:
             setattr(job, name, value)
             dropped[name] = reason
@@ -57,7 +58,12 @@ def _inapplicable(job: Job, device: torch.device) -> Iterator[tuple[str, object,
         yield "compile", None, why
     elif job.compile == "reduce-overhead" and device.type != "cuda":
         yield "compile", "default", "CUDA graphs need a CUDA device: compiled without them"
-    elif job.compile in GRAPH_MODES and job.accumulation_steps > 1:
+    yield from _inapplicable_anywhere(job)
+
+
+def _inapplicable_anywhere(job: Job) -> Iterator[tuple[str, object, str]]:
+    """Yield (knob, what runs instead, why) for what no device can honour."""
+    if job.compile in GRAPH_MODES and job.accumulation_steps > 1:
         why = "a CUDA graph's next replay overwrites gradients that accumulation has to keep"
         yield "compile", "default", f"{why}: compiled without graphs"
 

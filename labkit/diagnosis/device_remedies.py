@@ -29,10 +29,15 @@ def may_compile(evidence: Evidence) -> bool:
 
 
 def compiled(evidence: Evidence) -> Fit | None:
-    """Fit a model that may be compiled: with CUDA graphs, on a GPU."""
+    """Fit a model that may be compiled: with CUDA graphs on a GPU, where gradients do not gather.
+
+    A graph's next replay overwrites the gradients that accumulation has to keep: PyTorch raises
+    (pytorch/pytorch#169545).
+    """
     if not may_compile(evidence):
         return None
-    return Fit({"compile": "reduce-overhead" if evidence.kind == "gpu" else "default"})
+    has_graphs = evidence.kind == "gpu" and evidence.updates_often
+    return Fit({"compile": "reduce-overhead" if has_graphs else "default"})
 
 
 def several_cards(evidence: Evidence) -> Fit | None:
@@ -116,8 +121,8 @@ COMPILE = Remedy(
 PROCESS_PER_CARD = Remedy(
     "process_per_card",
     "Give each of the $cards cards a process of its own, with torchrun or accelerate launch (in a "
-    "notebook accelerate's notebook_launcher): here one process drives them all (nn.DataParallel), "
-    "and torch.compile does not reach its threads.",
+    "restarted notebook accelerate's notebook_launcher): here one process drives them all "
+    "(nn.DataParallel), and torch.compile does not reach its threads.",
     "processes",
     several_cards,
     on="gpu",

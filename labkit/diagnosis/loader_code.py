@@ -8,7 +8,7 @@ from typing import Any
 
 from labkit.knobs import Setting
 from labkit.results.script import call_lines
-from labkit.spec import PYTORCH_PREFETCH, WITHOUT_WORKERS
+from labkit.spec import GRAPH_MODES, PYTORCH_PREFETCH, WITHOUT_WORKERS
 
 # The arguments of a DataLoader, in the order of its signature
 ARGUMENTS = (
@@ -228,9 +228,14 @@ class LoopCode:
         if name == "compile" and model:
             mode = [] if value == "default" else [f"mode={value!r}"]
             if self.compiles_in_place:
-                return f"{model}.compile({''.join(mode)})"
-            line = f"{model} = torch.compile({', '.join([model, *mode])})"
-            return f"{line}  # save {model}._orig_mod.state_dict()"  # its keys are as before
+                line = f"{model}.compile({''.join(mode)})"
+                notes = []
+            else:
+                line = f"{model} = torch.compile({', '.join([model, *mode])})"
+                notes = [f"save {model}._orig_mod.state_dict()"]  # its keys are as before
+            if value in GRAPH_MODES:  # the next replay overwrites what the last one gave
+                notes.append("clone() outputs that you keep")
+            return f"{line}  # {'; '.join(notes)}" if notes else line
         if name == "precision" and value in DTYPES and model:
             device = f"next({model}.parameters()).device.type"
             autocast = f"autocast = torch.autocast({device}, dtype={DTYPES[value]})"

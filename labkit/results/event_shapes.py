@@ -181,6 +181,7 @@ class Pass(AnyEvent):
     began: Count
     ended: Count
     trains: bool | None
+    updates: Count | None
 
 
 class Remade(AnyEvent):

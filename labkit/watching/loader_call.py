@@ -177,7 +177,8 @@ class Names:
 
     def __init__(self, frame: FrameType | None):
         self.values = _named(frame) if frame is not None else {}
-        self.by_id = {id(value): name for name, value in self.values.items()}
+        # The first name, which `model` is and not a later `raw_model = model`
+        self.by_id = {id(value): name for name, value in reversed(self.values.items())}
 
     def of(self, part: object) -> str | None:
         """Return the name of an object, of a method as `name.method`; None where it has none."""
@@ -242,8 +243,9 @@ class Names:
 
 
 def _named(frame: FrameType) -> dict[str, object]:
-    """Return the variables that code in a frame can name, and what `self` holds."""
-    found = frame.f_globals | variables(frame)
+    """Return the variables that code in a frame can name, its own first, and what `self` holds."""
+    found = variables(frame)
+    found |= {name: value for name, value in frame.f_globals.items() if name not in found}
     return {name: value for name, value in found.items() if not name.startswith("_")}
 
 

@@ -66,7 +66,7 @@ class Recorder:
         self.epoch = -1
         self.first_step = 0
         self.began_ns = 0  # the pass that goes on
-        self.trains = False  # whether an optimizer has made a step within it
+        self.updates = 0  # steps that its first optimizer has made within it
         self.how: Ending = ""
         self._current: weakref.ref[Pass] | None = None
         self.closed = False
@@ -86,7 +86,7 @@ class Recorder:
 
     def trained_by(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has made a step; at first, where and what its weights are."""
-        self.trains = True
+        self.updates += self.trained.is_first(optimizer)
         if not self.kind and self.trained.device is None:
             with contextlib.suppress(Exception):
                 groups = optimizer.param_groups
@@ -216,10 +216,11 @@ class Recorder:
         `trains` where it is known that it does, whatever was seen of an optimizer.
         """
         if self.began_ns:
-            trains = trains or self.trains
-            self.log.write("pass", n=self.epoch, began=self.began_ns, ended=ended_ns, trains=trains)
+            trains = trains or self.updates > 0
+            times = {"began": self.began_ns, "ended": ended_ns}
+            self.log.write("pass", n=self.epoch, **times, trains=trains, updates=self.updates)
         self.began_ns = 0
-        self.trains = False
+        self.updates = 0
 
     def fail(self, error: BaseException) -> None:
         """Write the exception that ended the loop; an interrupt is a stop, not a failure."""
