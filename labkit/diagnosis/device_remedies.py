@@ -110,8 +110,8 @@ MORE_PER_CALL = Remedy(
 )
 COMPILE = Remedy(
     "compile",
-    "Launch fewer and larger kernels: torch.compile (reduce-overhead uses CUDA graphs), a larger "
-    "batch, no .item() in the step.",
+    "Launch fewer and larger kernels: torch.compile (reduce-overhead adds CUDA graphs, but breaks "
+    "gradient accumulation), a larger batch, no .item() in the step.",
     "launches",
     compiled,
     cost="compiling at the start, and again for each new shape",
