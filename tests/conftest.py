@@ -1,8 +1,8 @@
 """Tests run in a cache of their own: none of the user's runs, and nothing left behind.
 
-Tests run side by side, each process on one thread. One that compares measured times (`measures`)
-waits until the others are through, and they wait for it. Notebooks run side by side: a quick run
-judges no claim that needs the whole machine.
+Tests run side by side, a process for each core, on one thread each. One that compares measured
+times (`measures`) waits until the others are through, and they wait for it. Notebooks run side by
+side: a quick run judges no claim that needs the whole machine.
 """
 
 import contextlib
@@ -40,11 +40,6 @@ for name in ("WANDB_API_KEY", "WANDB_MODE"):
     os.environ.pop(name, None)
 if "PYTEST_XDIST_WORKER" in os.environ:  # more threads would spin on the cores of other tests
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-
-def pytest_xdist_auto_num_workers():
-    """Have one process more than there are cores: tests wait a sixth of their time."""
-    return (os.cpu_count() or 1) + 1
 
 
 @pytest.hookimpl(trylast=True)  # behind the marks of notebooks/conftest.py
