@@ -1151,7 +1151,7 @@ def train(net, loader):
     for i, (x,) in enumerate(loader):
         net(x).square().mean().backward()
         optimizer.step()
-        time.sleep(0.01)
+        time.sleep(0.03)
 train(torch.nn.Linear(8, 1), Endless(TensorDataset(torch.randn(800, 8)), 4))
 """
 
