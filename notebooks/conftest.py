@@ -7,15 +7,10 @@ import os
 
 import pytest
 
-SETTINGS = {
-    "LABKIT_STRICT": "1",
-    "LABKIT_QUICK": os.environ.get("LABKIT_QUICK", "1"),
-    "LABKIT_WARM": "0",  # with two notebooks side by side a standby's import only takes their time
-}
-if (
-    SETTINGS["LABKIT_QUICK"] == "1"
-):  # a core each: more threads would spin on the core that the other notebook needs
-    SETTINGS["OMP_NUM_THREADS"] = "1"
+SETTINGS = {"LABKIT_STRICT": "1", "LABKIT_QUICK": os.environ.get("LABKIT_QUICK", "1")}
+if SETTINGS["LABKIT_QUICK"] == "1":
+    # A core each: more threads, or a standby, would take the one that another notebook needs
+    SETTINGS |= {"OMP_NUM_THREADS": "1", "LABKIT_WARM": "0"}
 
 
 def pytest_collection_modifyitems(items):

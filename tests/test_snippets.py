@@ -415,12 +415,14 @@ def test_a_trainers_arguments_tell_what_it_compiles_and_whether_its_optimizer_is
 @pytest.mark.parametrize("every, graphs", [(1, True), (2, False), (4, False)])
 def test_cuda_graphs_are_told_only_to_a_loop_that_updates_after_every_batch(every, graphs):
     weights = [torch.nn.Parameter(torch.ones(1))]
-    first, second = (torch.optim.SGD(weights, lr=0.1) for _ in range(2))
     with lk.watch(torch.utils.data.DataLoader(range(16)), live=False) as watched:
-        for number, _ in enumerate(watched):
-            if number % every == 0:
-                watched._recorder.trained_by(first)
-            watched._recorder.trained_by(second)
+        for _ in range(2):
+            optimizers = [torch.optim.SGD(weights, lr=0.1) for _ in range(2)]  # anew, as in folds
+            for number, _ in enumerate(watched):
+                if number % every == 0:
+                    for optimizer in optimizers:
+                        watched._recorder.trained_by(optimizer)
+    assert all(each["trains"] for each in watched.run.passes_ended)
     evidence = known_of(watched.run, np.ones(16), np.ones(16), 0.0)
     evidence = dataclasses.replace(evidence, kind="gpu", compiles=True, code=LoopCode(model="net"))
     mode = "mode='reduce-overhead'" if graphs else ""

@@ -58,7 +58,8 @@ def _inapplicable(job: Job, device: torch.device) -> Iterator[tuple[str, object,
         yield "compile", None, why
     elif job.compile == "reduce-overhead" and device.type != "cuda":
         yield "compile", "default", "CUDA graphs need a CUDA device: compiled without them"
-    yield from _inapplicable_anywhere(job)
+    else:
+        yield from _inapplicable_anywhere(job)
 
 
 def _inapplicable_anywhere(job: Job) -> Iterator[tuple[str, object, str]]:

@@ -36,7 +36,7 @@ def compiled(evidence: Evidence) -> Fit | None:
     """
     if not may_compile(evidence):
         return None
-    has_graphs = evidence.kind == "gpu" and evidence.updates_often
+    has_graphs = evidence.kind == "gpu" and evidence.updates_each_batch
     return Fit({"compile": "reduce-overhead" if has_graphs else "default"})
 
 

@@ -196,7 +196,7 @@ class Evidence:
         None  # the class of its loader, where that is neither torch's nor Python's
     )
     may_fuse: bool | None = None  # whether its optimizer has a fused version that is not in use
-    updates_often: bool = False  # whether it is known to update after every batch
+    updates_each_batch: bool = False  # as far as is known
     imports_script: bool = False  # whether a worker of its loader starts by importing the script
     batch: Batch = Batch()
 

@@ -61,7 +61,7 @@ def known_of(run: Run, wait: np.ndarray, compute: np.ndarray, ranks_cores: float
         whole=run.wall_shares,
         knobs=run.pipeline.to_dict(),
         trains=not parts or bool({"backward", "optimizer"} & parts),
-        updates_often=run.pipeline.to_dict().get("accumulation_steps") == 1,
+        updates_each_batch=run.pipeline.to_dict().get("accumulation_steps") == 1,
         compiles=machine.compiles,
         headroom=_headroom(run.event("headroom")),
     )
@@ -99,7 +99,7 @@ def _of_watched(known: Evidence, run: Run) -> Evidence:
         may_fuse=code.may_fuse if run.trainer or run.may_fuse is None else run.may_fuse,
         imports_script=_imports_script(run.machine, code),
         host_wait_share=_host_wait(run.host_ns[run.warmup :]),
-        updates_often=run.updates > limits.EACH_BATCH * run.steps,
+        updates_each_batch=run.updates > limits.EACH_BATCH * run.steps,
     )
 
 

@@ -224,13 +224,13 @@ class RunLog(EventLogResult):
     def passes_ended(self) -> list[Event]:
         """The passes over a watched loader as they ended.
 
-        `n`, `began`, `ended` (ns), `trains`, `updates` (steps of its first optimizer).
+        `n`, `began`, `ended` (ns), `trains`, `updates` (steps of its busiest optimizer).
         """
         return self._events("pass")
 
     @property
     def updates(self) -> int:
-        """The steps that the first optimizer of a watched script made in passes that are over."""
+        """The updates of the weights that a watched script made in passes that are over."""
         return sum(event.get("updates") or 0 for event in self.passes_ended)
 
     @property

@@ -177,7 +177,7 @@ class Names:
 
     def __init__(self, frame: FrameType | None):
         self.values = _named(frame) if frame is not None else {}
-        # The first name, which `model` is and not a later `raw_model = model`
+        # Of several names the first: `model`, and not a later `raw_model = model`
         self.by_id = {id(value): name for name, value in reversed(self.values.items())}
 
     def of(self, part: object) -> str | None:

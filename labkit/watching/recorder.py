@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,7 +67,7 @@ class Recorder:
         self.epoch = -1
         self.first_step = 0
         self.began_ns = 0  # the pass that goes on
-        self.updates = 0  # steps that its first optimizer has made within it
+        self.updates: Counter[int] = Counter()  # steps within it, by the optimizer's id
         self.how: Ending = ""
         self._current: weakref.ref[Pass] | None = None
         self.closed = False
@@ -86,7 +87,7 @@ class Recorder:
 
     def trained_by(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has made a step; at first, where and what its weights are."""
-        self.updates += self.trained.is_first(optimizer)
+        self.updates[id(optimizer)] += 1
         if not self.kind and self.trained.device is None:
             with contextlib.suppress(Exception):
                 groups = optimizer.param_groups
@@ -216,11 +217,12 @@ class Recorder:
         `trains` where it is known that it does, whatever was seen of an optimizer.
         """
         if self.began_ns:
-            trains = trains or self.updates > 0
+            updates = max(self.updates.values(), default=0)
             times = {"began": self.began_ns, "ended": ended_ns}
-            self.log.write("pass", n=self.epoch, **times, trains=trains, updates=self.updates)
+            trains = trains or updates > 0
+            self.log.write("pass", n=self.epoch, **times, trains=trains, updates=updates)
         self.began_ns = 0
-        self.updates = 0
+        self.updates.clear()
 
     def fail(self, error: BaseException) -> None:
         """Write the exception that ended the loop; an interrupt is a stop, not a failure."""

@@ -21,12 +21,6 @@ class Trained:
         self.dtype: str | None = None  # the number format of the weights
         self.may_fuse: bool | None = None  # of their optimizer, as `may_fuse()` says
         self.call: FirstCallHook | None = None  # until its FLOPs are counted
-        self.first_optimizer: int | None = None  # the id of the one that made the first step
-
-    def is_first(self, optimizer: object) -> bool:
-        """Return whether it is the optimizer that made the first step."""
-        self.first_optimizer = self.first_optimizer or id(optimizer)
-        return self.first_optimizer == id(optimizer)
 
     def note(self, weights: list[torch.Tensor]) -> None:
         """Note where some weights are, and what most of their numbers are."""
