@@ -29,7 +29,7 @@ from labkit.diagnosis import (
 from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.estimate import Estimate, Workers
-from labkit.diagnosis.evidence import Batch, Evidence, Kernels, WorkerEvidence
+from labkit.diagnosis.evidence import Batch, CardEvidence, Evidence, Kernels, WorkerEvidence
 from labkit.diagnosis.findings import BOTTLENECKS, Unit
 from labkit.diagnosis.gains import with_gains
 from labkit.diagnosis.hot_lines import Line
@@ -182,6 +182,9 @@ FITTING = {  # what a remedy applies to whose `fits` has words or settings
         "cpu", workers=dataclasses.replace(TWO, hang=Hang(0, None, 40.0, False))
     ),
     "IN_LOOP": Evidence("cpu", knobs={"num_workers": 2}, advised=Workers(0, Estimate(2, 1, 3))),
+    "LARGER_AND_FEWER": Evidence(
+        "gpu", batches_an_update=4.0, knobs={"batch_size": 4}, card=CardEvidence(held_share=0.1)
+    ),
     "LARGER_BATCH": Evidence("cpu", knobs={"batch_size": 4}),
     "MORE_OF_ITS_OWN": Evidence("gpu", own_loader="PrefetchLoader", wait_us=9e4),
     "NO_NAN_FILTER": Evidence("gpu", trainer=True, code=LoopCode(training="args")),
@@ -197,6 +200,7 @@ FITTING = {  # what a remedy applies to whose `fits` has words or settings
         "cpu", code=dataclasses.replace(PLAIN, dataset_type="TensorDataset")
     ),
     "WORKERS": Evidence("cpu", advised=Workers(2, Estimate(2, 1, 3), threads=1), code=PLAIN),
+    "USE_THE_CARD": Evidence("cpu", spare_card="H200", compute_us=9e3),
 }  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from labkit import quotas
 from labkit.bench.cpu_use import CpuUse
 from labkit.bench.gpu_meter import GpuMeter, OtherProcess, name_of
 from labkit.bench.lifetime import wait_for_run
+from labkit.bench.spare_card import spare_card
 from labkit.process.death_signal import die_with
 from labkit.process.events import FILE_NAME, EventLog
 
@@ -201,6 +202,9 @@ def main(parent: int) -> None:
     hello, machine = wait_for(Path(FILE_NAME), ("hello", "machine"))
     cpu = CpuMeter(hello["pid"])
     card = _card_of(machine.get("uuid"), hello["pid"], log)
+    spare = machine["kind"] == "cpu" and spare_card(str(machine["versions"].get("torch")))
+    if spare:
+        log.write("spare_card", name=spare)
     programs = OtherPrograms({hello["pid"], parent})
     begun = time.monotonic()
     due = begun

@@ -11,14 +11,11 @@ import pynvml
 import torch
 
 from labkit.bench.gpu_meter import TEGRA
+from labkit.bench.spare_card import BLACKWELL, OLDEST, TURING
 
 # PyTorch's builds by CUDA's major version. A driver runs all builds of the versions it knows: CUDA
 # 12 from driver 525 on, CUDA 13 from 580 on (docs.nvidia.com/deploy/cuda-compatibility).
 BUILDS = {12: "cu126", 13: "cu130"}
-# Compute capabilities: builds for CUDA 13 begin with Turing, those for CUDA 12.6 end with Hopper
-# (pytorch.org/blog/pytorch-2-8, CUDA 13.0's release notes)
-TURING, BLACKWELL = (7, 5), (10, 0)
-OLDEST = (5, 0)  # Maxwell: what came before has no build of PyTorch 2
 KNOWN = ("cuda", "mps")  # torch's names of the accelerators that labkit measures on; ROCm's is CUDA
 INSTALL = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"
 FOR_JETSON = (

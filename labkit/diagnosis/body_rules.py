@@ -8,6 +8,7 @@ import numpy as np
 
 from labkit.bench.stack import is_users
 from labkit.diagnosis import body_remedies as cures
+from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.body_cost import (
     copying_s,
     lost_in_part,
@@ -103,6 +104,7 @@ def copies_in_the_body(evidence: Evidence) -> Finding | None:
     Cause "copies". A copy that blocks also waits for what the device has queued. Where the device's
     times are known, that time is no loss. Where they are not, few bytes move meanwhile: found only
     where the batches move at COPIES_BYTES_S or more. It costs the share of the stacks at the copy.
+    Above COPIES_LEAD fewer bytes are the first remedy: what pinned memory could hide is shorter.
     """
     loop = evidence.loop
     lost = lost_to_copies(evidence)
@@ -114,12 +116,15 @@ def copies_in_the_body(evidence: Evidence) -> Finding | None:
     moved = evidence.batch.bytes or 0.0
     gb_s = moved / copying_s(evidence) / 1e9
     rate = f"the batches' {moved / 2**20:.0f} MiB move at {gb_s:.1f} GB/s"
+    remedies = (PINNED, NOT_WAITED_FOR, FEWER_BYTES_OVER)
+    if lost > limits.COPIES_LEAD:
+        remedies = (FEWER_BYTES_OVER, PINNED, NOT_WAITED_FOR)
     return Finding(
         name="transfer",
         cause="copies",
         lost_share=lost,
         measured=(Measured(seen, lost, by=sampled_by(lines, evidence)), Measured(rate)),
-        remedies=(PINNED, NOT_WAITED_FOR, FEWER_BYTES_OVER),
+        remedies=remedies,
         lines=worst,
         at_most=bound(lost),
     )

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.body_cost import lost_to_copies
+from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.remedies import ANOTHER_TRAINING, ROUNDED, Fit, Remedy
@@ -59,6 +62,21 @@ def larger_batch(times: int, evidence: Evidence) -> Fit | None:
 
 
 ONE_BLOCK = Remedy("one_block", "Send one contiguous block per batch.", "copies", on="cpu")
+
+
+def pins_beside(evidence: Evidence) -> Estimate | None:
+    """Return what pinned memory brings where copies take most of a step; None where they do not.
+
+    A thread of the loader does the host's part of the copy then, no faster than the loop did, and
+    hides it behind the rest of the step. On an H200 that was slower by a fifth (96 MiB a batch).
+    """
+    share = max(evidence.copy_share, lost_to_copies(evidence))
+    if share <= limits.COPIES_LEAD:
+        return None
+    most = 1 / share
+    return Estimate((1 + most) / 2, limits.PINNED_AT_LEAST, most)
+
+
 PINNED = Remedy(
     "pin_memory",
     "Send one contiguous block per batch from pinned memory: pin_memory=True, then "
@@ -67,6 +85,7 @@ PINNED = Remedy(
     sets={"pin_memory": True, "non_blocking": True},
     on="gpu",
     cost="locked host memory for the batches kept ready",
+    expects=pins_beside,
 )
 
 
@@ -87,8 +106,10 @@ NOT_WAITED_FOR = Remedy(
 NON_BLOCKING = replace(NOT_WAITED_FOR, key="non_blocking", sets={"non_blocking": True}, code="")
 FEWER_BYTES_OVER = Remedy(
     "fewer_bytes_over",
-    "Copy fewer bytes: images as uint8, a quarter of float32, and normalise them on the device.",
+    "Copy fewer bytes: images as uint8, a quarter of float32, other numbers as int16 or float16, "
+    "half of it; convert and normalise them on the device.",
     "copies",
+    lambda evidence: evidence.batch.dtype in (None, "float32", "float64"),
     on="gpu",
     code="images = images.to(device, non_blocking=True).float() / 255  # in the loop\n",
 )
@@ -157,8 +178,48 @@ MORE_PER_LAUNCH = Remedy(
     check=ANOTHER_TRAINING,
     price=3,
 )
+
+
+def gathered(evidence: Evidence) -> Fit | None:
+    """Fit a loop that gathers the gradients of small batches on a card with room for larger ones.
+
+    The card's memory, with what others hold of it, is taken to grow with the batch.
+    """
+    batches = round(evidence.batches_an_update or 1)
+    size = evidence.knobs.get("batch_size")
+    held = evidence.card.held_share
+    if batches < 2 or not size or not held:
+        return None
+    fitting = [n for n in range(2, batches + 1) if batches % n == 0 and n * held <= limits.ROOM]
+    if not fitting:
+        return None
+    times = max(fitting)
+    left = batches // times
+    larger = times * int(size)
+    settings = {"batch_size": larger, "accumulation_steps": left}
+    words = {"batches": batches, "times": times, "size": size, "left": left, "larger": larger}
+    words["by_hand"] = ""
+    if evidence.code is not None and not evidence.trainer:  # no knob: a line of the user's loop
+        del settings["accumulation_steps"]
+        after = "each batch" if left == 1 else f"{left} batches"
+        words["by_hand"] = f"# an update after {after}, not after {batches}\n"
+    return Fit(settings, words)
+
+
+LARGER_AND_FEWER = Remedy(
+    "larger_and_fewer",
+    "An update gathers $batches batches of $size: make it $left of $larger, which fits this card. "
+    "Batch norm aside it is the same update, and has 1/$times of the launches.",
+    "batch",
+    gathered,
+    on="gpu",
+    code="$by_hand",
+    cost="memory",
+    check=ROUNDED,
+)
 FEWER_LAUNCHES = (
     MORE_PER_CALL,
+    LARGER_AND_FEWER,
     COMPILE,
     PROCESS_PER_CARD,
     FUSED_OPTIMIZER,
@@ -284,6 +345,35 @@ NOTHING_LEFT = Remedy(
     "larger_batch_or_smaller_model",
     "Nothing in the pipeline holds the device back: what is left is a larger batch (notebook 04 "
     "Batch sizing), a smaller model or a faster device.",
+)
+
+
+def may_move(evidence: Evidence) -> Fit | None:
+    """Fit a model on the CPU beside a GPU, whose steps are longer than a GPU takes to launch."""
+    if not evidence.spare_card or (evidence.compute_us or 0.0) < 1e3 * limits.WORTH_A_CARD_MS:
+        return None
+    words = {"card": evidence.spare_card, "model": "", "how": NO_TRAINER}
+    if evidence.trainer:
+        return Fit(words=words | {"how": OF_A_TRAINER})
+    code = evidence.code or LoopCode()
+    return Fit(words=words | {"model": MOVED.format(code.model or "model")})
+
+
+NO_TRAINER = "move the model before its optimizer is made, and each batch in the loop"
+OF_A_TRAINER = "take use_cpu (or ACCELERATE_USE_CPU) out, and a Trainer moves the model and batches"
+MOVED = """device = torch.accelerator.current_accelerator()
+{0} = {0}.to(device)  # before the optimizer is made
+# and in the loop, each tensor of a batch: x = x.to(device)
+"""
+USE_THE_CARD = Remedy(
+    "use_the_card",
+    "Train on the $card: $how. Many small operators can be slower there than on the CPU. What it "
+    "brings is unknown: measure it with a run before and after.",
+    fits=may_move,
+    on="cpu",
+    code="$model",
+    cost="none, where the card is free",
+    check=ROUNDED,
 )
 PROFILE_FIRST = Remedy(
     "profile_the_operators",

@@ -77,6 +77,7 @@ class CardEvidence:
     certain_share: float = 0.0  # it certainly worked, whatever the host did
     may_never_rest: bool = False  # whether one that never rests would read no higher
     ahead_share: float = 0.0  # it works on what had been issued in full
+    held_share: float | None = None  # of its memory, at the most, by everything on it
 
 
 @dataclass(frozen=True)
@@ -195,8 +196,9 @@ class Evidence:
     own_loader: str | None = (
         None  # the class of its loader, where that is neither torch's nor Python's
     )
+    spare_card: str | None = None  # the name of a GPU here that its model on the CPU leaves alone
     may_fuse: bool | None = None  # whether its optimizer has a fused version that is not in use
-    updates_each_batch: bool = False  # as far as is known
+    batches_an_update: float | None = None  # whose gradients gather; None where that is not known
     imports_script: bool = False  # whether a worker of its loader starts by importing the script
     batch: Batch = Batch()
 
@@ -216,6 +218,12 @@ class Evidence:
         """Of the loader; None where it has none to set."""
         count = self.knobs.get("num_workers")
         return None if count is None else int(count)
+
+    @property
+    def updates_each_batch(self) -> bool:
+        """Whether no gradients gather, as far as is known."""
+        each = self.batches_an_update
+        return each is not None and each * limits.EACH_BATCH < 1
 
     @property
     def trace_has_workers(self) -> bool | None:

@@ -26,7 +26,7 @@ from labkit.diagnosis.trace_evidence import kernels_of
 from labkit.diagnosis.watched_loop import loop_of
 from labkit.diagnosis.witnesses import throttled, witnesses
 from labkit.results.hardware import Machine
-from labkit.results.readings import after_warmup, readings
+from labkit.results.readings import after_warmup, readings, readings_of
 from labkit.results.record import Event
 from labkit.results.run import Run
 from labkit.results.supply import late_share, memory_growth, wait_over_alone
@@ -61,7 +61,7 @@ def known_of(run: Run, wait: np.ndarray, compute: np.ndarray, ranks_cores: float
         whole=run.wall_shares,
         knobs=run.pipeline.to_dict(),
         trains=not parts or bool({"backward", "optimizer"} & parts),
-        updates_each_batch=run.pipeline.to_dict().get("accumulation_steps") == 1,
+        batches_an_update=run.pipeline.to_dict().get("accumulation_steps"),
         compiles=machine.compiles,
         headroom=_headroom(run.event("headroom")),
     )
@@ -96,11 +96,20 @@ def _of_watched(known: Evidence, run: Run) -> Evidence:
         code=code,
         trainer=bool(run.trainer),
         own_loader=None if run.watched in NOBODYS else run.watched,
+        spare_card=_spare_card(run, code),
         may_fuse=code.may_fuse if run.trainer or run.may_fuse is None else run.may_fuse,
         imports_script=_imports_script(run.machine, code),
         host_wait_share=_host_wait(run.host_ns[run.warmup :]),
-        updates_each_batch=run.updates > limits.EACH_BATCH * run.steps,
+        batches_an_update=run.batches_an_update,
     )
+
+
+def _spare_card(run: Run, code: LoopCode) -> str | None:
+    """Return the GPU that a model on the CPU leaves alone; None without one, or without a model."""
+    if run.machine.kind != "cpu" or (run.weights_dtype is None and code.model is None):
+        return None
+    spare = run.event("spare_card")
+    return spare["name"] if spare else None
 
 
 def _imports_script(machine: Machine, code: LoopCode) -> bool:
@@ -176,12 +185,24 @@ def _of_gpu(known: Evidence, run: Run) -> Evidence:
         certain_share=max((run.busy_at_least or 0.0, *(each.at_least for each in seen))),
         may_never_rest=any(each.may_be_all for each in seen),
         ahead_share=0.0 if run.launches_only else run.busy_at_least or 0.0,
+        held_share=_held(run),
     )
     return replace(
         known,
         card=card,
         kernels=kernels,
         formats=tensor_formats(machine.name, machine.compute_capability),
+    )
+
+
+def _held(run: Run) -> float | None:
+    """Return the largest share of the card's memory that was held; None where nothing tells."""
+    _, held_gib = readings_of(run, "memory_gib")
+    known = held_gib[np.isfinite(held_gib)]
+    return (
+        float(known.max() / run.machine.memory_gib)
+        if len(known) and run.machine.memory_gib
+        else None
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from labkit.diagnosis import rules
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.body_cost import lost_in_part
-from labkit.diagnosis.device_remedies import NOTHING_LEFT, PROFILE_FIRST
+from labkit.diagnosis.device_remedies import NOTHING_LEFT, PROFILE_FIRST, USE_THE_CARD
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import DEVICE_LIMIT, NEIGHBOUR, Finding, Measured
 from labkit.diagnosis.loop_rules import batches_grow
@@ -85,8 +85,8 @@ def _healthy(evidence: Evidence, total: dict[str, float]) -> Finding:
     grows = batches_grow(evidence)
     if grows is not None:
         measured.append(grows)
-    remedy = PROFILE_FIRST if evidence.loop else NOTHING_LEFT
-    return Finding("compute", DEVICE_LIMIT, 0.0, tuple(measured), (remedy,))
+    remedies = (USE_THE_CARD, PROFILE_FIRST) if evidence.loop else (NOTHING_LEFT,)
+    return Finding("compute", DEVICE_LIMIT, 0.0, tuple(measured), remedies)
 
 
 def lead(evidence: Evidence) -> float:

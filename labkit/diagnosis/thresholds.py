@@ -74,8 +74,11 @@ DRIFT = 1.25  # the last fifth of the steps takes this many times the first
 # of even steps was called drifting at 1.3 in one run of four
 DRIFT_ALONE = 1.5
 COLD = 1.3  # the first pass takes this many times a later one
+ROOM = 0.8  # of a card's memory, that a larger batch may take
 EACH_BATCH = 0.75  # updates a batch, above which no gradients gather: else it is half at most
 OWN_UPDATE = 0.25  # of the body, in a user's own update of the weights: worth rewriting
+# ms of a step's compute on a CPU, above which a GPU is named: 200 launches take a GPU 1 to 2
+WORTH_A_CARD_MS = 5.0
 CROWDED = 1.5  # threads in line and at work, for each core: more of them than cores for them
 MOST_OF_LOADING = 0.5  # share of the loader's work at one place that makes this place the cause
 FEWEST_LINES = 20  # samples, of loading, that may speak for lines
@@ -125,6 +128,10 @@ NO_PEAK = 1.25
 # has queued. On an H200 (PCIe 5) float32 batches of 147 MiB in pageable memory moved at 3.2 GB/s;
 # half of that leaves room for older hosts
 COPIES_BYTES_S = 1.5e9
+# Above this share of the time a thread that pins takes longer than the rest of a step. On an H200,
+# with copies at 92 %, pinned memory brought 0.8x; at 34 %, 1.6x
+COPIES_LEAD = 0.5
+PINNED_AT_LEAST = 0.8
 
 # In a watched loop with a GPU. A body's work costs all of its time where AFTER_SYNC of it follows a
 # wait for the device (the rest leaves room for samples that a scheduler shifted), and less than

@@ -286,6 +286,12 @@ class OtherProcesses(AnyEvent):
     processes: list[Process]
 
 
+class SpareCard(AnyEvent):
+    """A GPU that a run on the CPU leaves alone."""
+
+    name: str
+
+
 class Measurement(AnyEvent):
     """A row of a record made before `lk.measure` measured functions."""
 
@@ -400,6 +406,7 @@ EVENTS = {  # by their names
     "telemetry": Telemetry,
     "beside": OtherProcesses,
     "on_the_card": OtherProcesses,
+    "spare_card": SpareCard,
     "measurement": Measurement,
     "row": Row,
     "skipped": Skipped,

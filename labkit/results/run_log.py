@@ -229,9 +229,16 @@ class RunLog(EventLogResult):
         return self._events("pass")
 
     @property
-    def updates(self) -> int:
-        """The updates of the weights that a watched script made in passes that are over."""
-        return sum(event.get("updates") or 0 for event in self.passes_ended)
+    def batches_an_update(self) -> float | None:
+        """The batches of a watched script for each update, in passes that are over; None if none.
+
+        Passes without an update, such as a validation's, do not count.
+        """
+        begun = {event["n"]: event["step"] for event in self.passes_begun}
+        ends = dict(zip(begun, [*list(begun.values())[1:], self.steps], strict=False))
+        updates = {event["n"]: event.get("updates") or 0 for event in self.passes_ended}
+        batches = sum(ends[n] - begun[n] for n, count in updates.items() if count and n in begun)
+        return batches / sum(updates.values()) if batches else None
 
     @property
     def saves(self) -> list[Event]:

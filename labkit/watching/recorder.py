@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from labkit.bench import loader_knobs, record_head
 from labkit.bench.loader_progress import USUAL
+from labkit.bench.spare_card import spare_card
 from labkit.process import folders
 from labkit.process.events import EventLog, now_ns
 from labkit.watching import device_in_use
@@ -190,6 +192,10 @@ class Recorder:
         warmup = max(self.steps.warmup, loader_knobs.in_flight(self.knobs))
         self.steps.warmup = warmup
         self.log.write("machine", **machine)
+        if self.kind == "cpu" and sys.platform != "linux":  # there the telemetry asks the driver
+            spare = spare_card(str(machine["versions"].get("torch")))
+            if spare:
+                self.log.write("spare_card", name=spare)
         kinds = {"weights_dtype": trained.dtype, "batch_dtype": self.batches.dtype}
         kinds |= {"unit": self.batches.unit, "batch_on_gpu": self.batches.on_gpu}
         kinds |= {"may_fuse": trained.may_fuse}
