@@ -127,23 +127,22 @@ def test_a_card_is_advised_where_a_step_is_longer_than_its_launches():
 
 
 @pytest.mark.parametrize(
-    "version, capability, driver, hidden, found",
+    "cuda, capability, driver, hidden, found",
     [
-        ("2.11.0+cu130", (9, 0), 13000, None, True),
-        ("2.11.0+cu130", (9, 0), 13000, "0", True),
-        ("2.11.0+cu130", (9, 0), 13000, "", False),
-        ("2.11.0+cu130", (9, 0), 13000, "-1", False),
-        ("2.11.0+cu130", (9, 0), 12080, None, False),  # its driver is too old for this torch
-        ("2.11.0+cu130", (7, 0), 13000, None, False),  # no kernels for Volta
-        ("2.8.0+cu126", (7, 0), 13000, None, True),
-        ("2.8.0+cu126", (12, 0), 13000, None, False),
-        ("2.8.0+cu128", (12, 0), 13000, None, True),
-        ("2.11.0+cpu", (9, 0), 13000, None, False),
-        ("2.11.0+rocm6.4", (9, 0), 13000, None, False),
+        ("13.0", (9, 0), 13000, None, True),
+        ("13.0", (9, 0), 13000, "0", True),
+        ("13.0", (9, 0), 13000, "", False),
+        ("13.0", (9, 0), 13000, "-1", False),
+        ("13.0", (9, 0), 12080, None, False),  # its driver is too old for this torch
+        ("13.0", (7, 0), 13000, None, False),  # no kernels for Volta
+        ("12.6", (7, 0), 13000, None, True),
+        ("12.6", (12, 0), 13000, None, False),
+        ("12.8", (12, 0), 13000, None, True),
+        (None, (9, 0), 13000, None, False),
     ],
 )
 def test_a_spare_card_is_one_that_this_torch_can_use(
-    version, capability, driver, hidden, found, monkeypatch
+    cuda, capability, driver, hidden, found, monkeypatch
 ):
     driver_says = SimpleNamespace(
         NVMLError=pynvml.NVMLError,
@@ -158,7 +157,7 @@ def test_a_spare_card_is_one_that_this_torch_can_use(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if hidden is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    assert spare_card.spare_card(version) == ("a card" if found else None)
+    assert spare_card.spare_card(cuda) == ("a card" if found else None)
 
 
 def test_without_a_driver_there_is_no_spare_card_and_a_mac_has_its_own(monkeypatch):
@@ -167,9 +166,9 @@ def test_without_a_driver_there_is_no_spare_card_and_a_mac_has_its_own(monkeypat
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(spare_card.pynvml, "nvmlInit", none)
-    assert spare_card.spare_card("2.11.0+cu130") is None
+    assert spare_card.spare_card("13.0") is None
     monkeypatch.setattr(spare_card.platform, "system", lambda: "Darwin")
     monkeypatch.setattr(spare_card.platform, "machine", lambda: "arm64")
-    assert spare_card.spare_card("2.11.0") == "Apple's GPU"
+    assert spare_card.spare_card(None) == "Apple's GPU"
     monkeypatch.setattr(spare_card.platform, "machine", lambda: "x86_64")
-    assert spare_card.spare_card("2.11.0") is None
+    assert spare_card.spare_card(None) is None

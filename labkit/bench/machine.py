@@ -27,6 +27,8 @@ def describe(device: torch.device) -> dict[str, Any]:
     ram_gib = _gib(quotas.ram_bytes())
     found = plain_machine(cpu_name())
     found["versions"]["torch"] = torch.__version__
+    if torch.version.cuda:
+        found["versions"]["cuda"] = torch.version.cuda
     found |= {
         "device": str(device),
         "kind": "cpu" if device.type == "cpu" else "gpu",
@@ -42,7 +44,6 @@ def describe(device: torch.device) -> dict[str, Any]:
     elif device.type not in ("cpu", *unusable_cards.KNOWN):  # of a loop that is watched
         found["name"] = unusable_cards.name_of_other(device)
     if device.type == "cuda":
-        found["versions"]["cuda"] = torch.version.cuda
         if torch.version.hip:
             found["versions"]["hip"] = torch.version.hip
         found |= _describe_card(device)

@@ -202,7 +202,7 @@ def main(parent: int) -> None:
     hello, machine = wait_for(Path(FILE_NAME), ("hello", "machine"))
     cpu = CpuMeter(hello["pid"])
     card = _card_of(machine.get("uuid"), hello["pid"], log)
-    spare = machine["kind"] == "cpu" and spare_card(str(machine["versions"].get("torch")))
+    spare = machine["kind"] == "cpu" and spare_card(machine["versions"].get("cuda"))
     if spare:
         log.write("spare_card", name=spare)
     programs = OtherPrograms({hello["pid"], parent})

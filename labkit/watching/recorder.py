@@ -193,7 +193,7 @@ class Recorder:
         self.steps.warmup = warmup
         self.log.write("machine", **machine)
         if self.kind == "cpu" and sys.platform != "linux":  # there the telemetry asks the driver
-            spare = spare_card(str(machine["versions"].get("torch")))
+            spare = spare_card(machine["versions"].get("cuda"))
             if spare:
                 self.log.write("spare_card", name=spare)
         kinds = {"weights_dtype": trained.dtype, "batch_dtype": self.batches.dtype}
