@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pynvml
 import pytest
 
@@ -13,6 +14,7 @@ import labkit as lk
 from labkit.bench import spare_card
 from labkit.diagnosis.device_remedies import LARGER_AND_FEWER, PINNED, USE_THE_CARD
 from labkit.diagnosis.evidence import Batch, CardEvidence, Evidence
+from labkit.diagnosis.gather import known_of
 from labkit.diagnosis.loader_code import LoopCode
 
 HERE = Path(__file__).parent
@@ -79,6 +81,18 @@ def test_an_update_from_small_batches_is_made_of_larger_ones_where_the_card_has_
 def test_how_much_larger_a_batch_may_be_is_a_question_of_the_cards_memory(changed, settings):
     remedy = LARGER_AND_FEWER.for_run(dataclasses.replace(MICRO, **changed))
     assert (remedy and remedy.changes) == settings
+
+
+def test_batches_that_differ_in_size_are_seen_in_a_record(tmp_path):
+    def longer_each_time(event):
+        if event["event"] == "step":
+            event["bytes"] += 512 * event["i"]
+
+    alike = of_h200("micro_batches")
+    other = with_events(tmp_path, "micro_batches", change=longer_each_time)
+    nothing = (np.zeros(1), np.zeros(1), 0.0)
+    assert known_of(alike, *nothing).batch.sizes == 1
+    assert known_of(other, *nothing).batch.sizes > 100
 
 
 def test_batches_for_an_update_are_those_of_passes_that_train(tmp_path):

@@ -25,7 +25,7 @@ from labkit.diagnosis.device_remedies import (
     PROCESS_PER_CARD,
 )
 from labkit.diagnosis.estimate import Estimate, Workers
-from labkit.diagnosis.evidence import Evidence, WorkerEvidence
+from labkit.diagnosis.evidence import Batch, Evidence, WorkerEvidence
 from labkit.diagnosis.findings import Finding
 from labkit.diagnosis.gains import with_gains
 from labkit.diagnosis.gather import known_of
@@ -429,6 +429,13 @@ def test_cuda_graphs_are_told_only_to_a_loop_that_updates_after_every_batch(ever
     note = "  # clone() outputs that you keep" if graphs else ""
     fitting = COMPILE.for_run(evidence)
     assert LoopCode(model="net").lines(fitting.changes) == f"net.compile({mode}){note}\n"
+
+
+@pytest.mark.parametrize("sizes, graphs", [(2, True), (40, False)])
+def test_nor_are_they_told_to_a_loop_whose_batches_differ_in_size(sizes, graphs):
+    evidence = Evidence("gpu", batches_an_update=1.0, batch=Batch(sizes=sizes))
+    found = COMPILE.for_run(evidence).changes["compile"]
+    assert (found == "reduce-overhead") == graphs
 
 
 def test_nor_does_a_script_for_another_machine_have_them_where_gradients_accumulate():

@@ -32,14 +32,15 @@ def may_compile(evidence: Evidence) -> bool:
 
 
 def compiled(evidence: Evidence) -> Fit | None:
-    """Fit a model that may be compiled: with CUDA graphs on a GPU, where gradients do not gather.
+    """Fit a model that may be compiled: with CUDA graphs where a GPU's steps are alike.
 
     A graph's next replay overwrites the gradients that accumulation has to keep: PyTorch raises
-    (pytorch/pytorch#169545).
+    (pytorch/pytorch#169545). And each size of a batch has a graph of its own to be recorded.
     """
     if not may_compile(evidence):
         return None
-    has_graphs = evidence.kind == "gpu" and evidence.updates_each_batch
+    alike = evidence.updates_each_batch and evidence.batch.sizes <= limits.FEW_SIZES
+    has_graphs = evidence.kind == "gpu" and alike
     return Fit({"compile": "reduce-overhead" if has_graphs else "default"})
 
 
@@ -132,7 +133,8 @@ MORE_PER_CALL = Remedy(
 COMPILE = Remedy(
     "compile",
     "Launch fewer and larger kernels: torch.compile (reduce-overhead adds CUDA graphs, but breaks "
-    "gradient accumulation), a larger batch, no .item() in the step.",
+    "gradient accumulation and records each batch size anew), a larger batch, no .item() in the "
+    "step.",
     "launches",
     compiled,
     cost="compiling at the start, and again for each new shape",

@@ -97,6 +97,7 @@ class Batch:
     dtype: str | None = None  # of the largest array in the first one
     on_gpu: bool = False  # whether the loader makes them on a GPU, as no worker could
     bytes: float | None = None  # of its large arrays, in an ordinary step
+    sizes: int = 1  # different ones that were seen, as of texts padded to the longest of a batch
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def _of_watched(known: Evidence, run: Run) -> Evidence:
         known,
         growth=LoopGrowth(tuple(run.growth), *_swelling(run)),
         weights_dtype=run.weights_dtype,
-        batch=Batch(run.batch_dtype, on_gpu, _usual(run.batch_bytes)),
+        batch=Batch(run.batch_dtype, on_gpu, _usual(run.batch_bytes), _sizes(run)),
         code=code,
         trainer=bool(run.trainer),
         own_loader=None if run.watched in NOBODYS else run.watched,
@@ -160,6 +160,11 @@ def _usual(values: np.ndarray) -> float | None:
     """Return the median of the values that are known; None where none is."""
     known = values[np.isfinite(values)]
     return float(np.median(known)) if len(known) else None
+
+
+def _sizes(run: Run) -> int:
+    """Return how many sizes a run's batches have, the last one of a pass included."""
+    return len(np.unique(run.batch_bytes[np.isfinite(run.batch_bytes)]))
 
 
 def _host_wait(host_ns: np.ndarray) -> float:

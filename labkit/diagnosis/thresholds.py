@@ -74,6 +74,7 @@ DRIFT = 1.25  # the last fifth of the steps takes this many times the first
 # of even steps was called drifting at 1.3 in one run of four
 DRIFT_ALONE = 1.5
 COLD = 1.3  # the first pass takes this many times a later one
+FEW_SIZES = 3  # of batches: each is a CUDA graph to record
 ROOM = 0.8  # of a card's memory, that a larger batch may take
 EACH_BATCH = 0.75  # updates a batch, above which no gradients gather: else it is half at most
 OWN_UPDATE = 0.25  # of the body, in a user's own update of the weights: worth rewriting
