@@ -183,7 +183,7 @@ FITTING = {  # what a remedy applies to whose `fits` has words or settings
     ),
     "IN_LOOP": Evidence("cpu", knobs={"num_workers": 2}, advised=Workers(0, Estimate(2, 1, 3))),
     "LARGER_AND_FEWER": Evidence(
-        "gpu", batches_an_update=4.0, knobs={"batch_size": 4}, card=CardEvidence(held_share=0.1)
+        "gpu", batches_an_update=4, knobs={"batch_size": 4}, card=CardEvidence(held_share=0.1)
     ),
     "LARGER_BATCH": Evidence("cpu", knobs={"batch_size": 4}),
     "MORE_OF_ITS_OWN": Evidence("gpu", own_loader="PrefetchLoader", wait_us=9e4),
@@ -200,7 +200,8 @@ FITTING = {  # what a remedy applies to whose `fits` has words or settings
         "cpu", code=dataclasses.replace(PLAIN, dataset_type="TensorDataset")
     ),
     "WORKERS": Evidence("cpu", advised=Workers(2, Estimate(2, 1, 3), threads=1), code=PLAIN),
-    "USE_THE_CARD": Evidence("cpu", spare_card="H200", compute_us=9e3),
+    "FEWER_BYTES_OVER": Evidence("gpu"),
+    "USE_THE_CARD": Evidence("cpu", spare_card="H200"),
 }  # fmt: skip
 
 

@@ -433,7 +433,7 @@ def test_cuda_graphs_are_told_only_to_a_loop_that_updates_after_every_batch(ever
 
 @pytest.mark.parametrize("sizes, graphs", [(2, True), (40, False)])
 def test_nor_are_they_told_to_a_loop_whose_batches_differ_in_size(sizes, graphs):
-    evidence = Evidence("gpu", batches_an_update=1.0, batch=Batch(sizes=sizes))
+    evidence = Evidence("gpu", batches_an_update=1, batch=Batch(sizes=sizes))
     found = COMPILE.for_run(evidence).changes["compile"]
     assert (found == "reduce-overhead") == graphs
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from labkit.bench.stack import is_users
 from labkit.diagnosis import body_remedies as cures
-from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.body_cost import (
     copying_s,
     lost_in_part,
@@ -16,7 +15,7 @@ from labkit.diagnosis.body_cost import (
     lost_to_own_update,
     may_work_in,
 )
-from labkit.diagnosis.device_remedies import FEWER_BYTES_OVER, NOT_WAITED_FOR, PINNED
+from labkit.diagnosis.device_remedies import FEWER_BYTES_OVER, NOT_WAITED_FOR, PINNED, bytes_first
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured, bound
 from labkit.diagnosis.hot_lines import Lines
@@ -104,7 +103,7 @@ def copies_in_the_body(evidence: Evidence) -> Finding | None:
     Cause "copies". A copy that blocks also waits for what the device has queued. Where the device's
     times are known, that time is no loss. Where they are not, few bytes move meanwhile: found only
     where the batches move at COPIES_BYTES_S or more. It costs the share of the stacks at the copy.
-    Above COPIES_LEAD fewer bytes are the first remedy: what pinned memory could hide is shorter.
+    Fewer bytes are the first remedy where what pinned memory could hide is shorter.
     """
     loop = evidence.loop
     lost = lost_to_copies(evidence)
@@ -117,7 +116,7 @@ def copies_in_the_body(evidence: Evidence) -> Finding | None:
     gb_s = moved / copying_s(evidence) / 1e9
     rate = f"the batches' {moved / 2**20:.0f} MiB move at {gb_s:.1f} GB/s"
     remedies = (PINNED, NOT_WAITED_FOR, FEWER_BYTES_OVER)
-    if lost > limits.COPIES_LEAD:
+    if bytes_first(evidence, lost):
         remedies = (FEWER_BYTES_OVER, PINNED, NOT_WAITED_FOR)
     return Finding(
         name="transfer",

@@ -11,6 +11,7 @@ from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.remedies import ANOTHER_TRAINING, ROUNDED, Fit, Remedy
+from labkit.spec import KNOBS
 
 FORMATS = {"bf16": "BF16", "fp16": "FP16 with a GradScaler"}
 # Of the cores, at the most, while a GPU trains (facebookresearch/spdl f43e287,
@@ -39,7 +40,7 @@ def compiled(evidence: Evidence) -> Fit | None:
     """
     if not may_compile(evidence):
         return None
-    alike = evidence.updates_each_batch and evidence.batch.sizes <= limits.FEW_SIZES
+    alike = evidence.batches_an_update == 1 and evidence.batch.sizes <= limits.FEW_SIZES
     has_graphs = evidence.kind == "gpu" and alike
     return Fit({"compile": "reduce-overhead" if has_graphs else "default"})
 
@@ -56,23 +57,42 @@ def may_be_fused(evidence: Evidence) -> bool:
     return evidence.trains and could
 
 
+MOST_A_BATCH = int(KNOBS["batch_size"].high or 0)
+
+
 def larger_batch(times: int, evidence: Evidence) -> Fit | None:
     """Fit a loop whose batch size is known."""
-    size = evidence.knobs.get("batch_size")
-    return Fit({"batch_size": times * int(size)}) if size else None
+    size = int(evidence.knobs.get("batch_size") or 0)
+    allowed = 0 < times * size <= MOST_A_BATCH and gathered(evidence) is None
+    return Fit({"batch_size": times * size}) if allowed else None
 
 
 ONE_BLOCK = Remedy("one_block", "Send one contiguous block per batch.", "copies", on="cpu")
 
 
+def sends_floats(evidence: Evidence) -> Fit | None:
+    """Fit batches of floats, with a line for the user's own loop."""
+    if evidence.batch.dtype not in (None, "float32", "float64"):
+        return None
+    line = "images = images.to(device, non_blocking=True).float() / 255\n"
+    hint = "# where the dataset returns images as uint8, not normalised:\n"
+    return Fit(words={"line": "" if evidence.trainer else f"{hint}{line}"})
+
+
+def bytes_first(evidence: Evidence, share: float) -> bool:
+    """Return whether a copy that takes this share leaves a thread that pins too little to hide."""
+    pins = bool(evidence.knobs.get("pin_memory")) or not evidence.num_workers
+    return share > limits.COPIES_LEAD and not pins and sends_floats(evidence) is not None
+
+
 def pins_beside(evidence: Evidence) -> Estimate | None:
-    """Return what pinned memory brings where copies take most of a step; None where they do not.
+    """Return what pinned memory brings where fewer bytes come first; None where they do not.
 
     A thread of the loader does the host's part of the copy then, no faster than the loop did, and
     hides it behind the rest of the step. On an H200 that was slower by a fifth (96 MiB a batch).
     """
-    share = max(evidence.copy_share, lost_to_copies(evidence))
-    if share <= limits.COPIES_LEAD:
+    share = lost_to_copies(evidence)
+    if not bytes_first(evidence, share):
         return None
     most = 1 / share
     return Estimate((1 + most) / 2, limits.PINNED_AT_LEAST, most)
@@ -110,9 +130,9 @@ FEWER_BYTES_OVER = Remedy(
     "Copy fewer bytes: images as uint8, a quarter of float32, other numbers as int16 or float16, "
     "half of it; convert and normalise them on the device.",
     "copies",
-    lambda evidence: evidence.batch.dtype in (None, "float32", "float64"),
+    sends_floats,
     on="gpu",
-    code="images = images.to(device, non_blocking=True).float() / 255  # in the loop\n",
+    code="$line",
 )
 OVERLAPPED = Remedy(
     "copy_ahead",
@@ -187,31 +207,33 @@ def gathered(evidence: Evidence) -> Fit | None:
 
     The card's memory, with what others hold of it, is taken to grow with the batch.
     """
-    batches = round(evidence.batches_an_update or 1)
-    size = evidence.knobs.get("batch_size")
+    batches = evidence.batches_an_update or 1
+    size = int(evidence.knobs.get("batch_size") or 0)
     held = evidence.card.held_share
-    if batches < 2 or not size or not held:
+    own_batches = evidence.code is not None and "batch_sampler" in (evidence.code.arguments or {})
+    if batches < 2 or size < 2 or not held or own_batches:  # one item a batch may not stack
         return None
-    fitting = [n for n in range(2, batches + 1) if batches % n == 0 and n * held <= limits.ROOM]
-    if not fitting:
+    most = min(limits.ROOM / held, MOST_A_BATCH / size)
+    times = max(n for n in range(1, batches + 1) if batches % n == 0 and (n == 1 or n <= most))
+    if times == 1:
         return None
-    times = max(fitting)
     left = batches // times
-    larger = times * int(size)
+    larger = times * size
     settings = {"batch_size": larger, "accumulation_steps": left}
-    words = {"batches": batches, "times": times, "size": size, "left": left, "larger": larger}
-    words["by_hand"] = ""
+    by_hand = ""
     if evidence.code is not None and not evidence.trainer:  # no knob: a line of the user's loop
         del settings["accumulation_steps"]
         after = "each batch" if left == 1 else f"{left} batches"
-        words["by_hand"] = f"# an update after {after}, not after {batches}\n"
-    return Fit(settings, words)
+        by_hand = f"# an update after {after}, its loss divided by {left}, not {batches}\n"
+    words = {"batches": batches, "times": times, "size": size, "left": left, "larger": larger}
+    return Fit(settings, {**words, "by_hand": by_hand})
 
 
 LARGER_AND_FEWER = Remedy(
     "larger_and_fewer",
-    "An update gathers $batches batches of $size: make it $left of $larger, which fits this card. "
-    "Batch norm aside it is the same update, and has 1/$times of the launches.",
+    "An update gathers $batches batches of $size: make it $left of $larger, for which this card "
+    "should have room. Forward and backward pass then launch 1/$times of the kernels. Of a loss "
+    "that is a mean over the batch it is the same update, batch norm aside.",
     "batch",
     gathered,
     on="gpu",
@@ -351,29 +373,33 @@ NOTHING_LEFT = Remedy(
 
 
 def may_move(evidence: Evidence) -> Fit | None:
-    """Fit a model on the CPU beside a GPU, whose steps are longer than a GPU takes to launch."""
-    if not evidence.spare_card or (evidence.compute_us or 0.0) < 1e3 * limits.WORTH_A_CARD_MS:
+    """Fit a model on the CPU beside a GPU, with lines where the user's own code moves it."""
+    if evidence.spare_card is None or evidence.weights_dtype == "float64":  # Apple's has none
         return None
-    words = {"card": evidence.spare_card, "model": "", "how": NO_TRAINER}
-    if evidence.trainer:
-        return Fit(words=words | {"how": OF_A_TRAINER})
-    code = evidence.code or LoopCode()
-    return Fit(words=words | {"model": MOVED.format(code.model or "model")})
+    words = {"card": evidence.spare_card, "lines": "", "how": BY_A_FRAMEWORK}
+    if evidence.framework:
+        return Fit(words=words)
+    model = (evidence.code or LoopCode()).model or "model"
+    return Fit(words=words | {"how": BY_HAND, "lines": MOVED.format(model)})
 
 
-NO_TRAINER = "move the model before its optimizer is made, and each batch in the loop"
-OF_A_TRAINER = "take use_cpu (or ACCELERATE_USE_CPU) out, and a Trainer moves the model and batches"
+BY_HAND = "move the model before its optimizer is made, and each batch in the loop"
+BY_A_FRAMEWORK = (
+    "let what trains it choose the device (Trainer: no use_cpu; Accelerate: no cpu=True, nor "
+    "ACCELERATE_USE_CPU; Lightning: accelerator='auto')"
+)
 MOVED = """device = torch.accelerator.current_accelerator()
 {0} = {0}.to(device)  # before the optimizer is made
 # and in the loop, each tensor of a batch: x = x.to(device)
 """
 USE_THE_CARD = Remedy(
     "use_the_card",
-    "Train on the $card: $how. Many small operators can be slower there than on the CPU. What it "
-    "brings is unknown: measure it with a run before and after.",
+    "Train on the $card: $how. If torch sees no device, `labkit machine` says why. Many small "
+    "operators can be slower there than on the CPU. What it brings is unknown: measure it with a "
+    "run before and after.",
     fits=may_move,
     on="cpu",
-    code="$model",
+    code="$lines",
     cost="none, where the card is free",
     check=ROUNDED,
 )

@@ -198,8 +198,9 @@ class Evidence:
         None  # the class of its loader, where that is neither torch's nor Python's
     )
     spare_card: str | None = None  # the name of a GPU here that its model on the CPU leaves alone
+    framework: bool = False  # whether a package writes its loop, such as Lightning
     may_fuse: bool | None = None  # whether its optimizer has a fused version that is not in use
-    batches_an_update: float | None = None  # whose gradients gather; None where that is not known
+    batches_an_update: int | None = None  # None where that is not known, or not always as many
     imports_script: bool = False  # whether a worker of its loader starts by importing the script
     batch: Batch = Batch()
 
@@ -219,12 +220,6 @@ class Evidence:
         """Of the loader; None where it has none to set."""
         count = self.knobs.get("num_workers")
         return None if count is None else int(count)
-
-    @property
-    def updates_each_batch(self) -> bool:
-        """Whether no gradients gather, as far as is known."""
-        each = self.batches_an_update
-        return each is not None and each * limits.EACH_BATCH < 1
 
     @property
     def trace_has_workers(self) -> bool | None:

@@ -8,6 +8,7 @@ from statistics import fmean
 
 import numpy as np
 
+from labkit.bench.stack import is_users
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.core_use import CoreUse, mean_known
@@ -33,6 +34,7 @@ from labkit.results.supply import late_share, memory_growth, wait_over_alone
 
 # Loaders that prepare nothing beside the loop by themselves, and torch's
 NOBODYS = ("DataLoader", "generator", "enumerate", "zip", "map", "range", "list", "tuple", "islice")
+MODELS_WORK = {"forward", "backward", "optimizer"}  # parts of a loop's body
 FORKS_NO_MORE = re.compile(r"3\.(1[4-9]|[2-9]\d)")  # Pythons that start workers anew on Linux, too
 
 
@@ -67,7 +69,7 @@ def known_of(run: Run, wait: np.ndarray, compute: np.ndarray, ranks_cores: float
     )
     if run.watched:
         known = _of_watched(known, run)
-    return _of_gpu(known, run) if machine.kind == "gpu" else replace(known, threads=machine.threads)
+    return _of_gpu(known, run) if machine.kind == "gpu" else _of_cpu(known, run, compute)
 
 
 def _core_use(run: Run, ranks_cores: float) -> CoreUse:
@@ -96,20 +98,12 @@ def _of_watched(known: Evidence, run: Run) -> Evidence:
         code=code,
         trainer=bool(run.trainer),
         own_loader=None if run.watched in NOBODYS else run.watched,
-        spare_card=_spare_card(run, code),
+        framework=run.watched not in NOBODYS or bool(run.place and not is_users(str(run.place[0]))),
         may_fuse=code.may_fuse if run.trainer or run.may_fuse is None else run.may_fuse,
         imports_script=_imports_script(run.machine, code),
         host_wait_share=_host_wait(run.host_ns[run.warmup :]),
         batches_an_update=run.batches_an_update,
     )
-
-
-def _spare_card(run: Run, code: LoopCode) -> str | None:
-    """Return the GPU that a model on the CPU leaves alone; None without one, or without a model."""
-    if run.machine.kind != "cpu" or (run.weights_dtype is None and code.model is None):
-        return None
-    spare = run.event("spare_card")
-    return spare["name"] if spare else None
 
 
 def _imports_script(machine: Machine, code: LoopCode) -> bool:
@@ -171,6 +165,20 @@ def _host_wait(host_ns: np.ndarray) -> float:
     """Return the share of steps (n, 4) in which the host waits for its batch."""
     asked, ready, _, end = host_ns.T
     return float((ready - asked).sum() / max((end - asked).sum(), 1))
+
+
+def _of_cpu(known: Evidence, run: Run, compute: np.ndarray) -> Evidence:
+    """Return the evidence with a GPU that a watched model on the CPU leaves alone.
+
+    It is not worth a word to what computes no model, or for less time than launches take a GPU.
+    """
+    known = replace(known, threads=run.machine.threads)
+    spare = run.event("spare_card") if run.watched else None
+    if spare is None or np.mean(compute) < limits.WORTH_A_CARD_MS / 1e3:
+        return known
+    parts = known.loop.lines.body.keys() if known.loop else set()
+    has_model = run.weights_dtype is not None or not MODELS_WORK.isdisjoint(parts)
+    return replace(known, spare_card=spare["name"]) if has_model else known
 
 
 def _of_gpu(known: Evidence, run: Run) -> Evidence:

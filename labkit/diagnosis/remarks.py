@@ -21,7 +21,7 @@ def caveats(evidence: Evidence, run: Run, seconds: float) -> tuple[str, ...]:
     if evidence.kind == "gpu" and run.on_the_card:
         said.append(f"Other programs were on the same GPU: {listed(run.on_the_card)}.")
     if evidence.spare_card:
-        said.append(f"The model is on the CPU, and the {evidence.spare_card} is not used.")
+        said.append(f"The model is on the CPU, and does not use the {evidence.spare_card}.")
     if run.watched and seconds < limits.LONG_ENOUGH_S:
         longer = f"{seconds:.1f} s were measured, and a longer run gives a surer verdict."
         said.append(f"A short look: {longer}")

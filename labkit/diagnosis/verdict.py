@@ -73,7 +73,7 @@ class Diagnosis(Result):
         if first.lost_share:
             what += f": {first.lost} of the time"
         what += f"; confidence {self.confidence:.0%}" if self.confidence else ""
-        what += "".join(f". {caveat}" for caveat in self.caveats)
+        what += "".join(f". {caveat.rstrip('.')}" for caveat in self.caveats)
         code = first.code.strip()
         if "\n" in code:
             code = "".join(f"\n    {line}" for line in code.splitlines())

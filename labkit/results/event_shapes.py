@@ -182,6 +182,7 @@ class Pass(AnyEvent):
     ended: Count
     trains: bool | None
     updates: Count | None
+    gathered: list[tuple[Count, Count]] | None
 
 
 class Remade(AnyEvent):

@@ -21,6 +21,9 @@ from labkit.spec import Pipeline
 from labkit.watching.growth import Grown
 
 MOST_NAMED = 3  # of the programs that ran beside it
+# Updates that tell how many batches each has, and the share of them that has to have as many: an
+# FP16 scaler skips some, and a pass may end in between
+FEWEST_UPDATES, MOST_UPDATES = 10, 0.9
 ENDINGS = ("done", "error", "end")  # events after which nothing follows
 
 
@@ -224,21 +227,25 @@ class RunLog(EventLogResult):
     def passes_ended(self) -> list[Event]:
         """The passes over a watched loader as they ended.
 
-        `n`, `began`, `ended` (ns), `trains`, `updates` (steps of its busiest optimizer).
+        `n`, `began`, `ended` (ns), `trains`, `updates` (steps of its busiest optimizer),
+        `gathered` (pairs: batches before an update, how many updates had as many).
         """
         return self._events("pass")
 
     @property
-    def batches_an_update(self) -> float | None:
-        """The batches of a watched script for each update, in passes that are over; None if none.
+    def batches_an_update(self) -> int | None:
+        """The batches for each update of a watched script; None where that is not known, or varies.
 
-        Passes without an update, such as a validation's, do not count.
+        Of passes that are over.
         """
-        begun = {event["n"]: event["step"] for event in self.passes_begun}
-        ends = dict(zip(begun, [*list(begun.values())[1:], self.steps], strict=False))
-        updates = {event["n"]: event.get("updates") or 0 for event in self.passes_ended}
-        batches = sum(ends[n] - begun[n] for n, count in updates.items() if count and n in begun)
-        return batches / sum(updates.values()) if batches else None
+        seen: Counter[int] = Counter()
+        for event in self.passes_ended:
+            for batches, updates in event.get("gathered") or ():
+                seen[batches] += updates
+        for usual, updates in seen.most_common(1):
+            if updates >= max(FEWEST_UPDATES, MOST_UPDATES * seen.total()):
+                return usual
+        return None
 
     @property
     def saves(self) -> list[Event]:

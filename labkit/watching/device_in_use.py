@@ -40,17 +40,18 @@ def machine_and_clock(
 
 
 def device_of(trained: Iterable[torch.Tensor]) -> torch.device | None:
-    """Return the device of the first of some weights; None where they do not tell.
+    """Return the device of some weights, a card where one has any; None where they do not tell.
 
     Weights on the CPU tell only where they are plain parameters: shards, and copies that an
     optimizer has offloaded, rest there while the model computes on a card.
     """
     parameter = sys.modules["torch"].nn.Parameter
-    for weights in trained:
-        kind = weights.device.type
-        is_plain = type(weights) is parameter and kind != "meta"
-        return weights.device if is_plain or kind not in ("cpu", "meta") else None
-    return None
+    weights = list(trained)
+    for each in weights:
+        if each.device.type not in ("cpu", "meta"):
+            return each.device
+    is_plain = weights and type(weights[0]) is parameter and weights[0].device.type == "cpu"
+    return weights[0].device if is_plain else None
 
 
 def device_in_use(torch: ModuleType) -> torch.device:

@@ -60,6 +60,7 @@ class Pass:
         self.beat = beat
         self.timer = recorder.step_timer()
         self.count = one_a_batch
+        self.handed = 0  # batches, whether they are recorded or not
         self.on = True
         self.is_new = True  # until its first batch is here, or the first after an error
         self.is_paused = False
@@ -128,10 +129,12 @@ class Pass:
     def take_unstamped(self) -> object:
         """Return the next batch, without a stamp."""
         try:
-            return next(self.iterator)
+            batch = next(self.iterator)
         except BaseException as error:
             self.end("exhausted" if isinstance(error, StopIteration) else "failed", error)
             raise
+        self.handed += 1
+        return batch
 
     def pause(self) -> None:
         """End the step that goes on, and record nothing until `resume`."""

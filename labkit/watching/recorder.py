@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
     from labkit.watching.device_clock import DeviceClock
 
+MOST_GATHERED = 8  # counts of batches before an update, the usual ones first
+
 
 class Recorder:
     """Writes the run of one watched loop into `folder`. Also the process of its `Run`.
@@ -70,6 +72,8 @@ class Recorder:
         self.first_step = 0
         self.began_ns = 0  # the pass that goes on
         self.updates: Counter[int] = Counter()  # steps within it, by the optimizer's id
+        self.gathered: Counter[int] = Counter()  # updates within it, by the batches before each
+        self.updated_at = 0  # batches handed on by the last update
         self.how: Ending = ""
         self._current: weakref.ref[Pass] | None = None
         self.closed = False
@@ -90,6 +94,10 @@ class Recorder:
     def trained_by(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has made a step; at first, where and what its weights are."""
         self.updates[id(optimizer)] += 1
+        current = self.current
+        if current is not None and current.handed > self.updated_at:  # once for several optimizers
+            self.gathered[current.handed - self.updated_at] += 1
+            self.updated_at = current.handed
         if not self.kind and self.trained.device is None:
             with contextlib.suppress(Exception):
                 groups = optimizer.param_groups
@@ -226,9 +234,13 @@ class Recorder:
             updates = max(self.updates.values(), default=0)
             times = {"began": self.began_ns, "ended": ended_ns}
             trains = trains or updates > 0
-            self.log.write("pass", n=self.epoch, **times, trains=trains, updates=updates)
+            gathered = self.gathered.most_common(MOST_GATHERED)
+            counts = {"updates": updates, "gathered": gathered}
+            self.log.write("pass", n=self.epoch, **times, trains=trains, **counts)
         self.began_ns = 0
         self.updates.clear()
+        self.gathered.clear()
+        self.updated_at = 0
 
     def fail(self, error: BaseException) -> None:
         """Write the exception that ended the loop; an interrupt is a stop, not a failure."""
