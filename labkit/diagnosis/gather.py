@@ -212,11 +212,8 @@ def _held(run: Run) -> float | None:
     """Return the largest share of the card's memory that was held; None where nothing tells."""
     _, held_gib = readings_of(run, "memory_gib")
     known = held_gib[np.isfinite(held_gib)]
-    return (
-        float(known.max() / run.machine.memory_gib)
-        if len(known) and run.machine.memory_gib
-        else None
-    )
+    of_gib = run.machine.memory_gib
+    return float(known.max() / of_gib) if len(known) and of_gib else None
 
 
 def _xray(seen: Event | None) -> Xray | None:

@@ -181,7 +181,6 @@ class Pass(AnyEvent):
     began: Count
     ended: Count
     trains: bool | None
-    updates: Count | None
     gathered: list[tuple[Count, Count]] | None
 
 

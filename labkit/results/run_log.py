@@ -227,8 +227,8 @@ class RunLog(EventLogResult):
     def passes_ended(self) -> list[Event]:
         """The passes over a watched loader as they ended.
 
-        `n`, `began`, `ended` (ns), `trains`, `updates` (steps of its busiest optimizer),
-        `gathered` (pairs: batches before an update, how many updates had as many).
+        `n`, `began`, `ended` (ns), `trains`, `gathered` (pairs: batches before an update, and how
+        many updates had as many).
         """
         return self._events("pass")
 

@@ -71,7 +71,7 @@ class Recorder:
         self.epoch = -1
         self.first_step = 0
         self.began_ns = 0  # the pass that goes on
-        self.updates: Counter[int] = Counter()  # steps within it, by the optimizer's id
+        self.updates = 0  # steps of any optimizer within it
         self.gathered: Counter[int] = Counter()  # updates within it, by the batches before each
         self.updated_at = 0  # batches handed on by the last update
         self.how: Ending = ""
@@ -93,7 +93,7 @@ class Recorder:
 
     def trained_by(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has made a step; at first, where and what its weights are."""
-        self.updates[id(optimizer)] += 1
+        self.updates += 1
         current = self.current
         if current is not None and current.handed > self.updated_at:  # once for several optimizers
             self.gathered[current.handed - self.updated_at] += 1
@@ -231,14 +231,12 @@ class Recorder:
         `trains` where it is known that it does, whatever was seen of an optimizer.
         """
         if self.began_ns:
-            updates = max(self.updates.values(), default=0)
             times = {"began": self.began_ns, "ended": ended_ns}
-            trains = trains or updates > 0
+            trains = trains or self.updates > 0
             gathered = self.gathered.most_common(MOST_GATHERED)
-            counts = {"updates": updates, "gathered": gathered}
-            self.log.write("pass", n=self.epoch, **times, trains=trains, **counts)
+            self.log.write("pass", n=self.epoch, **times, trains=trains, gathered=gathered)
         self.began_ns = 0
-        self.updates.clear()
+        self.updates = 0
         self.gathered.clear()
         self.updated_at = 0
 
