@@ -223,7 +223,7 @@ def test_a_loop_that_stands_at_a_copy_copies_or_waits_for_the_device(mib, bottle
     assert found.bottleneck == bottleneck, found
     if bottleneck == "transfer":
         assert "`images.to()` in train() (train.py:57)" in found.evidence
-        assert "Copy fewer bytes" in found.advice
+        assert "pin_memory=True" in found.advice
 
 
 def test_what_an_h200_certainly_did_bounds_what_the_body_of_its_loop_costs(tmp_path):
