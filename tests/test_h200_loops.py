@@ -13,7 +13,8 @@ import torch
 
 import labkit as lk
 from labkit.bench import spare_card
-from labkit.diagnosis.device_remedies import FEWER_BYTES_OVER, LARGER_AND_FEWER, USE_THE_CARD
+from labkit.diagnosis.copy_remedies import FEWER_BYTES_OVER
+from labkit.diagnosis.device_remedies import LARGER_AND_FEWER, USE_THE_CARD
 from labkit.diagnosis.evidence import CardEvidence, Evidence
 from labkit.diagnosis.gather import _of_cpu, known_of
 from labkit.diagnosis.loader_code import LoopCode
@@ -189,11 +190,12 @@ def test_what_a_card_is_advised_with_depends_on_who_writes_the_loop():
     assert "Train on the NVIDIA H200" in remedy.text
     assert "net = net.to(device)" in remedy.code
     assert USE_THE_CARD.for_run(dataclasses.replace(loop, spare_card=None)) is None
-    by_package = USE_THE_CARD.for_run(dataclasses.replace(loop, framework=True))
-    assert "use_cpu" in by_package.text and not by_package.code
+    assert "Accelerate and Lightning" in remedy.text
+    by_trainer = USE_THE_CARD.for_run(dataclasses.replace(loop, trainer=True))
+    assert "use_cpu" in by_trainer.text and not by_trainer.code
 
 
-def test_a_short_step_hears_nothing_of_a_card(monkeypatch):
+def test_a_short_step_hears_nothing_of_a_card():
     spare = {"name": "a card"}
     run = SimpleNamespace(
         watched="DataLoader",

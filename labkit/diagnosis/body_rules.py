@@ -15,7 +15,7 @@ from labkit.diagnosis.body_cost import (
     lost_to_own_update,
     may_work_in,
 )
-from labkit.diagnosis.device_remedies import FEWER_BYTES_OVER, NOT_WAITED_FOR, PINNED, bytes_first
+from labkit.diagnosis.copy_remedies import FEWER_BYTES_OVER, NOT_WAITED_FOR, PINNED, bytes_first
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured, bound
 from labkit.diagnosis.hot_lines import Lines

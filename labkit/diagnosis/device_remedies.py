@@ -1,4 +1,4 @@
-"""Remedies for what the device does and waits for: copies, launches, formats, collectives."""
+"""Remedies for what the device does and waits for: launches, formats, collectives."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from dataclasses import replace
 from functools import partial
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.body_cost import lost_to_copies
-from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.remedies import ANOTHER_TRAINING, ROUNDED, Fit, Remedy
@@ -18,7 +16,7 @@ FORMATS = {"bf16": "BF16", "fp16": "FP16 with a GradScaler"}
 # docs/source/optimization_guide/noisy_neighbour.rst)
 QUIET = "SPDL's authors advise at most 40% of the CPU while a GPU trains"
 
-# -- copies and launches ---------------------------------------------------------------------------
+# -- launches --------------------------------------------------------------------------------------
 
 
 def may_compile(evidence: Evidence) -> bool:
@@ -67,82 +65,6 @@ def larger_batch(times: int, evidence: Evidence) -> Fit | None:
     return Fit({"batch_size": times * size}) if allowed else None
 
 
-ONE_BLOCK = Remedy("one_block", "Send one contiguous block per batch.", "copies", on="cpu")
-
-
-def sends_floats(evidence: Evidence) -> Fit | None:
-    """Fit batches of floats, with a line for the user's own loop."""
-    if evidence.batch.dtype not in (None, "float32", "float64"):
-        return None
-    line = "images = images.to(device, non_blocking=True).float() / 255\n"
-    hint = "# where the dataset returns images as uint8, not normalised:\n"
-    return Fit(words={"line": "" if evidence.trainer else f"{hint}{line}"})
-
-
-def bytes_first(evidence: Evidence, share: float) -> bool:
-    """Return whether a copy that takes this share leaves a thread that pins too little to hide."""
-    pins = bool(evidence.knobs.get("pin_memory")) or not evidence.num_workers
-    return share > limits.COPIES_LEAD and not pins and sends_floats(evidence) is not None
-
-
-def pins_beside(evidence: Evidence) -> Estimate | None:
-    """Return what pinned memory brings where fewer bytes come first; None where they do not.
-
-    A thread of the loader does the host's part of the copy then, no faster than the loop did, and
-    hides it behind the rest of the step. On an H200 that was slower by a fifth (96 MiB a batch).
-    """
-    share = lost_to_copies(evidence)
-    if not bytes_first(evidence, share):
-        return None
-    most = 1 / share
-    return Estimate((1 + most) / 2, limits.PINNED_AT_LEAST, most)
-
-
-PINNED = Remedy(
-    "pin_memory",
-    "Send one contiguous block per batch from pinned memory: pin_memory=True, then "
-    "non_blocking=True.",
-    "copies",
-    sets={"pin_memory": True, "non_blocking": True},
-    on="gpu",
-    cost="locked host memory for the batches kept ready",
-    expects=pins_beside,
-)
-
-
-def copies_block(evidence: Evidence) -> bool:
-    """Fit a loop whose batches are in pinned memory, and whose own code copies them."""
-    return bool(evidence.knobs.get("pin_memory")) and not evidence.trainer
-
-
-NOT_WAITED_FOR = Remedy(
-    "not_waited_for",
-    "Start the copy of a batch without waiting for it: non_blocking=True. It does nothing for a "
-    "batch in a class of your own that has no pin_memory(): that is not pinned.",
-    "copies",
-    copies_block,
-    on="gpu",
-    code="batch = batch.to(device, non_blocking=True)\n",
-)
-NON_BLOCKING = replace(NOT_WAITED_FOR, key="non_blocking", sets={"non_blocking": True}, code="")
-FEWER_BYTES_OVER = Remedy(
-    "fewer_bytes_over",
-    "Copy fewer bytes: images as uint8, a quarter of float32, other numbers as int16 or float16, "
-    "half of it; convert and normalise them on the device.",
-    "copies",
-    sends_floats,
-    on="gpu",
-    code="$line",
-)
-OVERLAPPED = Remedy(
-    "copy_ahead",
-    "Copy the next batch under the compute of this one (prefetch_to_device=True).",
-    "copies",
-    fits=lambda evidence: bool(evidence.knobs.get("pin_memory")),
-    sets={"prefetch_to_device": True},
-    on="gpu",
-    cost="device memory for one more batch",
-)
 MORE_PER_CALL = Remedy(
     "more_per_call",
     "Give the device more work per call: a larger batch, batched operations instead of Python "
@@ -373,21 +295,21 @@ NOTHING_LEFT = Remedy(
 
 
 def may_move(evidence: Evidence) -> Fit | None:
-    """Fit a model on the CPU beside a GPU, with lines where the user's own code moves it."""
-    if evidence.spare_card is None or evidence.weights_dtype == "float64":  # Apple's has none
+    """Fit a model on the CPU beside a GPU, with lines for a loop that is not a Trainer's."""
+    if evidence.spare_card is None or evidence.weights_dtype == "float64":  # Apple's GPUs lack it
         return None
-    words = {"card": evidence.spare_card, "lines": "", "how": BY_A_FRAMEWORK}
-    if evidence.framework:
+    words = {"card": evidence.spare_card, "lines": "", "how": BY_A_TRAINER}
+    if evidence.trainer:
         return Fit(words=words)
     model = (evidence.code or LoopCode()).model or "model"
     return Fit(words=words | {"how": BY_HAND, "lines": MOVED.format(model)})
 
 
-BY_HAND = "move the model before its optimizer is made, and each batch in the loop"
-BY_A_FRAMEWORK = (
-    "let what trains it choose the device (Trainer: no use_cpu; Accelerate: no cpu=True, nor "
-    "ACCELERATE_USE_CPU; Lightning: accelerator='auto')"
+BY_HAND = (
+    "move the model before its optimizer is made, and each batch in the loop. Accelerate and "
+    "Lightning do both themselves, without cpu=True and with accelerator='auto'"
 )
+BY_A_TRAINER = "take use_cpu=True (or ACCELERATE_USE_CPU) out, and the Trainer does it"
 MOVED = """device = torch.accelerator.current_accelerator()
 {0} = {0}.to(device)  # before the optimizer is made
 # and in the loop, each tensor of a batch: x = x.to(device)

@@ -198,7 +198,6 @@ class Evidence:
         None  # the class of its loader, where that is neither torch's nor Python's
     )
     spare_card: str | None = None  # the name of a GPU here that its model on the CPU leaves alone
-    framework: bool = False  # whether a package writes its loop, such as Lightning
     may_fuse: bool | None = None  # whether its optimizer has a fused version that is not in use
     batches_an_update: int | None = None  # None where that is not known, or not always as many
     imports_script: bool = False  # whether a worker of its loader starts by importing the script

@@ -8,7 +8,6 @@ from statistics import fmean
 
 import numpy as np
 
-from labkit.bench.stack import is_users
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.core_use import CoreUse, mean_known
@@ -98,7 +97,6 @@ def _of_watched(known: Evidence, run: Run) -> Evidence:
         code=code,
         trainer=bool(run.trainer),
         own_loader=None if run.watched in NOBODYS else run.watched,
-        framework=run.watched not in NOBODYS or bool(run.place and not is_users(str(run.place[0]))),
         may_fuse=code.may_fuse if run.trainer or run.may_fuse is None else run.may_fuse,
         imports_script=_imports_script(run.machine, code),
         host_wait_share=_host_wait(run.host_ns[run.warmup :]),

@@ -9,6 +9,7 @@ from labkit.diagnosis import device_remedies as cures
 from labkit.diagnosis import loader_remedies as feeding
 from labkit.diagnosis import worker_remedies
 from labkit.diagnosis.body_remedies import IN_ANOTHER_PROCESS, NOW_AND_THEN, OUT_OF_THE_LOOP
+from labkit.diagnosis.copy_remedies import NON_BLOCKING, ONE_BLOCK, OVERLAPPED, PINNED
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import ISSUING, Finding, Measured, bound, costs
 from labkit.diagnosis.pass_rules import why_passes_are_slow
@@ -91,7 +92,7 @@ def copies(evidence: Evidence) -> Finding | None:
     """
     lost = evidence.copy_share
     seen = "of the time the device waits for a copy"
-    remedies = (cures.ONE_BLOCK, cures.PINNED, cures.OVERLAPPED, cures.NON_BLOCKING)
+    remedies = (ONE_BLOCK, PINNED, OVERLAPPED, NON_BLOCKING)
     found = costs("transfer", "copies", lost, seen, evidence.source, *remedies)
     return replace(found, at_most=bound(lost))
 

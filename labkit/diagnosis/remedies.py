@@ -6,7 +6,8 @@ change:
 
 - `loader_remedies.py`: how many workers, how deep a queue, cheaper items;
 - `worker_remedies.py`: what the workers do: starts, threads, order, shards, memory, hangs;
-- `device_remedies.py`: copies, launches, number formats, collectives of a trace;
+- `copy_remedies.py`: copies to the device;
+- `device_remedies.py`: launches, number formats, collectives of a trace;
 - `body_remedies.py`: what a loop's body does besides training;
 - `doubts.py`: what to do where there is no verdict.
 
