@@ -5,12 +5,16 @@
 
 import os
 
+import nbval.kernel
 import pytest
+from kernels import FileKernelManager
 
 SETTINGS = {"LABKIT_STRICT": "1", "LABKIT_QUICK": os.environ.get("LABKIT_QUICK", "1")}
 if SETTINGS["LABKIT_QUICK"] == "1":
     # A core each: more threads, or a standby, would take the one that another notebook needs
     SETTINGS |= {"OMP_NUM_THREADS": "1", "LABKIT_WARM": "0"}
+
+nbval.kernel.KernelManager = FileKernelManager
 
 
 def pytest_collection_modifyitems(items):

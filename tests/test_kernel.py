@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers import processes_of
-from jupyter_client import KernelManager
+from kernels import FileKernelManager
 from planted import wait_until
 
 pytestmark = [
@@ -30,7 +30,7 @@ running.launch = partial(running.launch, fault="planted:plant:ignores_stop")
 @contextlib.contextmanager
 def kernel():
     """A kernel and its client."""
-    manager = KernelManager(kernel_name="python3")
+    manager = FileKernelManager(kernel_name="python3")
     manager.start_kernel(env=os.environ | {"PYDEVD_DISABLE_FILE_VALIDATION": "1"})
     client = manager.client()
     client.start_channels()
