@@ -61,7 +61,7 @@ TITLES = {
     "operators": "operators that changed most: host time",
 }
 LANE_IN = 0.26  # inches that a lane is high
-LANE_EDGE = 0.4  # points around an interval of a sparse lane: a copy of 2 us in 4 ms is seen
+LANE_EDGE = 0.4  # points around what is short: a copy of 2 µs in 4 ms, the last rank's collective
 SPARSE = 0.01  # of the picture: a lane that is active for less
 MOST_KERNELS = 6
 NAME_LENGTH = 44  # characters of a kernel's name
@@ -133,7 +133,7 @@ def draw_timeline(
         active = np.diff(lane.spans.clip(start, end)).sum() / (end - start)
         if active or lane.kind == "kernels":  # no kernel says something, no copy does not
             _, colour = CLASSES[CLASS_OF_LANE[lane.kind]]
-            edge = LANE_EDGE if active < SPARSE else 0.0
+            edge = LANE_EDGE if active < SPARSE or lane.kind == "collectives" else 0.0
             rows.append(Lane(lane.label, [(colour, lane.spans)], edge=edge))
     header = [(drawable(source, 200), BOLD)]
     figure, (axes,) = page(header, [(0.1, LANE_IN * len(rows))], left_in=1.6)
@@ -168,7 +168,7 @@ def _changed_bar(change: Change) -> Bar:
 
 def draw_rank_traces(ranks: RankTraces) -> Figure:
     """Draw where the average step of every rank went: who waits in collectives, and for whom."""
-    parts = {"compute_busy": "kernel", "exposed_comm": "communication", "idle": "device idle"}
+    parts = {"exposed_comm": "communication", "idle": "device idle", "compute_busy": "kernel"}
     rows = []
     for each in ranks:
         for part, name in parts.items():
@@ -186,7 +186,7 @@ def draw_reference(known: PublicTrace) -> Figure:
     for rank, found in known.numbers.items():
         busy = found["kernel_busy"] or 0.0
         exposed = found.get("exposed_comm") or 0.0
-        spent = {"kernel": busy - exposed, "communication": exposed, "no kernel": 1 - busy}
+        spent = {"communication": exposed, "no kernel": 1 - busy, "kernel": busy - exposed}
         for part, share in spent.items():
             rows.append({"rank": rank, "part": part, "share of the traced time, %": 100 * share})
     title = f"{known.mark}: {known.hardware}"

@@ -29,6 +29,7 @@ MOST_TICKS = 13
 PANEL_IN = 3.0
 BAR_IN = 0.2
 DIGITS = 3  # of the number at a bar
+LEAST_DIGITS = 2  # of the smallest, so that a ratio can be formed
 MOST_TIMES = 1000  # largest over smallest number, up to which all have as many decimals
 NOTE = Font(size=7.5, colour=BEFORE)
 GRID = {"color": "#E6E6E6", "linewidth": 0.8}
@@ -208,7 +209,7 @@ def write_numbers(
 def writer_of(values: np.ndarray, is_log: bool) -> Callable[[float], str]:
     """Return what writes a figure's numbers.
 
-    All have the decimals that show three digits of the largest number and one of the smallest.
+    All have the decimals that show three digits of the largest number and two of the smallest.
     Where those would be many, and on a logarithmic axis, each number has three digits.
     """
     sizes = np.abs(values[np.isfinite(values) & (values != 0)])
@@ -218,7 +219,7 @@ def writer_of(values: np.ndarray, is_log: bool) -> Callable[[float], str]:
         return three_digits
     if all(size.is_integer() for size in sizes):
         return "{:,.0f}".format
-    decimals = max(DIGITS - 1 - exponent(sizes.max()), -exponent(sizes.min()), 0)
+    decimals = max(DIGITS - 1 - exponent(sizes.max()), LEAST_DIGITS - 1 - exponent(sizes.min()), 0)
     return f"{{:,.{decimals}f}}".format
 
 
