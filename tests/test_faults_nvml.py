@@ -19,6 +19,7 @@ from test_diagnosis import fake, steps
 from labkit import Pipeline
 from labkit.diagnosis.diagnosis import diagnose
 from labkit.diagnosis.findings import NEIGHBOUR
+from labkit.process import handle
 from labkit.process.events import EventLog
 from labkit.results import launch
 
@@ -337,7 +338,7 @@ def test_a_call_that_hangs_ends_the_samples_and_nothing_else(stub, monkeypatch):
         f"t.wait_for = lambda *a: [e | {{'uuid': {OWN!r}}} for e in wait(*a)]\n"
         "t.main(int(sys.argv[1]))"
     )
-    monkeypatch.setattr(launch.launcher, "TELEMETRY", [sys.executable, "-c", code])
+    monkeypatch.setattr(handle, "TELEMETRY", [sys.executable, "-c", code])
     monkeypatch.setenv("LD_LIBRARY_PATH", str(stub))
     monkeypatch.setenv("STUB", "hangs")
     quick = Pipeline(dataset="sleep", prep_ms=2, model="mlp", width=32, depth=1, xray=False)
