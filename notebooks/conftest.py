@@ -7,7 +7,7 @@ import os
 
 import nbval.kernel
 import pytest
-from kernels import FileKernelManager
+from file_kernels import FileKernelManager
 
 SETTINGS = {"LABKIT_STRICT": "1", "LABKIT_QUICK": os.environ.get("LABKIT_QUICK", "1")}
 if SETTINGS["LABKIT_QUICK"] == "1":

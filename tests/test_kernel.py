@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
+from file_kernels import FileKernelManager
 from helpers import processes_of
-from kernels import FileKernelManager
 from planted import wait_until
 
 pytestmark = [
