@@ -168,6 +168,7 @@ def _changed_bar(change: Change) -> Bar:
 
 def draw_rank_traces(ranks: RankTraces) -> Figure:
     """Draw where the average step of every rank went: who waits in collectives, and for whom."""
+    # In this order `plot` gives collectives and kernels the colours that they have in a timeline
     parts = {"exposed_comm": "communication", "idle": "device idle", "compute_busy": "kernel"}
     rows = []
     for each in ranks:
