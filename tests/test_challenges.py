@@ -1,8 +1,6 @@
 """Challenges: every solution passes, every wrong answer and every cheat fails; the score."""
 
-import json
 import os
-from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,10 +10,9 @@ import wrong_answers
 
 import labkit as lk
 from labkit.course import score, score_book
-from labkit.course.challenge import all_challenges
+from labkit.course.challenge import Attempt, Challenge, all_challenges
 from labkit.course.code_challenge import CodeChallenge, tried_out
 from labkit.course.goals import Goal
-from labkit.course.knob_challenge import KnobChallenge, baseline_run
 
 TASKS = all_challenges()
 COMPILED = ("07-graph-break",)  # imports Dynamo
@@ -70,67 +67,53 @@ def test_answers_are_judged_by_what_they_measure_in_a_process_of_their_own(key):
     judged(key, "solution")
 
 
-def test_a_cheat_with_knobs_changes_the_work_and_is_refused_unless_a_goal_tells():
-    for key, task in TASKS.items():
-        for name in WRONG.get(key, ()) if isinstance(task, KnobChallenge) else ():
-            if name.startswith("cheat") and key != "04-fit":  # there a goal tells
-                with pytest.raises(ValueError, match="not the same work"):
-                    task.spec(WRONG[key][name])
-
-
-def test_every_notebook_has_one_to_four_challenges_each_with_hints_cheats_and_a_solution():
-    numbers = Counter(key[:2] for key in TASKS)
-    notebooks = Path(__file__).parents[1] / "notebooks"
-    assert sorted(numbers) == sorted(path.name[:2] for path in notebooks.glob("*.ipynb"))
-    assert all(1 <= count <= 4 for count in numbers.values())
-    for key, task in TASKS.items():
-        assert task.title and task.text and task.hints and task.goals, key
-        cheats = [name for name in WRONG.get(key, ()) if name.startswith("cheat")]
-        assert cheats, f"give {key!r} a cheat in tests/wrong_answers.py"
-        posed = lk.challenge(key)
-        assert task.title in repr(posed) and posed._repr_html_()
-        score_book.keep("challenges", key, tries=1)
-        if isinstance(task, CodeChallenge):
-            assert posed.solution().startswith(("def ", "class "))
-    with pytest.raises(ValueError, match="Unknown challenge 'nothing'; available: 00-first"):
-        lk.challenge("nothing")
+def test_each_notebook_poses_its_one_to_four_challenges():
+    known = []
+    for path in (Path(__file__).parents[1] / "notebooks").glob("*.ipynb"):
+        text = path.read_text(encoding="utf-8")
+        keys = [key for key in TASKS if key[:2] == path.name[:2]]
+        assert 1 <= len(keys) <= 4, path.name
+        assert all(f'lk.challenge(\\"{key}\\")' in text for key in keys), path.name
+        known += keys
+    assert sorted(known) == sorted(TASKS)
 
 
 @pytest.mark.parametrize("key", TASKS)
-def test_a_cell_of_its_notebook_poses_each_challenge(key):
-    [notebook] = (Path(__file__).parents[1] / "notebooks").glob(f"{key[:2]}_*.ipynb")
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    asked = f'lk.challenge("{key}")'
-    assert any(asked in "".join(cell["source"]) for cell in cells), f"{notebook.name}: no {asked}"
+def test_a_challenge_has_hints_a_cheat_that_fails_and_a_solution(key):
+    task = TASKS[key]
+    assert task.title and task.text and task.hints and task.goals
+    cheats = [name for name in WRONG.get(key, ()) if name.startswith("cheat")]
+    assert cheats, f"give {key!r} a cheat in tests/wrong_answers.py"
+    posed = lk.challenge(key)
+    assert task.title in repr(posed) and posed._repr_html_()
+    score_book.keep("challenges", key, tries=1)
+    if isinstance(task, CodeChallenge):
+        assert posed.solution().startswith(("def ", "class "))
+    elif key != "04-fit":  # there a goal tells
+        for name in cheats:
+            with pytest.raises(ValueError, match="not the same work"):
+                task.spec(WRONG[key][name])
+
+
+def raises(*_):
+    raise RuntimeError("mine")
 
 
 @pytest.mark.parametrize(
     "key, answer, words",
     [
-        ("04-fit", {"steps": 0}, "a whole number from 1"),
         ("04-fit", {"step": 1}, "Unknown knob step=1"),
-        ("08-two-fixes", {"fixes": ["all"]}, "Unknown fix 'all'"),
-        ("08-two-fixes", {"steps": 3}, "Leave steps"),
         ("08-two-fixes", lk.Pipeline(), "The answer is a dict"),
         ("08-two-fixes", {"fixes": 3}, "not iterable"),
         ("04-fit", {}, "what you were given"),
-        ("00-first", lambda: None, "The answer is a"),
         ("07-graph-break", 5, "The answer is a function"),
         ("12-cache", lambda longest: None, "The answer is a class"),
+        ("01-intensity", raises, "RuntimeError: mine"),
     ],
 )
-def test_an_answer_that_cannot_be_run_gets_a_sentence(key, answer, words):
+def test_an_answer_that_cannot_be_run_gets_a_sentence(key, answer, words, here):
     verdict = lk.challenge(key).check(answer)
     assert not verdict and words in verdict.why, verdict
-
-
-def raises(x):
-    raise RuntimeError("mine")
-
-
-def test_so_does_one_that_raises(here):
-    verdict = lk.challenge("07-graph-break").check(raises)
-    assert not verdict and "RuntimeError: mine" in verdict.why, verdict
 
 
 @pytest.mark.slow
@@ -148,39 +131,21 @@ def test_hints_come_one_at_a_time_and_a_solution_after_a_try():
     hints = [lk.challenge(task.key).check(task.start).hint for _ in range(3)]
     assert hints == [*task.hints, task.hints[-1]]
     assert isinstance(lk.challenge(task.key).solution(), lk.Pipeline)
+    with pytest.raises(ValueError, match="Unknown challenge 'nothing'; available: 00-first"):
+        lk.challenge("nothing")
 
 
 @pytest.fixture
 def easy(monkeypatch):
-    """A challenge with two recorded runs in place of the answer's and the baseline's.
-
-    `easy(3.0, 1.9)`: the answer's runs are so many times as fast as their baseline; the mark is 2.
-    """
+    """A challenge whose answers are what they measure, one number a try; the mark is 2."""
     monkeypatch.setattr(score_book, "QUIET", ())
-    runs = {lk.Pipeline(): "workers-0", lk.Pipeline(num_workers=6): "workers-6"}
-    monkeypatch.setattr("labkit.course.knob_challenge.launch", lambda spec: lk.recorded(runs[spec]))
-    baseline_run.cache_clear()
-    given = []
+    goal = Goal("x", at_least=2.0, close=0.1)
 
-    def ratio(_run, _baseline):
-        return given.pop(0)
+    class Easy(Challenge):
+        def attempt(self, answer, number):
+            return Attempt({goal: answer[number]})
 
-    task = KnobChallenge(
-        key="99-x",
-        title="t",
-        text="t",
-        hints=("first", "second"),
-        start=lk.Pipeline(),
-        example=lk.Pipeline(num_workers=6),
-        free=("num_workers",),
-        goals={Goal("x", at_least=2.0, close=0.1, needs_baseline=True): ratio},
-    )
-
-    def check(*measured):
-        given[:] = measured
-        return task.check({"num_workers": 6})
-
-    return check
+    return Easy("99-x", "t", "t", ("first", "second"), example=lk.Pipeline())
 
 
 @pytest.mark.parametrize(
@@ -195,7 +160,7 @@ def easy(monkeypatch):
 def test_a_result_near_its_mark_is_measured_again_and_noise_that_straddles_it_is_no_verdict(
     measured, kind, said, easy
 ):
-    verdict = easy(*measured)
+    verdict = easy.check(measured)
     assert (verdict.kind, verdict.lines) == (kind, (said,))
     assert ("Run this cell again" in repr(verdict)) == (kind == "too noisy")
     tries = score_book.read()["challenges"].get("99-x", {}).get("tries", 0)
@@ -203,8 +168,9 @@ def test_a_result_near_its_mark_is_measured_again_and_noise_that_straddles_it_is
 
 
 def test_a_pass_stays_and_tries_add_up_also_in_another_session(easy):
-    assert not easy(1.0) and easy(3.0) and not easy(1.0)
-    assert easy(1.0).hint == "second"
+    outcomes = [bool(easy.check([measured])) for measured in (1.0, 3.0, 1.0)]
+    assert outcomes == [False, True, False]
+    assert easy.check([1.0]).hint == "second"
     kept = score_book.entry("challenges", "99-x")
     assert kept["passed"] is True and kept["tries"] == 4 and lk.score().solved == 1
 
