@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import colab
@@ -47,28 +46,18 @@ def test_the_cell_installs_on_a_service_or_says_what_is_to_be_done_and_nothing_e
         assert expected in said
 
 
-def test_the_cell_is_put_into_a_notebook_once_and_follows_the_repository():
-    new = nbformat.v4
-    first = new.new_markdown_cell("# 00 Start\n\n**Why?**\n\nPress Run.", id="start-00")
-    code = new.new_code_cell("1 + 1", id="start-01", execution_count=1)
-    notebook = new.new_notebook(cells=[first, code])
-
-    def written(repository):
-        colab.add(notebook, repository, "00_start.ipynb")
-        return nbformat.writes(notebook)
-
-    once = written(HERE)
-    assert written(HERE) == once
-    assert written("other/labkit") == once.replace(HERE, "other/labkit")
-    assert [cell.id for cell in notebook.cells] == ["start-00", "start-01"]
-    assert notebook.cells[1].source.endswith("manager()\n\n1 + 1")
-    title, _, badges, _, *rest = notebook.cells[0].source.splitlines()
-    assert title == "# 00 Start" and rest == ["**Why?**", "", "Press Run."]
-    page = "github/other/labkit/blob/main/notebooks/00_start.ipynb"
-    assert f"(https://colab.research.google.com/{page})" in badges
+def test_each_notebook_has_the_cell_and_its_badge_once_and_they_follow_the_repository():
+    for path in sorted((colab.ROOT / "notebooks").glob("*.ipynb")):
+        notebook = nbformat.read(path, as_version=4)
+        there = nbformat.writes(notebook)
+        for repository in (HERE, colab.PLACEHOLDER):
+            colab.add(notebook, repository, path.name)
+            page = f"github/{repository}/blob/main/notebooks/{path.name}"
+            assert f"(https://colab.research.google.com/{page})" in notebook.cells[0].source
+        assert nbformat.writes(notebook) == there
 
 
 def test_what_is_installed_there_brings_no_jupyterlab():
-    project = (Path(colab.ROOT) / "pyproject.toml").read_text(encoding="utf-8")
+    project = (colab.ROOT / "pyproject.toml").read_text(encoding="utf-8")
     base = project.partition("\ndependencies = [")[2].partition("]\n")[0]
     assert "ipywidgets" in base and "jupyter" not in base

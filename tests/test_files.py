@@ -212,7 +212,6 @@ def test_what_labkit_did_not_write_is_replaced_only_when_asked_for(tmp_path):
         "train.py": script.save,
         "figure.png": partial(save_figure, Figure()),
         "figure.svg": partial(save_figure, Figure()),
-        "figure.pdf": partial(save_figure, Figure()),
     }
     for name, write in writes.items():
         path = tmp_path / name

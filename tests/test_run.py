@@ -1,10 +1,8 @@
 """Statistics follow from the log, records are checked before use, runs stand side by side."""
 
-import contextlib
 import cProfile
 import gzip
 import json
-import math
 import pstats
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,8 +39,7 @@ def write_record(path, steps=40, wait_ms=50, slower=0.0, workers=0):
 def test_the_textbook_loop_is_a_sixth_busy_and_what_is_missing_or_noisy_is_said(tmp_path):
     run = lk.load(write_record(tmp_path / "r.jsonl"))
     assert run.outcome == "finished" and run.warmup == 3 and run.steps == 40
-    assert run.utilization == pytest.approx(1 / 6)
-    assert run.throughput == pytest.approx(16 / 0.060)
+    assert run.utilization == pytest.approx(1 / 6) and run.throughput == pytest.approx(16 / 0.060)
     times = (run.step_ms, run.wait_ms, run.copy_ms, run.compute_ms)
     assert times == pytest.approx((60, 50, 0, 10))
     assert not run.noisy and run.peak_memory_gib is None and run.energy_j is None
@@ -78,29 +75,23 @@ def test_every_shipped_record_gives_the_numbers_it_gave_when_it_was_made():
         assert sum(parts) == pytest.approx(result.step_ms, rel=1e-12)
         assert result.utilization == pytest.approx(result.compute_ms / result.step_ms)
         assert step_parts(result) == dict(zip(PARTS, parts, strict=True))
-        for finding in found.findings:
-            if finding.cause == "waiting_for_data":
-                assert finding.lost_share == pytest.approx(result.wait_ms / result.step_ms), name
 
 
 @pytest.mark.slow
-def test_a_run_is_read_as_it_goes_on_and_workers_change_no_sample(tiny):
-    pipeline = tiny.but(dataset="jpeg", io_ms=0, steps=12, num_workers=3)
-    run = launch(pipeline.but(pin_memory=True, precision="tf32", channels_last=True))
-    seen = set()
-    while run.outcome == "running":  # and nobody calls `refresh`
-        seen.add((run.steps, run.throughput is None))
-    assert len(seen) > 2 and run.outcome == "finished" and run.error is None
-    assert run.steps == 12 and run.throughput and all(math.isfinite(loss) for loss in run.loss)
+def test_workers_change_no_sample_and_what_a_cpu_cannot_do_is_said(tiny):
+    pipeline = tiny.but(dataset="jpeg", io_ms=0, steps=12)
+    knobs = {"pin_memory": True, "precision": "tf32", "channels_last": True}
+    run = launch(pipeline.but(num_workers=3, **knobs)).wait()
+    assert run.outcome == "finished" and run.steps == 12 and np.isfinite(run.loss).all()
     if run.machine.kind == "cpu":
-        assert set(run.not_applied) >= {"pin_memory", "precision", "channels_last"}
-        assert launch(pipeline.but(num_workers=0)).wait().loss == run.loss  # of the same seed
+        assert run.not_applied.keys() >= knobs.keys()
+        assert launch(pipeline).wait().loss == run.loss  # of the same seed
 
 
 def test_a_machine_that_slept_in_mid_run_leaves_a_mark_and_no_slow_step(tmp_path, monkeypatch):
     write_record(tmp_path / "events.jsonl")
-    slept = iter([0, 5, 90 * 10**9, 90 * 10**9])
-    monkeypatch.setattr(events, "asleep_ns", lambda: next(slept))
+    slept = Mock(side_effect=[0, 5, 90 * 10**9, 90 * 10**9])
+    monkeypatch.setattr(events, "asleep_ns", slept)
     watch = events.SleepWatch(events.EventLog(tmp_path))
     for _ in range(3):
         watch.look()
@@ -153,9 +144,8 @@ def test_what_is_derived_together_is_of_one_moment(tmp_path):
     "name, content, message",
     [
         ("bad.jsonl", b"", "does not begin with a spec"),
-        ("bad.jsonl", b"not json\n", "line 1"),
         ("bad.jsonl", b'{"event":"spec","version":99,"run":"r","pipeline":{}}\n', "newer labkit"),
-        ("bad.jsonl", b"[" * 100_000 + b"\n", "line 1"),
+        ("bad.jsonl", b"[" * 100_000 + b"\n", "line 1: not an event"),
         ("cut.jsonl.gz", gzip.compress(b"")[:-4], "cut.jsonl.gz: cannot be read"),
     ],
 )
@@ -210,24 +200,14 @@ class StandIn:
         self.outcome = "stopped"
 
 
-@pytest.mark.parametrize(
-    "interrupts, ended",
-    [
-        (False, [(1, "cuda:0"), (2, "cuda:1"), (3, "cuda:1"), (4, "cuda:1"), (5, "cuda:1")]),
-        (True, [(2, "cuda:1")]),  # the first was still on
-    ],
-)
-def test_a_device_that_is_free_takes_the_next_setting_and_an_interrupt_stops_what_runs(
-    interrupts, ended
-):
-    each = Mock(side_effect=[None] * 6 + [KeyboardInterrupt] if interrupts else None)
+def test_a_device_that_is_free_takes_the_next_setting_and_an_interrupt_stops_what_runs():
+    looks = Mock(side_effect=[None] * 10 + [KeyboardInterrupt])
     sweep = Sweep(Pipeline(), {"batch_size": [1, 2, 3, 4, 5]}, ["cuda:0", "cuda:1"])
-    with contextlib.suppress(KeyboardInterrupt):
-        sweep.measure(StandIn, each, begun=Mock())
-    assert [run.outcome for run in sweep] == ["finished"] * len(ended)
-    assert [(run.asked.batch_size, run.asked.device) for run in sweep] == ended
-    settings = [setting["batch_size"] for setting in sweep.settings]
-    assert settings == ([2, 1, 3, 4, 5] if interrupts else [1, 2, 3, 4, 5])
+    with pytest.raises(KeyboardInterrupt):
+        sweep.measure(StandIn, looks, begun=Mock())
+    ended = [(run.asked.batch_size, run.asked.device, run.outcome) for run in sweep]
+    assert ended == [(2, "cuda:1", "finished"), (3, "cuda:1", "finished")]  # the first was on
+    assert [setting["batch_size"] for setting in sweep.settings] == [2, 3, 1, 4, 5]
 
 
 @pytest.mark.parametrize("devices", ["cuda:0", ["cuda:0", "cuda:0"], ["cuda", "cuda:0"]])
