@@ -63,7 +63,7 @@ def shared_tmp(tmp_path, monkeypatch):
 
 
 @posix_files
-@pytest.mark.parametrize("made", ["for all to write", "a link", "another user's"])
+@pytest.mark.parametrize("made", ["for all to write", "a link", "a file", "another user's"])
 def test_a_temporary_home_that_another_user_made_first_is_not_used(made, shared_tmp, monkeypatch):
     theirs = shared_tmp / "labkit-reader"
     theirs.mkdir(0o700)
@@ -71,6 +71,9 @@ def test_a_temporary_home_that_another_user_made_first_is_not_used(made, shared_
         theirs.chmod(0o777)
     elif made == "a link":
         theirs.symlink_to(theirs.rename(shared_tmp / "theirs"))
+    elif made == "a file":
+        theirs.rmdir()
+        theirs.touch()
     else:
         monkeypatch.setattr(os, "getuid", Mock(return_value=os.getuid() + 1))
     place = folders.home()
