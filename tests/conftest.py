@@ -51,12 +51,9 @@ def pytest_collection_modifyitems(config, items):
         return item.path.suffix == ".ipynb", slow_tests[item.path]
 
     items.sort(key=length, reverse=True)  # stable: a file's tests stay together, in their order
-    if NIGHTLY:
-        return
-    nightly = [item for item in items if item.get_closest_marker("nightly")]
-    if nightly:
-        config.hook.pytest_deselected(items=nightly)
-        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+    nightly = [] if NIGHTLY else [item for item in items if item.get_closest_marker("nightly")]
+    config.hook.pytest_deselected(items=nightly)
+    items[:] = [item for item in items if item not in nightly]
 
 
 @contextlib.contextmanager

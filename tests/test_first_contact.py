@@ -1,6 +1,5 @@
 """What a first real GPU meets, told by functions, cells and logs: nothing here needs a card."""
 
-import json
 import os
 import time
 from pathlib import Path
@@ -24,16 +23,14 @@ from labkit.bench import (
     model_size,
     resources,
     step_variants,
-    timeline,
 )
 from labkit.bench.first_call import FirstCallHook
-from labkit.diagnosis import device_peaks, device_remedies, efficiency, step_table
+from labkit.diagnosis import device_remedies, efficiency, step_table
 from labkit.diagnosis.evidence import Evidence, Kernels, Xray
 from labkit.results.hardware import Machine
-from labkit.results.run import Run
 from labkit.results.step_classes import body_seconds
 from labkit.view.watch_shown import progress_line
-from labkit.watching import device_clock, device_in_use, hook, recorder, script_loops, trained
+from labkit.watching import device_clock, device_in_use, hook, recorder
 from labkit.watching.timed_step import Mark, TimedStep
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
@@ -41,12 +38,9 @@ NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
 def test_no_notebook_or_challenge_takes_a_card_that_torch_sees_for_one_that_it_can_use():
     """Nor asks torch, which hears of cards for which it may have no kernels."""
-    sources = [path.read_text() for path in Path(course.__file__).parent.rglob("*.py")]
-    for path in NOTEBOOKS.glob("*.ipynb"):
-        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-        sources += ["".join(each["source"]) for each in cells if each["cell_type"] == "code"]
-    asks = ("is_available(", "current_accelerator(")
-    assert [source for source in sources if any(call in source for call in asks)] == []
+    for path in [*Path(course.__file__).parent.rglob("*.py"), *NOTEBOOKS.glob("*.ipynb")]:
+        text = path.read_text(encoding="utf-8")
+        assert "is_available(" not in text and "current_accelerator(" not in text, path
 
 
 class Shard(torch.nn.Parameter):
@@ -54,67 +48,30 @@ class Shard(torch.nn.Parameter):
 
 
 @pytest.mark.parametrize("weights", [torch.nn.Parameter, Shard, torch.Tensor])
-@pytest.mark.parametrize("known_by", ["model", "optimizer"])
 def test_a_watched_loop_is_on_the_device_of_what_it_trains_and_not_of_any_tensor_on_a_card(
-    weights, known_by, tmp_path, monkeypatch
+    weights, tmp_path, monkeypatch
 ):
-    asked = []
-    monkeypatch.setattr(
-        device_in_use, "device_in_use", lambda _: asked.append(1) or torch.device("cpu")
-    )  # by the memory that the process holds on a card
-    parameters = [weights(torch.ones(2))]
-    model = Mock(parameters=lambda: iter(parameters)) if known_by == "model" else None
-    monkeypatch.setattr(trained.Trained, "count", lambda self, model: None)
-    recording = recorder.Recorder(tmp_path, [1], model)
-    if known_by == "model":
-        recording.trained.call = Mock(model=model, given=None)
-    else:
-        recording.trained_by(Mock(param_groups=[{"params": parameters}]))
+    held_on = Mock(return_value=torch.device("cpu"))  # the memory that the process holds
+    monkeypatch.setattr(device_in_use, "device_in_use", held_on)
+    recording = recorder.Recorder(tmp_path, [1])
+    recording.trained_by(Mock(param_groups=[{"params": [weights(torch.ones(2))]}]))
     recording.take([TimedStep(asked=1, ready=2, done=3, samples=1)])
-    assert recording.kind == "cpu" and len(asked) == (weights is not torch.nn.Parameter)
     recording.close()
+    assert recording.kind == "cpu" and held_on.called == (weights is not torch.nn.Parameter)
 
 
-@pytest.mark.parametrize(
-    "model, image_px, memory_gib, width",
-    [
-        ("mlp", 48, 4.75, 4096),  # the smallest part of an A100, a GTX 1650
-        ("mlp", 224, 23.5, 2048),  # an RTX 4090
-        ("transformer", 48, 4.75, 1024),
-    ],
-)
-def test_a_model_is_sized_so_that_the_card_can_train_what_is_probed(
-    model, image_px, memory_gib, width, monkeypatch
-):
-    card = SimpleNamespace(total_memory=int(memory_gib * 2**30))
+def test_a_model_is_sized_so_that_the_card_can_train_what_is_probed(monkeypatch):
+    card = SimpleNamespace(total_memory=int(4.75 * 2**30))  # the smallest part of an A100
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
     monkeypatch.setattr(model_size, "kept_depth", lambda *_: 1)
-    job = model_size.plain_job(torch.device("cuda", 0), model=model, image_px=image_px)
-    assert job.width == width
-
-
-LAUNCHES = Xray(
-    steps=5,
-    window_us=1000,
-    gap_us=0,
-    tiny_us=0,
-    tiny_ops=0,
-    elementwise_us=0,
-    fusible_us=0,
-    heavy_us=100,
-)
+    assert model_size.plain_job(torch.device("cuda", 0), model="mlp").width == 4096
 
 
 def test_what_products_take_of_a_gpu_is_told_by_its_kernels_and_not_by_their_launches():
-    kernels = Kernels(kernel_us=1000, eligible_share=0.9)
-    on_gpu = Evidence(kind="gpu", compute_share=0.9, xray=LAUNCHES, kernels=kernels)
-    work = {"flops": 1, "bytes": 1}
-    peak = device_peaks.Peak(1e12, None, "fp32", "measured here")
-    said, _ = efficiency._reason(work, peak, None, on_gpu, reached=0.2)
-    assert "products and convolutions take 90% of the compute" in said
-    on_a_mac = Evidence(kind="gpu", xray=LAUNCHES)
-    said, remedy = efficiency._reason(work, peak, None, on_a_mac, reached=0.2)
-    assert said == "why was not seen" and "xray=True" not in remedy.text
+    launches = Xray(5, 1000, *[0] * 5, heavy_us=100)
+    seen = Kernels(kernel_us=1000, eligible_share=0.9)
+    on_gpu = Evidence(kind="gpu", xray=launches, kernels=seen)
+    assert efficiency._heavy_share(on_gpu) == 0.9
 
 
 # -- an Apple GPU, whose own times a watched loop does not have ------------------------------------
@@ -125,19 +82,23 @@ WATCHED = {"watched": {"loader": "DataLoader", "length": None}}
 
 @pytest.fixture
 def on_a_mac(tmp_path):
-    def run(*events, wait_ms=2.0, body_ms=8.0):
-        steps = host_steps(wait_ms, body_ms)
+    def run(*events, wait_ms=2.0):
+        steps = host_steps(wait_ms, 8.0)
         return logged(tmp_path, MAC, {"num_workers": 0}, *events, *steps, spec=WATCHED)
 
     return run
 
 
-def test_a_loop_watched_on_a_mac_has_a_rate_and_no_busy_share(on_a_mac):
+def test_a_loop_watched_on_a_mac_has_a_rate_and_a_busy_share_only_where_it_waits_for_the_device(
+    on_a_mac,
+):
     run = on_a_mac()
     assert run.utilization is None
     assert "1600 samples/s, GPU busy unknown, step 10.0 ms" in run.numbers
     assert "too few" not in run.numbers
     assert lk.cost(run, usd_per_hour=1.0).usd_per_epoch > 0
+    waits = on_a_mac({"event": "clock", "why": "events say -3 ms of what took 1 ms at most"})
+    assert waits.utilization == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize("wait_ms, named", [(0.1, "unsure"), (9.0, "input")])
@@ -145,26 +106,19 @@ def test_the_verdict_on_such_a_loop_is_of_the_host_and_says_so(wait_ms, named, o
     found = on_a_mac(wait_ms=wait_ms).diagnose()
     assert found.bottleneck == named and found.confidence <= 0.5
     assert "the device was not timed" in str(found.details).lower()
-    assert "upper bound" not in str(found.details) and "first kernel" not in str(found.details)
-    assert "the device computes" not in str(found.details)
+    for claim in ("upper bound", "first kernel", "the device computes"):
+        assert claim not in str(found.details)
     assert named == "input" or "lk.headroom" in found.advice
 
 
 def test_the_live_line_of_such_a_loop_has_no_share_of_its_device(tmp_path):
     recording = recorder.Recorder(tmp_path, [1])
     recording.kind = "gpu"
-    for i in range(20):
-        recording.steps.tally.add((10 * i, 10 * i + 8, 10 * i + 8), 4, (10 * i + 8, 10 * i + 10))
+    for i in range(0, 200, 10):
+        recording.steps.tally.add((i, i + 8, i + 8), 4, (i + 8, i + 10))
+    recording.close()
     said = progress_line(recording)
     assert "/s" in said and "busy" not in said and "input" not in said
-    recording.kind = "cpu"
-    assert "CPU busy" in progress_line(recording)
-    recording.close()
-
-
-def test_a_device_that_is_waited_for_in_each_step_is_timed_by_the_host(on_a_mac):
-    run = on_a_mac({"event": "clock", "why": "events say -3 ms of what took 1 ms at most"})
-    assert run.utilization == pytest.approx(0.8)
 
 
 def test_a_busy_device_into_which_no_x_ray_can_look_is_left_to_its_makers_profiler(tmp_path):
@@ -183,62 +137,47 @@ def test_a_queue_that_fills_is_no_step_that_takes_longer_and_longer():
     ends = 0.010 * (number + 1)
     stamps = np.column_stack([ready, ready, ready, ready, ends - 0.010, ends])
     assert body_seconds(stamps) == pytest.approx(0.010)
-    alone = np.column_stack([ends - 0.010, *[ends - 0.008] * 4, ends])  # as on a CPU
-    assert body_seconds(alone) == pytest.approx(0.008)
 
 
 def test_the_first_bf16_step_of_a_process_loads_kernels_and_is_not_held_against_the_format(
     monkeypatch,
 ):
-    plain = SimpleNamespace(name="plain")
-    bf16 = SimpleNamespace(name="bf16")
     took = {"plain": [10.0] * 9, "bf16": [80.0, *[5.0] * 8]}
-    monkeypatch.setattr(step_variants, "_timed", lambda _, setting: took[setting.name].pop(0))
-    on_gpu = SimpleNamespace(device=torch.device("cuda"), optimizer=None)
-    times = step_variants._timed_in_turn(on_gpu, {"plain": plain, "bf16": bf16})
+    monkeypatch.setattr(step_variants, "_timed", lambda _, name: took[name].pop(0))
+    on_gpu = SimpleNamespace(device=torch.device("cuda"))
+    times = step_variants._timed_in_turn(on_gpu, {name: name for name in took})
     assert set(times["bf16"]) == {5.0}
 
 
 def test_the_format_of_a_model_is_that_of_an_autocast_within_its_forward():
     """As accelerate wraps it, and with it Hugging Face's Trainer."""
-
-    class Wrapped(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Linear(4, 2)
-
-        def forward(self, x):
-            with torch.autocast("cpu", torch.bfloat16):
-                return self.layer(x)
-
-    model = Wrapped()
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2))
+    model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
     first = FirstCallHook(model)
     model(torch.ones(3, 4))
     assert first.given.autocasts and set(first.given.formats.values()) == {"bf16"}
     assert first.given.rows == 3
     first.remove()
-    assert not model._forward_pre_hooks and not model.layer._forward_pre_hooks
+    assert not model._forward_pre_hooks and not model[0]._forward_pre_hooks
 
 
-def test_no_hook_lies_within_what_dynamo_compiles_or_torchscript_has():
-    def hooked(model):
+def test_no_hook_lies_within_what_dynamo_compiles_or_torchscript_has(monkeypatch):
+    def hooks_in(model):
         FirstCallHook(model)
-        return [bool(part._forward_pre_hooks) for part in model.modules()]
+        return [len(part._forward_pre_hooks) for part in model.modules()]
 
     def net():
-        return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+        return torch.nn.Sequential(torch.nn.Linear(4, 2))
 
-    assert hooked(net()) == [True, True, False]
-    assert hooked(torch.compile(net(), backend="eager")) == [True, False, False, False]
+    assert hooks_in(net()) == [1, 1]
+    assert hooks_in(torch.compile(net(), backend="eager")) == [1, 0, 0]
     in_place = net()
     in_place.compile(backend="eager")
-    assert not any(hooked(in_place))
-
-    class Scripted(torch.nn.Linear):
-        def register_forward_pre_hook(self, *_, **__):
-            raise RuntimeError("register_forward_pre_hook is not supported on ScriptModules")
-
-    assert hooked(torch.nn.Sequential(Scripted(4, 4))) == [True, False]
+    assert hooks_in(in_place) == [0, 0]
+    scripted = net()
+    refuses = Mock(side_effect=RuntimeError("not supported on ScriptModules"))
+    monkeypatch.setattr(scripted[0], "register_forward_pre_hook", refuses)
+    assert hooks_in(scripted) == [1, 0]
 
 
 # -- cards of other kinds --------------------------------------------------------------------------
@@ -253,9 +192,7 @@ def test_no_hook_lies_within_what_dynamo_compiles_or_torchscript_has():
     ],
 )
 def test_compiling_is_advised_only_where_it_can_act(device, capability, compiles, tmp_path):
-    kind = "cpu" if device == "cpu" else "gpu"
-    facts = {**GPU, "device": device, "kind": kind, "compute_capability": capability}
-    assert Machine.from_dict(facts).compiles == compiles
+    facts = {**GPU, "device": device, "compute_capability": capability}
     assert not Machine.from_dict(facts | {"compile_lacks": "no Triton"}).compiles
     run = logged(tmp_path, facts, lk.Pipeline().to_dict(), *host_steps(1.0, 5.0))
     evidence = step_table.StepTable(run).evidence()
@@ -263,94 +200,38 @@ def test_compiling_is_advised_only_where_it_can_act(device, capability, compiles
         assert bool(remedy.fits(evidence)) == compiles
 
 
-@pytest.mark.parametrize(
-    ("device_ids", "kind"), [([0, 1, 2, 3], torch.nn.DataParallel), (None, torch.nn.Sequential)]
-)
-def test_a_loop_on_several_cards_has_no_mfu_of_one_and_ddps_on_a_cpu_is_counted(device_ids, kind):
-    model = kind(torch.nn.Linear(8, 4)).train()
-    model.device_ids = device_ids
+def test_a_loop_on_several_cards_has_no_mfu_of_one():
+    model = torch.nn.DataParallel(torch.nn.Linear(8, 4))
+    model.device_ids = [0, 1, 2, 3]
     first = FirstCallHook(model)
     first._look(model, (torch.rand(64, 8),), {})
     log = Mock()
     first.write(log, 64)
-    [call] = log.write.call_args_list
-    assert call.args == ("no_work" if device_ids else "work",)
-    assert "4 cards" in call.kwargs["why"] if device_ids else call.kwargs["samples"] == 64
+    assert log.write.call_args.args == ("no_work",)
+    assert "4 cards" in log.write.call_args.kwargs["why"]
 
 
 def test_what_computed_on_a_card_before_its_meter_was_there_is_not_counted(monkeypatch):
-    asked_since = []
+    monkeypatch.setattr(gpu_meter, "GpmMeter", Mock())
     for name in ("nvmlInit", "nvmlDeviceGetHandleByUUID"):
         monkeypatch.setattr(pynvml, name, Mock())
-    monkeypatch.setattr(gpu_meter, "GpmMeter", Mock())
-    monkeypatch.setattr(
-        pynvml,
-        "nvmlDeviceGetProcessUtilization",
-        lambda _, since: asked_since.append(since) or [],
-    )
+    asked = Mock(return_value=[])
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetProcessUtilization", asked)
     before_us = time.time_ns() // 1000
     assert gpu_meter.GpuMeter("uuid", os.getpid())._others_sm() is None
-    assert asked_since[0] >= before_us
+    assert asked.call_args.args[1] >= before_us
 
 
 @pytest.mark.parametrize(
     ("text", "failed"),
     [
-        ("CUDA error: an illegal memory access was encountered", True),
         ("Triton Error [CUDA]: an illegal memory access was encountered", True),
         ("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", True),
-        ("CUDA out of memory. Tried to allocate 2 GiB", False),
         ("Triton Error [CUDA]: out of memory", False),
     ],
 )
 def test_a_card_that_failed_is_told_from_one_whose_memory_is_full(text, failed):
     assert bool(measure.CARD_FAILED.search(text)) == failed
-
-
-class EventOfFastClock:
-    """An event of a device that is idle, and whose clock gains 20 µs on the host's each second."""
-
-    host_ns = 0
-
-    def __init__(self, *_args, **_kwargs):
-        self.at_ns = None
-
-    def record(self):
-        self.at_ns = EventOfFastClock.host_ns
-
-    def query(self):
-        return True
-
-    def elapsed_time(self, later):
-        return (later.at_ns - self.at_ns) * (1 + 20e-6) / 1e6
-
-
-def test_ten_minutes_of_a_device_whose_clock_runs_fast_stay_tied_to_the_hosts(
-    tmp_path, monkeypatch
-):
-    clock = EventOfFastClock
-    monkeypatch.delattr(torch._C, "_nvtx", raising=False)  # no ranges for nsys in such a build
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.accelerator, "synchronize", lambda _: None)
-    monkeypatch.setattr(torch, "Event", clock)
-    monkeypatch.setattr(timeline, "now_ns", lambda: clock.host_ns)
-    zeros = torch.zeros
-    monkeypatch.setattr(torch, "zeros", lambda *sizes, **_: zeros(*sizes))  # none to lock pages for
-    steps = timeline.DeviceTimeline(Mock(), Mock(), torch.device("cuda", 0))
-    written = []
-    monkeypatch.setattr(steps, "add", written.append)
-    loss = torch.tensor(0.0)
-    for number in range(600):
-        clock.host_ns = 1_000_000_000 * number
-        ready = steps.copying()
-        steps.copied()
-        steps.computing()
-        steps.step(timeline.Step(number, ready, ready, ready, 16, loss))
-    steps.finish()
-    off_us = [(step.device[0] - step.stamps[1]) / 1e3 for step in written]
-    assert len(off_us) == 600 and max(map(abs, off_us)) < 130
-    [drift] = [call.kwargs for call in steps.log.write.call_args_list if call.args == ("drift",)]
-    assert abs(drift["drift_us"]) < 130
 
 
 class PlayedEvent:
@@ -367,14 +248,15 @@ class PlayedEvent:
 
 
 @pytest.mark.parametrize(
-    ("queue_ns", "fast", "most_off_us"),
-    [(1_000_000_000, 0.0, 1.0), (0, 1e-5, 10.0), (0, -1e-5, 10.0)],
-    ids=["a queue that is never empty", "idle, a fast clock", "idle, a slow clock"],
+    "queue_ns, fast, most_off_us",
+    [
+        (1_000_000_000, 0.0, 1.0),  # a queue that is never empty
+        (0, 1e-5, 10.0),
+        (0, -1e-5, 10.0),
+    ],
 )
 def test_a_devices_clock_stays_tied_to_the_hosts(queue_ns, fast, most_off_us, monkeypatch):
     step_ns = 200_000_000
-    host = SimpleNamespace(ns=0)
-    monkeypatch.setattr(device_clock, "now_ns", lambda: host.ns)
     off_us = []
 
     def write(_number, step, busy):
@@ -387,80 +269,33 @@ def test_a_devices_clock_stays_tied_to_the_hosts(queue_ns, fast, most_off_us, mo
         start = Mark(PlayedEvent(passes, fast), issued)
         end = Mark(PlayedEvent(passes + step_ns // 2, fast), issued)
         clock.add(number, TimedStep(passes, passes, passes), (start, end))
-        host.ns = passes + step_ns
+        monkeypatch.setattr(device_clock, "now_ns", lambda now=passes + step_ns: now)
         clock.collect()
     assert len(off_us) == 6_000 and max(map(abs, off_us)) < most_off_us
 
 
 def test_what_a_forked_worker_hands_over_is_not_pinned(monkeypatch):
     pinned = torch.arange(4.0)
-    plain = torch.arange(3.0)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor is pinned)
-    ready = handoff.Ready((pinned, plain))
-    assert torch.equal(ready.batch[0], pinned) and ready.batch[0] is not pinned
-    assert ready.batch[1] is plain
+    [handed] = handoff.Ready((pinned,)).batch
+    assert torch.equal(handed, pinned) and handed is not pinned
 
 
-class EventOfCuda:
-    """An event as CUDA has it: to ask it within a capture, or one captured, is an error."""
-
-    capturing = broken = False
-
-    def __init__(self):
-        self.is_captured = EventOfCuda.capturing
-
-    def query(self):
-        if EventOfCuda.capturing or self.is_captured:
-            EventOfCuda.broken = EventOfCuda.capturing or EventOfCuda.broken
-            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
-        return True
-
-    def elapsed_time(self, _later):
-        return 1.0
-
-
-@pytest.mark.parametrize("pause_s", [0.0, 0.15])  # with and without a look at the events before
-def test_a_step_that_is_captured_into_a_graph_is_left_alone(pause_s, tmp_path, monkeypatch):
-    plain = device_in_use.machine_and_clock
-
-    def with_clock(write, _device=None):
-        here, _ = plain(write, torch.device("cpu"))
-        pool = SimpleNamespace(idle=[], record=EventOfCuda)
-        return here | {"kind": "gpu"}, device_clock.DeviceClock(pool, write)
-
-    monkeypatch.setattr(EventOfCuda, "broken", False)
-    monkeypatch.setattr(device_in_use, "machine_and_clock", with_clock)
-    script = script_loops.WatchedScript()
-    monkeypatch.setenv("LABKIT_WATCHING", str(tmp_path))
+def test_a_step_that_is_captured_into_a_graph_is_left_alone(monkeypatch):
+    """Within a capture it is an error to ask an event, or to ask one that was captured."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: EventOfCuda.capturing)
-    steps = hook.OptimizerSteps(script)
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
-
-    def train(count):
-        for _ in range(count):
-            steps(optimizer, (), {})
-            time.sleep(0.02)
-
-    train(11)
-    time.sleep(pause_s)
-    monkeypatch.setattr(EventOfCuda, "capturing", True)
-    train(1)
-    monkeypatch.setattr(EventOfCuda, "capturing", False)
-    train(10)
-    script.close()
-    [folder] = tmp_path.iterdir()
-    assert not EventOfCuda.broken and Run(folder).steps >= 17
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    steps = hook.OptimizerSteps(Mock(loops=[]))
+    steps.recorded = iter(["not asked for"])
+    steps(Mock(), (), {})
+    assert list(steps.recorded) == ["not asked for"] and not steps.seen
 
 
-@pytest.mark.parametrize(
-    ("platform", "package"), [("win32", "triton-windows"), ("linux", "triton")]
-)
-def test_the_triton_that_is_named_is_one_that_pip_finds(platform, package, monkeypatch):
+def test_the_triton_that_is_named_on_windows_is_one_that_pip_finds(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
     monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda _: None)
-    monkeypatch.setattr(compiling.sys, "platform", platform)
-    assert compiling.compile_lacks(torch.device("cuda")).endswith(f"pip install {package}")
+    monkeypatch.setattr(compiling.sys, "platform", "win32")
+    assert compiling.compile_lacks(torch.device("cuda")).endswith("pip install triton-windows")
 
 
 def test_an_engine_that_cudnn_lacks_is_no_lack_of_memory_on_an_empty_card(monkeypatch):

