@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from test_trace import kernel, step
+from test_trace import STEP, kernel
 
 import labkit as lk
 from labkit.__main__ import main
@@ -112,7 +112,7 @@ def test_nothing_that_a_terminal_obeys_is_printed_whatever_names_a_file_has(tmp_
     lines = [json.dumps(each, ensure_ascii=False) for each in (*events, error)]
     record.write_text("\n".join(lines))
     assert main(["diagnose", str(record)]) == 0
-    trace.write_text(json.dumps([step(1, 1, 20), kernel(1, 1, 9, STEERING)]))
+    trace.write_text(json.dumps([STEP, kernel(1, 1, 9, STEERING)]))
     assert main(["trace", str(trace)]) == 0
     assert main(["diagnose", f"{STEERING}.jsonl"]) == 2
     say(STEERING)
