@@ -10,6 +10,7 @@ from test_trace import STEP, kernel
 
 import labkit as lk
 from labkit.diagnosis.diagnosis import diagnose
+from labkit.diagnosis.public_traces import FILE, LANES_FILE
 from labkit.diagnosis.trace_file import TraceError
 from labkit.results import public_files, shipped
 
@@ -17,22 +18,13 @@ from labkit.results import public_files, shipped
 @pytest.fixture
 def served(tmp_path, monkeypatch):
     """Return the file of the catalogue's only trace at its place on the site; none is fetched."""
-    place = tmp_path / "site" / "someone" / "traces" / "abc1234" / "trace.json"
+    known = shipped.entries(FILE)["h100-batch-1"] | {"copies": []}
+    place = tmp_path / "site" / known["repository"] / known["commit"] / known["path"]
     place.parent.mkdir(parents=True)
     place.write_text(json.dumps([kernel(1, 1, 80, "gemm"), STEP]))
-    known = dict.fromkeys(("title", "why", "lesson", "licence"), "x") | {
-        "bottleneck": "launch",
-        "repository": "someone/traces",
-        "commit": "abc1234",
-        "hardware": "card",
-        "path": "trace.json",
-        "file": "trace.json",
-        "sha256": hashlib.sha256(place.read_bytes()).hexdigest(),
-        "copies": [],
-        "numbers": {"all": {"window_ms": 1.0, "kernel_busy": 0.8, "idle": None}},
-    }
-    (tmp_path / "public_traces.json").write_text(json.dumps({"small": known}))
-    (tmp_path / "trace_lanes.json").write_text("{}")
+    known["sha256"] = hashlib.sha256(place.read_bytes()).hexdigest()
+    (tmp_path / FILE).write_text(json.dumps({"small": known}))
+    (tmp_path / LANES_FILE).write_text("{}")
     monkeypatch.setattr(public_files, "SITE", (tmp_path / "site").as_uri())
     monkeypatch.setattr(shipped, "DATA", tmp_path)
     monkeypatch.setattr(public_files, "home", lambda: tmp_path / "cache")
@@ -46,8 +38,7 @@ def kept(tmp_path):
 
 def test_a_trace_is_fetched_once_and_then_read_without_the_network(served, tmp_path):
     first = lk.public_trace("small")
-    assert first.gpu_utilization == pytest.approx(0.8, abs=0.01)
-    assert first.source == "small: card, someone/traces"
+    assert first.source == "small: H100, AMD-AGI/TraceLens"
     [path] = kept(tmp_path)
     served.unlink()
     assert lk.public_trace("small") == first
@@ -76,9 +67,9 @@ def test_a_file_that_is_gone_leaves_published_numbers_and_an_excerpt_that_say_wh
     verdict = diagnose(found)
     assert (verdict.bottleneck, verdict.confidence) == ("launch", 0.0)
     assert verdict.source.startswith("PUBLISHED") and kept(tmp_path) == []
-    assert "80.0%" in repr(found.compare(found))
+    assert "6.9%" in repr(found.compare(found))
     assert "PUBLISHED" in found.timeline().texts[0].get_text()  # no excerpt of it is stored
-    (tmp_path / "trace_lanes.json").write_text('{"small": {"kernels": [[1, 2], [3, 5]]}}')
+    (tmp_path / LANES_FILE).write_text('{"small": {"kernels": [[1, 2], [3, 5]]}}')
     assert "STORED EXCERPT" in found.timeline(0.0, 9.0).texts[0].get_text()
     assert found.lanes["kernels"].tolist() == [[1, 2], [3, 5]]
 

@@ -21,8 +21,8 @@ TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 
 
 def event(cat, name, ts, dur, pid=100, **args):
-    time = {"ts": ts, "dur": dur}
-    return {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": pid, **time, "args": args}
+    where = {"pid": pid, "tid": pid}
+    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "args": args} | where
 
 
 def step(start, length, pid=100):
@@ -72,7 +72,7 @@ OLD_NAMES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("names", [{}, OLD_NAMES, {"cuda_runtime": "xpu_runtime"}])
+@pytest.mark.parametrize("names", [OLD_NAMES, {"cuda_runtime": "xpu_runtime"}])
 def test_each_ns_goes_to_the_first_active_class_whatever_a_version_calls_them(read, names):
     events = [e | {"cat": names.get(e["cat"], e["cat"])} for e in LADDER]
     result = read(b"\xef\xbb\xbf" + json.dumps(events).encode())
@@ -104,9 +104,12 @@ def test_real_traces_have_the_bottleneck_and_the_shares_found_by_others(known, m
 
 
 def test_a_step_lasts_until_its_kernels_end_and_the_next_begins_there(read):
-    first = [STEP, launch(1, 50), kernel(1, 60, 90)]
-    result = read([*first, step(110, 90), launch(2, 160), kernel(2, 170, 30)])
-    assert (result.steps, result.step_us, result.kernel_us) == (2, 100, 60)  # to 150, and to 200
+    first = [STEP, launch(1, 50), kernel(1, 60, 50), kernel(1, 110, 40)]
+    second = [step(110, 90), launch(2, 160), kernel(2, 170, 10), kernel(2, 180, 20)]
+    result = read([*first, *second])
+    assert (result.steps, result.step_us, result.kernel_us) == (2, 100, 60)
+    assert result.lanes["steps"].tolist() == [[0, 0.15], [0.15, 0.2]]
+    assert result.lanes["kernels"].tolist() == [[0.06, 0.15], [0.17, 0.2]]  # two touch
     late = read([STEP, kernel(9, 0, 30), launch(1, 40), kernel(1, 50, 10)])
     assert (late.step_us, late.kernel_us) == (70, 10)  # it begins when older work has ended
 
@@ -150,7 +153,7 @@ def test_host_work_outside_operators_is_not_launch_and_is_called_by_its_name(rea
     loop = python("train.py(9): loop", 0, 1000), event("user_annotation", "checkpoint", 50, 640)
     result = read([*WORK, *loop, python("train.py(3): save", 100, 580)])
     assert result.host_where == ("checkpoint", "train.py(3): save")
-    assert result.host_work_us == 700 and "train.py(3): save" in str(result)
+    assert result.host_work_us == 700
     found = read([*WORK, python("my_dataset.py(8): get", 90, 590)], lk.diagnose)
     assert found.bottleneck == "input" and "my_dataset.py(8): get" in found.evidence
     # Python between operators is part of issuing them, as is what operators and calls take
@@ -172,7 +175,6 @@ def test_exposed_collectives_are_their_own_loss_known_by_kernel_or_operator(read
     result = read([STEP, kernel(1, 0, 30), *sent])
     assert (result.kernel_us, result.communication_us) == (30, 50)
     assert (result.busy["comm_busy"], result.busy["exposed_comm"]) == (0.6, 0.5)
-    assert (result.busy["compute_busy"], result.gpu_utilization) == (0.3, 0.8)
     assert read([STEP, *sent], lk.diagnose).bottleneck == "communication"
     hidden = [STEP, kernel(1, 0, 95), *sent]
     assert read(hidden, lk.diagnose).bottleneck == "compute"
@@ -199,8 +201,8 @@ def test_tensor_core_kernels_are_told_by_name_and_their_shares_are_of_kernel_tim
             kernel(3, 60, 60, "relu"),
         ]
     )
-    assert result.tensor_core_share == pytest.approx(10 / 80)  # the step ends with 20 to go
-    assert result.tensor_core_eligible_share == pytest.approx(40 / 80)
+    shares = (result.tensor_core_share, result.tensor_core_eligible_share)
+    assert shares == pytest.approx((10 / 80, 40 / 80))  # the step ends with 20 to go
     assert "Tensor Cores:" in str(result) and overflow(result.plot()) == []
     assert "Tensor Cores:" not in str(replace(result, device_name="AMD Instinct MI300X"))
     assert [kernel.name for kernel in result.top_kernels] == ["relu", "sgemm", "volta_h884gemm"]
@@ -216,13 +218,10 @@ def test_the_file_says_rank_and_device_and_several_devices_are_busy_together(rea
         read([*LADDER[1:], step(0, 100, pid=11), step(0, 100, pid=12)])
 
 
-@pytest.mark.parametrize("call", ["hipGraphLaunch", "cudaLaunchKernel"])
-def test_a_record_keeps_a_trace_and_whether_it_has_graphs(read, call):
-    found = read([STEP, launch(1, 0, name=call), kernel(1, 10, 10)])
-    assert found.cuda_graphs == ("Graph" in call)
-    stored = json.loads(json.dumps(found.recorded()))
-    assert _of_event(stored) == found
-    del stored["cuda_graphs"]  # older records have the note alone
+def test_graphs_are_seen_also_in_older_records_that_have_the_note_alone(read):
+    found = read([STEP, launch(1, 0, name="hipGraphLaunch"), kernel(1, 10, 10)])
+    stored = found.recorded()
+    assert stored.pop("cuda_graphs") and not read(LADDER).cuda_graphs
     assert _of_event(stored) == found
 
 
@@ -245,11 +244,9 @@ def test_ranks_are_read_from_a_folder_or_an_archive(tmp_path, capsys):
     assert (verdict.bottleneck, verdict.rank) == ("communication", 1)
     assert overflow(found.plot()) == [] == overflow(found.timeline())
     assert main(["trace", str(folder), "--json"]) == 0
-    values = json.loads(capsys.readouterr().out)
-    assert (values["straggler"], values["ranks"][2]["busy"]["exposed_comm"]) == (1, 0.55)
-    for compare in (found[0].compare, found.compare):
-        with pytest.raises(TraceError, match="several ranks"):
-            compare(found)
+    assert json.loads(capsys.readouterr().out)["ranks"][2]["busy"]["exposed_comm"] == 0.55
+    with pytest.raises(TraceError, match="several ranks"):
+        found[0].compare(found)
     packed = Path(shutil.make_archive(tmp_path / "job", "gztar", folder))
     assert trace(packed).ranks == found.ranks
     packed.write_bytes(packed.read_bytes()[:200])
@@ -279,22 +276,10 @@ def test_a_comparison_says_what_changed(tmp_path, capsys, monkeypatch):
     Path("after.json").write_text(json.dumps(fast))
     assert main(["trace", "before.json", "after.json", "--json", "--plot", "change.png"]) == 0
     values = json.loads(capsys.readouterr().out)
-    kernels = {row["name"]: (row["before_us"], row["after_us"]) for row in values["kernels"]}
-    assert kernels == {"k": (50, 20), "t": (5, 0)} and Path("change.png").stat().st_size
+    kernels = [(row["name"], row["before_us"], row["after_us"]) for row in values["kernels"]]
+    assert kernels == [("k", 50, 20), ("t", 5, 0)] and Path("change.png").stat().st_size
     found = str(trace("before.json").compare("after.json"))
     assert "(-20%)" in found and "kernel k" in found
-
-
-def test_lanes_are_when_each_kind_of_work_was_active_and_a_picture_shows_a_part_of_them(read):
-    first = [step(1000, 100), launch(1, 1010), kernel(1, 1020, 30), kernel(1, 1050, 20)]
-    second = [step(1100, 100), launch(2, 1110), kernel(2, 1120, 60), kernel(2, 1190, 5)]
-    found = read([*first, *second])
-    assert found.lanes["steps"].tolist() == [[0, 0.1], [0.1, 0.2]]
-    kernels = [[0.02, 0.07], [0.12, 0.18], [0.19, 0.195]]  # the first are two that touch
-    assert found.lanes["kernels"].tolist() == kernels and "DataLoader" not in found.lanes
-    (axes,) = found.timeline(0.05).axes
-    assert axes.get_xlim() == (0.05, 0.2)
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["kernels", "CUDA calls"]
 
 
 # -- what is no trace -----------------------------------------------------------------------------
