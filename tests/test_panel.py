@@ -142,10 +142,9 @@ def test_a_moved_slider_says_what_to_expect_and_a_run_how_right_that_was():
 
 
 def test_a_starved_run_is_told_what_a_perfect_loader_would_give_and_a_fed_one_is_not():
-    starved = load_recorded("workers-0")
-    perfect = starved.throughput / (1 - starved.diagnose().findings[0].lost_share)
-    said = f"\nWith a perfect loader: about {perfect:,.0f} samples/s."
-    assert said in panels.run_verdict(starved)
+    shown = with_runs("workers-0")
+    perfect = shown.run.throughput / (1 - shown.run.diagnose().findings[0].lost_share)
+    assert f"With a perfect loader: about {perfect:,.0f} samples/s." in shown.verdict.value
     assert "perfect loader" not in panels.run_verdict(load_recorded("batch-256"))
 
 
