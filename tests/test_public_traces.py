@@ -1,71 +1,45 @@
 """Public traces: fetched by checksum, kept, read offline; any other file is refused."""
 
-import functools
 import hashlib
-import http.server
 import json
-import threading
+import urllib
+from unittest.mock import Mock
 
 import pytest
-from test_trace import kernel, step
+from test_trace import STEP, kernel
 
 import labkit as lk
 from labkit.diagnosis.diagnosis import diagnose
+from labkit.diagnosis.public_traces import FILE, LANES_FILE
 from labkit.diagnosis.trace_file import TraceError
 from labkit.results import public_files, shipped
 
 
 @pytest.fixture
-def site(tmp_path, monkeypatch):
-    """Return (the catalogue's only trace, its file on a local server), with an empty cache."""
-    content = json.dumps({"traceEvents": [kernel(1, 1, 80, "gemm"), step(1, 0, 100)]}).encode()
-    known = dict.fromkeys(("title", "why", "lesson", "licence"), "x") | {
-        "bottleneck": "launch",
-        "repository": "someone/traces",
-        "commit": "abc1234",
-        "hardware": "card",
-        "path": "a/trace.json",
-        "file": "trace.json",
-        "sha256": hashlib.sha256(content).hexdigest(),
-        "copies": [],
-        "numbers": {"all": {"window_ms": 1.0, "kernel_busy": 0.8, "idle": None}},
-    }
-    data = tmp_path / "data"
-    data.mkdir()
-    (data / "public_traces.json").write_text(json.dumps({"small": known}))
-    (data / "trace_lanes.json").write_text("{}")
-    served = tmp_path / "site" / "someone" / "traces" / "abc1234" / "a" / "trace.json"
-    served.parent.mkdir(parents=True)
-    served.write_bytes(content)
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        log_message = staticmethod(lambda *_: None)
-
-    handler = functools.partial(Quiet, directory=str(tmp_path / "site"))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    monkeypatch.setattr(public_files, "SITE", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setattr(shipped, "DATA", data)
+def served(tmp_path, monkeypatch):
+    """Return the file of the catalogue's only trace at its place on the site; none is fetched."""
+    known = shipped.entries(FILE)["h100-batch-1"] | {"copies": []}
+    place = tmp_path / "site" / known["repository"] / known["commit"] / known["path"]
+    place.parent.mkdir(parents=True)
+    place.write_text(json.dumps([kernel(1, 1, 80, "gemm"), STEP]))
+    known["sha256"] = hashlib.sha256(place.read_bytes()).hexdigest()
+    (tmp_path / FILE).write_text(json.dumps({"small": known}))
+    (tmp_path / LANES_FILE).write_text("{}")
+    monkeypatch.setattr(public_files, "SITE", (tmp_path / "site").as_uri())
+    monkeypatch.setattr(shipped, "DATA", tmp_path)
     monkeypatch.setattr(public_files, "home", lambda: tmp_path / "cache")
     monkeypatch.delenv("LABKIT_TRACES", raising=False)
-    yield server, served
-    server.shutdown()
-    server.server_close()
+    return place
 
 
 def kept(tmp_path):
-    return sorted((tmp_path / "cache" / "traces").glob("*"))
+    return [*tmp_path.glob("cache/traces/*")]
 
 
-def test_a_trace_is_fetched_once_and_then_read_without_the_network(site, tmp_path):
-    server, served = site
+def test_a_trace_is_fetched_once_and_then_read_without_the_network(served, tmp_path):
     first = lk.public_trace("small")
-    assert first.gpu_utilization == pytest.approx(0.8, abs=0.01)
-    assert first.source == "small: card, someone/traces"
+    assert first.source == "small: H100, AMD-AGI/TraceLens"
     [path] = kept(tmp_path)
-    assert path.read_bytes() == served.read_bytes()
-    server.shutdown()
-    server.server_close()
     served.unlink()
     assert lk.public_trace("small") == first
     assert "here" in repr(lk.public_trace())
@@ -74,31 +48,30 @@ def test_a_trace_is_fetched_once_and_then_read_without_the_network(site, tmp_pat
     assert "connect to the network, or set LABKIT_TRACES" in offline.missing
 
 
-def test_a_tampered_file_is_refused_and_nothing_is_kept(site, tmp_path):
-    _, served = site
+def test_a_tampered_file_is_refused_and_nothing_is_kept(served, tmp_path):
     served.write_bytes(served.read_bytes().replace(b"gemm", b"evil"))
     with pytest.raises(TraceError, match="not the file that was published.*LABKIT_TRACES"):
         lk.public_trace("small")
     assert kept(tmp_path) == []
 
 
-def test_without_network_published_numbers_and_a_stored_excerpt_say_what_they_are(site, tmp_path):
-    _, served = site
-    served.unlink()
+@pytest.mark.usefixtures("served")
+def test_a_file_that_is_gone_leaves_published_numbers_and_an_excerpt_that_say_what_they_are(
+    tmp_path, monkeypatch
+):
+    gone = urllib.error.HTTPError("", 404, "Not Found", {}, None)
+    monkeypatch.setattr(urllib.request, "urlopen", Mock(side_effect=gone))
     found = lk.public_trace("small")
     assert "PUBLISHED reference numbers, not read from the trace" in repr(found)
-    assert "LABKIT_TRACES" in repr(found) and "not found" in repr(found)
-    assert "PUBLISHED" in found.plot().texts[0].get_text()
+    assert "LABKIT_TRACES" in repr(found) and "Not Found" in repr(found)
     verdict = diagnose(found)
     assert (verdict.bottleneck, verdict.confidence) == ("launch", 0.0)
-    assert verdict.source.startswith("PUBLISHED")
-    assert kept(tmp_path) == []
-    assert "80.0%" in repr(found.compare(found))
+    assert verdict.source.startswith("PUBLISHED") and kept(tmp_path) == []
+    assert "6.9%" in repr(found.compare(found))
     assert "PUBLISHED" in found.timeline().texts[0].get_text()  # no excerpt of it is stored
-    excerpt = {"small": {"kernels": [[1.0, 2.0], [3.0, 5.0]]}}
-    (tmp_path / "data" / "trace_lanes.json").write_text(json.dumps(excerpt))
+    (tmp_path / LANES_FILE).write_text('{"small": {"kernels": [[1, 2], [3, 5]]}}')
     assert "STORED EXCERPT" in found.timeline(0.0, 9.0).texts[0].get_text()
-    assert found.lanes["kernels"].tolist() == excerpt["small"]["kernels"]
+    assert found.lanes["kernels"].tolist() == [[1, 2], [3, 5]]
 
 
 def test_an_unknown_name_is_refused():

@@ -15,7 +15,6 @@ def test_the_frame_has_a_row_for_each_measured_step_whose_parts_sum_to_it(run):
     assert len(frame) == run.steps - run.warmup and frame.index.name == "step"
     parts = frame[["wait_ms", "copy_ms", "compute_ms", "other_ms"]].sum(axis=1)
     assert parts.to_numpy() == pytest.approx(frame["step_ms"].to_numpy())
-    assert frame["step_ms"].mean() == pytest.approx(run.step_ms, rel=0.02)
 
 
 def test_a_page_is_self_contained_and_says_that_it_was_recorded(run, tmp_path):
@@ -25,12 +24,9 @@ def test_a_page_is_self_contained_and_says_that_it_was_recorded(run, tmp_path):
     assert run.export(tmp_path / "run.html").exists()  # its own file is replaced
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".png", ".md"])
-def test_a_run_is_written_in_the_format_of_the_suffix(run, tmp_path, suffix):
-    assert run.export(tmp_path / f"run{suffix}").stat().st_size > 100
-
-
-def test_another_suffix_and_somebody_elses_file_are_refused(run, tmp_path):
+def test_a_run_is_written_in_the_format_of_the_suffix_and_no_other_file_is_replaced(run, tmp_path):
+    for suffix, begins in {".csv": b"step,", ".png": b"\x89PNG", ".md": b"<!-- written"}.items():
+        assert run.export(tmp_path / f"run{suffix}").read_bytes().startswith(begins)
     with pytest.raises(ValueError, match="the format follows from the suffix"):
         run.export(tmp_path / "run.docx")
     (tmp_path / "notes.html").write_text("mine")
