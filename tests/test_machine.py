@@ -46,9 +46,8 @@ def answer(monkeypatch, module, answers):
 def give(monkeypatch, name, **more):
     """Give torch a card of that name."""
     usual = {"uuid": "4f6e", "total_memory": 2**30, "multi_processor_count": 14}
-    known = usual | {"major": 8, "minor": 0} | more
-    card = SimpleNamespace(name=name, **known)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    card = SimpleNamespace(name=name, major=8, minor=0, **usual | more)
+    answer(monkeypatch, torch.cuda, {"get_device_properties": card})
 
 
 @pytest.mark.parametrize(
@@ -142,73 +141,51 @@ def test_a_card_that_runs_an_older_kernel_of_its_generation_is_used(built, card,
     assert unusable_cards.unused_gpu() is None
 
 
-def test_auto_takes_a_card_that_has_kernels_and_on_which_others_compute_least(
-    torch_built_for, monkeypatch
-):
-    torch_built_for(CU130, (7, 0), (8, 0), (8, 0), (8, 0))
-    states = {1: (90, 2**33), 2: (60, 0), 3: (0, 0)}  # utilization, memory that is held
-    answers = {
-        "nvmlDeviceGetUtilizationRates": lambda index: SimpleNamespace(gpu=states[index][0]),
-        "nvmlDeviceGetMemoryInfo": lambda index: SimpleNamespace(
-            used=states[index][1], total=2**34
-        ),
-        "nvmlDeviceGetHandleByUUID": lambda index: index,
-    }
-    monkeypatch.setattr(devices, "card_uuid", lambda index: index)
-    for name, said in answers.items():
-        monkeypatch.setattr(pynvml, name, said)
-    assert devices.find_device("auto").index == 2  # busy a moment ago, with a run of ours
-    monkeypatch.setattr(pynvml, "nvmlInit", Mock(side_effect=pynvml.NVMLError_LibraryNotFound()))
-    assert devices.find_device("auto").index == 1
+OTHER = 1_000_000  # a process id of the container's host
 
 
 @pytest.mark.parametrize(
-    "pid, used_gib, busy",
+    "pid, held_gib",
     [
-        (os.getppid(), 6.5, 0.0),  # the kernel's own model, on a card of 8 GiB
-        (1_000_000, 0.6, 0.0),  # a context of ours, under a number of the container's host
-        (1_000_000, 6.5, 1.0),
+        (OTHER, 0),  # busy a moment ago, with a run of ours
+        (os.getppid(), 6.5),  # the kernel's own model, on a card of 8 GiB
+        (OTHER, 0.6),  # a context of ours
     ],
 )
-def test_a_card_on_which_only_we_hold_memory_is_not_busy_with_others(
-    pid, used_gib, busy, monkeypatch
+def test_auto_takes_a_card_that_has_kernels_and_on_which_others_compute_least(
+    pid, held_gib, torch_built_for, monkeypatch
 ):
-    used = int(used_gib * 2**30)
-    answers = {
-        "nvmlInit": None,
-        "nvmlDeviceGetHandleByUUID": 1,
-        "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=used + 2**27, total=2**33),
-        "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=pid, usedGpuMemory=used)],
-        "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=100),
+    torch_built_for(CU130, (7, 0), (8, 0), (8, 0), (8, 0))
+    held = {1: (OTHER, 6.5), 2: (pid, held_gib), 3: (OTHER, 0)}
+    asked = {
+        "nvmlDeviceGetHandleByUUID": lambda card: card,
+        "nvmlDeviceGetUtilizationRates": lambda card: SimpleNamespace(gpu=60),
+        "nvmlDeviceGetMemoryInfo": lambda card: SimpleNamespace(
+            used=held[card][1] * 2**30, total=2**33
+        ),
+        "nvmlDeviceGetComputeRunningProcesses": lambda card: [
+            SimpleNamespace(pid=held[card][0], usedGpuMemory=held[card][1] * 2**30)
+        ],
     }
-    answer(monkeypatch, pynvml, answers)
-    answer(monkeypatch, devices, {"card_uuid": "GPU-4f6e"})
-    assert devices.busy_with_others(0) == busy
+    for name, said in asked.items():
+        monkeypatch.setattr(pynvml, name, said)
+    monkeypatch.setattr(devices, "card_uuid", lambda index: index)
+    assert devices.find_device("auto").index == 2
+    monkeypatch.setattr(pynvml, "nvmlInit", Mock(side_effect=pynvml.NVMLError_LibraryNotFound()))
+    assert devices.find_device("auto").index == 1
 
 
 @pytest.mark.parametrize("held_bytes, kind", [(4096, "gpu"), (0, "cpu")])
 def test_a_loop_watched_on_an_accelerator_that_the_kit_does_not_know_is_not_called_the_cpus(
     held_bytes, kind, monkeypatch
 ):
-    answers = {"is_available": True, "memory_allocated": held_bytes, "get_device_name": "Arc"}
-    module = SimpleNamespace(**{name: Mock(return_value=said) for name, said in answers.items()})
+    module = Mock(**{"memory_allocated.return_value": held_bytes})
+    module.get_device_name.return_value = "Arc"
     answer(monkeypatch, torch, {"get_device_module": module})
     answer(monkeypatch, torch.accelerator, {"current_accelerator": torch.device("xpu")})
     facts, clock = device_in_use.machine_and_clock(Mock())
     assert facts["kind"] == kind and clock is None
     assert (facts["name"] == "Arc (XPU)") == (kind == "gpu")
-
-
-def test_amds_numbers_are_not_read_as_nvidias(monkeypatch):
-    monkeypatch.setattr(torch.version, "hip", "6.4")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 4))
-    give(monkeypatch, "AMD Instinct MI300X", multi_processor_count=304)
-    device = torch.device("cuda", 0)
-    here = Machine.from_dict(bench_machine.describe(device))
-    assert here.compute_capability is None and here.versions["hip"] == "6.4"
-    assert "compute units" in str(here) and "SMs" not in str(here)
-    assert formats.lacks("tf32", device) and formats.lacks("bf16", device) is None
-    assert tensor_formats(here.name, "9.4") == ()
 
 
 @pytest.mark.parametrize(
@@ -219,15 +196,21 @@ def test_amds_numbers_are_not_read_as_nvidias(monkeypatch):
         ("gfx1032", ["gfx10-3-generic"], True),
     ],
 )
-def test_an_amd_card_without_kernels_in_this_torch_is_not_used(
+def test_an_amd_card_without_kernels_is_not_used_and_its_numbers_are_not_read_as_nvidias(
     kind, built, usable, torch_built_for, monkeypatch
 ):
-    torch_built_for(built, (10, 3))
+    torch_built_for(built, (9, 4))
     monkeypatch.setattr(torch.version, "hip", "6.4")
     give(monkeypatch, "AMD Radeon", gcnArchName=kind)
     assert devices.find_device("auto").type == ("cuda" if usable else "cpu")
     says = str(unusable_cards.unused_gpu())
     assert says == "None" if usable else says.startswith("AMD Radeon cannot be used: this torch")
+    card = torch.device("cuda", 0)
+    here = Machine.from_dict(bench_machine.describe(card))
+    assert here.compute_capability is None and here.versions["hip"] == "6.4"
+    assert "compute units" in str(here) and "SMs" not in str(here)
+    assert formats.lacks("tf32", card) and formats.lacks("bf16", card) is None
+    assert tensor_formats(here.name, "9.4") == ()
 
 
 def test_a_jetson_is_named_and_what_its_driver_answers_is_not_asked(
@@ -248,14 +231,13 @@ def test_a_jetson_is_named_and_what_its_driver_answers_is_not_asked(
     assert described.line.startswith("Orin (Jetson, its memory is the CPU's) (GPU)")
 
 
-@pytest.mark.parametrize("part", ["", " MIG 1g.5gb"])
-def test_nvml_is_asked_for_a_card_or_a_part_of_one_by_its_own_name(part, monkeypatch):
-    asked = []
-    uuid = "MIG-4f6e" if part else "GPU-4f6e"
-    give(monkeypatch, f"NVIDIA A100-SXM4-40GB{part}")
+def test_nvml_is_asked_for_a_part_of_a_card_by_its_own_name(monkeypatch):
+    give(monkeypatch, "NVIDIA A100-SXM4-40GB MIG 1g.5gb")
+    asked = Mock(side_effect=pynvml.NVMLError_NotFound())
     answer(monkeypatch, pynvml, dict.fromkeys(("nvmlInit", "nvmlSystemGetDriverVersion"), "550"))
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", asked.append)
-    assert bench_machine.describe(torch.device("cuda", 0))["uuid"] == uuid and asked == [uuid]
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", asked)
+    assert bench_machine.describe(torch.device("cuda", 0))["uuid"] == "MIG-4f6e"
+    asked.assert_called_once_with("MIG-4f6e")
 
 
 def test_a_card_has_its_own_data_sheet_and_one_with_a_name_only_alike_has_none():
@@ -287,8 +269,8 @@ def machine_with(tmp_path, monkeypatch):
     """A machine of 64 cores and 1,000 bytes of memory with these files; 32 cores are allowed."""
 
     def set_up(groups, mounts, files):
-        written = {"proc/self/cgroup": groups, "proc/self/mountinfo": mounts} | files
-        for name, text in written.items():
+        files |= {"proc/self/cgroup": groups, "proc/self/mountinfo": mounts}
+        for name, text in files.items():
             path = tmp_path / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
@@ -363,19 +345,12 @@ def test_a_quota_is_what_the_machine_the_model_and_the_tuner_go_by(machine_with,
     assert memory.free_memory()[0] == 250
 
 
-@pytest.mark.parametrize(
-    "allowed, own, cpu, others",
-    [(2, 2.0, 42.0, 0.0), (2, 1.0, 64.0, 1.0), (64, 1.0, 64.0, 63.0)],
-)
-def test_what_others_do_on_cores_that_a_run_may_not_use_takes_nothing_from_it(
-    allowed, own, cpu, others
-):
-    sample = {"t_ns": 1, "own_cpu": own / 64, "cpu": cpu / 64, "cpus": 64, "line_cpu": None}
-    here = Machine(cpu_cores=allowed)
-    run = SimpleNamespace(
-        steps=1, length_s=2.0, seconds=np.ones_like, telemetry=[sample], machine=here
-    )
-    assert CoreUse.of(run) == CoreUse(allowed, own, others)
+def test_what_others_do_on_cores_that_a_run_may_not_use_takes_nothing_from_it():
+    sample = {"t_ns": 1, "own_cpu": 2 / 64, "cpu": 42 / 64, "cpus": 64, "line_cpu": None}
+    run = SimpleNamespace(steps=1, length_s=2.0, seconds=np.ones_like, telemetry=[sample])
+    for allowed, others in ((2, 0.0), (64, 40.0)):
+        run.machine = Machine(cpu_cores=allowed)
+        assert CoreUse.of(run) == CoreUse(allowed, own=2.0, others=others)
 
 
 def test_a_small_shared_memory_is_said_with_its_remedy():

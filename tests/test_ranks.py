@@ -347,8 +347,9 @@ def test_two_ranks_learn_what_one_process_does_end_together_and_load_again(tmp_p
 )
 def test_ranks_that_do_not_finish_say_why_and_leave_nothing(why, outcome, says):
     before = torch_segments()
-    asked = Distributed(MLP.but(num_workers=1, steps=100_000, seconds=60), ranks=2)
-    run = launch(asked, fault=planted(why) if why == "dataset_raises" else None)
+    raises = why == "dataset_raises"
+    pipeline = MLP.but(num_workers=0 if raises else 1, steps=100_000, seconds=60)
+    run = launch(Distributed(pipeline, ranks=2), fault=planted(why) if raises else None)
     wait_until(lambda: run.steps >= 10 or not run.running)
     if why == "stopped":
         run.stop()
