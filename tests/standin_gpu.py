@@ -11,7 +11,7 @@ numbers are held against. The clock is virtual: nothing takes time but what is s
 
     with standin_gpu.installed(H200) as gpu:  # once in a process, which then has this card
         train(Trainer(job, torch.device("cuda", 0)), gpu.loader(5, batch), timeline, job)
-        gpu.busy_ns(start_ns, end_ns)
+        gpu.kernels
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class StandIn:
         self.free = [0] * len(cards)  # when each card will be through, ns
         self.events: dict[int, int] = {}  # when each event passes, ns
         self.arriving: deque = deque()  # (when, where): copies to the host under way
-        self.shapes: dict[tuple, Any] = {}  # of what an operator makes, once it is known
+        self.made: dict[tuple, Any] = {}  # by operators: else the tests take three times as long
 
     def spend(self, us):
         self.wait_until(self.now_ns + round(us * 1e3))
@@ -187,17 +187,16 @@ class StandIn:
         return outside(out, device)
 
     def compute(self, func, args, kwargs):
-        """Return what an operator makes, without numbers."""
+        """Return what an operator makes, without numbers: where it is no view, made once."""
         if changes_an_argument(func) and "out" not in kwargs:
             return None
-        inner = on_meta(kwargs)
-        if not does_work(func):  # a view shares its storage
-            return func(*map(inside, args), **inner)
-        # Without these a run takes four times as long
-        asked = (func, *map(described, args), *map(described, kwargs.items()))
-        if asked not in self.shapes:
-            self.shapes[asked] = described(func(*map(inside, args), **inner))
-        return blank(self.shapes[asked])
+        asked = (func, *map(described, (*args, *kwargs.items())))
+        made = self.made.get(asked)
+        if made is None:
+            made = func(*map(inside, args), **on_meta(kwargs))
+            if does_work(func):
+                self.made[asked] = made
+        return made
 
     def launch(self, func, card, args, kwargs, out):
         """Put an operator into a card's queue, for as long as its FLOPs and bytes take."""
@@ -258,17 +257,6 @@ class StandIn:
         self.arriving.append((end, target))
         return target.fill_(float("nan"))
 
-    def busy_ns(self, start, end):
-        """Return the ns between two moments in which a kernel was running."""
-        # Holds: the busy share of a run
-        total = 0
-        reached = start
-        for kernel in self.kernels:
-            if not kernel.is_copy:
-                total += max(0, min(kernel.end, end) - max(kernel.start, reached))
-                reached = max(reached, kernel.end)
-        return total
-
     def loader(self, prep_ms, batch, workers=0, prefetch=2):
         """Yield `batch` as a DataLoader would: each takes `prep_ms` on the host or in a worker."""
         # Caught: a queue of one batch a worker, which keeps the workers waiting
@@ -318,26 +306,11 @@ def outside(x, device):
     return OnCard(x, device) if plain else x
 
 
-class Shape(NamedTuple):
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
-
 def described(x):
     """Return an argument as something that can be looked up: tensors by their shape."""
     if isinstance(x, torch.Tensor):
-        return Shape(tuple(x.shape), x.stride(), x.dtype)
-    if isinstance(x, (list, tuple)):
-        return tuple(map(described, x))
-    return x
-
-
-def blank(x):
-    """Return tensors without numbers in the place of those that were described."""
-    if isinstance(x, Shape):
-        return torch.empty_strided(x.size, x.stride, dtype=x.dtype, device="meta")
-    return tuple(map(blank, x)) if isinstance(x, tuple) else x
+        return x.shape, x.stride(), x.dtype
+    return tuple(map(described, x)) if isinstance(x, (list, tuple)) else x
 
 
 def tensors_of(values):
@@ -451,7 +424,7 @@ def patch_cuda():
     """Answer what torch.cuda asks of a driver from the stand-in."""
 
     def properties(device=None):
-        index = on_a_card(torch.device("cuda", device) if isinstance(device, int) else device).index
+        index = torch.cuda._utils._get_device_index(device, optional=True)
         card = GPU.cards[index]
         return SimpleNamespace(
             name=card.name,

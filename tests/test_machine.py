@@ -74,7 +74,7 @@ def test_a_card_that_torch_cannot_use_is_named_with_the_reason_and_the_remedy(
     answer(monkeypatch, torch.cuda, {"is_available": False})
     monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=RuntimeError(says)))
     monkeypatch.setattr(torch.version, "cuda", built)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     text = str(unusable_cards.unused_gpu())
@@ -116,29 +116,27 @@ def torch_built_for(monkeypatch):
         (CU130, (7, 0), 13000, "cu126"),  # V100
         (CU126, (12, 0), 12080, "cu128"),  # RTX 50xx
         (CU126, (10, 0), 13000, "cu130"),  # B200
+        (CU130, (8, 9), 13000, None),  # it runs kernels of 8.6
+        (["sm_80", "compute_80"], (12, 0), 13000, None),
+        (["gfx90a"], (9, 0), 13000, None),
     ],
 )
 def test_a_card_without_kernels_in_this_torch_is_not_used_and_its_wheel_is_named(
     built, card, runs, wheel, torch_built_for
 ):
     torch_built_for(built, card, runs=runs)
-    assert devices.find_device("auto") == torch.device("cpu")
-    why = str(unusable_cards.unused_gpu())
-    assert why.startswith("NVIDIA Card cannot be used: ") and why.endswith(INSTALL + wheel)
+    found = devices.find_device("auto").type
+    why = unusable_cards.unused_gpu()
+    if wheel is None:
+        assert found == "cuda" and why is None
+        return
+    assert found == "cpu"
+    assert str(why).startswith("NVIDIA Card cannot be used: ")
+    assert str(why).endswith(INSTALL + wheel)
     with pytest.raises(RuntimeError, match=f"no kernels for its compute capability {card[0]}"):
         devices.find_device("cuda:0")
     line = Machine.from_dict(FACTS | unusable_cards.unused_facts()).line
     assert f"NVIDIA Card cannot be used: install torch's wheel {wheel}" in line
-
-
-@pytest.mark.parametrize(
-    "built, card",
-    [(CU130, (8, 9)), (["gfx90a"], (9, 0)), (["sm_80", "compute_80"], (12, 0))],
-)
-def test_a_card_that_runs_an_older_kernel_of_its_generation_is_used(built, card, torch_built_for):
-    torch_built_for(built, card)
-    assert devices.find_device("auto") == torch.device("cuda", 0)
-    assert unusable_cards.unused_gpu() is None
 
 
 OTHER = 1_000_000  # a process id of the container's host
@@ -241,14 +239,8 @@ def test_nvml_is_asked_for_a_part_of_a_card_by_its_own_name(monkeypatch):
 
 
 def test_a_card_has_its_own_data_sheet_and_one_with_a_name_only_alike_has_none():
-    sheets = {  # its sheet's name, GB/s, and dense TFLOP/s in FP16
-        "Tesla T4": ("T4", 320, 65),
-        "NVIDIA H100 80GB HBM3": ("H100 SXM", 3350, 989.5),
-        "NVIDIA GeForce RTX 4090 Laptop GPU": ("GeForce RTX 4090 Laptop GPU", 576, 79.4),
-    }
-    for name, sheet in sheets.items():
-        found = card(name)
-        assert (found.name, found.gb_per_s, found.tflop_per_s["fp16"]) == sheet
+    found = card("NVIDIA GeForce RTX 4090 Laptop GPU")
+    assert (found.gb_per_s, found.tflop_per_s["fp16"]) == (576, 79.4)
     assert card("Tesla P100-SXM2-16GB").tflop_per_s == {"fp32": 10.6}  # it has no Tensor Cores
     alike = ("NVIDIA H200 NVL", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA T400")
     assert [card(name) for name in alike] == [None] * 3
@@ -273,15 +265,15 @@ def machine_with(tmp_path, monkeypatch):
         for name, text in files.items():
             path = tmp_path / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            path.write_text(str(text))
             if "memory" in name:
                 (path.parent / "memory.stat").write_text(STAT)
 
-    memory = SimpleNamespace(total=1000, available=900)
     monkeypatch.setattr(quotas, "ROOT", tmp_path)
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    answer(monkeypatch, os, {"cpu_count": 64})
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(32)}, raising=False)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    memory = SimpleNamespace(total=1000, available=900)
+    answer(monkeypatch, psutil, {"virtual_memory": memory})
     return set_up
 
 
@@ -290,8 +282,8 @@ def group_v2(place, cpu, memory="max", used=0):
     folder = f"sys/fs/cgroup{place}"
     return {
         f"{folder}/cpu.max": f"{cpu} 100000",
-        f"{folder}/memory.max": str(memory),
-        f"{folder}/memory.current": str(used),
+        f"{folder}/memory.max": memory,
+        f"{folder}/memory.current": used,
     }
 
 
@@ -396,7 +388,7 @@ def test_windows_has_another_compiler_and_no_launcher_of_ranks(monkeypatch):
 def test_compiling_for_a_card_needs_volta_and_a_compiler_with_headers(
     capability, compiler, says, monkeypatch
 ):
-    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.delenv("CC")
     answer(monkeypatch, torch.cuda, {"get_device_capability": capability})
     answer(monkeypatch, compiling.importlib.util, {"find_spec": "triton"})
     answer(monkeypatch, shutil, {"which": compiler})

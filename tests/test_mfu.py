@@ -5,6 +5,7 @@ import subprocess
 import sys
 from datetime import date
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -119,19 +120,15 @@ def test_what_is_unknown_is_none_and_where_it_stands_is_a_dash(tmp_path):
 
 def test_a_peak_is_measured_once_a_day_or_again_when_asked(monkeypatch, tmp_path):
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
-    rates = iter([9.0, 8.0, 7.0])
-    monkeypatch.setattr(peaks, "product_rate", lambda bench, of: next(rates))
+    monkeypatch.setattr(peaks, "product_rate", Mock(side_effect=[9.0, 8.0, 7.0]))
     bench = Bench(CPU)
     bench.rows.append({"seconds": [1.0, 2.0, 3.0]})
-
-    def asked_on(day, **how):
-        monkeypatch.setattr(peaks, "date", SimpleNamespace(today=lambda: date(2026, 1, day)))
-        found = peaks.measured(bench, "fp32", **how)
-        assert found["varied"]
-        return found["per_s"]
-
     assert peaks.kept(CPU) is None
-    assert [asked_on(1), asked_on(1), asked_on(1, again=True), asked_on(2)] == [9, 9, 8, 7]
+    for day, again, rate in ((1, False, 9), (1, False, 9), (1, True, 8), (2, False, 7)):
+        today = SimpleNamespace(today=lambda day=day: date(2026, 1, day))
+        monkeypatch.setattr(peaks, "date", today)
+        found = peaks.measured(bench, "fp32", again=again)
+        assert found["per_s"] == rate and found["varied"]
     assert peaks.kept(CPU) == {"fp32": 7.0}
 
 
