@@ -1,7 +1,8 @@
 """What has to be true on a real card. Skipped, with the reason, where there is none.
 
 Made for anything from a T4 to an H200: no test asserts a time, and what a card or a driver does not
-have is a skip that says so. tests/on_standin.py has what a stand-in can tell.
+have is a skip that says so. tests/on_standin.py has what a stand-in can tell: that the busy
+intervals are those of the queue, and that nothing waits for it.
 """
 
 import os
@@ -12,14 +13,10 @@ import pytest
 
 import labkit as lk
 from labkit.diagnosis.findings import NEIGHBOUR
-from labkit.process.events import EventLog, now_ns
-from labkit.process.step_ring import recover
 from labkit.results.launch import launch
-from labkit.results.record import Tail
 
 torch = pytest.importorskip("torch")
 from labkit.bench import model_size  # noqa: E402
-from labkit.bench.timeline import Step, make_timeline  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -50,59 +47,6 @@ def soon(condition, seconds=20):
     return so
 
 
-def busy_share(intervals):
-    """Return the union of (start, end) over the span they cover."""
-    busy = 0.0
-    reached = 0.0
-    intervals = sorted(map(tuple, intervals))
-    for start, end in intervals:
-        busy += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return busy / (reached - intervals[0][0])
-
-
-def heavy():
-    a = torch.randn(4096, 4096, device=DEVICE)
-    return lambda: [a @ a for _ in range(4)][0][0, 0]
-
-
-@pytest.mark.parametrize("gap_s", [0.0, 0.02])
-def test_busy_intervals_agree_with_the_profilers_kernels(gap_s, tmp_path):
-    from torch.profiler import ProfilerActivity, profile
-
-    a = torch.randn(4096, 4096, device=DEVICE)
-    a @ a
-    torch.cuda.synchronize()
-    timeline = make_timeline(EventLog(tmp_path), tmp_path, DEVICE)
-    try:
-        with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiled:
-            torch.cuda.set_sync_debug_mode("error")  # an implicit synchronisation raises
-            for i in range(40):
-                time.sleep(gap_s)
-                asked = now_ns()
-                ready = timeline.copying()
-                copied = timeline.copied()
-                timeline.computing()
-                products = [a @ a for _ in range(4)]
-                timeline.step(Step(i, asked, ready, copied, 1, products[0][0, 0]))
-            torch.cuda.set_sync_debug_mode("default")
-            timeline.finish()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    recover(tmp_path)
-    lines = Tail(tmp_path / "events.jsonl").read()
-    ours = busy_share([event["busy"] for event in lines if event["event"] == "step"])
-    kernels = [
-        (each.time_range.start, each.time_range.end)
-        for each in profiled.events()
-        if each.device_type == torch.autograd.DeviceType.CUDA
-        and not each.name.startswith(("Memcpy", "Memset"))
-    ]
-    if not kernels:
-        pytest.skip("the profiler saw no kernel: it is not allowed to on this machine")
-    assert ours == pytest.approx(busy_share(kernels), abs=0.02)
-
-
 def test_a_starved_and_a_fed_run_differ_as_the_lesson_says_and_a_step_has_its_size():
     starved = finished(STARVED.but(xray=False))
     fed = finished(FED.but(xray=False))
@@ -114,14 +58,15 @@ def test_a_starved_and_a_fed_run_differ_as_the_lesson_says_and_a_step_has_its_si
     assert 1 / 3 < fed.median_compute_ms / model_size.STEP_MS < 3, fed.pipeline.depth
 
 
-def test_busy_is_an_upper_bound_and_the_x_ray_sees_the_gaps():
+def test_busy_is_an_upper_bound_of_the_profilers_kernels_and_the_x_ray_sees_the_gaps():
+    idle = torch.ones(1, device=DEVICE)  # as the reader's own notebook has
     is_ours = soon(lambda: torch.cuda.utilization(DEVICE) < 10)
     tight = finished(HEAVY)
     loose = finished(LAUNCH_BOUND)
     assert tight.xray.gpu_utilization <= tight.utilization + 0.1
     assert tight.xray.gpu_utilization > 0.8
-    # nor does the run itself, or the idle context of this process, count as somebody else
-    assert not is_ours or tight.diagnose().findings[0].cause != NEIGHBOUR
+    # neither the run itself nor an idle context counts as somebody else
+    assert not is_ours or tight.diagnose().findings[0].cause != NEIGHBOUR and idle.is_cuda
     assert loose.xray.gpu_utilization < loose.utilization - 0.1
     assert loose.diagnose().bottleneck == "launch", loose.diagnose()
     unseen = finished(LAUNCH_BOUND.but(xray=False)).diagnose()  # not called healthy without it

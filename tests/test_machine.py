@@ -27,7 +27,6 @@ from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.datasheets import card
 from labkit.process.events import EventLog
-from labkit.results.failures import with_remedy
 from labkit.results.hardware import Machine
 from labkit.tuning import memory
 from labkit.watching import device_in_use
@@ -313,15 +312,14 @@ MACHINES = {  # (the process's groups, what is mounted, files): cores, why, all 
         ),
         (3, "quota", 700, 500),
     ),
-    "no control groups": (("", "", {}), (32, "affinity", 1000, 900)),
 }
 
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_process_has_the_cores_and_the_memory_that_its_container_leaves_it(name, machine_with):
-    files, (cores, limit, memory, free) = MACHINES[name]
+    files, (cores, why, memory, free) = MACHINES[name]
     machine_with(*files)
-    assert quotas.cpu_cores() == quotas.Cores(cores, 64, limit)
+    assert quotas.cpu_cores() == quotas.Cores(cores, 64, why)
     assert (quotas.ram_bytes(), quotas.free_ram_bytes()) == (memory, free)
 
 
@@ -337,20 +335,18 @@ def test_a_quota_is_what_the_machine_the_model_and_the_tuner_go_by(machine_with,
     assert memory.free_memory()[0] == 250
 
 
-def test_what_others_do_on_cores_that_a_run_may_not_use_takes_nothing_from_it():
+@pytest.mark.parametrize("allowed, others", [(2, 0.0), (64, 40.0)])
+def test_what_others_do_on_cores_that_a_run_may_not_use_takes_nothing_from_it(allowed, others):
     sample = {"t_ns": 1, "own_cpu": 2 / 64, "cpu": 42 / 64, "cpus": 64, "line_cpu": None}
-    run = SimpleNamespace(steps=1, length_s=2.0, seconds=np.ones_like, telemetry=[sample])
-    for allowed, others in ((2, 0.0), (64, 40.0)):
-        run.machine = Machine(cpu_cores=allowed)
-        assert CoreUse.of(run) == CoreUse(allowed, own=2.0, others=others)
+    run = Mock(steps=1, length_s=2.0, seconds=np.ones_like, telemetry=[sample])
+    run.machine.cpu_cores = allowed
+    assert CoreUse.of(run) == CoreUse(allowed, own=2.0, others=others)
 
 
-def test_a_small_shared_memory_is_said_with_its_remedy():
-    for shm_gib, is_small in ((0.06, True), (8.0, False)):
-        here = str(Machine.from_dict(FACTS | {"shm_gib": shm_gib}))
-        assert ("small for loader workers" in here) == ("--shm-size=2g" in here) == is_small
-    said = "RuntimeError: unable to write to file </torch_7_1_0>: No space left on device (28)."
-    assert "/dev/shm is full" in with_remedy(said)
+@pytest.mark.parametrize("shm_gib, is_small", [(0.06, True), (8.0, False)])
+def test_a_small_shared_memory_is_said_with_its_remedy(shm_gib, is_small):
+    here = str(Machine.from_dict(FACTS | {"shm_gib": shm_gib}))
+    assert ("small for loader workers" in here) == ("--shm-size=2g" in here) == is_small
 
 
 def test_a_mac_is_timed_by_waiting_since_to_read_its_events_waits_too(tmp_path, monkeypatch):
@@ -371,8 +367,6 @@ def test_windows_has_another_compiler_and_no_launcher_of_ranks(monkeypatch):
     answer(monkeypatch, shutil, {"which": None})
     here = Machine.from_dict(bench_machine.describe(torch.device("cpu")))
     assert not here.compiles and here.compile_lacks.endswith("install Visual C++ (cl)")
-    monkeypatch.setattr(shutil, "which", lambda name: name if name == "cl" else None)
-    assert compiling.compile_lacks(torch.device("cpu")) is None
     with pytest.raises(RuntimeError, match="need Linux or macOS.*Use WSL"):
         spec.Distributed(spec.Pipeline(), ranks=2)
 
