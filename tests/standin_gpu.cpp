@@ -1,5 +1,5 @@
 // CUDA's device guard and hooks for a build of PyTorch that has none: every call is answered by
-// tests/standin_gpu.py. So the real torch.Event, torch.Stream and torch.accelerator work, and
+// tests/standin_gpu.py. So the real torch.Event and torch.accelerator work, and
 // autograd runs its backward pass for tensors that say they are on "cuda".
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/alloc_cpu.h>
@@ -68,6 +68,7 @@ struct Guard : c10::impl::DeviceGuardImplInterface {
   }
 };
 
+// Holds: a run from pinned memory is never synchronised
 std::mutex pins;
 std::map<const char*, size_t> pinned; // start and size of every block
 

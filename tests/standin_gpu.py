@@ -2,12 +2,14 @@
 
 Tensors say that they are on "cuda:0" and hold no numbers: they lie on the meta device, so that a
 model of any size runs in milliseconds. Every operator on them is a kernel: it costs the
-host a launch, goes into the queue of the current stream, and takes there what the card's data sheet
-allows for its FLOPs and bytes. The host runs ahead; what has to wait (`.item()`, a pageable copy,
-synchronize) waits. `torch.Event`, `torch.Stream`, `torch.accelerator` and autograd are PyTorch's
-own, through CUDA's device guard (standin_gpu.cpp, compiled here), and `torch.cuda` is patched where
-a build without CUDA has nothing. What the queue did is in `kernels`: the truth that labkit's
-numbers are held against. The clock is virtual: nothing takes time but what is stated.
+host a launch, goes into its card's one queue, and takes there what the card's data sheet allows for
+its FLOPs and bytes. The host runs ahead; what has to wait (`.item()`, a pageable copy, synchronize)
+waits. `torch.Event`, `torch.accelerator` and autograd are PyTorch's own, through CUDA's device
+guard (standin_gpu.cpp, compiled here), and `torch.cuda` is patched where a build without CUDA has
+nothing. What the queue did is in `kernels`: the truth that labkit's numbers are held against. The
+clock is virtual: nothing takes time but what is stated.
+
+Each part says what it has caught, or which promise it holds; without the others nothing runs.
 
     with standin_gpu.installed(H200) as gpu:  # once in a process, which then has this card
         train(Trainer(job, torch.device("cuda", 0)), gpu.loader(5, batch), timeline, job)
@@ -102,6 +104,8 @@ class OnCard(torch.Tensor):
 class ToCard(TorchDispatchMode):
     """Sees what makes a tensor on the card where there was none: `torch.rand(3, device="cuda")`."""
 
+    # Holds: a model is made on its card
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "cuda":
@@ -168,6 +172,7 @@ class StandIn:
         self.synchronize(self.events[event])
 
     def run(self, func, args, kwargs):
+        """Do an operator: a copy, a kernel, or what only looks at a tensor otherwise."""
         name = func.overloadpacket.__name__
         if name in ("_to_copy", "copy_"):
             return self.copy(func, args, kwargs)
