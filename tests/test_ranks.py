@@ -80,7 +80,7 @@ def test_a_record_has_its_times_says_that_it_is_one_and_a_hostile_one_is_refused
     ranks = record(tmp_path, ((2, 0), (10, 0)), 3)
     expected = {"wait": [2, 10], "others": [8, 0], "transfer": [3, 3], "compute": [11, 11]}
     for part, ms in expected.items():
-        assert getattr(ranks.times, part) * 24 == pytest.approx(ms)
+        assert getattr(ranks.times, part) * 24 == pytest.approx(ms)  # a step takes 24 ms
     assert repr(ranks).startswith("RECORDED on Test")
     assert any("RECORDED on Test" in text.get_text() for text in ranks.plot().texts)
     found = lk.diagnose(ranks.path)
