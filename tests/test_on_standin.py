@@ -18,5 +18,5 @@ def test_on_a_stand_in_gpu():
     command = [sys.executable, "-m", "pytest", *options, file]
     # Not as an xdist worker: it would wait for its turn, which this very test holds
     alone = {name: value for name, value in os.environ.items() if name != "PYTEST_XDIST_WORKER"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=alone)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=alone)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
