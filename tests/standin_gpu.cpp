@@ -1,5 +1,5 @@
 // CUDA's device guard and hooks for a build of PyTorch that has none: every call is answered by
-// tests/standin_gpu.py. So the real torch.Event, torch.Stream and torch.accelerator work, and
+// tests/standin_gpu.py. So the real torch.Event and torch.accelerator work, and
 // autograd runs its backward pass for tensors that say they are on "cuda".
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/alloc_cpu.h>
@@ -15,24 +15,19 @@
 namespace {
 
 struct Answers {
-  void (*record)(int64_t event, int device, int64_t stream);
-  void (*forget)(int64_t event);
+  void (*record)(int64_t event, int device);
   int (*passed)(int64_t event);
   double (*elapsed_ms)(int64_t start, int64_t end); // NaN where one of them has not passed
-  void (*stream_waits)(int64_t event, int device, int64_t stream);
-  void (*host_waits)(int device, int64_t stream, int64_t event); // -1: for all of them
-} answers{}; // where one is null, events pass at once: what is left is PyTorch's own host time
+  void (*finish)(int device);
+  void (*finish_event)(int64_t event);
+} answers{};
 
 constexpr auto CUDA = c10::DeviceType::CUDA;
 int cards = 0;
-int64_t new_events = 0, new_streams = 0;
+int64_t new_events = 0;
 thread_local int current = 0;
-thread_local int64_t current_stream[16] = {};
 
-c10::Stream stream_of(int64_t id, int device) {
-  return c10::Stream(c10::Stream::UNSAFE, c10::Device(CUDA, device), id);
-}
-int64_t number(void* event) { return event ? *static_cast<int64_t*>(event) : -1; }
+int64_t number(void* event) { return *static_cast<int64_t*>(event); }
 
 struct Guard : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return CUDA; }
@@ -46,57 +41,34 @@ struct Guard : c10::impl::DeviceGuardImplInterface {
   void uncheckedSetDevice(c10::Device device) const noexcept override {
     if (device.index() >= 0) current = device.index();
   }
+  // A card has one stream: no test has asked for two
   c10::Stream getStream(c10::Device device) const override {
     int index = device.index() < 0 ? current : device.index();
-    return stream_of(current_stream[index], index);
+    return c10::Stream(c10::Stream::DEFAULT, c10::Device(CUDA, index));
   }
-  c10::Stream getDefaultStream(c10::Device device) const override {
-    return stream_of(0, device.index() < 0 ? current : device.index());
-  }
-  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
-    return getNewStream(device, 0);
-  }
-  c10::Stream getNewStream(c10::Device device, int) const override {
-    return stream_of(++new_streams, device.index() < 0 ? current : device.index());
-  }
-  c10::Stream exchangeStream(c10::Stream stream) const override {
-    auto before = getStream(stream.device());
-    current_stream[stream.device_index()] = stream.id();
-    return before;
-  }
+  c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
-    if (event && answers.forget) answers.forget(number(event));
     delete static_cast<int64_t*>(event);
   }
   void record(void** event, const c10::Stream& stream, const c10::DeviceIndex,
               const c10::EventFlag) const override {
     if (!*event) *event = new int64_t(++new_events);
-    if (answers.record) answers.record(number(*event), stream.device_index(), stream.id());
+    answers.record(number(*event), stream.device_index());
   }
-  void block(void* event, const c10::Stream& stream) const override {
-    if (event) answers.stream_waits(number(event), stream.device_index(), stream.id());
-  }
-  bool queryEvent(void* event) const override {
-    return !event || !answers.passed || answers.passed(number(event));
-  }
+  void block(void*, const c10::Stream&) const override { TORCH_CHECK(false, "one stream"); }
+  bool queryEvent(void* event) const override { return !event || answers.passed(number(event)); }
   c10::DeviceIndex deviceCount() const noexcept override { return cards; }
   bool queryStream(const c10::Stream&) const override { return false; }
-  void synchronizeStream(const c10::Stream& stream) const override {
-    answers.host_waits(stream.device_index(), stream.id(), -1);
-  }
-  void synchronizeEvent(void* event) const override {
-    if (event) answers.host_waits(-1, -1, number(event));
-  }
-  void synchronizeDevice(const c10::DeviceIndex device) const override {
-    if (answers.host_waits) answers.host_waits(device, -1, -1);
-  }
+  void synchronizeDevice(const c10::DeviceIndex device) const override { answers.finish(device); }
+  void synchronizeEvent(void* event) const override { answers.finish_event(number(event)); }
   double elapsedTime(void* start, void* end, const c10::DeviceIndex) const override {
-    double ms = answers.elapsed_ms ? answers.elapsed_ms(number(start), number(end)) : 1.0;
+    double ms = answers.elapsed_ms(number(start), number(end));
     TORCH_CHECK(!std::isnan(ms), "Both events must be completed before calculating elapsed time.");
     return ms;
   }
 };
 
+// Holds: a run from pinned memory is never synchronised
 std::mutex pins;
 std::map<const char*, size_t> pinned; // start and size of every block
 
@@ -145,9 +117,7 @@ struct CUDAHooks : at::CUDAHooksInterface {
     return data < block->first + block->second;
   }
   c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_memory; }
-  void deviceSynchronize(c10::DeviceIndex device) const override {
-    answers.host_waits(device, -1, -1);
-  }
+  void deviceSynchronize(c10::DeviceIndex device) const override { answers.finish(device); }
 };
 
 // A build without CUDA has decided when it was compiled that it has no accelerator, and keeps the
@@ -192,7 +162,6 @@ int standin_install(int count, Answers with) {
       redirect(&at::detail::getCUDAHooks, &hooks);
   return failed;
 }
-int64_t standin_stream(int device) { return current_stream[device]; }
 int standin_device() { return current; }
 void standin_use(int device) { current = device; }
 }

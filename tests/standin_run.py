@@ -4,12 +4,11 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
-import slow_faults
 import torch
 
 import labkit as lk
 from labkit import quotas
-from labkit.bench import devices, flops, machine, resources
+from labkit.bench import devices, flops, machine
 from labkit.bench.loop import Trainer, train
 from labkit.bench.model_size import noise_batch
 from labkit.bench.resolve_config import resolve_config
@@ -24,17 +23,13 @@ ARRAY_MS = 0.02  # of an image of 48 px, on a core of the machine of the card
 CORES = 8  # of that machine
 
 
-def run_on(gpu, pipeline, fault=None, device="cuda:0"):
-    """Train as `pipeline` says on the stand-in `gpu` and return the Run that its log gives.
-
-    `fault` is as `slow_faults.plant_all` takes it ("read_losses@16").
-    """
+def run_on(gpu, pipeline, device="cuda:0"):
+    """Train as `pipeline` says on the stand-in `gpu` and return the Run that its log gives."""
     folder = Path(tempfile.mkdtemp())
     asked = pipeline.to_dict()
     card = torch.device(device)
     log = EventLog(folder)
-    about = {"utc": "2026-01-01T00:00:00+00:00", "labkit": lk.__version__}
-    log.write("spec", version=VERSION, run=folder.name, pipeline=asked, **about)
+    log.write("spec", version=VERSION, run=folder.name, pipeline=asked, labkit=lk.__version__)
     log.write("hello", pid=1)
     devices.use(card)
     with mock.patch.object(quotas, "cpu_cores", lambda: quotas.Cores(CORES, CORES, None)):
@@ -42,8 +37,6 @@ def run_on(gpu, pipeline, fault=None, device="cuda:0"):
         job, not_applied = resolve_config(asked, card)
     log.write("job", pipeline=vars(job), not_applied=not_applied)
     trainer = Trainer(job, card)
-    if fault:
-        slow_faults.plant_all(fault, None, trainer)
     timeline = make_timeline(log, folder, card)
     drain = Drain(folder, log)
     prefetch = job.prefetch_factor or 0
@@ -55,8 +48,6 @@ def run_on(gpu, pipeline, fault=None, device="cuda:0"):
     gpu.syncs_before = gpu.syncs
     train(trainer, gpu.loader(prep_ms, batch, job.num_workers, prefetch), timeline, job)
     drain.drain()
-    log.write("memory", peak_bytes=resources.peak_bytes(card))
-    drain.remove()
     log.write("done")
     log.write("end", stop=None, code=0)
     return Run(folder)

@@ -27,57 +27,31 @@ from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.datasheets import card
 from labkit.process.events import EventLog
-from labkit.results.failures import with_remedy
 from labkit.results.hardware import Machine
 from labkit.tuning import memory
 from labkit.watching import device_in_use
 
 NONE = "No CUDA GPUs are available"
+FACTS = {"device": "cpu", "kind": "cpu", "name": "Some CPU", "cpu_cores": 2, "threads": 1}
 INSTALL = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"
 
 
 def answer(monkeypatch, module, answers):
     """Have the functions of a module answer so, whatever they are asked."""
     for name, said in answers.items():
-        monkeypatch.setattr(module, name, lambda *_, said=said: said)
+        monkeypatch.setattr(module, name, lambda *_, said=said, **__: said)
 
 
 def give(monkeypatch, name, **more):
     """Give torch a card of that name."""
     usual = {"uuid": "4f6e", "total_memory": 2**30, "multi_processor_count": 14}
-    known = usual | {"major": 8, "minor": 0} | more
-    card = SimpleNamespace(name=name, **known)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
-
-
-@pytest.fixture
-def driver(monkeypatch):
-    """A driver with one card, of which torch knows nothing; what torch says can be chosen."""
-
-    def set_up(runs, built, says, visible):
-        known = {
-            "nvmlInit": None,
-            "nvmlDeviceGetHandleByIndex": 1,
-            "nvmlDeviceGetName": "NVIDIA T4",
-            "nvmlSystemGetDriverVersion": "470.82.01",
-            "nvmlSystemGetCudaDriverVersion": runs,
-            "nvmlDeviceGetCudaComputeCapability": (7, 5),
-        }
-        answer(monkeypatch, pynvml, known)
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=RuntimeError(says)))
-        monkeypatch.setattr(torch.version, "cuda", built)
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        if visible is not None:
-            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-
-    return set_up
+    card = SimpleNamespace(name=name, major=8, minor=0, **usual | more)
+    answer(monkeypatch, torch.cuda, {"get_device_properties": card})
 
 
 @pytest.mark.parametrize(
     "runs, built, says, visible, why, remedy",
     [
-        (12040, "13.0", "too old", None, "driver is too old", f"{INSTALL}cu126, or"),
         (11040, "12.6", "too old", None, "driver is too old", f"525 or newer, then {INSTALL}cu126"),
         (14000, None, "", None, "built without CUDA", f"{INSTALL}cu130"),
         (12080, "12.6", NONE, "7", "CUDA_VISIBLE_DEVICES='7' hides it", "unset"),
@@ -85,9 +59,23 @@ def driver(monkeypatch):
     ],
 )
 def test_a_card_that_torch_cannot_use_is_named_with_the_reason_and_the_remedy(
-    runs, built, says, visible, why, remedy, driver
+    runs, built, says, visible, why, remedy, monkeypatch
 ):
-    driver(runs, built, says, visible)
+    known = {
+        "nvmlInit": None,
+        "nvmlDeviceGetHandleByIndex": 1,
+        "nvmlDeviceGetName": "NVIDIA T4",
+        "nvmlSystemGetDriverVersion": "470.82.01",
+        "nvmlSystemGetCudaDriverVersion": runs,
+        "nvmlDeviceGetCudaComputeCapability": (7, 5),
+    }
+    answer(monkeypatch, pynvml, known)
+    answer(monkeypatch, torch.cuda, {"is_available": False})
+    monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=RuntimeError(says)))
+    monkeypatch.setattr(torch.version, "cuda", built)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     text = str(unusable_cards.unused_gpu())
     assert text.startswith("NVIDIA T4 cannot be used: ") and "\n" not in text
     assert why in text and remedy in text.partition("Remedy: ")[2]
@@ -115,11 +103,8 @@ def torch_built_for(monkeypatch):
         monkeypatch.setattr(
             torch.cuda, "get_device_capability", lambda i: capabilities[getattr(i, "index", i)]
         )
-        monkeypatch.setattr(
-            torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda")
-        )
-        driver = {"nvmlInit": None, "nvmlSystemGetCudaDriverVersion": runs}
-        answer(monkeypatch, pynvml, driver)
+        answer(monkeypatch, torch.accelerator, {"current_accelerator": torch.device("cuda")})
+        answer(monkeypatch, pynvml, {"nvmlInit": None, "nvmlSystemGetCudaDriverVersion": runs})
 
     return set_up
 
@@ -128,114 +113,76 @@ def torch_built_for(monkeypatch):
     "built, card, runs, wheel",
     [
         (CU130, (7, 0), 13000, "cu126"),  # V100
-        (CU130, (6, 1), 13000, "cu126"),  # GTX 10xx
         (CU126, (12, 0), 12080, "cu128"),  # RTX 50xx
         (CU126, (10, 0), 13000, "cu130"),  # B200
+        (CU130, (8, 9), 13000, None),  # it runs kernels of 8.6
+        (["sm_80", "compute_80"], (12, 0), 13000, None),
+        (["gfx90a"], (9, 0), 13000, None),
     ],
 )
 def test_a_card_without_kernels_in_this_torch_is_not_used_and_its_wheel_is_named(
     built, card, runs, wheel, torch_built_for
 ):
     torch_built_for(built, card, runs=runs)
-    assert devices.find_device("auto") == torch.device("cpu")
-    why = str(unusable_cards.unused_gpu())
-    assert why.startswith("NVIDIA Card cannot be used: ") and why.endswith(INSTALL + wheel)
+    found = devices.find_device("auto").type
+    why = unusable_cards.unused_gpu()
+    if wheel is None:
+        assert found == "cuda" and why is None
+        return
+    assert found == "cpu"
+    assert str(why).startswith("NVIDIA Card cannot be used: ")
+    assert str(why).endswith(INSTALL + wheel)
     with pytest.raises(RuntimeError, match=f"no kernels for its compute capability {card[0]}"):
         devices.find_device("cuda:0")
-    facts = {"device": "cpu", "kind": "cpu", "name": "Some CPU", "cpu_cores": 2, "threads": 1}
-    line = Machine.from_dict(facts | unusable_cards.unused_facts()).line
+    line = Machine.from_dict(FACTS | unusable_cards.unused_facts()).line
     assert f"NVIDIA Card cannot be used: install torch's wheel {wheel}" in line
 
 
+OTHER = 1_000_000  # a process id of the container's host
+
+
 @pytest.mark.parametrize(
-    "built, card",
+    "pid, held_gib",
     [
-        (CU130, (8, 9)),
-        (CU130, (12, 1)),
-        (CU126, (7, 0)),
-        (["gfx90a"], (9, 0)),
-        (["sm_80", "compute_80"], (12, 0)),
+        (OTHER, 0),  # busy a moment ago, with a run of ours
+        (os.getppid(), 6.5),  # the kernel's own model, on a card of 8 GiB
+        (OTHER, 0.6),  # a context of ours
     ],
 )
-def test_a_card_that_runs_an_older_kernel_of_its_generation_is_used(built, card, torch_built_for):
-    torch_built_for(built, card)
-    assert devices.find_device("auto") == torch.device("cuda", 0)
-    assert unusable_cards.unused_gpu() is None
-
-
 def test_auto_takes_a_card_that_has_kernels_and_on_which_others_compute_least(
-    torch_built_for, monkeypatch
+    pid, held_gib, torch_built_for, monkeypatch
 ):
     torch_built_for(CU130, (7, 0), (8, 0), (8, 0), (8, 0))
-    states = {1: (0.9, 0.5), 2: (0.6, 0.0), 3: (0.0, 0.0)}  # utilization, memory that is held
+    held = {1: (OTHER, 6.5), 2: (pid, held_gib), 3: (OTHER, 0)}
+    asked = {
+        "nvmlDeviceGetHandleByUUID": lambda card: card,
+        "nvmlDeviceGetUtilizationRates": lambda card: SimpleNamespace(gpu=60),
+        "nvmlDeviceGetMemoryInfo": lambda card: SimpleNamespace(
+            used=held[card][1] * 2**30, total=2**33
+        ),
+        "nvmlDeviceGetComputeRunningProcesses": lambda card: [
+            SimpleNamespace(pid=held[card][0], usedGpuMemory=held[card][1] * 2**30)
+        ],
+    }
+    for name, said in asked.items():
+        monkeypatch.setattr(pynvml, name, said)
     monkeypatch.setattr(devices, "card_uuid", lambda index: index)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda index: index)
-    monkeypatch.setattr(
-        pynvml,
-        "nvmlDeviceGetUtilizationRates",
-        lambda index: SimpleNamespace(gpu=100 * states[index][0]),
-    )
-    monkeypatch.setattr(
-        pynvml,
-        "nvmlDeviceGetMemoryInfo",
-        lambda index: SimpleNamespace(used=int(states[index][1] * 2**34), total=2**34),
-    )
-    assert devices.find_device("auto").index == 2  # busy a moment ago, with a run of ours
+    assert devices.find_device("auto").index == 2
     monkeypatch.setattr(pynvml, "nvmlInit", Mock(side_effect=pynvml.NVMLError_LibraryNotFound()))
     assert devices.find_device("auto").index == 1
-
-
-@pytest.mark.parametrize(
-    "pid, used_gib, busy",
-    [
-        (os.getppid(), 6.5, 0.0),  # the kernel's own model, on a card of 8 GiB
-        (1_000_000, 0.6, 0.0),  # a context of ours, under a number of the container's host
-        (1_000_000, 6.5, 1.0),
-    ],
-)
-def test_a_card_on_which_only_we_hold_memory_is_not_busy_with_others(
-    pid, used_gib, busy, monkeypatch
-):
-    monkeypatch.setattr(devices, "card_uuid", lambda index: index)
-    used = int(used_gib * 2**30)
-    answers = {
-        "nvmlInit": None,
-        "nvmlDeviceGetHandleByUUID": 1,
-        "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=used + 2**27, total=2**33),
-        "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=pid, usedGpuMemory=used)],
-        "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=100),
-    }
-    answer(monkeypatch, pynvml, answers)
-    assert devices.busy_with_others(0) == busy
 
 
 @pytest.mark.parametrize("held_bytes, kind", [(4096, "gpu"), (0, "cpu")])
 def test_a_loop_watched_on_an_accelerator_that_the_kit_does_not_know_is_not_called_the_cpus(
     held_bytes, kind, monkeypatch
 ):
-    other = torch.device("xpu")
-    module = SimpleNamespace(
-        is_available=lambda: True,
-        memory_allocated=lambda: held_bytes,
-        get_device_name=lambda: "Arc",
-    )
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: other)
-    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+    module = Mock(**{"memory_allocated.return_value": held_bytes})
+    module.get_device_name.return_value = "Arc"
+    answer(monkeypatch, torch, {"get_device_module": module})
+    answer(monkeypatch, torch.accelerator, {"current_accelerator": torch.device("xpu")})
     facts, clock = device_in_use.machine_and_clock(Mock())
     assert facts["kind"] == kind and clock is None
     assert (facts["name"] == "Arc (XPU)") == (kind == "gpu")
-
-
-def test_amds_numbers_are_not_read_as_nvidias(monkeypatch):
-    monkeypatch.setattr(torch.version, "hip", "6.4")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 4))
-    give(monkeypatch, "AMD Instinct MI300X", multi_processor_count=304)
-    device = torch.device("cuda", 0)
-    here = Machine.from_dict(bench_machine.describe(device))
-    assert here.compute_capability is None and here.versions["hip"] == "6.4"
-    assert "compute units" in str(here) and "SMs" not in str(here)
-    assert formats.lacks("tf32", device) and formats.lacks("bf16", device) is None
-    assert tensor_formats(here.name, "9.4") == ()
 
 
 @pytest.mark.parametrize(
@@ -246,16 +193,21 @@ def test_amds_numbers_are_not_read_as_nvidias(monkeypatch):
         ("gfx1032", ["gfx10-3-generic"], True),
     ],
 )
-def test_an_amd_card_without_kernels_in_this_torch_is_not_used(
+def test_an_amd_card_without_kernels_is_not_used_and_its_numbers_are_not_read_as_nvidias(
     kind, built, usable, torch_built_for, monkeypatch
 ):
-    torch_built_for(built, (10, 3))
+    torch_built_for(built, (9, 4))
     monkeypatch.setattr(torch.version, "hip", "6.4")
     give(monkeypatch, "AMD Radeon", gcnArchName=kind)
     assert devices.find_device("auto").type == ("cuda" if usable else "cpu")
-    unused = unusable_cards.unused_gpu()
-    assert (unused is None) == usable
-    assert usable or str(unused).startswith("AMD Radeon cannot be used: this torch has no kernels")
+    says = str(unusable_cards.unused_gpu())
+    assert says == "None" if usable else says.startswith("AMD Radeon cannot be used: this torch")
+    card = torch.device("cuda", 0)
+    here = Machine.from_dict(bench_machine.describe(card))
+    assert here.compute_capability is None and here.versions["hip"] == "6.4"
+    assert "compute units" in str(here) and "SMs" not in str(here)
+    assert formats.lacks("tf32", card) and formats.lacks("bf16", card) is None
+    assert tensor_formats(here.name, "9.4") == ()
 
 
 def test_a_jetson_is_named_and_what_its_driver_answers_is_not_asked(
@@ -276,36 +228,21 @@ def test_a_jetson_is_named_and_what_its_driver_answers_is_not_asked(
     assert described.line.startswith("Orin (Jetson, its memory is the CPU's) (GPU)")
 
 
-@pytest.mark.parametrize("part", ["", " MIG 1g.5gb"])
-def test_nvml_is_asked_for_a_card_or_a_part_of_one_by_its_own_name(part, monkeypatch):
-    asked = []
-    uuid = "MIG-4f6e" if part else "GPU-4f6e"
-    give(monkeypatch, f"NVIDIA A100-SXM4-40GB{part}")
+def test_nvml_is_asked_for_a_part_of_a_card_by_its_own_name(monkeypatch):
+    give(monkeypatch, "NVIDIA A100-SXM4-40GB MIG 1g.5gb")
+    asked = Mock(side_effect=pynvml.NVMLError_NotFound())
     answer(monkeypatch, pynvml, dict.fromkeys(("nvmlInit", "nvmlSystemGetDriverVersion"), "550"))
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", asked.append)
-    assert bench_machine.describe(torch.device("cuda", 0))["uuid"] == uuid and asked == [uuid]
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", asked)
+    assert bench_machine.describe(torch.device("cuda", 0))["uuid"] == "MIG-4f6e"
+    asked.assert_called_once_with("MIG-4f6e")
 
 
 def test_a_card_has_its_own_data_sheet_and_one_with_a_name_only_alike_has_none():
-    sheets = {  # its sheet's name, GB/s, and dense TFLOP/s in FP16
-        "Tesla T4": ("T4", 320, 65),
-        "A100-SXM4-40GB": ("A100 SXM 40 GB", 1555, 312),
-        "NVIDIA H100 80GB HBM3": ("H100 SXM", 3350, 989.5),
-        "NVIDIA GeForce RTX 4090 Laptop GPU": ("GeForce RTX 4090 Laptop GPU", 576, 79.4),
-    }
-    for name, sheet in sheets.items():
-        found = card(name)
-        assert (found.name, found.gb_per_s, found.tflop_per_s["fp16"]) == sheet
-        assert found.source and (found.note.startswith("Derived") or "Laptop" not in name)
+    found = card("NVIDIA GeForce RTX 4090 Laptop GPU")
+    assert (found.gb_per_s, found.tflop_per_s["fp16"]) == (576, 79.4)
     assert card("Tesla P100-SXM2-16GB").tflop_per_s == {"fp32": 10.6}  # it has no Tensor Cores
-    alike = (
-        "NVIDIA H200 NVL",
-        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
-        "Tesla V100S-PCIE-32GB",
-        "NVIDIA T400",
-        "NVIDIA GeForce RTX 5090 D",
-    )
-    assert not [name for name in alike if card(name) is not None]
+    alike = ("NVIDIA H200 NVL", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA T400")
+    assert [card(name) for name in alike] == [None] * 3
 
 
 # -- what a container leaves of a machine ----------------------------------------------------------
@@ -323,19 +260,19 @@ def machine_with(tmp_path, monkeypatch):
     """A machine of 64 cores and 1,000 bytes of memory with these files; 32 cores are allowed."""
 
     def set_up(groups, mounts, files):
-        written = {"proc/self/cgroup": groups, "proc/self/mountinfo": mounts} | files
-        for name, text in written.items():
+        files |= {"proc/self/cgroup": groups, "proc/self/mountinfo": mounts}
+        for name, text in files.items():
             path = tmp_path / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            path.write_text(str(text))
             if "memory" in name:
                 (path.parent / "memory.stat").write_text(STAT)
 
-    memory = SimpleNamespace(total=1000, available=900)
     monkeypatch.setattr(quotas, "ROOT", tmp_path)
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    answer(monkeypatch, os, {"cpu_count": 64})
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(32)}, raising=False)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    memory = SimpleNamespace(total=1000, available=900)
+    answer(monkeypatch, psutil, {"virtual_memory": memory})
     return set_up
 
 
@@ -344,32 +281,17 @@ def group_v2(place, cpu, memory="max", used=0):
     folder = f"sys/fs/cgroup{place}"
     return {
         f"{folder}/cpu.max": f"{cpu} 100000",
-        f"{folder}/memory.max": str(memory),
-        f"{folder}/memory.current": str(used),
-    }
-
-
-def group_v1(cpu_place, memory_place, cpu, memory, used):
-    """Return the files of one control group for cores and of one for memory, of version 1."""
-    return {
-        f"sys/fs/cgroup/cpu,cpuacct{cpu_place}/cpu.cfs_quota_us": str(cpu),
-        f"sys/fs/cgroup/cpu,cpuacct{cpu_place}/cpu.cfs_period_us": "50000",
-        f"sys/fs/cgroup/memory{memory_place}/memory.limit_in_bytes": str(memory),
-        f"sys/fs/cgroup/memory{memory_place}/memory.usage_in_bytes": str(used),
+        f"{folder}/memory.max": memory,
+        f"{folder}/memory.current": used,
     }
 
 
 MACHINES = {  # (the process's groups, what is mounted, files): cores, why, all memory, free memory
-    "a quota of its own": (
-        ("0::/pod/app", V2, group_v2("/pod/app", 200000, 400, 250)),
-        (2, "quota", 400, 250),
-    ),
     "a quota of the group above": (
         ("0::/pod/app", V2, group_v2("/pod/app", "max") | group_v2("/pod", 400000, 500, 600)),
         (4, "quota", 500, 0),
     ),
-    "two and a half": (("0::/app", V2, group_v2("/app", 250_000)), (3, "quota", 1000, 900)),
-    "a mount without a source before it": (
+    "two and a half, and before it a mount without a source": (
         ("0::/app", f"3 0 0:3 / /mnt rw - tmpfs  rw\n{V2}", group_v2("/app", 250_000)),
         (3, "quota", 1000, 900),
     ),
@@ -381,19 +303,23 @@ MACHINES = {  # (the process's groups, what is mounted, files): cores, why, all 
         (
             "3:memory:/docker/c4/app\n2:cpu,cpuacct:/docker/c4",
             "\n".join(V1),
-            group_v1("/docker/c4", "/app", 150000, 700, 300),
+            {
+                "sys/fs/cgroup/cpu,cpuacct/docker/c4/cpu.cfs_quota_us": "150000",
+                "sys/fs/cgroup/cpu,cpuacct/docker/c4/cpu.cfs_period_us": "50000",
+                "sys/fs/cgroup/memory/app/memory.limit_in_bytes": "700",
+                "sys/fs/cgroup/memory/app/memory.usage_in_bytes": "300",
+            },
         ),
         (3, "quota", 700, 500),
     ),
-    "no control groups": (("", "", {}), (32, "affinity", 1000, 900)),
 }
 
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_process_has_the_cores_and_the_memory_that_its_container_leaves_it(name, machine_with):
-    files, (cores, limit, memory, free) = MACHINES[name]
+    files, (cores, why, memory, free) = MACHINES[name]
     machine_with(*files)
-    assert quotas.cpu_cores() == quotas.Cores(cores, 64, limit)
+    assert quotas.cpu_cores() == quotas.Cores(cores, 64, why)
     assert (quotas.ram_bytes(), quotas.free_ram_bytes()) == (memory, free)
 
 
@@ -404,34 +330,23 @@ def test_a_quota_is_what_the_machine_the_model_and_the_tuner_go_by(machine_with,
     resources.use_fixed_threads()
     threads.assert_called_once_with(2)
     here = Machine.from_dict(bench_machine.describe(torch.device("cpu")))
-    assert here.cpu_cores == 8 and here.cores_text == "8 of 64 (quota)"
+    assert here.cpu_cores == 8
     assert "8 of 64 (quota) CPU cores" in here.line and "8 of 64 (quota)" in str(here)
     assert memory.free_memory()[0] == 250
 
 
-def test_what_others_do_on_cores_that_a_run_may_not_use_takes_nothing_from_it():
+@pytest.mark.parametrize("allowed, others", [(2, 0.0), (64, 40.0)])
+def test_what_others_do_on_cores_that_a_run_may_not_use_takes_nothing_from_it(allowed, others):
     sample = {"t_ns": 1, "own_cpu": 2 / 64, "cpu": 42 / 64, "cpus": 64, "line_cpu": None}
-    run = SimpleNamespace(
-        steps=1,
-        length_s=2.0,
-        seconds=np.ones_like,
-        telemetry=[sample],
-        machine=Machine(cpu_cores=2),
-    )
-    assert CoreUse.of(run) == CoreUse(2, own=2.0, others=0.0)
-    sample |= {"own_cpu": 1 / 64, "cpu": 1.0}
-    assert CoreUse.of(run) == CoreUse(2, own=1.0, others=1.0)
-    run.machine = Machine(cpu_cores=64)
-    assert CoreUse.of(run) == CoreUse(64, own=1.0, others=63.0)
+    run = Mock(steps=1, length_s=2.0, seconds=np.ones_like, telemetry=[sample])
+    run.machine.cpu_cores = allowed
+    assert CoreUse.of(run) == CoreUse(allowed, own=2.0, others=others)
 
 
-def test_a_small_shared_memory_is_said_with_its_remedy():
-    facts = {"device": "cpu", "kind": "cpu", "name": "Some CPU", "cpu_cores": 2, "threads": 1}
-    assert "0.06 GiB: small for loader workers" in str(Machine.from_dict(facts | {"shm_gib": 0.06}))
-    assert "--shm-size=2g" in str(Machine.from_dict(facts | {"shm_gib": 0.0}))
-    assert "--shm-size" not in str(Machine.from_dict(facts | {"shm_gib": 8.0}))
-    said = "RuntimeError: unable to write to file </torch_7_1_0>: No space left on device (28)."
-    assert "/dev/shm is full" in with_remedy(said)
+@pytest.mark.parametrize("shm_gib, is_small", [(0.06, True), (8.0, False)])
+def test_a_small_shared_memory_is_said_with_its_remedy(shm_gib, is_small):
+    here = str(Machine.from_dict(FACTS | {"shm_gib": shm_gib}))
+    assert ("small for loader workers" in here) == ("--shm-size=2g" in here) == is_small
 
 
 def test_a_mac_is_timed_by_waiting_since_to_read_its_events_waits_too(tmp_path, monkeypatch):
@@ -449,12 +364,27 @@ def test_a_mac_is_timed_by_waiting_since_to_read_its_events_waits_too(tmp_path, 
 
 def test_windows_has_another_compiler_and_no_launcher_of_ranks(monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
-    monkeypatch.setattr(shutil, "which", lambda name: name if name == "cl" else None)
-    assert compiling.compiler() == "cl"
-    monkeypatch.setattr(shutil, "which", lambda _: None)
-    lacks = compiling.compile_lacks(torch.device("cpu"))
-    assert lacks is not None and lacks.endswith("install Visual C++ (cl)")
+    answer(monkeypatch, shutil, {"which": None})
     here = Machine.from_dict(bench_machine.describe(torch.device("cpu")))
-    assert not here.compiles and here.compile_lacks == lacks
+    assert not here.compiles and here.compile_lacks.endswith("install Visual C++ (cl)")
     with pytest.raises(RuntimeError, match="need Linux or macOS.*Use WSL"):
         spec.Distributed(spec.Pipeline(), ranks=2)
+
+
+@pytest.mark.parametrize(
+    "capability, compiler, says",
+    [
+        ((6, 1), "gcc", "Volta"),
+        ((7, 5), None, "C compiler"),
+        ((7, 5), "gcc", "install python3-dev"),
+    ],
+)
+def test_compiling_for_a_card_needs_volta_and_a_compiler_with_headers(
+    capability, compiler, says, monkeypatch
+):
+    monkeypatch.delenv("CC", raising=False)
+    answer(monkeypatch, torch.cuda, {"get_device_capability": capability})
+    answer(monkeypatch, compiling.importlib.util, {"find_spec": "triton"})
+    answer(monkeypatch, shutil, {"which": compiler})
+    answer(monkeypatch, compiling.sysconfig, {"get_path": "/nowhere"})
+    assert says in compiling.compile_lacks(torch.device("cuda"))
