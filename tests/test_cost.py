@@ -16,15 +16,14 @@ def record(tmp_path):
     """Make a record: a device that waits and works in turn, and draws `watts(busy)`."""
 
     def make(watts=None, wait_ms=30, busy_ms=10, steps=100, **machine):
-        """20 samples a step; a counter read on a multiple of the step holds whole steps."""
+        """20 samples a step."""
         events = host_steps(wait_ms, busy_ms, steps, n=20)
         step_ms = wait_ms + busy_ms
-        joules = 0.0
+        joules = 0.0 if watts else None
         for at in range(0, steps * step_ms + 1, 200):
-            energy = joules if watts else None
-            events.append({"event": "telemetry", "t_ns": (1000 + at) * MS, "energy_j": energy})
-            for ms in range(at, at + 200):
-                joules += watts(ms % step_ms >= wait_ms) / 1000 if watts else 0
+            events.append({"event": "telemetry", "t_ns": (1000 + at) * MS, "energy_j": joules})
+            if watts:
+                joules += watts(at % step_ms >= wait_ms) / 5
         return log(tmp_path, CPU | machine, {}, *events)
 
     return make

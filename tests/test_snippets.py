@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
 
 import labkit as lk
-from labkit.bench import user_step
+from labkit.bench import resolve_config, user_step
 from labkit.diagnosis import idle_rules
 from labkit.diagnosis import loader_remedies as cures
 from labkit.diagnosis.core_use import CoreUse
@@ -32,6 +32,7 @@ from labkit.diagnosis.gains import with_gains
 from labkit.diagnosis.loader_code import ARGUMENTS, LoopCode
 from labkit.diagnosis.trainer_code import trainer_lines
 from labkit.diagnosis.wording import worded
+from labkit.results.hardware import Machine
 from labkit.tuning.set_up import tuner
 from labkit.watching import script_loops
 from labkit.watching.loader_call import call_of, call_with
@@ -79,7 +80,6 @@ LOADERS = [
 PLAIN = LoopCode(loader="loader", call="DataLoader", arguments={"dataset": "data"})
 RESTARTED = WorkerEvidence((0.9, 0.9), epoch_start_share=0.4)
 CHANGES = [
-    {"num_workers": 1},
     {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False},
     {"prefetch_factor": 4, "num_workers": 1},
     {"persistent_workers": True, "num_workers": 1},
@@ -120,7 +120,9 @@ def code_of(names):
 
 @forks
 @pytest.mark.parametrize("made", LOADERS)
-def test_what_a_user_is_told_to_type_keeps_every_argument_that_does_not_change(made):
+def test_what_a_user_is_told_to_type_keeps_every_argument_that_does_not_change(made, monkeypatch):
+    monkeypatch.setenv("LABKIT_WARM", "0")
+    monkeypatch.setattr("labkit.tuning.set_up.machine", Machine)
     names = user_script(made)
     code = code_of(names)
     before = described(names["train_loader"])
@@ -135,31 +137,24 @@ def test_what_a_user_is_told_to_type_keeps_every_argument_that_does_not_change(m
         elif wanted["prefetch_factor"] is None:
             wanted["prefetch_factor"] = 2
         assert described(pasted["train_loader"]) == wanted, line
+    if "fork" not in made:
+        at_once = fed(code=code, wait_us=100.0).code
+        without = ("collate_fn", "stream", "batches_of_4", "(data)")
+        assert bool(at_once) != any(part in made for part in without)
+        batches = batches_of(names)
+        exec(at_once, pasted := dict(names))
+        assert batches_of(pasted) == batches  # the same ones in the same order
     if before["batch_size"] is not None:  # else its dataset is what is tuned
-        search = "tuner(train_loader, seconds=1).found"
-        tuning = in_script(names, search, tuner=tuner)
+        tuning = in_script(names, "tuner(train_loader, seconds=1)", tuner=tuner).found
         exec(tuning.snippet, names)
         assert described(names["train_loader"]) == before | tuning.best
-        assert tuning.snippet in tuning.script()
-
-
-@pytest.mark.parametrize("made", [loader for loader in LOADERS if "fork" not in loader])
-def test_a_loader_that_fetches_a_batch_at_once_gives_the_same_batches_in_the_same_order(made):
-    names = user_script(made)
-    line = fed(code=code_of(names), wait_us=100.0).code
-    without = ("collate_fn", "stream", "batches_of_4", "(data)")
-    assert bool(line) != any(part in made for part in without)
-    if line:
-        before = batches_of(names)
-        exec(line, names)
-        assert batches_of(names) == before
 
 
 def batches_of(names):
     loader = names["train_loader"]
     for generator in (torch.default_generator, loader.generator or names["order"]):
         generator.manual_seed(7)
-    return [batch[0].tolist() for batch in loader]
+    return [str(batch[0]) for batch in loader]
 
 
 def fed(**known):
@@ -292,42 +287,32 @@ def in_trainer(**asked):
     return Evidence("gpu", code=code, trainer=True, may_fuse=code.may_fuse, knobs=knobs)
 
 
-def test_a_larger_batch_of_a_trainer_with_several_cards_is_pasted_as_that_of_one():
-    evidence = in_trainer(n_gpu=2)
-    finding = Finding("launch", "gaps_between_kernels", 0.5, (), (LARGER_BATCH,))
-    told = worded(with_gains(finding, evidence, None), evidence)
-    assert "batch_size=64" in told.advice
-    assert "(args, per_device_train_batch_size=32)" in told.code
-
-
 @pytest.mark.parametrize("cards", [1, 2])
 def test_a_process_with_several_cards_is_split_before_its_model_is_compiled(cards):
     model = nn.DataParallel(nn.Linear(4, 4))
     model.device_ids = list(range(cards))
-    of_a_loop = LoopCode.of(call_of(DataLoader(range(4))))
-    for evidence in (
-        in_trainer(n_gpu=cards, torch_compile=cards > 1),
-        Evidence("gpu", code=of_a_loop),
-    ):
+    loop = Evidence("gpu", code=LoopCode.of(call_of(DataLoader(range(4)))))
+    trainer = in_trainer(n_gpu=cards, torch_compile=cards > 1)
+    for evidence in (loop, trainer):
         told = [remedy.for_run(evidence) for remedy in (PROCESS_PER_CARD, COMPILE)]
         keys = [remedy.key for remedy in told if remedy]
         assert keys == (["compile"] if cards == 1 else ["process_per_card"])
+    finding = Finding("launch", "gaps_between_kernels", 0.5, (), (LARGER_BATCH,))
+    told = worded(with_gains(finding, trainer, None), trainer)
+    assert "batch_size=64" in told.advice  # of all cards, the argument is that of one
+    assert f"(args, per_device_train_batch_size={64 // cards})" in told.code
 
 
 @pytest.mark.parametrize(
-    "optim, compiles, lines",
-    [
-        ("adamw_torch", False, ["torch_compile=True", "optim='adamw_torch_fused'"]),
-        ("adafactor", True, []),
-    ],
+    "remedy, argument",
+    [(COMPILE, "torch_compile=True"), (FUSED_OPTIMIZER, "optim='adamw_torch_fused'")],
 )
 def test_a_trainers_arguments_tell_what_it_compiles_and_whether_its_optimizer_is_fused(
-    optim, compiles, lines
+    remedy, argument
 ):
-    evidence = in_trainer(torch_compile=compiles, optim=optim)
-    remedies = [each.for_run(evidence) for each in (COMPILE, FUSED_OPTIMIZER)]
-    told = [trainer_lines("args", each.changes) for each in remedies if each]
-    assert [line.split("args, ")[1].rstrip(")\n") for line in told] == lines
+    told = remedy.for_run(in_trainer(torch_compile=False, optim="adamw_torch"))
+    assert f"(args, {argument})" in trainer_lines("args", told.changes)
+    assert remedy.for_run(in_trainer(torch_compile=True, optim="adafactor")) is None
 
 
 @pytest.mark.parametrize(
@@ -341,11 +326,11 @@ def test_cuda_graphs_are_told_only_where_each_batch_is_an_update_and_few_sizes_a
     assert COMPILE.for_run(evidence).changes == {"compile": mode}
 
 
-def test_nor_does_a_script_for_another_machine_have_them_where_gradients_accumulate():
-    pipeline = lk.Pipeline(device="cuda", compile="reduce-overhead", width=64, depth=4)
-    assert "reduce-overhead" in lk.script(pipeline)
-    gathers = lk.script(pipeline.but(accumulation_steps=8))
-    assert "torch.compile(model)" in gathers and 'mode="reduce-overhead"' not in gathers
+def test_nor_does_a_bench_record_them_where_gradients_accumulate():
+    asked = lk.Pipeline(compile="reduce-overhead", accumulation_steps=8).to_dict()
+    cuda = torch.device("cuda")
+    job, dropped = resolve_config.resolve_config(asked, cuda, size_model=False, here=False)
+    assert job.compile == "default" and "overwrites gradients" in dropped["compile"]
 
 
 def test_a_compiled_loop_of_a_batch_size_that_nobody_knows_is_still_told_something():
@@ -355,40 +340,33 @@ def test_a_compiled_loop_of_a_batch_size_that_nobody_knows_is_still_told_somethi
 
 
 def test_workers_are_kept_with_a_word_on_what_set_epoch_sets_where_there_is_one():
-    class Shards(TensorDataset):
-        set_epoch = print
-
     class Order(SequentialSampler):
         set_epoch = print
 
-    plain, shards = (kind(torch.zeros(64)) for kind in (TensorDataset, Shards))
-    for data, sampler in ((plain, None), (shards, None), (plain, Order(plain))):
+    data = TensorDataset(torch.zeros(64))
+    for sampler in (None, Order(data)):
         code = LoopCode.of(call_of(DataLoader(data, 8, sampler=sampler)))
         told = fed(code=code, workers=RESTARTED, knobs={"num_workers": 2})
         assert told.cause == "workers_restart" and "persistent_workers=True" in told.advice
-        unseen = "do not see what set_epoch() sets" in told.advice
-        assert unseen == (data is shards or sampler is not None)
+        assert ("do not see what set_epoch() sets" in told.advice) == (sampler is not None)
 
 
-@pytest.mark.parametrize("remade, persistent", [("loader", False), ("dataset", True)])
-def test_workers_that_end_with_the_loader_of_each_epoch_are_kept_by_making_it_once(
-    remade, persistent
-):
+def test_workers_that_end_with_the_loader_of_each_epoch_are_kept_by_making_it_once():
     names = user_script("None") | {"size": 24}
     names["whole"] = names["data"]
-    data = "data" if remade == "loader" else "train_loader.dataset"
-    arguments = {"dataset": data, "batch_size": "8", "shuffle": "True", "num_workers": "2"}
-    code = LoopCode("train_loader", call="DataLoader", arguments=arguments, remade=remade)
-    knobs = {"num_workers": 2, "persistent_workers": persistent}
-    told = fed(code=code, workers=RESTARTED, knobs=knobs)
+    arguments = {"dataset": "train_loader.dataset", "batch_size": "8", "shuffle": "True"}
+    remade = LoopCode("train_loader", call="DataLoader", arguments=arguments, remade="dataset")
+    knobs = {"num_workers": 2, "persistent_workers": True}
+    told = fed(code=remade, workers=RESTARTED, knobs=knobs)
     assert "the loader made once, above the loop over the epochs" in told.advice
-    assert ("sampler" in told.advice) == (remade == "dataset")
-    exec(told.code, names)
+    exec(remade.lines(knobs), names)
     made = names["train_loader"]
     assert (made.batch_size, made.num_workers, made.persistent_workers) == (8, 2, True)
-    assert sum(map(len, made.batch_sampler)) == (24 if remade == "dataset" else len(names["data"]))
-    unnamed = dataclasses.replace(code, arguments=arguments | {"collate_fn": "train_loader.f"})
-    assert unnamed.lines({"persistent_workers": True}) == ""
+    assert sum(map(len, made.batch_sampler)) == 24  # of the whole
+    loader = dataclasses.replace(PLAIN, remade="loader")
+    assert loader.lines(knobs).startswith("# once, above the loop over the epochs\nloader = ")
+    unnamed = dataclasses.replace(loader, arguments={"dataset": "data", "collate_fn": "loader.f"})
+    assert unnamed.lines(knobs) == ""
 
 
 def test_a_knob_of_the_step_that_is_switched_off_needs_no_line_and_one_without_a_name_has_none():
@@ -424,7 +402,7 @@ def test_threads_that_wait_for_cores_of_busy_workers_are_given_up_first():
     told = fed(**known)
     assert "1 of its 2 threads" in told.advice and "torch.set_num_threads(1)" in told.code
     assert told.expected[0] == pytest.approx(1.56, abs=0.05)  # 36.8 ms of two cores, over 21.2 + 2
-    for calm in ({"compute_us": 1.2e3}, {"threads": 1}, {"use": CoreUse(8)}, {"code": None}):
+    for calm in ({"compute_us": 1.2e3}, {"use": CoreUse(8)}, {"code": None}):
         assert "set_num_threads" not in fed(**known | calm).code, calm
 
 
@@ -444,20 +422,14 @@ def test_no_line_is_printed_that_would_drop_an_argument_or_name_what_is_not_ther
     assert of_batches.lines({"batch_size": 8}) == ""
     for unknown in (None, 3, {"arguments": 3}, {"arguments": {"x": "y"}}, {"loader": [1]}):
         assert LoopCode.of(unknown).lines({"num_workers": 4, "compile": "default"}) == ""
-    assert LoopCode().lines({"prefetch_to_device": True}) == ""
 
 
 def test_a_trainers_user_is_given_a_line_that_changes_their_training_arguments():
-    @dataclasses.dataclass
-    class TrainingArguments:  # as transformers' is one
-        learning_rate: float
-        dataloader_num_workers: int = 0
-
     code = LoopCode(training="args")
     advised = Workers(2, Estimate(2.0, 1.5, 2.5))
     finding = fed(use=CoreUse(2), trainer=True, advised=advised, code=code)
     assert "dataloader_num_workers=2" in finding.advice
-    exec(finding.code, names := {"args": TrainingArguments(0.1)})
-    assert names["args"] == TrainingArguments(0.1, dataloader_num_workers=2)
+    line = "args = replace(args, dataloader_num_workers=2)\n"
+    assert finding.code == f"from dataclasses import replace\n\n{line}"
     assert "(args, bf16=True)" in trainer_lines("args", {"precision": "bf16"})
     assert trainer_lines(None, {"num_workers": 2}) == ""  # no name to be written by
