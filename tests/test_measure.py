@@ -39,7 +39,7 @@ def test_each_point_is_a_row_and_one_that_fails_says_why_while_the_next_ones_go_
         if n == 16 and case == "too large":
             torch.empty(2**50)
         a = torch.ones(n, n, device=bench.device)
-        bench.time(lambda: scaled(a @ a), flops=2 * n**3)
+        bench.time(lambda: scaled(a @ a))
         return {"corner": scaled(a @ a)[0, 0], "seen": len(held)}
 
     cases = ["fine", "needs a card", "wrong", "too large", "after"]
@@ -48,8 +48,6 @@ def test_each_point_is_a_row_and_one_that_fails_says_why_while_the_next_ones_go_
     assert list(rows["n"]) == [8] * 5 + [16] * 5 and list(rows["case"]) == cases * 2
     assert list(rows["corner"].dropna()) == [24, 24, 24, 48, 48]
     assert list(rows["seen"].dropna()) == [1, 4, 5, 6, 1]  # the last one in a fresh process
-    first = rows.iloc[0]
-    assert first["tflops"] == pytest.approx(2 * 8**3 / first["ms"] * 1e-9)
     errors = rows["error"]
     assert errors[1] == "skipped: needs CUDA" and errors[8] == "out of memory"
     assert errors[2].endswith('raise KeyError("no such layer"))') and "KeyError" in errors[2]
@@ -125,7 +123,6 @@ def locked():
         (product, {"n": 8, "size": 4}, "Unknown argument of product: size"),
         (product, {"n": 8, "device": "gpu"}, "device='gpu'"),
         (locked(), {}, "lock, which uses_it uses, cannot be sent"),
-        (lambda: None, {}, "argument"),
         ("roofline", {}, "function"),
     ],
 )
@@ -170,11 +167,11 @@ def test_what_a_function_may_return_is_said(returned, why):
 
 
 def test_a_record_of_an_experiment_of_version_1_still_loads(tmp_path):
-    copied = {"of": "copy", "case": {"n": 2}, "seconds": [0.5], "bytes": 2**30}
+    copied = {"of": "copy", "case": {"n": 2}, "seconds": [0.5], "bytes": 2**30, "flops": 1e12}
     skipped = {"what": "bf16", "why": "needs a card"}
     events = {"event": "measurement", **copied}, {"event": "skipped", **skipped}
     rows = recorded(tmp_path, *events, experiment="roofline").rows
-    assert list(rows["of"]) == ["copy", "bf16"] and rows["gib_s"][0] == 2
+    assert list(rows["of"]) == ["copy", "bf16"] and rows["gib_s"][0] == rows["tflops"][0] == 2
     assert rows["error"][1] == "skipped: needs a card"
 
 

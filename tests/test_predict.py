@@ -1,6 +1,5 @@
 """A prediction follows from what a run measured, says how sure it is, and when it cannot say."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -85,7 +84,7 @@ def test_the_textbook_case_is_predicted_from_a_run_without_workers(textbook):
     assert found.utilization == pytest.approx(4 * 10 / 50, abs=0.02)
     low, high = found.throughput_range
     assert low < found.throughput < high and found.helps and found.limit == "input"
-    assert "predicted" in repr(found) and json.dumps(found.to_dict())
+    assert "predicted" in repr(found)
     itself = lk.predict(textbook)
     assert itself.throughput == pytest.approx(textbook.throughput, rel=0.02)
     assert not itself.helps and "will not help" in itself.why
@@ -202,7 +201,6 @@ def test_an_x_ray_tells_what_batch_size_and_bf16_do(tmp_path):
     [
         ({"model": "mlp", "augment": 2}, "run it once with augment=2, model='mlp'"),
         ({"compile": "default"}, "compile"),
-        ({"steps": 1}, "one step"),
         ({"precision": "bf16"}, "bf16"),
         ({"batch_size": 32}, "xray=True"),
     ],
@@ -212,7 +210,6 @@ def test_what_the_run_does_not_tell_is_not_predicted(textbook, changes, word):
     assert found.cannot.startswith("cannot predict") and word in found.cannot
     assert "run it" in found.cannot or "give it" in found.cannot  # the remedy
     assert found.throughput is found.utilization is found.limit is None
-    assert "cannot predict" in repr(found)
 
 
 @pytest.mark.parametrize(
