@@ -207,7 +207,7 @@ def test_a_start_that_was_only_cold_is_found_out():
 # -- in earnest ------------------------------------------------------------------------------------
 
 
-REMOTE = Waiting(0.004)  # as from a slow drive
+REMOTE = Waiting(0.006)  # as from a slow drive
 
 
 def step(model, optimizer, batch):
