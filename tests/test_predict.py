@@ -1,67 +1,49 @@
 """A prediction follows from what a run measured, says how sure it is, and when it cannot say."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from played_gpu import CPU, GPU, MS, host_steps, log, play
 
 import labkit as lk
 from labkit.diagnosis.prediction import outcome_of
-from labkit.diagnosis.recommendation import _of_times, recommend_workers
-from labkit.diagnosis.run_costs import RunCosts
+from labkit.diagnosis.recommendation import recommend_workers
 
-SLEEP = {"dataset": "sleep", "io_ms": 0.0, "xray": False}
-
-
-def write(folder, machine, knobs, steps, cpu_ms, wait_ms, extra=(), spec=(), without=()):
-    """Write and load a run whose batches computed and waited so long; some events are left out."""
-    knobs = SLEEP | {"steps": len(steps)} | knobs
-    items = [
-        [step["i"], step["t"][0], 16, cpu_ms * 1e3, wait_ms * 1e3, 0, 0, 0, 0, 0, [], []]
-        for step in steps
-    ]
-    handoff = dict.fromkeys(("main_wall_us", "worker_us", "share_us"), 0.0)
-    events = [
-        *steps,
-        {"event": "items", "worker": 0 if knobs["num_workers"] else -1, "rows": items},
-        {"event": "handoff", "bytes": 1000, "warm_us": 100.0, "cold_us": 100.0, **handoff},
-        *extra,
-    ]
-    kept = [event for event in events if event["event"] not in without]
-    return log(folder, machine, knobs, *kept, spec=spec)
+STEPS = host_steps(50, 10, 40, cpu=10 * MS)  # 50 ms of waiting and 10 of training
 
 
 def record(
-    folder,
-    *,
-    steps=40,
-    fetch_ms=50.0,
-    cpu_ms=0.0,
-    host_ms=10.0,
-    knobs=(),
-    machine=CPU,
-    **on,
+    folder, steps=STEPS, *, machine=CPU, wait=50.0, cpu=0.0, extra=(), spec=(), without=(), **knobs
 ):
-    """Write a run as it would be measured if a batch waited `fetch_ms` and computed `cpu_ms`."""
-    knobs = {"prep_ms": 50.0, "num_workers": 0, **dict(knobs)}
-    events = host_steps(fetch_ms + cpu_ms, host_ms, steps, cpu=int(host_ms * MS))
-    return write(folder, machine, knobs, events, cpu_ms, fetch_ms, **on)
+    """Write and load a run without workers whose batches waited, and computed, so many ms."""
+    items = [
+        [step["i"], step["t"][0], 16, cpu * 1e3, wait * 1e3, 0, 0, 0, 0, 0, [], []]
+        for step in steps
+    ]
+    events = [
+        *steps,
+        {"event": "items", "worker": -1, "rows": items},
+        {"event": "handoff", "bytes": 1000, "warm_us": 100.0, "cold_us": 100.0},
+        *extra,
+    ]
+    kept = [event for event in events if event["event"] not in without]
+    asked = {"dataset": "sleep", "io_ms": 0.0, "prep_ms": wait, "num_workers": 0, "xray": False}
+    return log(folder, machine, asked | {"steps": len(steps)} | knobs, *kept, spec=spec)
+
+
+def cores_used(others, own=0.5):
+    """Return a reading of two cores, of which the run uses a share, and other programs some."""
+    used = {"cpu": own + others / 2, "own_cpu": own, "cpus": 2}
+    return {"event": "telemetry", "t_ns": 2 * 10**9, **used}
 
 
 def on_gpu(folder, *, pinned=False, prep=20.0, **how):
-    """Write a run without workers as a GPU would: `prep` ms a batch are waited for."""
-    knobs = {
-        "prep_ms": prep,
-        "num_workers": 0,
-        "pin_memory": pinned,
-        "non_blocking": pinned,
-        "prefetch_to_device": how.get("side_stream", False),
-    }
+    """Write a run as a GPU would: `prep` ms a batch are waited for."""
+    knobs = {"pin_memory": pinned, "non_blocking": pinned}
+    knobs["prefetch_to_device"] = how.get("side_stream", False)
     steps, _ = play(prep=prep, waits=not pinned, **how)
-    return write(folder, GPU, knobs, steps, 0.0, prep)
+    return record(folder, steps, machine=GPU, wait=prep, **knobs)
 
 
 @pytest.fixture(scope="module")
@@ -75,25 +57,20 @@ def textbook(tmp_path_factory):
 
 def test_what_a_run_uses_beyond_its_step_and_loader_is_threads_that_spin(tmp_path):
     # 30 ms for a batch, 10 for a step on two threads, of which one spins for 8: 58 ms of CPU in 40
-    used = {"event": "telemetry", "t_ns": 2 * 10**9, "cpu": 0.725, "own_cpu": 0.725, "cpus": 2}
-    how = {"fetch_ms": 0.0, "cpu_ms": 30.0, "machine": CPU | {"threads": 2}, "extra": [used]}
-    run = record(tmp_path, **how)
-    other = tmp_path / "other"
-    other.mkdir()
-    assert RunCosts.of(run).spin == pytest.approx(0.008, abs=1e-4)
-    quiet = record(other, **how | {"extra": [used | {"own_cpu": 0.625}]})
-    assert RunCosts.of(quiet).spin == 0.0
-    two = [lk.predict(each, num_workers=2).throughput for each in (run, quiet)]
-    assert two[0] < 0.97 * two[1]
+    how = {"wait": 0.0, "cpu": 30.0, "machine": CPU | {"threads": 2}}
+    rates = []
+    for used in (0.725, 0.625):
+        read = cores_used(0.0, used)
+        run = record(tmp_path, host_steps(30, 10, 40, cpu=10 * MS), extra=[read], **how)
+        rates.append(lk.predict(run, num_workers=2).throughput)
+    assert rates[0] < 0.97 * rates[1]
 
 
 def test_a_step_that_the_host_waits_for_is_simulated_once(tmp_path):
     """On a Mac, whose watched device is timed by waiting for it."""
     waited = [{"event": "clock", "why": "none"}]
     mac = GPU | {"device": "mps:0", "cpu_cores": 8}
-    run = record(tmp_path, machine=mac, fetch_ms=20.0, knobs={"prep_ms": 20.0}, extra=waited)
-    known = RunCosts.of(run)
-    assert known.host.sum() == 0 and known.device.mean() == pytest.approx(0.010)
+    run = record(tmp_path, host_steps(20, 10, 40), machine=mac, wait=20.0, extra=waited)
     assert lk.predict(run).throughput == pytest.approx(run.throughput, rel=0.02)
     fed = lk.predict(run, num_workers=8)
     assert fed.throughput == pytest.approx(16 / 0.010, rel=0.1)  # and not every 20 ms
@@ -107,28 +84,25 @@ def test_the_textbook_case_is_predicted_from_a_run_without_workers(textbook):
     assert found.utilization == pytest.approx(4 * 10 / 50, abs=0.02)
     low, high = found.throughput_range
     assert low < found.throughput < high and found.helps and found.limit == "input"
-    assert "predicted" in repr(found) and "\n" not in repr(found)
-    assert json.loads(json.dumps(found.to_dict()))["limit"] == "input"
+    assert "predicted" in repr(found)
     itself = lk.predict(textbook)
     assert itself.throughput == pytest.approx(textbook.throughput, rel=0.02)
     assert not itself.helps and "will not help" in itself.why
 
 
 def test_recorded_runs_predict_each_other_and_what_is_missed_in_one_is_known_of_the_next():
-    names = {count: f"Intel-Xeon-Processor/workers-{count}" for count in (0, 1, 2, 4)}
-    runs = {count: lk.recorded(name) for count, name in names.items()}
-    found = {(a, b): lk.predict(run, num_workers=b) for a, run in runs.items() for b in runs}
-    off = [abs(told.throughput / runs[b].throughput - 1) for (_, b), told in found.items()]
-    assert np.median(off) < 0.03
-    assert max(off) < 0.08  # the loop without workers, told from 4 of them
+    names = "Intel-Xeon-Processor/workers-{}"
+    runs = {count: lk.recorded(names.format(count)) for count in (0, 1, 2, 4)}
+    for run in runs.values():
+        for count, after in runs.items():
+            told = lk.predict(run, num_workers=count)
+            assert told.throughput == pytest.approx(after.throughput, rel=0.08)
 
 
 @pytest.mark.parametrize(
     "name, after, change",
     [
-        ("workers-0", "workers-4", {"num_workers": 4}),
         ("workers-0", "workers-8", {"num_workers": 8}),
-        ("workers-4", "workers-8", {"num_workers": 8}),
         ("workers-8", "workers-0", {"num_workers": 0}),
         ("precision-fp32", "precision-bf16", {"precision": "bf16"}),
     ],
@@ -140,7 +114,10 @@ def test_what_a_real_gpu_brought_lies_within_what_was_promised(name, after, chan
 
 
 RECORDED = [
-    pytest.param(path.name.split(".")[0], marks=[pytest.mark.nightly] if number % 3 else [])
+    pytest.param(
+        f"{path.parent.name}/{path.name.split('.')[0]}",
+        marks=[pytest.mark.nightly] if number % 4 else [],
+    )
     for number, path in enumerate(sorted(Path(lk.__file__).parent.glob("records/*/*-*.jsonl.gz")))
 ]
 
@@ -157,74 +134,47 @@ def test_the_verdict_advises_the_predicted_workers_and_a_second_look_does_not_un
         if "num_workers" in remedy.changes
     }
     assert advised <= {best.num_workers} - {own}
-    assert best.gain.value == 1.0 if best.num_workers == own else best.gain.value > 1
     rates = {n: lk.predict(run, num_workers=n).throughput for n in {0, 4, 12, best.num_workers}}
-    assert (
-        max(rates.values()) < 1.06 * rates[best.num_workers]
-    )  # nothing else gains once it is applied
+    assert max(rates.values()) < 1.06 * rates[best.num_workers]  # once applied, nothing else gains
 
 
-def test_a_miss_is_said_as_what_came_and_which_part_missed_unless_others_took_the_cores(textbook):
-    told = lk.predict(textbook, num_workers=4)
+def test_a_miss_is_said_as_what_came_and_which_part_missed_unless_others_took_the_cores(
+    textbook, tmp_path
+):
+    told = lk.predict(textbook, num_workers=4)  # 2.5 ms of waiting and 10 of training
 
-    def came(rate, busy, others=0.0, beside=()):
-        read = {"t_ns": 10**9, "cpu": 0.5 + others / 2, "own_cpu": 0.5, "cpus": 2}
-        return SimpleNamespace(
-            throughput=told.throughput * rate,
-            utilization=busy,
-            steps=1,
-            machine=textbook.machine,
-            telemetry=[read],
-            seconds=np.ones_like,
-            length_s=2.0,
-            stamps=np.full((1, 6), 2.0),
-            beside=beside,
-        )
+    def came(wait, step, *events):
+        return outcome_of(told, log(tmp_path, CPU, {}, *host_steps(wait, step), *events))
 
-    assert outcome_of(told, came(1.02, told.utilization)) == "as predicted"
-    slower = outcome_of(told, came(0.67, 0.67 * told.utilization))
-    assert slower == "33% lower than predicted: the wait is longer"
-    assert outcome_of(told, came(0.8, 0.99)) == "20% lower than predicted: the step is longer"
-    crowded = outcome_of(told, came(0.5, 0.5, others=1.0))
-    assert crowded == "not comparable: other programs use 1.0 of 2 cores"
-    named = outcome_of(told, came(0.5, 0.5, others=1.0, beside=["python (pid 12)"]))
-    assert named == f"{crowded}: python (pid 12)"
+    assert came(2.6, 10) == "as predicted"
+    assert came(8.7, 10) == "33% lower than predicted: the wait is longer"
+    assert came(2.6, 13) == "20% lower than predicted: the step is longer"
+    crowded = "not comparable: other programs use 1.0 of 2 cores"
+    assert came(8.7, 10, cores_used(1.0)) == crowded
+    beside = {"event": "beside", "processes": [{"name": "python", "pid": 12, "cores": 1.0}]}
+    assert came(8.7, 10, cores_used(1.0), beside) == f"{crowded}: python (pid 12)"
 
 
 @pytest.mark.parametrize("others, workers", [(0.0, 2), (1.1, 0)])
-def test_a_loop_whose_items_compute_is_given_no_workers_for_cores_that_others_have(others, workers):
-    read = {"t_ns": 10**9, "cpu": 0.5 + others / 2, "own_cpu": 0.5, "cpus": 2}
-    wait = np.full(30, 0.04)
-    body = np.full(30, 0.01)
-    end = np.cumsum(wait + body)
-    asked = end - wait - body
-    ready = end - body
-    run = SimpleNamespace(
-        watched=True,
-        warmup=1,
-        steps=30,
-        machine=SimpleNamespace(cpu_cores=2, kind="cpu", threads=1),
-        telemetry=[read],
-        pipeline=SimpleNamespace(num_workers=0),
-        seconds=np.ones_like,
-        length_s=2.0,
-        stamps=np.column_stack([asked, *[ready] * 4, end]),
-    )
+def test_a_loop_whose_items_compute_is_given_no_workers_for_cores_that_others_have(
+    others, workers, tmp_path
+):
+    events = (*host_steps(40, 10, 30), cores_used(others))
+    watched = {"watched": {"loader": "DataLoader"}}
+    run = log(tmp_path, CPU, {"num_workers": 0}, *events, spec=watched)
     lines = SimpleNamespace(enough=lambda _: True, kinds=lambda _: {"python": 1.0}, made_us=None)
-    assert _of_times(run, lines).num_workers == workers
+    assert recommend_workers(run, lines).num_workers == workers
 
 
 @pytest.mark.parametrize(
     "how",
     [
         {},
-        {"pinned": True},
         {"pinned": True, "side_stream": True, "copy": 3.0},
         {"sync": True},
         {"pinned": True, "queue": 50},
         {"launch": 12.0, "compute": 3.0},
     ],
-    ids=["pageable", "pinned", "side stream", "a sync each step", "a full queue", "launch-bound"],
 )
 @pytest.mark.parametrize("measured, asked", [(3.0, 9.0), (30.0, 5.0)])
 def test_a_gpu_run_tells_what_another_preparation_would_bring(tmp_path, how, measured, asked):
@@ -241,8 +191,6 @@ def test_an_x_ray_tells_what_batch_size_and_bf16_do(tmp_path):
     assert lk.predict(run, batch_size=32).throughput == pytest.approx(32 / 0.065, rel=0.03)
     assert lk.predict(run, precision="bf16").utilization == pytest.approx(5 / 55, abs=0.01)
     assert "4 times" in lk.predict(run, batch_size=1024).cannot
-    found = lk.predict(run, pin_memory=True)  # cannot act on a CPU
-    assert found.throughput == lk.predict(run).throughput and "pin_memory" in found.why
 
 
 # -- what cannot be predicted --------------------------------------------------------------------
@@ -253,7 +201,6 @@ def test_an_x_ray_tells_what_batch_size_and_bf16_do(tmp_path):
     [
         ({"model": "mlp", "augment": 2}, "run it once with augment=2, model='mlp'"),
         ({"compile": "default"}, "compile"),
-        ({"steps": 1}, "one step"),
         ({"precision": "bf16"}, "bf16"),
         ({"batch_size": 32}, "xray=True"),
     ],
@@ -263,19 +210,17 @@ def test_what_the_run_does_not_tell_is_not_predicted(textbook, changes, word):
     assert found.cannot.startswith("cannot predict") and word in found.cannot
     assert "run it" in found.cannot or "give it" in found.cannot  # the remedy
     assert found.throughput is found.utilization is found.limit is None
-    assert "cannot predict" in repr(found)
 
 
 @pytest.mark.parametrize(
     "lack, says",
     [
-        ({"without": ("items",)}, "run it again"),
+        ({"without": ("items",)}, "run it again"),  # an old record
         ({"without": ("handoff",)}, "handing a batch over"),
         ({"spec": {"watched": {"loader": "DataLoader"}}}, "watched"),
-        ({"steps": 4}, "batches"),
-        ({"steps": 2}, "too few steps"),
+        ({"steps": STEPS[:4]}, "batches"),
+        ({"steps": STEPS[:2]}, "too few steps"),
     ],
-    ids=["an old record", "no hand-off", "a watched loop", "a short run", "one measured step"],
 )
 def test_a_record_that_lacks_what_predictions_need_says_what_to_do(tmp_path, lack, says):
     assert says in lk.predict(record(tmp_path, **lack), num_workers=2).cannot

@@ -10,18 +10,17 @@ import json
 import os
 import pickle
 import sys
-import tempfile
 import textwrap
 import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import labkit as lk
 from labkit.bench import by_value, user_dataset, user_parts, user_step
 from labkit.diagnosis.estimate import Estimate
-from labkit.diagnosis.prediction import WORTH
 from labkit.diagnosis.recommendation import recommend_workers
 from labkit.results.run import Run
 from labkit.tuning import memory, source
@@ -30,7 +29,6 @@ from labkit.tuning.search_result import Tuning
 from labkit.tuning.settings import LoaderSetting
 from labkit.tuning.trial import Outcome, Trial, forecast
 
-torch = pytest.importorskip("torch")
 START = LoaderSetting(batch_size=16)
 RECORDED = lk.recorded("workers-0")
 
@@ -38,6 +36,10 @@ RECORDED = lk.recorded("workers-0")
 def waiting(setting):
     """Workers that wait bring their whole; a device that takes 1000/s is the limit."""
     return min(1000, 200 * max(1, setting.num_workers))
+
+
+def anything(_setting, _trials):
+    """Refuse no setting."""
 
 
 def searched(true, predicted=waiting, start=START, tuning=None, spread=0.0, refuse=None, cores=1):
@@ -54,16 +56,13 @@ def searched(true, predicted=waiting, start=START, tuning=None, spread=0.0, refu
     run = copy.copy(RECORDED)
     run.computed = {Run.spread.fget: spread}
     tuning = tuning or Tuning("fake", start.to_dict())
-    allowed = refuse or (lambda setting, trials: None)
     bench = SimpleNamespace(count=0, measure=measure)
-    search = LoaderSearch(
-        tuning, bench, forecast, allowed, max_workers=12, cores=cores, try_pinned=True
-    )
-    return search.run()
+    how = {"max_workers": 12, "cores": cores, "try_pinned": True}
+    return LoaderSearch(tuning, bench, forecast, refuse or anything, **how).run()
 
 
 def fails(setting):
-    return "<b>out of memory" if setting.num_workers > 4 else waiting(setting)
+    return "out of memory" if setting.num_workers > 4 else waiting(setting)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +81,6 @@ def test_the_cheapest_setting_as_fast_as_the_fastest_is_found_in_a_few_runs(true
     runs = sum(len(trial.rates) + bool(trial.error) for trial in tuning.tried)
     assert runs <= (5 if true is waiting else 8)  # what agrees with the model is not confirmed
     assert f", num_workers={workers}" in tuning.snippet and tuning.snippet in tuning.script()
-    assert "<b>" not in tuning._repr_html_().replace("<b>Tuning", "")
     assert ("out of memory" in repr(tuning)) == (true is fails)
 
 
@@ -99,9 +97,8 @@ def hindered(setting):
 
 def test_that_no_workers_are_best_is_believed_only_once_some_have_been_measured():
     tuning = searched(numpy_items, lambda s: 1627 if s.num_workers == 0 else 1300, cores=2)
-    best = 2757
-    assert tuning.winner.rate >= 0.95 * best, tuning
-    tuning = searched(hindered, lambda s: 1000 if s.num_workers == 0 else 700, cores=2)
+    assert tuning.winner.rate >= 0.95 * 2757, tuning
+    tuning = searched(hindered, hindered, cores=2)
     assert tuning.best["num_workers"] == 0 and len(tuning.tried) == 3
 
 
@@ -117,26 +114,14 @@ def test_both_neighbours_of_the_best_are_measured_before_the_search_ends(best):
     assert tuning.best["num_workers"] == best, tuning
 
 
-@pytest.mark.parametrize("name", ["workers-0", "workers-2", "workers-6"])
+@pytest.mark.parametrize("name", ["workers-0", "workers-2"])
 def test_the_first_number_of_workers_tried_is_the_one_that_the_verdict_recommends(name):
     run = lk.recorded(name)
-    start = LoaderSetting.of(run.pipeline.to_dict())
-    tuning = Tuning("fake", start.to_dict())
-    tuning.tried.append(Trial(start.to_dict(), rates=[run.throughput], runs=[run]))
-    search = LoaderSearch(
-        tuning,
-        None,
-        forecast,
-        lambda setting, trials: None,
-        max_workers=12,
-        cores=run.machine.cpu_cores,
-    )
-    trial = search.propose()
-    recommended = recommend_workers(run).num_workers
-    if recommended == start.num_workers:  # it may try what the verdict finds too little
-        assert trial is None or trial.expected[0] <= (1 + WORTH) * run.throughput
-    else:
-        assert trial.setting.num_workers == recommended
+    start = run.pipeline.to_dict()
+    tuning = Tuning("fake", start, tried=[Trial(start, rates=[run.throughput], runs=[run])])
+    cores = run.machine.cpu_cores
+    search = LoaderSearch(tuning, None, forecast, anything, max_workers=12, cores=cores)
+    assert search.propose().setting.num_workers == recommend_workers(run).num_workers
 
 
 def test_workers_are_not_taken_for_a_gain_that_the_runs_own_unevenness_may_be():
@@ -158,12 +143,12 @@ def test_an_interrupt_keeps_the_best_so_far_and_a_start_without_numbers_gives_it
     with pytest.raises(KeyboardInterrupt):
         searched(interrupted, lambda s: waiting(s) * (1.15 if s.num_workers else 1), tuning=tuning)
     assert tuning.interrupted and tuning.best["num_workers"] == 6
-    assert "interrupted" in repr(tuning) and json.dumps(tuning.to_dict())
+    assert "interrupted" in repr(tuning)
     with pytest.raises(RuntimeError, match=r"dataset\[7\] failed"):
         searched(lambda setting: "dataset[7] failed")
 
 
-def test_an_interrupted_cell_returns_what_a_sweep_or_a_tuning_has(monkeypatch, capsys):
+def test_an_interrupted_cell_returns_what_a_sweep_or_a_tuning_has(monkeypatch):
     def pressed(*_how, **_more):
         raise KeyboardInterrupt
 
@@ -172,30 +157,32 @@ def test_an_interrupted_cell_returns_what_a_sweep_or_a_tuning_has(monkeypatch, c
         lk.sweep(num_workers=[0, 2])
     monkeypatch.setattr("labkit.view.running.in_notebook", lambda: True)
     assert "(2 not run)" in str(lk.sweep(num_workers=[0, 2]))
-    with pytest.raises(ValueError, match="needs a knob and its values"):
-        lk.sweep()
-    assert capsys.readouterr().out.startswith("stopped after 0 of 2 runs")
     monkeypatch.setattr("labkit.tuning.trial_bench.launch", pressed)
+    monkeypatch.setenv("LABKIT_WARM", "0")
+    monkeypatch.setattr("labkit.tuning.set_up.machine", lambda: RECORDED.machine)
     assert "nothing measured" in lk.tune(lk.Pipeline()).headline
 
 
-def test_what_may_not_fit_in_memory_is_left_out_with_the_numbers(monkeypatch):
-    gib = 2**30
-    run = SimpleNamespace(telemetry=[{"rss_gib": 2.0}], event=lambda name: {"bytes": gib})
+@pytest.mark.parametrize(
+    "workers, prefetch, shared, lacks",
+    [(1, 1, 2**33, "None"), (1, 8, 2**33, "/dev/shm"), (16, 1, None, "RAM")],
+)
+def test_what_may_not_fit_in_memory_is_told_with_the_numbers(
+    workers, prefetch, shared, lacks, monkeypatch
+):
+    run = SimpleNamespace(telemetry=[{"rss_gib": 2.0}], event=lambda name: {"bytes": 2**30})
     tried = [Trial(START.to_dict(), rates=[100.0], runs=[run])]  # 1 GiB a batch, 2 GiB a process
-    small = START.but(num_workers=1, prefetch_factor=1)
-    deep = small.but(prefetch_factor=8)
-    many = small.but(num_workers=16)
-    monkeypatch.setattr(memory, "free_memory", lambda: (32 * gib, 8 * gib))
-    assert memory.too_large(small, tried) is None
-    assert "/dev/shm" in memory.too_large(deep, tried)
-    monkeypatch.setattr(memory, "free_memory", lambda: (32 * gib, None))
-    assert "RAM" in memory.too_large(many, tried)
+    monkeypatch.setattr(memory, "free_memory", lambda: (2**35, shared))
+    setting = START.but(num_workers=workers, prefetch_factor=prefetch)
+    assert lacks in str(memory.too_large(setting, tried))
+
+
+def test_what_is_refused_is_left_out_and_said():
     tuning = searched(waiting, refuse=lambda s, _trials: "no memory" if s.num_workers > 2 else None)
     assert tuning.best["num_workers"] == 2 and "no memory" in tuning.notes[0]
 
 
-class Numbers(torch.utils.data.Dataset):
+class Numbers:
     """Items that fail where they are told to."""
 
     def __init__(self, bad=None):
@@ -210,41 +197,27 @@ class Numbers(torch.utils.data.Dataset):
         return torch.full((8,), float(index)), index
 
 
-class Stream(torch.utils.data.IterableDataset):
-    """A short stream; shared among its workers or not."""
+def in_bf16(number):
+    return torch.tensor(number, dtype=torch.bfloat16)  # a format that NumPy does not know
 
-    def __init__(self, shared=True, once=False):
-        self.shared = shared
-        self.once = once
-        self.left = None
+
+class Stream(torch.utils.data.IterableDataset):
+    """A short stream, which workers do not share among them."""
+
+    def __init__(self, once=False):
+        self.left = iter(range(200)) if once else None
 
     def __iter__(self):
-        worker = torch.utils.data.get_worker_info()
-        start, step = (worker.id, worker.num_workers) if worker and self.shared else (0, 1)
-        self.left = self.left or iter(range(start, 200, step))
-        return self.left if self.once else iter(range(start, 200, step))
+        return map(in_bf16, self.left or range(200))
 
 
-@pytest.fixture
-def batches(tmp_path, monkeypatch):
-    """Send a dataset as a run would, take it in as the bench does, and return its batches."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)  # not 5 s
-    taken = []
-
-    def taken_in(dataset, **knobs):
-        folder = Path(tempfile.mkdtemp(dir=tmp_path))
-        job = SimpleNamespace(**lk.Pipeline(batch_size=8, device="cpu").but(**knobs).to_dict())
-        _, loader = user_parts.prepare(source.source_of(dataset).place(folder), job, folder)
-        assert not (folder / source.PAYLOAD).exists()
-        taken.append(iter(loader))
-        return taken[-1]
-
-    yield taken_in
-    for loader in taken:
-        if hasattr(loader.iterator, "_shutdown_workers"):
-            loader.iterator._shutdown_workers()
+def taken_in(folder, dataset, parts=(), **knobs):
+    """Send a dataset as a run would, and return what the bench makes of it: a trainer, batches."""
+    job = SimpleNamespace(**lk.Pipeline(batch_size=8, device="cpu").but(**knobs).to_dict())
+    sent = source.source_of(dataset, **dict(parts)).place(folder)
+    trainer, loader = user_parts.prepare(sent, job, folder)
+    assert not (folder / source.PAYLOAD).exists()
+    return trainer, iter(loader)
 
 
 MODULE = """
@@ -271,53 +244,75 @@ MODULE = """
         ("own_data:broken", 0, "data/train is not there"),
         (Numbers(bad=13), 2, r"dataset\[13\] failed: ValueError: cannot be decoded"),
         (Stream(once=True), 0, "one-shot"),
-        (Stream(shared=False), 2, "get_worker_info"),
+        (Stream(), 2, "get_worker_info"),
     ],
 )
-def test_a_dataset_that_fails_or_cannot_be_read_again_says_why(batches, dataset, workers, message):
-    stream = batches(Stream(), batch_size=48)  # 200 items: 4 batches and one of 8, then again
-    assert sum(len(next(stream)[1]) for _ in range(10)) == 2 * 200
+def test_a_dataset_that_fails_or_cannot_be_read_again_says_why(
+    dataset, workers, message, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)  # not 5 s
     Path("own_data.py").write_text(textwrap.dedent(MODULE))
-    with pytest.raises((RuntimeError, AttributeError, ImportError, OSError), match=message):
-        loader = batches(dataset, num_workers=workers)
+    with pytest.raises((RuntimeError, FileNotFoundError), match=message):
+        _, batches = taken_in(tmp_path, dataset, num_workers=workers)
         for _ in range(30):
-            next(loader)
+            next(batches)
+
+
+def test_a_short_stream_is_read_again_and_again(tmp_path):
+    _, batches = taken_in(tmp_path, Stream(), batch_size=48)  # 200 items: 4 batches and one of 8
+    assert sum(len(next(batches)[1]) for _ in range(10)) == 2 * 200
+
+
+def test_settings_of_the_step_reach_the_readers_own_model_and_optimizer(tmp_path):
+    def step(model, optimizer, batch):
+        is_fused = optimizer.param_groups[0]["fused"]
+        return 10 * is_fused + model(batch[0]).element_size()
+
+    model = torch.nn.Linear(8, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    parts = {"step": step, "model": model, "optimizer": optimizer}
+    knobs = {"fused_optimizer": True, "precision": "bf16"}
+    trainer, batches = taken_in(tmp_path, Numbers(), parts, **knobs)
+    assert trainer.compute(*next(batches), update=True) == 10 + 2  # bytes of a number
+    with pytest.raises(ValueError, match="did not call the model"):
+        taken_in(tmp_path, Numbers(), {"step": len, "model": model})
 
 
 @pytest.mark.parametrize(
-    "bad, knobs, message",
+    "search, message",
     [
-        (Numbers, {}, "Pass an instance"),
-        ("make_dataset", {}, "module:function"),
-        (Numbers(bad=threading.Lock()), {}, r"cannot be sent .* 'module:function'"),
-        (Numbers(), {"batch_size": 0}, "batch_size=0"),
-        (Numbers(), {"baseline": {"workers": 2}}, "baseline workers=2"),
+        (lambda: lk.tune(Numbers), "Pass an instance"),
+        (lambda: lk.tune("make_dataset"), "module:function"),
+        (lambda: lk.tune(Numbers(threading.Lock())), r"cannot be sent .* 'module:function'"),
+        (lambda: lk.tune(Numbers(), baseline={"workers": 2}), "baseline workers=2"),
+        (lambda: lk.improve(may_change=["depth"]), "may_change=.'depth'.: allow any of batch_size"),
+        (lambda: lk.improve([1, 2], model=torch.nn.Linear), "model= goes with step="),
+        (lambda: lk.improve(step=print), "goes with a dataset of your own"),
+        (lambda: lk.improve(42), "not a dataset"),
+        (lk.sweep, "needs a knob and its values"),
     ],
 )
-def test_what_cannot_be_tuned_is_refused_before_anything_runs(bad, knobs, message):
+def test_what_cannot_be_searched_is_refused_before_anything_runs(search, message):
     with pytest.raises(ValueError, match=message):
-        lk.tune(bad, **knobs)
+        search()
 
 
 def test_of_what_is_too_large_to_be_sent_the_largest_part_is_named(monkeypatch):
     monkeypatch.setattr(source, "MAX_PAYLOAD", 2**20)
     model = torch.nn.Linear(1024, 512)
-    with pytest.raises(
-        ValueError, match=r"every run holds 2 MiB .at most 1., most of it the model"
-    ):
+    why = r"every run holds 2 MiB .at most 1., most of it the model"
+    with pytest.raises(ValueError, match=why):
         source.source_of(Numbers(), model=model, step=len)
 
 
-def test_what_is_sent_may_come_from_a_notebook_and_a_loader_brings_its_settings():
+def test_what_is_sent_may_come_from_a_notebook():
     code = "class Here:\n def __len__(self): return 3\n def __getitem__(self, i): return i"
     exec(code, scope := {"__name__": "__main__"})
     sent = io.BytesIO()
     by_value.dump(user_dataset.NamesTheItem(scope["Here"]()), sent)
-    assert [pickle.loads(sent.getvalue())[i] for i in range(3)] == [0, 1, 2]
-    loader = torch.utils.data.DataLoader(Numbers(), batch_size=4, num_workers=2, prefetch_factor=3)
-    found, knobs = source.source_of_loader(loader)
-    assert found.name == "Numbers" and "collate_fn" in found.parts
-    assert LoaderSetting.of(knobs) == LoaderSetting(num_workers=2, prefetch_factor=3, batch_size=4)
+    assert pickle.loads(sent.getvalue())[2] == 2
 
 
 @pytest.mark.slow
@@ -333,10 +328,8 @@ def test_a_module_and_function_in_the_current_folder_is_found_from_a_terminal(
     assert done.returncode == 0, done.stderr
     assert "the starting point" in done.stderr and "x the baseline" in done.stderr
     found = json.loads(done.stdout)
-    names = "best baseline_throughput best_throughput trials seconds snippet"
-    assert set(names.split()) <= set(found)
-    assert found["best_throughput"] >= found["baseline_throughput"]
-    assert lk.Pipeline().but(**found["best"]).batch_size == 8
+    assert found["best_throughput"] >= found["baseline_throughput"] and found["snippet"]
+    assert found["best"]["batch_size"] == 8
 
 
 def test_an_optimizer_that_is_fused_late_has_its_step_counters_beside_its_weights():
@@ -347,19 +340,3 @@ def test_an_optimizer_that_is_fused_late_has_its_step_counters_beside_its_weight
     assert adam.state[weights]["step"].device == weights.device
     with pytest.raises(ValueError, match="Rprop has no fused version"):
         user_step._fuse(torch.optim.Rprop([weights]))
-    trained = torch.nn.Parameter(torch.ones(3))
-    adam = torch.optim.Adam([trained])
-    for fuse in (False, True):
-        trained.grad = torch.ones(3)
-        if fuse:
-            user_step._fuse(adam)
-        adam.step()
-    assert adam.state[trained]["step"] == 2 and trained[0] < 0.999
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "complex64"])
-@pytest.mark.parametrize("shape", [(), (2, 3)])
-def test_batches_of_any_format_can_be_told_apart(dtype, shape):
-    ones = torch.ones(shape, dtype=getattr(torch, dtype))
-    assert user_dataset._bytes_of(ones) == user_dataset._bytes_of(ones.clone())
-    assert user_dataset._bytes_of(ones) != user_dataset._bytes_of(torch.zeros_like(ones))
