@@ -148,7 +148,7 @@ def test_a_micro_batch_is_never_compared_with_a_whole_one(record):
 def test_the_body_of_a_watched_loop_and_its_lines_have_one_scale():
     body, lines = axes = Figure().subplots(2)
     bar = Bar("train.py:9", 0.2, "20% between", "grey")
-    draw_lines(axes, SimpleNamespace(body={"forward": 0.7, "python": 0.3}), [bar])
+    draw_lines(axes, SimpleNamespace(body={"forward": 0.6, "python": 0.3}), [bar])
     assert body.get_xlim() == lines.get_xlim()
 
 

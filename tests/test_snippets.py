@@ -312,7 +312,8 @@ def test_a_trainers_arguments_tell_what_it_compiles_and_whether_its_optimizer_is
 ):
     told = remedy.for_run(in_trainer(torch_compile=False, optim="adamw_torch"))
     assert f"(args, {argument})" in trainer_lines("args", told.changes)
-    assert remedy.for_run(in_trainer(torch_compile=True, optim="adafactor")) is None
+    for optim in ("adamw_torch_fused", "adafactor"):
+        assert remedy.for_run(in_trainer(torch_compile=True, optim=optim)) is None
 
 
 @pytest.mark.parametrize(

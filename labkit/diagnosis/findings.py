@@ -63,7 +63,7 @@ class Finding:
 
     @property
     def lost(self) -> str:
-        """The lost share in words: "21%", "at most 21%"; "not known" of a trace nobody here read."""
+        """The lost share in words: "21%", "at most 21%"; "not known" of a trace not read here."""
         if self.cause == "published":
             return "not known"
         return f"{'at most ' if self.is_bound else ''}{self.lost_share:.0%}"

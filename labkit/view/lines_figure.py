@@ -62,7 +62,7 @@ def draw_lines(axes: list[Axes], lines: Lines, bars: list[Bar]) -> None:
     shared = max(each.get_xlim()[1] for each in axes)
     for each in axes:
         each.set_xlim(0, shared)  # all are shares of one time
-    axes[-1].set_xticks([tick for tick in axes[-1].get_xticks() if tick <= 1])
+    axes[-1].set_xticks([tick for tick in axes[-1].get_xticks() if tick <= min(shared, 1)])
     axes[-1].xaxis.set_major_formatter(PercentFormatter(1))
 
 
