@@ -100,7 +100,7 @@ def promised_and_brought(name: str) -> dict[str, Any]:
 
     ways = {"before": lambda: rate(DataLoader(dataset, **knobs), step), "after": after}
     rates = in_turn(ways, ROUNDS).median()
-    brought = round(rates["after"] / rates["before"], 2)
+    brought = round(float(rates["after"] / rates["before"]), 2)
     row |= {"change": str(changes), "promised": first.expected, "brought": brought}
     return row | {"ratio": round(first.expected[0] / brought, 2) if first.expected else None}
 

@@ -112,7 +112,7 @@ def against_grid(name: str) -> dict[str, Any]:
     later = again[ROUNDS // 2 :].median()
     return {
         "chosen": str(chosen),
-        "of_grid_best": later[chosen] / later[grid_best],
+        "of_grid_best": float(later[chosen] / later[grid_best]),
         "of_its_time": of_its_time,
         "runs": runs,
     }
