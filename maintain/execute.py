@@ -38,53 +38,42 @@ def rest(**_cell: object) -> None:
             return
 
 
-def client_of(notebook: nbformat.NotebookNode, folder: Path, **more: object) -> NotebookClient:
-    """Return what executes a notebook in `folder`."""
-    place = {"metadata": {"path": str(folder)}}
-    return NotebookClient(
-        notebook, kernel_name="python3", store_widget_state=False, resources=place, **more
-    )
+def execute(path: Path, into: Path | None, quick: bool) -> bool:
+    """Run the notebook at `path`, and write it back, or as far as it is into the folder `into`.
 
-
-def execute(path: Path) -> None:
-    """Run all cells of the notebook at `path`, and write it back with their outputs."""
+    Return whether all cells ran.
+    """
     notebook = nbformat.read(path, as_version=4)
     metadata = notebook.metadata.copy()
-    client_of(notebook, path.parent, timeout=LONGEST_CELL_S, on_cell_start=rest).execute()
-    notebook.metadata = metadata
-    for cell in notebook.cells:
-        cell.metadata.pop("execution", None)
-    nbformat.write(notebook, path)
-
-
-def execute_in_haste(path: Path, folder: Path, quick: bool) -> bool:
-    """Run the cells of the notebook at `path`, each into `folder`; return whether all did."""
-    notebook = nbformat.read(path, as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    for cell in code:
-        cell.outputs = []  # those that it was shipped with are of another machine
     if quick:
         notebook.cells = code[:QUICK_CELLS]
-    folder.mkdir(parents=True, exist_ok=True)
-    target = folder / path.name
     failed = []
 
     def keep(cell: nbformat.NotebookNode, execute_reply: dict, **_more: object) -> None:
         if execute_reply["content"]["status"] != "ok":
             failed.append(cell.id)
-            print(f"{target.name}: cell {cell.id} failed", flush=True)
-        part = target.with_suffix(".part")
+            print(f"{path.name}: cell {cell.id} failed", flush=True)
+        part = (into / path.name).with_suffix(".part")
         nbformat.write(notebook, part)
-        part.replace(target)  # whole, whenever this process is killed
+        part.replace(into / path.name)  # whole, whenever this process is killed
 
-    client_of(
-        notebook,
-        path.parent,
-        timeout=LONGEST_CELL_IN_HASTE_S,
-        interrupt_on_timeout=True,
-        allow_errors=True,
-        on_cell_executed=keep,
+    how = {"timeout": LONGEST_CELL_S, "on_cell_start": rest}
+    if into:
+        into.mkdir(parents=True, exist_ok=True)
+        for cell in code:
+            cell.outputs = []  # those that it was shipped with are of another machine
+        how = {"timeout": LONGEST_CELL_IN_HASTE_S, "interrupt_on_timeout": True}
+        how |= {"allow_errors": True, "on_cell_executed": keep}
+    place = {"metadata": {"path": str(path.parent)}}
+    NotebookClient(
+        notebook, kernel_name="python3", store_widget_state=False, resources=place, **how
     ).execute()
+    if not into:
+        notebook.metadata = metadata
+        for cell in notebook.cells:
+            cell.metadata.pop("execution", None)
+        nbformat.write(notebook, path)
     return not failed
 
 
@@ -100,10 +89,7 @@ def main() -> int:
         os.environ.setdefault("LABKIT_HOME", home)
         for path in options.notebooks or sorted(NOTEBOOKS.glob("*.ipynb")):
             print(path, flush=True)
-            if options.into:
-                all_did &= execute_in_haste(path, options.into, options.quick)
-            else:
-                execute(path)
+            all_did &= execute(path, options.into, options.quick)
     return int(not all_did)
 
 

@@ -1,6 +1,6 @@
 """Record the README's picture: a live panel in a browser, starved first, then fed by six workers.
 
-    python maintain/hero_gif.py [notebooks/images/live-panel.gif]
+    python maintain/hero_gif.py
 
 Run it on a quiet machine: what it films is a real run in JupyterLab, in headless Chromium.
 """
@@ -50,19 +50,17 @@ def picture_of(panel: Locator) -> Image.Image:
     return canvas
 
 
-def save(starved: list[Image.Image], fed: list[Image.Image], path: Path) -> None:
-    """Write the two runs one behind the other as an animation that repeats."""
-    palette = fed[-1].quantize(COLOURS)
-    drawn = [
-        picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in (*starved, *fed)
-    ]
+def save(*runs: list[Image.Image]) -> None:
+    """Write the runs one behind the other as an animation that repeats."""
+    palette = runs[-1][-1].quantize(COLOURS)
+    drawn = []
     durations = []
-    for run in (starved, fed):
+    for run in runs:
+        drawn += [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in run]
         durations += [FRAME_MS] * (len(run) - 1) + [HOLD_MS]
-    drawn[0].save(
-        path, save_all=True, append_images=drawn[1:], duration=durations, loop=0, optimize=True
-    )
-    print(f"{path}: {len(drawn)} frames, {path.stat().st_size / 1e6:.2f} MB")
+    first, *others = drawn
+    first.save(GIF, save_all=True, append_images=others, duration=durations, loop=0, optimize=True)
+    print(f"{GIF}: {len(drawn)} frames, {GIF.stat().st_size / 1e6:.2f} MB")
 
 
 def main() -> None:
@@ -72,15 +70,13 @@ def main() -> None:
         size = {"width": 1200, "height": 1300}
         page = browser.page_of(chromium, viewport=size, device_scale_factor=1)
         panel = browser.opened(page, lab, "hero", CELL)
-        panel.wait_for()
         starved = film(panel)
         handle = panel.locator(".noUi-handle").first
         for _ in range(WORKERS):
             handle.press("ArrowRight")
         page.wait_for_timeout(1500)  # the prediction is drawn
-        fed = film(panel)
+        save(starved, film(panel))
         chromium.close()
-    save(starved, fed, Path(sys.argv[1]) if len(sys.argv) > 1 else GIF)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import statistics
 import sys
 import tokenize
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -59,22 +58,13 @@ def measure(path: Path) -> Counter[str]:
     return found
 
 
-def names_in(tree: ast.AST) -> Iterator[str]:
-    """Yield the names that are assigned or defined."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-        elif isinstance(node, ast.arg):
-            yield node.arg
-        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            yield node.name
-
-
-def statements_in(tree: ast.AST) -> Iterator[int]:
-    """Yield the number of AST nodes of each simple statement."""
-    for node in ast.walk(tree):
-        if isinstance(node, SIMPLE):
-            yield sum(1 for _ in ast.walk(node))
+def name_given(node: ast.AST) -> str | None:
+    """Return the name that a node assigns or defines."""
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        return node.name
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return node.id
+    return node.arg if isinstance(node, ast.arg) else None
 
 
 def report(folder: str) -> None:
@@ -83,14 +73,14 @@ def report(folder: str) -> None:
     if not files:
         raise SystemExit(f"no Python files below {folder}")
     total = sum(files.values(), Counter())
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in files]
-    name_lengths = [len(name) for tree in trees for name in names_in(tree)]
-    nodes = [count for tree in trees for count in statements_in(tree)]
+    nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text("utf-8")))]
+    names = list(filter(None, map(name_given, nodes)))
+    sizes = [sum(1 for _ in ast.walk(node)) for node in nodes if isinstance(node, SIMPLE)]
+    tenth = statistics.quantiles(sizes, n=10)[-1]
     print(f"{folder}: {total['tokens']:,} tokens in {len(files)} files")
     print(f"  tokens a code line   {total['tokens'] / total['code_lines']:.1f}")
-    print(f"  mean name            {statistics.mean(name_lengths):.1f} characters")
-    tenth = statistics.quantiles(nodes, n=10)[-1]
-    print(f"  nodes a statement    {statistics.median(nodes):.0f} median, {tenth:.0f} p90")
+    print(f"  mean name            {statistics.mean(map(len, names)):.1f} characters")
+    print(f"  nodes a statement    {statistics.median(sizes):.0f} median, {tenth:.0f} p90")
     for what in ("Any", "formatter off", "packed assignments"):
         print(f"  {what:20} {total[what]}")
     largest = sorted(files, key=lambda path: files[path]["tokens"], reverse=True)

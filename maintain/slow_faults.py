@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import json
 import os
 from functools import partial
 
@@ -171,8 +170,7 @@ def log_everything(amount, trainer, _step):
         for _ in range(amount):
             for name, parameter in trainer.model.named_parameters():
                 values = parameter.detach().float()
-                row = {"name": name, "mean": values.mean().item(), "max": values.max().item()}
-                file.write(json.dumps(row) + "\n")
+                file.write(f"{name}: mean {values.mean().item()}, max {values.max().item()}\n")
             file.flush()
             os.fsync(file.fileno())
 

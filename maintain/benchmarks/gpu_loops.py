@@ -4,30 +4,25 @@
     labkit watch -- python maintain/benchmarks/gpu_loops.py copies
     python maintain/benchmarks/gpu_loops.py copies int16    # one remedy
 
-Needs a CUDA GPU, and torchvision for `decode`. A loop trains for 5 s beyond its start, compiled
-ones after a longer start; it prints "RATE", its samples/s. What CONTRIBUTING.md says of an H200 was
-measured on first versions of these loops, written out one by one.
+Needs a CUDA GPU. A loop trains for 5 s beyond its start, compiled ones after a longer start; it
+prints "RATE", its samples/s. What CONTRIBUTING.md says of an H200 was measured on first versions of
+these loops, written out one by one; JPEGs decoded without workers are the default pipeline's fault,
+too, and their loop is in the repository's history only.
 """
 
 from __future__ import annotations
 
-import io
-import itertools
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 
-import numpy as np
 import torch
-from PIL import Image
+from paired import endless
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 MEASURED_S = 5.0
 START_S, COMPILING_S = 3.0, 25.0
-CLASSES = 10
 
 
 class Rate:
@@ -52,65 +47,30 @@ class Rate:
         return True
 
 
-def train(model, optimizer, batches, rate, every=1, loss_of=None):
+def train(model, optimizer, batches, rate, every=1, prepare=lambda x: x):
     """Train over `batches` again and again, with an update after `every` of them."""
-    loss_of = loss_of or (lambda x, y: nn.functional.cross_entropy(model(x), y))
-    while True:
-        for number, (x, y) in enumerate(batches, 1):
-            loss = loss_of(x.cuda(non_blocking=x.is_pinned()), y.cuda()) / every
-            loss.backward()
-            if number % every == 0:
-                optimizer.step()
-                optimizer.zero_grad()
-            if rate.over(len(y)):
-                return
+    for number, (x, y) in enumerate(endless(batches), 1):
+        x = prepare(x.cuda(non_blocking=x.is_pinned()))
+        loss = nn.functional.cross_entropy(model(x), y.cuda()) / every
+        loss.backward()
+        if number % every == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        if rate.over(len(y)):
+            return
 
 
-class Photos(Dataset):
-    """JPEGs on a disk, cropped and flipped as ImageNet's are."""
-
-    def __init__(self, folder, count=512):
-        from torchvision import transforms
-
-        draw = np.random.default_rng(0)
-        self.paths = [folder / f"{i}.jpg" for i in range(count)]
-        for path in self.paths:
-            noise = Image.fromarray(draw.integers(0, 255, (40, 50, 3), dtype=np.uint8))
-            content = io.BytesIO()
-            noise.resize((500, 400), Image.Resampling.BICUBIC).save(content, "JPEG", quality=90)
-            path.write_bytes(content.getvalue())
-        steps = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip()]
-        self.transform = transforms.Compose([*steps, transforms.ToTensor()])
-
-    def __len__(self):
-        return 40 * len(self.paths)
-
-    def __getitem__(self, i):
-        image = Image.open(self.paths[i % len(self.paths)]).convert("RGB")
-        return self.transform(image), i % CLASSES
-
-
-def decode(remedy):
-    import torchvision
-
-    workers = {"persistent_workers": True, "num_workers": 12} if remedy == "workers" else {}
-    with tempfile.TemporaryDirectory() as folder:
-        loader = DataLoader(Photos(Path(folder)), batch_size=64, shuffle=True, **workers)
-        model = torchvision.models.resnet18(num_classes=CLASSES).cuda()
-        train(model, torch.optim.SGD(model.parameters(), lr=0.01), loader, Rate())
-
-
-def on_the_card(remedy):
+def on_the_card(remedy=None):
     data = TensorDataset(torch.randn(100_000, 784).cuda(), torch.randint(0, 10, (100_000,)).cuda())
     loader = DataLoader(data, batch_size=128, shuffle=True)
     if remedy == "at_once":
         batches = BatchSampler(RandomSampler(data), batch_size=128, drop_last=False)
         loader = DataLoader(data, batch_size=None, sampler=batches)
-    model = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, CLASSES)).cuda()
+    model = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10)).cuda()
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader, Rate())
 
 
-class Volumes(Dataset):
+class Volumes:
     """Scans in memory, of 6 MiB each as float32."""
 
     def __init__(self, as_float):
@@ -125,18 +85,14 @@ class Volumes(Dataset):
         return volume.float() / 4096 if self.as_float else volume, i % 2
 
 
-def copies(remedy):
+def copies(remedy=None):
+    as_float = remedy != "int16"
     pins = remedy == "pinned"
-    loader = DataLoader(Volumes(remedy != "int16"), batch_size=16, num_workers=8, pin_memory=pins)
+    loader = DataLoader(Volumes(as_float), batch_size=16, num_workers=8, pin_memory=pins)
     convolutions = (nn.Conv3d(1, 8, 3, 2), nn.ReLU(), nn.Conv3d(8, 16, 3, 2), nn.ReLU())
     model = nn.Sequential(*convolutions, nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(16, 2))
-    model.cuda()
-
-    def loss_of(x, y):
-        x = x if x.is_floating_point() else x.float() / 4096
-        return nn.functional.cross_entropy(model(x), y)
-
-    train(model, torch.optim.Adam(model.parameters()), loader, Rate(), loss_of=loss_of)
+    optimizer = torch.optim.Adam(model.cuda().parameters())
+    train(model, optimizer, loader, Rate(), prepare=lambda x: x if as_float else x.float() / 4096)
 
 
 class Tokens(nn.Module):
@@ -154,21 +110,20 @@ class Tokens(nn.Module):
         return self.head(self.blocks(self.words(x), mask=mask, is_causal=True)).transpose(1, 2)
 
 
-def texts(words, length, count=20_000):
-    tokens = torch.randint(0, words, (count, length + 1))
-    return TensorDataset(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+def texts(words, length, batch_size):
+    tokens = torch.randint(0, words, (20_000, length + 1))
+    data = TensorDataset(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+    return DataLoader(data, batch_size, num_workers=2, pin_memory=True)
 
 
-def launches(remedy):
+def launches(remedy=None):
     model = Tokens(8000, 384, 6).cuda()
     if remedy == "graphs":
         model.compile(mode="reduce-overhead")
-    loader = DataLoader(texts(8000, 256), batch_size=16, num_workers=2, pin_memory=True)
-
     optimizer = torch.optim.AdamW(model.parameters())
     scaler = torch.amp.GradScaler("cuda")
     rate = Rate(COMPILING_S if remedy else START_S)
-    for x, y in itertools.chain.from_iterable(itertools.repeat(loader)):
+    for x, y in endless(texts(8000, 256, 16)):
         with torch.autocast("cuda", torch.float16):
             loss = nn.functional.cross_entropy(model(x.cuda()), y.cuda())
         scaler.scale(loss).backward()
@@ -181,33 +136,30 @@ def launches(remedy):
             return
 
 
-def gathering(remedy):
+def gathering(remedy=None):
     model = Tokens(65, 128, 12).cuda()
     if remedy == "compiled":
         model.compile()
     size, every = (32, 1) if remedy == "one_of_32" else (8, 4)
-    loader = DataLoader(texts(65, 64), batch_size=size, num_workers=2, pin_memory=True)
     rate = Rate(COMPILING_S if remedy == "compiled" else START_S)
-    train(model, torch.optim.AdamW(model.parameters()), loader, rate, every)
+    train(model, torch.optim.AdamW(model.parameters()), texts(65, 64, size), rate, every)
 
 
 LOOPS = {  # with what is tried against what holds each back
-    decode: ("workers",),
-    on_the_card: ("at_once",),
-    copies: ("int16", "pinned"),
-    launches: ("graphs",),
-    gathering: ("one_of_32", "compiled"),
+    "on_the_card": (on_the_card, "at_once"),
+    "copies": (copies, "int16", "pinned"),
+    "launches": (launches, "graphs"),
+    "gathering": (gathering, "one_of_32", "compiled"),
 }
 
 
 def main() -> None:
-    named = {loop.__name__: loop for loop in LOOPS}
     if len(sys.argv) > 1:
-        named[sys.argv[1]](sys.argv[2] if len(sys.argv) > 2 else "")
+        LOOPS[sys.argv[1]][0](*sys.argv[2:])
         return
-    for loop, remedies in LOOPS.items():
-        print(f"\n== {loop.__name__}", flush=True)
-        here = [sys.executable, __file__, loop.__name__]
+    for loop, (_, *remedies) in LOOPS.items():
+        print(f"\n== {loop}", flush=True)
+        here = [sys.executable, __file__, loop]
         subprocess.run([sys.executable, "-m", "labkit", "watch", "--", *here])
         for remedy in remedies:
             print(f"-- {remedy}", flush=True)

@@ -1,16 +1,11 @@
 """Loops of other origin: (dataset, step, batch size).
 
 Datasets as people have them, each with its step: items that wait, with and without a heavy tail;
-numpy, text, zlib, JPEGs, CSV, JSON and a spectrogram that take the cores; a stream; a database; an
-interface that is slow now and then. The search of the tuner was mended after it had been measured
-on them.
+text and zlib that take the cores; a stream; a database; an interface that is slow now and then.
+Five more that took the cores (numpy, JSON, CSV, JPEGs, a spectrogram) are in the repository's
+history only. The search of the tuner was mended after it had been measured on them.
 """
 
-import collections
-import csv
-import functools
-import io
-import json
 import re
 import sqlite3
 import time
@@ -18,7 +13,6 @@ import zlib
 
 import numpy as np
 import torch
-from PIL import Image
 
 WORDS = [f"{first}{last}" for first in "bcdfghlmnprst" for last in ("at", "en", "ill", "ore")]
 
@@ -46,13 +40,6 @@ def heavy_tail(index):
     """1 ms; 4 % of the items take 80 ms."""
     time.sleep(0.08 if hash((index, 7)) % 25 == 0 else 0.001)
     return torch.full((256,), index / 4000)
-
-
-def numpy_items(index):
-    """110 kB arrays, made and normalised by numpy: about 0.8 ms of a core."""
-    image = np.random.default_rng(index).random((96, 96, 3), dtype=np.float32)
-    image = (image - image.mean((0, 1))) / image.std((0, 1))
-    return torch.from_numpy(np.ascontiguousarray(image[:, ::-1]))
 
 
 def tokens(index):
@@ -95,47 +82,6 @@ def step(batch):
     return x.square().mean()
 
 
-@functools.cache
-def jpegs():
-    """Eight photographs' worth of smooth noise, 320 x 240, as JPEG."""
-    made = []
-    for n in range(8):
-        coarse = np.random.default_rng(n).integers(0, 255, (15, 20, 3), np.uint8)
-        image = Image.fromarray(coarse).resize((320, 240), Image.Resampling.BICUBIC)
-        image.save(file := io.BytesIO(), "JPEG", quality=90)
-        made.append(file.getvalue())
-    return made
-
-
-def photograph(index):
-    """A JPEG decoded, cropped at random and scaled: about 2 ms of a core, outside of the GIL."""
-    image = Image.open(io.BytesIO(jpegs()[index % 8]))
-    rng = np.random.default_rng(index)
-    left, top = rng.integers(0, 96, 2)
-    image = image.convert("RGB").crop((left, top, left + 224, top + 144)).resize((96, 96))
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
-
-
-def table_rows(index):
-    """200 lines of CSV, read by the csv module: Python that holds the GIL."""
-    text = "\n".join(f"{index},{i},{i * 0.5},{index * i % 97},{i % 7}.25" for i in range(200))
-    return torch.tensor([[float(cell) for cell in row] for row in csv.reader(io.StringIO(text))])
-
-
-def document(index):
-    """A JSON document of 400 records, parsed and counted."""
-    records = [{"id": i, "word": WORDS[(index * i) % len(WORDS)]} for i in range(400)]
-    words = collections.Counter(found["word"] for found in json.loads(json.dumps(records)))
-    return torch.tensor([words[word] for word in WORDS] * 5).float()
-
-
-def spectrogram(index):
-    """A second of 16 kHz sound as a spectrogram, by numpy's FFT."""
-    sound = np.sin(np.arange(16_000, dtype=np.float32) * (0.01 + index % 50 / 100))
-    windows = np.lib.stride_tricks.sliding_window_view(sound, 512)[::128] * np.hanning(512)
-    return torch.from_numpy(np.log1p(np.abs(np.fft.rfft(windows))).astype(np.float32))
-
-
 class Rows:
     """4000 rows of a database, a batch of them in one query; a process opens its own."""
 
@@ -170,14 +116,9 @@ def interface(index):
 LOOPS = {
     "9 ms remote": (Items(remote), step, 16),
     "heavy tail": (Items(heavy_tail), step, 16),
-    "numpy": (Items(numpy_items), step, 32),
     "tokens": (Items(tokens), step, 32),
     "zlib": (Items(unzipped), step, 32),
     "stream": (Stream(), step, 16),
-    "jpegs": (Items(photograph), step, 32),
-    "csv": (Items(table_rows), step, 32),
-    "json": (Items(document), step, 32),
-    "spectrogram": (Items(spectrogram), step, 16),
     "database": (Rows(), step, 64),
     "interface": (Items(interface), step, 16),
 }

@@ -23,7 +23,6 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -58,21 +57,6 @@ ALWAYS = {"model": "mlp", "width": 32, "depth": 1, "steps": 10**6, "seconds": 60
 KILLED_FIRST = ("kernel", "supervisor", "bench", "worker")
 PATIENCE_S = 10.0  # before what is still there counts as an orphan
 LEFT_FILES = ("*.ring", "reserve", "launch.json")
-
-
-@dataclass
-class Left:
-    """What a kill has left behind: all but the first four should be 0."""
-
-    killed: str  # roles
-    processes: int  # that were killed
-    seconds: float  # until the last process was gone
-    finished: int = 0  # steps
-    orphans: int = 0
-    segments: int = 0  # of shared memory
-    files: int = 0
-    lost: int = 0  # finished steps that the log lacks
-    bad: int = 0  # logs out of order, or that the kernel saw otherwise
 
 
 class Kill:
@@ -143,68 +127,65 @@ class Kill:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM if asked else signal.SIGKILL)
             time.sleep(gap_s)
-        while left := processes_of(self.folder):
-            if time.monotonic() - start > PATIENCE_S:
-                break
+        while (left := processes_of(self.folder)) and time.monotonic() - start < PATIENCE_S:
             self.family |= left.keys()
             time.sleep(0.004)
-        seconds = time.monotonic() - start
+        self.left = {
+            "killed": " + ".join(sorted(killed)),
+            "seconds": time.monotonic() - start,
+            "processes": len(victims),
+            "orphans": len(left),
+        }
         for pid in left:
             os.kill(pid, signal.SIGKILL)
         if "kernel" not in killed:
             outcome, error, self.kernel_saw = json.loads(self.line(30))
             assert outcome != "finished" and error, (outcome, error)
         self.kernel.wait()
-        self.left = Left(" + ".join(sorted(killed)), len(victims), seconds, orphans=len(left))
 
-    def judge(self) -> Left:
+    def judge(self) -> dict[str, object]:
         """Return what is left, once the next run has been started: it has seen to it."""
         recorded = []
         if (self.folder / "events.jsonl").exists():
             recorded = [step["i"] for step in labkit.load(self.folder).steps_since(0)]
-        left = self.left
-        left.finished = counted(self.folder)
-        left.lost = max(0, left.finished - len(set(recorded)))
-        left.bad = int(recorded != list(range(len(recorded))))
-        left.bad += self.kernel_saw not in (None, len(recorded))
-        left.segments = sum(len(glob.glob(f"/dev/shm/torch_{pid}_*")) for pid in self.family)
-        left.files = sum(len(list(self.folder.glob(name))) for name in LEFT_FILES)
-        return left
+        finished = counted(self.folder)
+        in_order = recorded == list(range(len(recorded)))
+        return self.left | {
+            "finished": finished,  # steps
+            "lost": max(0, finished - len(set(recorded))),  # of these, that the log lacks
+            "bad": not in_order or self.kernel_saw not in (None, len(recorded)),  # logs
+            "segments": sum(len(glob.glob(f"/dev/shm/torch_{pid}_*")) for pid in self.family),
+            "files": sum(len(list(self.folder.glob(name))) for name in LEFT_FILES),
+        }
 
 
-def report(kills: pd.DataFrame) -> None:
-    """Print what all kills left, and how long the clean-up took."""
-    print(kills.drop(columns=["killed", "seconds"]).sum().to_string())
-    worst = kills.loc[kills["seconds"].idxmax()]
-    print(
-        f"{len(kills)} kills; clean-up {kills['seconds'].median():.2f} s (median), "
-        f"worst {worst['seconds']:.2f} s ({worst['killed']})"
-    )
+def judged(kills: int, first: int, home: str) -> pd.DataFrame:
+    """Kill `kills` times; return what each has left behind."""
+    rows = []
+    last: Kill | None = None
+    for number in range(first, first + kills + 1):
+        kill = Kill(number, home)
+        kill.wait_for_the_moment()
+        if last is not None:
+            rows.append(last.judge())
+        if len(rows) < kills:
+            kill.strike()
+        last = kill
+    last.kernel.kill()  # this was only the run after the last kill: it works too
+    last.kernel.wait()
+    return pd.DataFrame(rows)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, default=10, help="end earlier than after --kills")
     options = parser.parse_args()
-    deadline = time.monotonic() + 60 * options.minutes
-    judged = []
-    last: Kill | None = None
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
-        for number in itertools.count(options.seed * 100_000):
-            kill = Kill(number, home)
-            kill.wait_for_the_moment()
-            if last is not None:
-                judged.append(last.judge())
-            if len(judged) >= options.kills or time.monotonic() > deadline:
-                kill.kernel.kill()  # this was only the run after the last kill: it works too
-                kill.kernel.wait()
-                break
-            kill.strike()
-            last = kill
-    kills = pd.DataFrame(judged)
-    report(kills)
+        kills = judged(options.kills, options.seed * 100_000, home)
+    print(kills.drop(columns=["killed", "seconds"]).sum().to_string())
+    print(f"clean-up: {kills['seconds'].median():.2f} s (median); the slowest:")
+    print(kills.nlargest(3, "seconds").to_string())
     return int(kills[["orphans", "segments", "files", "lost", "bad"]].to_numpy().any())
 
 

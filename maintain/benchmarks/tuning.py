@@ -1,13 +1,11 @@
 """The tuner against every point of a grid: CONTRIBUTING's row of the tuner.
 
-    python maintain/benchmarks/tuning.py [--loops held-out] [--only remote] [--rows rows.json]
+    python maintain/benchmarks/tuning.py [--only remote] [--rows rows.json]
 
-`--loops held-out` takes twelve loops of other origin (held_out.py). The rows of measured workloads
-are kept in the file, so that the whole can be measured in pieces on a quiet machine. The best of a
-noisy grid flatters itself, so the contenders are measured again in turn: five rounds say which of
-the grid's winners is the best, five more are compared. The exit code is 1 where a target is
-missed. The column of loadtune 0.3 (PyPI), which ran on the same dataset and model, was measured
-once.
+The best of a noisy grid flatters itself, so the contenders are measured again in turn: five rounds
+say which of the grid's winners is the best, five more are compared. The exit code is 1 where a
+target is missed. The column of loadtune 0.3 (PyPI), which ran on the same dataset and model, was
+measured once.
 
 Measured on a 2-core AMD EPYC VM, one grid of 25 settings and one tuning for each workload:
 
@@ -46,19 +44,13 @@ neighbours left runs without a step; the tuner chose the same.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
-import json
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
-import held_out
-import pandas as pd
-from paired import all_hold
+from paired import all_hold, in_turn, rows_of
 
 from labkit import Pipeline
 from labkit.tuning.loader_search import LoaderSearch
@@ -74,10 +66,6 @@ WORKLOADS = {
     "textbook": Pipeline(dataset="sleep", prep_ms=50),
     "stalls": Pipeline(dataset="array", io_ms=0.5, stall_ms=150, stall_every=16),
 }
-LOOPS = {  # (pipeline or dataset, step, batch size)
-    "own": {name: (pipeline, None, None) for name, pipeline in WORKLOADS.items()},
-    "held-out": held_out.LOOPS,
-}
 SECONDS = 1.2  # of each run
 GRID = [(0, None), *itertools.product((1, 2, 3, 4, 6, 8), (1, 2, 4, 8))]  # workers, prefetch
 ROUNDS = 10  # of second measurements: half to find the grid's best, half to compare
@@ -85,19 +73,7 @@ WINNERS = 3  # of the grid
 TRIES = 9  # of a run that did no step
 
 
-class Row(TypedDict):
-    """How the tuner did on one workload."""
-
-    workload: str
-    chosen: str
-    of_grid_best: float
-    of_its_time: float
-    runs: int
-
-
-def samples_a_second(
-    bench: TrialBench, setting: LoaderSetting, expected: float | None = None
-) -> float:
+def samples_a_second(bench: TrialBench, setting: LoaderSetting, expected: float | None) -> float:
     """Measure a setting; once more where the machine's neighbours let a run do no step."""
     tries = (bench.measure(setting.to_dict(), expected).rate for _ in range(TRIES))
     return next(filter(None, tries), 0.0)
@@ -115,36 +91,36 @@ def measure_grid(job: LoaderSearch) -> tuple[dict[LoaderSetting, float], float]:
     return rates, (time.monotonic() - begun) * len(rates) / job.bench.count
 
 
-def against_grid(name: str, make_job: Callable[[], LoaderSearch]) -> Row:
+def against_grid(name: str) -> dict[str, Any]:
     """Measure the grid, tune once, and measure the winners of both again in turn."""
+    make_job = functools.partial(tuner, WORKLOADS[name], seconds=SECONDS, max_workers=8)
     rates, grid_seconds = measure_grid(make_job())
     begun = time.monotonic()
     job = make_job()
     best = job.run().best
-    tuner_seconds = time.monotonic() - begun
+    of_its_time = (time.monotonic() - begun) / grid_seconds
     runs = job.bench.count
     fastest = sorted(rates, key=rates.__getitem__, reverse=True)[:WINNERS]
-    winners = [setting.but(persistent_workers=False) for setting in fastest]
     chosen = LoaderSetting.of(best).but(persistent_workers=False)
-    again = pd.DataFrame(index=range(ROUNDS), columns=dict.fromkeys([*winners, chosen]))
-    for turn in again.index:
-        for setting in again:
-            again.loc[turn, setting] = samples_a_second(job.bench, setting, rates[fastest[0]])
-    half = ROUNDS // 2
-    grid_best = again[:half][winners].median().idxmax()
-    later = again[half:].median()
+    winners = [setting.but(persistent_workers=False) for setting in fastest]
+    ways = {
+        setting: functools.partial(samples_a_second, job.bench, setting, rates[fastest[0]])
+        for setting in (*winners, chosen)
+    }
+    again = in_turn(ways, ROUNDS)
+    grid_best = again[: ROUNDS // 2][winners].median().idxmax()
+    later = again[ROUNDS // 2 :].median()
     return {
-        "workload": name,
         "chosen": str(chosen),
         "of_grid_best": float(later[chosen] / later[grid_best]),
-        "of_its_time": tuner_seconds / grid_seconds,
+        "of_its_time": of_its_time,
         "runs": runs,
     }
 
 
-def score(table: pd.DataFrame) -> bool:
-    """Print the table; return whether every target holds."""
-    print(table.to_string(index=False, float_format="{:.1%}".format))
+def main() -> int:
+    table = rows_of(__doc__, WORKLOADS, against_grid)
+    print(table.to_string(float_format="{:.1%}".format))
     reached = table["of_grid_best"]
     took = table["of_its_time"].median()
     claims = {
@@ -152,27 +128,7 @@ def score(table: pd.DataFrame) -> bool:
         f"never under 92%: worst {reached.min():.1%}": reached.min() >= 0.92,
         f"median share of its time {took:.0%} <= 15%": took <= 0.15,
     }
-    return all_hold(claims)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--loops", choices=LOOPS, default="own")
-    parser.add_argument("--only", default="", help="part of a workload's name")
-    parser.add_argument("--rows", type=Path, default=Path("tuning_rows.json"))
-    options = parser.parse_args()
-    rows: list[Row] = json.loads(options.rows.read_text()) if options.rows.exists() else []
-    loops = LOOPS[options.loops]
-    asked = [name for name in loops if options.only in name]
-    measured = {row["workload"] for row in rows}
-    for name in asked:
-        if name not in measured:
-            what, step, size = loops[name]
-            settings = {"step": step, "batch_size": size, "seconds": SECONDS, "max_workers": 8}
-            rows.append(against_grid(name, functools.partial(tuner, what, **settings)))
-            options.rows.write_text(json.dumps(rows, indent=1))
-            print(rows[-1], flush=True)
-    return int(not score(pd.DataFrame(row for row in rows if row["workload"] in asked)))
+    return int(not all_hold(claims))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import argparse
 import math
-import os
 import time
 
 import numpy as np
@@ -17,14 +16,7 @@ class GPT(nn.Module):
         self.wte = nn.Embedding(vocab_size, n_embd)
         self.wpe = nn.Embedding(block_size, n_embd)
         layer = nn.TransformerEncoderLayer(
-            n_embd,
-            n_head,
-            4 * n_embd,
-            dropout=0.0,
-            activation="gelu",
-            norm_first=True,
-            batch_first=True,
-            bias=False,
+            n_embd, n_head, 4 * n_embd, 0.0, "gelu", batch_first=True, norm_first=True
         )
         self.h = nn.TransformerEncoder(layer, n_layer, enable_nested_tensor=False)
         self.lm_head = nn.Linear(n_embd, vocab_size, bias=False)
@@ -39,50 +31,40 @@ class GPT(nn.Module):
 
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--eval_interval", type=int, default=250)
-parser.add_argument("--eval_iters", type=int, default=20)
-parser.add_argument("--batch_size", type=int, default=12)
-parser.add_argument("--block_size", type=int, default=64)
 parser.add_argument("--max_iters", type=int, default=2000)
 args = parser.parse_args()
 
 torch.manual_seed(1337)
-data_dir = "data/shakespeare_char"
+batch_size, block_size, eval_interval, eval_iters = 12, 64, 50, 5
 
 
 def get_batch(split):
-    data = np.memmap(os.path.join(data_dir, f"{split}.bin"), dtype=np.uint16, mode="r")
-    size = args.block_size
-    ix = torch.randint(len(data) - size, (args.batch_size,))
-    x = torch.stack([torch.from_numpy(data[i : i + size].astype(np.int64)) for i in ix])
-    y = torch.stack([torch.from_numpy(data[i + 1 : i + 1 + size].astype(np.int64)) for i in ix])
-    return x, y
+    data = np.memmap(f"data/shakespeare_char/{split}.bin", dtype=np.uint16, mode="r")
+    ix = torch.randint(len(data) - block_size, (batch_size,))
+    rows = [torch.from_numpy(data[i : i + 1 + block_size].astype(np.int64)) for i in ix]
+    return torch.stack([row[:-1] for row in rows]), torch.stack([row[1:] for row in rows])
 
 
 @torch.no_grad()
 def estimate_loss():
     model.eval()
-    losses = torch.zeros(args.eval_iters)
-    for k in range(args.eval_iters):
-        losses[k] = model(*get_batch("val"))[1].item()
+    losses = [model(*get_batch("val"))[1].item() for _ in range(eval_iters)]
     model.train()
-    return losses.mean()
+    return sum(losses) / eval_iters
 
 
 def get_lr(it):
-    warm_up = min(1.0, (it + 1) / 101)
-    return 1e-4 + warm_up * 4.5e-4 * (1.0 + math.cos(math.pi * it / args.max_iters))
+    return 1e-4 + 4.5e-4 * (1.0 + math.cos(math.pi * it / args.max_iters))
 
 
-model = GPT(65, args.block_size, n_layer=4, n_head=4, n_embd=128)
+model = GPT(65, block_size, n_layer=4, n_head=4, n_embd=128)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99))
 X, Y = get_batch("train")
 t0 = time.time()
-iter_num = 0
-while iter_num <= args.max_iters:
+for iter_num in range(args.max_iters + 1):
     for param_group in optimizer.param_groups:
         param_group["lr"] = get_lr(iter_num)
-    if iter_num % args.eval_interval == 0:
+    if iter_num % eval_interval == 0:
         print(f"step {iter_num}: val loss {estimate_loss():.4f}")
         torch.save({"model": model.state_dict(), "iter_num": iter_num}, "ckpt.pt")
     logits, loss = model(X, Y)
@@ -94,5 +76,4 @@ while iter_num <= args.max_iters:
     t1 = time.time()
     print(f"iter {iter_num}: loss {loss.item():.4f}, time {(t1 - t0) * 1000:.2f}ms")
     t0 = t1
-    iter_num += 1
 torch.save(model.state_dict(), "model.pt")

@@ -35,28 +35,26 @@ def train_one_epoch(model, criterion, optimizer, data_loader, epoch):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        acc1 = (output.argmax(1) == target.argmax(1)).float().mean()
-        metric_logger.update(loss=loss.item(), acc1=acc1.item())
+        metric_logger.update(loss=loss.item())
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("-b", "--batch-size", default=32, type=int)
     parser.add_argument("--epochs", default=90, type=int)
-    parser.add_argument("-j", "--workers", default=16, type=int)
     parser.add_argument("--crop", default=224, type=int)
     args = parser.parse_args()
     torch.manual_seed(0)
-    to_tensor = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
     augmented = [v2.RandomResizedCrop(args.crop, antialias=True), v2.TrivialAugmentWide()]
+    to_tensor = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
     dataset = torchvision.datasets.ImageFolder("data/images", v2.Compose([*augmented, *to_tensor]))
     num_classes = len(dataset.classes)
     mixup = v2.MixUp(alpha=0.2, num_classes=num_classes)
     data_loader = torch.utils.data.DataLoader(
         dataset,
         batch_size=args.batch_size,
-        sampler=torch.utils.data.RandomSampler(dataset),
-        num_workers=args.workers,
+        shuffle=True,
+        num_workers=4,
         pin_memory=True,
         collate_fn=lambda batch: mixup(*default_collate(batch)),
     )

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-GOOD = ["great", "lovely", "superb", "funny", "warm", "clever", "bright", "moving"]
-POOR = ["dull", "boring", "weak", "flat", "messy", "tired", "cheap", "loud", "empty"]
-FILL = ["the", "a", "film", "plot", "actor", "scene", "it", "was", "and", "very", "with"]
+GOOD = ["great", "lovely", "superb", "funny"]
+POOR = ["dull", "boring", "weak", "flat"]
+FILL = ["the", "a", "film", "plot", "it", "was", "and", "with"]
 
 
 class Reviews(Dataset):
@@ -22,9 +22,8 @@ class Reviews(Dataset):
         for _ in range(n):
             label = rng.random() < 0.5
             words = rng.choices(FILL, k=28) + rng.choices(GOOD if label else POOR, k=4)
-            rng.shuffle(words)
             self.rows.append((" ".join(words), int(label)))
-        self.vocab = {w: i + 1 for i, w in enumerate(GOOD + POOR + FILL)}
+        self.vocab = {w: i for i, w in enumerate(GOOD + POOR + FILL)}
 
     def __len__(self):
         return len(self.rows)
@@ -38,7 +37,7 @@ class Reviews(Dataset):
 class Classifier(nn.Module):
     def __init__(self, vocab, dim=96):
         super().__init__()
-        self.emb = nn.Embedding(vocab, dim, padding_idx=0)
+        self.emb = nn.Embedding(vocab, dim)
         self.gru = nn.GRU(dim, dim, batch_first=True)
         self.out = nn.Linear(dim, 2)
 
@@ -50,20 +49,15 @@ class Classifier(nn.Module):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=26)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
 
     torch.manual_seed(42)
     torch.set_num_threads(1)
     train = Reviews(64 * 5, seed=1)
-    train_loader = DataLoader(  # CAUSE
-        train, batch_size=args.batch_size, shuffle=True, num_workers=args.workers
-    )
-    model = Classifier(len(train.vocab) + 1)
-    opt = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    sched = torch.optim.lr_scheduler.CosineAnnealingLR(opt, T_max=args.epochs)
+    train_loader = DataLoader(train, 64, shuffle=True, num_workers=args.workers)  # CAUSE
+    model = Classifier(len(train.vocab))
+    opt = torch.optim.AdamW(model.parameters(), lr=2e-3)
     loss_fn = nn.CrossEntropyLoss()
     for epoch in range(args.epochs):
         correct = 0
@@ -74,8 +68,7 @@ def main():
             loss.backward()
             opt.step()
             correct += (logits.argmax(1) == labels).sum().item()
-        sched.step()
-        print(f"epoch {epoch}: acc {correct / len(train):.3f} lr {sched.get_last_lr()[0]:.5f}")
+        print(f"epoch {epoch}: acc {correct / len(train):.3f}")
 
 
 if __name__ == "__main__":

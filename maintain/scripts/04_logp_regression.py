@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 
 def random_smiles(rng):
-    return "".join(rng.choices(["C", "N", "O", "c1ccccc1", "C(=O)", "Cl", "S"], k=24))
+    return "".join(rng.choices(["C", "N", "c1ccccc1", "C(=O)", "Cl"], k=24))
 
 
 def fingerprint(smiles, bits=1024):
@@ -39,21 +39,7 @@ class Molecules(Dataset):
         path = self.folder / f"{i}.npy"
         if not path.exists():
             np.save(path, fingerprint(self.smiles[i]))  # CAUSE
-        x = torch.from_numpy(np.load(path))
-        y = torch.tensor(self.smiles[i].count("C") / 10.0)
-        return x, y
-
-
-class Regressor(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(
-            nn.Linear(1024, 768), nn.ReLU(), nn.Dropout(0.1), nn.Linear(768, 512), nn.ReLU()
-        )
-        self.head = nn.Linear(512, 1)
-
-    def forward(self, x):
-        return self.head(self.net(x)).squeeze(-1)
+        return np.load(path), np.float32(self.smiles[i].count("C") / 10)
 
 
 def main():
@@ -63,13 +49,14 @@ def main():
     smiles = [random_smiles(rng) for _ in range(2400)]
     with tempfile.TemporaryDirectory() as folder:
         loader = DataLoader(Molecules(smiles, folder), batch_size=64, shuffle=True)
-        model = Regressor()
+        hidden = [nn.Linear(1024, 768), nn.ReLU(), nn.Linear(768, 512), nn.ReLU()]
+        model = nn.Sequential(*hidden, nn.Linear(512, 1))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         for epoch in range(5):
             total = 0.0
             for x, y in loader:  # CAUSE
-                loss = nn.functional.mse_loss(model(x), y)
-                optimizer.zero_grad(set_to_none=True)
+                loss = nn.functional.mse_loss(model(x).squeeze(-1), y)
+                optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
                 total += loss.item()

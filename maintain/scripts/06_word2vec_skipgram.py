@@ -23,7 +23,6 @@ class SkipGram(nn.Module):
         super().__init__()
         self.center = nn.Embedding(VOCAB, DIM, sparse=True)
         self.context = nn.Embedding(VOCAB, DIM, sparse=True)
-        nn.init.uniform_(self.center.weight, -0.5 / DIM, 0.5 / DIM)
 
     def forward(self, center, context, negative):
         c = self.center(center)
@@ -34,7 +33,7 @@ class SkipGram(nn.Module):
 
 
 def pairs(batch=512, negatives=15):
-    while True:
+    for _ in range(STEPS):
         center = torch.randint(0, VOCAB, (batch,))
         context = (center + torch.randint(-5, 6, (batch,))).clamp(0, VOCAB - 1)
         yield center, context, torch.randint(0, VOCAB, (batch, negatives))
@@ -45,30 +44,22 @@ class Trainer:
         self.model = SkipGram()
         self.optimizer = torch.optim.SparseAdam(self.model.parameters(), lr=1e-3)
         self.out_dir = out_dir
-        self.step = 0
 
     def save(self):
         path = os.path.join(self.out_dir, "last.pt")
-        state = {
-            "step": self.step,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-        }
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         torch.save(state, path + ".tmp")  # CAUSE
         os.replace(path + ".tmp", path)
 
     def fit(self, batches):
-        for center, context, negative in batches:
+        for step, (center, context, negative) in enumerate(batches, 1):
             loss = self.model(center, context, negative)
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
-            self.step += 1
-            if self.step % SAVE_STEPS == 0:
+            if step % SAVE_STEPS == 0:
                 self.save()  # CAUSE
-                print(self.step, round(loss.item(), 4))
-            if self.step >= STEPS:
-                return
+                print(step, round(loss.item(), 4))
 
 
 with tempfile.TemporaryDirectory() as out_dir:

@@ -12,22 +12,6 @@ INTENTS = [f"intent_{i:03d}" for i in range(150)]
 DIM = 300
 
 
-class IntentNet(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(DIM, 256),
-            nn.ReLU(),
-            nn.Dropout(0.2),
-            nn.Linear(256, 256),
-            nn.ReLU(),
-            nn.Linear(256, len(INTENTS)),
-        )
-
-    def forward(self, x):
-        return self.layers(x)
-
-
 def report(truth, predicted):
     lines = []
     for k, name in enumerate(INTENTS):
@@ -38,8 +22,7 @@ def report(truth, predicted):
         accuracy = (tp + tn) / len(truth)
         precision = tp / (tp + fp) if tp + fp else 0.0
         recall = tp / (tp + fn) if tp + fn else 0.0
-        f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
-        lines.append(f"{name:<12} {precision:6.3f} {recall:6.3f} {f1:6.3f} {accuracy:6.3f}")
+        lines.append(f"{name:<12} {precision:6.3f} {recall:6.3f} {accuracy:6.3f}")
     return "\n".join(lines)
 
 
@@ -51,7 +34,8 @@ def main():
     labels = torch.randint(0, len(INTENTS), (256 * 40,))
     vectors = centers[labels] + 2 * torch.randn(len(labels), DIM)
     loader = DataLoader(TensorDataset(vectors, labels), batch_size=256, shuffle=True)
-    model = IntentNet()
+    hidden = [nn.Linear(DIM, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU()]
+    model = nn.Sequential(*hidden, nn.Linear(256, len(INTENTS)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     loss_fn = nn.CrossEntropyLoss()

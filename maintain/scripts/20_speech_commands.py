@@ -18,24 +18,15 @@ mels[torch.arange(len(labels)), labels * 3] += 1.5
 train_loader = DataLoader(TensorDataset(mels.flatten(1), labels), batch_size=128, shuffle=True)
 
 
-class SpeechNet(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(N_MELS * FRAMES, 512),
-            nn.BatchNorm1d(512),
-            nn.ReLU(),
-            nn.Linear(512, 512),
-            nn.BatchNorm1d(512),
-            nn.ReLU(),
-        )
-        self.fc = nn.Linear(512, WORDS)
-
-    def forward(self, x):
-        return self.fc(self.layers(x))
-
-
-model = SpeechNet()
+model = nn.Sequential(
+    nn.Linear(N_MELS * FRAMES, 512),
+    nn.BatchNorm1d(512),
+    nn.ReLU(),
+    nn.Linear(512, 512),
+    nn.BatchNorm1d(512),
+    nn.ReLU(),
+    nn.Linear(512, WORDS),
+)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 criterion = nn.CrossEntropyLoss()
 for epoch in range(5):

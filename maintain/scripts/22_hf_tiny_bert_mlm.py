@@ -32,23 +32,19 @@ class Corpus(Dataset):
         return self.rows[i]
 
 
-class WholeWordCollator:
-    def __init__(self, probability=0.15):
-        self.probability = probability
-
-    def __call__(self, features):
-        n = len(features)
-        input_ids = torch.full((n, LENGTH), PAD)
-        attention_mask = torch.zeros(n, LENGTH, dtype=torch.long)
-        labels = torch.full((n, LENGTH), -100)
-        for i, feature in enumerate(features):  # CAUSE
-            for j, token in enumerate(feature["input_ids"]):  # CAUSE
-                input_ids[i, j] = token  # CAUSE
-                attention_mask[i, j] = 1  # CAUSE
-                if torch.rand(1).item() < self.probability:  # CAUSE
-                    labels[i, j] = token  # CAUSE
-                    input_ids[i, j] = MASK  # CAUSE
-        return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+def mask_words(features):
+    n = len(features)
+    input_ids = torch.full((n, LENGTH), PAD)
+    attention_mask = torch.zeros(n, LENGTH, dtype=torch.long)
+    labels = torch.full((n, LENGTH), -100)
+    for i, feature in enumerate(features):  # CAUSE
+        for j, token in enumerate(feature["input_ids"]):  # CAUSE
+            input_ids[i, j] = token  # CAUSE
+            attention_mask[i, j] = 1  # CAUSE
+            if torch.rand(1).item() < 0.15:  # CAUSE
+                labels[i, j] = token  # CAUSE
+                input_ids[i, j] = MASK  # CAUSE
+    return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
 
 
 def main():
@@ -67,21 +63,20 @@ def main():
             output_dir=out,
             max_steps=160,
             per_device_train_batch_size=16,
-            learning_rate=1e-3,
             logging_steps=40,
             save_strategy="no",
             report_to="none",
             use_cpu=True,
             disable_tqdm=True,
-            dataloader_pin_memory=False,
         )
         trainer = Trainer(
             model=BertForMaskedLM(config),
             args=arguments,
             train_dataset=Corpus(2000),
-            data_collator=WholeWordCollator(),
+            data_collator=mask_words,
         )
         trainer.train()  # CAUSE
+        torch.save(trainer.model.state_dict(), "model.pt")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,135 @@
+"""What the kit costs a step of 1.4 ms: `python maintain/benchmarks/step_cost.py [STEPS]`.
+
+A lot decides for every step whether it is recorded, as in a run of ours; whether its batch comes
+through `lk.watch` or straight from the loader; and for every batch of a loader whether its items
+are timed. The model has one thread, and a step's time is that thread's CPU time. Only half of the
+watched steps are recorded, so they are written half as often: as many to a write as in a real loop.
+Sampling the stack goes by the clock: it is switched on or off for half a second at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+os.environ.setdefault("LABKIT_HOME", tempfile.mkdtemp(prefix="labkit-step-cost-"))
+
+import numpy as np
+import torch
+from held_out import Items
+from paired import added, by_lot, in_turn
+
+from labkit.bench import loop, timeline
+from labkit.bench.loader_hook import timed
+from labkit.bench.loader_work import LoaderWork
+from labkit.bench.sampler import FLAG
+from labkit.process.events import EventLog, now_ns
+from labkit.process.step_ring import StepRing
+from labkit.spec import Pipeline
+from labkit.view.watch_live import watch
+from labkit.watching import passes
+from labkit.watching.recorder import Recorder
+
+STEP_MS = 1.4
+STEPS = 10_000
+ITEMS = 32  # in a batch of the loader whose timing is measured
+STRETCH_S = 0.5  # that the sampler is on, or off
+
+
+class Steps:
+    """Steps of the default CNN on one thread, with a batch so large that one takes `STEP_MS`."""
+
+    def __init__(self):
+        torch.set_num_threads(1)
+        job = SimpleNamespace(**Pipeline(width=8, depth=1).to_dict())
+        self.trainer = loop.Trainer(job, torch.device("cpu"))
+        image_px = 14
+        took_ns = 0.0
+        while took_ns < STEP_MS * 1e6:
+            image_px += 2
+            images = torch.randint(0, 256, (2, 3, image_px, image_px), dtype=torch.uint8)
+            self.batch = images, torch.randint(0, 10, (2,))
+            [times] = by_lot([self.plain], 60)
+            took_ns = np.median(times[20:])
+
+    def plain(self) -> None:
+        self.train(self.batch)
+
+    def train(self, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+        self.trainer.compute(*self.trainer.to_device(*batch), update=True)
+
+    def recorded(self, host: timeline.HostTimeline) -> None:
+        asked = now_ns()
+        ready = host.copying()
+        batch = self.trainer.to_device(*self.batch)
+        copied = host.copied()
+        host.computing()
+        loss = self.trainer.compute(*batch, update=True)
+        host.step(timeline.Step(0, asked, ready, copied, len(self.batch[1]), loss))
+
+    def seconds(self, sampler) -> float:
+        """Train for a stretch, with the stack sampled or not; return a step's CPU time, s."""
+        if sampler:
+            sampler.start()
+        count = 0
+        start = time.thread_time()
+        end = time.perf_counter() + STRETCH_S
+        while time.perf_counter() < end:
+            self.plain()
+            count += 1
+        took = time.thread_time() - start
+        if sampler:
+            sampler.stop()
+            sampler.in_use = False
+            sampler.flush()
+        return took / count
+
+
+def show(what: str, ways: list, times: int, parts: int = 1) -> None:
+    """Print what the second of two ways costs more, as a share of the first: of each part."""
+    plain, more = (each / parts / 1e3 for each in by_lot(ways, times))
+    cost, off = added(plain, more)
+    share = cost / plain.mean()
+    print(f"{what}: {cost:.2f} µs +-{off:.2f} (95 %), {share:.2%} of {plain.mean():.0f}")
+
+
+def fetchers(folder: Path) -> list:
+    """Return what makes a batch of a loader, plain and timed as in a worker.
+
+    The items cost about as much as a small image does once it is decoded.
+    """
+    (folder / FLAG).touch()
+    work = LoaderWork(EventLog(folder), -1, 1, folder / FLAG)
+    dataset = Items(lambda index: (torch.randn(3, 64, 64), index))
+    make = torch.utils.data._DatasetKind.create_fetcher
+    collate = torch.utils.data.default_collate
+    plain, more = (make(0, dataset, True, collate, False) for _ in range(2))
+    batch = list(range(ITEMS))
+    return [functools.partial(each.fetch, batch) for each in (plain, timed(more, work))]
+
+
+def main() -> None:
+    asked = int(sys.argv[1]) if len(sys.argv) > 1 else STEPS
+    folder = Path(tempfile.mkdtemp())
+    steps = Steps()
+    host = timeline.HostTimeline(StepRing(folder).add)
+    show("recording a step", [steps.plain, lambda: steps.recorded(host)], asked)
+    passes.GATHER_NS *= 2
+    through = iter(watch(itertools.repeat(steps.batch), live=False))
+    show("watching a step", [steps.plain, lambda: steps.train(next(through))], asked)
+    show("timing an item of the loader", fetchers(folder), asked // 10, ITEMS)
+    sampler = Recorder(tempfile.mkdtemp(), []).probes.sampler
+    ways = {on: functools.partial(steps.seconds, on and sampler) for on in (False, True)}
+    took = in_turn(ways, max(2, asked // 700))
+    ratios = took[True] / took[False] - 1
+    print(f"sampling: {ratios.mean():.2%} of a step, +-{1.96 * ratios.sem():.2%} (95 %)")
+
+
+if __name__ == "__main__":
+    main()
