@@ -20,6 +20,7 @@ from planted import QUICK, counted, no_tools_in, planted, sampled, wait_until
 from labkit import load
 from labkit.process import leftovers
 from labkit.process.events import now_ns
+from labkit.process.step_ring import line_of_step
 from labkit.results.launch import launch
 
 pytestmark = [
@@ -109,6 +110,10 @@ def test_a_fault_ends_the_run_as_it_must_and_leaves_nothing(fault):
         assert run.event("end")["code"] == 130  # the bench left by itself
     if fault.plant == "floods_stdout":
         assert (run.path / "bench.stdout").stat().st_size < 1e6  # its head and its tail
+
+
+def test_a_loss_that_is_no_number_is_null_in_the_log():
+    assert '"loss":null' in line_of_step(0, (1, 2, 3, 4), 16, float("nan"))
 
 
 KERNEL = f"""

@@ -19,7 +19,7 @@ def test_its_steps_enter_no_statistics_and_its_trace_is_kept_in_a_record(tiny, t
     assert run.steps == len(run.loss) == 40, run.error
     assert 0 < seen["gap_us"] < seen["window_us"]
     assert run.xray.utilization == run.xray.cpu_exec_us / run.xray.step_us > 0
-    assert run.xray.gpu_utilization is None and "No device activity" in repr(run.xray)
+    assert "No device activity" in repr(run.xray)
     saved = load(run.save(tmp_path / "run.jsonl.gz"))
     assert saved.xray_facts == seen and saved.xray == run.xray  # the trace stays in the folder
     shipped = tmp_path / "shipped.jsonl.gz"
