@@ -4,7 +4,6 @@ The bench imports this file: tests put their folder on its path (see conftest.py
 """
 
 import ctypes
-import math
 import mmap
 import os
 import signal
@@ -19,7 +18,6 @@ TOOLS = {"steps.ring", "reserve", "launch.json"}  # files of a run that goes on
 
 AT = 5  # the item, batch or step that breaks
 COUNT_NAME = "steps.count"  # how many steps were finished, told past the log and its ring
-WORKER_PATIENCE_S = 2.0  # in place of two minutes, for a worker that hangs on purpose
 
 
 def planted(name="nothing"):
@@ -68,12 +66,6 @@ def tells_a_key():
     raise ValueError(f"no access with {os.environ['HF_TOKEN']}")
 
 
-def runs_out_of_cuda_memory():  # raised, not real: the words are PyTorch's own
-    import torch
-
-    raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has")
-
-
 def hangs_with_the_gil():
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # it would cut the sleep short
     ctypes.PyDLL(None).sleep(3600)  # PyDLL keeps the GIL: no thread and no handler runs
@@ -102,24 +94,17 @@ def sends(number):
     return lambda: os.kill(os.getpid(), number)
 
 
-segfaults = partial(ctypes.string_at, 0)
-exits = partial(os._exit, 7)
 IN_LOADER = {  # in a worker, or in the loop where there is none
     "tells_a_key": tells_a_key,
     "dataset_raises": raises,
     "sample_unpicklable": threading.Lock,
     "worker_dies": sends(9),
-    "worker_segfaults": segfaults,
-    "worker_exits": exits,
-    "worker_hangs": partial(time.sleep, 3600),
 }
 IN_STEP = {
     "step_raises": raises,
     "bench_dies": sends(9),
-    "bench_segfaults": segfaults,
-    "bench_aborts": os.abort,
-    "bench_exits": exits,
-    "cuda_out_of_memory": runs_out_of_cuda_memory,
+    "bench_segfaults": partial(ctypes.string_at, 0),
+    "bench_exits": partial(os._exit, 7),
     "bench_hangs": hangs_with_the_gil,
     "bench_is_stopped": sends(signal.SIGSTOP),
     "ignores_stop": ignores_stop,
@@ -144,15 +129,11 @@ def plant(name, dataset, trainer):
 
     def make_loader(*args):
         loader = make(*args)
-        loader.timeout = WORKER_PATIENCE_S if name == "worker_hangs" else loader.timeout
         once(loader, "collate_fn", IN_LOADER[name])
         return loader
 
     trainer.after_step = count
-    if name == "loss_is_nan":
-        weights = next(trainer.model.parameters())
-        once(trainer, "compute", lambda: setattr(weights, "data", weights.data * math.nan))
-    elif name in IN_STEP:
+    if name in IN_STEP:
         once(trainer, "compute", IN_STEP[name])
     elif name in IN_LOADER:
         data.make_loader = make_loader

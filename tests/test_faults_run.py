@@ -10,16 +10,17 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers import processes_of
-from planted import COUNT_NAME, QUICK, counted, no_tools_in, planted, sampled, wait_until
+from helpers import processes_of, torch_segments
+from planted import QUICK, counted, no_tools_in, planted, sampled, wait_until
 
 from labkit import load
 from labkit.process import leftovers
 from labkit.process.events import now_ns
-from labkit.process.step_ring import SLOT
+from labkit.process.step_ring import line_of_step
 from labkit.results.launch import launch
 
 pytestmark = [
@@ -27,7 +28,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]
 
-FORCED_S = 1.5  # for clean-up where the bench does not answer; else 1 s
 SLACK_S = 2.0  # of a machine that does other things
 WITH_WORKERS = QUICK.but(num_workers=2, prep_ms=2)
 LONG = {"steps": 10**6, "seconds": 60}
@@ -44,31 +44,16 @@ def after_steps(act, steps=8, pause_s=0.0):
     return do
 
 
-def kill(*roles):
-    def act(run):
-        pids = {
-            "bench": min(leftovers.logged_pids(run.path, "hello")),
-            "worker": min(leftovers.logged_pids(run.path, "workers")),
-            "supervisor": run._process.process.pid,
-        }
-        start = now_ns()
-        for role in roles:
-            os.kill(pids[role], signal.SIGKILL)
-        return start
-
-    return after_steps(act)
+def kill_supervisor(run):
+    start = now_ns()
+    os.kill(run._process.process.pid, signal.SIGKILL)
+    return start
 
 
 def stop(run):
     start = now_ns()
     run.stop()
     return start
-
-
-def stop_during_import(run):
-    wait_until(lambda: run.stage["name"] == "importing torch")
-    time.sleep(0.2)
-    return stop(run)
 
 
 def fault(name, outcome, says="", plant="nothing", do=lambda run: None, limit_s=1.0, **knobs):
@@ -80,37 +65,25 @@ def fault(name, outcome, says="", plant="nothing", do=lambda run: None, limit_s=
     return SimpleNamespace(**(locals() | {"name": name.rstrip("*")}))
 
 
-forced = {"do": after_steps(stop, 5, pause_s=0.3), "limit_s": FORCED_S, **LONG}
+# The bench does not answer: its clean-up may take half a second more
+forced = {"do": after_steps(stop, 5, pause_s=0.3), "limit_s": 1.5, **LONG}
 FAULTS = [
     fault("step raises", "failed", "^ValueError: planted: this sample", "step_raises"),
-    fault("dataset raises", "failed", "^ValueError: planted: .*worker", "dataset_raises"),
     fault("sample cannot be pickled*", "failed", "^TypeError: cannot pickle.*Remedy: .*tensors",
           "sample_unpicklable"),
     fault("worker SIGKILL*", "failed", "orker .*(SIGKILL|Killed).*Remedy: .*num_workers",
           "worker_dies"),
-    fault("worker segfault", "failed", "orker .*(SIGSEGV|Segmentation)", "worker_segfaults"),
-    fault("worker exit code", "failed", "orker .*exit code 7.*Remedy", "worker_exits"),
-    fault("worker hangs", "failed", "timed out after 2.* Remedy: .*num_workers=0", "worker_hangs"),
     fault("bench SIGSEGV", "failed", "SIGSEGV.*Remedy: .*bench.stderr", "bench_segfaults"),
-    fault("bench SIGABRT", "failed", "SIGABRT.*Remedy", "bench_aborts"),
     fault("bench os._exit", "failed", "exit code 7, before the run was done", "bench_exits"),
     fault("bench SIGKILL*", "failed", "SIGKILL.*Remedy: .*out-of-memory", "bench_dies"),
-    fault("CUDA out of memory", "failed", "^OutOfMemoryError: CUDA out.*Remedy: lower batch_size",
-          "cuda_out_of_memory"),
-    fault("the loss becomes NaN", "finished", plant="loss_is_nan"),
     fault("100 MB on stdout*", "finished", plant="floods_stdout"),
     fault("an escapee that double-forks", "finished", plant="escapes"),
     fault("hang with the GIL held, Stop*", "stopped", plant="bench_hangs", **forced),
-    fault("SIGINT ignored, Stop", "stopped", plant="ignores_stop", **forced),
     fault("bench SIGSTOP, Stop", "stopped", plant="bench_is_stopped", **forced),
     fault("Stop*", "stopped", do=after_steps(stop), **LONG),
     fault("Stop at once", "stopped", do=stop, **LONG),
-    fault("Stop during import", "stopped", do=stop_during_import, **LONG),
-    fault("bench killed from outside", "failed", "SIGKILL.*Remedy", do=kill("bench"), **LONG),
-    fault("all but the kernel killed", "failed", "supervisor was killed",
-          do=kill("worker", "bench", "supervisor"), **LONG),
     fault("supervisor of an escapee killed*", "failed", "supervisor was killed", "escapes",
-          kill("supervisor"), **LONG),
+          after_steps(kill_supervisor), **LONG),
 ]  # fmt: skip
 
 
@@ -131,26 +104,16 @@ def test_a_fault_ends_the_run_as_it_must_and_leaves_nothing(fault):
     assert cleaned < fault.limit_s + SLACK_S
     no_tools_in(run.path)
     pids = leftovers.logged_pids(run.path, "workers") | leftovers.logged_pids(run.path, "hello")
-    for pid in pids:
-        assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{pid}_")]
+    assert not [name for name in torch_segments() if int(name.split("_")[1]) in pids]
     assert load(run.path).steps == run.steps
     if fault.name == "Stop":
         assert run.event("end")["code"] == 130  # the bench left by itself
-    if fault.plant == "loss_is_nan":
-        assert run.loss[0] == run.loss[0] and run.to_dict()["loss"][-1] is None
     if fault.plant == "floods_stdout":
         assert (run.path / "bench.stdout").stat().st_size < 1e6  # its head and its tail
 
 
-def test_steps_finished_before_a_kill_are_in_the_record():
-    run = launch(QUICK.but(**LONG))
-    wait_until(lambda: run.steps >= 15)
-    bench = min(leftovers.logged_pids(run.path, "hello"))
-    os.kill(bench, signal.SIGSTOP)  # hold it still between two writes of its log
-    data = (run.path / "steps.ring").read_bytes()
-    slots = [SLOT.unpack_from(data, at) for at in range(0, len(data) - SLOT.size + 1, SLOT.size)]
-    os.kill(bench, signal.SIGKILL)
-    assert run.wait().steps == max(slot[4] for slot in slots if slot[4] == slot[-1])
+def test_a_loss_that_is_no_number_is_null_in_the_log():
+    assert '"loss":null' in line_of_step(0, (1, 2, 3, 4), 16, float("nan"))
 
 
 KERNEL = f"""
@@ -162,25 +125,23 @@ run.wait()
 """
 
 
-@pytest.mark.parametrize("victims", ["kernel", "kernel and supervisor"])
-def test_a_kernel_that_dies_takes_its_run_along(victims, tmp_path):
+@pytest.mark.parametrize("with_supervisor", [False, True])
+def test_a_kernel_that_dies_takes_its_run_along(with_supervisor, tmp_path, monkeypatch):
     """Where its supervisor dies too, the run that starts next sees to what is left."""
-    env = os.environ | {"LABKIT_HOME": str(tmp_path)}
-    kernel = subprocess.Popen([sys.executable, "-c", KERNEL], env=env, stdout=-1, text=True)
-    path, supervisor = kernel.stdout.readline().split()
-    file = os.path.join(path, COUNT_NAME)
-    wait_until(lambda: os.path.exists(file) and open(file, "rb").read() > b"\x09")
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
+    kernel = subprocess.Popen([sys.executable, "-c", KERNEL], stdout=-1, text=True)
+    folder, supervisor = kernel.stdout.readline().split()
+    path = Path(folder)
+    wait_until(lambda: counted(path) > 9)
     kernel.kill()
-    if "supervisor" in victims:
+    if with_supervisor:
         os.kill(int(supervisor), signal.SIGKILL)
         kernel.wait()
-        code = f"import labkit as lk; print(lk.run(lk.{QUICK!r}).outcome)"
-        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-        assert done.stdout.strip() == "finished", done.stderr
+        assert launch(QUICK).wait().outcome == "finished"
     kernel.wait()
-    wait_until(lambda: not processes_of(path) and not os.path.exists(f"{path}/launch.json"))
+    wait_until(lambda: not processes_of(path) and not (path / "launch.json").exists())
     run = load(path)
     assert run.outcome == "stopped"
-    assert run.steps >= int.from_bytes(open(file, "rb").read(), "little")
+    assert run.steps >= counted(path)
     assert [step["i"] for step in run.steps_since(0)] == list(range(run.steps))
-    no_tools_in(run.path)
+    no_tools_in(path)

@@ -3,7 +3,7 @@
 import faultset
 import pytest
 import slow_faults
-from faultset import BASES, EVERYTHING, FAULTS, SEVERITIES, Case, Here, Score, run_set
+from faultset import BASES, EVERYTHING, SEVERITIES, Case, Here, Score, run_set
 
 from labkit.diagnosis.findings import BOTTLENECKS
 from labkit.results.hardware import Machine
@@ -12,8 +12,7 @@ CPU = Here(BASES["cpu"] | {"precision": "fp32"}, Machine(kind="cpu"))
 GPU = Here(BASES["gpu"] | {"precision": "bf16", "depth": 11}, Machine(kind="gpu"))
 
 
-def test_the_set_has_two_dozen_faults_healthy_ones_and_mixtures():
-    assert len(FAULTS) >= 24 and len(faultset.HEALTHY) >= 4 and len(faultset.MIXTURES) >= 4
+def test_the_set_has_every_bottleneck_that_can_be_planted_and_each_name_once():
     assert len({fault.name for fault in EVERYTHING}) == len(EVERYTHING)
     not_planted = {"host", "communication", "straggler", "unsure"}
     assert {fault.expected for fault in EVERYTHING} == set(BOTTLENECKS) - not_planted
@@ -34,9 +33,8 @@ def test_every_case_is_a_pipeline_that_is_allowed_and_a_plant_that_exists(here):
 def test_a_fault_is_named_for_real_and_an_interrupted_set_goes_on(tmp_path, monkeypatch):
     keep = tmp_path / "kept.jsonl"
     score = run_set(seeds=1, only=["object building"], keep=keep)
-    assert len(score.rows) == 1
     # On a machine with neighbours a run may get no verdict, but not a wrong one
-    assert all(wrong["named"] == "unsure" for wrong in score.wrong), score
+    assert score.rows and all(wrong["named"] == "unsure" for wrong in score.wrong), score
     lines = keep.read_text()
     monkeypatch.setattr(faultset, "base_here", lambda: CPU)
     assert run_set(seeds=1, only=["object building"], keep=keep).rows == score.rows  # not run again
@@ -44,11 +42,12 @@ def test_a_fault_is_named_for_real_and_an_interrupted_set_goes_on(tmp_path, monk
 
 
 def test_the_score_counts_what_it_says():
-    named = [("input", "input"), ("launch", "input"), ("compute", "compute")]
-    named += [("compute", "precision"), ("compute", "unsure")]
-    about = {"fault": "a fault", "severity": 2, "seed": 0}
-    rows = [about | {"expected": planted, "named": said} for planted, said in named]
-    score = Score("a CPU", rows, {"pageable copies": "shows on a GPU only"})
+    said = ["input", "input", "compute", "precision", "unsure"]
+    planted = ["input", "launch", "compute", "compute", "compute"]
+    rows = [
+        {"fault": "a fault", "severity": 2, "seed": 0, "expected": fault, "named": name}
+        for fault, name in zip(planted, said, strict=True)
+    ]
+    score = Score("a CPU", rows, {})
     assert score.accuracy == 0.4 and len(score.wrong) == 3
     assert "5 runs, 40.0% right, 1 healthy ones called sick" in str(score)
-    assert "not run: pageable copies: shows on a GPU only" in str(score)

@@ -5,7 +5,6 @@ Spawn is the way of macOS and Windows, forkserver that of Python 3.14 on Linux.
 
 import multiprocessing
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -18,21 +17,20 @@ CHECK = ROOT / "maintain" / "platforms" / "check.py"
 IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 
 
-def check(*arguments):
-    command = [sys.executable, CHECK, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+def check(*arguments, command=(sys.executable, CHECK)):
+    done = subprocess.run(
+        [*command, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=os.environ | {"PYTHON": sys.executable},
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow
 def test_a_watched_loop_over_a_dataset_of_a_cell_is_told_a_remedy_under_forkserver():
     check("--start", "forkserver", "watch")
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_a_run_with_workers_stops_without_the_names_that_windows_lacks():
-    check("--start", "spawn", "--without-posix", "stop")
 
 
 @pytest.mark.nightly
@@ -44,8 +42,8 @@ def test_every_step_works_under_each_start_method(method):
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_runs_measure_and_leave_nobody_without_the_names_that_windows_lacks():
-    check("--start", "spawn", "--without-posix", "runs", "measure", "kill")
+def test_runs_measure_and_stop_and_leave_nobody_without_the_names_that_windows_lacks():
+    check("--start", "spawn", "--without-posix", "stop", "runs", "measure", "kill")
 
 
 def test_processes_that_append_to_one_log_lose_no_line_even_where_appending_is_two_calls():
@@ -56,20 +54,4 @@ def test_processes_that_append_to_one_log_lose_no_line_even_where_appending_is_t
 @pytest.mark.slow
 @pytest.mark.skipif(not IS_ROOT or not shutil.which("setpriv"), reason="takes another user's id")
 def test_a_user_id_without_a_name_or_a_home_measures_on_one_core():
-    script = CHECK.with_name("nobody.sh")
-    command = ["bash", script, "machine", "runs", "kill"]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | {"PYTHON": sys.executable},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_what_the_workflow_runs_is_here_and_every_job_has_ten_minutes():
-    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
-    scripts = set(re.findall(r"maintain/platforms/[\w.]+", text))
-    assert len(scripts) == 2 and all((ROOT / script).exists() for script in scripts)
-    assert re.findall(r"timeout-minutes: (\d+)", text) == ["10", "10"]
+    check("machine", "runs", "kill", command=("bash", CHECK.with_name("nobody.sh")))

@@ -12,31 +12,20 @@ from labkit.results.launch import launch
 from labkit.results.library import load
 
 
-@pytest.fixture(scope="module")
-def looked_at(tiny):
-    run = launch(tiny.but(steps=40)).wait()
-    assert run.outcome == "finished", run.error
-    return run
-
-
 @pytest.mark.slow
-def test_its_steps_enter_no_statistics_and_its_trace_is_kept_in_a_record(looked_at, tmp_path):
-    seen = looked_at.xray_facts
-    breakdown = looked_at.xray
-    assert looked_at.steps == len(looked_at.loss) == 40
+def test_its_steps_enter_no_statistics_and_its_trace_is_kept_in_a_record(tiny, tmp_path):
+    run = launch(tiny.but(steps=40)).wait()
+    seen = run.xray_facts
+    assert run.steps == len(run.loss) == 40, run.error
     assert 0 < seen["gap_us"] < seen["window_us"]
-    assert breakdown.device_kind == "cpu" and breakdown.steps >= 1
-    assert breakdown.utilization == breakdown.cpu_exec_us / breakdown.step_us > 0
-    assert breakdown.gpu_utilization is breakdown.tensor_core_share is None
-    assert "No device activity" in repr(breakdown)
-    saved = load(looked_at.save(tmp_path / "run.jsonl.gz"))
-    assert saved.xray_facts == seen
-    assert saved.xray == breakdown  # the trace itself stays in the run's folder
+    assert run.xray.utilization == run.xray.cpu_exec_us / run.xray.step_us > 0
+    assert "No device activity" in repr(run.xray)
+    saved = load(run.save(tmp_path / "run.jsonl.gz"))
+    assert saved.xray_facts == seen and saved.xray == run.xray  # the trace stays in the folder
     shipped = tmp_path / "shipped.jsonl.gz"
     ship(tmp_path / "run.jsonl.gz", shipped, name="run", title="a run with an x-ray")
-    assert load(shipped).xray == breakdown
-    known = np.isfinite(looked_at.thread_s)  # the thread's time is read now and then
-    assert known.sum() >= 2
+    assert load(shipped).xray == run.xray
+    assert np.isfinite(run.thread_s).sum() >= 2  # the thread's time is read now and then
 
 
 @pytest.mark.slow
@@ -46,14 +35,13 @@ def test_it_says_why_there_is_none(tiny):
 
 
 def event(name, start_us, length_us, size=1000):
-    values = {
-        "name": name,
-        "start_ns": int(start_us * 1000),
-        "end_ns": int((start_us + length_us) * 1000),
-        "shapes": [[size]],
-        "device_type": torch.autograd.DeviceType.CPU,
-    }
-    return SimpleNamespace(**{key: lambda value=value: value for key, value in values.items()})
+    return SimpleNamespace(
+        name=lambda: name,
+        start_ns=lambda: start_us * 1000,
+        end_ns=lambda: (start_us + length_us) * 1000,
+        shapes=lambda: [[size]],
+        device_type=lambda: torch.autograd.DeviceType.CPU,
+    )
 
 
 def summarised(*events, window=100):
