@@ -7,7 +7,6 @@ packing lines nor writing more comments changes. No test fails on it.
 from __future__ import annotations
 
 import ast
-import contextlib
 import io
 import statistics
 import sys
@@ -89,7 +88,5 @@ def report(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(BrokenPipeError):  # as with `| head`
-        for name in sys.argv[1:] or ["labkit", "tests", "maintain"]:
-            report(name)
-            sys.stdout.flush()
+    for name in sys.argv[1:] or ["labkit", "tests", "maintain"]:
+        report(name)

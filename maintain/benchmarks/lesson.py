@@ -1,4 +1,4 @@
-"""The lesson holds here: `python maintain/benchmarks/lesson.py [PAIRS]` prints ratios by pair.
+"""The lesson holds here: `python maintain/benchmarks/lesson.py` prints ratios by pair.
 
 CONTRIBUTING's claim about the default pipeline, without workers and with six, comes from this
 script; it exits with 1 where the claim does not hold.
@@ -17,7 +17,7 @@ print(machine().line)
 starved, fed = Pipeline(), Pipeline(num_workers=6)
 ways = {"starved": lambda: launch(starved).wait_or_raise()}
 ways["fed"] = lambda: launch(fed).wait_or_raise()
-runs = in_turn(ways, int(sys.argv[1]) if len(sys.argv) > 1 else PAIRS)
+runs = in_turn(ways, PAIRS)
 rates = runs.map(lambda run: run.throughput)
 busy = runs.map(lambda run: run.utilization)
 ratios = rates["fed"] / rates["starved"]

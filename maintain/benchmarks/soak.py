@@ -184,8 +184,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
         kills = judged(options.kills, options.seed * 100_000, home)
     print(kills.drop(columns=["killed", "seconds"]).sum().to_string())
-    print(f"clean-up: {kills['seconds'].median():.2f} s (median); the slowest:")
-    print(kills.nlargest(3, "seconds").to_string())
+    print("clean-up, s:", kills["seconds"].describe().to_string(), sep="\n")
     return int(kills[["orphans", "segments", "files", "lost", "bad"]].to_numpy().any())
 
 

@@ -3,7 +3,6 @@
 # cause: workers_restart
 # costs 42 % of the loop
 
-import argparse
 import random
 
 import torch
@@ -47,19 +46,14 @@ class Classifier(nn.Module):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=26)
-    parser.add_argument("--workers", type=int, default=2)
-    args = parser.parse_args()
-
     torch.manual_seed(42)
     torch.set_num_threads(1)
     train = Reviews(64 * 5, seed=1)
-    train_loader = DataLoader(train, 64, shuffle=True, num_workers=args.workers)  # CAUSE
+    train_loader = DataLoader(train, 64, shuffle=True, num_workers=2)  # CAUSE
     model = Classifier(len(train.vocab))
     opt = torch.optim.AdamW(model.parameters(), lr=2e-3)
     loss_fn = nn.CrossEntropyLoss()
-    for epoch in range(args.epochs):
+    for epoch in range(26):
         correct = 0
         for ids, labels in train_loader:  # CAUSE
             logits = model(ids)

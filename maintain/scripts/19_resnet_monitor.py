@@ -1,4 +1,4 @@
-"""A little residual network on 32x32 images that notes load and free disk with every step."""
+"""A little residual network on 32x32 images that notes the load with every step."""
 # bottleneck: host
 # cause: waiting
 # costs 34 % of the loop
@@ -34,11 +34,10 @@ class SmallResNet(nn.Module):
         return self.fc(self.blocks(self.stem(x)).mean((2, 3)))
 
 
-def system_stats():
-    code = "import os, shutil; print(os.getloadavg()[0], shutil.disk_usage('/').free)"
+def system_load():
+    code = "import os; print(os.getloadavg()[0])"
     out = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True)  # CAUSE
-    load, free = out.stdout.split()
-    return float(load), int(free) / 1e9
+    return float(out.stdout)
 
 
 def main():
@@ -55,8 +54,8 @@ def main():
             loss = F.cross_entropy(model(images), labels)
             loss.backward()
             optimizer.step()
-            load, free = system_stats()  # CAUSE
-        print(f"epoch {epoch}: loss {loss.item():.3f} load {load:.1f} free {free:.0f} GB")
+            load = system_load()  # CAUSE
+        print(f"epoch {epoch}: loss {loss.item():.3f} load {load:.1f}")
 
 
 if __name__ == "__main__":
