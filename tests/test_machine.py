@@ -145,7 +145,7 @@ OTHER = 1_000_000  # a process id of the container's host
     "pid, held_gib",
     [
         (OTHER, 0),  # busy a moment ago, with a run of ours
-        (os.getppid(), 6.5),  # the kernel's own model, on a card of 8 GiB
+        (None, 6.5),  # the kernel's own model, on a card of 8 GiB
         (OTHER, 0.6),  # a context of ours
     ],
 )
@@ -153,7 +153,7 @@ def test_auto_takes_a_card_that_has_kernels_and_on_which_others_compute_least(
     pid, held_gib, torch_built_for, monkeypatch
 ):
     torch_built_for(CU130, (7, 0), (8, 0), (8, 0), (8, 0))
-    held = {1: (OTHER, 6.5), 2: (pid, held_gib), 3: (OTHER, 0)}
+    held = {1: (OTHER, 6.5), 2: (pid or os.getppid(), held_gib), 3: (OTHER, 0)}
     asked = {
         "nvmlDeviceGetHandleByUUID": lambda card: card,
         "nvmlDeviceGetUtilizationRates": lambda card: SimpleNamespace(gpu=60),

@@ -34,5 +34,4 @@ with browser.lab_in(Path(tempfile.mkdtemp())) as lab, sync_playwright() as playw
     chromium.close()
 first, *others = clicks
 print(f"first click {first:.2f} s; median of {TIMES}: {median(others):.2f} s")
-print(f"from {min(others):.2f} to {max(others):.2f} s")
 print(f"from a slider to its prediction: median {median(predictions):.3f} s")
