@@ -27,7 +27,7 @@ from labkit.bench.flops import write_work
 from labkit.bench.loader_work import LoaderWork
 from labkit.bench.loop import Trainer, Trains, train
 from labkit.bench.planted_fault import planted
-from labkit.bench.quick_runs import quick_run, shorten
+from labkit.bench.quick_runs import shorten
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.sampler import Sampler
 from labkit.bench.timeline import make_timeline
@@ -68,7 +68,7 @@ def run_pipeline(order: RunOrder, device: torch.device, folder: Path, log: Event
     own = "source" in order
     resources.keep_freed_memory()
     job, not_applied = resolve_config(order["pipeline"], device, size_model=not own)
-    if quick_run() and not own:
+    if not own:
         shorten(job, not_applied)
     knobs = user_parts.knobs_on_parts(job, order["source"]) if own else vars(job)
     log.write("job", pipeline=knobs, not_applied=not_applied)

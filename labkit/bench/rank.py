@@ -19,6 +19,7 @@ from labkit.bench.carry_out import begun, built
 from labkit.bench.gradient_exchange import DistributedTrainer, rank_timeline
 from labkit.bench.loop import train
 from labkit.bench.planted_fault import planted
+from labkit.bench.quick_runs import shorten
 from labkit.bench.rank_devices import take_device
 from labkit.bench.record_head import write_spec
 from labkit.bench.resolve_config import resolve_config
@@ -50,6 +51,7 @@ def run(order: RanksOrder, folder: Path, log: EventLog) -> None:
     job, not_applied = same_model(rank, lambda **sizes: resolve_config(pipeline | sizes, device))
     if not_the_gpu:
         not_applied["device"] = not_the_gpu
+    shorten(job, not_applied)
     log.write("job", pipeline=vars(job), not_applied=not_applied)
     job.shard = (rank, ranks)
     items = first_makes_files(local_rank, job, Path(order["cache"]) / "data", log)
