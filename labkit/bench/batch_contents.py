@@ -30,7 +30,26 @@ def leaves(batch: object) -> Iterator[object]:
 
 
 def counter_for(batch: object, batch_size: int | None) -> Callable[[Any], int] | None:
-    """Return what counts the samples of batches like this: its first array's or list's length."""
+    """Return what counts the samples of batches like this: its first array's or list's length.
+
+    A batch of another kind, as a user's loop may meet, is counted by its own, or as 0.
+    """
+    known = _counter_like(batch, batch_size)
+    if known is None:
+        return None
+
+    def count(batch: Batch) -> int:
+        try:
+            return known(batch)
+        except Exception:
+            own = _counter_like(batch, batch_size)
+            return own(batch) if own else 0
+
+    return count
+
+
+def _counter_like(batch: object, batch_size: int | None) -> Callable[[Any], int] | None:
+    """Return what counts the samples of batches of just this kind; None where they are unknown."""
     if (shape := getattr(batch, "shape", None)) is not None:
         return (lambda batch: batch.shape[0]) if len(shape) else None
     if not isinstance(batch, (list, tuple, Mapping)):
@@ -39,7 +58,7 @@ def counter_for(batch: object, batch_size: int | None) -> Callable[[Any], int] |
         return len
     parts = list(batch.items() if isinstance(batch, Mapping) else enumerate(batch))
     for place, part in parts:
-        if inner := counter_for(part, batch_size):
+        if inner := _counter_like(part, batch_size):
             return lambda batch: inner(batch[place])
     return len if parts and isinstance(batch, list) else None
 

@@ -19,7 +19,7 @@ def quick_run() -> bool:
 def shorten(job: Job, not_applied: dict[str, str]) -> None:
     """Where LABKIT_QUICK=1, cut a run to a quarter of its time limit, or without one of its steps.
 
-    Not below half a second, and 40 steps.
+    A run keeps at least half a second, or 40 steps.
     """
     if not quick_run():
         return

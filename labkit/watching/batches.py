@@ -56,14 +56,7 @@ class BatchFacts:
         """
         known = counter_for(batch, self.size)
         self.unit = "samples" if known else "batches"
-
-        def count(batch: object) -> int:
-            try:
-                return known(batch) if known else 1
-            except Exception:  # a batch of another kind than the first
-                own = counter_for(batch, self.size)
-                return own(batch) if own else 0
-
+        count = known or one_a_batch
         batches = itertools.count()
         self.measure = unknown_bytes
         with contextlib.suppress(Exception):
