@@ -6,7 +6,7 @@ stopped, and goes on where it was. The exit code is 1 where fewer than 90 % are 
 A label is what was planted: each fault names the resource it takes from the device. The thresholds
 of the diagnosis were set on other severities and seeds than these. A GPU does a CPU's step in a
 fraction of a millisecond, and then waits for launches whatever was planted: there the base is
-larger, and `on_gpu` has the fields that differ.
+larger, and `on_gpu` has what differs.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from labkit.results.launch import launch
 from labkit.results.run import Run
 from labkit.spec import Pipeline
 
-SEVERITIES = (1, 2)
 FASTER = 1.25  # a 16-bit format counts as the faster one from this speed-up on
-STEP_MS = 10.0  # of a GPU's base: 10 times the launches, and what is planted can exceed it
+# Of a base: what is planted can exceed it, and on a GPU it is 10 times the launches
+STEP_MS = {"cpu": 30.0, "gpu": 10.0}
 
 Base = dict[str, object]  # knobs; in a `Fault`, `...` stands for the amount
 
@@ -85,9 +85,9 @@ class Case:
         return Pipeline(**sized, seed=self.seed)
 
 
-# CPU: a healthy step of 20 to 40 ms on one core. GPU: `base_here` finds precision and depth; the
-# width makes a layer many times as long as its launches, also on an H200 in BF16 (520 GFLOP in 0.9
-# ms, 12 launches), and one layer a short step on a T4 (14 ms in FP16). The data takes 0.3 ms.
+# A healthy step of 20 to 40 ms on one core; `base_here` finds precision and depth. On a GPU the
+# width makes a layer many times as long as its launches, also on an H200 in BF16 (0.9 ms),
+# and one layer a short step on a T4 (14 ms in FP16).
 BOTH = {
     "dataset": "array",
     "model": "cnn",
@@ -133,8 +133,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("no workers", "input", (2, 5), knobs={"io_ms": ...}, on_gpu={"amounts": (4, 8)}),
     # ms of storage wait per item, num_workers=1
     Fault("too few workers", "input", (7, 15), knobs=JPEG | {"io_ms": ...}),
-    # In a steady state idle workers cost memory, not time: they show where items are heavy, and
-    # where the model's own cores are what they take. Amounts: workers, on two cores
+    # workers, on two cores: idle ones cost memory, not time; they show where items are heavy
     Fault(
         "too many workers",
         "input",
@@ -264,7 +263,7 @@ HEALTHY: tuple[Fault, ...] = (
         "healthy transformer",
         "compute",
         (160, 192),
-        knobs={"model": "transformer", "width": ..., "image_px": 48, "precision": "fp32"},
+        knobs=TRANSFORMER | {"depth": 3, "image_px": 48, "batch_size": 16, "precision": "fp32"},
         on_gpu={
             "amounts": (4096, 5120),
             "knobs": TRANSFORMER | {"batch_size": 96},
@@ -340,7 +339,7 @@ def finished(pipeline: Pipeline, planted: str | None = None) -> Run:
 
 @dataclass
 class Here:
-    """Where the set is run: the healthy base that faults are planted in, and the machine."""
+    """Where the set is run: the healthy base, and the machine."""
 
     base: Base
     machine: Machine
@@ -358,7 +357,7 @@ class Here:
 
 
 def base_here() -> Here:
-    """Measure, in one run or two, the base's faster format here, and on a GPU its depth."""
+    """Measure, in one run or two, the base's faster format and its depth here."""
     base = BASES[machine().kind] | {"precision": "fp32"}
     plain = finished(Pipeline(**base))
     is_gpu = plain.machine.kind == "gpu"
@@ -372,8 +371,7 @@ def base_here() -> Here:
     if speedup and speedup > FASTER:
         base["precision"] = half
         step_ms /= speedup
-    if is_gpu:
-        base["depth"] = max(1, round(base["depth"] * STEP_MS / step_ms))
+    base["depth"] = max(1, round(base["depth"] * STEP_MS[plain.machine.kind] / step_ms))
     return Here(base, plain.machine)
 
 
@@ -425,7 +423,6 @@ def result_of(case: Case) -> Row:
         "seed": case.seed,
         "expected": case.fault.expected,
         "named": found.bottleneck,
-        "lost_share": found.findings[0].lost_share,
     }
 
 
@@ -453,7 +450,7 @@ def run_set(
     for seed, fault in itertools.product(range(seeds), faults):
         row = known.get((fault.name, seed))
         if row is None:
-            row = result_of(Case(fault, SEVERITIES[seed % 2], seed, here.base))
+            row = result_of(Case(fault, 1 + seed % 2, seed, here.base))
             print(row, file=sys.stderr, flush=True)
             with file.open("a", encoding="utf-8") as kept:
                 kept.write(json.dumps(row) + "\n")
