@@ -8,7 +8,7 @@ from faultset import BASES, EVERYTHING, Case, Here, Score, run_set
 from labkit.diagnosis.findings import BOTTLENECKS
 from labkit.results.hardware import Machine
 
-CPU = Here(BASES["cpu"] | {"precision": "fp32"}, Machine(kind="cpu"))
+CPU = Here(BASES["cpu"] | {"precision": "fp32", "depth": 1}, Machine(kind="cpu"))
 GPU = Here(BASES["gpu"] | {"precision": "bf16", "depth": 11}, Machine(kind="gpu"))
 
 
@@ -32,11 +32,11 @@ def test_every_case_is_a_pipeline_that_is_allowed_and_a_plant_that_exists(here):
 @pytest.mark.slow
 def test_a_fault_is_named_for_real_and_an_interrupted_set_goes_on(tmp_path, monkeypatch):
     keep = tmp_path / "kept.jsonl"
+    monkeypatch.setattr(faultset, "base_here", lambda: CPU)
     score = run_set(seeds=1, only=["object building"], keep=keep)
     # On a machine with neighbours a run may get no verdict, but not a wrong one
     assert score.rows and all(wrong["named"] == "unsure" for wrong in score.wrong), score
     lines = keep.read_text()
-    monkeypatch.setattr(faultset, "base_here", lambda: CPU)
     assert run_set(seeds=1, only=["object building"], keep=keep).rows == score.rows  # not run again
     assert keep.read_text() == lines
 

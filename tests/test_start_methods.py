@@ -28,11 +28,6 @@ def check(*arguments, command=(sys.executable, CHECK)):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
-def test_a_watched_loop_over_a_dataset_of_a_cell_is_told_a_remedy_under_forkserver():
-    check("--start", "forkserver", "watch")
-
-
 @pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())

@@ -19,6 +19,14 @@ from labkit.terminal import COMMANDS, PARSER
 from labkit.tuning.search_result import Interrupted
 from labkit.view import display
 
+COUNTS = """
+from labkit.bench.flops import *
+from labkit.bench.model_size import plain_job
+cpu = torch.device("cpu")
+with without_compiler():
+    count_plain_step(Trainer(plain_job(cpu), cpu))
+"""
+
 
 @pytest.mark.parametrize(
     "begins, without",
@@ -26,10 +34,11 @@ from labkit.view import display
         ("import labkit; labkit.Pipeline", "torch numpy"),
         ("import labkit.view.live, labkit.view.panels", "torch"),
         ("import labkit.view.watch_command", "torch matplotlib pandas"),  # the user's script waits
+        (COUNTS, "torch._dynamo"),
     ],
 )
 def test_what_is_not_needed_yet_is_not_loaded(begins, without):
-    code = f"import sys; {begins}; assert not set('{without}'.split()) & set(sys.modules)"
+    code = f"import sys; {begins}\nassert not set('{without}'.split()) & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

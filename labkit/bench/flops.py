@@ -15,8 +15,10 @@ import contextlib
 import copy
 import hashlib
 import json
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -174,11 +176,38 @@ def storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
     return {storage._cdata: storage.nbytes() for storage in found}
 
 
+class NoCompiler(ModuleType):
+    """Stands in for torch._dynamo: operators on the meta device ask it to let them alone."""
+
+    @staticmethod
+    def disable(function: Callable, *_: object, **__: object) -> Callable:
+        """Return what will not be compiled."""
+        return function
+
+
+@contextlib.contextmanager
+def without_compiler() -> Iterator[None]:
+    """Do without importing torch.compile, which takes as long as importing torch.
+
+    Only where nothing is compiled afterwards: what was called meanwhile has lost its guard.
+    """
+    name = "torch._dynamo"
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = NoCompiler(name)
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
 def write_work(trainer: Trainer, log: EventLog, only_known: bool = False) -> bool:
     """Write the `work` event: what a step takes; return False where it would have to be counted.
 
-    Counting imports the compiler, a second: so it is done when a first run is over. Later ones of
-    the same model, with a batch of any size, ask for what is `only_known`. Never ends the run.
+    Counting takes half a second: so it is done when a first run is over, the last of what its
+    process does. Later ones of the same model, with a batch of any size, ask for what is
+    `only_known`. Never ends the run.
     """
     job = trainer.job
     sizes = (job.image_px, trainer.device.type, COUNTED, torch.__version__)
@@ -189,7 +218,8 @@ def write_work(trainer: Trainer, log: EventLog, only_known: bool = False) -> boo
 
     def counted() -> dict[str, object]:
         if not only_known:
-            keep(place, json.dumps(count_plain_step(trainer)))
+            with without_compiler():
+                keep(place, json.dumps(count_plain_step(trainer)))
         fewer, more = json.loads(place.read_text())
         beyond = (job.batch_size - COUNTED[0]) / (COUNTED[1] - COUNTED[0])
         line = {}
