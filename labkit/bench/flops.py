@@ -177,7 +177,7 @@ def storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
 
 
 class NoCompiler(ModuleType):
-    """Stands in for torch._dynamo: operators on the meta device ask it to let them alone."""
+    """Stands in for torch._dynamo: operators on the meta device ask it to leave them alone."""
 
     @staticmethod
     def disable(function: Callable, *_: object, **__: object) -> Callable:
@@ -187,9 +187,10 @@ class NoCompiler(ModuleType):
 
 @contextlib.contextmanager
 def without_compiler() -> Iterator[None]:
-    """Do without importing torch.compile, which takes as long as importing torch.
+    """Keep torch from importing torch.compile here, which about doubles the time counting takes.
 
-    Only where nothing is compiled afterwards: what was called meanwhile has lost its guard.
+    Only for a process that compiles nothing afterwards: functions called meanwhile stay without
+    the guard that keeps the compiler out of them.
     """
     name = "torch._dynamo"
     if name in sys.modules:
@@ -205,9 +206,9 @@ def without_compiler() -> Iterator[None]:
 def write_work(trainer: Trainer, log: EventLog, only_known: bool = False) -> bool:
     """Write the `work` event: what a step takes; return False where it would have to be counted.
 
-    Counting takes half a second: so it is done when a first run is over, the last of what its
-    process does. Later ones of the same model, with a batch of any size, ask for what is
-    `only_known`. Never ends the run.
+    Counting imports sympy and Triton, a second: so it is the last thing a first run does. Later
+    ones of the same model, with a batch of any size, ask for what is `only_known`. Never ends the
+    run.
     """
     job = trainer.job
     sizes = (job.image_px, trainer.device.type, COUNTED, torch.__version__)
