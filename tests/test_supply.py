@@ -76,7 +76,7 @@ def test_time_in_line_for_a_core_is_no_waiting_for_a_supply():
 
 def growth(*readings):
     """What is made of readings of worker, process, and its own and its shared memory, GiB."""
-    names = ("worker", "pid", "memory")
+    names = "worker", "pid", "memory"
     return supply.memory_growth(
         dict(zip(names, (*who, [own * 2**20, also * 2**20]), strict=True))
         for *who, own, also in readings
