@@ -127,18 +127,20 @@ run.wait()
 
 @pytest.mark.parametrize("with_supervisor", [False, True])
 def test_a_kernel_that_dies_takes_its_run_along(with_supervisor, tmp_path, monkeypatch):
-    """Where its supervisor dies too, the run that starts next sees to what is left."""
+    """Where its supervisor dies too, when a run has just begun, that one sees to what is left."""
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
     kernel = subprocess.Popen([sys.executable, "-c", KERNEL], stdout=-1, text=True)
     folder, supervisor = kernel.stdout.readline().split()
     path = Path(folder)
     wait_until(lambda: counted(path) > 9)
-    kernel.kill()
     if with_supervisor:
-        os.kill(int(supervisor), signal.SIGKILL)
-        kernel.wait()
-        assert launch(QUICK).wait().outcome == "finished"
+        os.kill(int(supervisor), signal.SIGSTOP)
+    kernel.kill()
     kernel.wait()
+    if with_supervisor:
+        run = launch(QUICK)
+        os.kill(int(supervisor), signal.SIGKILL)
+        assert run.wait().outcome == "finished"
     wait_until(lambda: not processes_of(path) and not (path / "launch.json").exists())
     run = load(path)
     assert run.outcome == "stopped"

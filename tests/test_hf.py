@@ -121,7 +121,7 @@ def test_a_lightning_trainer_is_recorded_as_a_run_with_its_lines(tmp_path):
             return torch.optim.SGD(self.parameters(), 0.01)
 
     def fit(samples):
-        off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+        off = "logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"
         quiet = dict.fromkeys(off, False) | {"accelerator": "cpu", "default_root_dir": tmp_path}
         trainer = lightning.Trainer(max_epochs=2, callbacks=[recorder], **quiet)
         trainer.fit(Tiny(), torch.utils.data.DataLoader(samples, 4))

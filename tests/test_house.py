@@ -100,7 +100,7 @@ def test_a_knob_acts_in_the_bench_and_in_the_script_that_lk_script_prints():
 
 
 def test_a_rule_says_its_cause_and_names_the_thresholds_that_it_reads():
-    every = (*rules.RULES, *rules.WARNINGS, *worker_rules.WORKER_RULES, *pass_rules.PASS_RULES)
+    every = *rules.RULES, *rules.WARNINGS, *worker_rules.WORKER_RULES, *pass_rules.PASS_RULES
     for rule in every:
         function = getattr(rule, "func", rule)
         said = inspect.getdoc(function)

@@ -241,7 +241,7 @@ def test_a_card_has_its_own_data_sheet_and_one_with_a_name_only_alike_has_none()
     found = card("NVIDIA GeForce RTX 4090 Laptop GPU")
     assert (found.gb_per_s, found.tflop_per_s["fp16"]) == (576, 79.4)
     assert card("Tesla P100-SXM2-16GB").tflop_per_s == {"fp32": 10.6}  # it has no Tensor Cores
-    alike = ("NVIDIA H200 NVL", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA T400")
+    alike = "NVIDIA H200 NVL", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA T400"
     assert [card(name) for name in alike] == [None] * 3
 
 

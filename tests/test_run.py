@@ -40,7 +40,7 @@ def test_the_textbook_loop_is_a_sixth_busy_and_what_is_missing_or_noisy_is_said(
     run = lk.load(write_record(tmp_path / "r.jsonl"))
     assert run.outcome == "finished" and run.warmup == 3 and run.steps == 40
     assert run.utilization == pytest.approx(1 / 6) and run.throughput == pytest.approx(16 / 0.060)
-    times = (run.step_ms, run.wait_ms, run.copy_ms, run.compute_ms)
+    times = run.step_ms, run.wait_ms, run.copy_ms, run.compute_ms
     assert times == pytest.approx((60, 50, 0, 10))
     assert not run.noisy and run.peak_memory_gib is None and run.energy_j is None
     short = lk.load(write_record(tmp_path / "r.jsonl", steps=1))
@@ -71,7 +71,7 @@ def test_every_shipped_record_gives_the_numbers_it_gave_when_it_was_made():
         known = [then.pop("wait_ms"), then.pop("compute_ms")]
         assert middle[[0, 2]].tolist() == pytest.approx(known), name
         assert {each: getattr(result, each) for each in then} == then, name
-        parts = (result.wait_ms, result.copy_ms, result.compute_ms, result.other_ms)
+        parts = result.wait_ms, result.copy_ms, result.compute_ms, result.other_ms
         assert sum(parts) == pytest.approx(result.step_ms, rel=1e-12)
         assert result.utilization == pytest.approx(result.compute_ms / result.step_ms)
         assert step_parts(result) == dict(zip(PARTS, parts, strict=True))

@@ -44,8 +44,8 @@ def test_what_is_not_needed_yet_is_not_loaded(begins, without):
 
 @pytest.mark.slow
 def test_run_prints_its_statistics_as_one_json_object(labkit_command, tmp_path, capsys):
-    quick = ("--set", "dataset=sleep", "prep_ms=2", "--set", "model=mlp", "steps=20", "xray=false")
-    files = ("--plot", "run.png", "--save", "run.jsonl")
+    quick = "--set", "dataset=sleep", "prep_ms=2", "--set", "model=mlp", "steps=20", "xray=false"
+    files = "--plot", "run.png", "--save", "run.jsonl"
     home = os.environ | {"LABKIT_HOME": "cache"}  # relative to here
     done = labkit_command("run", *quick, "--json", *files, cwd=tmp_path, env=home)
     assert done.returncode == 0, done.stderr

@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from labkit.process import leftovers
 from labkit.process.folder_rights import shared_like_its_parent
 from labkit.process.locks import is_locked, try_lock
 
 PATIENCE_S = 20.0  # how long a run waits for another one's device before it gives up
+LOOK_S = 1.0  # between two looks whether that one's keepers have died since
 
 
 class DeviceBusy(RuntimeError):
@@ -29,6 +31,7 @@ def hold(cache: Path, device: str, run: str, waiting: Callable[[str], None]) -> 
     """
     path, fd = _opened(cache, device)
     deadline = time.monotonic() + PATIENCE_S
+    look_at = time.monotonic() + LOOK_S
     told = False
     while not try_lock(fd):
         other, end = _holder(path)
@@ -38,6 +41,9 @@ def hold(cache: Path, device: str, run: str, waiting: Callable[[str], None]) -> 
         if not told:
             waiting(text)
         told = True
+        if time.monotonic() > look_at:  # they may have been about to when this run began
+            look_at += LOOK_S
+            leftovers.clear(cache / "runs")
         time.sleep(0.05)
     os.ftruncate(fd, 0)
     since = time.strftime("since %H:%M:%S")
