@@ -22,7 +22,7 @@ TO_THREAD = 4  # and its SIGEV_THREAD_ID
 TICK_S = 0.01  # for which a tick of the kernel is waited for, at the most
 MUCH_NS = 200_000_000  # of time without a sample, for which a late one is taken all the same
 LEAST_NS = 5_000_000  # in the system, that is looked for
-MOST_IN_LINE = 4  # as much in line for a core as it computed: with four others on that core
+MOST_IN_LINE = 4  # times what it computed, in line for a core: four others share that core
 LONGEST_NS = 2_000_000_000  # that a sample may stand for: a laptop that slept is no slow line
 
 
@@ -68,7 +68,7 @@ class MainThread:
         self.sampled = _thread.allocate_lock()  # held while it is: what waits for it wakes at once
         self.sampled.acquire()
         self.placed = self.spent_ns()  # what it had spent when its time was last placed
-        self.computed = time.clock_gettime_ns(self.user_clock)  # and of that, when it computed
+        self.computed = time.clock_gettime_ns(self.user_clock)  # and its user time then
 
     def release(self) -> None:
         """End its sampling."""
@@ -90,9 +90,9 @@ class MainThread:
 
         It may be 0: the kernel's clocks of user and system time go in ticks of 1 to 10 ms.
 
-        A thread that mostly sleeps stands in line each time it wakes, but is seldom met computing:
-        the one sample then would stand for all of that time (0.6 of 1.5 s, in a loop of sleeps
-        beside a busy process). Beyond `MOST_IN_LINE` it is left out, so all samples share it.
+        A thread that mostly sleeps stands in line each time it wakes, but is seldom seen computing:
+        a single sample would stand for all of that time (0.6 of 1.5 s, in a loop of sleeps beside
+        busy processes). What exceeds `MOST_IN_LINE` is left out, so that all samples share it.
         """
         spent = self.spent_ns()[how]
         weight = min(spent - self.placed[how], LONGEST_NS)

@@ -16,7 +16,7 @@ from labkit.process.folder_rights import shared_like_its_parent
 from labkit.process.locks import is_locked, try_lock
 
 PATIENCE_S = 20.0  # how long a run waits for another one's device before it gives up
-LOOK_S = 1.0  # between two looks whether that one's keepers have died since
+LOOK_S = 1.0  # between checks whether that run's supervisor has died meanwhile
 
 
 class DeviceBusy(RuntimeError):
@@ -41,7 +41,7 @@ def hold(cache: Path, device: str, run: str, waiting: Callable[[str], None]) -> 
         if not told:
             waiting(text)
         told = True
-        if time.monotonic() > look_at:  # they may have been about to when this run began
+        if time.monotonic() > look_at:  # a killed supervisor may outlive the sweep at start
             look_at += LOOK_S
             leftovers.clear(cache / "runs")
         time.sleep(0.05)
