@@ -13,7 +13,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="scripts for Lin
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.parametrize("script", SLICES, ids=lambda path: path.stem)
 def test_each_slice_runs_without_a_card_and_leaves_its_archive(script, tmp_path):
     env = os.environ | {"PYTHON": sys.executable, "LABKIT_HOME": str(tmp_path / "home")}

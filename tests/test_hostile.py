@@ -63,6 +63,7 @@ def places(part):
             yield from places(part[key])
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_a_record_with_anything_in_it_is_refused_or_gives_numbers(tmp_path_factory, data):
     steps = data.draw(st.sampled_from([0, 1, 30, 80]))

@@ -326,7 +326,6 @@ def test_two_ranks_learn_what_one_process_does_end_together_and_load_again(tmp_p
 
 @linux
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "why, outcome, says",
     [

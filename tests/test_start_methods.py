@@ -29,14 +29,12 @@ def check(*arguments, command=(sys.executable, CHECK)):
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_every_step_works_under_each_start_method(method):
     check("--start", method)
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_runs_measure_and_stop_and_leave_nobody_without_the_names_that_windows_lacks():
     check("--start", "spawn", "--without-posix", "stop", "runs", "measure", "kill")
 
@@ -46,7 +44,6 @@ def test_processes_that_append_to_one_log_lose_no_line_even_where_appending_is_t
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.skipif(not IS_ROOT or not shutil.which("setpriv"), reason="takes another user's id")
 def test_a_user_id_without_a_name_or_a_home_measures_on_one_core():
     check("machine", "runs", "kill", command=("bash", CHECK.with_name("nobody.sh")))

@@ -28,6 +28,7 @@ with without_compiler():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "begins, without",
     [

@@ -208,6 +208,7 @@ def test_a_loop_that_takes_its_batches_apart_can_be_replayed(short_blocks):
     assert room.factor is not None and headroom_found.IN_PLACE in room.found.notes
 
 
+@pytest.mark.slow
 def test_a_starved_loop_has_headroom_and_a_watch_records_no_replayed_step(short_blocks):
     watched = lk.watch(DataLoader(Waiting(0.01, 600), 4, num_workers=2), live=False)
     done = 0
@@ -233,6 +234,7 @@ class Stuck(Waiting):
         return index
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_hang_is_named_with_its_worker_item_and_line_and_a_loop_that_moves_is_none(
     workers, tmp_path
