@@ -178,8 +178,8 @@ def endless(then):
 
 def stop():
     """Stop ends a run, and leaves no process."""
-    kernel, folder = endless("run.stop(); print(run.outcome)")
-    said, _ = kernel.communicate(timeout=60)
+    kernel, folder = endless("input(); run.stop(); print(run.outcome)")
+    said, _ = kernel.communicate("\n", timeout=60)
     assert said.strip() == "stopped" and kernel.returncode == 0, said
     nobody_left(folder)
 
