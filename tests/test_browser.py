@@ -92,7 +92,7 @@ PIPELINE = "lk.Pipeline(dataset='sleep', prep_ms=20, model='mlp', width=32, dept
 LONG = (
     f"import labkit as lk\np = lk.panel({PIPELINE}, steps=10**6, seconds=None), ['num_workers'])\np"
 )
-SHORT = f"q = lk.panel({PIPELINE}, steps=30), ['num_workers'])\nq"
+SHORT = f"import labkit as lk\nq = lk.panel({PIPELINE}, steps=30), ['num_workers'])\nq"
 
 
 @contextlib.contextmanager
@@ -254,10 +254,10 @@ def test_by_keyboard_and_by_touch_on_a_narrow_dark_page_a_slider_predicts_and_ru
     lab, page
 ):
     page.set_viewport_size({"width": 620, "height": 1400})
-    panel = opened(page, lab, "narrow", SHORT.replace("q = ", "import labkit as lk\nq = "))
+    panel = opened(page, lab, "narrow", SHORT)
     page.evaluate(DARK)
-    expect(panel).to_contain_text("Run once")
     button(panel, "Run").focus()
+    panel.locator(".labkit-panel[role=group]").wait_for()
     page.keyboard.press("Enter")
     expect(button(panel, "Stop")).to_be_focused()
     rows = panel.locator(".labkit-history .run")

@@ -38,7 +38,7 @@ function nameControls(panel) {
 
 // A button that is disabled drops the keyboard's focus: Run passes it on to Stop, and Stop back
 function keepFocus(panel) {
-  let last = null; // the button that has the focus, or lost it by being disabled
+  let last = panel.querySelector("button:focus"); // has the focus, or lost it by being disabled
   const got = (event) => {
     last = event.target.closest("button");
   };
