@@ -1,7 +1,7 @@
 """The labelled fault set, its runs, and the score of the diagnosis on them: 15 minutes on a CPU.
 
-`python maintain/faultset.py [--only NAME] [--seeds 5] [--keep FILE]`; with `--keep` a
-stopped one goes on where it was. The exit code is 1 where fewer than 90 % are named right.
+`python maintain/faultset.py [--only NAME] [--seeds 5] [--keep FILE]`; with `--keep` it can be
+stopped, and goes on where it was. The exit code is 1 where fewer than 90 % are named right.
 
 A label is what was planted: each fault names the resource it takes from the device. The thresholds
 of the diagnosis were set on other severities and seeds than these. A GPU does a CPU's step in a
