@@ -11,10 +11,11 @@ from labkit.diagnosis.prediction import outcome_of
 from labkit.diagnosis.recommendation import recommend_workers
 
 STEPS = host_steps(50, 10, 40, cpu=10 * MS)  # 50 ms of waiting and 10 of training
+WATCHED = {"watched": {"loader": "DataLoader"}}
 
 
 def record(
-    folder, steps=STEPS, *, machine=CPU, wait=50.0, cpu=0.0, extra=(), spec=(), without=(), **knobs
+    folder, steps=STEPS, *, machine=CPU, wait=50.0, cpu=0.0, extra=(), spec=(), without="", **knobs
 ):
     """Write and load a run without workers whose batches waited, and computed, so many ms."""
     items = [
@@ -27,7 +28,7 @@ def record(
         {"event": "handoff", "bytes": 1000, "warm_us": 100.0, "cold_us": 100.0},
         *extra,
     ]
-    kept = [event for event in events if event["event"] not in without]
+    kept = [event for event in events if event["event"] != without]
     asked = {"dataset": "sleep", "io_ms": 0.0, "prep_ms": wait, "num_workers": 0, "xray": False}
     return log(folder, machine, asked | {"steps": len(steps)} | knobs, *kept, spec=spec)
 
@@ -155,13 +156,13 @@ def test_a_miss_is_said_as_what_came_and_which_part_missed_unless_others_took_th
     assert came(8.7, 10, cores_used(1.0), beside) == f"{crowded}: python (pid 12)"
 
 
+@pytest.mark.parametrize("spec", [{}, WATCHED])  # the first: stopped
 @pytest.mark.parametrize("others, workers", [(0.0, 2), (1.1, 0)])
 def test_a_loop_whose_items_compute_is_given_no_workers_for_cores_that_others_have(
-    others, workers, tmp_path
+    spec, others, workers, tmp_path
 ):
-    events = (*host_steps(40, 10, 30), cores_used(others))
-    watched = {"watched": {"loader": "DataLoader"}}
-    run = log(tmp_path, CPU, {"num_workers": 0}, *events, spec=watched)
+    how = {"extra": [cores_used(others)], "spec": spec, "without": "handoff"}
+    run = record(tmp_path, host_steps(40, 10, 30), **how)
     lines = SimpleNamespace(enough=lambda _: True, kinds=lambda _: {"python": 1.0}, made_us=None)
     assert recommend_workers(run, lines).num_workers == workers
 
@@ -215,9 +216,9 @@ def test_what_the_run_does_not_tell_is_not_predicted(textbook, changes, word):
 @pytest.mark.parametrize(
     "lack, says",
     [
-        ({"without": ("items",)}, "run it again"),  # an old record
-        ({"without": ("handoff",)}, "handing a batch over"),
-        ({"spec": {"watched": {"loader": "DataLoader"}}}, "watched"),
+        ({"without": "items"}, "run it again"),  # an old record
+        ({"without": "handoff"}, "handing a batch over"),
+        ({"spec": WATCHED}, "watched"),
         ({"steps": STEPS[:4]}, "batches"),
         ({"steps": STEPS[:2]}, "too few steps"),
     ],

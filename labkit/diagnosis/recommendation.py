@@ -43,15 +43,17 @@ def recommend_workers(run: Run, lines: Lines | None = None) -> Workers | None:
 
     Args:
         run: A Run with two measured steps or more; a watched loop needs a torch DataLoader.
-        lines: The run's `lines`, where they are known already; they tell of a watched loop which
-            part of the loading waits. Without them the range reaches from all of it to none.
+        lines: The run's `lines`, where they are known already; they tell of a watched loop, and of
+            a run that was stopped, which part of the loading waits. Without them the range reaches
+            from all of it to none.
     """
     own = run.pipeline.num_workers
 
     def rate(count: int, draws: int = RANKING_DRAWS) -> float:
         return predict_from(run, {"num_workers": count}, draws).throughput or 0.0
 
-    if own is None or not rate(own, DRAWS):
+    # A run that was stopped has its times, but no hand-over: no other number can be simulated
+    if own is None or not rate(own, DRAWS) or not rate(1):
         return _of_times(run, lines)
     roughly = _rates(own, run.machine.cpu_cores, rate)
     least = (1 - MAY_BE_BEST) * max(roughly.values())
