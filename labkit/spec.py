@@ -81,9 +81,10 @@ class Pipeline(Spec):
     depth: int | None = knob(None, "layers of the model", **SIZE, high=256, reach=32)
     # How it is trained
     precision: str = knob(
-        "fp32", "number format of the heavy math; fp16 makes the host wait in every update for its "
-        "loss scale, unless the optimizer is fused", part="step",
-        choices=("fp32", "tf32", "fp16", "bf16"), traits=("retrains", "rounds"))
+        "fp32", "number format of the heavy math; fp32 is PyTorch's own default (convolutions in "
+        "TF32 where the GPU has it), ieee is FP32 everywhere; fp16 makes the host wait in every "
+        "update for its loss scale, unless the optimizer is fused", part="step",
+        choices=("fp32", "ieee", "tf32", "fp16", "bf16"), traits=("retrains", "rounds"))
     accumulation_steps: int = knob(
         1, "batches whose gradients are added up before one update", low=1, high=1024, reach=32)
     compile: str | None = knob(

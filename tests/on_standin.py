@@ -14,7 +14,7 @@ from standin_run import run_on
 
 import labkit as lk
 from labkit import Pipeline
-from labkit.bench import devices, model_size
+from labkit.bench import devices, formats, model_size
 from labkit.bench import resolve_config as resolving
 from labkit.bench.first_call import FirstCallHook
 from labkit.bench.gradient_exchange import Communication, rank_timeline
@@ -205,6 +205,31 @@ def test_a_watched_model_has_the_peak_of_the_format_its_operators_run_in(
     first.write(EventLog(tmp_path), None)
     [work] = events_in(tmp_path, "work")
     assert work["precision"] == precision
+
+
+@pytest.mark.parametrize(
+    "card, precision, formats_of_models",
+    [
+        ("A100", "fp32", ["tf32", "fp32", "fp32"]),  # PyTorch's own default
+        ("A100", "ieee", ["fp32", "fp32", "fp32"]),
+        ("A100", "tf32", ["tf32", "tf32", "tf32"]),
+        ("T4", "fp32", ["fp32", "fp32", "fp32"]),
+    ],
+)
+def test_fp32_is_pytorchs_default_and_ieee_is_strict(
+    card, precision, formats_of_models, cards, monkeypatch
+):
+    cards(card)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    products = torch.get_float32_matmul_precision()
+    formats.set_fp32(precision)
+    models = ("cnn", "mlp", "transformer")
+    try:
+        found = [formats.computes_in(precision, model, DEVICE) for model in models]
+        assert found == formats_of_models
+        assert torch.backends.cudnn.allow_tf32 == (precision != "ieee")
+    finally:
+        torch.set_float32_matmul_precision(products)
 
 
 # -- what is sized --------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ def test_every_knob_is_declared_once_with_a_default_it_allows_and_a_line_of_help
     [
         ({"num_workers": -1}, r"num_workers=-1 .*a whole number from 0 to 128"),
         ({"io_ms": float("nan")}, r"io_ms=nan .*from 0 to 1000 ms"),
-        ({"precision": "fp8"}, r"precision='fp8' .*'fp32', 'tf32', 'fp16', 'bf16'"),
+        ({"precision": "fp8"}, r"precision='fp8' .*'fp32', 'ieee', 'tf32', 'fp16', 'bf16'"),
         ({"pin_memory": 2}, r"pin_memory=2 .*True or False"),
         ({"prefetch_factor": 4}, r"prefetch_factor=4 needs loader workers.*num_workers=0"),
         ({"num_wokers": 4}, r"Unknown knob num_wokers=4; did you mean 'num_workers'"),

@@ -95,6 +95,12 @@ def test_a_pipelines_script_has_what_its_device_can_do():
     assert 'torch.device("cuda")' in elsewhere
 
 
+def test_only_strict_fp32_switches_pytorchs_own_tf32_off():
+    sizes = {"device": "cuda", "width": 64, "depth": 4}
+    strict, plain = (lk.script(Pipeline(precision=kind, **sizes)) for kind in ("ieee", "fp32"))
+    assert "cudnn.allow_tf32 = False" in strict and "tf32" not in plain
+
+
 def test_scripts_are_formatted_and_import_what_they_use(tmp_path):
     for name, knobs in (SAME | ON_GPU).items():
         asked = Pipeline(dataset=knobs.get("dataset", "jpeg")).filled()

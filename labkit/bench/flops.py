@@ -25,7 +25,7 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from labkit.bench import machine, peaks
+from labkit.bench import formats, machine, peaks
 from labkit.bench.data import noise_batch
 from labkit.bench.formats import DTYPES
 from labkit.bench.kept_files import keep
@@ -229,7 +229,7 @@ def write_work(trainer: Trainer, log: EventLog, only_known: bool = False) -> boo
         return work_event(
             line,
             job.batch_size,
-            job.precision,
+            formats.computes_in(job.precision, job.model, trainer.device),
             trainer.device,
             states_per_weight=ADAM,
             passes_per_update=job.accumulation_steps,

@@ -15,6 +15,7 @@ from labkit.bench.card_age import too_old_for
 NUMBER_FORMATS = {  # the dtype of the tensors
     "fp64": torch.float64,
     "fp32": torch.float32,
+    "ieee": torch.float32,
     "tf32": torch.float32,
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
@@ -24,8 +25,15 @@ PROBE = 256  # the probe is a product of (256, 256) matrices: 34 MFLOP
 HOPELESS = 12.0  # times as long as FP32: a format that takes a CPU longer is not worth running
 
 
-def use_tf32(allowed: bool) -> None:
-    """Let FP32 products and convolutions run in TF32, or not: cuDNN does unless told otherwise."""
+def set_fp32(precision: str) -> None:
+    """Set how products and convolutions of FP32 tensors are computed, as `precision` asks.
+
+    "ieee" forbids TF32, "tf32" allows it in both. Any other leaves PyTorch's own settings: FP32
+    for products, TF32 for convolutions where the card has it.
+    """
+    if precision not in ("ieee", "tf32"):
+        return
+    allowed = precision == "tf32"
     with warnings.catch_warnings():  # the newer names must not be mixed with these, which 2.8 has
         warnings.simplefilter("ignore")
         torch.set_float32_matmul_precision("high" if allowed else "highest")
@@ -65,6 +73,16 @@ def fp32_runs_in(work: str, device: torch.device) -> str:
     return "tf32" if allowed else "fp32"
 
 
+def computes_in(precision: str, model: str, device: torch.device) -> str:
+    """Return the format that most of a model's FLOPs run in: one that `lk.peaks` measures.
+
+    With "fp32" PyTorch's settings decide, by what the model mostly is: convolutions or products.
+    """
+    if precision == "fp32":
+        return fp32_runs_in("convolution" if model == "cnn" else "product", device)
+    return "fp32" if precision == "ieee" else precision
+
+
 def lacks(name: str, device: torch.device) -> str | None:
     """Return what the hardware of `device` lacks for this format; None where it has it."""
     amd = torch.version.hip is not None  # ROCm calls its cards CUDA, with numbers of its own
@@ -78,7 +96,7 @@ def lacks(name: str, device: torch.device) -> str | None:
 
 def why_not(name: str, device: torch.device) -> str | None:
     """Return why work in this format makes no sense here: on a CPU it may be hopelessly slow."""
-    if name == "fp32":
+    if name in ("fp32", "ieee"):
         return None
     if why := lacks(name, device):
         return why

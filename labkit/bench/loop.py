@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from labkit.bench.data import IMAGE_CLASSES, Batch, noise_batch
-from labkit.bench.formats import DTYPES, use_tf32
+from labkit.bench.formats import DTYPES, set_fp32
 from labkit.bench.models import MODELS, AdamW, set_layout
 from labkit.bench.timeline import DeviceTimeline, HostTimeline, Step
 from labkit.process.events import now_ns
@@ -49,7 +49,7 @@ class Trainer:
         self.job = job
         self.device = device
         torch.manual_seed(job.seed)
-        use_tf32(job.precision == "tf32")
+        set_fp32(job.precision)
         with device:  # a large model's weights are drawn where they are needed: seconds on a CPU
             model = MODELS[job.model](job.width, job.depth, IMAGE_CLASSES, job.image_px)
         self.layout = torch.channels_last if job.channels_last else torch.contiguous_format

@@ -47,7 +47,7 @@ def other_settings(trainer: Trains, images: Batch, labels: torch.Tensor) -> dict
         resize = rows / whole
         other_images, other_labels = resized((images, labels), rows)
         settings["resized"] = StepVariant(other_images, other_labels, asked)
-        if asked == "fp32" and not formats.lacks("bf16", trainer.device):
+        if asked in ("fp32", "ieee") and not formats.lacks("bf16", trainer.device):
             settings["bf16"] = plain._replace(precision="bf16")
     times = _timed_in_turn(trainer, settings)
     ratio = {name: median(map(truediv, took, times["plain"])) for name, took in times.items()}

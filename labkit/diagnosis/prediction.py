@@ -273,7 +273,7 @@ def _fixed_share(run: Run, old: int, size: int) -> float:
 def _bf16_speedup(run: Run, old: str, precision: str) -> float:
     """Return the time of the measured step over that of one in another precision: BF16."""
     speedup = (run.xray_facts or {}).get("bf16_speedup")
-    if precision != "bf16" or old != "fp32" or not speedup:
+    if precision != "bf16" or old not in ("fp32", "ieee") or not speedup:
         why = _unmeasured("precision", {"precision": precision})
         raise CannotPredict(f"{why} (the x-ray of an fp32 run times bf16)")
     return speedup
