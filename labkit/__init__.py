@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Python
     from labkit.course.challenge import challenge
     from labkit.course.claims import check
-    from labkit.course.glossary import glossary
     from labkit.course.score import guess, score
     from labkit.diagnosis.cost import cost
     from labkit.diagnosis.diagnosis import diagnose
@@ -43,7 +42,6 @@ _HOMES = {  # public name: the module that defines it
     "cost": "labkit.diagnosis.cost",
     "diagnose": "labkit.diagnosis.diagnosis",
     "distributed": "labkit.view.running",
-    "glossary": "labkit.course.glossary",
     "guess": "labkit.course.score",
     "headroom": "labkit.watching.headroom",
     "improve": "labkit.view.running",

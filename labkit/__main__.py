@@ -171,22 +171,6 @@ def tune(options: argparse.Namespace) -> Outcome:
 
 
 @command(
-    option("--out", metavar="DIR", required=True, help="where the records go"),
-    option("--only", action="append", metavar="NAME", help="record this one; may be repeated"),
-)
-def record(options: argparse.Namespace) -> Outcome:
-    """Make every recorded run of the course on this machine.
-
-    Records go to DIR/<machine>/<name>.jsonl.gz, without host name, user name, paths or keys;
-    lk.recorded(folder="DIR") lists them. Run it again to go on after an interrupt.
-    """
-    from labkit.course.recordings import record
-
-    done = record(options.out, options.only)
-    return Outcome(done, code=130 if done.interrupted else 0)
-
-
-@command(
     option("--outside", action="store_true", help="look from outside only"),
     option(
         "--html",

@@ -8,10 +8,10 @@ import re
 from unittest.mock import Mock
 
 import pytest
+import recordings as recording
+from recordings import Wanted, wanted
 
 import labkit as lk
-from labkit.course import recordings as recording
-from labkit.course.recordings import Wanted, wanted
 from labkit.results.library import NAME
 
 pytestmark = pytest.mark.slow  # all read one run that is made here

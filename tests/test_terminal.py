@@ -62,7 +62,7 @@ def test_run_prints_its_statistics_as_one_json_object(labkit_command, tmp_path, 
 def test_every_command_explains_itself_and_each_of_its_options():
     text = PARSER.format_help()
     assert "labkit run --set" in text and "exit code" in text
-    names = ["diagnose", "machine", "record", "run", "trace", "tune", "watch"]
+    names = ["diagnose", "machine", "run", "trace", "tune", "watch"]
     assert sorted(COMMANDS.choices) == names
     for name, sub in COMMANDS.choices.items():
         assert name in text and sub.description and "--json" in sub.format_help()
@@ -71,7 +71,7 @@ def test_every_command_explains_itself_and_each_of_its_options():
         for example in examples:
             words = shlex.split(re.split(r"\s{2,}| \| | && | > ", example)[0])[1:]
             PARSER.parse_args(words)  # exits where it does not take them
-        assert examples or name in ("machine", "record")
+        assert examples or name == "machine"
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from recordings import ship
 
 from labkit.bench import step_operators
-from labkit.course.recordings import ship
 from labkit.results.launch import launch
 from labkit.results.library import load
 

@@ -1,6 +1,6 @@
 """Saved and recorded runs: load one, list what is there.
 
-A recorded run is `<machine>/<name>.jsonl.gz` in the package or in a folder of `labkit record`; what
+A recorded run is `<machine>/<name>.jsonl.gz` in the package or in a folder of records; what
 it is stands in its first events.
 """
 
@@ -100,7 +100,7 @@ def recorded(
     """List the recorded runs, or load the one called `name`; ValueError where it is not there.
 
     Of several machines a GPU's comes first; `"<machine>/<name>"` asks for one. `folder` is what
-    `labkit record --out FOLDER` wrote; None: what comes with the package.
+    `maintain/recordings.py --out FOLDER` wrote; None: what comes with the package.
     """
     found = _library(Path(labkit.__file__).parent / "records" if folder is None else Path(folder))
     if name is None:

@@ -19,7 +19,7 @@ from labkit.spec import Distributed, Pipeline
 from labkit.view.clipboard import Clipboard
 from labkit.view.controls import Control, knobs_in_words, shown
 from labkit.view.display import StaticFigure
-from labkit.view.history import History, Ran, file_of
+from labkit.view.history import History, Ran
 from labkit.view.home_thread import HomeThread
 from labkit.view.live import LiveView
 from labkit.view.panel_access import PanelAccess
@@ -57,7 +57,7 @@ class Panel(WidgetOrText, Generic[Asked, Ran]):
         self.view = LiveView()
         self.verdict = Sentence()
         self.comparison = Comparison()
-        self.history: History[Ran] = History(self._pinned, self.home, file_of(what))
+        self.history: History[Ran] = History(self._pinned, self.home)
         self.clipboard = Clipboard(self.copies(), self.home)
         self.figure = Picture()
         self.session = Session(self._show_busy, lambda why: self.verdict.say(why, good=False))

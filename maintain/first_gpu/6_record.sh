@@ -3,5 +3,5 @@
 source "$(dirname "$0")/common.sh"
 only=()
 $dry_run && only=(--only textbook-5)
-stage record 540 "$python" -m labkit record --out "$logs/records" ${only[@]+"${only[@]}"}
+stage record 540 "$python" maintain/recordings.py --out "$logs/records" ${only[@]+"${only[@]}"}
 exit "$failed"

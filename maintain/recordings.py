@@ -1,10 +1,15 @@
-"""`labkit record`: every recorded run of the course on this machine, in files fit to ship.
+"""Make every recorded run of the course on this machine, in files fit to ship.
 
-`labkit/data/recordings.json` lists the runs. Of each, little is kept, and nothing personal.
+    python maintain/recordings.py --out DIR [--only NAME ...]
+
+`recordings.json` beside this lists the runs. Of each, little is kept, and nothing personal. Records
+go to DIR/<machine>/<name>.jsonl.gz; `lk.recorded(folder="DIR")` lists them. Run it again to go on
+after an interrupt.
 """
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
 import re
@@ -24,9 +29,9 @@ from labkit.results.library import load
 from labkit.results.record import Event, read_record
 from labkit.results.result import Result, Table
 from labkit.results.run import Run
-from labkit.results.shipped import entries
 from labkit.spec import Pipeline
 
+LISTED = Path(__file__).with_name("recordings.json")
 BUDGET_S = 480.0  # s, for all records together
 LONGEST_S = 60.0  # s, for one: a longer one is stopped and left out
 MOST_STEPS = 600  # the first of a run: thinned out, they would show no teeth
@@ -66,7 +71,7 @@ def wanted(kind: str | None = None) -> list[Wanted]:
     """
     kind = kind or machine().kind
     found = []
-    for name, row in entries("recordings.json").items():
+    for name, row in json.loads(LISTED.read_text(encoding="utf-8")).items():
         if row.get("only", kind) != kind:
             continue
         pipeline = Pipeline(**row.get("knobs", {}))
@@ -197,3 +202,18 @@ def _kept(events: list[Event]) -> Iterator[Event]:
             rows_left -= len(event["rows"])
         if kind in WHOLE.split() and seen[kind] <= most.get(kind, seen[kind]):
             yield event
+
+
+def main() -> int:
+    """Record what the command line asks for; return 130 where it was interrupted."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", required=True, help="the folder that the records go to")
+    parser.add_argument("--only", action="append", help="record this one; may be repeated")
+    options = parser.parse_args()
+    done = record(options.out, options.only)
+    print(done)
+    return 130 if done.interrupted else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
