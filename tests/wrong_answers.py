@@ -9,13 +9,11 @@ import time
 import torch
 from torch.nn.functional import cross_entropy, silu
 
-from labkit.course.challenges import nb07, nb09, nb10, nb11
+from labkit.course.challenges import nb07, nb10
 
 KNOBS = {
     "00-first": {"cheat: no storage wait": {"io_ms": 0.0}},
     "02-feed": {"cheat: no augmentation": {"augment": 0}},
-    "02-less-busy": {"cheat: smaller images": {"image_px": 8}},
-    "03-small-queue": {"cheat: less to prepare": {"prep_ms": 20.0}},
     "03-stalls": {"cheat: fewer stalls": {"stall_every": 100}},
     "04-fit": {"cheat: fewer samples": {"batch_size": 64, "accumulation_steps": 16, "steps": 1}},
     "08-two-fixes": {"cheat: fewer samples": {"steps": 4}},
@@ -91,32 +89,15 @@ CODE = {
         "without a scale": lambda loss_of, w: torch.autograd.grad(loss_of(w), w)[0],
         "cheat: FP32": in_fp32,
     },
-    "05-skip": {"cheat": lambda weights, scale, lr: scale / 2},
     "06-loop": {"a step for each": a_step_each, "cheat: large batches": joined_groups},
     "06-tokens": {"a mean of means": mean_of_means, "cheat: one long sentence": joined_tokens},
     "07-graph-break": {"as given": nb07.broken, "cheat": lambda x: torch.relu(x * 2) * 0.5},
     "07-kernel": {"cheat: PyTorch's own": lambda x, gate: silu(x) * gate},
-    "08-next-fix": {"cheat: always the data": lambda times_ms, speedups: "data"},
-    "11-augment": {
-        "as given": nb11.one_by_one,
-        "cheat: never flipped": lambda images, flips, brightness: nb11.whole_batch(
-            images, torch.zeros_like(flips), brightness
-        ),
-    },
     "11-choose": {"cheat: always none": lambda *_: None},
     "12-cache": {"copied each time": Concatenated, "cheat: only the new ones": NewOnes},
-    "12-batching": {
-        "cheat: short answers": lambda lengths, slots: [[*range(len(lengths))][:slots]],
-    },
     "09-all-reduce": {"cheat: a blackboard": blackboard},
-    "09-shards": {
-        "not shuffled": lambda n, ranks, rank, _: list(range(n))[rank::ranks],
-        "cheat: everything": lambda n, _, rank, epoch: nb09.every_nth(n, 1, 0, epoch),
-    },
-    "10-starved": {"cheat: always the first": lambda traces: 0},
     "10-straggler": {"cheat: always rank 0": lambda collectives: 0},
     "10-gap": {
         "cheat: always the loader": lambda lanes: (nb10.largest_gap(lanes)[0], "DataLoader")
     },
-    "10-exposed": {"cheat": lambda *_: 0.0},
 }  # fmt: skip

@@ -12,7 +12,6 @@ from labkit.course.code_challenge import Numbers, code
 from labkit.course.goals import Goal
 from labkit.course.knob_challenge import KnobChallenge, faster, speedup
 from labkit.results.run import Run
-from labkit.spec import Pipeline
 
 
 def workers(run: Run, _baseline: Run | None) -> float:
@@ -33,36 +32,6 @@ FEED = KnobChallenge(
     example=NETWORK.but(num_workers=3),
     free=("num_workers", "prefetch_factor"),
     goals={faster(1.7): speedup, Goal("workers", at_most=3): workers},
-)
-
-
-# Its model is sized for a CPU: a GPU would always wait for its data
-BUSY = Pipeline(
-    dataset="sleep", prep_ms=10.0, num_workers=1, width=48, depth=6, xray=False, device="cpu"
-)
-
-
-def busy_ratio(run: Run, baseline: Run | None) -> float | None:
-    """Return the busy share over the baseline's; None where one is not known."""
-    before = baseline.utilization if baseline else None
-    return run.utilization / before if run.utilization and before else None
-
-
-BUSY_SHARE = Goal("busy share over the baseline's", at_most=0.8, close=0.1, needs_baseline=True)
-LESS_BUSY = KnobChallenge(
-    key="02-less-busy",
-    title="Less busy, and faster",
-    text="This pipeline is busy nearly all the time. Change its model so that the busy share falls "
-    "to four fifths or less of what it is now, and yet at least twice as many samples are trained "
-    "a second.",
-    hints=(
-        "What does the device do when it has finished a batch before the next one is ready?",
-        "A model that needs less than prep_ms for a batch has to wait for the loader.",
-    ),
-    start=BUSY,
-    example=BUSY.but(width=4, depth=1),
-    free=("model", "width", "depth"),
-    goals={faster(2.0): speedup, BUSY_SHARE: busy_ratio},
 )
 
 

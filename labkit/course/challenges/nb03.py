@@ -47,20 +47,3 @@ RIDE_OVER = KnobChallenge(
         Goal("num_workers * prefetch_factor", at_most=64): batches_kept_ready,
     },
 )
-
-SMALL_QUEUE = KnobChallenge(
-    key="03-small-queue",
-    title="A quarter of the queue",
-    text="Four workers keep 64 batches ready. Keep at most 16, and at least 0.8 of the speed.",
-    hints=(
-        "Nothing stalls here. What, then, are 64 batches in memory good for?",
-        "The workers set the speed; the queue only evens it out.",
-    ),
-    start=DEEP,
-    example=DEEP.but(prefetch_factor=2),
-    free=("num_workers", "prefetch_factor"),
-    goals={
-        faster(0.8): speedup,
-        Goal("num_workers * prefetch_factor", at_most=16): batches_kept_ready,
-    },
-)

@@ -1,7 +1,6 @@
 """The challenges of notebook 09, beyond one GPU."""
 
 import queue
-import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -89,44 +88,3 @@ def exchanged(answer: Answer, gradients: list[Tensor]) -> tuple[list[object], li
 
     with ThreadPoolExecutor(ranks) as pool:
         return list(pool.map(work, range(ranks))), sent
-
-
-def every_nth(count: int, ranks: int, rank: int, epoch: int) -> list[int]:
-    """Return every `ranks`th sample of an order that all ranks draw alike."""
-    order = random.Random(epoch).sample(range(count), count)
-    order += order[: -count % ranks]
-    return order[rank::ranks]
-
-
-@code(
-    "09-shards",
-    hints=(
-        "All ranks need the same order: seed it with the epoch, not with the rank.",
-        "Fill the order up from its start to a multiple of ranks, then order[rank::ranks].",
-    ),
-    goals=tuple(Goal(what, at_most=0) for what in (MISSING, UNEVEN, REPEATED, STALE)),
-    example=every_nth,
-)
-def shards(answer: Answer) -> Numbers:
-    """Every rank its share.
-
-    Write a function of (count, ranks, rank, epoch) that returns the indices a rank trains on: every
-    sample is somebody's, all have equally many (repeat no more than that takes), and each epoch has
-    an order of its own.
-    """
-    missing = 0
-    uneven = 0
-    repeated = 0
-    stale = 0
-    for count, ranks in ((100, 4), (103, 4), (17, 8), (64, 1)):
-        each = -(-count // ranks)
-        orders = set()
-        for epoch in range(3):
-            shares = [list(answer(count, ranks, rank, epoch)) for rank in range(ranks)]
-            drawn = [index for share in shares for index in share]
-            missing += len(set(range(count)) - set(drawn))
-            uneven += sum(len(share) != each for share in shares)
-            repeated += max(0, len(drawn) - len(set(drawn)) - (ranks * each - count))
-            stale += tuple(drawn) in orders or drawn == sorted(drawn)
-            orders.add(tuple(drawn))
-    return {MISSING: missing, UNEVEN: uneven, REPEATED: repeated, STALE: stale}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from labkit.course.challenge import Answer
-from labkit.course.checking import ALL_RIGHT, EXACT, largest_error, share_right
+from labkit.course.checking import ALL_RIGHT, share_right
 from labkit.course.code_challenge import Numbers, code
 from labkit.diagnosis.public_traces import LANES_FILE
 from labkit.results.shipped import entries
@@ -14,7 +14,6 @@ Spans = list[tuple[float, float]]
 
 ROUNDS = 30
 STARVED = ("v100-workers-0", "rtx2080ti-sawtooth")
-NOT_STARVED = ("v100-workers-4", "rtx2080ti-launch-bound", "v100-busy-fp32", "h100-batch-1")
 ACTIVITIES = ("DataLoader", "CPU operators", "CUDA calls")
 
 
@@ -93,76 +92,6 @@ def lanes_with_a_gap(generator: random.Random) -> dict[str, Spans]:
         second: [(begin + 15, begin + 35)],
         third: [(begin + 35, begin + 95)],
     }
-
-
-def without_kernels(kernels: Spans, collectives: Spans) -> float:
-    """Return the ms of the collectives in which no kernel runs."""
-    exposed = 0.0
-    for start, end in collectives:
-        beside = [min(end, stop) - max(start, begin) for begin, stop in kernels]
-        exposed += end - start - sum(shared for shared in beside if shared > 0)
-    return exposed
-
-
-@code(
-    "10-exposed",
-    hints=(
-        "The time of the collectives, less the time in which a kernel runs beside them.",
-        "Two spans share min(ends) - max(starts), if that is above 0.",
-    ),
-    goals=(EXACT,),
-    example=without_kernels,
-)
-def exposed_communication(answer: Answer) -> Numbers:
-    """Communication that nothing hides.
-
-    Write a function of (kernels, collectives), two lists of (start, end) in ms, each sorted and
-    without overlap. It returns the ms in which a collective runs and no kernel.
-    """
-    generator = random.Random(12)
-    cases = []
-    for _ in range(ROUNDS):
-        spans = (random_spans(generator, 12, 30), random_spans(generator, 6, 60))
-        cases.append((spans, without_kernels(*spans)))
-    return largest_error(answer, cases)
-
-
-def most_in_loader(traces: list[dict[str, Spans]]) -> int:
-    """Return which trace spends the largest share of its time in the DataLoader."""
-
-    def waits(lanes: dict[str, Spans]) -> float:
-        end = max(spans[-1][1] for spans in lanes.values())
-        start = min(spans[0][0] for spans in lanes.values())
-        return sum(stop - begin for begin, stop in lanes.get("DataLoader", [])) / (end - start)
-
-    return max(range(len(traces)), key=lambda number: waits(traces[number]))
-
-
-@code(
-    "10-starved",
-    hints=(
-        "A device that computes little is not yet starved: what does the host do meanwhile?",
-        'Take the share of the window in which the lane "DataLoader" is active.',
-    ),
-    goals=(ALL_RIGHT,),
-    example=most_in_loader,
-)
-def starved_one(answer: Answer) -> Numbers:
-    """The starved one of four.
-
-    Write a function of four excerpts of traces of real GPUs, a list of {lane: [(start, end), ...]}
-    in ms. It returns the number, 0 to 3, of the one whose device waits for its DataLoader. A lane
-    in which nothing happens is missing.
-    """
-    generator = random.Random(11)
-    cases = []
-    for _ in range(ROUNDS):
-        starved = generator.choice(STARVED)
-        names = [starved, *generator.sample(NOT_STARVED, 3)]
-        generator.shuffle(names)
-        traces = [excerpt(name, later_ms=generator.randrange(1000)) for name in names]
-        cases.append(((traces,), names.index(starved)))
-    return share_right(answer, cases)
 
 
 def least_inside(collectives: dict[int, Spans]) -> int:

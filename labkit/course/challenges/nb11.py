@@ -2,64 +2,13 @@
 
 import random
 
-import torch
-from torch import Tensor
-
 from labkit.course.challenge import Answer
-from labkit.course.checking import ALL_RIGHT, ERROR, Counting, difference, share_right
-from labkit.course.code_challenge import Numbers, Refused, code
-from labkit.course.goals import Goal
+from labkit.course.checking import ALL_RIGHT, share_right
+from labkit.course.code_challenge import Numbers, code
 
-OPERATIONS = "operations on tensors"
 ROUNDS = 30
 
 Paths = dict[str, tuple[float, int]]  # ms of CPU and bytes of an image
-
-
-def one_by_one(images: Tensor, flips: Tensor, brightness: Tensor) -> Tensor:
-    """Return what the task asks for, image by image."""
-    done = []
-    for image, flip, factor in zip(images, flips, brightness, strict=True):
-        image = image.flip(-1) if flip else image
-        done.append((image / 255 * factor).clamp(0, 1))
-    return torch.stack(done)
-
-
-def whole_batch(images: Tensor, flips: Tensor, brightness: Tensor) -> Tensor:
-    """Flip and brighten all images of a batch at once."""
-    flipped = torch.where(flips.view(-1, 1, 1, 1), images.flip(-1), images)
-    return (flipped * (brightness / 255).view(-1, 1, 1, 1)).clamp(0, 1)
-
-
-@code(
-    "11-augment",
-    hints=(
-        "Numbers of shape (B, 1, 1, 1) are broadcast over the images of a batch.",
-        "torch.where chooses between images.flip(-1) and images.",
-    ),
-    goals=(Goal(ERROR, at_most=1e-5), Goal(OPERATIONS, at_most=8)),
-    example=whole_batch,
-)
-def augment(answer: Answer) -> Numbers:
-    """Augment without a loop.
-
-    Write a function of (images, flips, brightness): uint8 (B, 3, H, W), bool (B,), FP32 (B,). It
-    returns what the one in the notebook does with at most eight operations, whatever B is.
-    """
-    errors = []
-    operations = []
-    for count in (1, 5, 64):
-        images = torch.randint(0, 256, (count, 3, 6, 8)).to(torch.uint8)
-        flips = torch.rand(count) < 0.5
-        brightness = 0.5 + torch.rand(count)
-        right = one_by_one(images, flips, brightness)
-        with Counting() as counted:
-            found = answer(images.clone(), flips.clone(), brightness.clone())
-        errors.append(difference(found, right))
-        if counted.bytes < 2 * right.nbytes:  # a multiplication and a clamp move three times it
-            raise Refused("It computes outside PyTorch, where nothing is counted.")
-        operations.append(len(counted.names))
-    return {ERROR: max(errors), OPERATIONS: max(operations)}
 
 
 def smallest_that_feeds(paths: Paths, cores: int, images_per_s: float) -> str | None:

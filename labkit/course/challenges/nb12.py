@@ -1,8 +1,5 @@
 """The challenges of notebook 12, inference."""
 
-import random
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -12,8 +9,6 @@ from labkit.course.code_challenge import Numbers, Refused, code
 from labkit.course.goals import Goal
 
 MOVED = "bytes moved over those given"
-BROKEN = "broken rules"
-STEPS = "steps over the least possible"
 
 
 class Preallocated:
@@ -69,54 +64,3 @@ def cache(answer: Answer) -> Numbers:
                 raise Refused("grown() must return two tensors: all keys, all values.")
             errors += [difference(found[each], texts[each, :, :, :end]) for each in range(2)]
     return {ERROR: max(errors), MOVED: moved / given}
-
-
-def longest_first(lengths: Sequence[int], slots: int) -> list[list[int]]:
-    """Return the requests of each step; a place that becomes free is filled in the next one."""
-    waiting = sorted(range(len(lengths)), key=lambda request: lengths[request])
-    left = {}
-    steps = []
-    while waiting or left:
-        while waiting and len(left) < slots:
-            request = waiting.pop()  # the longest that waits
-            left[request] = lengths[request]
-        steps.append(list(left))
-        left = {request: tokens - 1 for request, tokens in left.items() if tokens > 1}
-    return steps
-
-
-@code(
-    "12-batching",
-    hints=(
-        "A request that ends leaves a place: fill it in the very next step.",
-        "The longest answers first: at the end only short ones are left to be spread.",
-    ),
-    goals=(Goal(BROKEN, at_most=0), Goal(STEPS, at_most=1.1)),
-    example=longest_first,
-)
-def batching(answer: Answer) -> Numbers:
-    """No place stays empty.
-
-    A decode step serves at most slots requests. Write a function of (lengths, slots) that returns
-    the steps, lists of request numbers: each request is in as many steps as its answer has tokens,
-    one after another without a break. At most 10 % more steps than the least possible.
-    """
-    generator = random.Random(5)
-    broken = 0
-    taken = 0
-    least = 0
-    for slots in (1, 4, 16):
-        lengths = [round(generator.lognormvariate(3, 1)) + 1 for _ in range(20 * slots)]
-        steps = [list(step) for step in answer(list(lengths), slots)]
-        served: dict[int, list[int]] = {request: [] for request in range(len(lengths))}
-        for number, step in enumerate(steps):
-            broken += len(step) > slots or len(set(step)) < len(step)
-            for request in step:
-                served[request].append(number)
-        for request, places in served.items():
-            first = min(places, default=0)
-            is_unbroken = places == list(range(first, first + lengths[request]))
-            broken += not is_unbroken
-        taken += len(steps)
-        least += max(-(-sum(lengths) // slots), *lengths)
-    return {BROKEN: broken, STEPS: taken / least}
