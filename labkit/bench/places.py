@@ -9,8 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from labkit.bench import kinds, stack
 from labkit.bench.expressions import call_text, expression
-from labkit.bench.gpu_waits import wait_for_gpu
-from labkit.bench.kind_names import INNER_SYNC, SAVES, TRAINING
+from labkit.bench.kind_names import SAVES
 from labkit.bench.weight_updates import is_optimizers, updates_weights
 
 DATALOADER = "torch.utils.data.dataloader"
@@ -70,19 +69,14 @@ class Places:
         self.fresh: dict[int, Place] = {}  # places that were not written yet
         self.without_grad: set[tuple[int, ...]] = set()  # lines that recorded no gradients
 
-    def number_of(self, top: FrameType, is_late: bool = False) -> int:
-        """Return the number of the place where a stack is, by its deepest frame.
-
-        `is_late` where the thread may have been in C code before it, and has come to it since.
-        """
-        is_late = is_late and stack.is_gpu_in_use()
+    def number_of(self, top: FrameType) -> int:
+        """Return the number of the place where a stack is, by its deepest frame."""
         top = _asked(top)
         seen = self._seen(top)
-        key: list[object] = [is_late, seen.grad, seen.loop and seen.loop.f_lineno]
-        last = top.f_back if is_late and seen.own is top else seen.own
+        key: list[object] = [seen.grad, seen.loop and seen.loop.f_lineno]
         for frame in filter(None, (*seen.frames, seen.loop)):
             key += (id(frame.f_code), frame.f_lasti)  # to hash a code object takes microseconds
-            if frame is last:
+            if frame is seen.own:
                 break
         place = tuple(key)
         number = self.numbers.get(place)
@@ -90,7 +84,7 @@ class Places:
             number = len(self.numbers)
             self.numbers[place] = number
             self.met.update(frame.f_code for frame in seen.frames)  # lest another gets its id
-            self.fresh[number] = self._described(top, seen, is_late)
+            self.fresh[number] = self._place_of(self._code(top, seen), top, seen)
         return number
 
     def _seen(self, top: FrameType) -> Stack:
@@ -115,18 +109,6 @@ class Places:
             return True
         self.without_grad.add(lines)
         return False
-
-    def _described(self, top: FrameType, seen: Stack, is_late: bool) -> Place:
-        wait = wait_for_gpu(top, is_late)
-        if wait is None or wait.frame not in (*seen.frames, seen.loop):
-            return self._place_of(self._code(top, seen), top, seen)
-        seen = self._seen(wait.frame)
-        code = self._code(wait.frame, seen)
-        place = self._place_of(code, wait.frame, seen)
-        if code.frame is wait.frame:
-            return place._replace(kind="sync", line=wait.line, call=wait.text)
-        is_inner = place.kind in (INNER_SYNC, *TRAINING)  # it is a package's, called from there
-        return place._replace(kind=INNER_SYNC if is_inner else "sync")
 
     def _place_of(self, code: Code, top: FrameType, seen: Stack) -> Place:
         """Return the place of a stack that stands at `code`."""

@@ -136,7 +136,7 @@ class Sampler:
             return
         if self.lock.acquire(blocking=False):  # else its time goes to the next sample
             try:
-                self._take(thread, "user", frame, is_late=True)
+                self._take(thread, "user", frame)
             finally:
                 self.lock.release()
         if self.thread is thread and self.taken < MOST_SAMPLES:
@@ -157,7 +157,7 @@ class Sampler:
                 with self.lock:
                     frame = stack.top_frame(thread.ident) if how else None
                     if how and frame is not None and self.thread is thread:
-                        self._take(thread, how, frame, late)
+                        self._take(thread, how, frame)
                     del frame  # it would keep the user's variables
             if now_ns() > self.due:
                 self.flush()
@@ -165,24 +165,21 @@ class Sampler:
                     self.stop()  # the run is over; workers that persist go on
         tick.delete()
 
-    def _take(self, thread: MainThread, how: Spent, frame: FrameType, is_late: bool) -> None:
-        """Place the time spent `how` since its last sample at the stack of `frame`.
-
-        `is_late` where the thread first had to come to a point at which Python lets it be seen.
-        """
+    def _take(self, thread: MainThread, how: Spent, frame: FrameType) -> None:
+        """Place the time spent `how` since its last sample at the stack of `frame`."""
         try:
             weight = thread.place(how)
             if weight > 0:
-                self._note(weight, frame, is_late)
+                self._note(weight, frame)
                 for each in self.beside:
                     if each.in_use and each.taken < MOST_SAMPLES:
-                        each._note(weight, frame, is_late)
+                        each._note(weight, frame)
         except Exception as error:  # of the user's objects: no loop may end on our account
             self.missing = f"{type(error).__name__}: {error}"
             self.taken = MOST_SAMPLES
 
-    def _note(self, weight_ns: int, frame: FrameType, is_late: bool) -> None:
-        self.rows.append((now_ns(), weight_ns, self.places.number_of(frame, is_late)))
+    def _note(self, weight_ns: int, frame: FrameType) -> None:
+        self.rows.append((now_ns(), weight_ns, self.places.number_of(frame)))
         self.taken += 1
 
     def flush(self) -> None:

@@ -9,7 +9,6 @@ from types import FrameType
 
 from labkit.bench import stack
 from labkit.bench.expressions import expression
-from labkit.bench.instructions import does
 
 OPTIMIZERS = "torch.optim.optimizer"
 DECORATORS = "torch.utils._contextlib"  # of `step`, as @torch.no_grad() is
@@ -47,7 +46,12 @@ def updates_weights(frame: FrameType, is_loop: bool) -> bool:
     else:
         code = frame.f_code
         names = {*code.co_names}
-        writes = any(does(step) == "subtract in place" for step in dis.get_instructions(code))
+        writes = any(_subtracts_in_place(step) for step in dis.get_instructions(code))
     if "grad" not in names or {"backward", "autograd"} & names:
         return False
     return writes or not IN_PLACE.isdisjoint(names) or any("_foreach_" in name for name in names)
+
+
+def _subtracts_in_place(step: dis.Instruction) -> bool:
+    """Return whether an instruction is that of `w -= x`: since Python 3.11 a BINARY_OP."""
+    return step.opname == "INPLACE_SUBTRACT" or (step.opname, step.argrepr) == ("BINARY_OP", "-=")
