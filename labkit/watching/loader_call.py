@@ -79,8 +79,10 @@ def call_of(loader: object, model: object = None, optimizer: object = None) -> d
         asked = variables(trainer).get("self.args")
         kept = held(asked)
         found["is_compiled"] |= kept.get("torch_compile") is True
-        found["may_fuse"] = getattr(kept.get("optim"), "value", None) == PLAIN_ADAMW
-        found["cards"] = max(1, kept.get("_n_gpu", 1))  # it makes an nn.DataParallel
+        optim = kept.get("optim")
+        found["may_fuse"] = getattr(optim, "value", optim) == PLAIN_ADAMW
+        # it makes an nn.DataParallel
+        found["cards"] = max(1, kept.get("n_gpu", kept.get("_n_gpu", 1)))
     if found["cards"] > 1:  # whose threads no compiler reaches (pytorch/pytorch#94636)
         found["is_compiled"] = False
     ours = found["loader"] or not loop_around(sys._getframe(1))[1]
