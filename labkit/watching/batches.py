@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import sys
 from collections.abc import Callable, Sized
 from typing import cast
 
@@ -24,9 +23,6 @@ from labkit.watching.log_words import Unit
 LOOK_EVERY = 16  # batches, for their padding
 
 
-SAMPLERS = ("SequentialSampler", "RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
-
-
 def length_of(loader: object) -> int | None:
     """Return how many batches a loader has; None where it would be asked of a user's sampler.
 
@@ -35,15 +31,12 @@ def length_of(loader: object) -> int | None:
     if type(loader) in (list, tuple, range):
         return len(cast(Sized, loader))
     kept = held(torch_loader(loader))
-    samplers = [kept.get("batch_sampler"), kept.get("sampler")]
-    data = sys.modules.get("torch.utils.data")
-    kinds = [getattr(data, name, None) for name in SAMPLERS]
-    if data is None or type(samplers[1]) not in kinds:
-        return None
-    if type(samplers[0]) not in (data.BatchSampler, type(None)):
-        return None
+    batches = kept.get("batch_sampler")
+    batches = kept.get("sampler") if batches is None else batches
+    samplers = (batches, held(batches).get("sampler", batches))
     with contextlib.suppress(Exception):
-        return len(cast(Sized, samplers[0] or samplers[1]))
+        if all(type(each).__module__.startswith("torch.utils.data.") for each in samplers):
+            return len(cast(Sized, batches))
     return None
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
-from labkit.bench import stack
 from labkit.bench.before_calls import Before, Call
 from labkit.bench.loader_hook import HOOKS, Recording, install
 from labkit.process.events import now_ns
@@ -72,6 +72,7 @@ class HookedPasses:
         """`kind` is torch's class of iterators, which is hooked."""
         self.script = script
         self.passes: WeakKeyDictionary[object, HookedPass] = WeakKeyDictionary()  # by iterator
+        self.last: HookedPass | None = None  # that was asked for a batch
         self.plain = kind.__next__
         install()
         HOOKS.begun.append(self.begin)
@@ -92,7 +93,7 @@ class HookedPasses:
         return found if found is not None and found.recorder.pid == os.getpid() else None
 
     def _next_of(self, iterator: object) -> Callable[[], object] | None:
-        found = self._of(iterator)
+        self.last = found = self._of(iterator)
         return None if found is None else found.next_of(iterator, self.plain)
 
     def _reset(self, iterator: object) -> None:
@@ -107,12 +108,7 @@ class HookedPasses:
             self.begin(iterator, loader)
 
     def failed(self, error: BaseException | None) -> None:
-        """Let the pass that an error came out of be one that failed."""
-        traceback = error and error.__traceback__
-        while traceback is not None:
-            frame = traceback.tb_frame
-            if frame.f_code is self.plain.__code__:
-                found = self._of(stack.locals_of(frame).get("self"))
-                if found is not None:
-                    found.recorder.how = ""
-            traceback = traceback.tb_next
+        """Let the pass that was asked last be one that failed, where the error came out of it."""
+        frames = traceback.walk_tb(error and error.__traceback__)
+        if self.last is not None and any(each.f_code is self.plain.__code__ for each, _ in frames):
+            self.last.recorder.how = ""
