@@ -24,6 +24,8 @@ from labkit.watching.script_loops import WatchedLoop, WatchedScript
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
+    from labkit.watching.recorder import Recorder
+
 
 class HookedPass(Pass):
     """A pass whose iterator is torch's: what asks it for a batch is made for each call anew."""
@@ -72,7 +74,7 @@ class HookedPasses:
         """`kind` is torch's class of iterators, which is hooked."""
         self.script = script
         self.passes: WeakKeyDictionary[object, HookedPass] = WeakKeyDictionary()  # by iterator
-        self.last: HookedPass | None = None  # that was asked for a batch
+        self.asked: Recorder | None = None  # whose pass was asked for a batch last
         self.plain = kind.__next__
         install()
         HOOKS.begun.append(self.begin)
@@ -93,7 +95,8 @@ class HookedPasses:
         return found if found is not None and found.recorder.pid == os.getpid() else None
 
     def _next_of(self, iterator: object) -> Callable[[], object] | None:
-        self.last = found = self._of(iterator)
+        found = self._of(iterator)
+        self.asked = found and found.recorder
         return None if found is None else found.next_of(iterator, self.plain)
 
     def _reset(self, iterator: object) -> None:
@@ -110,5 +113,5 @@ class HookedPasses:
     def failed(self, error: BaseException | None) -> None:
         """Let the pass that was asked last be one that failed, where the error came out of it."""
         frames = traceback.walk_tb(error and error.__traceback__)
-        if self.last is not None and any(each.f_code is self.plain.__code__ for each, _ in frames):
-            self.last.recorder.how = ""
+        if self.asked is not None and any(each.f_code is self.plain.__code__ for each, _ in frames):
+            self.asked.how = ""
