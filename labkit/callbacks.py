@@ -46,7 +46,7 @@ class StepRecorder:
         self._run = Run(recorder.folder, process=recorder)
         self._recorder = recorder
         self._timer = timer
-        self._open.enter_context(recorder.probes.recording(loader))
+        self._open.enter_context(recorder.probes.recorded(loader))
         self._open.enter_context(HangWatch([recorder.folder]))
         recorder.probes.start_telemetry()
         timer.restart(now_ns())

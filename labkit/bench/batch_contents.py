@@ -1,16 +1,20 @@
 """What is in a batch of somebody else's loop: samples, bytes, a number format, padding.
 
-Nothing here imports torch, runs their code, or waits for a device.
+Nothing here imports torch, runs their code, or waits for a device: only arrays and tensors of just
+torch's and NumPy's own classes are asked, and containers by the methods that Python has built in.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
+from labkit.bench.before_calls import held
+
 LEAST_TOKENS = 8  # in a row of text
+ARRAYS = {("torch", "Tensor"), ("numpy", "ndarray")}
 
 Batch: TypeAlias = Any  # whatever a collate function makes
 
@@ -18,15 +22,46 @@ Keys = tuple[object, ...]
 """What leads to a part of a batch: indices of lists and tuples, keys of mappings."""
 
 
+def is_array(part: object) -> bool:
+    """Return whether it is a tensor or an array, and not of a class derived from theirs."""
+    return (type(part).__module__, type(part).__name__) in ARRAYS
+
+
+def mapping_in(batch: object) -> dict[Any, Any] | None:
+    """Return the dict that a batch is or, as a UserDict, has as its `data`; None of another."""
+    if issubclass(type(batch), dict):
+        return batch  # pyright: ignore[reportReturnType]
+    data = held(batch).get("data")
+    return data if type(data) is dict else None
+
+
+def parts_of(batch: Any) -> list[tuple[object, object]] | None:
+    """Return the parts of a container with what leads to each; None of anything else."""
+    mapping = mapping_in(batch)
+    if mapping is not None:
+        return [(key, part) for key, part in dict.items(mapping) if type(key) in (str, int)]
+    for kind in (list, tuple):
+        if issubclass(type(batch), kind):
+            return list(enumerate(kind.__iter__(batch)))
+    return None
+
+
+def part_at(batch: object, keys: Keys) -> Any:
+    """Return the part that some keys lead to; LookupError or TypeError where there is none."""
+    part: Any = batch
+    for key in keys:
+        built_in = type(part) in (dict, list, tuple)
+        part = part[key] if built_in else dict(parts_of(part) or ())[key]
+    return part
+
+
 def leaves(batch: object) -> Iterator[object]:
     """Yield what is in a batch, however deep in lists, tuples and mappings."""
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if isinstance(batch, (list, tuple)):
-        for part in batch:
-            yield from leaves(part)
-    else:
+    parts = parts_of(batch)
+    if parts is None:
         yield batch
+    for _, part in parts or ():
+        yield from leaves(part)
 
 
 def counter_for(batch: object, batch_size: int | None) -> Callable[[Any], int] | None:
@@ -34,49 +69,50 @@ def counter_for(batch: object, batch_size: int | None) -> Callable[[Any], int] |
 
     A batch of another kind, as a user's loop may meet, is counted by its own, or as 0.
     """
-    known = _counter_like(batch, batch_size)
+    known = _counted_in(batch, batch_size)
     if known is None:
         return None
 
     def count(batch: Batch) -> int:
         try:
-            return known(batch)
+            return _length(part_at(batch, known))
         except Exception:
-            own = _counter_like(batch, batch_size)
-            return own(batch) if own else 0
+            own = _counted_in(batch, batch_size)
+            return 0 if own is None else _length(part_at(batch, own))
 
     return count
 
 
-def _counter_like(batch: object, batch_size: int | None) -> Callable[[Any], int] | None:
-    """Return what counts the samples of batches of just this kind; None where they are unknown."""
-    if (shape := getattr(batch, "shape", None)) is not None:
-        return (lambda batch: batch.shape[0]) if len(shape) else None
-    if not isinstance(batch, (list, tuple, Mapping)):
+def _length(part: Any) -> int:
+    return part.shape[0] if is_array(part) else len(parts_of(part) or ())
+
+
+def _counted_in(batch: Any, batch_size: int | None) -> Keys | None:
+    """Return what leads to that whose length is the count of samples; None where it is unknown."""
+    if is_array(batch):
+        return () if len(batch.shape) else None
+    parts = parts_of(batch)
+    if not parts:
         return None
-    if len(batch) == batch_size and not isinstance(batch, Mapping):
-        return len
-    parts = list(batch.items() if isinstance(batch, Mapping) else enumerate(batch))
-    for place, part in parts:
-        if inner := _counter_like(part, batch_size):
-            return lambda batch: inner(batch[place])
-    return len if parts and isinstance(batch, list) else None
+    is_mapping = mapping_in(batch) is not None
+    if len(parts) == batch_size and not is_mapping:
+        return ()
+    for key, part in parts:
+        inner = _counted_in(part, batch_size)
+        if inner is not None:
+            return (key, *inner)
+    return () if issubclass(type(batch), list) else None
 
 
 def bytes_along(places: Sequence[Keys]) -> Callable[[Any], int]:
     """Return what gives the bytes of the arrays that some keys lead to; 0 of a batch without."""
 
     def measure(batch: Any) -> int:
-        total = 0
         try:
-            for keys in places:
-                array = batch
-                for key in keys:
-                    array = array[key]
-                total += int(array.nbytes)
-        except Exception:  # a batch of another kind is no reason to stop recording
+            found = [part_at(batch, keys) for keys in places]
+        except (LookupError, TypeError):  # a batch of another kind is no reason to stop recording
             return 0
-        return total
+        return sum(int(array.nbytes) for array in found) if all(map(is_array, found)) else 0
 
     return measure
 
@@ -93,12 +129,10 @@ def large_arrays(batch: object) -> tuple[Any, list[Keys]]:
 
 def _arrays(batch: object, keys: Keys) -> Iterator[tuple[Any, Keys]]:
     """Yield every array in a batch, and the keys that lead to it."""
-    if hasattr(batch, "shape") and hasattr(batch, "nbytes"):
+    if is_array(batch):
         yield batch, keys
-    elif isinstance(batch, (list, tuple, Mapping)):
-        parts = batch.items() if isinstance(batch, Mapping) else enumerate(batch)
-        for key, part in parts:
-            yield from _arrays(part, (*keys, key))
+    for key, part in parts_of(batch) or ():
+        yield from _arrays(part, (*keys, key))
 
 
 def dtype_of_most(arrays: Iterable[Any]) -> str | None:
@@ -118,12 +152,14 @@ def padding_of(batch: object) -> float | None:
     torch = sys.modules.get("torch")
     if torch is None:
         return None
-    parts: Sequence[Any] = batch if isinstance(batch, (list, tuple)) else [batch]
+    parts = [part for _, part in parts_of(batch) or [(0, batch)]]
     mask = None
-    if isinstance(batch, Mapping):
-        mask = batch.get("attention_mask")
-        parts = [mask, batch.get("input_ids")]
-    matrices = (part for part in parts if torch.is_tensor(part) and part.dim() == 2 and part.is_cpu)
+    mapping = mapping_in(batch)
+    if mapping is not None:
+        mask = dict.get(mapping, "attention_mask")
+        parts = [mask, dict.get(mapping, "input_ids")]
+    tensors: list[Any] = [part for part in parts if type(part) is torch.Tensor]
+    matrices = (part for part in tensors if part.dim() == 2 and part.is_cpu)
     tokens = next((each for each in matrices if not each.is_floating_point()), None)
     if tokens is None or not len(tokens) or tokens.shape[1] < LEAST_TOKENS:
         return None

@@ -24,6 +24,7 @@ from labkit.bench import (
     xray,
 )
 from labkit.bench.flops import write_work
+from labkit.bench.loader_hook import Recording
 from labkit.bench.loader_work import LoaderWork
 from labkit.bench.loop import Trainer, Trains, train
 from labkit.bench.planted_fault import planted
@@ -113,7 +114,7 @@ def lines_of(batches: Loader, folder: Path) -> Iterator[None]:
     sampler = Sampler(folder, loader.collate_fn)
     sampler.places.loop = train.__code__
     work = LoaderWork(sampler.log, -1, 1)
-    with in_workers(loader, folder, work):
+    with in_workers(loader, Recording(folder, work)):
         sampler.start()
         yield
     sampler.stop()

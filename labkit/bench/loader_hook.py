@@ -2,119 +2,171 @@
 
 torch makes a "fetcher" wherever a loader prepares batches: in each worker, and in the main process
 where there are no workers. There the fetcher is given stand-ins for the dataset and the collate
-function, which time the calls. The loader, its `dataset` and `get_worker_info().dataset` stay the
-user's own objects, and nothing new is sent to a worker that is spawned.
+function, which tell of the calls to them and are gone before these are made. The loader, its
+`dataset` and `get_worker_info().dataset` stay the user's own objects, whose class nothing is
+asked of.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import itertools
+import operator
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from labkit.bench import stack
+from labkit.bench.before_calls import Before, Call, OnSet, held
 from labkit.bench.loader_work import LoaderWork
-from labkit.process.events import now_ns
 
 
-def timed(fetcher: Any, work: LoaderWork) -> TimedFetcher:
-    """Return what stands for a new fetcher of torch's, at the start of a pass."""
-    streams = hasattr(fetcher, "dataset_iter")
+class Recording(NamedTuple):
+    """Where the processes of a loader record what they do for its batches."""
+
+    folder: Path
+    work: LoaderWork | None  # of the main process, where there are no workers
+    while_there: Path | None = None  # a file: workers that persist record until it is deleted
+
+
+class LoaderHooks:
+    """What is recorded of the torch iterators that this process begins."""
+
+    def __init__(self):
+        self.wanted: dict[int, Recording] = {}  # by the id of a loader
+        self.begun: list[Callable[[object, object], Recording | None]] = []  # told of each iterator
+        # until its workers or its fetcher are made
+        self.of_iterator: WeakKeyDictionary[object, Recording] = WeakKeyDictionary()
+        self.of_worker: LoaderWork | None = None  # where this process is one
+        self.record_worker: Callable[[object, Recording, Any], object] | None = None
+
+    def begin(self, iterator: object, loader: object) -> None:
+        """Note a new iterator of a loader, before anything of it is made."""
+        found = [begun(iterator, loader) for begun in self.begun]
+        recording = next(filter(None, found), self.wanted.get(id(loader)))
+        if recording is not None:
+            self.of_iterator[iterator] = recording
+
+    def set_fetcher(self, iterator: object, fetcher: object) -> object:
+        """Time the batches of the fetcher of an iterator without workers."""
+        recording = self.of_iterator.pop(iterator, None)
+        if recording is not None and recording.work is not None and not recording.work.over:
+            timed(fetcher, recording.work)
+        return fetcher
+
+    def set_init_fn(self, iterator: object, own: object) -> object:
+        """Return what the workers of an iterator begin with: `own`, and ours before it."""
+        recording = self.of_iterator.pop(iterator, None)
+        if recording is None or self.record_worker is None:
+            return own
+        return self.record_worker(iterator, recording, own)
+
+
+HOOKS = LoaderHooks()
+
+
+@functools.cache  # once
+def install() -> None:
+    """Hook torch's iterators and fetchers, which tell `HOOKS` from now on."""
+    iterators = sys.modules["torch.utils.data.dataloader"]._BaseDataLoaderIter
+
+    def __new__(cls: Any, loader: object = None, *_more: object, **_named: object) -> object:
+        iterator = super(iterators, cls).__new__(cls)
+        with contextlib.suppress(Exception):  # ours
+            HOOKS.begin(iterator, loader)
+        return iterator
+
+    iterators.__new__ = staticmethod(__new__)
+    iterators._dataset_fetcher = OnSet("_dataset_fetcher", HOOKS.set_fetcher)
+    iterators._worker_init_fn = OnSet("_worker_init_fn", HOOKS.set_init_fn)
+    fetch = sys.modules["torch.utils.data._utils.fetch"]
+    for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
+        kind.fetch = Before(_begin_fetch, kind.fetch)
+
+
+def timed(fetcher: Any, work: LoaderWork) -> Any:
+    """Time the batches of a new fetcher of torch's, at the start of a pass; return it."""
+    kept = held(fetcher)
+    if type(kept["collate_fn"]) is TimedCollate:
+        return fetcher
+    streams = "dataset_iter" in kept
     if streams:
-        fetcher.dataset_iter = TimedStream(fetcher.dataset_iter, work)
+        items = map(next, itertools.repeat(kept["dataset_iter"]))
+        kept["dataset_iter"] = map(work.end_streamed, items)
     else:
-        at_once = fetcher.auto_collation and getattr(fetcher.dataset, "__getitems__", None)
-        kind = TimedBatches if at_once else TimedItems
-        fetcher.dataset = kind(fetcher.dataset, work)
-    fetcher.collate_fn = TimedCollate(fetcher.collate_fn, work)
+        kept["dataset"] = TimedItems(kept["dataset"], work)
+    kept["collate_fn"] = TimedCollate(kept["collate_fn"], work)
     work.begin_pass(streams)
-    return TimedFetcher(fetcher, work)
+    return fetcher
+
+
+def _begin_fetch(fetcher: Any) -> Call | None:
+    """Begin a batch; return the fetcher's own method, whose end is told."""
+    frame = sys._getframe(2)
+    collate = held(fetcher)["collate_fn"]
+    if type(collate) is not TimedCollate:
+        if HOOKS.of_worker is None or frame.f_code is not _worker_loop():
+            return None
+        collate = held(timed(fetcher, HOOKS.of_worker))["collate_fn"]
+    work: LoaderWork = collate.work
+    if not work.is_on:
+        return None
+    names = stack.locals_of(frame)  # torch's own
+    indices = names.get("index")
+    if not held(fetcher)["auto_collation"]:
+        indices = [indices]
+    work.begin(names.get("idx"), indices)  # a worker's loop knows which batch of the pass it is
+    call = Call(type(fetcher).fetch, fetcher)
+    call.over = work.end_fetch
+    return call
+
+
+def _worker_loop() -> object:
+    return sys.modules["torch.utils.data._utils.worker"]._worker_loop.__code__
 
 
 class StandIn:
-    """Has the attributes of what it stands for."""
+    """Stands for something of the user's before torch's fetcher only."""
 
     def __init__(self, real: Any, work: LoaderWork):
         self.real = real
         self.work = work
-        # a call less for each item, whose cost is that of cold caches
-        self.begin_item = work.progress.name_item
-        self.end_item = work.end_item
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.real, name)
 
 
-class TimedFetcher(StandIn):
-    """Stands for a fetcher of torch's, whose batches are timed."""
+def _next_item(items: TimedItems) -> Callable[[object], object]:
+    items.work.next_item()
+    return items.item
 
-    def fetch(self, index: object) -> object:
-        """Return the batch that torch's fetcher makes."""
-        work = self.work
-        if work.over:
-            return self.real.fetch(index)
-        number: int | None = work.in_pass
-        if work.worker >= 0:  # torch's loop of a worker knows which batch of the pass it is
-            known = stack.locals_of(sys._getframe(1)).get("idx")
-            number = known if isinstance(known, int) else None
-        count = len(index) if isinstance(index, (list, tuple)) else 1
-        work.begin(number, 0 if work.streams else count)
-        try:
-            batch = self.real.fetch(index)
-        except BaseException as error:
-            work.idle(now_ns())
-            error.__traceback__ = without_ours(error.__traceback__)
-            raise
-        work.end()
-        return batch
+
+def _attribute(items: TimedItems) -> Callable[[str], object]:
+    return items.attribute
 
 
 class TimedItems(StandIn):
-    """Stands for a dataset, before torch's fetcher only."""
+    """Stands for a dataset."""
 
-    def __getitem__(self, index: object) -> object:
-        self.begin_item(index)
-        item = self.real[index]
-        self.end_item(index)
-        return item
+    def __init__(self, real: Any, work: LoaderWork):
+        super().__init__(real, work)
+        self.item = functools.partial(operator.getitem, real)
+        self.attribute = functools.partial(getattr, real)
 
-
-class TimedBatches(TimedItems):
-    """Stands for a dataset that fetches a batch at once."""
-
-    def __getitems__(self, indices: list[object]) -> object:
-        """Return what the dataset's own method does."""
-        self.begin_item(indices)
-        items = self.real.__getitems__(indices)
-        self.end_item(indices)
-        return items
+    __getitem__ = Before(_next_item, lambda items, index: items.real[index])
+    __getattr__ = Before(_attribute)
 
 
-class TimedStream(StandIn):
-    """Stands for the iterator of an iterable dataset."""
-
-    number = 0
-
-    def __iter__(self) -> TimedStream:
-        return self
-
-    def __next__(self) -> object:
-        self.begin_item(self.number)
-        item = next(self.real)
-        self.end_item(self.number)
-        self.work.count += 1
-        self.number += 1
-        return item
+def _collate(collate: TimedCollate) -> Callable[[object], object]:
+    collate.work.begin_collate()
+    return collate.real
 
 
 class TimedCollate(StandIn):
     """Stands for a collate function."""
 
-    def __call__(self, samples: object) -> object:
-        """Return what the function itself does."""
-        self.work.begin_collate()
-        return self.real(samples)
+    __call__ = Before(_collate, lambda collate, samples: collate.real(samples))
 
 
 def without_ours(traceback: TracebackType | None) -> TracebackType | None:
@@ -124,28 +176,3 @@ def without_ours(traceback: TracebackType | None) -> TracebackType | None:
     if traceback is not None:
         traceback.tb_next = without_ours(traceback.tb_next)
     return traceback
-
-
-def hook_fetchers(work: LoaderWork, is_wanted: Callable[[object], bool]) -> Callable[[], None]:
-    """Time the batches of each fetcher that torch makes of a wanted dataset.
-
-    Returns what ends that.
-    """
-    kinds = sys.modules["torch.utils.data"]._DatasetKind
-    plain = kinds.create_fetcher
-
-    def create_fetcher(kind: int, dataset: object, *settings: object) -> object:
-        fetcher = plain(kind, dataset, *settings)
-        if work.over or not is_wanted(dataset):
-            return fetcher
-        try:
-            return timed(fetcher, work)
-        except Exception:  # a fetcher of another kind
-            return fetcher
-
-    def unhook() -> None:
-        if kinds.create_fetcher is create_fetcher:
-            kinds.create_fetcher = staticmethod(plain)
-
-    kinds.create_fetcher = staticmethod(create_fetcher)
-    return unhook

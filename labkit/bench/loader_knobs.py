@@ -1,23 +1,36 @@
-"""The settings of somebody's DataLoader, read without importing torch."""
+"""The settings of somebody's DataLoader, read without importing torch or asking its class."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
+from typing import Any
 
+from labkit.bench.before_calls import held
+from labkit.bench.stack import is_a
 from labkit.spec import LOADER_KNOBS
+
+
+def torch_loader(loader: object) -> Any:
+    """Return what torch's iterators are made of: the loader, or the one that a wrapper holds."""
+    kept = held(loader)
+    if "fake_l" in kept:  # a fastai DataLoader's
+        return kept["fake_l"]
+    inner = () if "num_workers" in kept else kept.values()
+    return next((each for each in inner if is_a(each, "torch.utils.data", "DataLoader")), loader)
 
 
 def knobs_of(loader: object) -> dict[str, int | bool]:
     """Return the settings of a torch DataLoader under their own names; {} of anything else."""
-    data = sys.modules.get("torch.utils.data")
-    loader = getattr(loader, "fake_l", loader)  # a fastai DataLoader's, for torch's iterators
-    if data is None or not isinstance(loader, data.DataLoader):
+    loader = torch_loader(loader)
+    if not is_a(loader, "torch.utils.data", "DataLoader"):
         return {}
-    knobs = {name: getattr(loader, name, None) for name in LOADER_KNOBS}
+    kept = held(loader)
+    knobs = {name: kept.get(name) for name in LOADER_KNOBS}
     if knobs["batch_size"] is None:  # where a batch sampler was given
-        knobs["batch_size"] = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
-    return {name: value for name, value in knobs.items() if isinstance(value, (bool, int))}
+        knobs["batch_size"] = held(kept.get("batch_sampler")).get("batch_size")
+    return {
+        name: value for name, value in knobs.items() if type(value) is int or type(value) is bool
+    }
 
 
 def in_flight(knobs: Mapping[str, int]) -> int:

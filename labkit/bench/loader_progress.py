@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 from labkit.process.events import now_ns, private
 
@@ -85,15 +86,15 @@ def progress_in(folder: Path) -> Iterator[Busy]:
             yield Busy(folder, who, state, since, batch, index, pid, usual)
 
 
-def plain_index(index: object) -> int | str:
+def plain_index(index: Any) -> int | str:
     """Return an index as a whole number, or as text of bounded length.
 
-    Of a batch that is fetched at once it names the first.
+    Of a batch that is fetched at once it names the first, of a user's own class its name: its
+    `repr` is the user's code, and may take long.
     """
-    if isinstance(index, Integral):
+    kind = type(index)
+    if kind is int or (kind.__module__ == "numpy" and issubclass(kind, Integral)):
         return int(index)
-    if isinstance(index, list):
+    if kind is list:
         return f"{plain_index(index[0])} and {len(index) - 1} more" if index else "none"
-    with contextlib.suppress(Exception):  # a key's own __repr__
-        return repr(index)[:INDEX_CHARACTERS]
-    return type(index).__name__
+    return index[:INDEX_CHARACTERS] if kind is str else kind.__name__

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 from labkit.bench.loader_clocks import BytesRead, Memory, ThreadClock, TimeInLine
 from labkit.bench.loader_progress import (
@@ -70,6 +72,7 @@ class LoaderWork:
         self.memory = Memory() if while_there and worker >= 0 else None
         self.memory_due = 0
         self.streams = False
+        self.streamed = 0  # items of the pass
         self.passes = -1
         self.in_pass = 0  # batches
         self.done = 0
@@ -89,13 +92,23 @@ class LoaderWork:
         self.passes += 1
         self.in_pass = 0
         self.streams = streams
+        self.streamed = 0
 
-    def begin(self, number: int | None, count: int) -> None:
-        """Begin batch `number` of the pass, of `count` items; of a stream, none so far."""
-        if number is None:
+    @property
+    def is_on(self) -> bool:
+        """Whether this goes on, here and in no process that was forked from this one."""
+        return not self.over and self.pid == os.getpid()
+
+    def begin(self, number: object, indices: object) -> None:
+        """Begin batch `number` of the pass, of the items at `indices` where the dataset has any."""
+        if type(number) is not int:
             number = self.in_pass * self.workers + max(0, self.worker)
         self.batch = number
-        self.count = count
+        known = type(indices) in (list, tuple) and not self.streams
+        self.indices: Sequence[object] = cast(list, indices) if known else ()
+        self.count = len(self.indices)
+        self.asked = 0  # items, one by one
+        self.is_collating = False
         self.slow_ns = -1
         self.slow_index: object = None
         self.singly = None  # the stopwatch, in batches whose items are timed one by one
@@ -112,8 +125,28 @@ class LoaderWork:
         self.start = self.fetched = now_ns()
         words[SINCE] = self.start
 
-    def end_item(self, index: object) -> None:
-        """Note that an item is there."""
+    def next_item(self) -> None:
+        """An item is asked for, so the one before it is there."""
+        if self.over:
+            return
+        if self.asked:
+            self._end_item(self._index())
+        self.asked += 1
+        self.progress.name_item(self._index())
+
+    def _index(self) -> object:
+        """Return the index of the item that was asked for last; None where it is not known."""
+        return self.indices[self.asked - 1] if self.asked <= len(self.indices) else None
+
+    def end_streamed(self, item: object) -> object:
+        """Note that an item of a stream is there, and return it."""
+        if not self.over:
+            self._end_item(self.streamed)
+            self.count += 1
+            self.streamed += 1
+        return item
+
+    def _end_item(self, index: object) -> None:
         words = self.words
         now = now_ns()
         took = now - words[SINCE]
@@ -127,12 +160,19 @@ class LoaderWork:
 
     def begin_collate(self) -> None:
         """All items are here."""
+        if not self.streams:
+            self._end_item(self._index() if self.asked else self.indices)
+            self.count = self.count or self.asked
         self.fetched = now_ns()
         self.words[SINCE] = self.fetched
         self.words[STATE] = COLLATING
+        self.is_collating = True
 
-    def end(self) -> None:
-        """The batch is ready."""
+    def end_fetch(self) -> None:
+        """The batch is ready, or an item could not be had."""
+        if not self.is_collating:
+            self.idle(now_ns())
+            return
         collate = None if self.singly is None else self.singly.lap()
         ready = now_ns()
         in_line_ns = self.in_line.now() - self.line_ns if self.worth_a_look else 0

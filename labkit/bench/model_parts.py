@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from types import FunctionType, MethodType
 
-from labkit.bench.stack import is_a
+from labkit.bench.before_calls import held
+from labkit.bench.stack import is_a, kept_by_class
 
 
 def parts_of(model: object) -> list[object]:
@@ -15,7 +16,7 @@ def parts_of(model: object) -> list[object]:
     found = {id(model): model}
     left = [model]
     while left:
-        inner = _kept(left.pop()).get("_modules") or {}
+        inner = held(left.pop()).get("_modules") or {}
         fresh = {id(each): each for each in inner.values() if each is not None}
         left += [each for number, each in fresh.items() if number not in found]
         found |= fresh
@@ -25,14 +26,14 @@ def parts_of(model: object) -> list[object]:
 def is_trained(model: object) -> bool:
     """Return whether a Module has parameters, as a loss function has none."""
     unseen = {"": model}  # a scripted part keeps its own elsewhere
-    kept = [_kept(part).get("_parameters", unseen) for part in parts_of(model)]
+    kept = [held(part).get("_parameters", unseen) for part in parts_of(model)]
     return any(weight is not None for weights in kept for weight in weights.values())
 
 
 def cards_of(model: object) -> int:
     """Return on how many cards nn.DataParallel has a model or a part of it compute; 1 without."""
     parallel = [part for part in parts_of(model) if is_a(part, "torch.nn", "DataParallel")]
-    return max((len(_kept(part).get("device_ids") or [0]) for part in parallel), default=1)
+    return max((len(held(part).get("device_ids") or [0]) for part in parallel), default=1)
 
 
 def is_compiled(model: object) -> bool:
@@ -45,7 +46,7 @@ def is_compiled_step(value: object, models: set[str]) -> bool:
 
     That is one which calls backward(), or has the name of one of `models`; a helper does neither.
     """
-    kept: dict[str, object] = vars(value) if type(value) is FunctionType else {}
+    kept = held(value) if type(value) is FunctionType else {}
     plain = kept.get("_torchdynamo_orig_callable")
     if "_torchdynamo_disable" in kept or not isinstance(plain, (FunctionType, MethodType)):
         return False
@@ -61,7 +62,7 @@ def asks_to_compile(part: object) -> bool:
 
 def is_set_in_place(part: object) -> bool:
     """Return whether `compile()` of a Module has been called."""
-    return _kept(part).get("_compiled_call_impl") is not None
+    return held(part).get("_compiled_call_impl") is not None
 
 
 def has_own_forward(part: object) -> bool:
@@ -71,19 +72,15 @@ def has_own_forward(part: object) -> bool:
     begins in place there is no other one. `torch.compile(model)` begins in a frame of its own
     (pytorch/pytorch#150915).
     """
-    forward = getattr(type(part), "forward", None)
-    return not str(getattr(forward, "__module__", "torch.nn")).startswith("torch.nn")
+    forward = kept_by_class(type(part), "forward")
+    return type(forward) is FunctionType and not forward.__module__.startswith("torch.nn")
 
 
 def _is_wrapped(part: object) -> bool:
-    return "_orig_mod" in _kept(part).get("_modules", {})
+    return "_orig_mod" in held(part).get("_modules", {})
 
 
 def _compiles_in_place(part: object) -> bool:
     """Return whether `compile()` was called, and a part with weights has a forward of its own."""
     parts = parts_of(part) if is_set_in_place(part) else []
     return any(has_own_forward(each) and is_trained(each) for each in parts)
-
-
-def _kept(part: object) -> dict[str, dict[str, object]]:
-    return getattr(part, "__dict__", {})

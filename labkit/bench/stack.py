@@ -12,7 +12,10 @@ import os
 import statistics
 import sys
 import sysconfig
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType, MethodType
+from typing import Any
+
+from labkit.bench.before_calls import held
 
 HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -131,10 +134,12 @@ def _calls_locals(code: CodeType) -> bool:
 def variables(frame: FrameType) -> dict[str, object]:
     """Return a frame's variables by name, and what its `self` holds, as `self.name`."""
     names = locals_of(frame)
-    owner = names.get("self")
-    if hasattr(owner, "__dict__"):
-        names |= {f"self.{name}": value for name, value in vars(owner).items()}
-    return names
+    return names | {f"self.{name}": value for name, value in held(names.get("self")).items()}
+
+
+def kept_by_class(kind: type, name: str) -> Any:
+    """Return an attribute of a class as the class keeps it; None where it has none."""
+    return next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)
 
 
 def is_a(value: object, module: str, kind: str) -> bool:
@@ -183,13 +188,14 @@ def name_of(code: CodeType) -> str:
 
 def place_of(function: object) -> tuple[str, int] | None:
     """Return the file and first line of a function, or of a callable object's `__call__`."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    for each in (function, getattr(type(function), "__call__", None)):  # noqa: B004
-        code = getattr(each, "__code__", None)
-        if code:
-            return code.co_filename, code.co_firstlineno
-    return None
+    inner: Any = function
+    while type(inner) in (functools.partial, MethodType):
+        inner = inner.func if type(inner) is functools.partial else inner.__func__
+    if type(inner) is not FunctionType:
+        inner = kept_by_class(type(inner), "__call__")
+    if type(inner) is not FunctionType:
+        return None
+    return inner.__code__.co_filename, inner.__code__.co_firstlineno
 
 
 def is_gpu_in_use() -> bool:

@@ -3,57 +3,65 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 from collections.abc import Callable, Iterator
 from multiprocessing import util
-from pathlib import Path
-from typing import Any
 
-from labkit.bench.loader_hook import hook_fetchers
-from labkit.bench.loader_knobs import knobs_of
+from labkit.bench import loader_hook
+from labkit.bench.before_calls import Before, held
+from labkit.bench.loader_hook import HOOKS, Recording
+from labkit.bench.loader_knobs import torch_loader
 from labkit.bench.loader_work import LoaderWork
 from labkit.bench.sampler import Sampler
 
 
 @contextlib.contextmanager
-def in_workers(
-    loader: Any, folder: Path, work: LoaderWork | None, while_there: Path | None = None
-) -> Iterator[None]:
-    """Let the workers that a torch DataLoader starts within the block record themselves.
+def in_workers(loader: object, recording: Recording) -> Iterator[None]:
+    """Let the processes that prepare a torch DataLoader's batches record themselves.
 
-    Of a loader without workers, `work` records what the main process does for its batches. Workers
-    that persist record until the file `while_there` is deleted, where one is given.
+    That is what iterators which begin within the block have: their workers, or the main process.
     """
-    workers = knobs_of(loader).get("num_workers")
-    with contextlib.ExitStack() as undo:
-        if workers:
-            own = loader.worker_init_fn
-            how = (folder, loader.collate_fn, while_there)
-            loader.worker_init_fn = functools.partial(_record_worker, how, workers, own)
-            undo.callback(setattr, loader, "worker_init_fn", own)
-        elif work is not None:
-            dataset = loader.dataset
-            undo.callback(hook_fetchers(work, lambda each: each is dataset))
+    number = id(torch_loader(loader))
+    if "torch.utils.data.dataloader" in sys.modules:
+        loader_hook.install()
+    HOOKS.wanted[number] = recording
+    try:
         yield
+    finally:
+        HOOKS.wanted.pop(number, None)
 
 
-def _record_worker(
-    how: tuple[Path, object, Path | None],
-    workers: int,
-    own: Callable[[int], None] | None,
-    worker: int,
-) -> None:
-    """Start to record in a loader's worker process, then do the loader's own `worker_init_fn`."""
+def _begin(starts: WorkerStart) -> Callable[[int], object]:
+    """Begin to record in a loader's worker process; return the loader's own `worker_init_fn`."""
     with contextlib.suppress(Exception):
-        folder, collate, while_there = how
-        torch_loop = sys._getframe(1).f_code
-        sampler = Sampler(folder, collate, while_there, workers)
-        sampler.places.loop = torch_loop
+        starts.record()
+    return int if starts.own is None else starts.own  # int does nothing with a worker's number
+
+
+class WorkerStart:
+    """What a recorded loader's workers begin with, in the place of its `worker_init_fn`."""
+
+    def __init__(self, iterator: object, recording: Recording, own: Callable[[int], None] | None):
+        self.folder = recording.folder
+        self.while_there = recording.while_there
+        self.collate = held(iterator)["_collate_fn"]
+        self.workers = held(iterator)["_num_workers"]
+        self.own = own
+
+    __call__ = Before(_begin)
+
+    def record(self) -> None:
+        """Begin to record in this worker."""
+        worker = sys.modules["torch.utils.data._utils.worker"]
+        sampler = Sampler(self.folder, self.collate, self.while_there, self.workers)
+        sampler.places.loop = worker._worker_loop.__code__
         sampler.start()
-        work = LoaderWork(sampler.log, worker, workers, while_there)
-        hook_fetchers(work, lambda _dataset: sys._getframe(2).f_code is torch_loop)
+        number = worker.get_worker_info().id
+        work = LoaderWork(sampler.log, number, self.workers, self.while_there)
+        loader_hook.install()
+        HOOKS.of_worker = work
         util.Finalize(None, sampler.flush, exitpriority=10)
         util.Finalize(None, work.flush, exitpriority=10)
-    if own is not None:
-        own(worker)
+
+
+HOOKS.record_worker = WorkerStart

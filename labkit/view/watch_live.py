@@ -53,7 +53,7 @@ class Watch:
         except Exception as error:
             say(f"not recording: {type(error).__name__}: {error}")
             return iter(self.loader)
-        return recorder.iterate(self.loader, lambda: iter(self.loader), self._beat)
+        return recorder.iterate(self.loader, self._beat)
 
     def __len__(self) -> int:
         return len(self.loader)

@@ -14,6 +14,9 @@ from labkit.bench.batch_contents import (
     large_arrays,
     padding_of,
 )
+from labkit.bench.before_calls import held
+from labkit.bench.loader_knobs import torch_loader
+from labkit.bench.stack import is_a
 from labkit.process.events import EventLog
 from labkit.watching.log_words import Unit
 
@@ -21,9 +24,19 @@ LOOK_EVERY = 16  # batches, for their padding
 
 
 def length_of(loader: object) -> int | None:
-    """Return how many batches a loader has; None where it cannot tell."""
-    with contextlib.suppress(TypeError, NotImplementedError, AttributeError):
+    """Return how many batches a loader has; None where it would be asked of a user's sampler.
+
+    torch's samplers ask a dataset for its own length at each pass.
+    """
+    if type(loader) in (list, tuple, range):
         return len(cast(Sized, loader))
+    kept = held(torch_loader(loader))
+    batches = kept.get("batch_sampler")
+    batches = kept.get("sampler") if batches is None else batches
+    samplers = (batches, held(batches).get("sampler", batches))
+    with contextlib.suppress(Exception):
+        if all(type(each).__module__.startswith("torch.utils.data.") for each in samplers):
+            return len(cast(Sized, batches))
     return None
 
 
@@ -55,14 +68,14 @@ class BatchFacts:
         From then on, `measure` gives the bytes of such a batch.
         """
         known = counter_for(batch, self.size)
-        self.unit = "samples" if known else "batches"
-        count = known or one_a_batch
+        self.unit = "samples" if known or self.size else "batches"
+        count = known or (self.of_full_size if self.size else one_a_batch)
         batches = itertools.count()
         self.measure = unknown_bytes
         with contextlib.suppress(Exception):
             largest, places = large_arrays(batch)
             self.dtype = dtype_of_most([largest])
-            self.on_gpu = getattr(largest, "is_cpu", True) is False
+            self.on_gpu = is_a(largest, "torch", "Tensor") and not largest.is_cpu
             self.measure = bytes_along(places)
 
         def looks(batch: object) -> int:  # now and then, how much of it is padding
@@ -73,6 +86,10 @@ class BatchFacts:
         with contextlib.suppress(Exception):
             return count if padding_of(batch) is None else looks
         return count
+
+    def of_full_size(self, _batch: object) -> int:
+        """Count a batch that only the user's own code can look into."""
+        return self.size or 1
 
     def write_padding(self, log: EventLog) -> None:
         """Write how much of the batches is padding, where it was looked for."""

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import linecache
 import re
-import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, TypedDict, TypeGuard
+from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard, cast
 
 from labkit.bench import stack
+from labkit.bench.batch_contents import is_array
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
@@ -156,22 +156,20 @@ def _bytes_of(value: object) -> int | None:
     last = _last(value)
     if last is None:
         return None
-    parts = last if isinstance(last, (list, tuple)) else [last]
-    return len(value) * sum(map(_bytes, parts))
+    parts = last if type(last) in (list, tuple) else [last]
+    return len(value) * sum(map(_bytes, cast(list, parts)))
 
 
-def _bytes(part: object) -> int:
+def _bytes(part: Any) -> int:
     """Return the bytes of the host's memory: of an array's numbers, or of another object alone."""
-    is_array = stack.is_a(part, "numpy", "ndarray")
-    if stack.is_a(part, "torch", "Tensor"):
-        device = getattr(part, "device", None)
-        is_array = getattr(device, "type", None) == "cpu"
-    return getattr(part, "nbytes", 0) if is_array else sys.getsizeof(part)
+    if not is_array(part):
+        return object.__sizeof__(part)
+    return 0 if stack.is_a(part, "torch", "Tensor") and not part.is_cpu else part.nbytes
 
 
-def _graph_of(value: object) -> Node | None:
+def _graph_of(value: Any) -> Node | None:
     """Return a tensor's `grad_fn`; None of everything else, whose attributes may be code."""
-    return getattr(value, "grad_fn", None) if stack.is_a(value, "torch", "Tensor") else None
+    return value.grad_fn if is_array(value) and stack.is_a(value, "torch", "Tensor") else None
 
 
 def _line_of(name: str, code: CodeType) -> int:

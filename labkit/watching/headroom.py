@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sized
 from typing import cast
 
+from labkit.watching.batches import length_of
 from labkit.watching.headroom_found import Found, found_in, in_words
+from labkit.watching.passes import WatchedIterator
 from labkit.watching.replay_blocks import Blocks
-from labkit.watching.replayed_pass import ReplayedPass
+from labkit.watching.replayed_pass import Replay, ReplayedPass
 
 
 class Headroom:
@@ -26,7 +28,10 @@ class Headroom:
         self.blocks = Blocks(loader)
 
     def __iter__(self) -> ReplayedPass:
-        return ReplayedPass(self.blocks, iter(self.loader), self.loader, lambda: True)
+        iterator = iter(self.loader)
+        recorded = iterator.current if isinstance(iterator, WatchedIterator) else None
+        replay = Replay(self.blocks, length_of(self.loader), recorded, lambda: True)
+        return ReplayedPass(replay, iterator)
 
     def __len__(self) -> int:
         return len(cast(Sized, self.loader))

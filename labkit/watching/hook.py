@@ -1,8 +1,8 @@
 """Watches the loops of a script that knows nothing of it: in the script's own process.
 
-`labkit watch -- python train.py` has torch's DataLoader hooked when it is imported: each loader
-that the process iterates gets a run in $LABKIT_WATCHING, as `lk.watch` would give it. A script
-that feeds itself without one gets a run whose steps are those of its optimizer.
+`labkit watch -- python train.py` has the iterators of torch's DataLoader hooked when that is
+imported: each loader that the process iterates gets a run in $LABKIT_WATCHING, as `lk.watch` would
+give it. A script that feeds itself without one gets a run whose steps are those of its optimizer.
 """
 
 from __future__ import annotations
@@ -10,26 +10,20 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
 from labkit.bench.loader_hook import without_ours
-from labkit.watching.passes import Pass, StandsIn
-from labkit.watching.replayed_pass import ReplayedPass
+from labkit.watching.hooked_passes import HookedPasses
+from labkit.watching.passes import Pass
 from labkit.watching.script_loops import WatchedScript
 
 if TYPE_CHECKING:
     import torch
-    from torch.utils.data import DataLoader
 
 PATIENCE = 3  # steps of the optimizer without a loader, after which they are what is recorded
-
-
-class HookedPass(StandsIn, Pass):
-    """An iterator of a loader under watch, which answers for the loader's own."""
 
 
 SCRIPT = WatchedScript()
@@ -37,28 +31,15 @@ SCRIPT = WatchedScript()
 
 def install(module: ModuleType) -> None:
     """Hook a module of DataLoaders, or torch's of optimizers, when it has just been loaded."""
-    loaders = getattr(module, "DataLoader", None)
-    if loaders is None:
+    iterators = getattr(module, "_BaseDataLoaderIter", None)
+    if iterators is None:
         module.register_optimizer_step_post_hook(_untraced(OptimizerSteps(SCRIPT)))
     else:
-        _hook_loaders(loaders)
+        SCRIPT.passes = HookedPasses(SCRIPT, iterators)
     if getattr(sys.excepthook, "func", None) is not _show_error:
         sys.excepthook = functools.partial(_show_error, sys.excepthook)
     atexit.unregister(SCRIPT.close)
     atexit.register(SCRIPT.close)
-
-
-def _hook_loaders(loaders: type) -> None:
-    """Record the iterators of a class of loaders, and of its subclasses that have their own."""
-    loaders.__iter__ = _recorded(loaders.__iter__)
-
-    def __init_subclass__(cls: type, **more: object) -> None:
-        super(loaders, cls).__init_subclass__(**more)
-        codes = [each.__code__ for each in vars(cls).values() if hasattr(each, "__code__")]
-        if "__iter__" in vars(cls) and not any("__iter__" in code.co_names for code in codes):
-            cls.__iter__ = _recorded(cls.__iter__)  # it never calls the hooked one above
-
-    type.__setattr__(loaders, "__init_subclass__", classmethod(__init_subclass__))
 
 
 def _show_error(
@@ -72,22 +53,6 @@ def _show_error(
             each.__traceback__ = without_ours(each.__traceback__)
             each = each.__cause__ or each.__context__
     show(kind, error, shown)
-
-
-def _recorded(plain: Callable[[DataLoader], Iterator[object]]) -> Callable:
-    """Return a loader's `__iter__` that is recorded, and else does what the `plain` one does."""
-
-    @functools.wraps(plain)
-    def __iter__(self: DataLoader) -> Iterator[object]:
-        loop = SCRIPT.loop_of(self)
-        if loop is None:
-            return plain(self)
-        iterator = loop.recorder.iterate(self, lambda: plain(self), kind=HookedPass)
-        if loop.blocks is None:
-            return iterator
-        return ReplayedPass(loop.blocks, iterator, self, lambda: loop.has_trained)
-
-    return __iter__
 
 
 def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
@@ -131,9 +96,10 @@ class OptimizerSteps:
                     return
                 recorder = loop.recorder
                 recorder.trained_by(optimizer)
-                self.recorded = Pass(recorder, itertools.repeat(None), 0, recorder.beat)
+                self.recorded = Pass(recorder)
             if self.recorded is not None:
-                next(self.recorded)
+                self.recorded.ask()
+                self.recorded.answer(None)
 
 
 def _is_capturing() -> bool:

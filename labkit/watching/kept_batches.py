@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, cast
 
 from labkit.bench.batch_contents import leaves
+from labkit.bench.stack import is_a
 
 if TYPE_CHECKING:
     import torch
@@ -16,10 +16,8 @@ class Kept:
 
     def __init__(self, batch: object):
         self.batch = batch
-        self.tensors: list[torch.Tensor] = []
-        for part in leaves(batch):
-            if hasattr(part, "_version") and hasattr(part, "nbytes"):
-                self.tensors.append(cast("torch.Tensor", part))
+        tensors = [part for part in leaves(batch) if is_a(part, "torch", "Tensor")]
+        self.tensors = cast("list[torch.Tensor]", tensors)
         self.versions = [each._version for each in self.tensors]
         self.bytes = sum(each.nbytes for each in self.tensors)
 
@@ -29,11 +27,12 @@ class Kept:
 
 
 def copied(batch: object) -> object:
-    """Return a batch with the same tensors in containers of its own, which a loop may empty."""
-    if hasattr(batch, "_version"):
-        return batch
-    if isinstance(batch, dict) and type(batch) is dict:
-        return {name: copied(part) for name, part in batch.items()}
-    if isinstance(batch, (list, tuple)) and type(batch) in (list, tuple):
-        return type(batch)(map(copied, batch))
-    return copy.copy(batch)
+    """Return a batch with the same tensors in containers of its own, which a loop may empty.
+
+    A container of a user's own class stays the one that is kept.
+    """
+    if type(batch) is dict:
+        return {name: copied(part) for name, part in dict.items(batch)}
+    if type(batch) in (list, tuple):
+        return cast(type[list], type(batch))(map(copied, cast(list, batch)))
+    return batch

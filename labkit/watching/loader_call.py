@@ -9,9 +9,11 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
-from types import FrameType, ModuleType
-from typing import TYPE_CHECKING, cast
+from types import FrameType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Any, cast
 
+from labkit.bench.before_calls import held
+from labkit.bench.loader_knobs import torch_loader
 from labkit.bench.model_parts import (
     cards_of,
     has_own_forward,
@@ -20,14 +22,15 @@ from labkit.bench.model_parts import (
     is_trained,
     parts_of,
 )
-from labkit.bench.stack import is_a, is_users, loop_around, variables
+from labkit.bench.stack import is_a, is_users, kept_by_class, loop_around, variables
 from labkit.spec import LOADER_KNOBS, PYTORCH_PREFETCH
 
 if TYPE_CHECKING:
-    from torch.utils.data import DataLoader, RandomSampler
+    import torch
 
 PLAIN_ADAMW = "adamw_torch"  # an `optim` of TrainingArguments; with "_fused" the same, but fused
 PLAIN = (*LOADER_KNOBS, "drop_last", "pin_memory_device", "timeout", "in_order")
+SIMPLE = (bool, int, float, str, type(None))
 
 
 def call_of(loader: object, model: object = None, optimizer: object = None) -> dict[str, object]:
@@ -50,7 +53,7 @@ def call_of(loader: object, model: object = None, optimizer: object = None) -> d
     named = names.of_model(model)
     models = names.models() if model is None else [model]
     parts = ("dataset", "sampler", "batch_sampler")
-    kinds = [type(getattr(loader, part, None)) for part in parts]
+    kinds = [type(held(torch_loader(loader)).get(part)) for part in parts]
     data = sys.modules.get("torch.utils.data")
     found = {
         "loader": names.of(loader),
@@ -58,7 +61,9 @@ def call_of(loader: object, model: object = None, optimizer: object = None) -> d
         "optimizer": names.only("torch.optim", "Optimizer", optimizer),
         "training": names.only("transformers", "TrainingArguments", None),
         "dataset_type": kinds[0].__name__,
-        "epoch_setter": next((each.__name__ for each in kinds if hasattr(each, "set_epoch")), None),
+        "epoch_setter": next(
+            (each.__name__ for each in kinds if kept_by_class(each, "set_epoch")), None
+        ),
         "streams": data is not None and issubclass(kinds[0], data.IterableDataset),
         "may_fuse": None,
         "is_compiled": any(map(is_compiled, models)) or names.have_compiled_step(models),
@@ -72,19 +77,25 @@ def call_of(loader: object, model: object = None, optimizer: object = None) -> d
     trainer = trainer_frame()
     if trainer is not None:  # it compiles and makes an optimizer out of the script's sight
         asked = variables(trainer).get("self.args")
-        found["is_compiled"] |= bool(getattr(asked, "torch_compile", False))
-        optim = getattr(asked, "optim", None)
+        kept = held(asked)
+        found["is_compiled"] |= kept.get("torch_compile") is True
+        optim = kept.get("optim")
         found["may_fuse"] = getattr(optim, "value", optim) == PLAIN_ADAMW
-        found["cards"] = max(1, getattr(asked, "n_gpu", 1))  # it makes an nn.DataParallel
+        # it makes an nn.DataParallel
+        found["cards"] = max(1, kept.get("n_gpu", kept.get("_n_gpu", 1)))
     if found["cards"] > 1:  # whose threads no compiler reaches (pytorch/pytorch#94636)
         found["is_compiled"] = False
     ours = found["loader"] or not loop_around(sys._getframe(1))[1]
-    if data is None or not isinstance(loader, data.DataLoader) or not ours:
+    if data is None or not is_a(loader, "torch.utils.data", "DataLoader") or not ours:
         return found
     call = names.of_class(type(loader))
     if call is not None:
-        found |= {"call": call, "arguments": _arguments(cast("DataLoader", loader), names, data)}
+        found |= {"call": call, "arguments": _arguments(loader, names, data)}
     return found
+
+
+def _epoch_setter(kind: type) -> str | None:
+    return kind.__name__ if kept_by_class(kind, "set_epoch") else None
 
 
 def trainer_frame() -> FrameType | None:
@@ -105,8 +116,7 @@ def call_with(
         arguments["collate_fn"] = collate_fn.rpartition(":")[2]
     elif collate_fn is not None:
         arguments["collate_fn"] = names.of(collate_fn)
-    streams = data is not None and isinstance(dataset, data.IterableDataset)
-    if not streams and not isinstance(dataset, str):
+    if not is_a(dataset, "torch.utils.data", "IterableDataset") and not isinstance(dataset, str):
         arguments["shuffle"] = "True"
     return {
         "model": names.of_model(model),
@@ -119,56 +129,59 @@ def call_with(
 
 def may_fuse(optimizer: object) -> bool | None:
     """Return whether an optimizer has a fused version that is not in use; None if it is unknown."""
-    defaults = getattr(optimizer, "defaults", None)
-    groups = getattr(optimizer, "param_groups", None)
-    if not isinstance(defaults, dict) or not isinstance(groups, list):
+    defaults = held(optimizer).get("defaults")
+    groups = held(optimizer).get("param_groups")
+    if type(defaults) is not dict or type(groups) is not list:
         return None
-    return "fused" in defaults and not any(group.get("fused") for group in groups)
+    return "fused" in defaults and not any(dict.get(group, "fused") is True for group in groups)
 
 
-def _arguments(loader: DataLoader, names: Names, data: ModuleType) -> dict[str, str | None]:
+def _arguments(loader: object, names: Names, data: ModuleType) -> dict[str, str | None]:
     """Return the arguments of a DataLoader that are not PyTorch's defaults, as code."""
     defaults = inspect.signature(data.DataLoader).parameters
-    values = {name: getattr(loader, name, defaults[name].default) for name in PLAIN}
-    objects: dict[str, object] = {"dataset": loader.dataset}
+    kept = held(loader)
+    values = {name: kept.get(name, defaults[name].default) for name in PLAIN}
+    dataset = kept.get("dataset")
+    objects: dict[str, object] = {"dataset": dataset}
     shuffles = False
-    if loader.batch_size is None and loader.batch_sampler is not None:
-        objects["batch_sampler"] = loader.batch_sampler
+    if values["batch_size"] is None and kept.get("batch_sampler") is not None:
+        objects["batch_sampler"] = kept["batch_sampler"]
         del values["batch_size"], values["drop_last"]
     else:
-        shuffles = _is_shuffle(loader, data)
-        streams = isinstance(loader.dataset, data.IterableDataset)
-        if not (streams or shuffles or type(loader.sampler) is data.SequentialSampler):
-            objects["sampler"] = loader.sampler
+        shuffles = _is_shuffle(kept, data)
+        streams = is_a(dataset, "torch.utils.data", "IterableDataset")
+        if not (streams or shuffles or type(kept.get("sampler")) is data.SequentialSampler):
+            objects["sampler"] = kept.get("sampler")
     collate = data._utils.collate
-    if loader.collate_fn not in (collate.default_collate, collate.default_convert):
-        objects["collate_fn"] = loader.collate_fn
+    plain = (collate.default_collate, collate.default_convert)
+    if not any(kept.get("collate_fn") is each for each in plain):
+        objects["collate_fn"] = kept.get("collate_fn")
     for name in ("generator", "worker_init_fn"):
-        if getattr(loader, name) is not None:
-            objects[name] = getattr(loader, name)
-    if values["prefetch_factor"] == PYTORCH_PREFETCH:
-        values["prefetch_factor"] = None
+        if kept.get(name) is not None:
+            objects[name] = kept[name]
+    objects |= {name: part for name, part in values.items() if type(part) not in SIMPLE}
     code = {name: names.of_part(loader, name, part) for name, part in objects.items()}
     if shuffles:
         code["shuffle"] = "True"
     for name, value in values.items():
-        if value != defaults[name].default:
+        is_usual = name == "prefetch_factor" and value == PYTORCH_PREFETCH
+        if name not in objects and not is_usual and value != defaults[name].default:
             code[name] = repr(value)
-    context = loader.multiprocessing_context
-    if context:
+    context: Any = kept.get("_DataLoader__multiprocessing_context")
+    if is_a(context, "multiprocessing.context", "BaseContext"):
         code["multiprocessing_context"] = repr(context.get_start_method())
     return code
 
 
-def _is_shuffle(loader: DataLoader, data: ModuleType) -> bool:
-    """Return whether shuffle=True makes the loader's sampler."""
-    sampler = cast("RandomSampler", loader.sampler)
+def _is_shuffle(kept: dict[str, Any], data: ModuleType) -> bool:
+    """Return whether shuffle=True makes the sampler of a loader that has `kept` these parts."""
+    sampler: Any = kept.get("sampler")
     return (
         type(sampler) is data.RandomSampler
-        and sampler.data_source is loader.dataset
+        and sampler.data_source is kept.get("dataset")
         and not sampler.replacement
         and sampler._num_samples is None
-        and sampler.generator is loader.generator
+        and sampler.generator is kept.get("generator")
     )
 
 
@@ -182,18 +195,18 @@ class Names:
 
     def of(self, part: object) -> str | None:
         """Return the name of an object, of a method as `name.method`; None where it has none."""
-        if inspect.ismethod(part):
+        if type(part) is MethodType:
             owner = self.of(part.__self__)
             return owner and f"{owner}.{part.__name__}"
         return self.by_id.get(id(part))
 
-    def of_part(self, loader: DataLoader, name: str, part: object) -> str | None:
+    def of_part(self, loader: object, name: str, part: object) -> str | None:
         """Return the code for the argument `name` of `loader`."""
         owner = self.of(loader)
         code = self.of(part) or (owner and f"{owner}.{name}")
-        made = loader.generator
-        if code or part is not made or made is None:
+        if code or name != "generator" or not is_a(part, "torch", "Generator"):
             return code
+        made = cast("torch.Generator", part)
         if made.device.type == "cpu" and "torch" in self.values:
             return f"torch.Generator().manual_seed({made.initial_seed()})"
         return None

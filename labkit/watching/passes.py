@@ -1,11 +1,12 @@
-"""One pass over a watched loader: hands its batches on, and stamps when."""
+"""One pass over a watched loader: stamps when its batches are asked for, and when they are here."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
-from collections.abc import Callable, Iterator, Sized
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from labkit.process.events import now_ns
 from labkit.watching.batches import one_a_batch
@@ -25,63 +26,57 @@ Beat = Callable[[int | None], None]
 """What is called twice a second with the time, ns, and with None when a pass is over."""
 
 
-class StandsIn:
-    """Answers for the `iterator` of a loader, whose class a script may ask for."""
-
-    iterator: Iterator[object]
-
-    @property
-    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The class of the loader's own iterator."""
-        return self.iterator.__class__
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __len__(self) -> int:
-        return len(cast(Sized, self.iterator))
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(object.__getattribute__(self, "iterator"), name)
-
-
 class Pass:
-    """An iterator over the batches, which times each step.
+    """Times each step of a pass.
 
     A pass ends once, by `end`: "exhausted" or "failed" when the loader says so, "left early" when
     the loop drops its iterator. `stop` ends the recording alone, as where a newer pass has begun.
     All other work waits until `_gathered`, when a hundred steps share the cost of cold caches.
     """
 
-    def __init__(self, recorder: Recorder, iterator: Iterator[object], iter_ns: int, beat: Beat):
-        """`iter_ns` is how long iter(loader) took."""
+    def __init__(self, recorder: Recorder, lead_ns: int = 0, beat: Beat | None = None):
+        """`lead_ns` is how long iter(loader) took."""
+        self.on = False
         self.recorder = recorder
-        self.iterator = iterator
-        self.beat = beat
+        self.beat = beat or recorder.beat
         self.timer = recorder.step_timer()
         self.count = one_a_batch
         self.handed = 0  # batches, whether they are recorded or not
-        self.on = True
         self.is_new = True  # until its first batch is here, or the first after an error
         self.is_paused = False
-        self.lead_ns = iter_ns  # counts as waiting for the first batch: workers were started
+        self.waits = False  # for a batch
+        self.lead_ns = lead_ns  # counts as waiting for the first batch: workers were started
         self.due = 0
         self.beat_at = 0
-        recorder.begin_pass(self, now_ns() - iter_ns)
+        self.began_ns = now_ns() - lead_ns
+        recorder.begin_pass(self, self.began_ns)
+        self.on = True
 
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> object:
+    def ask(self, iterator: object = None) -> object:
+        """The loop asks `iterator`, which is returned, for a batch: the step before is over."""
+        self.waits = True
+        if self.is_paused:
+            return iterator
         now = now_ns()
         timer = self.timer
-        if timer.ready:
-            timer.end(now)
-            if now > self.due or len(timer.steps) >= MOST_STEPS:
-                now = self._gathered(now)
-        timer.ask(now)
-        batch = self.take_unstamped()
+        try:
+            if timer.ready:
+                timer.end(now)
+                if now > self.due or len(timer.steps) >= MOST_STEPS:
+                    now = self._gathered(now)
+            timer.ask(now)
+        except Exception as error:
+            self._give_up(error)
+        return iterator
+
+    def answer(self, batch: object) -> object:
+        """The loop has a batch, which is returned: the body of a step begins."""
+        self.waits = False
+        self.handed += 1
+        if self.is_paused:
+            return batch
         ready = now_ns()
+        timer = self.timer
         try:
             if self.is_new:
                 self._learn(batch)
@@ -107,16 +102,13 @@ class Pass:
     def _gathered(self, now: int) -> int:
         """Hand over what has gathered; return when the next batch is asked for."""
         self.due = now + GATHER_NS
-        try:
-            self.hand_over()
-            if not self.on:
-                return now
-            if now > self.beat_at:
-                self.beat_at = now + BEAT_NS
-                self.recorder.probes.look(sys._getframe(2), self.recorder.steps.next)
-                self.beat(now)
-        except Exception as error:
-            self._give_up(error)
+        self.hand_over()
+        if not self.on:
+            return now
+        if now > self.beat_at:
+            self.beat_at = now + BEAT_NS
+            self.recorder.probes.look(sys._getframe(2), self.recorder.steps.next)
+            self.beat(now)
         return now_ns()  # what this took is neither waiting nor body
 
     def hand_over(self) -> None:
@@ -125,16 +117,6 @@ class Pass:
             self.timer.hand_over()
         else:
             self.timer.forget()
-
-    def take_unstamped(self) -> object:
-        """Return the next batch, without a stamp."""
-        try:
-            batch = next(self.iterator)
-        except BaseException as error:
-            self.end("exhausted" if isinstance(error, StopIteration) else "failed", error)
-            raise
-        self.handed += 1
-        return batch
 
     def pause(self) -> None:
         """End the step that goes on, and record nothing until `resume`."""
@@ -163,12 +145,13 @@ class Pass:
 
     def end(self, how: Ending, error: BaseException | None = None) -> None:
         """End the pass; `error` is that of one which "failed"."""
-        if self.on:
+        if self.on and self.recorder.pid == os.getpid():
             with contextlib.suppress(Exception):
                 self.stop()
                 self.recorder.end_pass(how, error)
-                if how == "failed":
-                    self.is_new = True
+                if how == "exhausted":
+                    self.recorder.length = self.handed
+                self.is_new = True  # it may have failed, and be asked again
                 self.beat(None)
 
     def _give_up(self, error: Exception) -> None:
@@ -177,5 +160,25 @@ class Pass:
         say(f"recording stopped: {type(error).__name__}: {error}")
 
     def __del__(self) -> None:
-        if hasattr(self, "on"):
-            self.end("left early")  # a break, a return or an exception in the body
+        self.end("left early")  # its iterator is dropped: a break, a return, an error in the body
+
+
+class WatchedIterator:
+    """An iterator over the batches of another, which times each step."""
+
+    def __init__(self, current: Pass, iterator: Iterator[object]):
+        self.current = current
+        self.iterator = iterator
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> object:
+        self.current.ask()
+        try:
+            batch = next(self.iterator)
+        except BaseException as error:
+            how: Ending = "exhausted" if isinstance(error, StopIteration) else "failed"
+            self.current.end(how, error)
+            raise
+        return self.current.answer(batch)

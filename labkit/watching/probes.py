@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 from types import FrameType
 
+from labkit.bench.before_calls import held
+from labkit.bench.loader_hook import Recording
 from labkit.bench.loader_progress import PROGRESS, Progress
 from labkit.bench.loader_work import LoaderWork
 from labkit.bench.sampler import FLAG, Sampler
@@ -25,7 +27,7 @@ class Probes:
         """`workers` is how many prepare the batches; None where that is not known."""
         self.folder = folder
         self.log = log
-        self.sampler = Sampler(folder, getattr(loader, "collate_fn", None))
+        self.sampler = Sampler(folder, held(loader).get("collate_fn"))
         self.growth = Growth()
         self.has_grown = False  # even if what grew has been emptied since
         self.while_there = folder / FLAG
@@ -37,9 +39,14 @@ class Probes:
         self.telemetry: subprocess.Popen | None = None
         self.telemetry_due = now_ns() + TELEMETRY_AFTER_NS
 
-    def recording(self, loader: object) -> contextlib.AbstractContextManager[None]:
+    @property
+    def recording(self) -> Recording:
+        """How the processes that prepare the batches record themselves."""
+        return Recording(self.folder, self.work, self.while_there)
+
+    def recorded(self, loader: object) -> contextlib.AbstractContextManager[None]:
         """Let the processes that prepare the batches, begun within the block, record themselves."""
-        return in_workers(loader, self.folder, self.work, self.while_there)
+        return in_workers(loader, self.recording)
 
     def look(self, frame: FrameType, step: int) -> None:
         """Look what grows among the variables of the loop, which `frame` runs, at a step."""

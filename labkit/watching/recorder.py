@@ -14,9 +14,9 @@ import os
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from labkit.bench import loader_knobs, record_head
 from labkit.bench.loader_progress import USUAL
@@ -24,11 +24,11 @@ from labkit.bench.spare_card import spare_card
 from labkit.process import folders
 from labkit.process.events import EventLog, now_ns
 from labkit.watching import device_in_use
-from labkit.watching.batches import BatchFacts, length_of
+from labkit.watching.batches import BatchFacts
 from labkit.watching.loader_call import call_of, may_fuse, trainer_frame
 from labkit.watching.log_words import DeviceKind, Ending
 from labkit.watching.messages import say
-from labkit.watching.passes import Beat, Pass
+from labkit.watching.passes import Beat, Pass, WatchedIterator
 from labkit.watching.probes import Probes
 from labkit.watching.step_log import StepLog
 from labkit.watching.step_timer import StepTimer
@@ -66,7 +66,7 @@ class Recorder:
         self.log = EventLog(folder)
         folders.in_use[self] = self.folder.absolute()
         self.knobs = loader_knobs.knobs_of(loader)
-        self.length = length_of(loader)  # batches of a pass
+        self.length: int | None = None  # batches of a pass, once one is over
         self.kind: DeviceKind = ""
         self.epoch = -1
         self.first_step = 0
@@ -85,7 +85,7 @@ class Recorder:
         code = None  # of the call that makes the loader
         with contextlib.suppress(Exception):
             code = call_of(loader, model)
-        watched = {"loader": type(loader).__name__, "length": self.length}
+        watched: dict[str, object] = {"loader": type(loader).__name__}
         by_trainer = trainer_frame() is not None  # so that its arguments set the loader
         watched |= {"trainer": by_trainer, "code": code, "place": place and list(place)}
         record_head.write_spec(self.log, self.folder.name, self.knobs, watched=watched)
@@ -115,24 +115,18 @@ class Recorder:
     def join(self) -> None:
         """There is no process to wait for."""
 
-    def iterate(
-        self,
-        loader: object,
-        start: Callable[[], Iterator[object]],
-        beat: Beat | None = None,
-        kind: type[Pass] = Pass,
-    ) -> Iterator[object]:
-        """Return what hands on the batches of the iterator that `start` makes of `loader`."""
+    def iterate(self, loader: object, beat: Beat) -> Iterator[object]:
+        """Return what hands on the batches of an iterable."""
         asked = now_ns()
         try:
-            with self.probes.recording(loader):
-                iterator = start()  # here, as without us: draws a seed, starts workers
+            with self.probes.recorded(loader):
+                iterator = iter(cast("Iterable[object]", loader))  # draws a seed, starts workers
         except BaseException as error:
             with contextlib.suppress(Exception):
                 self.fail(error)
             raise
         try:
-            return kind(self, iterator, now_ns() - asked, beat or self.beat)
+            return WatchedIterator(Pass(self, now_ns() - asked, beat), iterator)
         except Exception as error:
             say(f"not recording: {type(error).__name__}: {error}")
             return iterator

@@ -23,7 +23,7 @@ class Blocks:
     """The blocks of live and of replayed steps, and what they took."""
 
     def __init__(self, loader: object):
-        knobs = knobs_of(getattr(loader, "loader", loader))  # a Watch has its loader
+        knobs = knobs_of(loader)
         self.batch_size = knobs.get("batch_size")
         self.in_flight = in_flight(knobs)
         self.kept: deque[Kept] = deque(maxlen=KEPT_BATCHES)

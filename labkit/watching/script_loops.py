@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from labkit.bench import stack
+from labkit.bench.before_calls import held
 from labkit.watching import headroom_found
 from labkit.watching.recorder import Recorder
 from labkit.watching.replay_blocks import Blocks
@@ -20,6 +21,8 @@ from labkit.watching.saves import hook_saving
 if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
+
+    from labkit.watching.hooked_passes import HookedPasses
 
 MOST_LOADERS = 8  # loaders of a process that are recorded: training, validation, test, ...
 
@@ -37,7 +40,7 @@ class WatchedLoop:
 
     def feed_from(self, loader: object) -> None:
         """Note which loader it has now, and in its record where it is made anew for each pass."""
-        dataset = getattr(loader, "dataset", loader)
+        dataset = held(loader).get("dataset", loader)
         is_other = self.dataset != id(dataset)
         with contextlib.suppress(Exception):
             if self.loader is not None and self.loader() is None:
@@ -61,6 +64,7 @@ class WatchedScript:
     def __init__(self):
         self.pid = os.getpid()
         self.loops: list[WatchedLoop] = []
+        self.passes: HookedPasses | None = None
 
     @property
     def is_here(self) -> bool:
@@ -80,7 +84,7 @@ class WatchedScript:
         places = ((frame.f_code.co_filename, line) for frame, line in frames)
         place = next((place for place in places if stack.is_users(place[0])), None)
         here = [loop for loop in self.loops if loop.place == place]
-        same = [loop for loop in here if loop.dataset == id(loader.dataset)]
+        same = [loop for loop in here if loop.dataset == id(held(loader).get("dataset"))]
         if place:
             over = (loop for loop in here if loop.recorder.current is None)
             same += [loop for loop in over if loop.dataset is None]
@@ -117,6 +121,8 @@ class WatchedScript:
     def close(self) -> None:
         """End the runs, with the error that ended the script, where one did."""
         error = getattr(sys, "last_value", None)
+        if self.passes is not None:
+            self.passes.failed(error)
         for loop in self.loops:
             with contextlib.suppress(Exception):
                 loop.close(error)

@@ -25,8 +25,7 @@ import torch
 from held_out import Items
 from paired import added, by_lot, in_turn
 
-from labkit.bench import loop, timeline
-from labkit.bench.loader_hook import timed
+from labkit.bench import loader_hook, loop, timeline
 from labkit.bench.loader_work import LoaderWork
 from labkit.bench.sampler import FLAG
 from labkit.process.events import EventLog, now_ns
@@ -111,7 +110,8 @@ def fetchers(folder: Path) -> list:
     collate = torch.utils.data.default_collate
     plain, more = (make(0, dataset, True, collate, False) for _ in range(2))
     batch = list(range(ITEMS))
-    return [functools.partial(each.fetch, batch) for each in (plain, timed(more, work))]
+    loader_hook.install()
+    return [lambda each=each: each.fetch(batch) for each in (plain, loader_hook.timed(more, work))]
 
 
 def main() -> None:
