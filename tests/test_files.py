@@ -20,7 +20,7 @@ import labkit as lk
 from labkit.__main__ import main
 from labkit.bench import lifetime
 from labkit.course import score_book
-from labkit.process import device_lock, events, folder_rights, folders, leftovers, step_ring
+from labkit.process import events, folders, leftovers, step_ring
 from labkit.process.keys import without_keys
 from labkit.process.output import Output
 from labkit.results.launch import launch
@@ -273,14 +273,3 @@ def test_a_score_that_cannot_be_written_lives_for_the_session(book):
     book.rmdir()  # it can be written again: what was kept meanwhile is older than what follows
     score_book.keep("guesses", "b", guess=3)
     assert score_book.entry("guesses", "b")["guess"] == 3
-
-
-@posix_files
-def test_in_a_home_that_users_share_each_may_lock_a_device_and_read_only_their_own_runs(tmp_path):
-    home = tmp_path / "home"
-    home.mkdir()
-    home.chmod(0o1777)
-    os.close(device_lock.hold(home, "cpu", "run-1", waiting=print))
-    [path] = (home / "locks").glob("*.lock")
-    runs = folder_rights.shared_like_its_parent(home / "runs")
-    assert mode(home / "locks") == mode(runs) == 0o1777 and mode(path) == 0o666

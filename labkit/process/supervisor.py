@@ -8,31 +8,29 @@ full pipe holds it up. Elsewhere it reads its pipes in threads, and asks psutil 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import queue
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import BinaryIO
 
-from labkit.process import family, leftovers
+from labkit.process import family, guard, leftovers
 from labkit.process.events import SPEC_NAME, EventLog, SleepWatch, private
 from labkit.process.keys import without_keys
 from labkit.process.output import Output
+from labkit.process.run_mark import delete_run
 from labkit.process.step_ring import DRAIN_S, Drain
 
 GRACE_S = 1.0  # between asking the bench to stop and killing it
 GRACE_WITHOUT_KERNEL_S = 0.2
 GONE = "kernel gone"
 POLL_S = 0.5  # between two looks at kernel and bench, where a standby waits
-
-PR_SET_CHILD_SUBREAPER = 36  # Linux, prctl(2)
 
 
 class Supervisor:
@@ -61,7 +59,7 @@ class Supervisor:
         why = self._start_all()
         if not self._wait_for_run():
             self._clean_up()
-            shutil.rmtree(self.folder, ignore_errors=True)
+            delete_run(Path(self.folder))
             return
         log = EventLog(self.folder)
         steps = Drain(self.folder, log)
@@ -190,7 +188,7 @@ class Supervisor:
 
     def _clean_up(self) -> None:
         """End all that is left of the run, and collect the bench's exit code and last words."""
-        family.end_marked(self.folder)
+        family.end_marked(self.folder, {child.pid for child in self.children}, time.time())
         for child in self.children:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(1)
@@ -209,8 +207,7 @@ class LinuxSupervisor(Supervisor):
         super().__init__(folder)
         self.selector = selectors.DefaultSelector()
         self.family: set[int] = set()
-        # become the parent of every descendant whose parent dies, double forks included
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+        guard.adopt_orphans()
 
     def _popen(
         self, argv: list[str], out: int | BinaryIO, env: dict | None, stdin: int
@@ -273,5 +270,8 @@ class LinuxSupervisor(Supervisor):
 
 def main(folder: str) -> None:
     """Supervise the run in `folder` to its end."""
-    supervisor = LinuxSupervisor if family.LINUX else Supervisor
-    supervisor(folder).run()
+    if not family.LINUX:
+        Supervisor(folder).run()
+        return
+    guard.go_on_guarded()
+    LinuxSupervisor(folder).run()

@@ -15,7 +15,7 @@ import traitlets
 
 from labkit.process import folders
 from labkit.process.events import private
-from labkit.process.folder_rights import shared_like_its_parent
+from labkit.process.folder_rights import text_of
 from labkit.process.notebook import in_notebook
 from labkit.results.library import load
 from labkit.results.ranks import Ranks
@@ -120,18 +120,20 @@ class History(anywidget.AnyWidget, Generic[Ran]):
 
 
 def file_of(panel: str) -> Path | None:
-    """Return where this notebook's list of runs of a panel is stored; None outside a notebook."""
+    """Return where this notebook's list of runs of a panel is stored; None where none is."""
     if not in_notebook():
         return None
     notebook = os.environ.get("JPY_SESSION_NAME") or os.getcwd()
     name = hashlib.sha256(f"{notebook}\n{panel}".encode()).hexdigest()[:16]
-    return folders.home() / "panels" / f"{name}.json"
+    with contextlib.suppress(OSError):  # what no folder can be had for is said by the next run
+        return folders.part("panels") / f"{name}.json"
+    return None
 
 
 def stored_rows(file: Path) -> list[ListedRun]:
     """Return the rows of an earlier kernel whose runs are still there."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        stored: list[ListedRun] = json.loads(file.read_text(encoding="utf-8"))
+    with contextlib.suppress(Exception):  # whatever stands in it
+        stored: list[ListedRun] = json.loads(text_of(file))
         rows = [row for row in stored if Path(row["folder"]).exists()]
         for key, row in enumerate(rows):
             row["key"] = key
@@ -142,6 +144,5 @@ def stored_rows(file: Path) -> list[ListedRun]:
 
 def store_rows(rows: list[ListedRun], file: Path) -> None:
     """Keep the rows for the next kernel."""
-    shared_like_its_parent(file.parent)
     with open(file, "w", encoding="utf-8", opener=private) as stored:
         json.dump(rows, stored)
