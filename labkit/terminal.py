@@ -79,7 +79,7 @@ def command(*options: Option) -> Callable[[Command], Command]:
         sub.add_argument("--json", action="store_true", help="print one JSON object on stdout")
         sub.set_defaults(command=run, save=None, plot=None)
         if SAVE in options or PLOT in options:
-            sub.add_argument("--force", action="store_true", help=FORCE)
+            FORCE(sub)
         for add_to in options:
             add_to(sub)
         return run
@@ -104,7 +104,11 @@ SEVERAL = option(
 )
 SAVE = option("--save", metavar="FILE", help="keep the record (.jsonl or .jsonl.gz)")
 PLOT = option("--plot", metavar="FILE", help="write the figure (.png, .svg, .pdf)")
-FORCE = "replace a file that is there and is not as labkit wrote it"
+FORCE = option(
+    "--force",
+    action="store_true",
+    help="replace a file that is there and is not as labkit wrote it",
+)
 
 
 def say(text: str, stream: TextIO | None = None) -> None:

@@ -314,7 +314,9 @@ def test_a_file_is_replaced_unasked_only_as_labkit_wrote_it(name, home, tmp_path
         with pytest.raises(FileKept, match="overwrite=True.*--force"):
             write(path)
         assert path.read_bytes() == edited and os.listdir(tmp_path).count(name) == 1
+    path.chmod(0o640)
     write(path, overwrite=True)
+    assert mode(path) == 0o640
     shutil.rmtree(home)  # who wrote it is not known any more
     folders._writable.cache_clear()
     path.write_bytes(b"")

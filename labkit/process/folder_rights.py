@@ -18,7 +18,6 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 PLAIN_ONLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # a FIFO blocks nobody
 NOT_PLAIN = (errno.ELOOP, errno.ENXIO)  # what opening a link, or a FIFO, gives then
 MOST_BYTES = 2**20  # of a small file: more is nothing that labkit wrote
-UNMAPPED = 65534  # whose files a user namespace shows that belong to nobody in it
 
 
 class NotOurs(PermissionError):
@@ -129,15 +128,11 @@ def _is_open(found: os.stat_result) -> bool:
 
 
 def _trusted() -> set[int]:
-    """Return the users whose folders a cache folder may lie in."""
-    users = {0, os.getuid()}
-    with contextlib.suppress(OSError, ValueError):  # another system than Linux
-        for line in Path("/proc/self/uid_map").read_text().splitlines():
-            first, _, count = map(int, line.split())
-            if first <= UNMAPPED < first + count:
-                return users
-        return {*users, UNMAPPED}  # the system's own, in a container without root
-    return users
+    """Return the users whose folders a cache folder may lie in: this one, and the system's.
+
+    The system's is another number in a container that was started without root.
+    """
+    return {0, os.getuid(), os.stat("/usr").st_uid}
 
 
 def _is_private(found: os.stat_result) -> bool:

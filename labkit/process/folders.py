@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import getpass
 import os
 import secrets
 import tempfile
@@ -61,10 +60,7 @@ def _writable(wanted: str) -> Path:
 
 def _temporary() -> Path:
     """Return a folder of our own where every user may make some: another user's is not used."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError, ImportError):  # a user id without a name, as in many containers
-        user = str(os.getuid()) if hasattr(os, "getuid") else "user"
+    user = os.getuid() if hasattr(os, "getuid") else "user"  # Windows has a folder for each
     folder = Path(tempfile.gettempdir()) / f"labkit-{user}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)

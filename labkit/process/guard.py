@@ -24,17 +24,19 @@ def adopt_orphans() -> None:
 
 
 def go_on_guarded() -> None:
-    """Return in a child of this process only; this one waits for it, and ends as it does."""
+    """Return in a child of this process only; this one waits for it, and ends as it does.
+
+    The child has a SIGHUP when this one is killed.
+    """
     adopt_orphans()
     guard = os.getpid()
     supervisor = os.fork()
     if supervisor:
         _wait_for(supervisor)
     os.setsid()
-    signal.signal(signal.SIGHUP, _leave_nothing)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGHUP)
     if os.getppid() != guard:
-        _leave_nothing()
+        os._exit(1)
 
 
 def _wait_for(supervisor: int) -> None:
@@ -49,9 +51,3 @@ def _wait_for(supervisor: int) -> None:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
-
-
-def _leave_nothing(*_: object) -> None:
-    """End the run's processes, and this one; the kernel, or the next run, sees to the rest."""
-    family.end_all(os.getpid(), set())
-    os._exit(1)

@@ -117,8 +117,8 @@ class Handle:
             if code > 0:
                 said = (self.folder / "supervisor.stderr").read_text(errors="replace")
                 why = f"the supervisor failed: {(said.splitlines() or ['no message'])[-1]}"
-            if code:
-                leftovers.wait_for_supervisor(self.folder)  # the guard died: it may be at work
+            leftovers.wait_for_supervisor(self.folder)  # of the two processes one may be at work
+            if code > 0 or (code and (self.folder / leftovers.PLAN_NAME).exists()):
                 leftovers.clear_up(self.folder, stop=None, code=None, why=why)
             with contextlib.suppress(OSError):
                 self._pipe.close()

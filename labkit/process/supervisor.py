@@ -30,6 +30,7 @@ from labkit.process.step_ring import DRAIN_S, Drain
 GRACE_S = 1.0  # between asking the bench to stop and killing it
 GRACE_WITHOUT_KERNEL_S = 0.2
 GONE = "kernel gone"
+UNGUARDED = "the supervisor was killed"  # it, or the process above it
 POLL_S = 0.5  # between two looks at kernel and bench, where a standby waits
 
 
@@ -42,7 +43,7 @@ class Supervisor:
         self.bench: subprocess.Popen | None = None
         self.code: int | None = None  # that the bench ended with; negative ones are signals
         self.going = self.plan["idle_s"] is None  # else a standby: it waits for its run
-        self.cause: str | None = None  # of a stop: "asked", "kernel gone" or "disk full"
+        self.cause: str | None = None  # of a stop: "asked", "disk full", or one of the above
         self.kill_at = float("inf")
         self.outputs: list[Output] = []
         self.waiting: list = []  # the stdin of each process that waits for the run
@@ -74,6 +75,8 @@ class Supervisor:
         steps.remove()
         if self.cause == "disk full":
             why = f"the event log could not be written: {log.error}"
+        elif self.cause == UNGUARDED:
+            why = UNGUARDED
         how = {"stop": None, "why": why} if why else {"stop": self.cause}
         log.write("end", **how, code=self.code)
         if not family.LINUX:
@@ -81,7 +84,9 @@ class Supervisor:
         leftovers.remove_tools(self.folder)
         if not log.flush():
             sys.exit(f"labkit: the event log could not be written: {log.error}")
-        if self.plan["after"] and self.bench and self.cause != GONE:  # with its service's keys
+        if (
+            self.plan["after"] and self.bench and self.cause not in (GONE, UNGUARDED)
+        ):  # with its service's keys
             path = f"{self.folder}/after.log"
             with contextlib.suppress(OSError), open(path, "wb", opener=private) as out:
                 self._popen(self.plan["after"], out, None, subprocess.DEVNULL)
@@ -207,6 +212,7 @@ class LinuxSupervisor(Supervisor):
         super().__init__(folder)
         self.selector = selectors.DefaultSelector()
         self.family: set[int] = set()
+        signal.signal(signal.SIGHUP, lambda *_: self.stop(UNGUARDED))
         guard.adopt_orphans()
 
     def _popen(

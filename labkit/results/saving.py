@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WRITTEN = "written"  # in the cache folder: the digest of each file, on a line
-# By a figure's suffix: matplotlib's key for the program that drew it
-CREATORS = {".png": "Software", ".svg": "Creator", ".pdf": "Creator"}
+FIGURES = (".png", ".svg", ".pdf")
 
 
 class FileKept(FileExistsError, ValueError):
@@ -84,9 +83,8 @@ def save_figure(figure: Figure, path: str | os.PathLike[str], overwrite: bool = 
     """
     path = Path(path)
     suffix = path.suffix.lower()
-    metadata = {CREATORS[suffix]: "labkit"} if suffix in CREATORS else None
     with replacing(path, overwrite) as file:
-        figure.savefig(file, format=suffix.lstrip(".") or "png", metadata=metadata)
+        figure.savefig(file, format=suffix.lstrip(".") or "png")
     return path
 
 

@@ -32,7 +32,7 @@ def export(run: Run, path: str | os.PathLike[str], overwrite: bool = False) -> P
     """
     path = Path(path)
     suffix = path.suffix.lower()
-    if suffix in saving.CREATORS:
+    if suffix in saving.FIGURES:
         return saving.save_figure(run.plot(), path, overwrite)
     texts = {".html": html_page, ".md": markdown, ".csv": lambda run: run.frame.to_csv()}
     if suffix not in texts:

@@ -105,7 +105,7 @@ def watch_script(
     return replace(found, values=of_script | found.values), code
 
 
-def write_reports(found: Judged, html: str | None, markdown: str | None) -> None:
+def write_reports(found: Judged, html: str | None, markdown: str | None, overwrite: bool) -> None:
     """Write what was found as a page of HTML and as Markdown, to the paths that are given.
 
     The script has run: what cannot be written is said, and changes neither verdict nor exit code.
@@ -117,7 +117,7 @@ def write_reports(found: Judged, html: str | None, markdown: str | None) -> None
             _say(f"{path} is not written: no training step was seen from inside.")
         else:
             try:
-                report.write(path, text_of(found.run, found.text))
+                report.write(path, text_of(found.run, found.text), overwrite)
             except (OSError, ValueError) as error:
                 _say(f"{path} is not written: {error}")
 
