@@ -240,7 +240,6 @@ def test_what_is_planted_in_a_home_harms_no_file_and_blocks_nothing(what, entry,
 def test_pids_in_a_log_harm_no_process_and_no_shared_memory_but_the_runs(home):
     run = folders.new_run()
     with subprocess.Popen(["sleep", "60"], env={}, start_new_session=True) as innocent:
-        old = time.time() - 3600  # the log ended before it began
         segments = {
             "living": Path(f"/dev/shm/torch_{innocent.pid}_1"),
             "theirs": Path(f"/dev/shm/torch_{2**22 + 5}_1"),
@@ -253,7 +252,6 @@ def test_pids_in_a_log_harm_no_process_and_no_shared_memory_but_the_runs(home):
         lines += [{"event": "workers", "pids": [innocent.pid, 2**22 + 5, -1, "*", None]}]
         log = run / "events.jsonl"
         log.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
-        os.utime(log, (old, old))
         plan = {"system": family.this_system(), "kernel_pid": 2**22 + 1}
         (run / leftovers.PLAN_NAME).write_text(json.dumps(plan))
         try:

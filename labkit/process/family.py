@@ -77,17 +77,22 @@ def end_all(root: int, seen: set[int]) -> dict[int, int]:
 def end_marked(folder: str | os.PathLike, sessions: set[int], until_s: float) -> None:
     """Kill every process that was started for the run in `folder`.
 
-    It has the run's mark, or is in one of its `sessions`. The number of a session that is over may
-    be another's now: it is the run's where a process in it began before `until_s`, in s since 1970.
+    It has the run's mark, or is in one of its `sessions`. The number of a session may be another's
+    by now: it is the run's if its first process is gone and one began before the time `until_s`.
     """
     import psutil
 
+    _end(lambda: _started_for(folder, set()))
     began = set()
+    living = set()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.create_time() <= until_s:
-                began.add(_session_of(process.pid))
-    _end(lambda: _started_for(folder, sessions & began))
+            if process.status() != psutil.STATUS_ZOMBIE:
+                living.add(process.pid)
+                if process.create_time() <= until_s:
+                    began.add(_session_of(process.pid))
+    left = sessions & began - living
+    _end(lambda: _started_for(folder, left))
 
 
 def _end(alive: Callable[[], list[int]]) -> None:
@@ -127,9 +132,10 @@ def _started_for(folder: str | os.PathLike, sessions: set[int]) -> list[int]:
 
 
 def _session_of(pid: int) -> int:
-    with contextlib.suppress(OSError, AttributeError):  # it is gone; Windows has none
+    """Return the session of a process; 0 of one that is gone, and on Windows."""
+    with contextlib.suppress(OSError, AttributeError):
         return os.getsid(pid)
-    return -1
+    return 0
 
 
 def reap() -> dict[int, int]:

@@ -77,7 +77,7 @@ def own_folder(folder: Path) -> Path:
         folder.mkdir(mode=0o700, parents=True)
     found = os.lstat(folder)
     if not (stat.S_ISDIR(found.st_mode) and _is_owned(found)):
-        raise NotOurs(f"{folder} is not a folder of your own: remove it. {_other_home(folder)}")
+        raise NotOurs(f"{folder} is not a folder of your own: remove it, or {_other_home(folder)}")
     if _is_open(found):  # an older labkit's
         folder.chmod(0o700)
     return folder
@@ -95,7 +95,7 @@ def own_home(home: Path) -> Path:
             folder.mkdir(mode=0o700)
     found = home.stat()
     if not _is_owned(found):
-        raise NotOurs(f"{home} belongs to another user. {_other_home(home)}")
+        raise NotOurs(f"{home} belongs to another user: {_other_home(home)}")
     if _is_open(found):
         by_group_only = not found.st_mode & stat.S_IWOTH
         if not (by_group_only and (home.name == "labkit" or (home / "runs").is_dir())):
@@ -112,7 +112,7 @@ def check_way(place: Path) -> None:
         except FileNotFoundError:
             return
         if hasattr(os, "getuid") and found.st_uid not in _trusted():
-            raise NotOurs(f"{each} belongs to another user. {_other_home(each)}")
+            raise NotOurs(f"{each} belongs to another user: {_other_home(each)}")
         if stat.S_ISLNK(found.st_mode):
             check_way(each.parent / os.readlink(each))
         elif _is_open(found) and not (found.st_mode & stat.S_ISVTX or _is_private(found)):
@@ -157,12 +157,12 @@ def _is_own_group(group: int) -> bool:
 
 def _open_to_others(place: Path, found: os.stat_result) -> str:
     """Say that others may write in a folder, and how to close it."""
-    close = f" Close it with: chmod go-w {shlex.quote(str(place))}" if _is_owned(found) else ""
-    return f"others may write in {place}. {_other_home(place)}{close}"
+    close = f"close it (chmod go-w {shlex.quote(str(place))}), or " if _is_owned(found) else ""
+    return f"others may write in {place}: {close}{_other_home(place)}"
 
 
 def _other_home(place: Path) -> str:
     """Name the line that gives labkit another cache folder than one at, or below, `place`."""
     home = Path.home()
     safe = "$(mktemp -d)" if place in (home, *home.parents) else "$HOME/.labkit"
-    return f'Give labkit a folder of your own with: export LABKIT_HOME="{safe}"'
+    return f'give labkit a folder of your own (export LABKIT_HOME="{safe}") and start again'

@@ -37,7 +37,7 @@ def logged_pids(folder: str | os.PathLike, name: str) -> set[int]:
         with contextlib.suppress(OSError):
             for event in events_named(name, place / FILE_NAME):
                 pids = event["pids"] if "pids" in event else [event["pid"]]
-                found.update(pid for pid in pids if type(pid) is int)
+                found.update(pid for pid in pids if type(pid) is int and pid > 1)
     return found
 
 
