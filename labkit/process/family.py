@@ -87,7 +87,7 @@ def end_marked(folder: str | os.PathLike, sessions: set[int], until_s: float) ->
     living = set()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.status() != psutil.STATUS_ZOMBIE:
+            if process.cmdline():  # none is left of one that is ending
                 living.add(process.pid)
                 if process.create_time() <= until_s:
                     began.add(_session_of(process.pid))

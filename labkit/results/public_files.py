@@ -15,8 +15,8 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.process.folder_rights import private
-from labkit.process.folders import part
+from labkit.process.folder_rights import own_folder, private
+from labkit.process.folders import home
 from labkit.results.text import printable
 
 SITE = "https://raw.githubusercontent.com"
@@ -88,4 +88,4 @@ class PublicFile:
 
     @property
     def _cached(self) -> Path:
-        return part("traces") / f"{self.sha256[:12]}-{self.name}"
+        return own_folder(home() / "traces") / f"{self.sha256[:12]}-{self.name}"
