@@ -10,6 +10,7 @@ import labkit as lk
 from labkit.results.record import is_record
 from labkit.spec import Pipeline
 from labkit.terminal import (
+    FORCE,
     PLOT,
     SAVE,
     SEVERAL,
@@ -178,6 +179,7 @@ def tune(options: argparse.Namespace) -> Outcome:
         help="write the verdict, the pictures and the settings as one self-contained page",
     ),
     option("--markdown", metavar="FILE", help="write the verdict for an issue or a pull request"),
+    FORCE,
     option(
         "--headroom",
         action="store_true",
@@ -201,7 +203,7 @@ def watch(options: argparse.Namespace) -> Outcome:
     from labkit.view.watch_command import watch_script, write_reports
 
     found, code = watch_script(options.script, options.json, options.outside, options.headroom)
-    write_reports(found, options.html, options.markdown)
+    write_reports(found, options.html, options.markdown, options.force)
     if not options.json:  # stdout is the script's own
         say(f"labkit watch: {found.text}")
     return Outcome(values=found.values, code=code)

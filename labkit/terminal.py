@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from labkit.knobs import Settings, check_names
 from labkit.results import saving
-from labkit.results.record import is_record
 from labkit.results.result import Result
 from labkit.results.text import printable
 from labkit.spec import KNOBS
@@ -80,7 +79,7 @@ def command(*options: Option) -> Callable[[Command], Command]:
         sub.add_argument("--json", action="store_true", help="print one JSON object on stdout")
         sub.set_defaults(command=run, save=None, plot=None)
         if SAVE in options or PLOT in options:
-            sub.add_argument("--force", action="store_true", help=FORCE)
+            FORCE(sub)
         for add_to in options:
             add_to(sub)
         return run
@@ -105,7 +104,11 @@ SEVERAL = option(
 )
 SAVE = option("--save", metavar="FILE", help="keep the record (.jsonl or .jsonl.gz)")
 PLOT = option("--plot", metavar="FILE", help="write the figure (.png, .svg, .pdf)")
-FORCE = "replace a file that is there and that labkit did not write"
+FORCE = option(
+    "--force",
+    action="store_true",
+    help="replace a file that is there and is not as labkit wrote it",
+)
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
@@ -118,9 +121,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = PARSER.parse_args(arguments)
     try:
         if options.save:  # before the run, not after it
-            saving.check(options.save, is_record, options.force)
+            saving.check(options.save, options.force)
         if options.plot:
-            saving.check(options.plot, saving.is_figure, options.force)
+            saving.check(options.plot, options.force)
         return show(options, options.command(options))
     except (ValueError, RuntimeError, OSError) as error:
         say(f"labkit: {error}")

@@ -179,7 +179,10 @@ def ship(source: Path, target: Path, *, name: str, title: str) -> None:
     whole += load(source).extra_lines()  # what was read from an x-ray: the trace stays behind
     lines = privacy.anonymous(line.encode() for line in whole)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with saving.replacing(target) as out, gzip.GzipFile("", "wb", fileobj=out, mtime=0) as file:
+    with (
+        saving.replacing(target, overwrite=True) as out,
+        gzip.GzipFile("", "wb", fileobj=out, mtime=0) as file,
+    ):
         file.writelines(lines)
 
 

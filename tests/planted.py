@@ -7,9 +7,12 @@ import ctypes
 import mmap
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
+from pathlib import Path
 
 from labkit import Pipeline
 
@@ -17,6 +20,8 @@ QUICK = Pipeline(dataset="sleep", prep_ms=1, model="mlp", width=32, depth=1, ste
 TOOLS = {"steps.ring", "reserve", "launch.json"}  # files of a run that goes on
 
 AT = 5  # the item, batch or step that breaks
+HELPERS = ("in the session", "in its own", "daemon")  # what a step may start
+HELPER_NAME = "helper"  # its pid
 COUNT_NAME = "steps.count"  # how many steps were finished, told past the log and its ring
 
 
@@ -90,6 +95,19 @@ def escapes():
     os.wait()
 
 
+def starts_helper(way):
+    """A helper that inherits no environment, in its session or another, with open files or none."""
+    other = {"start_new_session": way != "in the session", "env": {}, "cwd": "/"}
+    if way == "daemon":
+        code = "import os, sys, time; os.fork() and sys.exit(); print(os.getpid()); "
+        code += "[os.dup2(os.open(os.devnull, os.O_RDWR), fd) for fd in range(3)]; time.sleep(3600)"
+        started = subprocess.run([sys.executable, "-uc", code], stdout=subprocess.PIPE, **other)
+        pid = int(started.stdout)
+    else:
+        pid = subprocess.Popen(["sleep", "3600"], **other).pid
+    Path(HELPER_NAME).write_text(str(pid))  # in the run's folder
+
+
 def sends(number):
     return lambda: os.kill(os.getpid(), number)
 
@@ -110,6 +128,7 @@ IN_STEP = {
     "ignores_stop": ignores_stop,
     "floods_stdout": floods,
     "escapes": escapes,
+    **{f"helper {way}": partial(starts_helper, way) for way in HELPERS},
 }
 
 

@@ -15,10 +15,19 @@ from types import SimpleNamespace
 
 import pytest
 from helpers import processes_of, torch_segments
-from planted import QUICK, counted, no_tools_in, planted, sampled, wait_until
+from planted import (
+    HELPER_NAME,
+    HELPERS,
+    QUICK,
+    counted,
+    no_tools_in,
+    planted,
+    sampled,
+    wait_until,
+)
 
 from labkit import load
-from labkit.process import leftovers
+from labkit.process import family, leftovers
 from labkit.process.events import now_ns
 from labkit.process.step_ring import line_of_step
 from labkit.results.launch import launch
@@ -110,6 +119,28 @@ def test_a_fault_ends_the_run_as_it_must_and_leaves_nothing(fault):
         assert run.event("end")["code"] == 130  # the bench left by itself
     if fault.plant == "floods_stdout":
         assert (run.path / "bench.stdout").stat().st_size < 1e6  # its head and its tail
+
+
+@pytest.mark.parametrize("killed", ["guard", "supervisor", "both"])
+@pytest.mark.parametrize("way", HELPERS)
+def test_no_helper_of_an_empty_environment_outlives_a_supervisor_that_is_killed(way, killed):
+    if killed == "both" and way != "in the session":
+        pytest.skip("nothing tells it from other processes of the user")
+    run = launch(QUICK.but(**LONG), fault=planted(f"helper {way}"))
+    named = run.path / HELPER_NAME
+    wait_until(lambda: named.exists() and named.read_text())
+    helper = int(named.read_text())
+    other = subprocess.Popen(["sleep", "3600"], env={}, start_new_session=True)  # another's
+    guard = run._process.process.pid
+    supervisor = family.descendants(guard)[0]
+    for pid in {"guard": [guard], "supervisor": [supervisor]}.get(killed, [guard, supervisor]):
+        os.kill(pid, signal.SIGKILL)
+    run.wait()
+    assert "supervisor was killed" in run.error
+    assert not family.is_alive(helper) and other.poll() is None
+    other.kill()
+    assert [step["i"] for step in run.steps_since(0)] == list(range(run.steps))
+    no_tools_in(run.path)
 
 
 def test_a_loss_that_is_no_number_is_null_in_the_log():

@@ -84,7 +84,7 @@ def with_work(name, folder, mfu=None, **changes):
     roof = {"fp32": old.throughput * 1e6 / (mfu or 1), "bandwidth": 50e9}
     counted = {"flops": 10**6, "bytes": 10**6, "held_bytes": 2**20, "samples": 1, "parameters": 1}
     work = {"event": "work", "precision": "fp32", "roof": roof, **counted, **changes}
-    path = old.save(folder / "run.jsonl")
+    path = old.save(folder / "run.jsonl", overwrite=True)  # it was edited
     path.write_text(path.read_text() + json.dumps(work) + "\n")
     return lk.load(path)
 

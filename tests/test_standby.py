@@ -35,7 +35,7 @@ def standing():
 
 def waits(handle):
     """Whether the standby's bench has imported torch and uses no CPU time any more."""
-    pid = min(family.descendants(handle.process.pid), default=0)
+    pid = min(family.descendants(handle.process.pid)[1:], default=0)  # below the supervisor
     with contextlib.suppress(OSError):
         if "libtorch_cpu" in open(f"/proc/{pid}/maps").read():
             before = open(f"/proc/{pid}/stat").read()

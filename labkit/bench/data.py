@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from labkit.bench.loader_workers import worker_dies_with_bench
 from labkit.knobs import Settings
+from labkit.process.folder_rights import is_ours
 from labkit.spec import LOADER_KNOBS, WITHOUT_WORKERS, Job
 
 IMAGE_COUNT = 512  # distinct images: above what two workers hold in flight, below a second to make
@@ -244,7 +245,7 @@ def array_file(cache: Path, px: int, progress: Callable[[int, int], None]) -> Pa
 def _once(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
     """Make a folder that appears under its name only when complete, whoever else is making it."""
     folder = cache / name
-    if not folder.is_dir():
+    if not is_ours(folder):
         cache.mkdir(parents=True, exist_ok=True)
         made = tempfile.TemporaryDirectory(dir=cache, prefix=".", ignore_cleanup_errors=True)
         with made as part:
@@ -252,6 +253,6 @@ def _once(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
             try:
                 os.replace(part, folder)
             except OSError:
-                if not folder.is_dir():  # not a race with another run that finished first
+                if not is_ours(folder):  # not a race with another run that finished first
                     raise
     return folder

@@ -33,6 +33,7 @@ from labkit.bench.loop import Trainer
 from labkit.bench.optional import write_or_why
 from labkit.process import folders
 from labkit.process.events import EventLog
+from labkit.process.folder_rights import text_of
 
 COUNTED = (2, 4)  # samples: what a batch of any size takes lies on a line through these
 WRAPPERS = ("OptimizedModule", "DistributedDataParallel", "DataParallel")
@@ -213,15 +214,15 @@ def write_work(trainer: Trainer, log: EventLog, only_known: bool = False) -> boo
     job = trainer.job
     sizes = (job.image_px, trainer.device.type, COUNTED, torch.__version__)
     name = hashlib.sha1(repr((unwrapped(trainer.model), *sizes)).encode()).hexdigest()
-    place = folders.home() / "work" / f"{name}.json"
-    if only_known and not place.exists():
+    place = folders.part("work") / f"{name}.json"
+    if only_known and not text_of(place):
         return False
 
     def counted() -> dict[str, object]:
         if not only_known:
             with without_compiler():
                 keep(place, json.dumps(count_plain_step(trainer)))
-        fewer, more = json.loads(place.read_text())
+        fewer, more = json.loads(text_of(place))
         beyond = (job.batch_size - COUNTED[0]) / (COUNTED[1] - COUNTED[0])
         line = {}
         for name, least in fewer.items():

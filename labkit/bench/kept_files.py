@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from labkit.process.events import private
+
 
 def keep(path: Path, text: str) -> None:
     """Write `text` at once: another run on another card may be writing the same."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(f".{os.getpid()}")
-    part.write_text(text)
+    with open(part, "w", opener=private) as file:
+        file.write(text)
     part.replace(path)

@@ -21,6 +21,7 @@ from labkit.bench.loop import Trainer
 from labkit.bench.models import MODELS
 from labkit.process import folders
 from labkit.process.events import now_ns
+from labkit.process.folder_rights import text_of
 from labkit.spec import KNOBS, PX, Job
 
 ON_CPU = {"cnn": (16, 2), "mlp": (128, 3), "transformer": (64, 2)}  # width and depth
@@ -103,8 +104,8 @@ def kept_depth(job: Job, device: torch.device) -> int:
     shared = alone.with_suffix(".shared.txt")
     busy = others_compute_on(device)
     for path in (alone, shared) if busy else (alone,):
-        if path.exists():
-            return int(path.read_text())
+        if (known := text_of(path)).isdigit():
+            return int(known)
     depth = find_depth(job, device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)  # what was tried is no part of the run
@@ -124,7 +125,7 @@ def place_of_depth(job: Job, device: torch.device) -> Path:
         driver = machine.describe(device)["driver"]
         facts = [torch.cuda.get_device_name(device), f"driver {driver}"]
     facts += [f"torch {torch.__version__}", job.model, str(job.width), str(job.image_px)]
-    return folders.home() / "depths" / f"{' '.join(facts).replace('/', ' ')}.txt"
+    return folders.part("depths") / f"{' '.join(facts).replace('/', ' ')}.txt"
 
 
 def find_depth(job: Job, device: torch.device) -> int:

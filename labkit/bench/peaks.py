@@ -20,6 +20,7 @@ from labkit import quotas
 from labkit.bench import formats, host, machine
 from labkit.bench.kept_files import keep
 from labkit.process import folders
+from labkit.process.folder_rights import text_of
 
 if TYPE_CHECKING:
     from labkit.bench.stopwatch import Bench
@@ -113,7 +114,7 @@ def kept(device: torch.device) -> dict[str, float] | None:
 def _peaks(device: torch.device) -> dict[str, dict[str, Any]]:
     """Return {format or "bandwidth": what `measured` returned}; {} without any."""
     with contextlib.suppress(OSError, ValueError):
-        return json.loads(_file_of(device).read_text())
+        return json.loads(text_of(_file_of(device)))
     return {}
 
 
@@ -122,4 +123,4 @@ def _file_of(device: torch.device) -> Path:
         name = torch.cuda.get_device_name(device)
     else:
         name = f"{host.cpu_name()} {device.type} {torch.get_num_threads()} threads"
-    return folders.home() / "peaks" / f"{name} torch {torch.__version__}.json".replace("/", " ")
+    return folders.part("peaks") / f"{name} torch {torch.__version__}.json".replace("/", " ")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from labkit.process import leftovers
-from labkit.process.folder_rights import shared_like_its_parent
+from labkit.process.folder_rights import own_folder, private, text_of
 from labkit.process.locks import is_locked, try_lock
 
 PATIENCE_S = 20.0  # how long a run waits for another one's device before it gives up
@@ -26,8 +26,8 @@ class DeviceBusy(RuntimeError):
 def hold(cache: Path, device: str, run: str, waiting: Callable[[str], None]) -> int:
     """Take the lock of a GPU's UUID, or "cpu", for as long as any process of the run lives.
 
-    One run per device at a time: two at once would measure each other. A home may be shared by
-    several hosts: a GPU's UUID tells them apart, "cpu" does not.
+    One run of a user's per device at a time: two at once would measure each other. Several hosts
+    may have one home: a GPU's UUID tells them apart, "cpu" does not.
     """
     path, fd = _opened(cache, device)
     deadline = time.monotonic() + PATIENCE_S
@@ -55,27 +55,18 @@ def hold(cache: Path, device: str, run: str, waiting: Callable[[str], None]) -> 
 
 def _opened(cache: Path, device: str) -> tuple[Path, int]:
     """Open the file whose lock is the device's; return its path and its descriptor."""
-    folder = shared_like_its_parent(cache / "locks")
+    folder = own_folder(cache / "locks")
     name = device if device.startswith(("GPU-", "MIG-")) else f"{device} of {platform.node()}"
     path = folder / f"{re.sub('[^A-Za-z0-9-]', '_', name)}.lock"
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    except PermissionError:
-        raise PermissionError(
-            f"{path} belongs to another user: set LABKIT_HOME to a folder of your own, or to "
-            "one in which all of you may write before the first run."
-        ) from None
-    with contextlib.suppress(OSError, AttributeError):  # whoever may write beside it may lock it
-        os.fchmod(fd, 0o600 | os.stat(folder).st_mode & 0o066)
-    return path, fd
+    return path, private(str(path), os.O_RDWR | os.O_CREAT)
 
 
 def _holder(path: Path) -> tuple[str, str]:
     """Say which run has the lock, and how to end it."""
     other = "another run"
     end = "in its notebook with Stop"
-    with contextlib.suppress(OSError, ValueError, KeyError):  # it has only just taken it
-        who = json.loads(path.read_text())
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # it has only just taken it
+        who = json.loads(text_of(path))
         other = f"run {who['run']} (process {who['pid']} on {who['host']}, {who['since']})"
         pid = who["pid"]
         end += f", in a terminal with kill {pid} (on Windows: taskkill /F /PID {pid})"

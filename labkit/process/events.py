@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+from labkit.process.folder_rights import private
 from labkit.process.keys import keys_in, masked
 from labkit.process.locks import one_writer
 
@@ -29,11 +30,6 @@ MOST_KEPT = 4 * 2**20  # bytes that wait for room on a full disk
 LEAST_SLEEP_NS = 1_000_000_000
 
 now_ns = time.perf_counter_ns
-
-
-def private(path: str, flags: int) -> int:
-    """Open a file that only its owner may read: an `opener`, as `open` takes it."""
-    return os.open(path, flags, 0o600)
 
 
 class EventLog:
@@ -130,10 +126,10 @@ class SleepWatch:
 def events_named(name: str, log: str | os.PathLike) -> Iterator[dict[str, Any]]:
     """Yield the events of a name in a log, the oldest first; a torn line is none.
 
-    OSError: there is no such file.
+    OSError: there is no such file of this user's.
     """
     begins = f'{{"event":"{name}",'.encode()  # as `EventLog.write` writes it
-    with open(log, "rb") as lines:
+    with open(log, "rb", opener=private) as lines:
         for line in lines:
             if line.startswith(begins):
                 with contextlib.suppress(ValueError):

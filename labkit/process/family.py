@@ -22,12 +22,6 @@ MARK = "LABKIT_RUN"  # in the environment of a run's processes: the run's folder
 CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 
 
-def _processes(what: str) -> list[tuple[int, bytes]]:
-    """Return (pid, content of its file `what` in /proc) of all that let us read it."""
-    pids = filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ())
-    return [(int(pid), text) for pid in pids if (text := _read(pid, what))]
-
-
 def _read(pid: int | str, what: str) -> bytes:
     with contextlib.suppress(OSError), open(f"/proc/{pid}/{what}", "rb") as file:
         return file.read()
@@ -40,19 +34,30 @@ def _kill(pid: int) -> None:
 
 
 def descendants(root: int) -> list[int]:
-    """Return the pids of all living processes below `root`, zombies left out."""
+    """Return the pids of all processes below `root`.
+
+    Zombies too: one whose threads are still ending keeps its children.
+    """
     children: dict[int, list[int]] = {}
-    for pid, line in _processes("stat"):
-        # pid (comm) state ppid ...; comm may hold spaces and brackets
-        state, parent = line.rpartition(b")")[2].split()[:2]
-        if state != b"Z":
-            children.setdefault(int(parent), []).append(pid)
+    for pid in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
+        children.setdefault(_state_and_parent(pid)[1], []).append(int(pid))
     found: list[int] = []
     parents = [root]
     while parents:
         parents = [pid for parent in parents for pid in children.get(parent, [])]
         found += parents
     return found
+
+
+def is_alive(pid: int) -> bool:
+    """Whether Linux has a process `pid` that is no zombie."""
+    return _state_and_parent(pid)[0] != b"Z"
+
+
+def _state_and_parent(pid: int | str) -> tuple[bytes, int]:
+    # pid (comm) state ppid ...; comm may hold spaces and brackets
+    state, parent = (_read(pid, "stat").rpartition(b")")[2].split() or [b"Z", b"0"])[:2]
+    return state, int(parent)
 
 
 def end_all(root: int, seen: set[int]) -> dict[int, int]:
@@ -69,9 +74,25 @@ def end_all(root: int, seen: set[int]) -> dict[int, int]:
     return statuses | reap()
 
 
-def end_marked(folder: str | os.PathLike) -> None:
-    """Kill every process that was started for the run in `folder`."""
-    _end(lambda: marked(folder))
+def end_marked(folder: str | os.PathLike, sessions: set[int], until_s: float) -> None:
+    """Kill every process that was started for the run in `folder`.
+
+    It has the run's mark, or is in one of its `sessions`. The number of a session may be another's
+    by now: it is the run's if its first process is gone and one began before the time `until_s`.
+    """
+    import psutil
+
+    _end(lambda: _started_for(folder, set()))
+    began = set()
+    living = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.cmdline():  # none is left of one that is ending
+                living.add(process.pid)
+                if process.create_time() <= until_s:
+                    began.add(_session_of(process.pid))
+    left = sessions & began - living
+    _end(lambda: _started_for(folder, left))
 
 
 def _end(alive: Callable[[], list[int]]) -> None:
@@ -96,19 +117,25 @@ def _command(pid: int) -> bytes:
     return b""
 
 
-def marked(folder: str | os.PathLike) -> list[int]:
-    """Return the pids of all that were started for the run in `folder`, wherever they went."""
-    if LINUX:
-        mark = f"{MARK}={folder}".encode()
-        return [pid for pid, found in _processes("environ") if mark in found.split(b"\0")]
+def _started_for(folder: str | os.PathLike, sessions: set[int]) -> list[int]:
+    """Return the pids of all that have a run's mark, or are in one of these sessions."""
     import psutil
 
     pids = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):  # another user's, or gone
-            if process.environ().get(MARK) == str(folder):
+            is_member = _session_of(process.pid) in sessions
+            is_started = is_member or process.environ().get(MARK) == str(folder)
+            if is_started and process.status() != psutil.STATUS_ZOMBIE:
                 pids.append(process.pid)
     return pids
+
+
+def _session_of(pid: int) -> int:
+    """Return the session of a process; 0 of one that is gone, and on Windows."""
+    with contextlib.suppress(OSError, AttributeError):
+        return os.getsid(pid)
+    return 0
 
 
 def reap() -> dict[int, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from typing import IO, Any
 from labkit.orders import Plan
 from labkit.process import family, folders, leftovers
 from labkit.process.events import RESERVE_BYTES, RESERVE_NAME, SPEC_NAME, EventLog, private
+from labkit.process.run_mark import delete_run
 
 TELEMETRY = [sys.executable, "-m", "labkit.bench.telemetry"]
 JOIN_S = 5.0  # the supervisor is gone 2 s after a forced stop at the latest
@@ -103,7 +103,7 @@ class Handle:
     def discard(self) -> None:
         """End a standby, or give up a run that could not be started: nothing of it stays."""
         if not self.started:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            delete_run(self.folder)
         else:
             self._pipe.close()
             runs.append(self)  # until it has ended
@@ -117,7 +117,8 @@ class Handle:
             if code > 0:
                 said = (self.folder / "supervisor.stderr").read_text(errors="replace")
                 why = f"the supervisor failed: {(said.splitlines() or ['no message'])[-1]}"
-            if code:
+            leftovers.wait_for_supervisor(self.folder)  # of the two processes one may be at work
+            if code > 0 or (code and (self.folder / leftovers.PLAN_NAME).exists()):
                 leftovers.clear_up(self.folder, stop=None, code=None, why=why)
             with contextlib.suppress(OSError):
                 self._pipe.close()

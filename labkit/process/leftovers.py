@@ -9,19 +9,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import time
 from pathlib import Path
 from typing import IO
 
 from labkit.orders import Plan
 from labkit.process.events import FILE_NAME, RESERVE_NAME, EventLog, events_named
-from labkit.process.family import end_marked, exists, this_system
-from labkit.process.folder_rights import is_ours
-from labkit.process.locks import try_lock
+from labkit.process.family import end_marked, exists, is_alive, this_system
+from labkit.process.folder_rights import MOST_BYTES, is_ours, is_own_file, private
+from labkit.process.locks import is_locked, try_lock
+from labkit.process.run_mark import delete_run, is_run
 from labkit.process.step_ring import recover
 
 PLAN_NAME = "launch.json"
+LONGEST_END_S = 2.0  # that ending the processes of a run takes
+CLOCK_STEP_S = 1.0  # that the clock may be set by, from a process's start to its log's last line
 PAYLOADS = "*.pkl"  # the user's own objects, on their way to a bench that ended before
 LONGEST_PATH = 103  # bytes of a Unix socket's path on macOS; 107 on Linux
 LONGEST_NAME = 20  # bytes of a slash and its name in the folder
@@ -34,21 +36,26 @@ def logged_pids(folder: str | os.PathLike, name: str) -> set[int]:
     for place in (Path(folder), *Path(folder).glob("rank*")):
         with contextlib.suppress(OSError):
             for event in events_named(name, place / FILE_NAME):
-                found.update(event["pids"] if "pids" in event else [event["pid"]])
+                pids = event["pids"] if "pids" in event else [event["pid"]]
+                found.update(pid for pid in pids if type(pid) is int and pid > 1)
     return found
 
 
 def remove_segments(pids: set[int]) -> None:
-    """Unlink shared memory that dead torch processes left behind (`/dev/shm/torch_<pid>_...`)."""
+    """Unlink shared memory that dead torch processes left behind (`/dev/shm/torch_<pid>_...`).
+
+    A log may name anybody's: what is not this user's, or of a process that lives, stays.
+    """
     for pid in pids:
         for path in Path("/dev/shm").glob(f"torch_{pid}_*"):
             with contextlib.suppress(OSError):
-                path.unlink()
+                if is_own_file(os.lstat(path)) and not is_alive(pid):
+                    path.unlink()
 
 
 def plan_of(folder: str | os.PathLike) -> tuple[Plan, IO]:
     """Read the plan of a run and lock it; return both. The lock holds while the file is open."""
-    file = open(os.path.join(folder, PLAN_NAME), encoding="utf-8")
+    file = open(os.path.join(folder, PLAN_NAME), encoding="utf-8", opener=private)
     plan = json.load(file)
     with contextlib.suppress(OSError):  # a file system without locks
         try_lock(file.fileno())
@@ -58,9 +65,11 @@ def plan_of(folder: str | os.PathLike) -> tuple[Plan, IO]:
 def clear(runs: Path) -> None:
     """See to the runs in `runs` whose kernel and supervisor are both gone."""
     for place in runs.glob(f"*/{PLAN_NAME}"):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            with open(place) as file:
-                plan = json.load(file)
+        with contextlib.suppress(Exception):  # whatever stands in it
+            if not is_run(place.parent):
+                continue
+            with open(place, opener=private) as file:
+                plan = json.loads(file.read(MOST_BYTES))
                 alive = plan["system"] != this_system() or exists(plan["kernel_pid"])
                 dead = not alive and try_lock(file.fileno())
                 if dead:
@@ -69,14 +78,24 @@ def clear(runs: Path) -> None:
                 place.unlink(missing_ok=True)  # Windows removes no open file
 
 
+def wait_for_supervisor(folder: Path) -> None:
+    """Wait until no supervisor has the run any more, for as long as one takes to end a run."""
+    deadline = time.monotonic() + LONGEST_END_S
+    while is_locked(folder / PLAN_NAME) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 def clear_up(folder: Path, **how: object) -> None:
     """End what is left of the run, write its steps and `how` it ended; keep no standby."""
-    end_marked(folder)
-    if not (folder / FILE_NAME).exists():
-        shutil.rmtree(folder, ignore_errors=True)
+    bench = logged_pids(folder, "hello")  # each the first of its session
+    try:
+        until_s = os.stat(folder / FILE_NAME).st_mtime + CLOCK_STEP_S
+    except FileNotFoundError:
+        end_marked(folder, set(), 0.0)
+        delete_run(folder)
         return
+    end_marked(folder, bench, until_s)
     deadline = time.monotonic() + 1
-    bench = logged_pids(folder, "hello")
     while time.monotonic() < deadline and any(map(exists, bench)):
         time.sleep(0.01)
     remove_segments(logged_pids(folder, "workers"))

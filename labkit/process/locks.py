@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from labkit.process.folder_rights import private
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -30,15 +32,10 @@ def try_lock(fd: int) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process has the file locked; False where there is none, or no locks.
-
-    Of another user's file, which cannot be opened, it is taken to be so.
-    """
+    """Whether a process has the file locked; False where this user has none, or no locks."""
     try:
-        with open(path, "rb+") as file:
+        with open(path, "rb+", opener=private) as file:
             return not try_lock(file.fileno())
-    except PermissionError:
-        return True
     except OSError:
         return False
 

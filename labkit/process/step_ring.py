@@ -120,9 +120,8 @@ class Drain:
     def drain(self) -> None:
         """Append the steps that have been finished since the last call."""
         if self.ring is None:
-            with contextlib.suppress(OSError, ValueError), open(self.path, "rb") as file:
-                if os.fstat(file.fileno()).st_size == SLOTS * SLOT.size:
-                    self.ring = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            with contextlib.suppress(OSError, ValueError):
+                self.ring = _mapped(self.path)
         lines = []
         while self.ring:
             at = (self.next - 1) % SLOTS * SLOT.size
@@ -148,6 +147,14 @@ class Drain:
         with contextlib.suppress(OSError):
             self.path.unlink()
         self.log.flush()  # on a full disk there may be room now
+
+
+def _mapped(path: Path) -> mmap.mmap | None:
+    """Return the ring at `path`; None where it is not whole yet."""
+    with open(path, "rb", opener=private) as file:
+        if os.fstat(file.fileno()).st_size != SLOTS * SLOT.size:
+            return None
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def recover(folder: str | Path) -> None:

@@ -8,31 +8,30 @@ full pipe holds it up. Elsewhere it reads its pipes in threads, and asks psutil 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import queue
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import BinaryIO
 
-from labkit.process import family, leftovers
+from labkit.process import family, guard, leftovers
 from labkit.process.events import SPEC_NAME, EventLog, SleepWatch, private
 from labkit.process.keys import without_keys
 from labkit.process.output import Output
+from labkit.process.run_mark import delete_run
 from labkit.process.step_ring import DRAIN_S, Drain
 
 GRACE_S = 1.0  # between asking the bench to stop and killing it
 GRACE_WITHOUT_KERNEL_S = 0.2
 GONE = "kernel gone"
+UNGUARDED = "the supervisor was killed"  # it, or the process above it
 POLL_S = 0.5  # between two looks at kernel and bench, where a standby waits
-
-PR_SET_CHILD_SUBREAPER = 36  # Linux, prctl(2)
 
 
 class Supervisor:
@@ -44,7 +43,7 @@ class Supervisor:
         self.bench: subprocess.Popen | None = None
         self.code: int | None = None  # that the bench ended with; negative ones are signals
         self.going = self.plan["idle_s"] is None  # else a standby: it waits for its run
-        self.cause: str | None = None  # of a stop: "asked", "kernel gone" or "disk full"
+        self.cause: str | None = None  # of a stop: "asked", "disk full", or one of the above
         self.kill_at = float("inf")
         self.outputs: list[Output] = []
         self.waiting: list = []  # the stdin of each process that waits for the run
@@ -61,7 +60,7 @@ class Supervisor:
         why = self._start_all()
         if not self._wait_for_run():
             self._clean_up()
-            shutil.rmtree(self.folder, ignore_errors=True)
+            delete_run(Path(self.folder))
             return
         log = EventLog(self.folder)
         steps = Drain(self.folder, log)
@@ -76,6 +75,8 @@ class Supervisor:
         steps.remove()
         if self.cause == "disk full":
             why = f"the event log could not be written: {log.error}"
+        elif self.cause == UNGUARDED:
+            why = UNGUARDED
         how = {"stop": None, "why": why} if why else {"stop": self.cause}
         log.write("end", **how, code=self.code)
         if not family.LINUX:
@@ -83,7 +84,9 @@ class Supervisor:
         leftovers.remove_tools(self.folder)
         if not log.flush():
             sys.exit(f"labkit: the event log could not be written: {log.error}")
-        if self.plan["after"] and self.bench and self.cause != GONE:  # with its service's keys
+        if (
+            self.plan["after"] and self.bench and self.cause not in (GONE, UNGUARDED)
+        ):  # with its service's keys
             path = f"{self.folder}/after.log"
             with contextlib.suppress(OSError), open(path, "wb", opener=private) as out:
                 self._popen(self.plan["after"], out, None, subprocess.DEVNULL)
@@ -190,7 +193,7 @@ class Supervisor:
 
     def _clean_up(self) -> None:
         """End all that is left of the run, and collect the bench's exit code and last words."""
-        family.end_marked(self.folder)
+        family.end_marked(self.folder, {child.pid for child in self.children}, time.time())
         for child in self.children:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(1)
@@ -209,8 +212,8 @@ class LinuxSupervisor(Supervisor):
         super().__init__(folder)
         self.selector = selectors.DefaultSelector()
         self.family: set[int] = set()
-        # become the parent of every descendant whose parent dies, double forks included
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+        signal.signal(signal.SIGHUP, lambda *_: self.stop(UNGUARDED))
+        guard.adopt_orphans()
 
     def _popen(
         self, argv: list[str], out: int | BinaryIO, env: dict | None, stdin: int
@@ -273,5 +276,8 @@ class LinuxSupervisor(Supervisor):
 
 def main(folder: str) -> None:
     """Supervise the run in `folder` to its end."""
-    supervisor = LinuxSupervisor if family.LINUX else Supervisor
-    supervisor(folder).run()
+    if not family.LINUX:
+        Supervisor(folder).run()
+        return
+    guard.go_on_guarded()
+    LinuxSupervisor(folder).run()

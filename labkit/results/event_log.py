@@ -128,9 +128,9 @@ class EventLogResult(LogReader):
     ) -> Path:
         """Write the record to `path`: one file, packed where its name ends in .gz; return it.
 
-        An earlier record there is replaced. Any other file is replaced only with `overwrite`, else
-        FileKept is raised, which is a ValueError and an OSError. Where writing fails, the file that
-        was there stays. `anonymous` leaves out folders, the user's name, process ids and the names
+        A file that is not as labkit wrote it is replaced only with `overwrite`, else FileKept is
+        raised, which is a ValueError and an OSError. Where writing fails, the file that was there
+        stays. `anonymous` leaves out folders, the user's name, process ids and the names
         of other programs: for a record to share.
         """
         path = Path(path)

@@ -15,6 +15,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
+from labkit.process.folder_rights import own_folder, private
 from labkit.process.folders import home
 from labkit.results.text import printable
 
@@ -43,6 +44,8 @@ class PublicFile:
         found = Path(folder).rglob(self.name) if folder else ()
         for path in (*found, self._cached):
             with contextlib.suppress(OSError):
+                if not path.is_file():
+                    continue
                 digest = hashlib.sha256(path.read_bytes()).hexdigest()
                 if digest in (self.sha256, *self.copies):
                     return path
@@ -70,8 +73,8 @@ class PublicFile:
                 "you trust and set LABKIT_TRACES to its folder."
             )
         path = self._cached
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)  # one cut short by a full disk is not believed: see `here`
+        with open(path, "wb", opener=private) as file:  # cut short, it is not believed: see `here`
+            file.write(content)
         return path
 
     def missing(self, why: Exception) -> str:
@@ -85,4 +88,4 @@ class PublicFile:
 
     @property
     def _cached(self) -> Path:
-        return home() / "traces" / f"{self.sha256[:12]}-{self.name}"
+        return own_folder(home() / "traces") / f"{self.sha256[:12]}-{self.name}"

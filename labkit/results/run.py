@@ -307,7 +307,7 @@ class Run(RunLog):
     def export(self, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
         """Write the run as .html, .md, .csv, .png, .svg or .pdf; return the path.
 
-        Raises ValueError on another suffix, and where a file that labkit did not write is there.
+        Raises ValueError on another suffix, and where a file is there that labkit did not write so.
         """
         from labkit.view.report import export
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from labkit.results import privacy, saving
-from labkit.results.record import is_record, opened, record_file
+from labkit.results.record import opened, record_file
 
 
 def save_record(
@@ -23,11 +23,10 @@ def save_record(
     same = path.exists() and os.path.samefile(record_file(source), path)
     if same and not anonymous:
         return
-    saving.check(path, is_record, overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as files:
         old = files.enter_context(opened(source))
-        new = files.enter_context(saving.replacing(path))
+        new = files.enter_context(saving.replacing(path, overwrite))
         if path.suffix == ".gz":
             new = files.enter_context(gzip.GzipFile("", "wb", fileobj=new))
         new.writelines(privacy.anonymous(old) if anonymous else old)

@@ -1,48 +1,61 @@
-"""Writing files for the user: whole or not at all, and never in the place of somebody else's."""
+"""Writing files for the user: whole or not at all, and never in the place of anybody's work.
+
+A file is replaced unasked only if it is, to the byte, what labkit wrote once, or writes now: a list
+of digests in the cache folder tells.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
+
+from labkit.process import folders
+from labkit.process.folder_rights import private
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# By a figure's suffix: matplotlib's key for the program that drew it, and what that writes
-MARKS = {
-    ".png": ("Software", b"Software\0labkit"),
-    ".svg": ("Creator", b"<dc:title>labkit<"),
-    ".pdf": ("Creator", b"/Creator (labkit)"),
-}
+WRITTEN = "written"  # in the cache folder: the digest of each file, on a line
+FIGURES = (".png", ".svg", ".pdf")
 
 
 class FileKept(FileExistsError, ValueError):
-    """A file that is not labkit's own is not replaced unasked; the message names the remedy."""
+    """A file with anybody's work in it is not replaced unasked; the message names the remedy."""
 
 
-def check(path: str | os.PathLike[str], ours: Callable[[Path], bool], overwrite: bool) -> None:
-    """Raise FileKept where `path` is a file that has something in it and is not `ours`."""
+def check(path: str | os.PathLike[str], overwrite: bool, new: str | None = None) -> None:
+    """Raise FileKept where `path` is a file that is not as labkit wrote it.
+
+    `new` is the digest of what is written now.
+    """
     path = Path(path)
-    if overwrite or not path.is_file() or path.stat().st_size == 0 or ours(path):
+    if overwrite or not path.is_file() or path.stat().st_size == 0:
         return
-    raise FileKept(
-        f"{path} is there already and not what would be written: give another name, or replace it "
-        "with overwrite=True (in the terminal: --force)."
-    )
+    digest = _digest(path)
+    if digest != new and digest not in _written():
+        raise FileKept(
+            f"{path} is there already and not as labkit wrote it: give another name, or replace it "
+            "with overwrite=True (in the terminal: --force)."
+        )
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+def replacing(path: str | os.PathLike[str], overwrite: bool = False) -> Iterator[IO[bytes]]:
     """Give a file to write to, which takes the place of `path` when the block ends without error.
 
-    Otherwise, on a full disk or an interrupt, what was at `path` stays as it was. Raises OSError.
+    Otherwise, on a full disk or an interrupt, what was at `path` stays as it was. Raises FileKept
+    where `check` does, OSError where nothing can be written.
     """
-    path = Path(os.path.realpath(path))  # a link stays one
+    path = Path(path)
+    if hasattr(os, "getuid") and path.is_symlink() and path.lstat().st_uid not in (0, os.getuid()):
+        raise FileKept(f"{path} is a link that another user made: give another name.")
+    path = Path(os.path.realpath(path))  # a link of one's own stays one
     if path.exists() and not path.is_file():  # /dev/stdout
         with open(path, "wb") as file:
             yield file
@@ -51,6 +64,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     try:
         with open(unfinished, "xb") as file:
             yield file
+        digest = _digest(unfinished)
+        check(path, overwrite, digest)
+        _note(digest)
         if path.exists():
             shutil.copymode(path, unfinished)
         os.replace(unfinished, path)
@@ -62,18 +78,38 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 def save_figure(figure: Figure, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
     """Write a matplotlib Figure to `path`, in the format of its suffix; return the path.
 
-    Raises FileKept where another program's file is there, ValueError on an unknown suffix.
+    Raises FileKept where a file is there that is not as labkit wrote it, ValueError on an unknown
+    suffix.
     """
     path = Path(path)
-    check(path, is_figure, overwrite)
     suffix = path.suffix.lower()
-    metadata = {MARKS[suffix][0]: "labkit"} if suffix in MARKS else None
-    with replacing(path) as file:
-        figure.savefig(file, format=suffix.lstrip(".") or "png", metadata=metadata)
+    with replacing(path, overwrite) as file:
+        figure.savefig(file, format=suffix.lstrip(".") or "png")
     return path
 
 
-def is_figure(path: Path) -> bool:
-    """Return whether `save_figure` wrote the file; False for formats that hold no mark of it."""
-    suffix = path.suffix.lower()
-    return suffix in MARKS and MARKS[suffix][1] in path.read_bytes()
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(2**20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _written() -> set[str]:
+    """Return the digests of all that labkit wrote for this user."""
+    try:
+        with open(folders.home() / WRITTEN, errors="replace", opener=private) as file:
+            return set(file.read().split())
+    except OSError:
+        return set()
+
+
+def _note(digest: str) -> None:
+    """Remember a file that labkit writes; where that fails, it is asked about another time."""
+    try:
+        if digest not in _written():
+            with open(folders.home() / WRITTEN, "a", opener=private) as file:
+                file.write(f"{digest}\n")
+    except OSError:
+        pass

@@ -39,13 +39,12 @@ class Script(str):
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
         """Write the code to a file, such as "train.py"; return its path.
 
-        A file with other code in it is replaced only with `overwrite`, else FileKept is raised.
+        A file that is not as labkit wrote it is replaced only with `overwrite`, else FileKept is
+        raised.
         """
         path = Path(path)
-        code = self.encode()
-        saving.check(path, lambda there: there.read_bytes() == code, overwrite)
-        with saving.replacing(path) as file:
-            file.write(code)
+        with saving.replacing(path, overwrite) as file:
+            file.write(self.encode())
         return path
 
     def __repr__(self) -> str:

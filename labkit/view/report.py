@@ -24,15 +24,15 @@ def export(run: Run, path: str | os.PathLike[str], overwrite: bool = False) -> P
     Args:
         run: A run with steps.
         path: Where to. A page of HTML is self-contained, and can be mailed.
-        overwrite: Whether a file that labkit did not write may be replaced.
+        overwrite: Whether a file that is not as labkit wrote it may be replaced.
 
     Raises:
         ValueError: the suffix is none of these.
-        FileKept: another program's file is there.
+        FileKept: such a file is there.
     """
     path = Path(path)
     suffix = path.suffix.lower()
-    if suffix in saving.MARKS:
+    if suffix in saving.FIGURES:
         return saving.save_figure(run.plot(), path, overwrite)
     texts = {".html": html_page, ".md": markdown, ".csv": lambda run: run.frame.to_csv()}
     if suffix not in texts:
@@ -82,15 +82,8 @@ def _png(figure: Figure) -> str:
 
 
 def write(path: str | os.PathLike[str], text: str, overwrite: bool = False) -> Path:
-    """Write a text; FileKept where another file is there that labkit did not write."""
+    """Write a text; FileKept where a file is there that is not as labkit wrote it."""
     path = Path(path)
-    written = text.encode()
-    saving.check(path, lambda there: _is_ours(there) or there.read_bytes() == written, overwrite)
-    with saving.replacing(path) as file:
-        file.write(written)
+    with saving.replacing(path, overwrite) as file:
+        file.write(text.encode())
     return path
-
-
-def _is_ours(path: Path) -> bool:
-    """Return whether `export` wrote a page or a Markdown file; a .csv holds no mark of it."""
-    return MARK in path.read_text(errors="replace")[:200]

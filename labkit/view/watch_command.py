@@ -17,6 +17,7 @@ from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.watched_script import ScriptVerdict, judge_runs, one_batch_a_pass, runs_in
 from labkit.process import folders
 from labkit.process.events import EventLog, now_ns
+from labkit.process.run_mark import delete_run
 from labkit.results.masked_keys import command_without_keys
 from labkit.results.run import Run
 from labkit.results.wall_shares import trains
@@ -104,7 +105,7 @@ def watch_script(
     return replace(found, values=of_script | found.values), code
 
 
-def write_reports(found: Judged, html: str | None, markdown: str | None) -> None:
+def write_reports(found: Judged, html: str | None, markdown: str | None, overwrite: bool) -> None:
     """Write what was found as a page of HTML and as Markdown, to the paths that are given.
 
     The script has run: what cannot be written is said, and changes neither verdict nor exit code.
@@ -116,7 +117,7 @@ def write_reports(found: Judged, html: str | None, markdown: str | None) -> None
             _say(f"{path} is not written: no training step was seen from inside.")
         else:
             try:
-                report.write(path, text_of(found.run, found.text))
+                report.write(path, text_of(found.run, found.text), overwrite)
             except (OSError, ValueError) as error:
                 _say(f"{path} is not written: {error}")
 
@@ -134,7 +135,7 @@ def _judged(ended: Ended, outside: bool, headroom: bool) -> Judged:
     runs = runs_in(ended.folder)
     dropped = None if any(map(trains, runs)) else one_batch_a_pass(ended.folder)
     if dropped is not None:
-        shutil.rmtree(ended.folder, ignore_errors=True)  # no step of its training is in it
+        delete_run(ended.folder)  # no step of its training is in it
         return _of_dropped(dropped)
     if runs:
         found = judge_runs(runs, ended.start_ns, ended.end_ns)
@@ -165,7 +166,7 @@ def _keep(found: ScriptVerdict) -> None:
 
 def _from_outside(ended: Ended, outside: bool) -> Judged:
     """Judge a script of which no step was seen; `outside`: it was not to be looked into."""
-    shutil.rmtree(ended.folder, ignore_errors=True)
+    delete_run(ended.folder)
     found: Values = {**judge(ended.samples)}
     if 0 < ended.exit_code < 128 and not outside:
         told = f"the script failed (exit code {ended.exit_code}) before a training step was seen."

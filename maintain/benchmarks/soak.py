@@ -1,9 +1,9 @@
 """Soak: real runs with workers, killed at random moments, and what is left afterwards.
 
 Each kill starts a kernel (a Python process), which starts a run, half of them on a standby; a
-seeded choice of kernel, supervisor, bench, workers and telemetry is killed while it goes on, or
-while it starts. What is left is looked for from outside: processes and shared memory in /proc and
-/dev/shm, finished steps in a memory-mapped counter that the bench keeps past the log.
+seeded choice of kernel, guard, supervisor, bench, workers and telemetry is killed while it goes on,
+or while it starts. What is left is looked for from outside: processes and shared memory in /proc
+and /dev/shm, finished steps in a memory-mapped counter that the bench keeps past the log.
 `python soak.py --kills 200 --seed 0` prints the figures of all kills.
 """
 
@@ -54,7 +54,7 @@ SHAPES = (
     {"dataset": "jpeg", "io_ms": 0.2},
 )
 ALWAYS = {"model": "mlp", "width": 32, "depth": 1, "steps": 10**6, "seconds": 60, "xray": False}
-KILLED_FIRST = ("kernel", "supervisor", "bench", "worker")
+KILLED_FIRST = ("kernel", "guard", "supervisor", "bench", "worker")
 PATIENCE_S = 10.0  # before what is still there counts as an orphan
 LEFT_FILES = ("*.ring", "reserve", "launch.json")
 
@@ -73,9 +73,9 @@ class Kill:
             text=True,
             env=os.environ | {"LABKIT_HOME": home, "PYTHONPATH": path},
         )
-        folder, supervisor = self.line(60).rsplit(" ", 1)
+        folder, guard = self.line(60).rsplit(" ", 1)
         self.folder = Path(folder)
-        self.supervisor = int(supervisor)
+        self.guard = int(guard)
         self.kernel_saw: int | None = None  # steps
 
     def line(self, seconds: float) -> str:
@@ -99,9 +99,11 @@ class Kill:
 
     def roles(self) -> dict[str, list[int]]:
         """Return the pids that play each role, of those that live."""
-        found = defaultdict(list, kernel=[self.kernel.pid], supervisor=[self.supervisor])
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(self.supervisor).children():
+        found = defaultdict(list, kernel=[self.kernel.pid], guard=[self.guard])
+        with contextlib.suppress(psutil.NoSuchProcess, IndexError):
+            supervisor = psutil.Process(self.guard).children()[0]
+            found["supervisor"].append(supervisor.pid)
+            for child in supervisor.children():
                 command = " ".join(child.cmdline())
                 if "bench.telemetry" in command:
                     found["telemetry"].append(child.pid)

@@ -1,0 +1,335 @@
+"""A cache folder is its user's alone: nothing of anybody else's is used, changed or believed."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import labkit as lk
+from labkit.bench import data, kept_files
+from labkit.process import device_lock, family, folder_rights, folders, leftovers, run_mark
+from labkit.process.folder_rights import NotOurs
+from labkit.results.saving import FileKept, replacing
+from labkit.spec import Pipeline
+from labkit.view import history
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="POSIX permissions and ids")
+
+NOBODY = 65534
+as_root = pytest.mark.skipif(
+    getattr(os, "getuid", int)() != 0, reason="only root gives files to others"
+)
+
+
+def mode(path):
+    return os.lstat(path).st_mode & 0o7777
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "labkit"))
+    return tmp_path / "labkit"
+
+
+# -- a home that others can write ------------------------------------------------------------------
+
+
+def foreign(path):
+    os.chown(path, NOBODY, NOBODY)
+
+
+def linked_by_another(path):
+    path.symlink_to(path.with_name("theirs"))
+    os.lchown(path, NOBODY, NOBODY)
+
+
+OPEN = {
+    "for all to write": lambda base: (base / "labkit").chmod(0o777),
+    "a shared one": lambda base: (base / "labkit").chmod(0o1777),
+    "another user's": lambda base: foreign(base / "labkit"),
+    "in a folder for all to write": lambda base: base.chmod(0o777),
+    "in a group's folder": lambda base: (os.chown(base, -1, 12345), base.chmod(0o775)),
+    "in another user's folder": foreign,
+    "behind another user's link": lambda base: (
+        (base / "labkit").rename(base / "theirs"),
+        linked_by_another(base / "labkit"),
+    ),
+    "behind a link out of a folder for all to write": lambda base: (
+        (base / "open").mkdir(),
+        (base / "labkit").rename(base / "open" / "there"),
+        (base / "labkit").symlink_to(base / "open" / "there"),
+        (base / "open").chmod(0o777),
+    ),
+}
+
+
+@as_root
+@pytest.mark.parametrize("what", OPEN)
+def test_a_home_that_others_can_write_is_refused_with_the_line_that_sets_another(
+    what, home, tmp_path
+):
+    home.mkdir()
+    OPEN[what](tmp_path)
+    try:
+        with pytest.raises(NotOurs, match="export LABKIT_HOME=") as refused:
+            folders.new_run()
+        owned = "another user" not in str(refused.value)
+        assert owned == ("chmod go-w " in str(refused.value))
+        assert not list(tmp_path.rglob("runs"))
+    finally:
+        tmp_path.chmod(0o700)
+
+
+OURS = {  # the mode of the folder around it, of the home, and what that becomes
+    "of an older labkit": (0o755, 0o775, 0o700),
+    "that is to be read": (0o755, 0o755, 0o755),
+    "in a sticky folder": (0o1777, 0o700, 0o700),
+}
+
+
+@pytest.mark.parametrize("what", OURS)
+def test_a_home_of_ones_own_is_used_and_closed_to_the_group(what, home, tmp_path):
+    around, before, after = OURS[what]
+    (home / "runs").mkdir(parents=True)
+    tmp_path.chmod(around)
+    home.chmod(before)
+    (home / "runs").chmod(0o777)  # as in a home that was once shared
+    folders.new_run()
+    assert mode(home) == after and mode(home / "runs") == 0o700
+
+
+def test_all_that_is_made_is_its_users_alone_also_with_an_open_umask(tmp_path, monkeypatch):
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "deep" / "labkit"))
+    before = os.umask(0)
+    try:
+        run = folders.new_run()
+        os.close(device_lock.hold(folders.home(), "cpu", "run-1", waiting=print))
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "deep").rglob("*"):
+        assert mode(path) == (0o700 if path.is_dir() else 0o600), path
+    assert run_mark.is_run(run)
+
+
+# -- what is planted in a home ---------------------------------------------------------------------
+
+
+def fifo(path, _victim):
+    os.mkfifo(path)
+
+
+def theirs(path, victim):
+    shutil.copy(victim, path)
+    foreign(path)
+
+
+PLANTED = {
+    "a link": lambda path, victim: path.symlink_to(victim),
+    "a link to nothing": lambda path, victim: path.symlink_to(victim.with_name("new")),
+    "a second name": lambda path, victim: os.link(victim, path),
+    "a FIFO": fifo,
+    "a folder": lambda path, _victim: path.mkdir(),
+    "another user's": theirs,
+    "garbage": lambda path, _victim: path.write_bytes(b"\xff{[" * 1000),
+    "nested": lambda path, _victim: path.write_text("[" * 100_000),
+}
+
+
+def lock(home, plant):
+    os.close(device_lock.hold(home, "cpu", "run-1", waiting=print))
+    [path] = (home / "locks").iterdir()
+    path.unlink()
+    plant(path)
+    device_lock.any_held(home / "locks")
+    os.close(device_lock.hold(home, "cpu", "run-1", waiting=print))
+
+
+def in_a_run(name, home, plant):
+    run = folders.new_run()
+    for each in (leftovers.PLAN_NAME, "events.jsonl", "steps.ring"):
+        if each != name:
+            plan = {"system": family.this_system(), "kernel_pid": 2**22 + 1}
+            (run / each).write_text(json.dumps(plan) if each == leftovers.PLAN_NAME else "")
+    (run / name).unlink(missing_ok=True)
+    plant(run / name)
+    leftovers.clear(home / "runs")
+    folders.new_run()
+
+
+def in_part(part, home, plant):
+    folders.home()
+    plant(home / part)
+    folders.new_run()
+
+
+def panel(home, plant):
+    file = folders.part("panels") / "a.json"
+    plant(file)
+    assert history.stored_rows(file) == []
+    history.store_rows([], file)
+
+
+def images(home, plant):
+    folders.home()
+    plant(home / "images")
+    data._once(home, "images", lambda made: (made / "one").touch())
+
+
+def kept(home, plant):
+    plant(folders.part("depths") / "one.txt")
+    assert "4" not in folder_rights.text_of(home / "depths" / "one.txt")
+    kept_files.keep(home / "depths" / "one.txt", "4")
+
+
+def ledger(home, plant):
+    folders.home()
+    plant(home / "written")
+    lk.script(Pipeline()).save(home.parent / "train.py")
+
+
+ENTRIES = {
+    "the lock of a device": lock,
+    "runs": partial(in_part, "runs"),
+    "a plan": partial(in_a_run, leftovers.PLAN_NAME),
+    "a log": partial(in_a_run, "events.jsonl"),
+    "a ring": partial(in_a_run, "steps.ring"),
+    "a run's mark": partial(in_a_run, run_mark.MARK_NAME),
+    "a panel's list": panel,
+    "images": images,
+    "what was found out": kept,
+    "the list of what was written": ledger,
+}
+
+
+@as_root
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("what", PLANTED)
+def test_what_is_planted_in_a_home_harms_no_file_and_blocks_nothing(what, entry, home, tmp_path):
+    victim = tmp_path / ".bashrc"
+    victim.write_text("victim=4\n")
+    victim.chmod(0o640)
+    os.utime(victim, (1, 1))
+    places = []
+
+    def plant(path):
+        places.append(path)
+        PLANTED[what](path, victim)
+
+    started = time.monotonic()
+    try:
+        ENTRIES[entry](home, plant)
+    except OSError as error:
+        assert re.search("of your own|Is a directory|Not a directory|File exists", str(error))
+    assert time.monotonic() - started < 30  # a FIFO would block for ever
+    assert victim.read_text() == "victim=4\n" and not victim.with_name("new").exists()
+    assert mode(victim) == 0o640 and victim.stat().st_mtime == 1
+    is_rewritten = entry in ("what was found out", "a log", "a ring")  # in a folder of our own
+    assert is_rewritten or os.path.lexists(places[0])
+
+
+# -- what a log or a plan names --------------------------------------------------------------------
+
+
+@as_root
+def test_pids_in_a_log_harm_no_process_and_no_shared_memory_but_the_runs(home):
+    run = folders.new_run()
+    with subprocess.Popen(["sleep", "60"], env={}, start_new_session=True) as innocent:
+        segments = {
+            "living": Path(f"/dev/shm/torch_{innocent.pid}_1"),
+            "theirs": Path(f"/dev/shm/torch_{2**22 + 5}_1"),
+            "ours": Path(f"/dev/shm/torch_{2**22 + 5}_2"),
+        }
+        for path in segments.values():
+            path.touch()
+        foreign(segments["theirs"])
+        lines = [{"event": "hello", "pid": innocent.pid}, {"event": "hello", "pid": "../../*"}]
+        lines += [{"event": "workers", "pids": [innocent.pid, 2**22 + 5, -1, "*", None]}]
+        log = run / "events.jsonl"
+        log.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+        plan = {"system": family.this_system(), "kernel_pid": 2**22 + 1}
+        (run / leftovers.PLAN_NAME).write_text(json.dumps(plan))
+        try:
+            leftovers.clear(home / "runs")
+            there = {name for name, path in segments.items() if path.exists()}
+            assert there == {"living", "theirs"} and innocent.poll() is None
+            assert not (run / leftovers.PLAN_NAME).exists()  # it was seen to
+        finally:
+            innocent.kill()
+            for path in segments.values():
+                path.unlink(missing_ok=True)
+
+
+# -- what is deleted, and what is replaced ---------------------------------------------------------
+
+NO_RUNS = {
+    "without the mark": lambda run: (run / run_mark.MARK_NAME).unlink(),
+    "a copy": lambda run: run.rename(run.with_name("20200101-000000-abcdef")),
+    "renamed": lambda run: run.rename(run.with_name("my best run")),
+    "a link": lambda run: run.symlink_to(run.rename(run.with_name("kept"))),
+    "written by all": lambda run: run.chmod(0o777),
+}
+
+
+@pytest.mark.parametrize("what", NO_RUNS)
+def test_a_folder_without_labkits_own_mark_is_never_deleted(what, home, monkeypatch):
+    run = folders.new_run()
+    (run / "notes.txt").write_text("mine")
+    NO_RUNS[what](run)
+    monkeypatch.setattr(folders, "KEPT_RUNS", 0)
+    for place in (home / "runs").iterdir():
+        run_mark.delete_run(place)
+    folders.new_run()
+    assert [path.read_text() for path in (home / "runs").rglob("notes.txt")] == ["mine"]
+
+
+def record():
+    return lk.recorded("workers-6")
+
+
+WRITES = {
+    **{f"run{suffix}": lambda path, **how: record().export(path, **how)
+       for suffix in (".html", ".md", ".csv", ".png", ".svg", ".pdf")},
+    **{f"run{suffix}": lambda path, **how: record().save(path, **how)
+       for suffix in (".jsonl", ".jsonl.gz")},
+    "train.py": lambda path, **how: lk.script(Pipeline()).save(path, **how),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_file_is_replaced_unasked_only_as_labkit_wrote_it(name, home, tmp_path):
+    write, path = WRITES[name], tmp_path / name
+    write(path)
+    write(path)  # its own, whether the same is written again or another
+    written = path.read_bytes()
+    for edited in (written + b"\n", written[:-1], b"mine", bytes([written[0] ^ 1]) + written[1:]):
+        path.write_bytes(edited)
+        with pytest.raises(FileKept, match="overwrite=True.*--force"):
+            write(path)
+        assert path.read_bytes() == edited and os.listdir(tmp_path).count(name) == 1
+    path.chmod(0o640)
+    write(path, overwrite=True)
+    assert mode(path) == 0o640
+    shutil.rmtree(home)  # who wrote it is not known any more
+    folders._writable.cache_clear()
+    path.write_bytes(b"")
+    write(path)
+
+
+@as_root
+def test_no_file_is_written_through_another_users_link(home, tmp_path):
+    victim = tmp_path / ".bashrc"
+    victim.write_text("mine")
+    link = tmp_path / "run.html"
+    link.symlink_to(victim)
+    with pytest.raises(FileKept), replacing(link) as file:
+        file.write(b"new")
+    os.lchown(link, NOBODY, NOBODY)
+    with pytest.raises(FileKept, match="another user"), replacing(link, overwrite=True) as file:
+        file.write(b"new")
+    assert victim.read_text() == "mine" and sorted(os.listdir(tmp_path))[-1] == "run.html"
