@@ -6,6 +6,8 @@ done then is over when the call begins. So errors, warnings and stacks read as w
 
 from __future__ import annotations
 
+import _thread
+import functools
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
@@ -44,6 +46,18 @@ class OnSet:
             kept[self.name] = self.then(owner, value)
         except Exception:  # ours
             kept[self.name] = value
+
+
+class Call(functools.partial):
+    """A call that tells `over` when it is over, however it ended: it is dropped then."""
+
+    over: Callable[[], None]
+
+    def __del__(self) -> None:
+        try:
+            self.over()
+        except KeyboardInterrupt:  # which Python would only print here
+            _thread.interrupt_main()
 
 
 def held(thing: object) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def install(module: ModuleType) -> None:
     if iterators is None:
         module.register_optimizer_step_post_hook(_untraced(OptimizerSteps(SCRIPT)))
     else:
-        HookedPasses(SCRIPT, iterators)
+        SCRIPT.passes = HookedPasses(SCRIPT, iterators)
     if getattr(sys.excepthook, "func", None) is not _show_error:
         sys.excepthook = functools.partial(_show_error, sys.excepthook)
     atexit.unregister(SCRIPT.close)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import itertools
 import os
+import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
-from labkit.bench.before_calls import Before
+from labkit.bench.before_calls import Before, Call
 from labkit.bench.loader_hook import HOOKS, Recording, install
 from labkit.process.events import now_ns
 from labkit.watching.batches import length_of
@@ -23,6 +24,7 @@ from labkit.watching.script_loops import WatchedLoop, WatchedScript
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
+    from labkit.watching.recorder import Recorder
 
 
 class HookedPass(Pass):
@@ -48,18 +50,21 @@ class HookedPass(Pass):
             if instead is not None:
                 return instead.__next__
             answer = self.answer_to_keep
+        call = Call(answer)
+        call.over = self.over
         asked = map(self.ask, itertools.repeat(iterator))  # again, where a script keeps the method
-        at_end = iter(self.exhausted, None)  # which the chain asks when torch has no more
-        return map(answer, itertools.chain(map(plain, asked), at_end)).__next__
+        return map(call, map(plain, asked)).__next__
 
     def answer_to_keep(self, batch: object) -> object:
         """As `answer`, with a batch of which some may be replayed."""
         assert self.replay is not None
         return self.replay.given(self.answer(batch))
 
-    def exhausted(self) -> None:
-        """Torch has no more batches."""
-        self.end("exhausted")
+    def over(self) -> None:
+        """The call is over: it gave a batch, the pass is exhausted, or an error goes through."""
+        if self.waits:
+            self.waits = False
+            self.end("exhausted")
 
 
 class HookedPasses:
@@ -69,6 +74,7 @@ class HookedPasses:
         """`kind` is torch's class of iterators, which is hooked."""
         self.script = script
         self.passes: WeakKeyDictionary[object, HookedPass] = WeakKeyDictionary()  # by iterator
+        self.asked: Recorder | None = None  # whose pass was asked for a batch last
         self.plain = kind.__next__
         install()
         HOOKS.begun.append(self.begin)
@@ -90,6 +96,7 @@ class HookedPasses:
 
     def _next_of(self, iterator: object) -> Callable[[], object] | None:
         found = self._of(iterator)
+        self.asked = found and found.recorder
         return None if found is None else found.next_of(iterator, self.plain)
 
     def _reset(self, iterator: object) -> None:
@@ -102,3 +109,9 @@ class HookedPasses:
         loader = found.loader()
         if loader is not None:  # its workers persist: the next pass has the same iterator
             self.begin(iterator, loader)
+
+    def failed(self, error: BaseException | None) -> None:
+        """Let the pass that was asked last be one that failed, where the error came out of it."""
+        frames = traceback.walk_tb(error and error.__traceback__)
+        if self.asked is not None and any(each.f_code is self.plain.__code__ for each, _ in frames):
+            self.asked.how = ""

@@ -44,6 +44,7 @@ class Pass:
         self.handed = 0  # batches, whether they are recorded or not
         self.is_new = True  # until its first batch is here, or the first after an error
         self.is_paused = False
+        self.waits = False  # for a batch
         self.lead_ns = lead_ns  # counts as waiting for the first batch: workers were started
         self.due = 0
         self.beat_at = 0
@@ -53,6 +54,7 @@ class Pass:
 
     def ask(self, iterator: object = None) -> object:
         """The loop asks `iterator`, which is returned, for a batch: the step before is over."""
+        self.waits = True
         if self.is_paused:
             return iterator
         now = now_ns()
@@ -69,6 +71,7 @@ class Pass:
 
     def answer(self, batch: object) -> object:
         """The loop has a batch, which is returned: the body of a step begins."""
+        self.waits = False
         self.handed += 1
         if self.is_paused:
             return batch

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
 
+    from labkit.watching.hooked_passes import HookedPasses
 
 MOST_LOADERS = 8  # loaders of a process that are recorded: training, validation, test, ...
 
@@ -63,6 +64,7 @@ class WatchedScript:
     def __init__(self):
         self.pid = os.getpid()
         self.loops: list[WatchedLoop] = []
+        self.passes: HookedPasses | None = None
 
     @property
     def is_here(self) -> bool:
@@ -119,6 +121,8 @@ class WatchedScript:
     def close(self) -> None:
         """End the runs, with the error that ended the script, where one did."""
         error = getattr(sys, "last_value", None)
+        if self.passes is not None:
+            self.passes.failed(error)
         for loop in self.loops:
             with contextlib.suppress(Exception):
                 loop.close(error)
