@@ -53,25 +53,19 @@ def lacks_kernels(index: int) -> str | None:
     name = torch.cuda.get_device_name(index)
     why = f"this torch has no kernels for its compute capability {card[0]}.{card[1]}"
     facts = f"torch {torch.__version__} is built for {', '.join(built)}"
-    wheel = wheel_for(card, _cuda_of_driver())
-    return unusable(name, f"{why} ({facts})", installing(wheel))
+    return unusable(name, f"{why} ({facts})", installing(card, _cuda_of_driver()))
 
 
-def wheel_for(card: tuple[int, int], driver_major: int) -> str | None:
-    """Return the build of torch for a card's compute capability and driver; None without one."""
+def installing(card: tuple[int, int], driver_major: int) -> str:
+    """Return how to install a torch for a card's compute capability and driver."""
     if card < OLDEST:
-        return None
+        return "none: PyTorch 2 has no build for a card this old"
     build = BUILDS[min(max(driver_major, 12), 13)]
     if card < TURING:
         build = BUILDS[12]
     elif card >= BLACKWELL and build == BUILDS[12]:
         build = "cu128"
-    return build
-
-
-def installing(wheel: str | None) -> str:
-    """Return how to install a build of torch."""
-    return INSTALL + wheel if wheel else "none: PyTorch 2 has no build for a card this old"
+    return INSTALL + build
 
 
 def _cuda_of_driver() -> int:
@@ -108,7 +102,7 @@ def _why_torch_sees_no_card() -> str | None:
         return None
     built = torch.version.cuda
     driver_major = newest // 1000
-    remedy = installing(wheel_for((major, minor), driver_major))
+    remedy = installing((major, minor), driver_major)
     if built is None:
         why = "this torch is built without CUDA"
     elif int(built.split(".")[0]) > driver_major:

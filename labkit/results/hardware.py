@@ -10,7 +10,6 @@ import sys
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from labkit.orders import Asked
 from labkit.process import launcher
 from labkit.results.result import Result, Table
 from labkit.results.text import counted
@@ -134,13 +133,11 @@ def machine() -> Machine:
     return Machine.from_dict(asked_of("labkit.bench.machine"))
 
 
-def check_device(asked: Asked) -> None:
-    """Raise ValueError where a run is asked for on a device that is named and cannot be used.
+def check_device(device: str, ranks: int = 0) -> None:
+    """Raise ValueError where `device` is a named one that cannot be used, by each of the ranks.
 
     Torch is asked once more before it is refused: a card may no longer be hidden.
     """
-    device = asked["pipeline"]["device"]
-    ranks = asked.get("ranks", 0)
     if device in ("auto", "cpu") or not machine().refusal(device, ranks):
         return
     machine.cache_clear()

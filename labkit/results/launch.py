@@ -78,7 +78,7 @@ def launch(
         OSError: No process could be started.
     """
     asked = spec.to_spec()
-    check_device(asked)
+    check_device(asked["pipeline"]["device"], asked.get("ranks", 0))
     kind = launcher.RANKS if isinstance(spec, Distributed) else launcher.BENCH
     try:
         with launcher.starting(kind, after) as handle:

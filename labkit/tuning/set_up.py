@@ -70,7 +70,7 @@ def given(what: object, *, step: object = None, **parts: object) -> Given:
     if isinstance(what, Pipeline):
         if named := [name for name, part in {**parts, "step": step}.items() if part is not None]:
             raise ValueError(f"{' and '.join(named)}: goes with a dataset of your own.")
-        check_device(what.to_spec())
+        check_device(what.device)
         return Given(what, None, what.to_dict(), LoopCode())
     if knobs_of(what):  # a DataLoader: dataset and settings can be read off it
         if parts.pop("collate_fn", None) is not None:

@@ -187,7 +187,8 @@ class Panel(WidgetOrText, Generic[Asked, Ran]):
     async def _run_once(self) -> None:
         """Run, from the press of the button to the last figure."""
         await self.session.pause(SETTLE_S)
-        await asyncio.to_thread(check_device, self.asked.to_spec())  # may take seconds
+        device = self.asked.to_spec()["pipeline"]["device"]
+        await asyncio.to_thread(check_device, device)  # or the kernel waits for torch
         run, before = self._begin()
         await self.session.follow(run, self.view.follow)
         self._show(run, before)

@@ -98,8 +98,8 @@ def sweep(
     on a bad value before anything runs.
     """
     swept = Sweep(pipeline or Pipeline(), knobs, devices)
-    for each_device in swept.devices or swept.knobs.get("device", ()):
-        check_device({"pipeline": {"device": each_device}})
+    for name in swept.devices or swept.knobs.get("device", ()):
+        check_device(str(name))
     shown = RunDisplay(height=SWEEP_PX)
     remember(sweep, swept)
 
