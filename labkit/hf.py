@@ -1,6 +1,6 @@
 """Hugging Face's Trainer as a Run: `Trainer(..., callbacks=[hf.Recorder()])`.
 
-Needs the extra `labkit[hf]`.
+Needs the extra `gpu-labkit[hf]`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ try:
     from transformers import TrainerCallback
 except ImportError as error:
     raise ImportError(
-        f"labkit.hf needs transformers and accelerate ({error}): pip install 'labkit[hf]'"
+        f"labkit.hf needs transformers and accelerate ({error}): pip install 'gpu-labkit[hf]'"
     ) from None
 
 

@@ -1,6 +1,6 @@
 """Lightning's Trainer as a Run: `Trainer(..., callbacks=[lightning.Recorder()])`.
 
-Needs the extra `labkit[lightning]`.
+Needs the extra `gpu-labkit[lightning]`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ else:
         from lightning.pytorch import Callback
     except ImportError as error:
         raise ImportError(
-            f"labkit.lightning needs lightning ({error}): pip install 'labkit[lightning]'"
+            f"labkit.lightning needs lightning ({error}): pip install 'gpu-labkit[lightning]'"
         ) from None
 
 

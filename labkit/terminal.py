@@ -39,7 +39,7 @@ PARSER = argparse.ArgumentParser(
     epilog=START_HERE,
     formatter_class=argparse.RawDescriptionHelpFormatter,
 )
-COMMANDS = PARSER.add_subparsers(title="commands", required=True, metavar="COMMAND")
+COMMANDS = PARSER.add_subparsers(title="commands", metavar="COMMAND")
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,9 @@ def say(text: str, stream: TextIO | None = None) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     options = PARSER.parse_args(arguments)
+    if "command" not in options:
+        PARSER.print_help()
+        return 0
     try:
         if options.save:  # before the run, not after it
             saving.check(options.save, options.force)

@@ -1,19 +1,20 @@
-"""Let the notebooks be opened on Colab and Kaggle: `python maintain/colab.py [OWNER/NAME]`.
+"""Let a fork's notebooks be opened on Colab and Kaggle: `python maintain/colab.py NAME/REPO`.
 
 Each notebook gets a badge under its title, and lines at the head of its first code cell that
-install labkit there, and nowhere else; the README gets the badge. OWNER/NAME is the repository on
-GitHub. Run it again whenever the repository has moved: what is there already is replaced.
+install labkit there, and nowhere else; the README gets the badge. NAME/REPO is the fork on GitHub.
+Run it again whenever the repository has moved: what is there already is replaced. `--remove` takes
+all of it out again.
 """
 
+import argparse
 import re
-import sys
 from pathlib import Path
 
 import nbformat
 from IPython.core.inputtransformer2 import TransformerManager
 
 ROOT = Path(__file__).parents[1]
-PLACEHOLDER = "OWNER/labkit"  # until the repository is published
+REPOSITORY = re.compile(r"[A-Za-z0-9-]+/[\w.-]+", re.ASCII)  # GitHub's owners and names
 PAGE = "github.com/{repository}/blob/main/notebooks/{name}"
 BADGES = (
     "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
@@ -30,11 +31,8 @@ import sys
 
 on_colab = "google.colab" in sys.modules
 if on_colab or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
-    repository = "{repository}"
-    if repository.startswith("OWNER/"):
-        raise SystemExit("OWNER/labkit is a placeholder: write NAME/REPO of your fork there.")
     old_widgets = importlib.metadata.version("ipywidgets").startswith("7.")
-    %pip install -q "labkit @ git+https://github.com/{{repository}}"
+    %pip install -q "gpu-labkit @ git+https://github.com/{repository}"
     if old_widgets:
         raise SystemExit("ipywidgets is new now: restart the session, then run this cell again.")
 if on_colab:
@@ -45,20 +43,29 @@ if on_colab:
 LAST_LINE = CELL.splitlines()[-1]
 
 
-def with_badges(text: str, repository: str, name: str) -> str:
-    """Return Markdown that begins with a title, with the badges of a notebook under it."""
-    title, _, rest = BADGES_THERE.sub("", text).partition("\n")
+def with_badges(text: str, repository: str | None, name: str) -> str:
+    """Return Markdown that begins with a title, with the badges of a notebook under it, or none."""
+    text = BADGES_THERE.sub("", text)
+    if repository is None:
+        return text
+    title, _, rest = text.partition("\n")
     badges = BADGES.format(repository=repository, name=name)
     return f"{title}\n\n{badges}\n\n{rest.lstrip()}"
 
 
-def add(notebook: nbformat.NotebookNode, repository: str, name: str) -> None:
-    """Give a notebook its badges, and the installation at the head of its first code cell."""
+def own_code(source: str) -> str:
+    """Return a first code cell's source without what installs labkit."""
+    return source.rpartition(LAST_LINE)[2].lstrip()
+
+
+def mark(notebook: nbformat.NotebookNode, repository: str | None, name: str) -> None:
+    """Give a notebook its badges and its installation for `repository`; without one, take both."""
     title = notebook.cells[0]
     title.source = with_badges(title.source, repository, name)
     setup = next(cell for cell in notebook.cells if cell.cell_type == "code")
-    own = setup.source.rpartition(LAST_LINE)[2].strip()
-    setup.source = f"{CELL.format(repository=repository)}\n{own}"
+    setup.source = own_code(setup.source)
+    if repository:
+        setup.source = f"{CELL.format(repository=repository)}\n{setup.source}"
 
 
 def plain(source: str) -> str:
@@ -66,12 +73,28 @@ def plain(source: str) -> str:
     return TransformerManager().transform_cell(source)
 
 
-if __name__ == "__main__":
-    where = sys.argv[1] if len(sys.argv) > 1 else PLACEHOLDER
+def fork(text: str) -> str:
+    """Check a repository's name, as argparse's `type`."""
+    if not REPOSITORY.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no repository on GitHub: write NAME/REPO")
+    return text
+
+
+def main() -> None:
+    """Mark the notebooks and the README for a fork, or take the marks out."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("repository", nargs="?", type=fork, metavar="NAME/REPO")
+    which.add_argument("--remove", action="store_true", help="take badges and code out again")
+    repository = parser.parse_args().repository
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        found = nbformat.read(path, as_version=4)
-        add(found, where, path.name)
-        nbformat.write(found, path)
+        notebook = nbformat.read(path, as_version=4)
+        mark(notebook, repository, path.name)
+        nbformat.write(notebook, path)
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
-    readme.write_text(with_badges(text, where, "00_start_here.ipynb"), encoding="utf-8")
+    readme.write_text(with_badges(text, repository, "00_start_here.ipynb"), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

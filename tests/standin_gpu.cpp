@@ -118,6 +118,9 @@ struct CUDAHooks : at::CUDAHooksInterface {
   }
   c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_memory; }
   void deviceSynchronize(c10::DeviceIndex device) const override { answers.finish(device); }
+  // Attention asks from PyTorch 2.14 on: without cuDNN it has kernels of its own. Older ones have no
+  // such function to override
+  virtual long versionRuntimeCuDNN() const { return 0; }
 };
 
 // A build without CUDA has decided when it was compiled that it has no accelerator, and keeps the

@@ -1,4 +1,4 @@
-"""The cell that installs labkit on Colab and Kaggle, and how it comes into the notebooks."""
+"""What `maintain/colab.py` writes into the notebooks of a fork, and takes out again."""
 
 import importlib.metadata
 import sys
@@ -9,29 +9,26 @@ import nbformat
 import pytest
 
 HERE = "someone/labkit"
-INSTALL = 'pip install -q "labkit @ git+https://github.com/someone/labkit"'
+INSTALL = 'pip install -q "gpu-labkit @ git+https://github.com/someone/labkit"'
 
 
 @pytest.mark.parametrize(
-    "service, widgets, repository, did",
+    "service, widgets, did",
     [
-        ("", "8.1.5", HERE, []),  # one's own machine
-        ("Kaggle", "8.1.5", HERE, [INSTALL]),
-        ("Colab", "8.1.5", HERE, [INSTALL, "manager"]),  # that shows the widgets of packages
-        ("Colab", "7.7.1", HERE, [INSTALL, "restart the session"]),
-        ("Colab", "8.1.5", colab.PLACEHOLDER, ["write NAME/REPO of your fork"]),
+        ("", "8.1.5", []),  # one's own machine
+        ("Kaggle", "8.1.5", [INSTALL]),
+        ("Colab", "8.1.5", [INSTALL, "manager"]),  # that shows the widgets of packages
+        ("Colab", "7.7.1", [INSTALL, "restart the session"]),
     ],
 )
-def test_the_cell_installs_on_a_service_or_says_what_is_to_be_done_and_nothing_elsewhere(
-    service, widgets, repository, did, monkeypatch
+def test_the_cell_installs_on_a_service_and_does_nothing_elsewhere(
+    service, widgets, did, monkeypatch
 ):
     done = []
     names = {}
-
-    def magic(*words):  # puts variables in, as IPython does
-        done.append(" ".join(words).format_map(names))
-
-    names["get_ipython"] = lambda: SimpleNamespace(run_line_magic=magic)
+    names["get_ipython"] = lambda: SimpleNamespace(
+        run_line_magic=lambda *words: done.append(" ".join(words))
+    )
     if service == "Colab":
         output = SimpleNamespace(enable_custom_widget_manager=lambda: done.append("manager"))
         monkeypatch.setitem(sys.modules, "google.colab", SimpleNamespace(output=output))
@@ -39,22 +36,57 @@ def test_the_cell_installs_on_a_service_or_says_what_is_to_be_done_and_nothing_e
         monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
     monkeypatch.setattr(importlib.metadata, "version", lambda _: widgets)
     try:
-        exec(colab.plain(colab.CELL.format(repository=repository)), names)
+        exec(colab.plain(colab.CELL.format(repository=HERE)), names)
     except SystemExit as end:
         done.append(str(end))
     for said, expected in zip(done, did, strict=True):
         assert expected in said
 
 
-def test_each_notebook_has_the_cell_and_its_badge_once_and_they_follow_the_repository():
-    for path in sorted((colab.ROOT / "notebooks").glob("*.ipynb")):
-        notebook = nbformat.read(path, as_version=4)
-        there = nbformat.writes(notebook)
-        for repository in (HERE, colab.PLACEHOLDER):
-            colab.add(notebook, repository, path.name)
-            page = f"github/{repository}/blob/main/notebooks/{path.name}"
-            assert f"(https://colab.research.google.com/{page})" in notebook.cells[0].source
-        assert nbformat.writes(notebook) == there
+@pytest.fixture
+def clone(tmp_path, monkeypatch):
+    """The files that the script writes, as they are committed: {path: its text}."""
+    (tmp_path / "notebooks").mkdir()
+    committed = {}
+    for path in [colab.ROOT / "README.md", *(colab.ROOT / "notebooks").glob("*.ipynb")]:
+        copy = tmp_path / path.relative_to(colab.ROOT)
+        committed[copy] = path.read_text(encoding="utf-8")
+        copy.write_text(committed[copy], encoding="utf-8")
+    monkeypatch.setattr(colab, "ROOT", tmp_path)
+    return committed
+
+
+def test_a_fork_is_written_once_follows_its_name_and_is_removed_to_the_byte(clone, monkeypatch):
+    def written_by(*arguments):
+        monkeypatch.setattr(sys, "argv", ["colab.py", *arguments])
+        colab.main()
+        return {path: path.read_text(encoding="utf-8") for path in clone}
+
+    assert not any("OWNER" in text or "colab.research" in text for text in clone.values())
+    here = written_by(HERE)
+    assert written_by("some-one-else/x.y") == written_by("some-one-else/x.y") != here
+    assert written_by(HERE) == here
+    for path, text in here.items():
+        name = path.name if path.suffix == ".ipynb" else "00_start_here.ipynb"
+        page = f"github/{HERE}/blob/main/notebooks/{name}"
+        assert text.count(f"(https://colab.research.google.com/{page})") == 1
+        if path.suffix == ".ipynb":
+            first = next(c for c in nbformat.reads(text, 4).cells if c.cell_type == "code")
+            assert first.source.startswith(colab.CELL.format(repository=HERE))
+    assert written_by("--remove") == written_by("--remove") == clone
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["OWNER"], ["https://github.com/a/b"], ["a/b/c"], ["a/b", "--remove"]]
+)
+def test_a_name_that_is_no_repository_is_refused_before_anything_is_written(
+    arguments, clone, monkeypatch, capsys
+):
+    monkeypatch.setattr(sys, "argv", ["colab.py", *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        colab.main()
+    assert "NAME/REPO" in capsys.readouterr().err
+    assert all(path.read_text(encoding="utf-8") == text for path, text in clone.items())
 
 
 def test_what_is_installed_there_brings_no_jupyterlab():

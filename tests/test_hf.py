@@ -9,13 +9,13 @@ import torch
 
 pytestmark = pytest.mark.slow
 installed = all(map(importlib.util.find_spec, ("transformers", "accelerate")))
-needs_hf = pytest.mark.skipif(not installed, reason="needs the extra labkit[hf]")
+needs_hf = pytest.mark.skipif(not installed, reason="needs the extra gpu-labkit[hf]")
 
 
 def test_without_the_extra_the_import_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.delitem(sys.modules, "labkit.hf", raising=False)
-    with pytest.raises(ImportError, match=r"pip install 'labkit\[hf\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'gpu-labkit\[hf\]'"):
         importlib.import_module("labkit.hf")
 
 
@@ -102,7 +102,7 @@ def test_a_trainer_is_recorded_as_a_run_in_which_a_slow_dataset_and_callback_and
     assert found.cause == "waiting" and found.lines[0].function.endswith("SlowLog.on_log")
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("lightning"), reason="needs labkit[lightning]")
+@pytest.mark.skipif(not importlib.util.find_spec("lightning"), reason="needs gpu-labkit[lightning]")
 def test_a_lightning_trainer_is_recorded_as_a_run_with_its_lines(tmp_path):
     import lightning
 

@@ -282,7 +282,7 @@ def test_bad_settings_are_refused_before_anything_starts(bad, says):
 
 @pytest.mark.parametrize("count, kind", [(0, "cpu"), (1, "cpu"), (2, "cuda")])
 def test_two_ranks_use_cards_where_each_has_its_own(monkeypatch, count, kind):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(devices, "usable_cards", lambda: range(count))
     here = torch.device("cuda:0" if count else "cpu")
     monkeypatch.setattr(devices, "find_device", lambda wanted: here)
     found, why = device_kind("auto", 2)

@@ -8,7 +8,7 @@ import psutil
 import pynvml
 import torch
 
-from labkit.bench.unusable_cards import KNOWN, lacks_kernels, unused_gpu
+from labkit.bench.unusable_cards import lacks_kernels, started_cards, unused_gpu
 
 IDLE_MEMORY = 0.05  # of a card's: what a driver and a desktop hold
 # And a CUDA context of ours, where a container hides which processes are ours
@@ -18,29 +18,32 @@ IDLE_BYTES = 2**30
 def find_device(wanted: str = "auto") -> torch.device:
     """Return the torch device for the `device` knob; raise RuntimeError where it is not here."""
     if wanted == "auto":
-        found = torch.accelerator.current_accelerator(check_available=True)
-        wanted = found.type if found and found.type in KNOWN else "cpu"
-        if wanted == "cuda":
-            usable = usable_cards()
-            wanted = f"cuda:{least_busy(usable)}" if usable else "cpu"
-    device = torch.device(wanted)
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        index = device.index or 0
-        if index >= count:
-            why = unused_gpu() or f"it is not here, {count} CUDA devices are visible."
-            raise RuntimeError(f"device={wanted!r}: {why}")
-        if why := lacks_kernels(index):
-            raise RuntimeError(f"device={wanted!r}: {why}")
-        return torch.device("cuda", index)
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise RuntimeError("device='mps' is not here: this torch sees no Apple GPU.")
-    return device
+        wanted = "mps" if torch.backends.mps.is_available() else "cpu"
+        if cards := usable_cards():
+            wanted = f"cuda:{least_busy(cards)}"
+    if wanted == "cpu":
+        return torch.device(wanted)
+    here = why_not()
+    name = "cuda:0" if wanted == "cuda" else wanted
+    why = here[name] if name in here else unused_gpu() or f"it is not here; {', '.join(here)} are."
+    if why:
+        raise RuntimeError(f"device={wanted!r}: {why}")
+    return torch.device(name)
+
+
+def why_not() -> dict[str, str | None]:
+    """Return each device that is here, and why torch cannot use it; None where it can."""
+    here: dict[str, str | None] = {"cpu": None}
+    for index in started_cards():
+        here[f"cuda:{index}"] = lacks_kernels(index)
+    if torch.backends.mps.is_available():
+        here["mps"] = None
+    return here
 
 
 def usable_cards() -> list[int]:
     """Return the CUDA devices for whose architecture this torch has kernels."""
-    return [index for index in range(torch.cuda.device_count()) if not lacks_kernels(index)]
+    return [index for index in started_cards() if not lacks_kernels(index)]
 
 
 def least_busy(cards: list[int]) -> int:

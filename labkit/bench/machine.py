@@ -15,7 +15,6 @@ import torch
 from labkit import quotas
 from labkit.bench import devices, unusable_cards
 from labkit.bench.compiling import compile_lacks
-from labkit.bench.gpu_meter import TEGRA
 from labkit.bench.host import cpu_name, plain_machine
 from labkit.bench.resources import use_fixed_threads
 
@@ -68,9 +67,6 @@ def _describe_card(device: torch.device) -> dict[str, Any]:
     }
     if torch.version.hip:  # AMD's numbers are not NVIDIA's: 9.4 there is not after Ampere
         found["compute_capability"] = None
-    if TEGRA.exists():
-        found["name"] = f"{card.name} (Jetson, its memory is the CPU's)"
-        return found
     with contextlib.suppress(pynvml.NVMLError):  # what only the driver tells
         pynvml.nvmlInit()
         found["driver"] = pynvml.nvmlSystemGetDriverVersion()
@@ -107,5 +103,7 @@ def _gib(size_bytes: int) -> float:
 
 if __name__ == "__main__":
     use_fixed_threads()
-    print(json.dumps(describe(devices.find_device()) | unusable_cards.unused_facts()), flush=True)
+    found = describe(devices.find_device())
+    found |= {"unused_gpu": unusable_cards.unused_gpu(), "devices": devices.why_not()}
+    print(json.dumps(found), flush=True)
     os._exit(0)  # without torch's teardown, which takes a third as long as its import

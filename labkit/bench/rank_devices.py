@@ -20,13 +20,8 @@ def take_device(wanted: str, ranks: int, local_rank: int) -> tuple[torch.device,
 def device_kind(wanted: str, ranks: int) -> tuple[str, str | None]:
     """Return "cuda" or "cpu", and why it is not the GPU that a single run would use, if so."""
     count = len(devices.usable_cards())
-    if wanted == "cuda" and count < ranks:
-        raise RuntimeError(
-            f"ranks={ranks} with device='cuda' need a card each and {count} CUDA devices are "
-            "visible: use fewer ranks, or device='cpu'."
-        )
     if wanted != "cpu" and count >= ranks:
         return "cuda", None
     why = f"each rank needs a CUDA device of its own, and {ranks} ranks have {count} between them"
-    on_gpu = wanted == "auto" and devices.find_device("auto").type != "cpu"
+    on_gpu = devices.find_device(wanted).type != "cpu"
     return "cpu", f"{why}: all train on the CPU" if on_gpu else None

@@ -32,7 +32,13 @@ class SharedEnd:
             return False
         over = self.wait()
         self.vote = torch.tensor([float(now_ns() > self.deadline_ns)])
-        self.sent = dist.all_reduce(self.vote, dist.ReduceOp.MAX, self.group, async_op=True)
+        # PyTorch 2.14 types a group as an int where a rank is not in it; here all are
+        self.sent = dist.all_reduce(  # pyright: ignore[reportCallIssue]
+            self.vote,
+            dist.ReduceOp.MAX,
+            self.group,  # pyright: ignore[reportArgumentType]
+            async_op=True,
+        )
         return over
 
     def wait(self) -> bool:

@@ -310,7 +310,7 @@ BY_HAND = (
     "Lightning do both themselves, without cpu=True and with accelerator='auto'"
 )
 BY_A_TRAINER = "take use_cpu=True (or ACCELERATE_USE_CPU) out, and the Trainer does it"
-MOVED = """device = torch.accelerator.current_accelerator()
+MOVED = """device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
 {0} = {0}.to(device)  # before the optimizer is made
 # and in the loop, each tensor of a batch: x = x.to(device)
 """

@@ -42,8 +42,8 @@ class Machine(Result):
     driver: str | None = None
     pcie: str | None = None  # the card's link, as it was when asked
     unused_gpu: str | None = None  # a card that is here and that torch cannot use: why, the remedy
-    unused_gpu_in_short: str | None = None
     compile_lacks: str | None = None  # why torch.compile cannot act on the device
+    devices: dict[str, str | None] = field(default_factory=dict)  # and why torch cannot use one
     versions: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -68,16 +68,28 @@ class Machine(Result):
         is_old = float(self.compute_capability or 7.0) < 7.0
         return not (self.compile_lacks or is_old or self.device.startswith("mps"))
 
+    def refusal(self, device: str, ranks: int) -> str | None:
+        """Return why a run on `device` cannot be, or ranks with a card each; None where it can."""
+        usable = [name for name, why in self.devices.items() if why is None]
+        use = f"use 'auto', or one of {', '.join(usable)}."
+        cards = sum(name.startswith("cuda") for name in usable)
+        if 0 < cards < ranks:
+            return f"{ranks} ranks need a card each and {cards} can be used: {use}"
+        here = self.unused_gpu or f"it is not here: {use}"
+        return self.devices.get("cuda:0" if device == "cuda" else device, here)
+
     @property
     def line(self) -> str:
         """The machine in one line: the stamp under every number."""
         threads = ""
         if self.kind == "cpu" and self.threads is not None:
             threads = f", model on {counted(self.threads, 'thread')}"
-        unused = self.unused_gpu_in_short or self.unused_gpu  # older records have the second only
+        unused = ""
+        if self.unused_gpu:
+            unused = f"; {self.unused_gpu.partition(':')[0]} (lk.machine() says why)"
         return (
             f"{self.name} ({self.kind.upper()}{threads}), {self.cores_text} CPU cores, "
-            f"torch {self.versions.get('torch', 'unknown')}{f'; {unused}' if unused else ''}"
+            f"torch {self.versions.get('torch', 'unknown')}{unused}"
         )
 
     def table(self) -> Table:
@@ -119,6 +131,18 @@ def machine() -> Machine:
     """Describe this machine (2 s the first time); RuntimeError says why torch does not start."""
     launcher.stand_by()  # a notebook asks this before its first run, and waits for torch once
     return Machine.from_dict(asked_of("labkit.bench.machine"))
+
+
+def check_device(device: str, ranks: int = 0) -> None:
+    """Raise ValueError where `device` is a named one that cannot be used, by each of the ranks.
+
+    Torch is asked once more before it is refused: a card may no longer be hidden.
+    """
+    if device in ("auto", "cpu") or not machine().refusal(device, ranks):
+        return
+    machine.cache_clear()
+    if why := machine().refusal(device, ranks):
+        raise ValueError(f"device={device!r}: {why}")
 
 
 def asked_of(module: str, *arguments: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from labkit.bench.record_head import spec_event
 from labkit.orders import Asked, DataSource, FunctionSource, Order
 from labkit.process import folders, launcher
 from labkit.results.failures import with_remedy
+from labkit.results.hardware import check_device
 from labkit.results.library import Loaded, kind_of
 from labkit.results.measurements import Measurements
 from labkit.results.ranks import Ranks
@@ -73,9 +74,11 @@ def launch(
         source: Feeds the user's own dataset, or function.
 
     Raises:
+        ValueError: The device that it names is not here.
         OSError: No process could be started.
     """
     asked = spec.to_spec()
+    check_device(asked["pipeline"]["device"], asked.get("ranks", 0))
     kind = launcher.RANKS if isinstance(spec, Distributed) else launcher.BENCH
     try:
         with launcher.starting(kind, after) as handle:

@@ -11,7 +11,7 @@ from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.loader_words import too_many
 from labkit.diagnosis.recommendation import LEAST_MAX_WORKERS
 from labkit.knobs import Settings
-from labkit.results.hardware import Machine, machine
+from labkit.results.hardware import Machine, check_device, machine
 from labkit.results.run import Run
 from labkit.spec import KNOBS, LOADER_KNOBS, LOOP_PARTS, STEP_KNOBS, Pipeline
 from labkit.tuning.improve import Improver, lacking
@@ -70,6 +70,7 @@ def given(what: object, *, step: object = None, **parts: object) -> Given:
     if isinstance(what, Pipeline):
         if named := [name for name, part in {**parts, "step": step}.items() if part is not None]:
             raise ValueError(f"{' and '.join(named)}: goes with a dataset of your own.")
+        check_device(what.device)
         return Given(what, None, what.to_dict(), LoopCode())
     if knobs_of(what):  # a DataLoader: dataset and settings can be read off it
         if parts.pop("collate_fn", None) is not None:

@@ -6,6 +6,7 @@ All handlers run in the thread that made the panel: see home_thread.py.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar, Generic, TypeVar, cast
@@ -14,6 +15,7 @@ import ipywidgets as widgets
 
 from labkit.knobs import Settings, check_names
 from labkit.process import launcher
+from labkit.results.hardware import check_device
 from labkit.results.launch import launch
 from labkit.spec import Distributed, Pipeline
 from labkit.view.clipboard import Clipboard
@@ -185,6 +187,8 @@ class Panel(WidgetOrText, Generic[Asked, Ran]):
     async def _run_once(self) -> None:
         """Run, from the press of the button to the last figure."""
         await self.session.pause(SETTLE_S)
+        device = self.asked.to_spec()["pipeline"]["device"]
+        await asyncio.to_thread(check_device, device)  # or the kernel waits for torch
         run, before = self._begin()
         await self.session.follow(run, self.view.follow)
         self._show(run, before)

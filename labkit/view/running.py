@@ -8,6 +8,7 @@ from typing import TypeVar
 from labkit.knobs import Settings, as_typed
 from labkit.process.interrupts import held
 from labkit.process.notebook import in_notebook
+from labkit.results.hardware import check_device
 from labkit.results.launch import launch
 from labkit.results.ranks import Ranks
 from labkit.results.run import Run
@@ -97,6 +98,8 @@ def sweep(
     on a bad value before anything runs.
     """
     swept = Sweep(pipeline or Pipeline(), knobs, devices)
+    for name in swept.devices or swept.knobs.get("device", ()):
+        check_device(str(name))
     shown = RunDisplay(height=SWEEP_PX)
     remember(sweep, swept)
 

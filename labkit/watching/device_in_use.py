@@ -29,7 +29,8 @@ def machine_and_clock(
         from labkit.bench import machine
 
         clock = None
-        if device is None:
+        # a FakeTensor says "cuda" where there is no driver
+        if device is None or (device.type == "cuda" and not torch.cuda.is_initialized()):
             device = device_in_use(torch)
         if device.type == "cuda":
             from labkit.bench.timeline import EventPool

@@ -120,7 +120,7 @@ def gated_kernel(answer: Answer) -> Numbers:
 def device_that_compiles() -> torch.device:
     """Return where Triton's kernels run; raises Refused where they cannot."""
     if importlib.util.find_spec("triton") is None:
-        raise Refused("Triton is missing here. On Linux: pip install 'labkit[kernels]'")
+        raise Refused("Triton is missing here. On Linux: pip install 'gpu-labkit[kernels]'")
     device = triton_kernels.device()
     if device.type == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
