@@ -181,8 +181,7 @@ def test_every_signal_reaches_the_script_once_whether_it_is_sent_to_us_or_to_our
 def test_a_hangup_that_is_ignored_as_under_nohup_is_ignored_by_the_script():
     code = "import signal; print('up\\n', signal.getsignal(signal.SIGHUP).name)"
     ignored = partial(signal.signal, signal.SIGHUP, signal.SIG_IGN)
-    said, _ = begun(code, preexec_fn=ignored).communicate(timeout=60)
-    assert "SIG_IGN" in said
+    assert "SIG_IGN" in begun(code, preexec_fn=ignored).stdout.read()
 
 
 COUNTS = """
@@ -231,7 +230,8 @@ import os
 for each in sorted(os.listdir("/proc/self/fd")):
     try: print(each, os.path.basename(os.readlink("/proc/self/fd/" + each)), file=file)
     except OSError: pass
-os.write(3, b"three") if 3 in map(int, os.listdir("/proc/self/fd")) else None
+try: os.write(3, b"three")
+except OSError: pass
 raise SystemExit(4)
 """
 
@@ -415,4 +415,4 @@ def test_a_script_is_run_by_our_python_where_it_cannot_run_by_itself(tmp_path, m
         found, code = watch_script(["train.py"])
         assert code == found.values["exit_code"] == 7 and says in found.text
         assert found.values["command"][0] == sys.executable
-        monkeypatch.setattr("labkit.view.watch_command._judged", lambda *_: 1 / 0)
+        monkeypatch.setattr("labkit.view.watch_command._of_nothing", lambda *_: 1 / 0)

@@ -14,6 +14,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -62,15 +63,15 @@ def period_s(age_s: float) -> float:
     return PERIOD_S * max(1.0, age_s / THIN_AFTER_S) ** 2
 
 
+@dataclass
 class Lifetime:
     """For how long to sample: as long as some processes live, and a file is there, if one is given.
 
     A supervisor ends the process sooner.
     """
 
-    def __init__(self, parent: int, while_there: Path | None):
-        self.processes = [psutil.Process(parent)]
-        self.while_there = while_there
+    processes: list[psutil.Process]
+    while_there: Path | None
 
     def sleep(self, seconds: float) -> None:
         """Sleep; ends this process where it is over, after a second at most."""
@@ -230,7 +231,7 @@ def main(parent: int, while_there: Path | None = None) -> None:
         die_with(parent)
     wait_for_run()
     log = EventLog(".")
-    lifetime = Lifetime(parent, while_there)
+    lifetime = Lifetime([psutil.Process(parent)], while_there)
     hello, machine = wait_for(Path(FILE_NAME), ("hello", "machine"), lifetime)
     cpu = CpuMeter(hello["pid"])
     lifetime.processes.append(cpu.bench)

@@ -24,7 +24,7 @@ from labkit.results.wall_shares import trains
 from labkit.view import report
 from labkit.view.script_words import Values, text_inside, values_inside, values_of_hang
 from labkit.watching.foreground import Foreground, hold_closed_streams
-from labkit.watching.hangs import HangWatch
+from labkit.watching.hangs import HangWatch, LiveHang
 from labkit.watching.messages import say
 from labkit.watching.run_folders import SITE, folders_in
 from labkit.watching.script_process import NOT_LOADED, ScriptTelemetry, why_nothing
@@ -41,17 +41,6 @@ NOTHING: Values = {
 _say = partial(say, by="labkit watch")
 
 START = "Give the command as a shell takes it: labkit watch -- python train.py"
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A script that has run to its end."""
-
-    folder: Path  # of its runs
-    exit_code: int  # for a signal 128 and its number, as in a shell
-    start_ns: int
-    end_ns: int
-    hangs: HangWatch
 
 
 @dataclass(frozen=True)
@@ -120,12 +109,19 @@ def _recorded(
     try:
         with hangs:
             code = _run(foreground, command, env, quiet_stdout)
-        end_ns = now_ns()
     finally:
         telemetry.end()
     try:
+        end_ns = now_ns()
         _note_stops(folder, foreground.stops_ns)
-        return code, _judged(Ended(folder, code, start_ns, end_ns, hangs), headroom)
+        runs = runs_in(folder)
+        dropped = None if any(map(trains, runs)) else one_batch_a_pass(folder)
+        if dropped is not None:
+            shutil.rmtree(folder, ignore_errors=True)  # no step of its training is in it
+            return code, _of_dropped(dropped)
+        if runs:
+            return code, _of_loops(judge_runs(runs, start_ns, end_ns), hangs, headroom)
+        return code, _of_nothing(folder, code, hangs.last)
     except (Exception, KeyboardInterrupt) as error:  # the script is over: its exit code counts
         text = f"the verdict failed ({type(error).__name__}: {error}); the script ran to its end."
         return code, Judged(NOTHING | {"bottleneck": "unsure", "evidence": text}, text)
@@ -170,28 +166,15 @@ def write_reports(found: Judged, html: str | None, markdown: str | None) -> None
                 _say(f"{path} is not written: {error}")
 
 
-def _judged(ended: Ended, headroom: bool) -> Judged:
-    """Judge a script that has ended by its runs."""
-    hang = ended.hangs.last
-    is_over = not ended.hangs.hanging
-    of_hang = {} if hang is None else {"hang": values_of_hang(hang, is_over)}
-    runs = runs_in(ended.folder)
-    dropped = None if any(map(trains, runs)) else one_batch_a_pass(ended.folder)
-    if dropped is not None:
-        shutil.rmtree(ended.folder, ignore_errors=True)  # no step of its training is in it
-        return _of_dropped(dropped)
-    if runs:
-        found = judge_runs(runs, ended.start_ns, ended.end_ns)
-        values = values_inside(found, headroom)
-        text = text_inside(found, hang, is_over, headroom)
-        _keep(found)
-        return Judged(values | of_hang, text, found.run)
-    if hang is not None:
-        told = f"before the first step was over, {hang.text}"
-        seen: Values = {**NOTHING, "bottleneck": "unsure", "evidence": told}
-        seen["record"] = str(hang.folder)
-        return Judged(seen | of_hang, f"{told}\nrecord: {hang.folder}")
-    return _of_nothing(ended)
+def _of_loops(found: ScriptVerdict, hangs: HangWatch, headroom: bool) -> Judged:
+    """Return what was found of a script whose steps were seen."""
+    is_over = not hangs.hanging
+    values = values_inside(found, headroom)
+    if hangs.last is not None:
+        values["hang"] = values_of_hang(hangs.last, is_over)
+    text = text_inside(found, hangs.last, is_over, headroom)
+    _keep(found)
+    return Judged(values, text, found.run)
 
 
 def _of_dropped(found: Diagnosis) -> Judged:
@@ -208,12 +191,17 @@ def _keep(found: ScriptVerdict) -> None:
         log.close()
 
 
-def _of_nothing(ended: Ended) -> Judged:
-    """Say why no step of a script was recorded."""
-    told = why_nothing(ended.folder)
-    shutil.rmtree(ended.folder, ignore_errors=True)
-    if ended.exit_code:
-        code = 128 - ended.exit_code if ended.exit_code > 128 else ended.exit_code
-        failed = f"the script failed ({exit_name(code)}) before a training step was seen."
+def _of_nothing(folder: Path, code: int, hang: LiveHang | None) -> Judged:
+    """Say why no step of a script was recorded; `hang` is what kept it from one, if it hung."""
+    if hang is not None:
+        told = f"before the first step was over, {hang.text}"
+        values: Values = {"bottleneck": "unsure", "evidence": told, "record": str(hang.folder)}
+        values["hang"] = values_of_hang(hang, is_over=False)
+        return Judged(NOTHING | values, f"{told}\nrecord: {hang.folder}")
+    told = why_nothing(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    if code:
+        name = exit_name(128 - code if code > 128 else code)
+        failed = f"the script failed ({name}) before a training step was seen."
         told = f"{failed} {told}" if told.startswith(NOT_LOADED) else failed
     return Judged(NOTHING | {"evidence": told}, told)

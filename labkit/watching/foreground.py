@@ -107,8 +107,9 @@ class Foreground:
 
         Raises OSError where it cannot be started.
         """
-        if not hasattr(signal, "pthread_sigmask"):
-            return self._run_on_windows(command, env, stdout)
+        if not hasattr(signal, "pthread_sigmask"):  # Windows: all of a console receive a Ctrl-C
+            signal.signal(signal.SIGINT, _nothing)
+            return subprocess.call(command, stdout=stdout, env=env)
         arrived, waker = os.pipe()
         os.set_blocking(waker, False)
         woken_before = signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
@@ -143,14 +144,6 @@ class Foreground:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
         return subprocess.Popen(command, stdout=stdout, env=env, close_fds=False, preexec_fn=begin)
-
-    def _run_on_windows(self, command: list[str], env: dict[str, str], stdout: int | None) -> int:
-        """Run a command where a Ctrl-C reaches every process of the console."""
-        try:
-            signal.signal(signal.SIGINT, _nothing)
-            return subprocess.Popen(command, stdout=stdout, env=env).wait()
-        finally:
-            signal.signal(signal.SIGINT, self.before[signal.SIGINT])
 
     def _wait(self, started: subprocess.Popen[bytes], arrived: int, witness: Witness) -> int:
         """Pass signals on, and stop when it stops, until the command has ended."""
