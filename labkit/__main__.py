@@ -172,7 +172,6 @@ def tune(options: argparse.Namespace) -> Outcome:
 
 
 @command(
-    option("--outside", action="store_true", help="look from outside only"),
     option(
         "--html",
         metavar="FILE",
@@ -192,7 +191,7 @@ def watch(options: argparse.Namespace) -> Outcome:
 
     The script keeps its arguments, streams, signals and exit code; the verdict goes to stderr in
     the end. Loops over a torch DataLoader (or else an optimizer's steps) are recorded in its own
-    process and in the loader's workers; --outside leaves the process alone.
+    process and in the loader's workers.
 
     examples:
       labkit watch -- python train.py --epochs 1
@@ -202,9 +201,9 @@ def watch(options: argparse.Namespace) -> Outcome:
     """
     from labkit.view.watch_command import watch_script, write_reports
 
-    found, code = watch_script(options.script, options.json, options.outside, options.headroom)
+    found, code = watch_script(options.script, options.json, options.headroom)
     write_reports(found, options.html, options.markdown, options.force)
-    if not options.json:  # stdout is the script's own
+    if found.text and not options.json:  # stdout is the script's own
         say(f"labkit watch: {found.text}")
     return Outcome(values=found.values, code=code)
 

@@ -113,7 +113,9 @@ FORCE = option(
 
 def say(text: str, stream: TextIO | None = None) -> None:
     """Print a text, which may hold anybody's names, on `stream` (stderr if None)."""
-    print(printable(text), file=stream or sys.stderr, flush=True)
+    stream = stream or sys.stderr
+    if stream is not None:  # a closed stderr; on None it would be printed on stdout
+        print(printable(text), file=stream, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -82,7 +82,7 @@ def test_every_command_explains_itself_and_each_of_its_options():
         "diagnose no-such-record.jsonl",
         "tune --collate module:name",
         "watch",
-        "watch --outside -- no-such-command",
+        "watch -- no-such-command",
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(line, capsys):

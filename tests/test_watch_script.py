@@ -1,10 +1,12 @@
-"""A script is watched to its end, from inside or from outside, and so is what runs beside it."""
+"""A script is watched to its end, by a process in its place, and so is what runs beside it."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -16,35 +18,37 @@ from played_gpu import CPU, lines_of, written
 
 import labkit as lk
 from labkit.bench import gpu_meter, rank, telemetry
-from labkit.diagnosis.outside_verdict import judge
 from labkit.diagnosis.watched_script import one_batch_a_pass
 from labkit.results.failures import with_remedy
 from labkit.view.watch_command import watch_script
-from labkit.watching import outside
-from labkit.watching.outside import Sample
+from labkit.watching import foreground
 
 posix_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="telemetry beside a watch is for Linux")
-def test_the_telemetry_does_not_outlive_a_process_that_is_killed():
+@pytest.mark.parametrize("by", [[], ["-m", "labkit", "watch", "--", sys.executable]])
+def test_telemetry_is_no_child_of_the_script_and_does_not_outlive_it_when_it_is_killed(by):
     code = """
-import time
+import os, psutil, time
 from labkit.view.watch_live import watch
-for i in watch(range(10**9)):
-    time.sleep(0.01)
-    telemetry = watch.last._recorder.probes.telemetry
-    if telemetry is not None:
-        time.sleep(0.3); print(telemetry.pid, flush=True)
+def telemetry():
+    for each in psutil.process_iter(["cmdline", "cwd"]):
+        if "labkit.bench.telemetry" in (each.info["cmdline"] or ()):
+            if each.info["cwd"] == str(watch.last._recorder.folder): return each.pid
+for i in watch(range(10**9), live=False):
+    time.sleep(0.02)
+    if i % 20 == 19 and (found := telemetry()):
+        try: os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError: print(found, flush=True)
+        os.kill(os.getpid(), 9)
 """
-    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    pid = int(child.stdout.readline())
-    child.kill()
-    child.wait()
-    wait_until(
-        lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    done = subprocess.run(
+        [sys.executable, *by, "-c", code], stdout=subprocess.PIPE, text=True, timeout=120
     )
+    pid = int(done.stdout)
+    wait_until(lambda: not psutil.pid_exists(pid))
 
 
 SCRIPT = """
@@ -115,7 +119,7 @@ def test_a_glance_at_a_loader_or_a_little_cost_is_no_iterator_for_each_batch(
     assert bool(one_batch_a_pass(tmp_path)) == costs
 
 
-# -- from outside --------------------------------------------------------------------------------
+# -- a process in the script's place ---------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -124,36 +128,234 @@ def test_with_json_the_verdict_is_the_only_thing_on_stdout_and_a_signal_is_told_
     labkit_command,
 ):
     code = "import os, time; print(1, flush=True); time.sleep(1); os.kill(os.getpid(), 9)"
-    done = labkit_command("watch", "--json", "--outside", "--", sys.executable, "-c", code)
+    done = labkit_command("watch", "--json", "--", sys.executable, "-c", code)
     found = json.loads(done.stdout)
     assert found["exit_code"] == done.returncode == 137
-    assert "1\n" in done.stderr
+    assert "1\n" in done.stderr and "failed (SIGKILL)" in found["evidence"]
+
+
+def begun(code, **how):
+    """Start to watch some code that says "up", in a session of its own."""
+    command = [sys.executable, "-m", "labkit", "watch", "--", sys.executable, "-c", code]
+    pipe = subprocess.PIPE
+    child = subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, start_new_session=True, **how
+    )
+    assert child.stdout.readline() == "up\n"
+    return child
+
+
+NOTE_SIGNALS = """
+import collections, json, signal, time
+seen = collections.Counter()
+for number in signal.valid_signals() - {*map(int, %s)}:
+    signal.signal(number, lambda number, _: seen.update([number]))
+print("up", flush=True)
+while not seen[signal.SIGUSR2]: time.sleep(0.02)
+time.sleep(0.3)
+print(json.dumps(seen))
+raise SystemExit(5)
+"""
 
 
 @pytest.mark.slow
 @posix_signals
 @pytest.mark.parametrize("to", ["kill", "killpg"])
-def test_an_interrupt_reaches_the_script_once_and_an_ignored_hangup_never(to):
-    code = (
-        "import signal, time\nsignal.signal(signal.SIGHUP, signal.getsignal(signal.SIGHUP))\n"
-        "seen = []\nsignal.signal(signal.SIGINT, lambda *_: seen.append(1))\n"
-        "print('up', flush=True)\n"
-        "while not seen: time.sleep(0.05)\n"
-        "time.sleep(1)\nraise SystemExit(3 + len(seen))\n"
+def test_every_signal_reaches_the_script_once_whether_it_is_sent_to_us_or_to_our_group(to):
+    apart = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
+    apart |= {getattr(signal, name) for name in foreground.OWN_FAULTS}  # which end a process
+    numbers = {*map(int, signal.valid_signals() - apart - {signal.SIGUSR2})}
+    child = begun(NOTE_SIGNALS % [*map(int, apart)])
+    for number in [*numbers, signal.SIGUSR2]:
+        getattr(os, to)(child.pid, number)
+        time.sleep(0.15)
+    said, _ = child.communicate(timeout=60)
+    assert child.returncode == 5
+    assert {int(number): count for number, count in json.loads(said).items()} == dict.fromkeys(
+        numbers | {int(signal.SIGUSR2)}, 1
     )
-    child = subprocess.Popen(
-        [sys.executable, "-m", "labkit", "watch", "--", sys.executable, "-c", code],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),  # as nohup does
-    )
-    assert child.stdout.readline() == "up\n"
-    os.kill(child.pid, signal.SIGHUP)
-    getattr(os, to)(child.pid, signal.SIGINT)
-    assert child.wait(60) == 4
-    assert "labkit watch: bottleneck" in child.stderr.read()
+
+
+@pytest.mark.slow
+@posix_signals
+def test_a_hangup_that_is_ignored_as_under_nohup_is_ignored_by_the_script():
+    code = "import signal; print('up\\n', signal.getsignal(signal.SIGHUP).name)"
+    ignored = partial(signal.signal, signal.SIGHUP, signal.SIG_IGN)
+    assert "SIG_IGN" in begun(code, preexec_fn=ignored).stdout.read()
+
+
+COUNTS = """
+import os, time
+from labkit.view.watch_live import watch
+print("up", flush=True)
+print(os.getpid(), flush=True)
+for i in watch(range(60), live=False): time.sleep(0.02)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the state of a process is in /proc")
+@pytest.mark.parametrize("goes_on", ["we", "the script", "the group"])
+def test_we_stop_with_the_script_and_the_time_until_it_goes_on_is_no_time_of_its_loop(goes_on):
+    child = begun(COUNTS)
+    script = int(child.stdout.readline())
+    us = psutil.Process(child.pid)
+    time.sleep(0.3)
+    os.kill(script, signal.SIGSTOP)
+    wait_until(lambda: us.status() == psutil.STATUS_STOPPED)
+    time.sleep(2)
+    resume = {"we": [child.pid], "the script": [script], "the group": [-child.pid]}
+    os.kill(*resume[goes_on], signal.SIGCONT)
+    _, said = child.communicate(timeout=60)
+    run = lk.load(said.split("record: ")[1].split()[0])
+    assert child.returncode == 0 and run.steps == 60
+    assert run.steps_ms.sum(axis=1).max() < 1_500
+    [pause] = run.pauses
+    assert pause["ended"] - pause["began"] > 1.9e9
+    assert "stopped by a signal" in said
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it goes on")
+def test_the_script_ends_with_us_where_we_are_killed():
+    child = begun("import os, time; print('up\\n', os.getpid(), flush=True); time.sleep(99)")
+    script = int(child.stdout.readline())
+    child.kill()
+    child.communicate()
+    wait_until(lambda: not psutil.pid_exists(script))
+
+
+OPEN_FILES = """
+import os
+for each in sorted(os.listdir("/proc/self/fd")):
+    try: print(each, os.path.basename(os.readlink("/proc/self/fd/" + each)), file=file)
+    except OSError: pass
+try: os.write(3, b"three")
+except OSError: pass
+raise SystemExit(4)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="open files are in /proc")
+@pytest.mark.parametrize(
+    "redirected",
+    ["<&-", ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-", "3>log", "<<<typed", "4< <(echo made)"],
+)
+def test_the_script_has_the_same_open_files_as_without_us(redirected, tmp_path):
+    (tmp_path / "files.py").write_text(f"file = open('seen', 'w'){OPEN_FILES}")
+    python = f"{sys.executable} -S files.py >out 2>err {redirected}"
+    seen = []
+    for command in (python, f"{sys.executable} -m labkit watch -- {python}"):
+        done = subprocess.run(["bash", "-c", command], cwd=tmp_path, timeout=60)
+        assert done.returncode == 4
+        seen.append((tmp_path / "seen").read_text().replace("pipe:", "").split())
+    named = [[word for word in words if not word.startswith("[")] for words in seen]
+    assert named[0] == named[1]
+    assert "labkit" not in (tmp_path / "out").read_text() if "2>&-" in redirected else True
+
+
+@pytest.mark.parametrize(
+    "command, says",
+    [
+        ([sys.executable, "-I", "-c", "1"], "hook was not loaded"),
+        ([sys.executable, "-S", "-c", "1"], "hook was not loaded"),
+        ([sys.executable, "-E", "-c", "1"], "hook was not loaded"),
+        (["env", "-u", "PYTHONPATH", sys.executable, "-c", "1"], "hook was not loaded"),
+        (["env", "-i", sys.executable, "-c", "1"], "hook was not loaded"),
+        (["true"], "hook was not loaded"),
+        ([sys.executable, "-c", "1"], "no process imported torch"),
+    ],
+)
+@pytest.mark.slow
+@posix_signals
+def test_what_could_not_be_watched_has_its_reason_and_is_no_verdict(command, says):
+    found, code = watch_script(command)
+    assert (code, found.values["bottleneck"], found.values["findings"]) == (0, None, [])
+    assert says in found.text and "lk.watch(loader)" in found.text
+
+
+def test_a_script_runs_plainly_where_nothing_can_be_recorded_and_that_is_said_once(
+    monkeypatch, capfd
+):
+    full = Mock(side_effect=OSError(28, "No space left on device"))
+    monkeypatch.setattr("labkit.process.folders.new_run", full)
+    code = "import os, sys; print('LABKIT_WATCHING' in os.environ); sys.exit(6)"
+    assert watch_script([sys.executable, "-c", code])[1] == 6
+    said = capfd.readouterr()
+    assert said.out == "False\n" and said.err.count("labkit") == 1
+    assert "not recording: [Errno 28] No space left" in said.err
+
+
+OWN_LABKIT = """
+import os, sys
+import labkit
+mine = dict(vars(labkit))
+import torch
+from torch.utils.data import DataLoader
+os.environ.clear()
+for batch in DataLoader(torch.randn(80, 8), 4): batch.square().mean()
+import labkit.sub
+assert vars(labkit)["MINE"] == mine["MINE"] and labkit.sub.__file__.startswith(sys.path[0])
+assert not [name for name in sys.modules if name.startswith("labkit.") and name != "labkit.sub"]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("regular", [True, False])
+def test_a_labkit_of_the_scripts_own_is_what_it_imports_and_is_watched_all_the_same(
+    regular, tmp_path, labkit_command
+):
+    package = tmp_path / "labkit"
+    package.mkdir()
+    (package / "sub.py").write_text("")
+    text = OWN_LABKIT
+    if regular:
+        (package / "__init__.py").write_text("MINE = 1\n")
+    else:  # a folder, which an installed labkit goes before
+        text = OWN_LABKIT.replace("import labkit.sub\n", "").partition("assert vars")[0]
+    (tmp_path / "train.py").write_text(text)
+    done = labkit_command("watch", "--json", "--", sys.executable, tmp_path / "train.py")
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["seen"], found["run"]["steps"]) == (0, "inside", 20), done.stderr
+
+
+WATCHED_TWICE = """
+import os, torch
+from labkit.view.watch_live import watch
+from torch.utils.data import DataLoader
+net = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for batch in watch(DataLoader(torch.randn(80, 8), 4)):
+    net(batch).square().mean().backward()
+    optimizer.step()
+runs = [each for each in os.scandir(os.environ["LABKIT_WATCHING"]) if each.is_dir()]
+assert len(runs) == 1 and watch.last.run.steps == 20
+"""
+
+
+@pytest.mark.slow
+def test_a_loop_that_the_script_watches_itself_has_one_record(tmp_path, labkit_command):
+    (tmp_path / "train.py").write_text(WATCHED_TWICE)
+    done = labkit_command("watch", "--json", "--", sys.executable, tmp_path / "train.py")
+    assert done.returncode == 0 and json.loads(done.stdout)["run"]["steps"] == 20, done.stderr
+    assert done.stderr.count("labkit") == 0
+
+
+def test_a_time_in_which_it_was_stopped_is_no_part_of_a_step(tmp_path):
+    steps = [(0, 10, 20), (20, 130, 140), (140, 150, 260), (260, 270, 280)]
+    events = [
+        {"event": "step", "i": i, "t": [asked, ready, ready, done], "n": 1}
+        for i, (asked, ready, done) in enumerate(steps)
+    ]
+    stops = [{"event": "paused", "began": at, "ended": at + 100} for at in (25, 155)]
+    folder = tmp_path / "run"
+    folder.mkdir()
+    written(folder / "events.jsonl", lines_of(CPU, {"num_workers": 0}, *events, *stops))
+    run = lk.load(folder)
+    parts_ns = (run.stamps[:, [1, 5]] - run.stamps[:, [0, 1]]) * 1e9
+    assert parts_ns.round().tolist() == [[10, 10]] * 4
+    assert run.length_s * 1e9 == pytest.approx(80)
 
 
 def test_a_rank_on_a_gpu_has_its_own_card_sampled_into_its_own_log(tmp_path, monkeypatch):
@@ -213,45 +415,4 @@ def test_a_script_is_run_by_our_python_where_it_cannot_run_by_itself(tmp_path, m
         found, code = watch_script(["train.py"])
         assert code == found.values["exit_code"] == 7 and says in found.text
         assert found.values["command"][0] == sys.executable
-        monkeypatch.setattr("labkit.view.watch_command._judged", lambda *_: 1 / 0)
-
-
-def samples(main, workers=0.0, count=0, **card):
-    """Return 20 s of samples from outside: cores of the script and of `count` workers, a card."""
-    known = {"own": True, "gpu_now": None, "gpu": [], "others_sm": None}
-    gpus = {"GPU-1": known | card} if card else {}
-    return [
-        Sample(i / 4, main, main, count * workers, workers, count, 0.0, 2.0, gpus)
-        for i in range(80)
-    ]
-
-
-def test_on_windows_a_process_runs_as_far_as_it_takes_cpu_time(monkeypatch):
-    monkeypatch.setattr(outside, "STATUS_TELLS", False)
-    this = psutil.Process()
-    use = SimpleNamespace(look=lambda family: {this: 0.1}, looked_at=1.0)
-    watcher = SimpleNamespace(use=use, root=this, start=0.0)
-    assert outside.Outside._sample(watcher, [this], {this: 1.0}, {}).main_runs == 0.1
-
-
-@pytest.mark.parametrize(
-    "seen, bottleneck, confidence, says",
-    [
-        (samples(0.9, gpu_now=0.95), "compute", "medium", "95% of the time NVML"),
-        (
-            samples(1.0, 0.1, 2, gpu_now=0.95, others_sm=0.7),
-            "launch",
-            "low",
-            "25% of the time NVML",
-        ),
-        (samples(1.0, 0.1, 2, memory_gib=2.0), "unsure", "none", "NVML tells nothing of its GPU"),
-        (samples(0.1, 0.95, 2), "input", "medium", "no GPU in use"),
-        ([], "unsure", "none", ""),
-    ],
-)
-def test_the_verdict_from_outside_goes_as_far_as_the_evidence(seen, bottleneck, confidence, says):
-    found = judge(seen)
-    assert (found["bottleneck"], found["confidence"]) == (bottleneck, confidence)
-    assert says in found["evidence"] and "on this CPU" not in found["advice"]
-    assert "lk.watch(loader)" in found["advice"]
-    json.dumps(found, allow_nan=False)
+        monkeypatch.setattr("labkit.view.watch_command._of_nothing", lambda *_: 1 / 0)

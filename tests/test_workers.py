@@ -166,7 +166,7 @@ def test_time_in_a_loop_within_another_counts_once():
             {"n": n, "began": began, "ended": ended, "trains": trains}
             for n, (began, ended) in enumerate(passes)
         ]
-        more = {"passes_begun": [], "saves": [], "steps": 9, "place": [place, 1]}
+        more = {"passes_begun": [], "saves": [], "pauses": [], "steps": 9, "place": [place, 1]}
         return SimpleNamespace(passes_ended=ended, **more)
 
     runs = [run("a.py", True, (100, 600), (700, 900)), run("b.py", False, (200, 400))]

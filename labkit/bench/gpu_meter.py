@@ -167,11 +167,6 @@ class GpuMeter:
             return round(sum(shares.values()) - sum(own), 4)
         return round(sum(shares.values()) - max(shares.values()), 4) or None
 
-    def has_context_of(self, pids: set[int]) -> bool:
-        """Return whether one of these processes has a compute context; raises NVMLError."""
-        running = pynvml.nvmlDeviceGetComputeRunningProcesses(self.card)
-        return any(process.pid in pids for process in running)
-
     def _is_own(self, pid: int) -> bool:
         """Return whether `pid` is the run's process, a thread of it (newer drivers), or a child."""
         if pid == self.own_pid or Path(f"/proc/{self.own_pid}/task/{pid}").exists():

@@ -1,7 +1,8 @@
 """Sample NVML and psutil in a process of their own: a hung driver stops only the samples.
 
-`python -m labkit.bench.telemetry SUPERVISOR_PID` runs in the run's folder and appends `telemetry`
-events to its log until the supervisor ends it. A metric that is not here is None in every sample.
+`python -m labkit.bench.telemetry SUPERVISOR_PID [FILE]` runs in the run's folder and appends
+`telemetry` events to its log until the supervisor ends it. A metric that is not here is None in
+every sample.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -61,11 +63,37 @@ def period_s(age_s: float) -> float:
     return PERIOD_S * max(1.0, age_s / THIN_AFTER_S) ** 2
 
 
-def wait_for(path: Path, names: tuple[str, ...]) -> list[dict[str, Any]]:
+@dataclass
+class Lifetime:
+    """For how long to sample: as long as some processes live, and a file is there, if one is given.
+
+    A supervisor ends the process sooner.
+    """
+
+    processes: list[psutil.Process]
+    while_there: Path | None
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep; ends this process where it is over, after a second at most."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            time.sleep(min(1.0, left))
+            gone = self.while_there is not None and not self.while_there.exists()
+            if gone or any(map(_has_ended, self.processes)):
+                sys.exit()
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+def wait_for(path: Path, names: tuple[str, ...], lifetime: Lifetime) -> list[dict[str, Any]]:
     """Return the events of these names from the log at `path`, as soon as all are there."""
     found: dict[str, dict[str, Any]] = {}
     while len(found) < len(names):
-        time.sleep(POLL_S)
+        lifetime.sleep(POLL_S)
         for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
             if not line.endswith("\n"):
                 continue
@@ -194,13 +222,19 @@ def _card_of(uuid: str | None, bench_pid: int, log: EventLog) -> GpuMeter | None
     return None
 
 
-def main(parent: int) -> None:
-    """Sample until the supervisor ends this process."""
-    die_with(parent)
+def main(parent: int, while_there: Path | None = None) -> None:
+    """Sample until the supervisor ends this process, or the run's own one is over.
+
+    `while_there` is a file that is deleted to end it, where it is nobody's child.
+    """
+    if while_there is None:
+        die_with(parent)
     wait_for_run()
     log = EventLog(".")
-    hello, machine = wait_for(Path(FILE_NAME), ("hello", "machine"))
+    lifetime = Lifetime([psutil.Process(parent)], while_there)
+    hello, machine = wait_for(Path(FILE_NAME), ("hello", "machine"), lifetime)
     cpu = CpuMeter(hello["pid"])
+    lifetime.processes.append(cpu.bench)
     card = _card_of(machine.get("uuid"), hello["pid"], log)
     spare = machine["kind"] == "cpu" and spare_card(machine["versions"].get("cuda"))
     if spare:
@@ -223,8 +257,8 @@ def main(parent: int) -> None:
             if busiest:
                 log.write("beside", processes=busiest)
         due += period_s(due - begun)  # from when it was due: no drift
-        time.sleep(max(0.0, due - time.monotonic()))
+        lifetime.sleep(due - time.monotonic())
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), *map(Path, sys.argv[2:]))

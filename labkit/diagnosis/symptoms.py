@@ -9,11 +9,9 @@ PAGES = {  # the name of a page: the causes that it explains
         "too_few_workers",
         "all_ranks_are_short_of_data",
         "data_prepared_outside_a_DataLoader",
-        "busy_workers",
-        "idle_gpu",
     ),
     "costly-items": ("item", "collate", "cores"),
-    "slow-storage": ("storage_latency", "shared_supply", "all_wait"),
+    "slow-storage": ("storage_latency", "shared_supply"),
     "slow-items": ("slow_items", "stalls"),
     "uneven-shards": ("uneven_shards",),
     "hand-over": ("hand_over",),
@@ -61,7 +59,6 @@ PAGES = {  # the name of a page: the causes that it explains
         "low_MFU",
         "elementwise_chains",
         "elementwise_kernels",
-        "busy_gpu",
     ),
     "no-verdict": (
         "too_short",
@@ -70,7 +67,6 @@ PAGES = {  # the name of a page: the causes that it explains
         "device_not_timed",
         "body_not_seen",
         "instruments_disagree",
-        "alike",
         "published",
     ),
 }

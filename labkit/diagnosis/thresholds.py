@@ -165,11 +165,6 @@ OWN_WAIT = 0.5
 # a host waits elsewhere, at any launch into a queue that is full
 MEETS = 0.16
 
-# == a script that is seen from outside alone ==
-RUNS = 0.7  # share of samples in which a process that hardly ever waits has work
-WAITS = 0.4  # share of samples in which one has work that waits for more than half of the time
-BUSY_GPU = 0.8  # NVML's share of time with a kernel running; see notebook 02 on what it hides
-
 # == memory of a watched loop (rss of its processes) ==
 MEMORY_READINGS = 10  # that tell
 SWELLS = 0.1  # a rise worth a word

@@ -64,6 +64,7 @@ class Handle:
         )
         python_path = filter(None, [os.environ.get("PYTHONPATH"), ROOT])
         own = {"LABKIT_HOME": str(folders.home()), "PYTHONPATH": os.pathsep.join(python_path)}
+        own["LABKIT_WATCHING"] = ""  # not for `labkit watch`, if this is a script under it
         # Alone on Linux, where it needs the standard library only; elsewhere psutil too
         isolated = ["-I", "-S"] if family.LINUX else []
         with open(self.folder / "supervisor.stderr", "wb", opener=private) as errors:

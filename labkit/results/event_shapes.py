@@ -197,6 +197,13 @@ class Saved(AnyEvent):
     ended: Count
 
 
+class Paused(AnyEvent):
+    """A watched script was stopped by a signal (Ctrl-Z)."""
+
+    began: Count
+    ended: Count
+
+
 class Hang(AnyEvent):
     """A loop waits for a batch that does not come."""
 
@@ -393,6 +400,7 @@ EVENTS = {  # by their names
     "pass": Pass,
     "remade": Remade,
     "saved": Saved,
+    "paused": Paused,
     "hang": Hang,
     "growth": Growth,
     "padding": Padding,

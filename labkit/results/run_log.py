@@ -38,6 +38,7 @@ class RunLog(EventLogResult):
         "epoch": list,
         "pass": list,
         "saved": list,
+        "paused": list,
         "suspended": list,
         "beside": list,
         "on_the_card": list,
@@ -50,6 +51,8 @@ class RunLog(EventLogResult):
         if event["event"] == "epoch":  # a watched loop that seemed to have ended goes on
             for name in ENDINGS:
                 self._kept.pop(name, None)
+        if event["event"] == "paused":
+            self._steps.leave_out(event["began"], event["ended"])
 
     # What ran
 
@@ -253,6 +256,11 @@ class RunLog(EventLogResult):
         return self._events("saved")
 
     @property
+    def pauses(self) -> list[Event]:
+        """When a watched script was stopped by a signal: `began`, `ended` (ns). No step has it."""
+        return self._events("paused")
+
+    @property
     def no_lines(self) -> str | None:
         """Why no stack was sampled; None where some were, or may still be."""
         return self._fact("no_lines", "why")
@@ -293,7 +301,7 @@ class RunLog(EventLogResult):
 
     @live_property
     def _step_clock(self) -> StepClock:
-        return StepClock(self._steps, self.first_steps)
+        return StepClock(self._steps, [*self.first_steps, *self._steps.after_pauses])
 
     @live_property
     def stamps(self) -> np.ndarray:

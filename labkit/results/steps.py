@@ -33,6 +33,7 @@ SAME_MOMENT = {  # where a step has no times of a device, it worked while the ho
 }
 BUSY = MOMENTS["busy"]  # the device computes from the one to the other
 STAMPS = ("asked", "ready", *MOMENTS["copy"], *BUSY)  # the columns of `Run.stamps`
+MOMENT_NAMES = {name for names in MOMENTS.values() for name in names}
 MISSING = -(2**63)  # less than any number in an event
 
 
@@ -59,6 +60,7 @@ class Steps:
     def __init__(self) -> None:
         self._columns = {name: array("q") for name in ("i", "n", *HOST)}
         self._losses = array("d")
+        self.after_pauses: list[int] = []  # steps before which time was left out
 
     def __len__(self) -> int:
         return len(self._losses)  # the last to grow
@@ -74,6 +76,20 @@ class Steps:
             column.append(row.get(name, MISSING))
         loss = event.get("loss")
         self._losses.append(math.nan if loss is None else loss)
+
+    def leave_out(self, began_ns: int, ended_ns: int) -> None:
+        """Have no step contain this time: the one that went on then begins later by as much."""
+        done = self.moments("done")
+        number = int(np.searchsorted(done, began_ns))
+        if number == len(done) or self._columns["asked"][number] > began_ns:
+            return
+        for name in set(self._columns) & MOMENT_NAMES:
+            at_ns = self._columns[name][number]
+            if MISSING < at_ns <= began_ns:
+                self._columns[name][number] = at_ns + ended_ns - began_ns
+            elif began_ns < at_ns < ended_ns:  # a GPU that went on
+                self._columns[name][number] = ended_ns
+        self.after_pauses.append(number)
 
     def moments(self, name: str, rows: slice = ALL) -> np.ndarray:
         """Return a column (rows,) int64; of a device's moment that is missing, the host's."""

@@ -20,6 +20,7 @@ BEFORE = "before the first batch"
 TRAINING = "training loop"
 VALIDATION = "validation"
 SAVING = "checkpoints"
+STOPPED = "stopped by a signal"
 BETWEEN = "between epochs"
 AFTER = "after the last epoch"
 LOOP = "loop"  # where it is not known which of them trains
@@ -107,7 +108,8 @@ def wall_shares(
         _Span(over_ns, end_ns, AFTER),
     ]
     saves = [_Span(each["began"], each["ended"], SAVING) for run in runs for each in run.saves]
-    parts = _shared_out([*around, *loops, *saves], start_ns, end_ns)
+    stops = [_Span(each["began"], each["ended"], STOPPED) for run in runs for each in run.pauses]
+    parts = _shared_out([*around, *loops, *saves, *stops], start_ns, end_ns)
     return WallShares(parts, max(1, end_ns - start_ns) / 1e9)
 
 

@@ -1,6 +1,6 @@
 """`labkit watch -- python train.py`: run a script unchanged, and say what held it back.
 
-Its training loop is recorded from inside (`labkit.watching.hook`), its processes from outside.
+Its training loop is recorded from inside (`labkit.watching.hook`).
 """
 
 from __future__ import annotations
@@ -10,37 +10,38 @@ import os
 import shutil
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from labkit.diagnosis.outside_verdict import judge
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.watched_script import ScriptVerdict, judge_runs, one_batch_a_pass, runs_in
 from labkit.process import folders
 from labkit.process.events import EventLog, now_ns
+from labkit.process.family import exit_name
 from labkit.process.run_mark import delete_run
 from labkit.results.masked_keys import command_without_keys
 from labkit.results.run import Run
 from labkit.results.wall_shares import trains
 from labkit.view import report
 from labkit.view.script_words import Values, text_inside, values_inside, values_of_hang
-from labkit.watching.foreground import run_in_front
-from labkit.watching.hangs import HangWatch
-from labkit.watching.outside import Sample
-from labkit.watching.run_folders import folders_in
+from labkit.watching.foreground import Foreground, hold_closed_streams
+from labkit.watching.hangs import HangWatch, LiveHang
+from labkit.watching.messages import say
+from labkit.watching.run_folders import SITE, folders_in
+from labkit.watching.script_process import NOT_LOADED, ScriptTelemetry, why_nothing
 
-SITE = Path(__file__).parents[1] / "watching" / "site"
+# What `labkit watch --json` says where nothing was recorded
+NOTHING: Values = {
+    "seen": None,
+    "bottleneck": None,
+    "confidence": "none",
+    "findings": [],
+    "headroom": None,
+    "advice": "",
+}
+_say = partial(say, by="labkit watch")
 
-
-@dataclass(frozen=True)
-class Ended:
-    """A script that has run to its end."""
-
-    folder: Path  # of its runs
-    exit_code: int  # for a signal 128 and its number, as in a shell
-    start_ns: int
-    end_ns: int
-    samples: list[Sample]  # seen from outside
-    hangs: HangWatch
+START = "Give the command as a shell takes it: labkit watch -- python train.py"
 
 
 @dataclass(frozen=True)
@@ -48,61 +49,105 @@ class Judged:
     """What was found about a script that has ended."""
 
     # What `labkit watch --json` prints: `exit_code`, `bottleneck`, `confidence`, `evidence`,
-    # `advice`, `seen` ("inside" or "outside") and what else is known
+    # `advice`, `seen` ("inside", or None where nothing was recorded) and what else is known
     values: Values
     text: str
-    run: Run | None = None  # that the verdict is of; None where no step was seen from inside
+    run: Run | None = None  # that the verdict is of; None where no step was seen
 
 
 def watch_script(
-    command: list[str],
-    quiet_stdout: bool = False,
-    outside: bool = False,
-    headroom: bool = False,
+    command: list[str], quiet_stdout: bool = False, headroom: bool = False
 ) -> tuple[Judged, int]:
     """Run `command` (a first "--" is left out) in our place; return the verdict and the exit code.
 
     A script that cannot be executed by itself, `train.py`, is run by our own Python. The code is,
-    for a signal, 128 and its number, as in a shell.
+    for a signal, 128 and its number, as in a shell. Where nothing can be recorded, it runs all the
+    same.
 
     Args:
         command: The script and its arguments.
         quiet_stdout: Whether the script's stdout goes to stderr.
-        outside: Whether to look from outside only.
         headroom: Whether to replay some batches of its training loops.
 
     Raises:
         ValueError: There is no command, or it cannot be started.
     """
+    hold_closed_streams()
     command = command[1:] if command[:1] == ["--"] else command
     if not command:
         raise ValueError("give the script to watch: labkit watch -- python train.py")
     if command[0].endswith(".py") and Path(command[0]).is_file() and not shutil.which(command[0]):
         command = [sys.executable, *command]
-    folder = folders.new_run()
-    env = dict(os.environ)
-    if not outside:
-        paths = filter(None, [str(SITE), env.get("PYTHONPATH")])
-        env |= {"LABKIT_WATCHING": str(folder), "PYTHONPATH": os.pathsep.join(paths)}
-        env |= {"LABKIT_HEADROOM": "1"} if headroom else {}
-    hangs = HangWatch(lambda: folders_in(folder), _say)
     start_ns = now_ns()
-    with hangs:
-        code, samples = run_in_front(command, env, quiet_stdout)
-    code = 128 - code if code < 0 else code
-    ended = Ended(folder, code, start_ns, now_ns(), samples, hangs)
     try:
-        found = _judged(ended, outside, headroom)
-    except (Exception, KeyboardInterrupt) as error:  # the script is over: its exit code counts
-        text = f"the verdict failed ({type(error).__name__}: {error}); the script ran to its end."
-        found = Judged({**judge([]), "evidence": text, "advice": ""}, text)
+        folder = folders.new_run()
+    except Exception as error:
+        text = f"not recording: {error}"
+        _say(text)
+        code = _run(Foreground(), command, dict(os.environ), quiet_stdout)
+        found = Judged(NOTHING | {"evidence": text}, "")  # that is said already
+    else:
+        code, found = _recorded(folder, command, quiet_stdout, headroom)
     of_script: Values = {
         "command": command_without_keys(command),
         "exit_code": code,
-        "seconds": round((ended.end_ns - start_ns) / 1e9, 3),
-        "seen": "outside",
+        "seconds": round((now_ns() - start_ns) / 1e9, 3),
     }
     return replace(found, values=of_script | found.values), code
+
+
+def _recorded(
+    folder: Path, command: list[str], quiet_stdout: bool, headroom: bool
+) -> tuple[int, Judged]:
+    """Run a command whose loops are recorded into `folder`; return its exit code and verdict."""
+    paths = filter(None, [str(SITE), os.environ.get("PYTHONPATH")])
+    env = os.environ | {"LABKIT_WATCHING": str(folder), "PYTHONPATH": os.pathsep.join(paths)}
+    env |= {"LABKIT_HEADROOM": "1"} if headroom else {}
+    telemetry = ScriptTelemetry(folder)
+    hangs = HangWatch(telemetry.look, _say)
+    foreground = Foreground()
+    start_ns = now_ns()
+    try:
+        with hangs:
+            code = _run(foreground, command, env, quiet_stdout)
+    finally:
+        telemetry.end()
+    try:
+        end_ns = now_ns()
+        _note_stops(folder, foreground.stops_ns)
+        runs = runs_in(folder)
+        dropped = None if any(map(trains, runs)) else one_batch_a_pass(folder)
+        if dropped is not None:
+            delete_run(folder)  # no step of its training is in it
+            return code, _of_dropped(dropped)
+        if runs:
+            return code, _of_loops(judge_runs(runs, start_ns, end_ns), hangs, headroom)
+        return code, _of_nothing(folder, code, hangs.last)
+    except (Exception, KeyboardInterrupt) as error:  # the script is over: its exit code counts
+        text = f"the verdict failed ({type(error).__name__}: {error}); the script ran to its end."
+        return code, Judged(NOTHING | {"bottleneck": "unsure", "evidence": text}, text)
+
+
+def _run(
+    foreground: Foreground, command: list[str], env: dict[str, str], quiet_stdout: bool
+) -> int:
+    """Run a command; return its exit code, which is for a signal 128 and its number."""
+    with contextlib.suppress(Exception):  # a closed stdout
+        sys.stdout.flush()
+    try:
+        code = foreground.run(command, env, 2 if quiet_stdout else None)
+    except OSError as error:
+        raise ValueError(f"cannot start {command[0]!r}: {error.strerror}. {START}") from None
+    return 128 - code if code < 0 else code
+
+
+def _note_stops(folder: Path, stops_ns: list[tuple[int, int]]) -> None:
+    """Write into each run's log when the script was stopped (Ctrl-Z): that is no time of it."""
+    for each in folders_in(folder) if stops_ns else ():
+        log = EventLog(each)
+        for began, ended in stops_ns:
+            log.write("paused", began=began, ended=ended)
+        log.close()
 
 
 def write_reports(found: Judged, html: str | None, markdown: str | None, overwrite: bool) -> None:
@@ -114,7 +159,7 @@ def write_reports(found: Judged, html: str | None, markdown: str | None, overwri
         if not path:
             continue
         if found.run is None:
-            _say(f"{path} is not written: no training step was seen from inside.")
+            _say(f"{path} is not written: no training step was seen.")
         else:
             try:
                 report.write(path, text_of(found.run, found.text), overwrite)
@@ -122,32 +167,15 @@ def write_reports(found: Judged, html: str | None, markdown: str | None, overwri
                 _say(f"{path} is not written: {error}")
 
 
-def _say(text: str) -> None:
-    with contextlib.suppress(Exception):
-        print(f"labkit watch: {text}", file=sys.stderr, flush=True)
-
-
-def _judged(ended: Ended, outside: bool, headroom: bool) -> Judged:
-    """Judge a script that has ended by its runs, or else from outside."""
-    hang = ended.hangs.last
-    is_over = not ended.hangs.hanging
-    of_hang = {} if hang is None else {"hang": values_of_hang(hang, is_over)}
-    runs = runs_in(ended.folder)
-    dropped = None if any(map(trains, runs)) else one_batch_a_pass(ended.folder)
-    if dropped is not None:
-        delete_run(ended.folder)  # no step of its training is in it
-        return _of_dropped(dropped)
-    if runs:
-        found = judge_runs(runs, ended.start_ns, ended.end_ns)
-        values = values_inside(found, headroom)
-        text = text_inside(found, hang, is_over, headroom)
-        _keep(found)
-        return Judged(values | of_hang, text, found.run)
-    if hang is not None:
-        told = f"before the first step was over, {hang.text}"
-        seen: Values = {**judge(ended.samples), "evidence": told, "record": str(hang.folder)}
-        return Judged(seen | of_hang, f"{told}\nrecord: {hang.folder}")
-    return _from_outside(ended, outside)
+def _of_loops(found: ScriptVerdict, hangs: HangWatch, headroom: bool) -> Judged:
+    """Return what was found of a script whose steps were seen."""
+    is_over = not hangs.hanging
+    values = values_inside(found, headroom)
+    if hangs.last is not None:
+        values["hang"] = values_of_hang(hangs.last, is_over)
+    text = text_inside(found, hangs.last, is_over, headroom)
+    _keep(found)
+    return Judged(values, text, found.run)
 
 
 def _of_dropped(found: Diagnosis) -> Judged:
@@ -164,13 +192,17 @@ def _keep(found: ScriptVerdict) -> None:
         log.close()
 
 
-def _from_outside(ended: Ended, outside: bool) -> Judged:
-    """Judge a script of which no step was seen; `outside`: it was not to be looked into."""
-    delete_run(ended.folder)
-    found: Values = {**judge(ended.samples)}
-    if 0 < ended.exit_code < 128 and not outside:
-        told = f"the script failed (exit code {ended.exit_code}) before a training step was seen."
-        found = {**judge([]), "evidence": told, "advice": ""}
-    sure = "" if found["confidence"] == "none" else f" ({found['confidence']} confidence)"
-    verdict = f"bottleneck {found['bottleneck']}{sure}, seen from outside"
-    return Judged(found, f"{verdict}: {found['evidence']} {found['advice']}".rstrip())
+def _of_nothing(folder: Path, code: int, hang: LiveHang | None) -> Judged:
+    """Say why no step of a script was recorded; `hang` is what kept it from one, if it hung."""
+    if hang is not None:
+        told = f"before the first step was over, {hang.text}"
+        values: Values = {"bottleneck": "unsure", "evidence": told, "record": str(hang.folder)}
+        values["hang"] = values_of_hang(hang, is_over=False)
+        return Judged(NOTHING | values, f"{told}\nrecord: {hang.folder}")
+    told = why_nothing(folder)
+    delete_run(folder)
+    if code:
+        name = exit_name(128 - code if code > 128 else code)
+        failed = f"the script failed ({name}) before a training step was seen."
+        told = f"{failed} {told}" if told.startswith(NOT_LOADED) else failed
+    return Judged(NOTHING | {"evidence": told}, told)

@@ -17,10 +17,10 @@ from labkit.results.run import Run
 from labkit.view.display import Display
 from labkit.view.last import remember
 from labkit.view.watch_shown import leave, progress_line
+from labkit.watching import run_folders
 from labkit.watching.hangs import HangWatch
 from labkit.watching.messages import say
 from labkit.watching.recorder import Recorder
-from labkit.watching.run_folders import own_rank
 
 OPEN_MOST = 8  # watches kept open: the loop's, its validation's, and some for generators
 EMPTY = (
@@ -129,10 +129,12 @@ class Watch:
         if self._recorder is not None and _is_open(self._recorder):
             return self._recorder
         launcher.end_standby()  # it might still be importing torch, beside this loop
-        recorder = Recorder(folders.new_run(), self.loader, self.model)
+        folder = run_folders.new_folder(os.getpid()) or folders.new_run()
+        recorder = Recorder(folder, self.loader, self.model)
         self._recorder = recorder
         self._run = None
-        self._display = Display() if self.live and own_rank() == "0" else None
+        live = self.live and run_folders.own_rank() == "0"
+        self._display = Display() if live and run_folders.of_script is None else None
         self._ends.enter_context(HangWatch([recorder.folder]))
         while len(_open) >= OPEN_MOST:
             _open[0].close()

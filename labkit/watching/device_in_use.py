@@ -5,13 +5,12 @@ Nothing here imports torch, runs their code, or waits for a device.
 
 from __future__ import annotations
 
-import platform
 import sys
 from collections.abc import Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from labkit.bench.host import plain_machine
+from labkit.bench.host import cpu_name, plain_machine
 from labkit.watching.device_clock import DeviceClock, Write
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def machine_and_clock(
 
             clock = DeviceClock(EventPool(device), write)
         return machine.describe(device), clock
-    return plain_machine(platform.processor() or platform.machine()), None
+    return plain_machine(cpu_name()), None
 
 
 def device_of(trained: Iterable[torch.Tensor]) -> torch.device | None:

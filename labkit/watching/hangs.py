@@ -42,15 +42,18 @@ class LiveHang:
     index: int | str | None = None
 
 
-def hang_in(folders: Iterable[Path], now: int) -> LiveHang | None:
-    """Return the hang of a script's loops, each with its folder; None while anything moves."""
+def hang_in(folders: Iterable[Path], now: int, resumed_ns: int = 0) -> LiveHang | None:
+    """Return the hang of a script's loops, each with its folder; None while anything moves.
+
+    What was stopped (Ctrl-Z) until `resumed_ns` could not move before.
+    """
     busy = [each for folder in folders for each in progress_in(folder)]
     loops = [each for each in busy if each.who == "loop" and each.state != IDLE]
     if not loops:
         return None
     # of nested loops the inner one, which waits; else the one that moved last
     last = max(loops, key=lambda each: (each.state == WAITING, each.since_ns))
-    moved_ns = max(each.since_ns for each in busy)
+    moved_ns = max(resumed_ns, *(each.since_ns for each in busy))
     seconds = (now - moved_ns) / 1e9
     least = BODY_S if last.state == IN_BODY else LEAST_S if last.usual_ns else FIRST_S
     if seconds < max(least, LEAST_TIMES * last.usual_ns / 1e9):
@@ -135,6 +138,8 @@ class HangWatch:
         self.last: LiveHang | None = None  # that was found, be it over or not
         self.due_s = 0.0  # of a hang that goes on, when it is said again
         self.hanging = False
+        self.looked_ns = now_ns()
+        self.resumed_ns = 0
 
     def __enter__(self) -> HangWatch:
         self.ended.acquire()
@@ -153,7 +158,10 @@ class HangWatch:
     def look(self, now: int) -> None:
         """Look once."""
         folders = self.folders() if callable(self.folders) else self.folders
-        found = hang_in(folders, now)
+        if now - self.looked_ns > LEAST_S * 1e9:  # we were stopped, and so what we look at
+            self.resumed_ns = now
+        self.looked_ns = now
+        found = hang_in(folders, now, self.resumed_ns)
         if found is None:
             if self.hanging and self.last is not None:
                 self.say(f"it moves again, after more than {self.last.seconds:.0f} s.")

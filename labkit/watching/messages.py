@@ -6,7 +6,8 @@ import contextlib
 import sys
 
 
-def say(text: str) -> None:
-    """Say something on stderr; stdout is the script's."""
-    with contextlib.suppress(Exception):  # it may be closed
-        print(f"labkit.watch: {text}", file=sys.stderr, flush=True)
+def say(text: str, by: str = "labkit.watch") -> None:
+    """Say something on stderr, where that is open; stdout is the script's."""
+    if sys.stderr is not None:  # else it would be printed on stdout
+        with contextlib.suppress(Exception):  # it may be closed by now
+            print(f"{by}: {text}", file=sys.stderr, flush=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 from pathlib import Path
 from types import FrameType
 
@@ -15,6 +14,7 @@ from labkit.bench.sampler import FLAG, Sampler
 from labkit.bench.telemetry_process import telemetry_beside
 from labkit.bench.worker_recorder import in_workers
 from labkit.process.events import EventLog, now_ns
+from labkit.watching import run_folders
 from labkit.watching.growth import Growth
 
 TELEMETRY_AFTER_NS = 1_000_000_000  # a loop of a second is not worth another process
@@ -36,17 +36,20 @@ class Probes:
         self.work: LoaderWork | None = None  # of this process, where the loader has no workers
         if workers == 0:
             self.work = LoaderWork(log, -1, 1, self.while_there)
-        self.telemetry: subprocess.Popen | None = None
+        self.telemetry: Path | None = None  # a file that it goes on with
         self.telemetry_due = now_ns() + TELEMETRY_AFTER_NS
 
     @property
-    def recording(self) -> Recording:
-        """How the processes that prepare the batches record themselves."""
+    def recording(self) -> Recording | None:
+        """How the processes that prepare the batches record themselves; None where none can."""
+        if run_folders.of_script is not None and not run_folders.reach_children():
+            return None  # a worker that is spawned would not find us
         return Recording(self.folder, self.work, self.while_there)
 
     def recorded(self, loader: object) -> contextlib.AbstractContextManager[None]:
         """Let the processes that prepare the batches, begun within the block, record themselves."""
-        return in_workers(loader, self.recording)
+        recording = self.recording
+        return contextlib.nullcontext() if recording is None else in_workers(loader, recording)
 
     def look(self, frame: FrameType, step: int) -> None:
         """Look what grows among the variables of the loop, which `frame` runs, at a step."""
@@ -54,8 +57,12 @@ class Probes:
         self.has_grown = self.has_grown or bool(self.growth.found)
 
     def start_telemetry(self) -> None:
-        """Sample the instruments beside the loop, unless that is done already."""
-        self.telemetry = self.telemetry or telemetry_beside(self.folder)
+        """Sample the instruments beside the loop, unless that is done already.
+
+        `labkit watch` does so from its own process.
+        """
+        if self.telemetry is None and str(self.folder.parent) != run_folders.of_script:
+            self.telemetry = telemetry_beside(self.folder)
 
     def flush(self) -> None:
         """Write what has been found by now."""
@@ -75,6 +82,5 @@ class Probes:
         for left in self.folder.glob(f"{PROGRESS}-*"):
             left.unlink(missing_ok=True)
         if self.telemetry is not None:
-            self.telemetry.kill()
-            self.telemetry.wait()
+            self.telemetry.unlink(missing_ok=True)
         self.sampler.log.close()

@@ -6,14 +6,32 @@ import os
 import secrets
 from pathlib import Path
 
+SITE = Path(__file__).parent / "site"  # on the PYTHONPATH of what `labkit watch` runs
+# Where `labkit watch` wants the runs of this process; None where it does not run it
+of_script: str | None = os.environ.get("LABKIT_WATCHING") or None
 
-def new_folder(pid: int) -> Path:
-    """Return where the run of another loop of this process goes; nothing is made.
 
-    Raises KeyError where no `labkit watch` has set $LABKIT_WATCHING.
+def new_folder(pid: int) -> Path | None:
+    """Make the folder for the run of another loop of this process.
+
+    None where no `labkit watch` runs it.
     """
-    name = f"{own_rank()}-{pid}-{secrets.token_hex(3)}"
-    return Path(os.environ["LABKIT_WATCHING"]) / name
+    if of_script is None:
+        return None
+    folder = Path(of_script) / f"{own_rank()}-{pid}-{secrets.token_hex(3)}"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def is_recorded(pid: int) -> bool:
+    """Whether a loop of this process has a run there."""
+    return of_script is not None and any(Path(of_script).glob(f"*-{pid}-*"))
+
+
+def reach_children() -> bool:
+    """Whether a Python that this process starts would find what records it, by its environment."""
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return of_script == os.environ.get("LABKIT_WATCHING") and str(SITE) in paths
 
 
 def own_rank() -> str:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from labkit.bench import stack
 from labkit.bench.before_calls import held
 from labkit.watching import headroom_found
+from labkit.watching.messages import say
 from labkit.watching.recorder import Recorder
 from labkit.watching.replay_blocks import Blocks
-from labkit.watching.run_folders import new_folder
+from labkit.watching.run_folders import is_recorded, new_folder
 from labkit.watching.saves import hook_saving
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from labkit.watching.hooked_passes import HookedPasses
 
+SHOWN = os.path.join(stack.HOME, "view", "")  # the modules with `lk.watch`
 MOST_LOADERS = 8  # loaders of a process that are recorded: training, validation, test, ...
 
 
@@ -65,6 +67,7 @@ class WatchedScript:
         self.pid = os.getpid()
         self.loops: list[WatchedLoop] = []
         self.passes: HookedPasses | None = None
+        self.failed = False  # to record, as on a full disk: said once
 
     @property
     def is_here(self) -> bool:
@@ -80,7 +83,9 @@ class WatchedScript:
         """
         if not self.is_here:
             return None
-        frames = traceback.walk_stack(sys._getframe(2))
+        frames = list(traceback.walk_stack(sys._getframe(2)))
+        if any(frame.f_code.co_filename.startswith(SHOWN) for frame, _ in frames):
+            return None  # within `lk.watch`, which records it
         places = ((frame.f_code.co_filename, line) for frame, line in frames)
         place = next((place for place in places if stack.is_users(place[0])), None)
         here = [loop for loop in self.loops if loop.place == place]
@@ -95,18 +100,25 @@ class WatchedScript:
 
     def begin(self, loader: object, place: tuple[str, int] | None) -> WatchedLoop | None:
         """Begin a run, in a folder whose name begins with the rank; None if that fails."""
-        folder = new_folder(self.pid)
-        with contextlib.suppress(Exception):
-            if len(self.loops) < MOST_LOADERS:
-                folder.mkdir(parents=True)
-                loop = WatchedLoop(Recorder(folder, loader, place=place), place)
-                self.loops.append(loop)
-                loop.feed_from(loader)
-                if os.environ.get("LABKIT_HEADROOM"):
-                    loop.blocks = Blocks(loader)
-                hook_saving(self.loops[0].recorder.log)
-                return loop
-        return None
+        if len(self.loops) >= MOST_LOADERS or self.failed:
+            return None
+        if place is None and not self.loops and is_recorded(self.pid):
+            return None  # by `lk.watch`
+        try:
+            folder = new_folder(self.pid)
+            if folder is None:
+                return None
+            loop = WatchedLoop(Recorder(folder, loader, place=place), place)
+            self.loops.append(loop)
+            loop.feed_from(loader)
+            if os.environ.get("LABKIT_HEADROOM"):
+                loop.blocks = Blocks(loader)
+            hook_saving(self.loops[0].recorder.log)
+            return loop
+        except Exception as error:
+            self.failed = True
+            say(f"not recording: {type(error).__name__}: {error}")
+            return None
 
     def note_training(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that the innermost loop trains: the last to begin, with all its loaders."""

@@ -3,29 +3,58 @@
 The folder comes through PYTHONPATH, so every Python that the script starts finds it too. Nothing
 happens until one of them imports torch's DataLoader or optimizers, which are then hooked
 (`labkit.watching.hook`).
+
+The name `labkit` is the script's own: a folder, a module, another version. Here our package is
+imported from where it lies, under another name, by which its modules also find each other.
 """
 
+import builtins
 import importlib.util
 import os
 import sys
+from importlib.machinery import PathFinder
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))  # of the package
+OURS = "_labkit_watching"
 HOOKED = ["torch.utils.data.dataloader", "torch.optim.optimizer"]
+FOLDER = os.environ.get("LABKIT_WATCHING", "")  # now: a script may clear its environment
+
+plain_import = builtins.__import__
+
+
+def own_import(name, globals=None, locals=None, fromlist=(), level=0):
+    """Import as our modules do, whose `labkit` is the package that this file belongs to."""
+    if name == "labkit" or name.startswith("labkit."):
+        name = OURS + name[len("labkit") :]
+    return plain_import(name, globals, locals, fromlist, level)
 
 
 class Finder:
-    """Finds the modules of `HOOKED` as others would, and hooks each once it is loaded."""
+    """Finds our package, and the modules of `HOOKED` as others would; hooks each once loaded."""
 
     def find_spec(self, name, path=None, target=None):
-        """Return the spec of a module to hook, as the other finders have it; None of others."""
-        if name not in HOOKED:
+        """Return the spec of a module of ours or of one to hook; None of others."""
+        if name == OURS:
+            place = os.path.join(ROOT, "__init__.py")
+            spec = importlib.util.spec_from_file_location(
+                name, place, submodule_search_locations=[ROOT]
+            )
+        elif name.startswith(OURS + "."):
+            spec = PathFinder.find_spec(name, path)
+        elif name in HOOKED:
+            HOOKED.remove(name)  # so that this asks the other finders
+            spec = importlib.util.find_spec(name)
+        else:
             return None
-        HOOKED.remove(name)  # so that this asks the other finders
-        spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
             def exec_module(module):
+                if name.startswith(OURS):
+                    own = {**builtins.__dict__, "__import__": own_import}
+                    module.__dict__["__builtins__"] = own
+                    return load(module)
                 load(module)
                 hook(module)
 
@@ -36,28 +65,29 @@ class Finder:
 def hook(module):
     """Hook a module of theirs; whatever goes wrong here is not the script's affair."""
     try:
-        if importlib.util.find_spec("labkit") is None:  # the script has another environment
-            root = os.path.dirname(os.path.dirname(HERE))
-            spec = importlib.util.spec_from_file_location(
-                "labkit", os.path.join(root, "__init__.py"), submodule_search_locations=[root]
-            )
-            if spec is None or spec.loader is None:
-                raise ImportError(f"no package in {root}")
-            sys.modules["labkit"] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(sys.modules["labkit"])
-        from labkit.watching.hook import install
-
-        install(module)
+        vars(importlib.import_module(f"{OURS}.watching.run_folders"))["of_script"] = FOLDER
+        importlib.import_module(f"{OURS}.watching.hook").install(module)
+        mark("torch")
     except Exception as error:
-        print(f"labkit watch: not watching from inside: {error!r}", file=sys.stderr)
+        mark("failed", f"{type(error).__name__}: {error}")
+
+
+def mark(name, text=""):
+    """Leave a file in the folder of the runs: `labkit watch` says how far we came."""
+    try:
+        with open(os.path.join(FOLDER, name), "a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError:
+        pass
 
 
 sys.path[:] = [place for place in sys.path if os.path.abspath(place or ".") != HERE]
-if os.environ.get("LABKIT_WATCHING"):
+if FOLDER:
     sys.meta_path.insert(0, Finder())
-ours = sys.modules.pop("sitecustomize", None)
+    mark("python")
+this = sys.modules.pop("sitecustomize", None)
 try:  # the one that would have been imported without us
     import sitecustomize  # noqa: F401
 except ImportError:
-    if ours is not None:
-        sys.modules["sitecustomize"] = ours
+    if this is not None:
+        sys.modules["sitecustomize"] = this
