@@ -13,7 +13,6 @@ from pathlib import Path
 
 from labkit.process.events import now_ns, private
 
-INDEX_CHARACTERS = 60  # of an index that is not a whole number
 PROGRESS = "progress"  # the files' names begin so; one for each process of the loader
 # What a process is busy with: IN_BODY and WAITING are the loop's
 IDLE, FETCHING, COLLATING, WAITING, IN_BODY = range(5)
@@ -86,7 +85,7 @@ def progress_in(folder: Path) -> Iterator[Busy]:
 
 
 def plain_index(index: object) -> int | str:
-    """Return an index as a whole number, or as text of bounded length.
+    """Return an index that is a whole number, else its type: a key may be the name of a person.
 
     Of a batch that is fetched at once it names the first.
     """
@@ -94,6 +93,4 @@ def plain_index(index: object) -> int | str:
         return int(index)
     if isinstance(index, list):
         return f"{plain_index(index[0])} and {len(index) - 1} more" if index else "none"
-    with contextlib.suppress(Exception):  # a key's own __repr__
-        return repr(index)[:INDEX_CHARACTERS]
     return type(index).__name__

@@ -17,7 +17,7 @@ from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.watched_script import ScriptVerdict, judge_runs, one_batch_a_pass, runs_in
 from labkit.process import folders
 from labkit.process.events import EventLog, now_ns
-from labkit.results.masked_keys import command_without_keys
+from labkit.results.privacy import shown_command
 from labkit.results.run import Run
 from labkit.results.wall_shares import trains
 from labkit.view import report
@@ -96,7 +96,7 @@ def watch_script(
         text = f"the verdict failed ({type(error).__name__}: {error}); the script ran to its end."
         found = Judged({**judge([]), "evidence": text, "advice": ""}, text)
     of_script: Values = {
-        "command": command_without_keys(command),
+        "command": shown_command(command),
         "exit_code": code,
         "seconds": round((ended.end_ns - start_ns) / 1e9, 3),
         "seen": "outside",
