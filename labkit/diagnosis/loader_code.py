@@ -36,19 +36,6 @@ WRITTEN = re.compile(
     r"(?!\d)\w[\w.]{0,200}|'[\w:]{0,40}'|-?[\d.e+-]{1,20}|torch\.Generator\(\)\.manual_seed\(\d+\)|"
 )
 OF_WORKERS = {*WITHOUT_WORKERS, "multiprocessing_context", "timeout"}
-DRAWN = """class Drawn(Sampler):
-    def __init__(self, whole, size):
-        self.whole = whole  # the dataset with every item
-        self.size = size  # items of an epoch
-
-    def __iter__(self):  # your own choice of an epoch's indices goes here
-        return iter(torch.randperm(len(self.whole))[: self.size].tolist())
-
-    def __len__(self):
-        return self.size
-
-
-"""
 # What the sampler of whole batches takes the place of, and what does not go with one
 OF_BATCHES = ("batch_size", "shuffle", "sampler", "drop_last")
 NOT_OF_BATCHES = {"batch_sampler", "collate_fn"}
@@ -132,9 +119,9 @@ class LoopCode:
         "" where a part of the script has no name that is known, or where no line can be pasted.
         """
         of_loader = {name: value for name, value in changes.items() if name in ARGUMENTS}
-        kept = self.remade and of_loader.get("persistent_workers")
-        written = self.made_once if kept else self.loader_line
-        found = [written(of_loader)] if of_loader else []
+        if self.remade and of_loader.get("persistent_workers"):
+            return ""  # it belongs above the loop over the epochs, where other names are known
+        found = [self.loader_line(of_loader)] if of_loader else []
         for name, value in changes.items():
             if name not in of_loader and value not in SWITCHED_OFF:
                 found.append(self._step_line(name, value))
@@ -169,24 +156,6 @@ class LoopCode:
         if any(argument.startswith(f"{name}.") for argument in arguments.values()):
             line = f"# below the line that makes {name} now\n{line}"
         return line
-
-    def made_once(self, changes: Mapping[str, Setting]) -> str:
-        """Return the statement that makes a loader with `changes` above the loop over the epochs.
-
-        Where each epoch has a dataset of its own, a sampler draws from one that has every item. ""
-        where something has no name up there.
-        """
-        arguments = self._known_arguments()
-        if self.remade == "dataset":
-            if not {"shuffle", "sampler"} & arguments.keys():  # it may be a stream
-                return ""
-            arguments.pop("shuffle", None)
-            arguments |= {"dataset": "whole", "sampler": "Drawn(whole, size)"}
-        if any(code.startswith(f"{self.loader}.") for code in arguments.values()):
-            return ""
-        line = replace(self, arguments=arguments).loader_line(changes)
-        head = DRAWN if self.remade == "dataset" else ""
-        return line and f"{head}# once, above the loop over the epochs\n{line}"
 
     def _known_arguments(self) -> dict[str, str]:
         """Return the arguments of the loader's call; {} where the code of one is not known."""

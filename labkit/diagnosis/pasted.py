@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import builtins
+import dis
 from collections.abc import Collection
+from types import CodeType
 
 DATA = "from torch.utils.data import"
 IMPORTS = {
@@ -17,7 +18,6 @@ IMPORTS = {
     "BatchSampler": f"{DATA} BatchSampler",
     "DataLoader": f"{DATA} DataLoader",
     "RandomSampler": f"{DATA} RandomSampler",
-    "Sampler": f"{DATA} Sampler",
     "SequentialSampler": f"{DATA} SequentialSampler",
 }
 
@@ -29,50 +29,27 @@ def ready_to_paste(code: str, names: Collection[str]) -> str:
     known, the code is an example, in comments; "" of what is no code, as a record may hold.
     """
     try:
-        lacking = names_read(code).difference(names)
+        lacking = names_read(compile(code, "pasted", "exec")).difference(names)
     except SyntaxError:
         return ""
     if not lacking <= IMPORTS.keys():
-        lines = (
+        lines = [
             line if line.startswith("#") else f"# {line}".rstrip() for line in code.splitlines()
-        )
+        ]
         return "".join(f"{line}\n" for line in lines)
     imports = "".join(f"{line}\n" for line in sorted(map(IMPORTS.__getitem__, lacking)))
     return f"{imports}\n{code}" if imports else code
 
 
-def names_made(code: str) -> set[str]:
-    """Return the names that code gives a value."""
-    return {name for node in ast.walk(ast.parse(code)) for name in _made_by(node)}
-
-
-def names_read(code: str) -> set[str]:
+def names_read(code: CodeType) -> set[str]:
     """Return the names that code reads before it gives them a value, Python's own left out."""
-    found: set[str] = set()
     made = set(vars(builtins))
-    for statement in ast.parse(code).body:
-        read: set[str] = set()
-        given: set[str] = set()
-        for node in ast.walk(statement):
-            given.update(_made_by(node))
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-                read.add(node.id)
-        if isinstance(statement, ast.AugAssign):
-            read |= given
-        # What a block makes may be read in it; an assignment reads first
-        if not isinstance(statement, (ast.Assign, ast.AugAssign)):
-            read -= given
-        found |= read - made
-        made |= given
+    found: set[str] = set()
+    for step in dis.get_instructions(code):
+        if step.opname == "STORE_NAME":
+            made.add(step.argval)
+        elif step.opname in ("LOAD_NAME", "LOAD_GLOBAL"):
+            found |= {step.argval} - made
+        elif isinstance(step.argval, CodeType):  # of a function, of a class
+            found |= names_read(step.argval) - made
     return found
-
-
-def _made_by(node: ast.AST) -> list[str]:
-    """Return the names that a node of code gives a value."""
-    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-        return [node.name]
-    if isinstance(node, ast.arg):
-        return [node.arg]
-    if isinstance(node, ast.alias):
-        return [node.asname or node.name.partition(".")[0]]
-    return [node.id] if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else []

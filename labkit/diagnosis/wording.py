@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured, Unit, WordedFinding
-from labkit.diagnosis.pasted import names_made, ready_to_paste
+from labkit.diagnosis.pasted import ready_to_paste
 from labkit.diagnosis.prediction import WORTH
 from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.trainer_code import OF_LOADER, trainer_lines
@@ -106,10 +106,10 @@ def _code(finding: Finding, evidence: Evidence) -> str:
     if remedy.changes and not lines:
         return ""
     if evidence.code is not None:
-        return ready_to_paste(remedy.code + lines, evidence.code.names)
-    return ready_to_paste(
-        remedy.code + lines, names_made(script_for_any_device(dict(evidence.knobs)))
-    )
+        names = evidence.code.names
+    else:
+        names = set(re.findall(r"\w+", script_for_any_device(dict(evidence.knobs))))
+    return ready_to_paste(remedy.code + lines, names)
 
 
 def _changed(remedy: Remedy, evidence: Evidence) -> str:

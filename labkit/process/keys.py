@@ -49,7 +49,7 @@ SECRETS = (
 # A text in a line of source, or a word as the index of something: batch["image"]
 LITERAL = re.compile(r"""(\[(?P<mark>["'])[A-Za-z_]+(?P=mark)\])|(["'])(?:\\.|(?!\3).)*\3""")
 # A frame in a traceback, and its lines of source, which may hold a password
-FRAME = re.compile(r'(?m)^([ |+]*File ".*", line \d+.*\n)((?:[ |+]*    .*(?:\n|\Z))*)')
+FRAME = re.compile(r'(?m)^([ |+]*File ".*", line \d+.*\n)(?:[ |+]*    .*(?:\n|\Z))+')
 
 
 def secrets_in(environment: Mapping[str, str]) -> list[str]:

@@ -6,7 +6,7 @@ import contextlib
 import os
 
 from labkit.process.events import private
-from labkit.process.keys import FRAME, masked, secrets_in
+from labkit.process.keys import masked, secrets_in
 
 HEAD_BYTES = 512 * 1024  # kept of what the bench prints: its beginning
 TAIL_BYTES = 64 * 1024  # and its end
@@ -34,20 +34,12 @@ class Output:
         with contextlib.suppress(OSError):
             data = os.read(self.fd, 65536)
         self.waiting += data
-        whole = self._whole()
+        whole = max(self.waiting.rfind(end) for end in (b"\n", b"\r")) + 1
+        if not whole and len(self.waiting) > LONGEST_LINE:
+            whole = len(self.waiting)
         self._keep(self.waiting[:whole])
         self.waiting = self.waiting[whole:]
         return data
-
-    def _whole(self) -> int:
-        """Return how many bytes are whole lines, of a traceback whole frames."""
-        text = self.waiting
-        whole = max(text.rfind(end) for end in (b"\n", b"\r")) + 1
-        if not whole and len(text) > LONGEST_LINE:
-            return len(text)
-        frame = text.rfind(b"\n", 0, text.rfind(b'File "', 0, whole)) + 1
-        is_open = FRAME.fullmatch(text[frame:whole].decode(errors="replace"))
-        return frame if is_open else whole
 
     def _masked(self, lines: bytes) -> bytes:
         text = masked(lines.decode(errors="surrogateescape"), self.secrets)

@@ -79,17 +79,12 @@ def for_others(text: str) -> str:
 
 
 def _forget_items(event: Event) -> None:
-    """Leave out what an event says of the data's items, and what an error may say of them."""
+    """Leave out what an error may say of the data's items."""
     name = event.get("event")
     if name == "error":
         event |= {"message": known_reason(str(event.get("message"))), "traceback": None}
     if name == "row" and event.get("error"):
         event["error"] = str(event["error"]).partition(":")[0]
-    if name == "items":
-        for rows in ("slowest", "batches"):
-            event[rows] = with_texts(event.get(rows, []), lambda _: "an item", str)
-    if name == "hang" and isinstance(event.get("index"), str):
-        event |= {"index": "an item", "text": ""}
 
 
 def _names_here() -> dict[str, str]:

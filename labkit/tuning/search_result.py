@@ -79,8 +79,10 @@ class SearchResult(Result):
     @property
     def snippet(self) -> str:
         """What to change, as PyTorch to paste: a pipeline's into the script of `lk.script`."""
-        of_script = names_read(self.lines) - IMPORTS.keys()
-        return ready_to_paste(self.lines, of_script if self.asked else self.code.names).rstrip("\n")
+        names = self.code.names
+        if self.asked:
+            names = names_read(compile(self.lines, "script", "exec")) - IMPORTS.keys()
+        return ready_to_paste(self.lines, names).rstrip("\n")
 
     @property
     def headline(self) -> str:
