@@ -29,7 +29,7 @@ def ready_to_paste(code: str, names: Collection[str]) -> str:
     known, the code is an example, in comments; "" of what is no code, as a record may hold.
     """
     try:
-        lacking = names_read(compile(code, "pasted", "exec")).difference(names)
+        lacking = names_read(code).difference(names)
     except SyntaxError:
         return ""
     if not lacking <= IMPORTS.keys():
@@ -41,11 +41,11 @@ def ready_to_paste(code: str, names: Collection[str]) -> str:
     return f"{imports}\n{code}" if imports else code
 
 
-def names_read(code: CodeType) -> set[str]:
+def names_read(code: str | CodeType) -> set[str]:
     """Return the names that code reads before it gives them a value, Python's own left out."""
     made = set(vars(builtins))
     found: set[str] = set()
-    for step in dis.get_instructions(code):
+    for step in dis.Bytecode(code):
         if step.opname == "STORE_NAME":
             made.add(step.argval)
         elif step.opname in ("LOAD_NAME", "LOAD_GLOBAL"):

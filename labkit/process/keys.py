@@ -24,7 +24,7 @@ SECRET_NAME = re.compile(
     r"(?:_?\d+|_[B-Z]\d*|_VALUE)?",
     re.IGNORECASE,
 )
-FOLDER = re.compile(r"(?:/[\w.~-]+)+/?")
+ORDINARY = re.compile(r"(?:/[\w.~-]+)+/?|\d+")  # a folder, a number
 LONG_TOKEN = r"(?=[A-Za-z+=]*\d)(?=[\d+=]*[A-Za-z])[A-Za-z0-9+=]{28,}"
 LOOKS_SECRET = re.compile(rf"{LONG_TOKEN}|\S*://\S*@\S*")  # whatever a variable is called
 # Each with what stays in front of the secret
@@ -59,8 +59,8 @@ def secrets_in(environment: Mapping[str, str]) -> list[str]:
         if SECRET_NAME.fullmatch(name) or LOOKS_SECRET.fullmatch(value):
             found.update(value.splitlines())
         found.update(re.findall(r"://[^\s/@:]*:([^\s/]+)@", value))  # a password alone
-    long_enough = [each for each in found if len(each) >= SHORTEST and not FOLDER.fullmatch(each)]
-    return sorted(long_enough, key=len, reverse=True)
+    tell = [each for each in found if len(each) >= SHORTEST and not ORDINARY.fullmatch(each)]
+    return sorted(tell, key=len, reverse=True)
 
 
 def masked(text: str, secrets: list[str]) -> str:

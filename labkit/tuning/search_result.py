@@ -79,9 +79,7 @@ class SearchResult(Result):
     @property
     def snippet(self) -> str:
         """What to change, as PyTorch to paste: a pipeline's into the script of `lk.script`."""
-        names = self.code.names
-        if self.asked:
-            names = names_read(compile(self.lines, "script", "exec")) - IMPORTS.keys()
+        names = names_read(self.lines) - IMPORTS.keys() if self.asked else self.code.names
         return ready_to_paste(self.lines, names).rstrip("\n")
 
     @property
