@@ -184,6 +184,11 @@ def tune(options: argparse.Namespace) -> Outcome:
         action="store_true",
         help="replay some batches, to tell how fast a perfect loader would be",
     ),
+    option(
+        "--whole-command",
+        action="store_true",
+        help="tell it with its arguments, which may be secrets, in --json",
+    ),
     option("script", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command to run"),
 )
 def watch(options: argparse.Namespace) -> Outcome:
@@ -203,6 +208,8 @@ def watch(options: argparse.Namespace) -> Outcome:
 
     found, code = watch_script(options.script, options.json, options.headroom)
     write_reports(found, options.html, options.markdown, options.force)
+    if options.whole_command:
+        found.values["command"] = options.script[options.script[0] == "--" :]  # without that mark
     if found.text and not options.json:  # stdout is the script's own
         say(f"labkit watch: {found.text}")
     return Outcome(values=found.values, code=code)

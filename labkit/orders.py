@@ -56,7 +56,6 @@ class FunctionSource(TypedDict):
 
     payload: str  # a file in the run's folder
     path: list[str]  # to import from
-    code: dict[str, list[str]]  # {function: the lines of the cell that defines it}
 
 
 class DataSource(TypedDict):

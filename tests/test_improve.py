@@ -105,7 +105,7 @@ def test_what_gains_is_kept_one_after_the_other_until_the_device_is_the_limit():
     assert climb.speedup == pytest.approx(8.4) and climb.notes[-1].startswith("3 runs")
     assert climb.stopped == "the device is the limit (compute)" and not climb.interrupted
     assert "(dataset, batch_size=16, num_workers=6)" in climb.snippet
-    assert "\nmodel.forward = autocast(model.forward)" in climb.snippet
+    assert "\n# model.forward = autocast(model.forward)" in climb.snippet
     assert json.dumps(climb.to_dict())
     assert "measured on a CPU" in repr(climb) and "simulated delay: io_ms=4" in repr(climb)
 

@@ -74,8 +74,8 @@ def test_a_card_that_failed_or_is_full_is_left_to_a_fresh_process(
     log = SimpleNamespace(stage=print, write=lambda _event, **fields: written.append(fields))
     replaced = []
     monkeypatch.setattr(bench_measure, "begin_anew", lambda _failed: not replaced.append(1))
-    (tmp_path / "f.pkl").write_bytes(cloudpickle.dumps(broken))
-    source = {"payload": "f.pkl", "path": [], "code": {"broken": []}}
+    (tmp_path / "f.pkl").write_bytes(cloudpickle.dumps((broken, {"broken": []})))
+    source = {"payload": "f.pkl", "path": []}
     order = {"points": [{"n": 1}, {"n": 2}], "source": source}
     bench_measure.perform(order, CPU, tmp_path, log)
     errors = [each["error"] for each in written if "error" in each]

@@ -5,8 +5,12 @@ A user's script is a namespace here; each line is executed in it, as a paste wou
 
 import dataclasses
 import functools
+import importlib
 import multiprocessing
-from types import MethodType, SimpleNamespace
+import os
+import re
+import sys
+from types import MethodType, ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -30,6 +34,8 @@ from labkit.diagnosis.evidence import Batch, Evidence, WorkerEvidence
 from labkit.diagnosis.findings import Finding
 from labkit.diagnosis.gains import with_gains
 from labkit.diagnosis.loader_code import ARGUMENTS, LoopCode
+from labkit.diagnosis.pasted import ready_to_paste
+from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.trainer_code import trainer_lines
 from labkit.diagnosis.wording import worded
 from labkit.results.hardware import Machine
@@ -155,6 +161,99 @@ def batches_of(names):
     for generator in (torch.default_generator, loader.generator or names["order"]):
         generator.manual_seed(7)
     return [str(batch[0]) for batch in loader]
+
+
+# Scripts that name torch's things otherwise, or not at all; each has its loader in `made`
+SCRIPTS = {
+    "no torch": "from labkit_user import DataLoader, data, net, sgd\nmade = DataLoader(data, 8)",
+    "no loader class": "from labkit_user import data, net, sgd, make\nmade = make(data)",
+    "another name": "from torch.utils import data as d\nfrom labkit_user import data, net, sgd\n"
+    "made = d.DataLoader(data, 8)",
+    "own class": "from labkit_user import Loader, data, net, sgd\nmade = Loader(data, 8)",
+    "inline data": "from labkit_user import DataLoader, list_of, net, sgd\n"
+    "made = DataLoader(list_of(64), 8, collate_fn=lambda items: items)",
+    "no model": "from labkit_user import DataLoader, data\nmade = DataLoader(data, 8)",
+}
+STEP_CHANGES = [
+    {"channels_last": True},
+    {"compile": "default"},
+    {"compile": "reduce-overhead", "channels_last": True},
+    {"precision": "bf16"},
+    {"precision": "tf32", "fused_optimizer": True},
+]
+
+
+class Loader(DataLoader):
+    pass
+
+
+@pytest.fixture
+def user_module(monkeypatch):
+    module = ModuleType("labkit_user")
+    net = nn.Linear(4, 2)
+    module.__dict__.update(
+        Loader=Loader, DataLoader=DataLoader, data=TensorDataset(torch.arange(64.0)), net=net,
+        sgd=torch.optim.SGD(net.parameters(), lr=0.1), list_of=lambda n: list(range(n)),
+        make=lambda data: DataLoader(data, 8),
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "labkit_user", module)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    yield module
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("kind", SCRIPTS)
+def test_what_is_printed_runs_in_a_script_with_other_names_or_none(kind, user_module, monkeypatch):
+    monkeypatch.setenv("LABKIT_WARM", "0")
+    monkeypatch.setattr("labkit.tuning.set_up.machine", Machine)
+    names = {"__name__": "train"}
+    exec(SCRIPTS[kind], names)
+    code = LoopCode.of(in_script(names, "call_of(made)", call_of=call_of))
+    lines = [fed(code=code, workers=RESTARTED, knobs={"num_workers": 2}).code]
+    lines += [fed(code=code, advised=Workers(4, Estimate(2.0, 1.5, 2.5))).code]
+    lines += [ready_to_paste(code.lines(changes), code.names) for changes in CHANGES + STEP_CHANGES]
+    lines += [in_script(names, "tuner(made, seconds=1)", tuner=tuner).found.snippet]
+    for line in lines:
+        exec(compile(line, "pasted", "exec"), dict(names))
+    assert any("prefetch_factor=4" in line and "\nmade = " in f"\n{line}" for line in lines)
+
+
+@pytest.mark.parametrize("what", ["TensorDataset(torch.zeros(64))", "'labkit_user:data'"])
+def test_what_has_no_name_in_the_script_is_told_as_an_example(what, user_module, monkeypatch):
+    monkeypatch.setattr("labkit.tuning.set_up.machine", Machine)
+    names = user_script("None")
+    found = in_script(names, f"tuner({what}, seconds=1)", tuner=tuner).found
+    assert found.snippet.startswith("# loader = DataLoader(dataset, batch_size=32")
+    exec(found.snippet, {})
+
+
+REMEDIES = {
+    (name, remedy.key): remedy
+    for name in ("body", "copy", "device", "loader", "worker")
+    for remedy in vars(importlib.import_module(f"labkit.diagnosis.{name}_remedies")).values()
+    if isinstance(remedy, Remedy) and remedy.code
+}
+
+
+@pytest.mark.parametrize("remedy", REMEDIES.values(), ids=lambda remedy: remedy.key)
+def test_the_code_of_a_remedy_runs_in_a_script_that_has_none_of_its_names(remedy, monkeypatch):
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setattr(torch, "set_num_threads", int)
+    told = dataclasses.replace(remedy, code=re.sub(r"\$\w+", "1", remedy.code)).to_dict()["code"]
+    exec(told, {})
+
+
+def test_code_of_a_record_is_not_printed_where_no_script_could_have_named_it():
+    for evil in (
+        "__import__('os').system('x')",
+        "data)\nimport os",
+        "data; x",
+        "import",
+        "a" * 999,
+    ):
+        told = {"loader": evil, "call": "DataLoader", "arguments": {"dataset": evil}}
+        code = LoopCode.of(told)
+        assert "num_workers" not in ready_to_paste(code.lines({"num_workers": 4}), code.names), evil
 
 
 def fed(**known):
@@ -352,22 +451,12 @@ def test_workers_are_kept_with_a_word_on_what_set_epoch_sets_where_there_is_one(
         assert ("do not see what set_epoch() sets" in told.advice) == (sampler is not None)
 
 
-def test_workers_that_end_with_the_loader_of_each_epoch_are_kept_by_making_it_once():
-    names = user_script("None") | {"size": 24}
-    names["whole"] = names["data"]
-    arguments = {"dataset": "train_loader.dataset", "batch_size": "8", "shuffle": "True"}
-    remade = LoopCode("train_loader", call="DataLoader", arguments=arguments, remade="dataset")
+@pytest.mark.parametrize("remade", ["loader", "dataset"])
+def test_workers_that_end_with_the_loader_of_each_epoch_are_kept_by_making_it_once(remade):
     knobs = {"num_workers": 2, "persistent_workers": True}
-    told = fed(code=remade, workers=RESTARTED, knobs=knobs)
+    told = fed(code=dataclasses.replace(PLAIN, remade=remade), workers=RESTARTED, knobs=knobs)
     assert "the loader made once, above the loop over the epochs" in told.advice
-    exec(remade.lines(knobs), names)
-    made = names["train_loader"]
-    assert (made.batch_size, made.num_workers, made.persistent_workers) == (8, 2, True)
-    assert sum(map(len, made.batch_sampler)) == 24  # of the whole
-    loader = dataclasses.replace(PLAIN, remade="loader")
-    assert loader.lines(knobs).startswith("# once, above the loop over the epochs\nloader = ")
-    unnamed = dataclasses.replace(loader, arguments={"dataset": "data", "collate_fn": "loader.f"})
-    assert unnamed.lines(knobs) == ""
+    assert told.code == ""  # names of the loop need not be known there
 
 
 def test_a_knob_of_the_step_that_is_switched_off_needs_no_line_and_one_without_a_name_has_none():

@@ -8,6 +8,7 @@ import labkit as lk
 from labkit.diagnosis.findings import DEVICE_LIMIT, ISSUING, NEIGHBOUR
 from labkit.diagnosis.line_work import COLLATE, PERIODIC
 from labkit.diagnosis.loop_rules import DOUBLE, ELSEWHERE
+from labkit.diagnosis.pasted import IMPORTS, names_read
 from labkit.diagnosis.symptoms import (
     PAGE_OF,
     PAGES,
@@ -59,6 +60,7 @@ def test_the_code_of_a_page_compiles_and_its_links_resolve():
     for page, text in TEXTS.items():
         for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
             compile(code, page, "exec")
+            assert not names_read(code) & {*IMPORTS, "F", "get_worker_info", "lk"}, (page, code)
         for name in re.findall(r'lk\.recorded\("([^"]+)"\)', text):
             assert lk.recorded(name).recorded
         for name in re.findall(r'lk\.published\("([^"]+)"\)', text):

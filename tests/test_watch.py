@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import json
 import os
 import pickle
 import random
@@ -19,7 +18,6 @@ from torch.utils.data import DataLoader, Dataset
 import labkit as lk
 from labkit.bench import sampler
 from labkit.process import folders
-from labkit.results import masked_keys, privacy
 from labkit.view import watch_live
 from labkit.view.watch_live import watch
 from labkit.view.watch_shown import progress_line
@@ -281,19 +279,7 @@ def test_a_model_given_to_a_loop_that_is_already_watched_is_the_one_that_is_coun
         watch(batches, model=3)
 
 
-def test_keys_are_masked_and_an_anonymous_record_names_nobody(starved, tmp_path, monkeypatch):
-    command = "train.py --api-key private --tokenizer bert HF_TOKEN=private --auth=private"
-    shown = masked_keys.command_without_keys([*command.split(), "sk-abcdefgh12345"])
-    assert shown[3:5] == ["--tokenizer", "bert"] and shown[-1] == "***"
-    assert "private" not in " ".join(shown)
-    monkeypatch.setattr(privacy.getpass, "getuser", lambda: "anna")
-    monkeypatch.setattr(privacy.platform, "node", lambda: "annas-laptop")
-    why = "cannot read '/home/Anna Maria/x.jpg' of anna on annas-laptop (pid 4711); img / 255 / 2"
-    error = {"event": "error", "message": why, "pids": [4711, 4712], "workers": {"4712": -9}}
-    beside = {"event": "beside", "processes": [{"pid": 1, "name": "chess", "cores": 1.0}]}
-    (line,) = privacy.anonymous(json.dumps(event).encode() for event in (error, beside))
-    why = "cannot read 'x.jpg' of user on <name> (pid 0); img / 255 / 2"
-    assert json.loads(line) == error | {"message": why, "pids": [1, 2], "workers": {"2": -9}}
+def test_an_anonymous_record_has_all_samples_and_no_folder(starved, tmp_path):
     path = starved.run.save(tmp_path / "run.jsonl", anonymous=True)
     assert len(lk.load(path).lines) == len(starved.run.lines)
     text = path.read_text()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -414,5 +415,5 @@ def test_a_script_is_run_by_our_python_where_it_cannot_run_by_itself(tmp_path, m
     for says in ("failed (exit code 7) before a training step was seen", "ZeroDivisionError"):
         found, code = watch_script(["train.py"])
         assert code == found.values["exit_code"] == 7 and says in found.text
-        assert found.values["command"][0] == sys.executable
+        assert found.values["command"] == [Path(sys.executable).name, "train.py"]
         monkeypatch.setattr("labkit.view.watch_command._of_nothing", lambda *_: 1 / 0)

@@ -259,7 +259,7 @@ def test_a_copy_from_pinned_memory_that_blocks_is_not_to_be_waited_for(tmp_path)
     parts = [("copy", 14.0), ("backward", 20.0)]
     first = looped(tmp_path, parts, 60.0, knobs=knobs).findings[0]
     assert first.cause == "copies" and first.remedies[0].key != "pin_memory"
-    assert first.code.strip() == "batch = batch.to(device, non_blocking=True)"
+    assert first.code.strip() == "# batch = batch.to(device, non_blocking=True)"
     knobs |= {"prefetch_to_device": True}
     of_bench = diagnosed(tmp_path, knobs=knobs, **FED | {"sync": True, "copy": 8.0}).findings[0]
     assert {"non_blocking": True} in [each.changes for each in of_bench.remedies]

@@ -12,6 +12,7 @@ import threading
 from types import CodeType, FrameType
 
 from labkit.bench.stack import position_of, top_frame
+from labkit.process.keys import without_literals
 
 ONE_AT_A_TIME = sys.version_info < (3, 11, 8) or (3, 12) <= sys.version_info < (3, 12, 2)
 CALL_LENGTH = 80  # characters of it that are kept
@@ -20,11 +21,14 @@ OPERATIONS = (ast.Call, ast.BinOp, ast.Compare, ast.Subscript, ast.UnaryOp)
 
 
 def call_text(node: ast.expr | None) -> str:
-    """Return an expression as it stands in the source, a call without its arguments."""
+    """Return an expression as it stands in the source, a call without its arguments.
+
+    The texts in it are left out: one of them may be a password.
+    """
     if node is None:
         return ""
     text = f"{ast.unparse(node.func)}()" if isinstance(node, ast.Call) else ast.unparse(node)
-    return text[:CALL_LENGTH]
+    return without_literals(text)[:CALL_LENGTH]
 
 
 def expression(frame: FrameType) -> ast.expr | None:

@@ -11,6 +11,7 @@ import traceback
 
 from labkit.bench import loader_workers
 from labkit.process.events import EventLog
+from labkit.process.keys import masked
 
 FEW_FILES = 6  # left to open: the error may be that there was none
 MAX_TRACEBACK = 8_000  # characters kept of a traceback
@@ -32,7 +33,7 @@ def write_failure(log: EventLog, error: BaseException) -> None:
         workers={worker.pid: worker.exitcode for worker in workers if worker.exitcode},
         files=files,
     )
-    sys.stderr.write(text)
+    sys.stderr.write(masked(text, []))
 
 
 def _open_files_near_limit(pids: list[int]) -> list[int] | None:

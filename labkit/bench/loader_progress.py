@@ -10,11 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
-from typing import Any
 
 from labkit.process.events import now_ns, private
 
-INDEX_CHARACTERS = 60  # of an index that is not a whole number
 PROGRESS = "progress"  # the files' names begin so; one for each process of the loader
 # What a process is busy with: IN_BODY and WAITING are the loop's
 IDLE, FETCHING, COLLATING, WAITING, IN_BODY = range(5)
@@ -86,15 +84,14 @@ def progress_in(folder: Path) -> Iterator[Busy]:
             yield Busy(folder, who, state, since, batch, index, pid, usual)
 
 
-def plain_index(index: Any) -> int | str:
-    """Return an index as a whole number, or as text of bounded length.
+def plain_index(index: object) -> int | str:
+    """Return an index that is a whole number, else its type: a key may be the name of a person.
 
-    Of a batch that is fetched at once it names the first, of a user's own class its name: its
-    `repr` is the user's code, and may take long.
+    Of a batch that is fetched at once it names the first.
     """
     kind = type(index)
     if kind is int or (kind.__module__ == "numpy" and issubclass(kind, Integral)):
         return int(index)
     if kind is list:
         return f"{plain_index(index[0])} and {len(index) - 1} more" if index else "none"
-    return index[:INDEX_CHARACTERS] if kind is str else kind.__name__
+    return kind.__name__

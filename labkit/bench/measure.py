@@ -22,6 +22,7 @@ from labkit.bench.grid import TIMED
 from labkit.bench.stopwatch import Bench, Skipped
 from labkit.orders import RowsOrder
 from labkit.process.events import EventLog, RowFailure
+from labkit.process.keys import without_literals
 
 MOST_TEXT = 300  # characters of an error
 CARD_FAILED = re.compile(
@@ -53,7 +54,8 @@ def perform(order: RowsOrder, device: torch.device, folder: Path, log: EventLog)
     progress = folder / "next_point"
     first = int(progress.read_text()) if progress.exists() else 0
     send_by_value()
-    function = pickle.loads(payload.read_bytes())  # of the reader's own kernel
+    # Of the reader's own kernel; the code is {function: the lines of the cell that defines it}
+    function, code = pickle.loads(payload.read_bytes())
     resources.collect_garbage()
     points = order["points"]
     log.write("begin", warmup=0)
@@ -67,7 +69,7 @@ def perform(order: RowsOrder, device: torch.device, folder: Path, log: EventLog)
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)
         bench = Bench(device)
-        failure = call(function, points[number], bench, order["source"]["code"])
+        failure = call(function, points[number], bench, code)
         for row in bench.rows or [{}]:
             values = points[number] | row.get("values", {}) | bench.returned
             write_row(log, {**row, "values": plain(values)}, failure)
@@ -135,7 +137,7 @@ def said(error: BaseException, function: Callable, code: dict[str, list[str]]) -
         number = frames[-1].lineno or 0
         lines = code.get(frames[-1].name) or code[function.__name__]
         line = lines[number - 1].strip() if 0 < number <= len(lines) else ""
-        text += f" (line {number}: {line})"
+        text += f" (line {number}: {without_literals(line)})"
     return text
 
 

@@ -216,9 +216,10 @@ def formats_left(evidence: Evidence) -> Fit:
 
 
 def single_precision(evidence: Evidence) -> Fit:
-    """Add the line that converts a batch, where it is float64."""
-    converted = "batch = batch.float()  # better once, in the dataset\n"
-    return Fit(words={"batch": converted if evidence.batch.dtype == "float64" else ""})
+    """Name the model, and add what converts a batch where it is float64."""
+    converted = "# and each batch, better once in the dataset: batch.float()\n"
+    batch = converted if evidence.batch.dtype == "float64" else ""
+    return Fit(words={"batch": batch, "model": (evidence.code or LoopCode()).model or "model"})
 
 
 SINGLE_PRECISION = Remedy(
@@ -228,7 +229,7 @@ SINGLE_PRECISION = Remedy(
     "after.",
     "formats",
     single_precision,
-    code="model = model.float()  # in place of model.double()\n$batch",
+    code="$model = $model.float()  # in place of double()\n$batch",
     cost="accuracy: 7 digits in place of 16",
     check="the metric, within float32's rounding",
 )

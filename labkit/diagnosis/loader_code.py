@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -30,26 +31,11 @@ ARGUMENTS = (
     "pin_memory_device",
     "in_order",
 )
+# What `call_of` writes of a script: names, plain values, a generator; a record may hold anything
+WRITTEN = re.compile(
+    r"(?!\d)\w[\w.]{0,200}|'[\w:]{0,40}'|-?[\d.e+-]{1,20}|torch\.Generator\(\)\.manual_seed\(\d+\)|"
+)
 OF_WORKERS = {*WITHOUT_WORKERS, "multiprocessing_context", "timeout"}
-IMPORT = "from torch.utils.data import DataLoader\n\n"
-SAMPLERS = "from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler\n\n"
-DRAWN = """import torch
-from torch.utils.data import Sampler
-
-
-class Drawn(Sampler):
-    def __init__(self, whole, size):
-        self.whole = whole  # the dataset with every item
-        self.size = size  # items of an epoch
-
-    def __iter__(self):  # your own choice of an epoch's indices goes here
-        return iter(torch.randperm(len(self.whole))[: self.size].tolist())
-
-    def __len__(self):
-        return self.size
-
-
-"""
 # What the sampler of whole batches takes the place of, and what does not go with one
 OF_BATCHES = ("batch_size", "shuffle", "sampler", "drop_last")
 NOT_OF_BATCHES = {"batch_sampler", "collate_fn"}
@@ -93,9 +79,9 @@ class LoopCode:
         known: dict[str, Any] = {
             field.name: recorded.get(field.name)
             for field in fields(cls)
-            if isinstance(recorded.get(field.name), str)
+            if _is_written(recorded.get(field.name))
         }
-        if isinstance(arguments, Mapping) and set(arguments) <= set(ARGUMENTS):
+        if isinstance(arguments, Mapping) and _are_arguments(arguments):
             known["arguments"] = arguments
         made = cls(**known)
         may_fuse = recorded.get("may_fuse")
@@ -112,6 +98,13 @@ class LoopCode:
             return made
         return replace(made, remade="dataset" if remade["dataset"] else "loader")
 
+    @property
+    def names(self) -> set[str]:
+        """The names that the script is known to have."""
+        told = (self.loader, self.model, self.optimizer, self.training, self.call)
+        codes = filter(None, (*told, *(self.arguments or {}).values()))
+        return {re.split(r"\W", code)[0] for code in codes}
+
     def with_names(self) -> LoopCode:
         """Return a copy in which everything has a name: "loader", "model", and the arguments'."""
         known = self.arguments or {"dataset": None}
@@ -126,9 +119,9 @@ class LoopCode:
         "" where a part of the script has no name that is known, or where no line can be pasted.
         """
         of_loader = {name: value for name, value in changes.items() if name in ARGUMENTS}
-        kept = self.remade and of_loader.get("persistent_workers")
-        written = self.made_once if kept else self.loader_line
-        found = [written(of_loader)] if of_loader else []
+        if self.remade and of_loader.get("persistent_workers"):
+            return ""  # it belongs above the loop over the epochs, where other names are known
+        found = [self.loader_line(of_loader)] if of_loader else []
         for name, value in changes.items():
             if name not in of_loader and value not in SWITCHED_OFF:
                 found.append(self._step_line(name, value))
@@ -162,25 +155,7 @@ class LoopCode:
         line = f"{name} = {call}"
         if any(argument.startswith(f"{name}.") for argument in arguments.values()):
             line = f"# below the line that makes {name} now\n{line}"
-        return f"{'' if self.call else IMPORT}{line}"
-
-    def made_once(self, changes: Mapping[str, Setting]) -> str:
-        """Return the statement that makes a loader with `changes` above the loop over the epochs.
-
-        Where each epoch has a dataset of its own, a sampler draws from one that has every item. ""
-        where something has no name up there.
-        """
-        arguments = self._known_arguments()
-        if self.remade == "dataset":
-            if not {"shuffle", "sampler"} & arguments.keys():  # it may be a stream
-                return ""
-            arguments.pop("shuffle", None)
-            arguments |= {"dataset": "whole", "sampler": "Drawn(whole, size)"}
-        if any(code.startswith(f"{self.loader}.") for code in arguments.values()):
-            return ""
-        line = replace(self, arguments=arguments).loader_line(changes)
-        head = DRAWN if self.remade == "dataset" else ""
-        return line and f"{head}# once, above the loop over the epochs\n{line}"
+        return line
 
     def _known_arguments(self) -> dict[str, str]:
         """Return the arguments of the loader's call; {} where the code of one is not known."""
@@ -213,7 +188,7 @@ class LoopCode:
         drop_last = parts["drop_last"] or "False"
         arguments["sampler"] = f"BatchSampler({order}, batch_size={size}, drop_last={drop_last})"
         line = replace(self, arguments=arguments).loader_line({"batch_size": None})
-        return f"{SAMPLERS}{line}\n"
+        return f"{line}\n"
 
     def _step_line(self, name: str, value: Setting) -> str:
         """Return what switches a knob of the step on; "" where no line is known for it."""
@@ -243,3 +218,12 @@ class LoopCode:
         if name == "precision" and value == "tf32":
             return 'torch.set_float32_matmul_precision("high")'
         return ""
+
+
+def _are_arguments(told: Mapping[str, object]) -> bool:
+    codes = told.values()
+    return set(told) <= set(ARGUMENTS) and all(each is None or _is_written(each) for each in codes)
+
+
+def _is_written(code: object) -> bool:
+    return isinstance(code, str) and WRITTEN.fullmatch(code) is not None

@@ -9,9 +9,7 @@ from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.results.text import counted
 
-SET_THREADS = (
-    "import torch\n\ntorch.set_num_threads($threads)  # the other cores are for the workers\n"
-)
+SET_THREADS = "torch.set_num_threads($threads)  # the other cores are for the workers\n"
 AT_ONCE = (
     "fetch a batch at once. Index the tensors with a batch of indices; where dataset[[0, 1]] "
     "works, a BatchSampler as the DataLoader's sampler does so"

@@ -27,6 +27,7 @@ from string import Template
 from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.loader_code import LoopCode
+from labkit.diagnosis.pasted import ready_to_paste
 from labkit.knobs import Setting
 
 TUNING = "03_dataloader_tuning.ipynb"
@@ -119,7 +120,7 @@ class Remedy:
             "key": self.key,
             "text": self.text,
             "changes": dict(self.changes),
-            "code": self.code,
+            "code": ready_to_paste(self.code, ()),
             "cost": self.cost,
             "check": self.check,
             "price": self.price,

@@ -10,6 +10,8 @@ import numpy as np
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.findings import Finding, Measured
+from labkit.diagnosis.loader_code import LoopCode
+from labkit.diagnosis.pasted import ready_to_paste
 from labkit.diagnosis.remedies import LESS_WAITING, Remedy
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.watched_ranks import RanksVerdict, of_watched_ranks
@@ -83,7 +85,8 @@ def one_batch_a_pass(folder: Path) -> Diagnosis | None:
     cause = Finding(
         "input", "one_batch_a_pass", lost, (waits, Measured(again)), (KEEP_THE_ITERATOR,)
     )
-    told = replace(worded(cause), code=KEEP_THE_ITERATOR.code)
+    code = ready_to_paste(KEEP_THE_ITERATOR.code, LoopCode.of(run.loop_code).names)
+    told = replace(worded(cause), code=code)
     return Diagnosis((told,), 0.0, "passes over the loader")  # how sure was not resampled
 
 

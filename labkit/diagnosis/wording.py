@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured, Unit, WordedFinding
+from labkit.diagnosis.pasted import ready_to_paste
 from labkit.diagnosis.prediction import WORTH
 from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.trainer_code import OF_LOADER, trainer_lines
-from labkit.results.script import changed_lines
+from labkit.results.script import changed_lines, script_for_any_device
 from labkit.spec import knobs_with
 
 FORMATS: Mapping[Unit, str] = {
@@ -104,7 +105,11 @@ def _code(finding: Finding, evidence: Evidence) -> str:
     lines = _changed(remedy, evidence)
     if remedy.changes and not lines:
         return ""
-    return remedy.code + lines
+    if evidence.code is not None:
+        names = evidence.code.names
+    else:
+        names = set(re.findall(r"\w+", script_for_any_device(dict(evidence.knobs))))
+    return ready_to_paste(remedy.code + lines, names)
 
 
 def _changed(remedy: Remedy, evidence: Evidence) -> str:

@@ -145,8 +145,7 @@ LONGER_PASSES = Remedy(
     "passes its workers have nothing to do, and each pass waits for its first batch anew.",
     "epochs",
     lambda evidence: bool(evidence.num_workers) and started_anew(evidence) is None,
-    code="from torch.utils.data import RandomSampler\n\n"
-    "# in place of the DataLoader's shuffle=True: a pass is ten epochs, so make a tenth of them\n"
+    code="# in place of shuffle=True: a pass is ten epochs, so make a tenth of them\n"
     "sampler = RandomSampler(dataset, num_samples=10 * len(dataset))\n",
     check=LESS_WAITING,
 )
@@ -184,8 +183,7 @@ ONE_THREAD_EVERYWHERE = Remedy(
     "Limit the libraries to one thread before NumPy is imported, and OpenCV with "
     "cv2.setNumThreads(0).",
     "workers",
-    code="import os\n\n"
-    'for library in ("OMP", "OPENBLAS", "MKL"):  # above all other imports\n'
+    code='for library in ("OMP", "OPENBLAS", "MKL"):  # above all other imports\n'
     '    os.environ[f"{library}_NUM_THREADS"] = "1"\n',
     cost="a model on the CPU has one thread, too, until torch.set_num_threads",
     check="CPU time over wall time near 1 in each worker",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from labkit.process.folder_rights import private
-from labkit.process.keys import keys_in, masked
+from labkit.process.keys import masked, secrets_in
 from labkit.process.locks import one_writer
 
 VERSION = 1
@@ -28,6 +28,8 @@ RESERVE_NAME = "reserve"  # a file that is given up when the disk is full
 RESERVE_BYTES = 256 * 1024  # its size
 MOST_KEPT = 4 * 2**20  # bytes that wait for room on a full disk
 LEAST_SLEEP_NS = 1_000_000_000
+# What an event may hold of somebody else's: errors, why something is missing, measured values
+FREE_TEXTS = {"message", "traceback", "why", "error", "text", "line", "values", "points"}
 
 now_ns = time.perf_counter_ns
 
@@ -35,22 +37,30 @@ now_ns = time.perf_counter_ns
 class EventLog:
     """An append-only event file that never raises once open; what a full disk refuses waits.
 
-    Keys in this process's environment are masked, wherever they stand in an event.
+    Secrets are masked in the texts of an event that somebody else wrote.
     """
 
     def __init__(self, folder: str | Path):
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
         self._fd = private(os.path.join(folder, FILE_NAME), flags)
-        self._keys = keys_in(os.environ)
+        self._secrets = secrets_in(os.environ)
         self._reserve = os.path.join(folder, RESERVE_NAME)
         self._kept = b""
         self.error: OSError | None = None
 
     def write(self, event: str, **values: object) -> None:
         """Append one event, stamped now."""
-        line = {"event": event, "t_ns": now_ns(), **values}
-        text = json.dumps(line, separators=(",", ":"), allow_nan=False, default=str)
-        self.write_line(masked(text, self._keys))
+        told = {name: self._masked(values[name]) for name in FREE_TEXTS & values.keys()}
+        line = {"event": event, "t_ns": now_ns(), **values, **told}
+        self.write_line(json.dumps(line, separators=(",", ":"), allow_nan=False, default=str))
+
+    def _masked(self, value: object) -> object:
+        """Return a value with the secrets in its texts masked, not those in the names of a dict."""
+        if isinstance(value, dict):
+            return {name: self._masked(each) for name, each in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self._masked(each) for each in value]
+        return masked(value, self._secrets) if isinstance(value, str) else value
 
     def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
         """Write what the run is busy with before it measures, and how far that is."""

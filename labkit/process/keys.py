@@ -1,35 +1,81 @@
-"""The keys of services in the environment: the user's code needs them, a log may not hold them."""
+"""Secrets: the user's code needs them, and nothing that labkit writes may hold them.
+
+`masked` is the one place that decides it, for texts that somebody else wrote: an exception's
+message, a traceback, what a script prints, the rows of a measurement.
+"""
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping
 
-KEY_ENDINGS = ("API_KEY", "ACCESS_KEY", "PRIVATE_KEY", "TOKEN", "SECRET", "PASSWORD")
-SHORTEST_KEY = 8  # characters: a shorter value stands in other words too
 MASK = "***"
+SHORTEST = 6  # characters: a shorter value stands in other words too
+# The last word of a name, of a variable, an argument or a key; lengths are bounded for speed
+SECRET = (
+    r"[a-z0-9]{1,12}[_-]?key|[a-z]{0,12}(?:secret|token|passw(?:or)?d|passphrase)s?|pass|"
+    r"[a-z]{0,12}pwd|passcode|pat|auth|authorization|credentials?|dsn|cookie|session|sig|signature|"
+    r"sas|salt|jwt|psk|pin|webhook|connection_?string|conn_?str"
+)
+PREFIX = r"(?:\w{0,24}[_.-])?"
+# Of the environment: with more words, and an ending such as _B64 or _2; PWD itself is a folder
+SECRET_NAME = re.compile(
+    rf"(?!(?:OLD)?PWD$)(?:.*_)?(?:{SECRET}|key|private\w*|license\w*|auth\w*|secret\w*|pw|sk)"
+    r"(?:_?\d+|_[B-Z]\d*|_VALUE)?",
+    re.IGNORECASE,
+)
+ORDINARY = re.compile(r"(?:/[\w.~-]+)+/?|\d+")  # a folder, a number
+LONG_TOKEN = r"(?=[A-Za-z+=]*\d)(?=[\d+=]*[A-Za-z])[A-Za-z0-9+=]{28,}"
+LOOKS_SECRET = re.compile(rf"{LONG_TOKEN}|\S*://\S*@\S*")  # whatever a variable is called
+# Each with what stays in front of the secret
+SECRETS = (
+    re.compile(r"(://)[^\s\"'<>@]{0,200}(?:@[^\s\"'<>/@]{0,100})?(?=@)"),  # of a URL
+    re.compile(r"((?<![^\s\"'(=,])[^\s\"'/@:=,;()<>]{1,64}:)[^\s\"'/@,;()<>]{1,64}(?=@\w)"),
+    re.compile(rf"(?i)((?<!\S)--?(?:\w[\w-]{{0,24}}-)?(?:{SECRET}|key)[ =]+[\"']?)(?!-)[^\s\"']+"),
+    re.compile(  # token=VALUE, "token": "VALUE", Authorization: Bearer VALUE; but max_tokens=512
+        rf"(?i)((?<![A-Za-z0-9]){PREFIX}(?:{SECRET})[\"']?\s{{0,4}}[=:]\s{{0,4}}(?:b?[\"'])?"
+        r"(?:(?:bearer|basic|token|digest)\s{1,4})?)(?!\d{1,5}\b)[^\s\"',;&)\]}]{4,}"
+    ),
+    re.compile(r"(?i)(\bbearer\s{1,4})[\w.~+/=-]{8,}"),
+    re.compile(r"(?im)(^[ \t]*password[ \t]+)\S+(?=[ \t]*$)"),  # of a .netrc
+    re.compile(r"(?i)(\blogin\s{1,4}\S{1,64}\s{1,4}password\s{1,4})\S+"),
+    re.compile(  # of OpenAI, Stripe, Hugging Face, GitHub, GitLab, AWS, Slack, Google, ...; a JWT
+        r"()\b(?:[spr]k[-_]|hf_|gh[pousr]_|github_pat_|glpat-|A[KS]IA|xox[abeprs]-|AIza|ya29\.|"
+        r"npm_|pypi-|whsec_|dop_v1_|SG\.|eyJ)[\w.\-]{8,}"
+    ),
+    re.compile(r"(hooks\.slack\.com/services/)\S+"),
+    re.compile(rf"()(?<![\w/+=]){LONG_TOKEN}(?!\w)"),
+)
+# A text in a line of source, or a word as the index of something: batch["image"]
+LITERAL = re.compile(r"""(\[(?P<mark>["'])[A-Za-z_]+(?P=mark)\])|(["'])(?:\\.|(?!\3).)*\3""")
+# A frame in a traceback, and its lines of source, which may hold a password
+FRAME = re.compile(r'(?m)^([ |+]*File ".*", line \d+.*\n)(?:[ |+]*    .*(?:\n|\Z))+')
 
 
-def _is_key(name: str) -> bool:
-    return name.upper().endswith(KEY_ENDINGS)
-
-
-def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return `environment` without the keys of services, for processes that need none of them."""
-    return {name: value for name, value in environment.items() if not _is_key(name)}
-
-
-def keys_in(environment: Mapping[str, str]) -> list[str]:
-    """Return the values that no log may hold, the longest first; as they are, and as in JSON."""
+def secrets_in(environment: Mapping[str, str]) -> list[str]:
+    """Return the values that no text may hold, line by line, the longest first."""
     found = set()
     for name, value in environment.items():
-        if _is_key(name) and len(value) >= SHORTEST_KEY and not value.isdigit():
-            found |= {value, json.dumps(value)[1:-1]}
-    return sorted(found, key=len, reverse=True)
+        if SECRET_NAME.fullmatch(name) or LOOKS_SECRET.fullmatch(value):
+            found.update(value.splitlines())
+        found.update(re.findall(r"://[^\s/@:]*:([^\s/]+)@", value))  # a password alone
+    tell = [each for each in found if len(each) >= SHORTEST and not ORDINARY.fullmatch(each)]
+    return sorted(tell, key=len, reverse=True)
 
 
-def masked(text: str, keys: list[str]) -> str:
-    """Return `text` with `MASK` in the place of each key."""
-    for key in keys:
-        text = text.replace(key, MASK)
+def masked(text: str, secrets: list[str]) -> str:
+    """Return a text with `MASK` in the place of each of `secrets`, and of what looks like one.
+
+    Of a traceback only the places stay, without their lines of source.
+    """
+    text = FRAME.sub(r"\1", text)
+    for secret in secrets:
+        text = text.replace(secret, MASK)
+    for pattern in SECRETS:
+        text = pattern.sub(rf"\1{MASK}", text)
     return text
+
+
+def without_literals(line: str) -> str:
+    """Return a line of source with nothing in its quotes, but for names that are an index."""
+    return LITERAL.sub(lambda found: found[1] or "'...'", line)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from labkit.orders import Plan
-from labkit.process.events import FILE_NAME, RESERVE_NAME, EventLog, events_named
+from labkit.process.events import FILE_NAME, RESERVE_NAME, SPEC_NAME, EventLog, events_named
 from labkit.process.family import end_marked, exists, is_alive, this_system
 from labkit.process.folder_rights import MOST_BYTES, is_ours, is_own_file, private
 from labkit.process.locks import is_locked, try_lock
@@ -111,7 +111,7 @@ def remove_tools(folder: str | os.PathLike) -> None:
     run = Path(folder)
     named = {socket_folder(folder, pid) for pid in logged_pids(folder, "hello")}
     own = [place for place in named - {run} if is_ours(place)]
-    tools = [*run.glob(PAYLOADS), run / RESERVE_NAME]
+    tools = [*run.glob(PAYLOADS), run / RESERVE_NAME, run / SPEC_NAME]
     for place in (run, *own):
         for name in SOCKETS:
             tools += place.glob(name)

@@ -6,16 +6,17 @@ import contextlib
 import os
 
 from labkit.process.events import private
-from labkit.process.keys import MASK, keys_in
+from labkit.process.keys import masked, secrets_in
 
 HEAD_BYTES = 512 * 1024  # kept of what the bench prints: its beginning
 TAIL_BYTES = 64 * 1024  # and its end
+LONGEST_LINE = 64 * 1024  # bytes that wait for its end
 
 
 class Output:
     """A file for what a pipe gives: the first half megabyte at once, the last 64 kB later.
 
-    Keys in the environment are masked. What may be the front of one waits for the rest of it.
+    Secrets are masked line by line: what is no whole line yet waits for the rest of it.
     """
 
     def __init__(self, fd: int, path: str):
@@ -24,8 +25,7 @@ class Output:
         self.tail = bytearray()
         self.left_out = 0
         self.file = open(path, "wb", buffering=0, opener=private)
-        self.keys = [os.fsencode(key) for key in keys_in(os.environ)]
-        self.longest_front = max(map(len, self.keys), default=1) - 1
+        self.secrets = secrets_in(os.environ)
         self.waiting = b""
 
     def read(self) -> bytes:
@@ -33,15 +33,21 @@ class Output:
         data = b""
         with contextlib.suppress(OSError):
             data = os.read(self.fd, 65536)
-        text = self.waiting + data
-        for key in self.keys:
-            text = text.replace(key, MASK.encode())
-        kept = max(0, len(text) - self.longest_front)
-        self.waiting = text[kept:]
-        self._keep(text[:kept])
+        self.waiting += data
+        whole = max(self.waiting.rfind(end) for end in (b"\n", b"\r")) + 1
+        if not whole and len(self.waiting) > LONGEST_LINE:
+            whole = len(self.waiting)
+        self._keep(self.waiting[:whole])
+        self.waiting = self.waiting[whole:]
         return data
 
+    def _masked(self, lines: bytes) -> bytes:
+        text = masked(lines.decode(errors="surrogateescape"), self.secrets)
+        return text.encode(errors="surrogateescape")
+
     def _keep(self, data: bytes) -> None:
+        if self.room:  # the tail is masked at the end: of much output it is all that stays
+            data = self._masked(data)
         with contextlib.suppress(OSError):  # a full disk
             self.file.write(data[: self.room])
         self.tail += data[self.room :]
@@ -57,7 +63,11 @@ class Output:
     def finish(self) -> None:
         """Add the tail after a line that says how much was left out."""
         self._keep(self.waiting)
-        note = f"\n... {self.left_out} bytes left out ...\n" if self.left_out else ""
+        tail = bytes(self.tail)
+        note = ""
+        if self.left_out:
+            tail = tail[tail.find(b"\n") + 1 :]  # what is cut is not known for a secret
+            note = f"\n... {self.left_out} bytes and the rest of a line left out ...\n"
         with contextlib.suppress(OSError):
-            self.file.write(note.encode() + self.tail)
+            self.file.write(note.encode() + self._masked(tail))
         self.file.close()

@@ -22,7 +22,6 @@ from typing import BinaryIO
 
 from labkit.process import family, guard, leftovers
 from labkit.process.events import SPEC_NAME, EventLog, SleepWatch, private
-from labkit.process.keys import without_keys
 from labkit.process.output import Output
 from labkit.process.run_mark import delete_run
 from labkit.process.step_ring import DRAIN_S, Drain
@@ -118,7 +117,7 @@ class Supervisor:
             self._follow(output)
         with contextlib.suppress(OSError):  # numbers without telemetry are still numbers
             telemetry = [*self.plan["telemetry"], me]
-            self._popen(telemetry, subprocess.DEVNULL, without_keys(os.environ) | mark, stdin)
+            self._popen(telemetry, subprocess.DEVNULL, os.environ | mark, stdin)
         return None
 
     def _popen(

@@ -130,8 +130,8 @@ class EventLogResult(LogReader):
 
         A file that is not as labkit wrote it is replaced only with `overwrite`, else FileKept is
         raised, which is a ValueError and an OSError. Where writing fails, the file that was there
-        stays. `anonymous` leaves out folders, the user's name, process ids and the names
-        of other programs: for a record to share.
+        stays. `anonymous` leaves out folders, the user's name, process ids, the names of other
+        programs and what errors say of items: for a record to share.
         """
         path = Path(path)
         save_record(self.path, path, self.extra_lines, overwrite, anonymous)

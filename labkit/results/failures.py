@@ -61,6 +61,12 @@ REMEDIES = {
 }
 
 
+def known_reason(reason: str) -> str:
+    """Return the words of a reason by which its remedy is known; "" where it has none."""
+    found = (re.search(pattern, reason) for pattern in REMEDIES)
+    return next((each[0] for each in found if each), "")
+
+
 def with_remedy(reason: str) -> str:
     """Return `reason`, followed by what to do about it where that is known."""
     for pattern, remedy in REMEDIES.items():

@@ -1,4 +1,8 @@
-"""What leaves a record before others see it: folders, names, process ids, other programs, keys."""
+"""What others are not to see: folders, names, process ids, other programs, items of the data.
+
+A record keeps no secret, see `process.keys`; here is what also goes before it, or a page about it,
+is given to somebody.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +12,22 @@ import platform
 import re
 from collections.abc import Iterable, Iterator
 from functools import partial
+from pathlib import Path
 
-from labkit.results.masked_keys import text_without_keys
+from labkit.process.keys import masked
+from labkit.results.failures import known_reason
 from labkit.results.record import Event
 from labkit.results.text import with_texts
 
-# A folder, up to its last separator: names may hold blanks
-FOLDER = re.compile(r"""(?<![\w.)/\\])(?:[A-Za-z]:)?[/\\](?!\s)(?:[^"'<>|*?\n/\\]*[/\\])+""")
+# A folder, up to its last separator: names may hold blanks within
+NAMED = r"""[^"'<>|*?\s/\\](?:[^"'<>|*?\n/\\]*[^"'<>|*?\s/\\])?"""
+FOLDER = re.compile(rf"(?<![\w.)/\\])(?:[A-Za-z]:)?[/\\](?:{NAMED}[/\\])+")
 NAMES_OTHERS = ("beside", "on_the_card")  # events about other programs of the machine
 CELL = re.compile(r"ipykernel_\d+[/\\]")
 PID = re.compile(r"\b(pid|process|worker)(\W{1,3})\d+")
 LONGEST_KEPT = 2  # characters of a user's name, which may be an ordinary word
+SCRIPTS = (".py", ".sh", ".ipynb", ".exe")
+RUNS_MODULES = re.compile(r"(python|pypy|torchrun|accelerate|deepspeed)[\w.]*")
 
 
 class Numbers(dict[int, int]):
@@ -30,9 +39,10 @@ class Numbers(dict[int, int]):
 
 
 def anonymous(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a record without folders, the names of user and machine, and keys.
+    """Yield the lines of a record without folders and the names of user and machine.
 
-    Nor are process ids kept, or other programs named. Of a path the file's name stays.
+    Nor are process ids kept, or other programs and items of the data named. Of a path the file's
+    name stays; of an error its type, and the words that its remedy is known by.
     """
     names = _names_here()
     renumbered = partial(_renumbered, numbers=Numbers())
@@ -42,8 +52,39 @@ def anonymous(lines: Iterable[bytes]) -> Iterator[bytes]:
         except ValueError:  # torn by a kill
             continue
         if isinstance(event, dict) and event.get("event") not in NAMES_OTHERS:
+            _forget_items(event)
             scrubbed = with_texts(event, lambda text: _scrubbed(text, names), str)
             yield f"{json.dumps(scrubbed, separators=(',', ':'))}\n".encode()
+
+
+def shown_command(command: list[str]) -> list[str]:
+    """Return the program of a command and the script or module that it runs, without folders.
+
+    What else stands in a command may be a secret.
+    """
+    program = Path(command[0]).name
+    for place, word in enumerate(command[1:], 1):
+        if word == "-c":
+            break
+        if word == "-m" and RUNS_MODULES.fullmatch(program):
+            return [program, *command[place : place + 2]]
+        if word.endswith(SCRIPTS) and not word.startswith("-") and "=" not in word:
+            return [program, Path(word).name]
+    return [program]
+
+
+def for_others(text: str) -> str:
+    """Return a text about a run without secrets, folders and the names of user and machine."""
+    return _without_names(text, _names_here())
+
+
+def _forget_items(event: Event) -> None:
+    """Leave out what an error may say of the data's items."""
+    name = event.get("event")
+    if name == "error":
+        event |= {"message": known_reason(str(event.get("message"))), "traceback": None}
+    if name == "row" and event.get("error"):
+        event["error"] = str(event["error"]).partition(":")[0]
 
 
 def _names_here() -> dict[str, str]:
@@ -77,10 +118,14 @@ def _renumbered(values: Event, numbers: Numbers) -> Event:
 
 def _scrubbed(text: str, names: dict[str, str]) -> str:
     """Return a text without what `anonymous` leaves out."""
-    text = FOLDER.sub(_cell_or_nothing, text_without_keys(text))
+    return PID.sub(r"\1\g<2>0", _without_names(text, names))
+
+
+def _without_names(text: str, names: dict[str, str]) -> str:
+    text = FOLDER.sub(_cell_or_nothing, masked(text, []))
     for name in sorted(names, key=len, reverse=True):
         text = re.sub(rf"\b{re.escape(name)}\b", names[name], text)
-    return PID.sub(r"\1\g<2>0", text)
+    return text
 
 
 def _cell_or_nothing(folder: re.Match[str]) -> str:

@@ -140,8 +140,8 @@ def _warmup(job: Settings) -> int:
 def _difference(before: Settings, after: Settings) -> Script:
     """Return the lines that change, as a unified diff."""
     lines = difflib.unified_diff(
-        _for_any_device(before).splitlines(),
-        _for_any_device(after).splitlines(),
+        script_for_any_device(before).splitlines(),
+        script_for_any_device(after).splitlines(),
         "before/train.py",
         "after/train.py",
         lineterm="",
@@ -166,7 +166,7 @@ def loader_line(knobs: Settings) -> str:
     return next(text for text in _statements(knobs) if text.startswith("loader = "))
 
 
-def _for_any_device(knobs: Settings) -> str:
+def script_for_any_device(knobs: Settings) -> str:
     """Return a script in which only the knobs are stated, for a GPU or a CPU alike."""
     job = {name: knob.default for name, knob in KNOBS.items()}
     job |= {name: value for name, value in knobs.items() if value is not None}
@@ -176,7 +176,7 @@ def _for_any_device(knobs: Settings) -> str:
 
 def _statements(knobs: Settings) -> list[str]:
     """Return what a pipeline's script sets up, and what its loop does, statement by statement."""
-    code = _for_any_device(knobs)
+    code = script_for_any_device(knobs)
     lines = code.split("\n")
     body = ast.parse(code).body
     functions = [node for node in body if isinstance(node, ast.FunctionDef)]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from labkit.diagnosis.loader_code import LoopCode
+from labkit.diagnosis.pasted import IMPORTS, names_read, ready_to_paste
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.knobs import Settings
 from labkit.results.result import Result, Table
 from labkit.results.run import Run
 from labkit.results.run_text import delays_of
 from labkit.results.script import Script, changed_lines, loader_line, script
-from labkit.results.text import but_call
 from labkit.spec import Pipeline
 from labkit.tuning.settings import LoaderSetting
 from labkit.tuning.trial import Trial, cheapest_of_fastest, is_tie
@@ -72,9 +72,15 @@ class SearchResult(Result):
         return self.winner.speed / self.baseline.rate
 
     @property
-    def snippet(self) -> str:
-        """What to change, as PyTorch to paste."""
+    def lines(self) -> str:
+        """The statements that make the change."""
         raise NotImplementedError
+
+    @property
+    def snippet(self) -> str:
+        """What to change, as PyTorch to paste: a pipeline's into the script of `lk.script`."""
+        names = names_read(self.lines) - IMPORTS.keys() if self.asked else self.code.names
+        return ready_to_paste(self.lines, names).rstrip("\n")
 
     @property
     def headline(self) -> str:
@@ -112,7 +118,7 @@ class SearchResult(Result):
             reasons = [f"{name}: {reason}" for name, reason in self.reasons.items()]
             foot = [*reasons, *self.notes, *self.snippet.split("\n")]
             copies["PyTorch"] = self.snippet
-            copies["labkit"] = but_call(self.changes) if self.asked and self.changes else ""
+            copies["labkit"] = f"lk.{self.pipeline!r}" if self.asked and self.changes else ""
         if self.line:
             foot.append(f"measured on {self.line}")
         foot.append(delays_of(run for trial in self.tried for run in trial.runs))
@@ -172,8 +178,8 @@ class Tuning(SearchResult):
         return self.winner.setting.but(persistent_workers=True).to_dict()
 
     @property
-    def snippet(self) -> str:
-        """The loader with the best setting, as code to paste."""
+    def lines(self) -> str:
+        """The loader with the best setting."""
         if self.pipeline:
             return loader_line(self.pipeline.to_dict())
         return self.code.with_names().loader_line(self.best)
@@ -235,13 +241,12 @@ class Ladder(SearchResult):
         return self.winner.rate / max(self.tried[0].rates) if self.changes else 1.0
 
     @property
-    def snippet(self) -> str:
+    def lines(self) -> str:
         """The changes as plain PyTorch."""
         if self.asked:
-            lines = changed_lines(self.start, self.best).rstrip("\n")
-            return lines or loader_line(self.start)
+            return changed_lines(self.start, self.best) or loader_line(self.start)
         changes = {"batch_size": self.start["batch_size"], **self.changes}
-        return self.code.with_names().lines(changes).rstrip("\n")
+        return self.code.with_names().lines(changes)
 
     @property
     def headline(self) -> str:

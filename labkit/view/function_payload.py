@@ -43,8 +43,14 @@ class FunctionPayload:
                     f"{function.__name__} uses {name}, a tensor on the GPU: make it inside, on "
                     "bench.device."
                 )
+        functions = [function, *self.refers_to.values()]
+        code = {
+            each.__name__: linecache.getlines(each.__code__.co_filename)
+            for each in functions
+            if isinstance(each, FunctionType)
+        }
         try:
-            self.pickled = pickled(function)
+            self.pickled = pickled((function, code))
         except Exception as error:  # whatever the user's objects raise
             why = f"{self.culprit()} cannot be sent to another process: {error}"
             raise ValueError(why) from None
@@ -66,13 +72,7 @@ class FunctionPayload:
     def place(self, folder: Path) -> FunctionSource:
         """Write the function into the run's folder, for its owner alone; return where it is."""
         write_new(folder / PAYLOAD, self.pickled)
-        functions = [self.function, *self.refers_to.values()]
-        code = {
-            each.__name__: linecache.getlines(each.__code__.co_filename)
-            for each in functions
-            if isinstance(each, FunctionType)
-        }
-        return {"payload": PAYLOAD, "path": import_path(), "code": code}
+        return {"payload": PAYLOAD, "path": import_path()}
 
     def described(self, spec: Launched) -> Asked:
         """Return what the run's first event tells."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.results import saving
+from labkit.results.privacy import for_others
 from labkit.results.run import Run
 from labkit.results.templates import template
 
@@ -53,7 +54,7 @@ def html_page(run: Run, verdict: str = "") -> str:
         mark=MARK,
         run=run,
         headline=_headline(run),
-        verdict=verdict or str(run.diagnose()),
+        verdict=for_others(verdict or str(run.diagnose())),
         run_png=_png(run.plot()),
         workers_png=_png(run.workers.plot()) if run.workers.batches else "",
         settings="\n".join(f"{name}={value!r}" for name, value in changed) or "the defaults",
@@ -62,7 +63,7 @@ def html_page(run: Run, verdict: str = "") -> str:
 
 def markdown(run: Run, verdict: str = "") -> str:
     """Return the verdict, the numbers and the machine for an issue or a pull request."""
-    verdict = verdict or str(run.diagnose())
+    verdict = for_others(verdict or str(run.diagnose()))
     return (
         f"{MARK}\n### {_headline(run)}\n\n```text\n{verdict}\n```\n\n"
         f"{run.numbers}\n\n*{run.machine.line}*\n"

@@ -19,7 +19,7 @@ from labkit.process import folders
 from labkit.process.events import EventLog, now_ns
 from labkit.process.family import exit_name
 from labkit.process.run_mark import delete_run
-from labkit.results.masked_keys import command_without_keys
+from labkit.results.privacy import shown_command
 from labkit.results.run import Run
 from labkit.results.wall_shares import trains
 from labkit.view import report
@@ -89,7 +89,7 @@ def watch_script(
     else:
         code, found = _recorded(folder, command, quiet_stdout, headroom)
     of_script: Values = {
-        "command": command_without_keys(command),
+        "command": shown_command(command),
         "exit_code": code,
         "seconds": round((now_ns() - start_ns) / 1e9, 3),
     }

@@ -112,9 +112,7 @@ def call_with(
     names = Names(_user_frame(dataset))
     data = sys.modules.get("torch.utils.data")
     arguments = {"dataset": names.of(dataset)}
-    if isinstance(collate_fn, str):
-        arguments["collate_fn"] = collate_fn.rpartition(":")[2]
-    elif collate_fn is not None:
+    if collate_fn is not None:
         arguments["collate_fn"] = names.of(collate_fn)
     if not is_a(dataset, "torch.utils.data", "IterableDataset") and not isinstance(dataset, str):
         arguments["shuffle"] = "True"
@@ -194,7 +192,12 @@ class Names:
         self.by_id = {id(value): name for name, value in reversed(self.values.items())}
 
     def of(self, part: object) -> str | None:
-        """Return the name of an object, of a method as `name.method`; None where it has none."""
+        """Return the name of an object, of a method as `name.method`; None where it has none.
+
+        A text has none: "module:function" stands for what it names.
+        """
+        if type(part) is str:
+            return None
         if type(part) is MethodType:
             owner = self.of(part.__self__)
             return owner and f"{owner}.{part.__name__}"
