@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import keyword
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from labkit.knobs import Setting
 from labkit.results.script import call_lines
@@ -58,6 +60,30 @@ SWITCHED_OFF = (None, False)  # of a knob of the step, which then needs no line
 DTYPES = {"bf16": "torch.bfloat16"}  # FP16 needs a GradScaler around backward: no line to paste
 
 
+# What else than a name may stand in a call: a number, how workers start, a seeded generator
+LITERAL = re.compile(
+    r"True|False|None|-?[0-9]{1,18}(\.[0-9]{1,18})?|'(fork|spawn|forkserver|cuda(:[0-9]{1,3})?)'"
+    r"|torch\.Generator\(\)\.manual_seed\([0-9]{1,20}\)"
+)
+LONGEST_NAME = 100  # characters
+
+
+def _is_name(text: object) -> TypeGuard[str]:
+    """Return whether a record's text is a name that code may have: "model", "self.dataset"."""
+    if not isinstance(text, str) or len(text) > LONGEST_NAME:
+        return False
+    return all(part.isidentifier() and not keyword.iskeyword(part) for part in text.split("."))
+
+
+def _is_code(text: object) -> bool:
+    return _is_name(text) or (isinstance(text, str) and LITERAL.fullmatch(text) is not None)
+
+
+def _is_loader_class(text: object) -> bool:
+    """Return whether it names a class, or is "": what else a record has called may do harm."""
+    return text == "" or (_is_name(text) and text.rpartition(".")[2][0].isupper())
+
+
 @dataclass(frozen=True)
 class LoopCode:
     """What a user's script calls its loader, its model and its optimizer; None where unknown.
@@ -84,33 +110,30 @@ class LoopCode:
 
     @classmethod
     def of(cls, recorded: object, remade: Mapping[str, object] | None = None) -> LoopCode:
-        """Return what a record tells, and nothing of what is not of the right type.
+        """Return what a record tells: a record is anybody's, so of code the names alone.
 
         `remade` is the event that tells of a loader which is made anew.
         """
-        recorded = recorded if isinstance(recorded, Mapping) else {}
-        arguments = recorded.get("arguments")
-        known: dict[str, Any] = {
-            field.name: recorded.get(field.name)
-            for field in fields(cls)
-            if isinstance(recorded.get(field.name), str)
-        }
-        if isinstance(arguments, Mapping) and set(arguments) <= set(ARGUMENTS):
-            known["arguments"] = arguments
-        made = cls(**known)
-        may_fuse = recorded.get("may_fuse")
-        cards = recorded.get("cards")
-        made = replace(
-            made,
-            streams=recorded.get("streams") is True,
-            is_compiled=recorded.get("is_compiled") is True,
+        said = recorded if isinstance(recorded, Mapping) else {}
+        names = ("loader", "model", "optimizer", "training", "dataset_type", "epoch_setter")
+        known = {name: said[name] for name in names if _is_name(said.get(name))}
+        listed = said.get("arguments")
+        arguments = None
+        if isinstance(listed, Mapping) and set(listed) <= set(ARGUMENTS):
+            arguments = {name: code if _is_code(code) else None for name, code in listed.items()}
+        cards = said.get("cards")
+        may_fuse = said.get("may_fuse")
+        return cls(
+            **known,
+            call=said["call"] if _is_loader_class(said.get("call")) else None,
+            arguments=arguments,
+            streams=said.get("streams") is True,
+            is_compiled=said.get("is_compiled") is True,
             cards=cards if isinstance(cards, int) and cards > 1 else 1,
-            compiles_in_place=recorded.get("compiles_in_place") is not False,
+            compiles_in_place=said.get("compiles_in_place") is not False,
             may_fuse=may_fuse if isinstance(may_fuse, bool) else None,
+            remade=None if remade is None else "dataset" if remade["dataset"] else "loader",
         )
-        if remade is None:
-            return made
-        return replace(made, remade="dataset" if remade["dataset"] else "loader")
 
     def with_names(self) -> LoopCode:
         """Return a copy in which everything has a name: "loader", "model", and the arguments'."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from labkit.results import privacy, saving
-from labkit.results.record import is_record, opened, record_file
+from labkit.results.record import is_record, opened_record, record_file
 
 
 def save_record(
@@ -26,7 +26,7 @@ def save_record(
     saving.check(path, is_record, overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as files:
-        old = files.enter_context(opened(source))
+        old = files.enter_context(opened_record(source))
         new = files.enter_context(saving.replacing(path))
         if path.suffix == ".gz":
             new = files.enter_context(gzip.GzipFile("", "wb", fileobj=new))

@@ -18,6 +18,7 @@ from labkit.process.events import private
 from labkit.process.folder_rights import shared_like_its_parent
 from labkit.process.notebook import in_notebook
 from labkit.results.library import load
+from labkit.results.plain_file import text_of
 from labkit.results.ranks import Ranks
 from labkit.results.run import Run
 from labkit.view.home_thread import HomeThread
@@ -25,6 +26,7 @@ from labkit.view.page_files import STYLE_SHEET, script_of
 
 Ran = TypeVar("Ran", Run, Ranks)
 
+MAX_BYTES = 2**20  # of a list
 MOST_ROWS = 8  # the pinned one stays beside them
 
 
@@ -130,8 +132,8 @@ def file_of(panel: str) -> Path | None:
 
 def stored_rows(file: Path) -> list[ListedRun]:
     """Return the rows of an earlier kernel whose runs are still there."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        stored: list[ListedRun] = json.loads(file.read_text(encoding="utf-8"))
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        stored: list[ListedRun] = json.loads(text_of(file, MAX_BYTES))
         rows = [row for row in stored if Path(row["folder"]).exists()]
         for key, row in enumerate(rows):
             row["key"] = key
