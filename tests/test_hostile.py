@@ -150,7 +150,7 @@ HOSTILE = {
     "held.jsonl": (SPEC + b'{"event":"epoch","step":1,"a":[[]]}\n', "not an event"),
     "lists.jsonl.gz": (
         packed((SPEC, 1), (b'{"event":"x","a":[' + LISTS * 300_000 + b"[]]}\n", 100)),
-        "not an event",
+        "unpacks to more",
     ),
     "lists.json": (TRACE + b'{"args":[' + LISTS * 3 * MIB + b"[]]}]}", "event of over 1 MiB"),
     "lists.json.gz": (packed((TRACE, 1), (LISTS * MIB, 100)), "malformed"),
@@ -167,7 +167,8 @@ HOSTILE = {
     "infinite.jsonl": (SPEC + b'{"event":"padding","share":1e999}\n', "not an event"),
     "nan.jsonl": (SPEC + b'{"event":"padding","share":NaN}\n', "not an event"),
     "share.jsonl": (SPEC + b'{"event":"padding","share":7}\n', "not an event"),
-    "cores.jsonl": (SPEC + MACHINE.replace(b"4", b"-4"), "not an event"),
+    "cores.jsonl": (SPEC + MACHINE.replace(b"4", b"-4"), "'cpu_cores' is no number .1 to"),
+    "cut.tar": (tar_of(b"0", 900) + bytes(100), "cut short"),
     "kinds.jsonl": (SPEC + b'{"event":"x"}\n' * 10**5, "has few"),
     "newlines.jsonl.gz": (packed((SPEC, 1), (b"\n" * MIB, 100)), "without an event|unpacks to"),
     "members.json.gz": (gzip.compress(b"") * 10**5, "gzip files in one"),

@@ -221,6 +221,8 @@ def _members(whole: TraceFile, plain: io.BufferedReader) -> Iterator[TraceFile]:
         while content.stored(MAX_HEADER):
             pass  # what nobody has read
         plain.read(-header.size % TAR_BLOCK)
+    if not block:
+        raise EOFError("it is cut short")
 
 
 def _header(block: bytes) -> tarfile.TarInfo:

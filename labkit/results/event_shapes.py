@@ -15,12 +15,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
-from labkit.bench.loader_rows import BatchRow
-
 TABLE = Path(__file__).parents[1] / "data" / "events.csv"
 MOST = 2**62  # of a number: a time in ns, a size in bytes, a count
 LONGEST = {"text": 10_000, "lines": 2**18}  # characters, where the table has no number
-BATCH_NUMBERS = len(BatchRow._fields) - 1  # before the slowest item's index
 PLAIN = {"step", "epoch", "pass", "saved", "suspended", "telemetry", "beside", "on_the_card"}
 MANY = PLAIN | {"items", "lines", "row"}  # of which a long run has many
 
@@ -32,40 +29,6 @@ def is_number(value: object, least: float = -MOST, most: float = MOST) -> bool:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return False
     return math.isfinite(value) and least <= value <= most
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value <= MOST
-
-
-def _is_where(value: object) -> bool:
-    match value:
-        case None | [str(), int(), str()]:
-            return True
-    return False
-
-
-def _is_place(value: object) -> bool:
-    """Return whether it is a sampled place, see `bench.places.Place`."""
-    match value:
-        case [str(), str(), str(), int(), str(), str(), *around]:
-            return 1 <= len(around) <= 2 and all(map(_is_where, around))
-    return False
-
-
-def _is_batch(value: object) -> bool:
-    """Return whether it is a `BatchRow`."""
-    match value:
-        case [*numbers, int() | str()]:
-            return len(numbers) == BATCH_NUMBERS and all(map(_is_count, numbers))
-    return False
-
-
-def _is_slow_item(value: object) -> bool:
-    match value:
-        case [took_ns, int() | str(), batch]:
-            return _is_count(took_ns) and _is_count(batch)
-    return False
 
 
 def _is_gap(value: object) -> bool:
@@ -89,16 +52,35 @@ def is_sound(event: object) -> bool:
 
 
 def fits(values: object, shape: str) -> bool:
-    """Return whether `values` has what the table says of an event, or of a part of one."""
-    if not isinstance(values, dict):
-        return False
+    """Return whether `values` has what the table says of an event, or of a part of one.
+
+    What the table has by position is a list, everything else an object.
+    """
     checks = _checks().get(shape) or _checks()["any"]
+    if isinstance(values, list) and "0" in checks:
+        by_place = {str(place): value for place, value in enumerate(values)}
+        is_known = by_place.keys() <= checks.keys()
+        return is_known and all(check(by_place.get(key)) for key, check in checks.items())
+    if not isinstance(values, dict) or "0" in checks:
+        return False
     of_others = _is_plain if shape in PLAIN else _is_no_bad_number
     if shape == "telemetry":
         of_others = _is_gap
     others = (value for key, value in values.items() if key not in checks)
     has_its_keys = all(check(values.get(key)) for key, check in checks.items())
     return has_its_keys and all(map(of_others, others))
+
+
+def wrong_key(event: object) -> str:
+    """Return in words what the table says of a key that an event has otherwise; "" of none."""
+    if not isinstance(event, dict):
+        return ""
+    for row in _rows():
+        key = row["key"]
+        if row["event"] == event.get("event") and not _checks()[row["event"]][key](event.get(key)):
+            limits = f" ({row['least']} to {row['most']})" if row["most"] else ""
+            return f": its {key!r} is no {row['what'].rstrip('?')}{limits}"
+    return ""
 
 
 @functools.cache
@@ -154,11 +136,6 @@ def _check(what: str, least: str = "", most: str = "") -> Check:
 OTHERS: dict[str, Check] = {
     "flag": lambda value: isinstance(value, bool),
     "unit": lambda value: value in ("samples", "batches"),
+    "index": lambda value: isinstance(value, (int, str)),  # of an item, or its key
     "gap": _is_gap,
-    "place": _is_place,
-    "batch": _is_batch,
-    "slow_item": _is_slow_item,
-    "two_counts": _check("list:count", "2", "2"),
-    "two_numbers": _check("list:number", "2", "2"),
-    "three_wholes": _check("list:whole", "3", "3"),
 }

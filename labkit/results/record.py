@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from labkit.process.events import FILE_NAME, VERSION
-from labkit.results.event_shapes import MANY, is_sound, keys_of_lines
+from labkit.results.event_shapes import MANY, is_sound, keys_of_lines, wrong_key
 from labkit.results.old_records import as_of_today
 from labkit.results.plain_file import BROKEN, PIECE, Unreadable, opened, unpacked
 from labkit.results.text import one_line, printable, with_texts
@@ -106,8 +106,8 @@ def events_of(path: str | os.PathLike[str]) -> Iterator[Event]:
                         raise _Refused(f"more than {MAX_VALUES:,} values in events beside steps")
                     yield as_of_today(event)
                     continue
-                if line.strip() and not _is_torn(line):
-                    raise _Refused("not an event of a labkit record")
+                if line.strip():
+                    _refuse_unless_torn(line)
                 empty += 1
                 if empty > MAX_EMPTY:
                     raise _Refused(f"more than {MAX_EMPTY:,} lines without an event")
@@ -194,10 +194,12 @@ def _as_text(event: Event) -> Event:
     return texts
 
 
-def _is_torn(line: bytes) -> bool:
-    """Return whether it is the front of an event whose writer was killed."""
+def _refuse_unless_torn(line: bytes) -> None:
+    """Refuse a line that is not the front of an event whose writer was killed."""
+    said = ""
     try:
-        json.loads(line)
+        said = wrong_key(json.loads(line))
     except (ValueError, RecursionError):
-        return line.startswith(HEAD)
-    return False
+        if line.startswith(HEAD):
+            return
+    raise _Refused(f"not an event of a labkit record{said}")
