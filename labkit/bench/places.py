@@ -35,7 +35,7 @@ class Place(NamedTuple):
     line: int
     function: str
     call: str  # what that line was calling
-    site: Where | None  # where in the loop itself that was
+    site: Where | None = None  # where in the loop itself that was
     reads: Where | None = None  # where a DataLoader is read, if one is
 
 

@@ -10,10 +10,12 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TypedDict, cast
 
+from labkit.results.plain_file import text_of
+
 FILE_NAME = "labkit-score.jsonl"
+MAX_BYTES = 2**22  # of the file
 KINDS = ("guesses", "challenges")
 QUIET = ("PYTEST_CURRENT_TEST", "LABKIT_NO_SCORE")  # set where nobody is playing
 
@@ -72,7 +74,7 @@ def _nobody_plays() -> bool:
 def _stored() -> Iterator[Values]:
     """Yield the lines of the file that can be read."""
     with contextlib.suppress(OSError):
-        text = "" if _nobody_plays() else Path(FILE_NAME).read_text("utf-8", "replace")
+        text = "" if _nobody_plays() else text_of(FILE_NAME, MAX_BYTES)
         for line in text.splitlines():
             with contextlib.suppress(ValueError, RecursionError):
                 values = json.loads(line)

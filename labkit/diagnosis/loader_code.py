@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from labkit.knobs import Setting
 from labkit.results.script import call_lines
@@ -31,10 +32,6 @@ ARGUMENTS = (
     "pin_memory_device",
     "in_order",
 )
-# What `call_of` writes of a script: names, plain values, a generator; a record may hold anything
-WRITTEN = re.compile(
-    r"(?!\d)\w[\w.]{0,200}|'[\w:]{0,40}'|-?[\d.e+-]{1,20}|torch\.Generator\(\)\.manual_seed\(\d+\)|"
-)
 OF_WORKERS = {*WITHOUT_WORKERS, "multiprocessing_context", "timeout"}
 # What the sampler of whole batches takes the place of, and what does not go with one
 OF_BATCHES = ("batch_size", "shuffle", "sampler", "drop_last")
@@ -42,6 +39,30 @@ NOT_OF_BATCHES = {"batch_sampler", "collate_fn"}
 UNSAID = {"None", "False"}
 SWITCHED_OFF = (None, False)  # of a knob of the step, which then needs no line
 DTYPES = {"bf16": "torch.bfloat16"}  # FP16 needs a GradScaler around backward: no line to paste
+
+
+# What else than a name may stand in a call: a number, how workers start, a seeded generator
+LITERAL = re.compile(
+    r"True|False|None|-?[0-9]{1,18}(\.[0-9]{1,18})?|'(fork|spawn|forkserver|cuda(:[0-9]{1,3})?)'"
+    r"|torch\.Generator\(\)\.manual_seed\([0-9]{1,20}\)"
+)
+LONGEST_NAME = 100  # characters
+
+
+def _is_name(text: object) -> TypeGuard[str]:
+    """Return whether a record's text is a name that code may have: "model", "self.dataset"."""
+    if not isinstance(text, str) or len(text) > LONGEST_NAME:
+        return False
+    return all(part.isidentifier() and not keyword.iskeyword(part) for part in text.split("."))
+
+
+def _is_code(text: object) -> bool:
+    return _is_name(text) or (isinstance(text, str) and LITERAL.fullmatch(text) is not None)
+
+
+def _is_loader_class(text: object) -> bool:
+    """Return whether it names a class, or is "": what else a record has called may do harm."""
+    return text == "" or (_is_name(text) and text.rpartition(".")[2][0].isupper())
 
 
 @dataclass(frozen=True)
@@ -70,33 +91,30 @@ class LoopCode:
 
     @classmethod
     def of(cls, recorded: object, remade: Mapping[str, object] | None = None) -> LoopCode:
-        """Return what a record tells, and nothing of what is not of the right type.
+        """Return what a record tells: a record is anybody's, so of code the names alone.
 
         `remade` is the event that tells of a loader which is made anew.
         """
-        recorded = recorded if isinstance(recorded, Mapping) else {}
-        arguments = recorded.get("arguments")
-        known: dict[str, Any] = {
-            field.name: recorded.get(field.name)
-            for field in fields(cls)
-            if _is_written(recorded.get(field.name))
-        }
-        if isinstance(arguments, Mapping) and _are_arguments(arguments):
-            known["arguments"] = arguments
-        made = cls(**known)
-        may_fuse = recorded.get("may_fuse")
-        cards = recorded.get("cards")
-        made = replace(
-            made,
-            streams=recorded.get("streams") is True,
-            is_compiled=recorded.get("is_compiled") is True,
+        said = recorded if isinstance(recorded, Mapping) else {}
+        names = ("loader", "model", "optimizer", "training", "dataset_type", "epoch_setter")
+        known = {name: said[name] for name in names if _is_name(said.get(name))}
+        listed = said.get("arguments")
+        arguments = None
+        if isinstance(listed, Mapping) and set(listed) <= set(ARGUMENTS):
+            arguments = {name: code if _is_code(code) else None for name, code in listed.items()}
+        cards = said.get("cards")
+        may_fuse = said.get("may_fuse")
+        return cls(
+            **known,
+            call=said["call"] if _is_loader_class(said.get("call")) else None,
+            arguments=arguments,
+            streams=said.get("streams") is True,
+            is_compiled=said.get("is_compiled") is True,
             cards=cards if isinstance(cards, int) and cards > 1 else 1,
-            compiles_in_place=recorded.get("compiles_in_place") is not False,
+            compiles_in_place=said.get("compiles_in_place") is not False,
             may_fuse=may_fuse if isinstance(may_fuse, bool) else None,
+            remade=None if remade is None else "dataset" if remade["dataset"] else "loader",
         )
-        if remade is None:
-            return made
-        return replace(made, remade="dataset" if remade["dataset"] else "loader")
 
     @property
     def names(self) -> set[str]:
@@ -218,12 +236,3 @@ class LoopCode:
         if name == "precision" and value == "tf32":
             return 'torch.set_float32_matmul_precision("high")'
         return ""
-
-
-def _are_arguments(told: Mapping[str, object]) -> bool:
-    codes = told.values()
-    return set(told) <= set(ARGUMENTS) and all(each is None or _is_written(each) for each in codes)
-
-
-def _is_written(code: object) -> bool:
-    return isinstance(code, str) and WRITTEN.fullmatch(code) is not None

@@ -34,6 +34,7 @@ from labkit.diagnosis.trace_steps import (
 from labkit.process.events import XRAY_NAME
 from labkit.results.record import Event
 from labkit.results.run import Run
+from labkit.results.text import one_line
 
 GRAPHS = "CUDA graphs were launched: some profilers miss the kernels inside them."  # a note
 XRAY_EVENT = "xray_trace"  # what a saved record has instead
@@ -76,7 +77,7 @@ def _of_one(file: TraceFile) -> Breakdown:
 
     idle_us = per_step(traced.idle())
     return Breakdown(
-        source=os.path.basename(file.path),
+        source=file.name,
         device_kind="gpu" if on_gpu else "cpu",
         device_name=device_name,
         rank=_rank(file.meta),
@@ -134,7 +135,7 @@ def _device_properties(meta: JsonObject, devices: tuple[str, ...]) -> tuple[str 
     versions = {f"{each.get('computeMajor')}.{each.get('computeMinor')}" for each in every}
     version = versions.pop() if len(versions) == 1 else ""
     return (
-        names.pop()[:100] if len(names) == 1 else None,
+        one_line(names.pop()[:100]) if len(names) == 1 else None,
         version if re.fullmatch(r"\d{1,3}\.\d{1,3}", version) else None,
     )
 
@@ -153,7 +154,7 @@ def _of_ranks(path: Path) -> RankTraces:
         try:
             one = _of_one(file)
         except NotATrace:
-            notes.append(f"{os.path.basename(file.path)} is not a profiler trace: left out.")
+            notes.append(f"{file.name} is not a profiler trace: left out.")
             continue
         named = RANK_IN_NAME.findall(one.source)
         if one.rank is None and named:
@@ -168,7 +169,9 @@ def _of_ranks(path: Path) -> RankTraces:
     ranks = {one.rank or 0: one for one in found}
     if len(ranks) < len(found):
         notes.append("Some ranks have several traces: the last by name was read.")
-    return RankTraces(path.name, tuple(ranks[rank] for rank in sorted(ranks)), tuple(notes))
+    return RankTraces(
+        one_line(path.name), tuple(ranks[rank] for rank in sorted(ranks)), tuple(notes)
+    )
 
 
 # == the trace of a run's x-ray: a file in its folder; a saved record has what was read from it ==

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labkit.diagnosis.trace_file import Json, JsonObject, NotATrace, TraceFile
+from labkit.diagnosis.trace_file import MAX_EVENTS, Json, JsonObject, NotATrace, TraceFile
+from labkit.results.text import one_line
 
 
 class Kind(IntEnum):
@@ -84,6 +85,7 @@ _COLLECTIVE_KERNEL = re.compile(
 
 _MOST_NS = 2**61  # the year 2043 in ns since 1970: sums of two stay inside 64 bits
 _LONGEST_NAME = 1000  # characters kept; C++ templates run to several thousand
+_MOST_NAMES = 200_000  # that are different, and as many devices and threads
 _MOST_MALFORMED = 0.01  # of the events
 _COLUMNS = 7
 
@@ -162,6 +164,8 @@ class Rows:
             raise ValueError("its 'args' or 'pid' has the wrong type")
         on_device = kind in ON_DEVICE
         where = process if on_device else event.get("tid")
+        if max(len(self.names), len(self.places)) > _MOST_NAMES:
+            raise ValueError(f"there are {_MOST_NAMES:,} other names")
         if kind == Kind.STEP:
             self.ranks.add(str(process)[:100])
         external = arguments.get("External id") or arguments.get("external id")
@@ -191,6 +195,8 @@ def read_events(file: TraceFile) -> Events:
             rows.take(event)
         except ValueError as error:
             malformed.append(f"in event {number:,} {error}")
+            if len(malformed) > _MOST_MALFORMED * MAX_EVENTS:
+                break  # too many for a file of any length
     table = rows.table
     bad = len(malformed)
     every = len(table) + bad
@@ -202,14 +208,14 @@ def read_events(file: TraceFile) -> Events:
     if len(rows.ranks) > 1:
         raise file.error(
             f"has the steps of {len(rows.ranks)} ranks "
-            f"(processes {', '.join(sorted(rows.ranks)[:4])})",
+            f"(processes {', '.join(map(one_line, sorted(rows.ranks)[:4]))})",
             "write one file per rank, as torch.profiler.tensorboard_trace_handler(folder, "
             "f'rank{rank}') does, and give the folder",
         )
     if np.isin(table[:, -1], (Kind.ANNOTATION, Kind.PYTHON)).all():
         raise file.error("has no timed event of torch.profiler", kind=NotATrace)
-    devices = tuple(place for on_device, place in rows.places if on_device)
-    return _tied(table, tuple(rows.names), devices)
+    devices = tuple(one_line(place) for on_device, place in rows.places if on_device)
+    return _tied(table, tuple(map(one_line, rows.names)), devices)
 
 
 def _tied(table: np.ndarray, names: tuple[str, ...], devices: tuple[str, ...]) -> Events:
@@ -247,7 +253,7 @@ def _kind_of(event: JsonObject) -> Kind | None:
         return None
     if category == "python_function" and _is_brief(event.get("dur")):
         return None  # there may be 20 to an operator, and brief ones name no long wait
-    return _kind(category.lower(), name)
+    return _kind(category[:_LONGEST_NAME].lower(), name[:_LONGEST_NAME])
 
 
 def _is_brief(duration: object) -> bool:

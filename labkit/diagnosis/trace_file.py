@@ -1,31 +1,37 @@
 """Yield the events of a trace file of unknown origin one by one, and the files of an archive.
 
-`json.loads` costs ten times a file in memory. A file may be anything: a fragment, a picture, a
-bomb. Every refusal is one `TraceError`.
+A file may be anything: a fragment, a picture, a bomb. No more of it is in memory than one event may
+have. Every refusal is one `TraceError`.
 """
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
-import lzma
 import os
 import re
-import stat
 import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import TypeAlias
 
-MAX_SIZE = 2**30  # characters, unpacked: some 2.5 million events, half a minute of reading
+from labkit.results.plain_file import Unpacked, Unreadable, unpacked
+from labkit.results.text import one_line
+
+MAX_SIZE = 2**30  # bytes, unpacked: some 2.5 million events, half a minute of reading
+MAX_ARCHIVE = 16 * MAX_SIZE  # of all ranks
 MAX_EVENTS = 5_000_000  # twice as many as 1 GiB holds of real ones; empty ones cost 1 s a million
-CHUNK = 2**20  # characters unpacked at a time
-# Real traces pack to a thirtieth, a bomb to a thousandth; so small a text as `ROOM` may be either
-MAX_RATIO = 200
-ROOM = 2**21
+MAX_EVENT = 2**20  # characters of an event, and of what stands before and behind them all
+SHORT_EVENTS = 100_000  # that may have fewer characters than
+LEAST_EVENT = 64  # a real one
 TAR_BLOCK = 512  # bytes: the header of a member
+MAX_HEADER = 2**16  # bytes of what a tar archive says beyond it
+# What stands before a member whose name is longer, {its type: the name in it}
+LONG_NAMES = {
+    tarfile.GNUTYPE_LONGNAME: re.compile(r"([^\0]+)"),
+    tarfile.XHDTYPE: re.compile(r"(?:^|\n)\d+ path=([^\n]+)"),
+}
 
 # A JSON value. Numbers stay text: the few that are used are converted with a bound on their size,
 # and a timestamp in µs since 1970 with three decimals does not fit a float.
@@ -39,18 +45,10 @@ _BARE = re.compile(r"(?<=[:,\[\s])(?:-?(?:nan|inf)|N/A)(?=[\s,}\]])")
 
 EXPORT_AGAIN = "export it again with prof.export_chrome_trace(), and let that finish before copying"
 PROFILE_LESS = "profile fewer steps, as with torch.profiler.schedule(wait=2, warmup=2, active=5)"
+GIVE_A_FILE = f"give a file that torch.profiler wrote; where it is too large, {PROFILE_LESS}"
 ONE_PER_RANK = "give one .json or .json.gz for each rank"
-BOMB = f"unpacks to more than {MAX_RATIO} times its size, as no trace does"
-# What the readers of gzip, tar (with xz, too) and JSON raise; RuntimeError: nested too deeply
-BROKEN = (
-    EOFError,
-    gzip.BadGzipFile,
-    zlib.error,
-    lzma.LZMAError,
-    tarfile.TarError,
-    RuntimeError,
-    json.JSONDecodeError,
-)
+# What the readers of gzip, tar and JSON raise; RuntimeError: nested too deeply
+BROKEN = (EOFError, zlib.error, tarfile.TarError, RuntimeError, json.JSONDecodeError)
 
 
 class TraceError(ValueError):
@@ -64,11 +62,16 @@ class NotATrace(TraceError):
 class TraceFile:
     """The events of a Chrome trace, at `path` or in an archive's open `member`; iterate once."""
 
-    def __init__(self, path: str | os.PathLike, member: IO[bytes] | None = None):
+    def __init__(self, path: str | os.PathLike, member: io.BufferedReader | None = None):
         self.path = os.fsdecode(path)
         self.meta: dict[str, Json] = {}  # what it says beside its events, once these are read
         self.notes: list[str] = []  # what was repaired on the way, as sentences
         self._member = member
+
+    @property
+    def name(self) -> str:
+        """The file's own name, as text for one line."""
+        return one_line(os.path.basename(self.path))
 
     def error(self, what: str, remedy: str = EXPORT_AGAIN, kind: type = TraceError) -> TraceError:
         """Return the exception for this file: one sentence of name, fault and remedy."""
@@ -76,76 +79,93 @@ class TraceFile:
 
     def __iter__(self) -> Iterator[Json]:
         try:
-            yield from self._events(self._unpacked())
+            with self._member or unpacked(self.path, MAX_SIZE) as plain:
+                yield from self._events(Window(plain))
         except TraceError:
             raise
         except BROKEN as damage:
             raise self.error(f"is damaged or cut short ({damage})") from None
+        except Unreadable as why:
+            raise self.error(f"is not read: {why}", GIVE_A_FILE) from None
         except (OSError, ValueError) as why:  # ValueError: a NUL byte in the path
             what = f"cannot be read ({getattr(why, 'strerror', None) or why})"
             raise self.error(what, "check the path and the permissions") from None
 
-    def _unpacked(self) -> str:
-        """Return the text of the file."""
-        if not (self._member or stat.S_ISREG(os.stat(self.path).st_mode)):
-            # a pipe or a device would block, or never end
-            raise self.error("is not a regular file", "give the path of a trace file")
-        pieces = []
-        size = 0
-        with self._member or open(self.path, "rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"  # the name may lie, these bytes do not
-            raw.seek(0)
-            plain = gzip.GzipFile(fileobj=raw) if packed else raw
-            text = io.TextIOWrapper(plain, "utf-8-sig", errors="replace", newline="")
-            while piece := text.read(CHUNK):
-                pieces.append(piece)
-                size += len(piece)
-                if packed and size > most_unpacked(raw.tell()):
-                    raise self.error(BOMB)
-                if size > MAX_SIZE:
-                    what = f"is larger than {MAX_SIZE / 2**30:g} GiB uncompressed"
-                    raise self.error(what, PROFILE_LESS)
-        return "".join(pieces)
-
-    def _events(self, text: str) -> Iterator[Json]:
+    def _events(self, window: Window) -> Iterator[Json]:
         """Decode one event after the other up to the end of their list, then the rest."""
-        if "\ufffd" in text:
-            self.notes.append("Text that is not UTF-8 was replaced by question marks.")
-        head = _HEAD.match(text)
-        if head is None and text:
+        window.look_ahead()
+        head = _HEAD.match(window.text)
+        if head is None and window.text:
             what = "is not a profiler trace, which is a list or has a list of 'traceEvents'"
             raise self.error(what, kind=NotATrace)
         if head is None:
             raise self.error("is empty")
-        position = head.end()
-        mended = False
-        count = 0
-        while True:
-            between = _BETWEEN.match(text, position)
-            position = between.end() if between else position
-            if text.startswith("]", position):
-                break
-            try:
-                event, position = _JSON.raw_decode(text, position)
-            except json.JSONDecodeError as fault:
-                if mended or not _BARE.match(text, fault.pos):
-                    what = f"is cut short, or not valid JSON, near character {fault.pos:,}"
-                    raise self.error(what) from None
-                text = text[:position] + _BARE.sub("null", text[position:])
-                mended = True
-                continue
-            count += 1
-            if count > MAX_EVENTS:
-                raise self.error(f"has more than {MAX_EVENTS:,} events", PROFILE_LESS)
+        window.position = head.end()
+        for count, event in enumerate(self._decoded(window), 1):
+            if count > min(MAX_EVENTS, SHORT_EVENTS + window.characters / LEAST_EVENT):
+                what = f"has more than {MAX_EVENTS:,} events, or most of them are empty"
+                raise self.error(what, PROFILE_LESS)
             yield event
-        meta = _JSON.decode(_BARE.sub("null", head.group() + text[position:]))
+        if window.look_ahead():
+            raise self.error(f"has more than {MAX_EVENT:,} characters behind its events")
+        rest = window.text[window.position :]
+        meta = _JSON.decode(_BARE.sub("null", head.group() + rest))
         if isinstance(meta, dict):
             self.meta = meta
+        if window.is_mended:
+            self.notes.append("Text that is not UTF-8 was replaced by question marks.")
+
+    def _decoded(self, window: Window) -> Iterator[Json]:
+        """Yield the events up to the bracket behind them."""
+        while True:
+            window.look_ahead()
+            between = _BETWEEN.match(window.text, window.position)
+            start = between.end() if between else window.position
+            if window.text.startswith("]", start):
+                window.position = start
+                return
+            try:
+                event, window.position = _JSON.raw_decode(window.text, start)
+            except json.JSONDecodeError as fault:
+                if not (_BARE.match(window.text, fault.pos) and window.mend(start)):
+                    what = "is cut short, not valid JSON, or has an event of over 1 MiB"
+                    near = window.characters - len(window.text) + fault.pos
+                    raise self.error(f"{what}, near character {near:,}") from None
+                continue
+            yield event
 
 
-def most_unpacked(packed: int) -> int:
-    """Return the most characters that this many packed bytes may hold."""
-    return ROOM + MAX_RATIO * packed
+class Window:
+    """The part of a file's text that is being decoded: at least one event's length, if it has it.
+
+    `json.loads` of it all costs ten times the file in memory.
+    """
+
+    def __init__(self, plain: io.BufferedReader):
+        self._read = io.TextIOWrapper(plain, "utf-8-sig", errors="replace", newline="").read
+        self.text = ""
+        self.position = 0  # in the text: what lies before it was decoded
+        self.characters = 0  # read so far
+        self.is_mended = False  # whether some of it is not UTF-8
+        self._is_over = False
+
+    def look_ahead(self) -> bool:
+        """Read on where less than an event's length is left; return whether more will follow."""
+        while not self._is_over and len(self.text) - self.position < MAX_EVENT:
+            piece = self._read(2 * MAX_EVENT)
+            self._is_over = not piece
+            self.is_mended |= "\ufffd" in piece
+            self.characters += len(piece)
+            self.text = self.text[self.position :] + piece
+            self.position = 0
+        return not self._is_over
+
+    def mend(self, start: int) -> bool:
+        """Put null in the place of what Kineto prints for no value; return whether it was there."""
+        rest = _BARE.sub("null", self.text[start:])
+        is_other = rest != self.text[start:]
+        self.text = self.text[:start] + rest
+        return is_other
 
 
 # == a folder or an archive of traces, one for each rank ==
@@ -154,8 +174,12 @@ def most_unpacked(packed: int) -> int:
 def holds_several(path: str | os.PathLike) -> bool:
     """Return whether `path` is a folder or a tar archive; all else is read as one trace."""
     try:
-        return os.path.isdir(path) or (os.path.isfile(path) and tarfile.is_tarfile(path))
-    except (OSError, *BROKEN):
+        if os.path.isdir(path):
+            return True
+        with unpacked(path, MAX_ARCHIVE) as plain:
+            _header(plain.read(TAR_BLOCK))
+        return True
+    except (OSError, ValueError, *BROKEN):
         return False
 
 
@@ -167,19 +191,42 @@ def files_in(path: Path) -> Iterator[TraceFile]:
                 yield TraceFile(file)
         return
     whole = TraceFile(path)
-    left = most_unpacked(os.stat(path).st_size)
     try:
-        with tarfile.open(path) as archive:
-            for member in archive:  # in its order: to go back is to unpack it again
-                left -= TAR_BLOCK + member.size
-                if left < 0:
-                    raise whole.error(BOMB, "pack the traces again")
-                content = archive.extractfile(member)
-                if content is not None and _is_named_like_a_trace(os.path.basename(member.name)):
-                    yield TraceFile(path / member.name, content)
+        with unpacked(path, MAX_ARCHIVE) as plain:
+            yield from _members(whole, plain)
     except (OSError, *BROKEN) as why:
         what = f"is damaged or cannot be read ({why})"
-        raise whole.error(what, "copy it again") from None
+        raise whole.error(what, "pack the traces again, or copy the archive again") from None
+
+
+def _members(whole: TraceFile, plain: io.BufferedReader) -> Iterator[TraceFile]:
+    """Yield the traces in a tar archive, from the front; links and devices are passed over.
+
+    Python's own reader takes a header of any size into memory.
+    """
+    long_name = None
+    while (block := plain.read(TAR_BLOCK)).strip(b"\0"):
+        header = _header(block)
+        name = long_name[1] if long_name else header.name
+        if not 0 <= header.size <= (MAX_SIZE if header.isreg() else MAX_HEADER):
+            what = f"has a member of {header.size:,} bytes"
+            raise whole.error(what, ONE_PER_RANK)
+        content = Unpacked(plain, header.size, MAX_SIZE)
+        long_name = None
+        if header.type in LONG_NAMES:
+            said = content.stored(MAX_HEADER).decode("utf-8", "replace")
+            long_name = LONG_NAMES[header.type].search(said)
+        elif header.isreg() and _is_named_like_a_trace(os.path.basename(name)):
+            yield TraceFile(os.path.join(whole.path, name), io.BufferedReader(content))
+        while content.stored(MAX_HEADER):
+            pass  # what nobody has read
+        plain.read(-header.size % TAR_BLOCK)
+    if not block:
+        raise EOFError("it is cut short")
+
+
+def _header(block: bytes) -> tarfile.TarInfo:
+    return tarfile.TarInfo.frombuf(block, "utf-8", "replace")
 
 
 def _is_named_like_a_trace(name: str) -> bool:

@@ -17,10 +17,12 @@ from pathlib import Path
 
 from labkit.process.folder_rights import own_folder, private
 from labkit.process.folders import home
+from labkit.results.plain_file import opened
 from labkit.results.text import printable
 
 SITE = "https://raw.githubusercontent.com"
 TIMEOUT_S = 20
+MAX_BYTES = 256 * 2**20  # ten times the largest: of more, the SHA-256 is another
 NOT_FETCHED = (OSError, http.client.HTTPException)  # no network, among others
 
 
@@ -43,10 +45,8 @@ class PublicFile:
         folder = os.environ.get("LABKIT_TRACES")
         found = Path(folder).rglob(self.name) if folder else ()
         for path in (*found, self._cached):
-            with contextlib.suppress(OSError):
-                if not path.is_file():
-                    continue
-                digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            with contextlib.suppress(OSError), opened(path) as file:
+                digest = hashlib.sha256(file.read(MAX_BYTES)).hexdigest()
                 if digest in (self.sha256, *self.copies):
                     return path
         return None
@@ -59,7 +59,7 @@ class PublicFile:
         url = f"{SITE}/{self.place}"
         try:
             with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
-                content = answer.read()
+                content = answer.read(MAX_BYTES)
         except urllib.error.HTTPError as refused:
             refused.close()
             raise

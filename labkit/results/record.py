@@ -6,39 +6,39 @@ and what readers rely on is checked (`labkit.results.event_shapes`).
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterator
-from io import BufferedIOBase
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, NoReturn
 
 from labkit.process.events import FILE_NAME, VERSION
-from labkit.results.event_checks import is_sound
+from labkit.results.event_shapes import MANY, is_sound, keys_of_lines, wrong_key
 from labkit.results.old_records import as_of_today
-from labkit.results.text import printable, with_texts
+from labkit.results.plain_file import BROKEN, PIECE, Unreadable, opened, unpacked
+from labkit.results.text import one_line, printable, with_texts
 
 Event = dict[str, Any]
 """One line of a log, as JSON types: its name under "event", and what `event_shapes` says of it."""
 
-# Bounds on a record. `MAX_BYTES` are of its text, unpacked: about 15 million steps. The numbers of
-# a real one pack to a fifth, a bomb to a thousandth; so small a text as `ROOM` may be either.
+# Bounds on a record. `MAX_BYTES` are of its text, unpacked: about 15 million steps
 MAX_BYTES = 2 * 2**30
+MAX_RATIO = 50  # times its size: the numbers of a real one pack to a fifth
 MAX_LINE = 2**20
-MAX_RATIO = 50
-ROOM = 2**20
+MAX_PARTS = 50_000  # lists and objects in an event, each of which takes 60 bytes or more
 MAX_EMPTY = 10_000  # lines that are empty or torn: a killed writer leaves one
 MAX_OTHERS = 1_000_000  # events that are not steps
+MAX_VALUES = 16 * MAX_OTHERS  # that are in these
+MAX_FEW = 20_000  # events of kinds of which there are few, or that are not known
 MAX_NAMES = 100  # of different events
+LONG = 2**14  # bytes of a line in which a text may be too long
 NO_SPEC = "not a labkit record: it does not begin with a spec"
 HEAD = b'{"event":'
-# In a line of JSON: an escape, or bytes of UTF-8, either of which may be what `printable` replaces
-MAY_STEER = re.compile(rb"\\[ubfr]|[\x7f-\xff]")
-BROKEN = (OSError, EOFError, zlib.error)  # a file that cannot be read to its end
+# In a line of JSON: an escape, or bytes of UTF-8, either of which may be what `one_line` replaces
+MAY_STEER = re.compile(rb"\\[ubfrnt]|[\x7f-\xff]")
 
 
 class RecordError(ValueError):
@@ -63,15 +63,20 @@ class Tail:
     def read(self) -> list[Event]:
         """Return the events since the last call; lines that are no event are skipped."""
         try:
-            with open(self.path, "rb") as file:
-                file.seek(self.place)
-                data = file.read()
-        except FileNotFoundError:
+            with opened(self.path) as file:
+                return list(self._events(file))
+        except (FileNotFoundError, Unreadable):
             return []
-        self.place += len(data)
-        *lines, self.torn = (self.torn + data).split(b"\n")
-        events = map(event_on, lines)
-        return [event for event in events if event is not None]
+
+    def _events(self, file: BufferedReader) -> Iterator[Event]:
+        """Yield what is new in a file as it is now: a quick writer would not let go of a reader."""
+        end = os.fstat(file.fileno()).st_size
+        file.seek(self.place)
+        while data := file.read(min(PIECE, max(0, end - self.place))):
+            self.place += len(data)
+            *lines, torn = (self.torn + data).split(b"\n")
+            self.torn = torn[-MAX_LINE - 1 :]  # of one that is too long
+            yield from filter(None, map(event_on, lines))
 
 
 def read_record(path: str | os.PathLike[str]) -> list[Event]:
@@ -87,44 +92,43 @@ def events_of(path: str | os.PathLike[str]) -> Iterator[Event]:
     names: Counter[str] = Counter()  # of the events so far
     empty = 0  # lines without an event: torn or empty
     number = 0  # of lines
+    values = 0  # in events that are not steps
+    where = one_line(os.fsdecode(path))
     try:
-        with opened(path) as stream:
+        with opened_record(path) as stream:
             for line in _whole_lines(stream):
                 number += 1
                 event = event_on(line)
                 if event is not None:
                     _count(event, names)
+                    values += line.count(b",") * (event["event"] != "step")
+                    if values > MAX_VALUES:
+                        raise _Refused(f"more than {MAX_VALUES:,} values in events beside steps")
                     yield as_of_today(event)
                     continue
-                if line.strip() and not _is_torn(line):
-                    raise _Refused("not an event of a labkit record")
+                if line.strip():
+                    _refuse_unless_torn(line)
                 empty += 1
                 if empty > MAX_EMPTY:
                     raise _Refused(f"more than {MAX_EMPTY:,} lines without an event")
         if not names:
             raise _Refused(NO_SPEC)
     except _Refused as refusal:
-        raise RecordError(f"{path}, line {max(1, number)}: {refusal}.") from None
+        raise RecordError(f"{where}, line {max(1, number)}: {refusal}.") from None
     except FileNotFoundError:
-        raise RecordError(f"{path}: no record here; give a folder or a .jsonl file.") from None
+        raise RecordError(f"{where}: no record here; give a folder or a .jsonl file.") from None
     except BROKEN as error:
-        raise RecordError(f"{path}: cannot be read ({error}).") from None
+        said = one_line(str(error))
+        raise RecordError(f"{where}: cannot be read ({said}); give a run's record.") from None
 
 
 class _Refused(Exception):
     """The file is no record, or beyond the bounds of one; the message says what is wrong."""
 
 
-def _whole_lines(stream: BufferedIOBase) -> Iterator[bytes]:
+def _whole_lines(stream: BufferedReader) -> Iterator[bytes]:
     """Yield the whole lines of a record; what follows the last of them is torn, or nothing."""
-    packed = getattr(stream, "fileobj", None)  # what a gzip stream unpacks
-    size = 0
     while (line := stream.readline(MAX_LINE + 1)).endswith(b"\n"):
-        size += len(line)
-        if packed is not None and size > ROOM + MAX_RATIO * packed.tell():
-            raise _Refused(f"unpacks to more than {MAX_RATIO} times its size: no record does")
-        if size > MAX_BYTES:
-            raise _Refused(f"cannot be read (larger than {MAX_BYTES // 2**20} MiB)")
         yield line[:-1]
     if len(line) > MAX_LINE:
         raise _Refused(f"a line is longer than {MAX_LINE // 2**10} KiB")
@@ -138,16 +142,18 @@ def _count(event: Event, names: Counter[str]) -> None:
         if event["version"] > VERSION:
             raise _Refused(f"written by a newer labkit (format {event['version']})")
     names[event["event"]] += 1
+    names["few"] += event["event"] not in MANY
+    if names["few"] > MAX_FEW:
+        raise _Refused(f"more than {MAX_FEW:,} events of which a record has few, or of other kinds")
     if names.total() - names["step"] > MAX_OTHERS:
         raise _Refused(f"more than {MAX_OTHERS:,} events that are not steps")
     if len(names) > MAX_NAMES:
         raise _Refused(f"events of more than {MAX_NAMES} kinds")
 
 
-def opened(path: str | os.PathLike[str]) -> BufferedIOBase:
-    """Open a record, a folder or a file, for reading bytes."""
-    file = record_file(path)
-    return gzip.GzipFile(file) if file.suffix == ".gz" else open(file, "rb")
+def opened_record(path: str | os.PathLike[str]) -> BufferedReader:
+    """Open a record, a folder or a file, to read its text, unpacked."""
+    return unpacked(record_file(path), MAX_BYTES, MAX_RATIO)
 
 
 def record_file(path: str | os.PathLike[str]) -> Path:
@@ -158,7 +164,7 @@ def record_file(path: str | os.PathLike[str]) -> Path:
 def is_record(path: str | os.PathLike[str]) -> bool:
     """Return whether a file begins as a record does, whatever follows."""
     try:
-        with opened(path) as file:
+        with opened_record(path) as file:
             first = event_on(file.readline(MAX_LINE))
     except BROKEN:
         return False
@@ -167,7 +173,7 @@ def is_record(path: str | os.PathLike[str]) -> bool:
 
 def event_on(line: bytes) -> Event | None:
     """Return the event on `line`, past what a killed writer left before it; None if unsound."""
-    if len(line) > MAX_LINE:
+    if len(line) > MAX_LINE or line.count(b"[") + line.count(b"{") > MAX_PARTS:
         return None
     try:
         event = STRICT.decode(line.decode())
@@ -176,14 +182,24 @@ def event_on(line: bytes) -> Event | None:
         return event_on(line[torn:]) if torn > 0 else None
     if not is_sound(event):
         return None
-    # Names in a record are anybody's
-    return with_texts(event, printable, printable) if MAY_STEER.search(line) else event
+    return _as_text(event) if len(line) > LONG or MAY_STEER.search(line) else event
 
 
-def _is_torn(line: bytes) -> bool:
-    """Return whether it is the front of an event whose writer was killed."""
+def _as_text(event: Event) -> Event:
+    """Return an event whose texts, which are anybody's, are parts of one line, but for a few."""
+    texts = with_texts(event, one_line, one_line)
+    for key in keys_of_lines(event["event"]):
+        if isinstance(event.get(key), str):
+            texts[key] = printable(event[key])
+    return texts
+
+
+def _refuse_unless_torn(line: bytes) -> None:
+    """Refuse a line that is not the front of an event whose writer was killed."""
+    said = ""
     try:
-        json.loads(line)
+        said = wrong_key(json.loads(line))
     except (ValueError, RecursionError):
-        return line.startswith(HEAD)
-    return False
+        if line.startswith(HEAD):
+            return
+    raise _Refused(f"not an event of a labkit record{said}")

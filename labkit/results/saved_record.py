@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from labkit.results import privacy, saving
-from labkit.results.record import opened, record_file
+from labkit.results.record import opened_record, record_file
 
 
 def save_record(
@@ -25,7 +25,7 @@ def save_record(
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as files:
-        old = files.enter_context(opened(source))
+        old = files.enter_context(opened_record(source))
         new = files.enter_context(saving.replacing(path, overwrite))
         if path.suffix == ".gz":
             new = files.enter_context(gzip.GzipFile("", "wb", fileobj=new))

@@ -12,12 +12,23 @@ from labkit.knobs import as_typed
 STEERS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+BREAKS = re.compile(r"[\t\n]")  # what sets out a text of several lines
+MOST_IN_A_LINE = 10_000  # characters of a text that is part of one
 LISTED = 3  # names in a sentence
 
 
 def printable(text: str) -> str:
     """Return `text` with every character that a terminal might obey as its escape: "\\x1b"."""
-    return STEERS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return STEERS.sub(_escaped, text)
+
+
+def one_line(text: str) -> str:
+    """Return `text` as a part of one line: what breaks it or steers a terminal as its escape."""
+    return BREAKS.sub(_escaped, printable(text[:MOST_IN_A_LINE]))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode()
 
 
 def with_texts(value: Any, change: Callable[[str], str], of_key: Callable[[str], str]) -> Any:

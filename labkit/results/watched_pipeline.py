@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 from labkit.knobs import Settings
+from labkit.results.event_shapes import MOST
 from labkit.results.record import RecordError
 from labkit.spec import KNOBS, Pipeline
 
@@ -43,7 +44,8 @@ class Watched:
         settings = {}
         for name, knob in KNOBS.items():
             value = knobs.get(name)
-            if isinstance(value, (bool, int)) or (value and value in (knob.choices or ())):
+            is_count = isinstance(value, int) and 0 <= value < MOST
+            if is_count or (value and value in (knob.choices or ())):
                 settings[name] = value
         return cls(str(loader)[:MAX_LOADER], settings)
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.bench.loader_rows import BatchRow
-from labkit.results.event_checks import fits
-from labkit.results.event_shapes import WorkerItems
+from labkit.results.event_shapes import fits
 from labkit.results.loader_records import Batches, Hang, SlowItem, Worker
 from labkit.results.steps import HOST
 
@@ -36,7 +35,9 @@ class LoaderWorkers:
     def __init__(self, run: Run):
         self.run = run
         self.events = [
-            event for event in run.item_events if event.get("batches") and fits(event, WorkerItems)
+            event
+            for event in run.item_events
+            if event.get("batches") and fits(event, "worker_items")
         ]
 
     def __len__(self) -> int:

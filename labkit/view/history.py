@@ -15,6 +15,7 @@ from labkit.view.page_files import STYLE_SHEET, script_of
 
 Ran = TypeVar("Ran", Run, Ranks)
 
+MAX_BYTES = 2**20  # of a list
 MOST_ROWS = 8  # the pinned one stays beside them
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,11 +64,10 @@ def html_page(run: Run, verdict: str = "") -> str:
 
 def markdown(run: Run, verdict: str = "") -> str:
     """Return the verdict, the numbers and the machine for an issue or a pull request."""
-    verdict = for_others(verdict or str(run.diagnose()))
-    return (
-        f"{MARK}\n### {_headline(run)}\n\n```text\n{verdict}\n```\n\n"
-        f"{run.numbers}\n\n*{run.machine.line}*\n"
-    )
+    found = run.diagnose()
+    text = f"{for_others(verdict or str(found))}\n\n{run.numbers}\n{run.machine.line}"
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{MARK}\n### {found.headline}\n\n{fence}text\n{text}\n{fence}\n"
 
 
 def _headline(run: Run) -> str:

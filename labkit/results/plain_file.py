@@ -1,0 +1,137 @@
+"""Reading a file that may be anybody's: a plain file alone, and no more than is allowed of it.
+
+A pipe would block and a device never end; a gzip file may unpack to a thousand times its size, or
+hold a million empty members. Nothing here reads more than a piece at a time.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import zlib
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+PIECE = 2**18  # bytes read at a time
+PACKED_PIECE = 2**14  # and of what may unpack to many times as much
+MAX_RATIO = 200  # real traces pack to a thirtieth, a bomb to a thousandth
+MAX_MEMBERS = 1_000  # gzip files in one
+GZIP = b"\x1f\x8b"  # a gzip file begins so, whatever its name says
+WITH_GZIP_HEADER = 31  # for zlib
+BROKEN = (OSError, EOFError, zlib.error)  # what reading one raises
+
+
+class Unreadable(OSError):
+    """A file that is not read, or no further; the message says why, without the file's name."""
+
+
+def opened(path: str | os.PathLike[str]) -> io.BufferedReader:
+    """Open a plain file to read, without waiting for anybody; OSError where it is another kind."""
+    file = open(path, "rb", opener=_without_waiting)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise Unreadable("it is not a regular file")
+    return file
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def unpacked(path: str | os.PathLike[str], most: int, ratio: int = MAX_RATIO) -> io.BufferedReader:
+    """Open a plain file to read what it holds now, unpacked, which is at most `most` bytes.
+
+    Nor may it be more than `ratio` times the size of the file.
+    """
+    file = opened(path)
+    size = os.fstat(file.fileno()).st_size
+    return io.BufferedReader(Unpacked(file, size, most, ratio, own=file), PIECE)
+
+
+def text_of(path: str | os.PathLike[str], most: int) -> str:
+    """Return the text of a small plain file; OSError where it is none, or longer."""
+    with unpacked(path, most) as file:
+        return file.read().decode("utf-8", "replace")
+
+
+class Unpacked(io.RawIOBase):
+    """The next `size` bytes of a stream, unpacked where they are gzip; at most `most` of them."""
+
+    def __init__(
+        self,
+        stream: io.BufferedReader,
+        size: int,
+        most: int,
+        ratio: int = MAX_RATIO,
+        own: BinaryIO | None = None,
+    ):
+        """Read `stream` from where it is; `own` is closed with this."""
+        self._stream = stream
+        self._ratio = ratio
+        self._own = own
+        self._size = size
+        self.left = size
+        self._most = most
+        self._given = 0
+        self._members = 1
+        self._is_packed = size > len(GZIP) and stream.peek(len(GZIP)).startswith(GZIP)
+        self._inflate = zlib.decompressobj(WITH_GZIP_HEADER)
+        if size > most and not self._is_packed:
+            raise self._too_large()
+
+    def _too_large(self) -> Unreadable:
+        return Unreadable(f"it is larger than {self._most / 2**20:,.0f} MiB")
+
+    def readable(self) -> bool:
+        """Return True: it can be read from the front, once."""
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        """Fill a buffer, as RawIOBase asks for it."""
+        room = memoryview(buffer)
+        piece = self._inflated(len(room)) if self._is_packed else self.stored(len(room))
+        room[: len(piece)] = piece
+        return len(piece)
+
+    def close(self) -> None:
+        """Close the file that was opened for it."""
+        if self._own is not None:
+            self._own.close()
+        super().close()
+
+    def stored(self, most: int) -> bytes:
+        """Return the next bytes as they are stored, not unpacked."""
+        piece = self._stream.read(min(most, self.left))
+        self.left -= len(piece) or self.left  # one that was cut short has no more
+        return piece
+
+    def _inflated(self, most: int) -> bytes:
+        """Return the next bytes that they unpack to."""
+        while True:
+            inflate = self._inflate
+            packed = inflate.unconsumed_tail or inflate.unused_data or self.stored(PACKED_PIECE)
+            if inflate.eof:  # behind it stands nothing, zeros, or another gzip file
+                packed = packed.lstrip(b"\0")
+                if not packed:
+                    return b""
+                inflate = self._inflate = zlib.decompressobj(WITH_GZIP_HEADER)
+                self._members += 1
+            piece = inflate.decompress(packed, most)
+            self._given += len(piece)
+            self._check()
+            if piece:
+                return piece
+            if not packed:
+                raise EOFError("it is cut short")
+
+    def _check(self) -> None:
+        """Raise Unreadable of what has too much in it."""
+        if self._given > self._most:
+            raise self._too_large()
+        if self._given > self._ratio * (self._size - self.left):
+            raise Unreadable(f"it unpacks to more than {self._ratio} times its size")
+        if self._members > MAX_MEMBERS:
+            raise Unreadable(f"it is more than {MAX_MEMBERS:,} gzip files in one")
