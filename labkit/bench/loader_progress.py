@@ -84,7 +84,7 @@ def progress_in(folder: Path) -> Iterator[Busy]:
             yield Busy(folder, who, state, since, batch, index, pid, usual)
 
 
-def plain_index(index: object) -> int | str:
+def plain_index(index: Any) -> int | str:
     """Return an index that is a whole number, else its type: a key may be the name of a person.
 
     Of a batch that is fetched at once it names the first.
