@@ -8,6 +8,7 @@ that feeds itself without one gets a run whose steps are those of its optimizer.
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import functools
 import itertools
@@ -67,10 +68,17 @@ def _show_error(
     """Show an error that ends the script as without us: none of its frames is ours."""
     with contextlib.suppress(Exception):
         shown = without_ours(shown)
-        each = error
-        while each is not None:
+        left: list[BaseException | None] = [error]
+        met: set[int] = set()  # an error may be its own cause
+        while left:
+            each = left.pop()
+            if each is None or id(each) in met:
+                continue
+            met.add(id(each))
             each.__traceback__ = without_ours(each.__traceback__)
-            each = each.__cause__ or each.__context__
+            left += [each.__cause__, each.__context__]
+            if isinstance(each, getattr(builtins, "BaseExceptionGroup", ())):  # since Python 3.11
+                left += each.exceptions
     show(kind, error, shown)
 
 

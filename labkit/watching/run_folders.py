@@ -7,13 +7,12 @@ import secrets
 from pathlib import Path
 
 
-def new_folder(pid: int) -> Path:
-    """Return where the run of another loop of this process goes; nothing is made.
+def new_folder(folder: Path, pid: int) -> Path:
+    """Return where, in that of a script, the run of another loop of a process goes.
 
-    Raises KeyError where no `labkit watch` has set $LABKIT_WATCHING.
+    Nothing is made.
     """
-    name = f"{own_rank()}-{pid}-{secrets.token_hex(3)}"
-    return Path(os.environ["LABKIT_WATCHING"]) / name
+    return folder / f"{own_rank()}-{pid}-{secrets.token_hex(3)}"
 
 
 def own_rank() -> str:

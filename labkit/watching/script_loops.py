@@ -8,10 +8,12 @@ import sys
 import traceback
 import weakref
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.bench import stack
 from labkit.watching import headroom_found
+from labkit.watching.messages import say
 from labkit.watching.recorder import Recorder
 from labkit.watching.replay_blocks import Blocks
 from labkit.watching.run_folders import new_folder
@@ -59,8 +61,12 @@ class WatchedScript:
     """The loops of this process that are recorded."""
 
     def __init__(self):
+        # now, as a script may empty its environment, or change to another folder
+        self.folder = Path(os.environ.get("LABKIT_WATCHING", os.devnull)).absolute()
+        self.has_headroom = bool(os.environ.get("LABKIT_HEADROOM"))
         self.pid = os.getpid()
         self.loops: list[WatchedLoop] = []
+        self.said = False  # that a loop is not recorded
 
     @property
     def is_here(self) -> bool:
@@ -91,18 +97,27 @@ class WatchedScript:
 
     def begin(self, loader: object, place: tuple[str, int] | None) -> WatchedLoop | None:
         """Begin a run, in a folder whose name begins with the rank; None if that fails."""
-        folder = new_folder(self.pid)
-        with contextlib.suppress(Exception):
-            if len(self.loops) < MOST_LOADERS:
-                folder.mkdir(parents=True)
-                loop = WatchedLoop(Recorder(folder, loader, place=place), place)
-                self.loops.append(loop)
-                loop.feed_from(loader)
-                if os.environ.get("LABKIT_HEADROOM"):
-                    loop.blocks = Blocks(loader)
-                hook_saving(self.loops[0].recorder.log)
-                return loop
+        if len(self.loops) >= MOST_LOADERS:
+            return None
+        try:
+            folder = new_folder(self.folder, self.pid)
+            folder.mkdir(parents=True)
+            loop = WatchedLoop(Recorder(folder, loader, place=place), place)
+            self.loops.append(loop)
+            loop.feed_from(loader)
+            if self.has_headroom:
+                loop.blocks = Blocks(loader)
+            hook_saving(self.loops[0].recorder.log)
+            return loop
+        except Exception as error:
+            self._say_once(error)
         return None
+
+    def _say_once(self, error: Exception) -> None:
+        """Say that a loop, or a part of it, is not recorded: a full disk may say so of each."""
+        if not self.said:
+            say(f"not recording: {type(error).__name__}: {error}")
+        self.said = True
 
     def note_training(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that the innermost loop trains: the last to begin, with all its loaders."""
@@ -116,7 +131,11 @@ class WatchedScript:
 
     def close(self) -> None:
         """End the runs, with the error that ended the script, where one did."""
+        if not self.is_here:
+            return
         error = getattr(sys, "last_value", None)
         for loop in self.loops:
             with contextlib.suppress(Exception):
                 loop.close(error)
+            if loop.recorder.log.error is not None:
+                self._say_once(loop.recorder.log.error)
