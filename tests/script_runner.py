@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch  # noqa: F401 -- each script imports it
 
+import labkit.watching.recorder  # noqa: F401 -- so that no fork has to
+
 FOLDER = Path(sys.argv[1]).absolute()
 LONGEST_S = 60
 

@@ -78,7 +78,7 @@ def _show_error(
             each.__traceback__ = without_ours(each.__traceback__)
             left += [each.__cause__, each.__context__]
             if isinstance(each, getattr(builtins, "BaseExceptionGroup", ())):  # since Python 3.11
-                left += each.exceptions
+                left += getattr(each, "exceptions", ())
     show(kind, error, shown)
 
 
