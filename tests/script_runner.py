@@ -15,7 +15,7 @@ import torch  # noqa: F401 -- each script imports it
 import labkit.watching.recorder  # noqa: F401 -- so that no fork has to
 
 FOLDER = Path(sys.argv[1]).absolute()
-LONGEST_S = 60
+LONGEST_S = 180
 
 
 def begin(script, place, is_watched):

@@ -62,8 +62,10 @@ SCRIPTS = {
         "for number in steps():\n"
         "    if number == 20:\n"
         "        os.closerange(3, 4096)\n"
-        "        files = [os.open(f'file{each}', os.O_CREAT | os.O_RDWR) for each in range(900)]\n"
-        "print([os.write(each, b'mine') for each in files], files)",
+        "        file = os.open('file', os.O_CREAT | os.O_RDWR | os.O_APPEND)\n"
+        "        for each in range(600, 1000): os.dup2(file, each)\n"
+        "for each in range(600, 1000): os.write(each, b'mine')\n"
+        "print(file, os.fstat(file).st_size)",
         300,
     ),
     "the_lowest_descriptor_is_counted_on": (
