@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from labkit.bench.batch_contents import padding_of
+from labkit.bench.first_call import UncopiedHook
 from labkit.callbacks import StepRecorder
 from labkit.watching.batches import LOOK_EVERY
 from labkit.watching.log_words import Ending
@@ -65,7 +66,7 @@ class Recorder(StepRecorder, TrainerCallback):
         self._samples = len(dataset) if isinstance(dataset, Sized) else math.inf
         self.begin(train_dataloader, model)
         if model is not None:
-            self._hook = model.register_forward_pre_hook(self._look, with_kwargs=True)
+            self._hook = model.register_forward_pre_hook(UncopiedHook(self._look), with_kwargs=True)
 
     def _look(self, model: torch.nn.Module, _args: object, inputs: dict[str, torch.Tensor]) -> None:
         """Note how much of a training batch is padding.

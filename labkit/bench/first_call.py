@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -44,6 +45,21 @@ def _formats_of(weights: torch.Tensor) -> tuple[bool, dict[str, str]]:
     return autocasts, kinds
 
 
+class UncopiedHook:
+    """A forward hook that no copy of its model takes along, be it pickled or a deep one."""
+
+    def __init__(self, look: Callable[..., None]):
+        self.look = look
+
+    def __call__(self, *given: object) -> None:
+        """Look at what the model is given."""
+        self.look(*given)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # what takes anything and does nothing, also where there is no labkit
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
 class FirstCallHook:
     """Sees the shapes of a user's model's first training call; counts on a copy what it takes.
 
@@ -62,7 +78,8 @@ class FirstCallHook:
         if is_set_in_place(model) or (compiled and wrapped):
             return
         with contextlib.suppress(RuntimeError):  # a scripted model takes no hook
-            self.hooks.append(model.register_forward_pre_hook(self._look, with_kwargs=True))
+            hook = UncopiedHook(self._look)
+            self.hooks.append(model.register_forward_pre_hook(hook, with_kwargs=True))
         parts = list(model.modules())[1:]
         if compiled:
             return
@@ -71,7 +88,8 @@ class FirstCallHook:
         first = next(weighty, None)
         if first is not None:
             with contextlib.suppress(RuntimeError):  # a scripted part takes no hook
-                self.hooks.append(first.register_forward_pre_hook(self._look_inside))
+                hook = UncopiedHook(self._look_inside)
+                self.hooks.append(first.register_forward_pre_hook(hook))
 
     def remove(self) -> None:
         """Leave the model as it was."""

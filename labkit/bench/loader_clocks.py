@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 
+from labkit.process.descriptors import OwnDescriptor, moved_up
 from labkit.process.events import now_ns
 
 try:
@@ -20,21 +21,20 @@ class ProcFile:
     def __init__(self, path: str):
         self.descriptor = None
         with contextlib.suppress(OSError):
-            self.descriptor = os.open(path, os.O_RDONLY)
+            self.descriptor = OwnDescriptor(moved_up(os.open(path, os.O_RDONLY)))
 
     def words(self, size: int) -> list[bytes]:
         """Return the words of its first `size` bytes; [] where there is none."""
-        if self.descriptor is None:
+        if self.descriptor is None or not self.descriptor.is_ours():
             return []
         with contextlib.suppress(OSError):  # a kernel or a sandbox that refuses it later
-            return os.pread(self.descriptor, size, 0).split()
+            return os.pread(self.descriptor.fd, size, 0).split()
         return []
 
     def close(self) -> None:
         """Let go of it."""
         if self.descriptor is not None:
-            os.close(self.descriptor)
-            self.descriptor = None
+            self.descriptor.close()
 
 
 class TimeInLine(ProcFile):

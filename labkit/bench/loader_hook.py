@@ -16,7 +16,6 @@ import operator
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -167,12 +166,3 @@ class TimedCollate(StandIn):
     """Stands for a collate function."""
 
     __call__ = Before(_collate, lambda collate, samples: collate.real(samples))
-
-
-def without_ours(traceback: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the frames of labkit: an error reads as without us."""
-    while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(stack.HOME):
-        traceback = traceback.tb_next
-    if traceback is not None:
-        traceback.tb_next = without_ours(traceback.tb_next)
-    return traceback

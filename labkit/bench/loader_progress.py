@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 from labkit.process.events import now_ns, private
+from labkit.process.shared_page import shared_page
 
 PROGRESS = "progress"  # the files' names begin so; one for each process of the loader
 # What a process is busy with: IN_BODY and WAITING are the loop's
@@ -30,17 +31,17 @@ class Progress:
 
         Where the file cannot be made, or there is no `folder`, nobody reads it.
         """
-        self.memory: mmap.mmap | bytearray = bytearray(FORMAT.size)
+        self.memory = memoryview(bytearray(FORMAT.size))
         if folder:
             path = os.path.join(folder, f"{PROGRESS}-{worker}")
             with contextlib.suppress(OSError):
                 descriptor = private(path, os.O_RDWR | os.O_CREAT)
                 try:
                     os.write(descriptor, self.memory)
-                    self.memory = mmap.mmap(descriptor, FORMAT.size)
+                    self.memory = shared_page(descriptor, FORMAT.size)
                 finally:
                     os.close(descriptor)
-        self.words = memoryview(self.memory)[: WORDS * 8].cast("q")
+        self.words = self.memory[: WORDS * 8].cast("q")
         self.words[INDEX] = NO_INDEX
         self.words[PID] = os.getpid()
         self.words[SINCE] = now_ns()

@@ -102,7 +102,8 @@ class Places:
         PyTorch tells that in the thread itself alone; another one has what it last said there.
         """
         lines = tuple(number for each in users for number in (id(each.f_code), each.f_lineno or 0))
-        if threading.current_thread() is not threading.main_thread():
+        # not by `current_thread`, which lists whoever asks among the user's threads
+        if threading.get_ident() != threading.main_thread().ident:
             return lines not in self.without_grad
         if stack.is_grad_on():
             self.without_grad.discard(lines)

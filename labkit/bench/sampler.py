@@ -40,6 +40,7 @@ EARLY_S = 0.01  # between these
 MOST_SAMPLES = 100_000  # half an hour of them: 4 MB in the log
 LATE_NS = 1_000_000  # our thread waited for the GIL: the main thread had it, and has moved on
 FLUSH_NS = 500_000_000  # a process that is killed loses no more
+TOLD = "the program is told of every signal, or holds them back"
 FLAG = "watched"  # a file in the run's folder, there while the run goes on
 
 
@@ -70,7 +71,7 @@ class Sampler:
 
     def start(self) -> None:
         """Begin to sample, unless that goes on; `missing` says why it could not be."""
-        if self.thread is not None or self.taken >= MOST_SAMPLES:
+        if self.thread is not None or self.taken >= MOST_SAMPLES or self.pid != os.getpid():
             return
         self.missing = self._why_not()
         if self.missing:
@@ -83,7 +84,7 @@ class Sampler:
             self.thread = thread
             thread.timer.arm(self._period_s())
             # not of `threading`: the user's list of threads stays as it is
-            _thread.start_new_thread(self._look_from_beside, (thread,))
+            _thread.start_new_thread(self._beside, (thread,))
         except (OSError, RuntimeError) as error:
             signal.signal(signal.SIGURG, signal.SIG_DFL)
             self.thread = None
@@ -98,8 +99,10 @@ class Sampler:
         """Return why no stack can be sampled here and now; "" where it can."""
         if sys.platform != "linux":
             return "stacks are sampled on Linux only"
-        if threading.current_thread() is not threading.main_thread():
+        if threading.get_ident() != threading.main_thread().ident:
             return "the loop does not run in the main thread"
+        if _is_told_of_signals() or signal.SIGURG in signal.pthread_sigmask(signal.SIG_BLOCK, []):
+            return TOLD
         there = signal.getsignal(signal.SIGURG)
         other = getattr(there, "__self__", None)
         if not isinstance(other, Sampler):
@@ -134,6 +137,10 @@ class Sampler:
         thread = self.thread
         if thread is None or frame is None or self.pid != os.getpid():
             return
+        if _is_told_of_signals():
+            self.missing = TOLD
+            self.stop()
+            return
         if self.lock.acquire(blocking=False):  # else its time goes to the next sample
             try:
                 self._take(thread, "user", frame)
@@ -142,11 +149,19 @@ class Sampler:
         if self.thread is thread and self.taken < MOST_SAMPLES:
             thread.timer.arm(self._period_s())  # only now: samples do not nest
 
+    def _beside(self, thread: MainThread) -> None:
+        with contextlib.suppress(Exception):  # Python would show it on the user's stderr
+            self._look_from_beside(thread)
+
     def _look_from_beside(self, thread: MainThread) -> None:
         """Note where the main thread sleeps or is in the system; write what has gathered."""
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGURG])
         tick = Timer(thread.cpu_clock)
         while self.thread is thread and self.taken < MOST_SAMPLES:
+            if signal.getsignal(signal.SIGURG) != self._in_user_mode:
+                self.missing = "SIGURG is not free"
+                self.stop()
+                break
             pause_s = self._period_s()
             due = now_ns() + int(pause_s * 1e9)
             if thread.sampled.acquire(timeout=pause_s):  # no time.sleep: programs replace it
@@ -196,3 +211,16 @@ class Sampler:
             self.log.write("lines", pid=self.pid, places=self.places.fresh, rows=self.rows)
             self.rows = []
             self.places.fresh = {}
+
+
+def _is_told_of_signals() -> bool:
+    """Return whether the main thread, which asks, has a descriptor that tells it of each signal.
+
+    As an event loop has one, which our signals would wake, or flood while it is kept from reading.
+    Python returns it only when it is taken away; whether it warns when full is not told.
+    """
+    fd = signal.set_wakeup_fd(-1)
+    if fd >= 0:
+        with contextlib.suppress(ValueError, OSError):  # it was closed
+            signal.set_wakeup_fd(fd)
+    return fd >= 0

@@ -119,7 +119,8 @@ def predict(run: Run, **changes: Setting) -> Prediction:
 
     Raises ValueError for a name that is no knob, or a value that it does not take.
     """
-    return predict_from(run, changes, DRAWS)
+    check_names(changes, KNOBS)
+    return predict_from(run, {name: KNOBS[name].check(changes[name]) for name in changes}, DRAWS)
 
 
 @of_one_moment
@@ -128,10 +129,9 @@ def predict_from(
 ) -> Prediction:
     """Return a prediction from `draws` simulated runs.
 
-    A bench's run of a user's own data is read as if it were of `pipeline`.
+    A bench's run of a user's own data is read as if it were of `pipeline`. A watched loop's own
+    settings may be beyond what a knob takes.
     """
-    check_names(changes, KNOBS)
-    changes = {name: KNOBS[name].check(value) for name, value in changes.items()}
     try:
         simulations = Simulations.of(run, pipeline)
         known = simulations.known

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+from labkit.process.descriptors import OwnDescriptor
 from labkit.process.folder_rights import private
 from labkit.process.keys import masked, secrets_in
 from labkit.process.locks import one_writer
@@ -37,12 +38,15 @@ now_ns = time.perf_counter_ns
 class EventLog:
     """An append-only event file that never raises once open; what a full disk refuses waits.
 
-    Secrets are masked in the texts of an event that somebody else wrote.
+    Secrets are masked in the texts of an event that somebody else wrote. It is of the process that
+    opens it: one that is forked from that writes nothing.
     """
 
     def __init__(self, folder: str | Path):
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
-        self._fd = private(os.path.join(folder, FILE_NAME), flags)
+        self._path = os.path.join(folder, FILE_NAME)
+        self._pid = os.getpid()
+        self._file = self._opened()
+        self._closed = False
         self._secrets = secrets_in(os.environ)
         self._reserve = os.path.join(folder, RESERVE_NAME)
         self._kept = b""
@@ -72,10 +76,9 @@ class EventLog:
 
     def write_line(self, line: str) -> None:
         """Append one finished line of JSON, or several."""
-        if self._fd >= 0:
-            self._kept = self._append(self._kept + f"{line}\n".encode())
-            if self._kept:
-                self.flush()
+        self._kept = self._append(self._kept + f"{line}\n".encode())
+        if self._kept:
+            self.flush()
 
     def flush(self) -> bool:
         """Write what was refused before, giving up the reserve for it; return whether it fits."""
@@ -90,10 +93,15 @@ class EventLog:
     def _append(self, data: bytes) -> bytes:
         """Write `data`; return the lines that have not become whole, to be written again."""
         written = 0
+        if self._closed or self._pid != os.getpid():
+            return b""
         try:
-            with one_writer(self._fd):
+            if not self._file.is_ours():  # a program has closed all that it may have had open
+                self._file = self._opened()
+            fd = self._file.fd
+            with one_writer(fd):
                 while written < len(data):
-                    written += os.write(self._fd, data[written:])
+                    written += os.write(fd, data[written:])
         except OSError as error:
             self.error = error
             whole = data.rfind(b"\n", 0, written) + 1
@@ -102,10 +110,12 @@ class EventLog:
 
     def close(self) -> None:
         """Let go of the file; what is written later is lost, and nothing else happens."""
-        fd = self._fd
-        self._fd = -1  # first: another thread may be writing
-        if fd >= 0:
-            os.close(fd)
+        self._closed = True
+        self._file.close()
+
+    def _opened(self) -> OwnDescriptor:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+        return OwnDescriptor(private(self._path, flags))
 
 
 def asleep_ns() -> int:

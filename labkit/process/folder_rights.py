@@ -14,6 +14,8 @@ import shlex
 import stat
 from pathlib import Path
 
+from labkit.process.descriptors import moved_up
+
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 PLAIN_ONLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # a FIFO blocks nobody
 NOT_PLAIN = (errno.ELOOP, errno.ENXIO)  # what opening a link, or a FIFO, gives then
@@ -56,7 +58,7 @@ def private(path: str, flags: int) -> int:
     except OSError:
         os.close(fd)
         raise
-    return fd
+    return moved_up(fd)
 
 
 def text_of(path: Path) -> str:

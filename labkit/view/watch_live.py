@@ -150,7 +150,7 @@ class Watch:
     def _beat(self, now: int | None) -> None:
         """Show how far the loop is; None says that a pass is over."""
         going_on = [each for each in _open if each.is_iterated or each is self]
-        if self._recorder is None or going_on[:1] != [self]:
+        if self._recorder is None or not _is_open(self._recorder) or going_on[:1] != [self]:
             return  # inside another watched loop: a validation loop draws nothing
         self._recorder.beat(now)
         try:

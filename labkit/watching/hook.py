@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import sys
 from collections.abc import Callable
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import TYPE_CHECKING
 
-from labkit.bench.loader_hook import without_ours
 from labkit.watching.hooked_passes import HookedPasses
 from labkit.watching.passes import Pass
 from labkit.watching.script_loops import WatchedScript
@@ -36,23 +34,8 @@ def install(module: ModuleType) -> None:
         module.register_optimizer_step_post_hook(_untraced(OptimizerSteps(SCRIPT)))
     else:
         SCRIPT.passes = HookedPasses(SCRIPT, iterators)
-    if getattr(sys.excepthook, "func", None) is not _show_error:
-        sys.excepthook = functools.partial(_show_error, sys.excepthook)
     atexit.unregister(SCRIPT.close)
     atexit.register(SCRIPT.close)
-
-
-def _show_error(
-    show: Callable, kind: type[BaseException], error: BaseException, shown: TracebackType | None
-) -> None:
-    """Show an error that ends the script as without us: none of its frames is ours."""
-    with contextlib.suppress(Exception):
-        shown = without_ours(shown)
-        each = error
-        while each is not None:
-            each.__traceback__ = without_ours(each.__traceback__)
-            each = each.__cause__ or each.__context__
-    show(kind, error, shown)
 
 
 def _untraced(hook: Callable[..., None]) -> Callable[..., None]:

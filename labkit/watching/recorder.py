@@ -153,6 +153,7 @@ class Recorder:
         self.first_step = self.steps.next
         # goes on, whatever was said before
         self.log.write("epoch", n=self.epoch, step=self.steps.next, began=began_ns)
+        self.trained.begin()
         self.probes.sampler.start()
 
     @property
@@ -163,7 +164,7 @@ class Recorder:
 
     def beat(self, now: int | None) -> None:
         """Look around twice a second; None says that a pass is over."""
-        if now is not None and now > self.probes.telemetry_due:
+        if now is not None and now > self.probes.telemetry_due and self.pid == os.getpid():
             self.probes.start_telemetry()
 
     def step_timer(self) -> StepTimer:

@@ -7,7 +7,8 @@ import secrets
 from pathlib import Path
 
 SITE = Path(__file__).parent / "site"  # on the PYTHONPATH of what `labkit watch` runs
-# Where `labkit watch` wants the runs of this process; None where it does not run it
+# Where `labkit watch` wants the runs of this process; None where it does not run it. Read now, as a
+# script may empty its environment
 of_script: str | None = os.environ.get("LABKIT_WATCHING") or None
 
 

@@ -5,25 +5,31 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import weakref
 
 from labkit.process.events import EventLog, now_ns
 
 
 def hook_saving(log: EventLog) -> None:
-    """Write into `log` when `torch.save` is called, unless that goes on."""
-    torch = sys.modules.get("torch")
-    if torch is None or hasattr(torch.save, "_labkit"):
+    """Write into `log` from when to when `torch.save` had a file open, unless that goes on.
+
+    `torch.save` stays torch's own function, which others pickle by its name: what is hooked is the
+    making of the object that holds the file, and what tells of the end is that it is gone.
+    """
+    opener = getattr(sys.modules.get("torch.serialization"), "_opener", None)
+    if opener is None or hasattr(opener.__init__, "__wrapped__"):
         return
-    save = torch.save
+    plain = opener.__init__
 
-    @functools.wraps(save)
-    def timed(*args: object, **more: object) -> object:
-        began_ns = now_ns()
-        try:
-            return save(*args, **more)
-        finally:
-            with contextlib.suppress(Exception):
-                log.write("saved", began=began_ns, ended=now_ns())
+    @functools.wraps(plain)
+    def __init__(self: object, file_like: object) -> None:
+        plain(self, file_like)
+        if type(self).__name__.startswith("_open_zipfile_writer"):
+            weakref.finalize(self, _write, log, now_ns()).atexit = False
 
-    vars(timed)["_labkit"] = True
-    vars(torch)["save"] = timed
+    opener.__init__ = __init__
+
+
+def _write(log: EventLog, began_ns: int) -> None:
+    with contextlib.suppress(Exception):
+        log.write("saved", began=began_ns, ended=now_ns())

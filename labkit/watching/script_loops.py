@@ -64,10 +64,11 @@ class WatchedScript:
     """The loops of this process that are recorded."""
 
     def __init__(self):
+        self.has_headroom = bool(os.environ.get("LABKIT_HEADROOM"))
         self.pid = os.getpid()
         self.loops: list[WatchedLoop] = []
         self.passes: HookedPasses | None = None
-        self.failed = False  # to record, as on a full disk: said once
+        self.said = False  # that a loop, or a part of it, is not recorded
 
     @property
     def is_here(self) -> bool:
@@ -100,7 +101,7 @@ class WatchedScript:
 
     def begin(self, loader: object, place: tuple[str, int] | None) -> WatchedLoop | None:
         """Begin a run, in a folder whose name begins with the rank; None if that fails."""
-        if len(self.loops) >= MOST_LOADERS or self.failed:
+        if len(self.loops) >= MOST_LOADERS or self.said:
             return None
         if place is None and not self.loops and is_recorded(self.pid):
             return None  # by `lk.watch`
@@ -111,14 +112,19 @@ class WatchedScript:
             loop = WatchedLoop(Recorder(folder, loader, place=place), place)
             self.loops.append(loop)
             loop.feed_from(loader)
-            if os.environ.get("LABKIT_HEADROOM"):
+            if self.has_headroom:
                 loop.blocks = Blocks(loader)
             hook_saving(self.loops[0].recorder.log)
             return loop
         except Exception as error:
-            self.failed = True
+            self._say_once(error)
+        return None
+
+    def _say_once(self, error: Exception) -> None:
+        """Say that a loop, or a part of it, is not recorded: a full disk may say so of each."""
+        if not self.said:
             say(f"not recording: {type(error).__name__}: {error}")
-            return None
+        self.said = True
 
     def note_training(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that the innermost loop trains: the last to begin, with all its loaders."""
@@ -132,9 +138,13 @@ class WatchedScript:
 
     def close(self) -> None:
         """End the runs, with the error that ended the script, where one did."""
+        if not self.is_here:
+            return
         error = getattr(sys, "last_value", None)
         if self.passes is not None:
             self.passes.failed(error)
         for loop in self.loops:
             with contextlib.suppress(Exception):
                 loop.close(error)
+            if loop.recorder.log.error is not None:
+                self._say_once(loop.recorder.log.error)

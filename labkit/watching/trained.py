@@ -20,6 +20,8 @@ class Trained:
         self.device: torch.device | None = None  # that the weights are on
         self.dtype: str | None = None  # the number format of the weights
         self.may_fuse: bool | None = None  # of their optimizer, as `may_fuse()` says
+        self.model: object = None  # whose FLOPs are to be counted
+        self.trains = False  # whether a pass has begun
         self.call: FirstCallHook | None = None  # until its FLOPs are counted
 
     def note(self, weights: list[torch.Tensor]) -> None:
@@ -28,11 +30,23 @@ class Trained:
         self.dtype = dtype_of_most(weights)
 
     def count(self, model: object) -> None:
-        """Count the FLOPs of the next training call of `model`, and of no other one."""
-        from labkit.bench.first_call import FirstCallHook  # the loop has imported torch by now
+        """Count the FLOPs of the next training call of `model`, and of no other one.
 
+        Before the first pass it stays as it is: it may yet be copied, scripted or compiled.
+        """
         self.forget()
-        self.call = FirstCallHook(cast("torch.nn.Module", model))
+        self.model = model
+        if self.trains:
+            self.begin()
+
+    def begin(self) -> None:
+        """A pass begins: see the next training call of the model that is to be counted."""
+        self.trains = True
+        model, self.model = self.model, None
+        if model is not None:
+            from labkit.bench.first_call import FirstCallHook  # the loop has imported torch by now
+
+            self.call = FirstCallHook(cast("torch.nn.Module", model))
 
     def forget(self) -> None:
         """Leave the model as it was."""

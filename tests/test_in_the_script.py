@@ -1,0 +1,253 @@
+"""What a script prints, writes and ends with is the same under watch: nothing of ours is in it."""
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from labkit.bench.first_call import FirstCallHook
+from labkit.process.events import EventLog, events_named
+from labkit.view.watch_live import watch
+from labkit.watching.messages import say
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="scripts are run by fork")
+
+# What each script begins with: it trains for `count` steps, and gives out the number of each
+BEGINS = """
+import asyncio, os, pickle, resource, signal, sys, threading, time, torch
+def steps(count=300, **how):
+    weights = torch.zeros(4, requires_grad=True)
+    optimizer = torch.optim.SGD([weights], 0.01)
+    loader = torch.utils.data.DataLoader(torch.ones(count, 4), 1, **how)
+    for number, batch in enumerate(loader):
+        (batch @ weights - 1).square().mean().backward()
+        optimizer.step()
+        yield number
+    print(number, weights.tolist())
+def busy_steps(seconds=0.4):
+    end = 0
+    for number in steps(100_000):
+        sum(range(2_000))
+        end = end or time.process_time() + seconds
+        if time.process_time() > end:
+            return
+"""
+# By its name, what a script does, and how many steps its record has; None where that depends
+SCRIPTS = {
+    "a_child_is_forked_and_trains_on": (
+        "for number in steps():\n    if number == 20 and os.fork(): os.wait()",
+        300,
+    ),
+    "a_child_is_forked_and_looks_on": (
+        "for number in steps():\n"
+        "    if number == 20 and not os.fork(): time.sleep(0.5); sys.exit(3)\n"
+        "print(os.wait()[1])",
+        300,
+    ),
+    "a_daemon_closes_all_it_has_open": (
+        "for number in steps():\n"
+        "    if number == 20:\n"
+        "        if os.fork(): os.wait(); os._exit(4)\n"
+        "        os.closerange(3, 4096)\n"
+        "        files = [open(f'file{each}', 'w+') for each in range(20)]\n"
+        "time.sleep(0.6)",
+        None,
+    ),
+    "descriptors_are_closed_and_used_again": (
+        "for number in steps():\n"
+        "    if number == 20:\n"
+        "        os.closerange(3, 4096)\n"
+        "        file = os.open('file', os.O_CREAT | os.O_RDWR | os.O_APPEND)\n"
+        "        for each in range(600, 1000): os.dup2(file, each)\n"
+        "for each in range(600, 1000): os.write(each, b'mine')\n"
+        "print(file, os.fstat(file).st_size)",
+        300,
+    ),
+    "the_lowest_descriptor_is_counted_on": (
+        "for number in steps():\n    if number in (0, 150): print(os.dup(0))",
+        300,
+    ),
+    "few_descriptors_are_allowed": (
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))\n"
+        "for number in steps():\n    if number == 9: print([os.dup(0) for _ in range(16)])",
+        300,
+    ),
+    "stderr_is_closed": (
+        "os.close(2)\n"
+        "for number in steps():\n"
+        "    if number == 9: print(os.open('file', os.O_CREAT | os.O_RDWR))\n"
+        "print(os.write(2, b'mine'))",
+        300,
+    ),
+    "the_environment_is_emptied": (
+        "os.environ.clear()\nfor number in steps(): pass\nprint(os.environ)",
+        300,
+    ),
+    "the_folder_is_another": (
+        "os.mkdir('there'); os.chdir('there')\nfor number in steps(): pass",
+        300,
+    ),
+    "nothing_can_be_recorded": (
+        "sys.stderr = None\n"
+        "there = os.environ.get('LABKIT_WATCHING')\n"
+        "if there: open(there, 'w')\n"
+        "for _ in range(3):\n    for number in steps(): pass",
+        0,
+    ),
+    "the_disk_is_full": (
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, 9_000))\n"
+        "for _ in range(2):\n    for number in steps(): pass",
+        None,
+    ),
+    "all_threads_are_joined": (
+        "busy_steps()\n"
+        "print(threading.active_count(), threading.enumerate())\n"
+        "for each in threading.enumerate():\n"
+        "    if each is not threading.main_thread(): each.join()",
+        None,
+    ),
+    "an_error_is_its_own_cause": (
+        "for number in steps(): pass\n"
+        "error, other = ValueError('a'), KeyError('b')\n"
+        "error.__cause__, other.__cause__ = other, error\n"
+        "raise error",
+        300,
+    ),
+    "errors_come_as_a_group": (
+        "for number in steps(): pass\n"
+        "group = getattr(__builtins__, 'ExceptionGroup', ValueError)\n"
+        "raise group('both', [ValueError('a'), KeyError('b')])",
+        300,
+    ),
+    "an_event_loop_is_told_of_signals": (
+        "async def main():\n"
+        "    loop = asyncio.get_running_loop()\n"
+        "    loop.add_signal_handler(signal.SIGUSR1, print, 'told')\n"
+        "    busy_steps()\n"
+        "    os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "    await asyncio.sleep(0.1)\n"
+        "asyncio.run(main())",
+        None,
+    ),
+    "a_descriptor_is_told_of_signals": (
+        "told, tells = os.pipe()\n"
+        "os.set_blocking(tells, False), os.set_blocking(told, False)\n"
+        "signal.set_wakeup_fd(tells)\n"
+        "busy_steps()\n"
+        "os.read(told, 1)",  # BlockingIOError: nothing has come
+        None,
+    ),
+    "signals_are_held_back": (
+        "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\n"
+        "busy_steps()\n"
+        "print(signal.sigpending())",
+        None,
+    ),
+    "signals_are_the_scripts_own": (
+        "got = []\n"
+        "for each in (signal.SIGALRM, signal.SIGPROF, signal.SIGURG):\n"
+        "    signal.signal(each, lambda number, _: got.append(number))\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.1)\n"
+        "busy_steps()\n"
+        "print(got, signal.getitimer(signal.ITIMER_PROF))",
+        None,
+    ),
+    "saving_is_handed_to_others": (
+        "from concurrent.futures import ProcessPoolExecutor\n"
+        "from multiprocessing import get_context\n"
+        "for number in steps(): pass\n"
+        "assert pickle.loads(pickle.dumps(torch.save)) is torch.save\n"
+        "print(sorted(vars(torch.save)), torch.save.__code__.co_filename)\n"
+        "for each in ('fork', 'spawn'):\n"
+        "    with ProcessPoolExecutor(1, get_context(each)) as pool:\n"
+        "        pool.submit(torch.save, torch.ones(3), f'{each}.pt').result()\n"
+        "torch.save(torch.ones(3), 'here.pt')\n"
+        "torch.save(torch.ones(3), '/nowhere/at/all')",
+        300,
+    ),
+    "many_workers_prepare": (
+        "for number in steps(300, num_workers=17, persistent_workers=True): pass",
+        300,
+    ),
+}
+
+
+def outcome(folder, how, name):
+    """How a script ended, what it has printed, and its files."""
+    ended = {
+        what: (folder / how / f"{name}.{what}").read_text().replace(f"/{how}/", "/")
+        for what in ("code", "stdout", "stderr")
+    }
+    said = [line for line in ended["stderr"].splitlines() if line.startswith("labkit")]
+    ended["stderr"] = [line for line in ended["stderr"].splitlines() if line not in said]
+    files = (folder / how / name).rglob("*")
+    ended["files"] = {path.name: path.read_bytes() for path in files if path.is_file()}
+    return ended, said
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """Run every script by itself and under watch; return the folder of what they left."""
+    folder = tmp_path_factory.mktemp("scripts")
+    for name, (script, _) in SCRIPTS.items():
+        code = f"if __name__ == '__main__':\n{script}".replace("\n", "\n    ")
+        (folder / f"{name}.py").write_text(BEGINS + code)
+    runner = Path(__file__).with_name("script_runner.py")
+    quiet = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, runner, folder], check=True, env=quiet)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_watched_script_prints_writes_and_ends_as_without_us(name, ended):
+    (plain, _), (watched, said) = (outcome(ended, how, name) for how in ("plain", "watched"))
+    assert watched == plain
+    assert len(said) == (name == "the_disk_is_full"), said
+    steps = SCRIPTS[name][1]
+    logs = (ended / "watched" / f"{name}.runs").glob("*/events.jsonl")
+    assert steps is None or sum(len(list(events_named("step", log))) for log in logs) == steps
+
+
+def test_a_log_is_written_by_the_process_that_opened_it_and_into_its_own_file_alone(tmp_path):
+    log = EventLog(tmp_path)
+    assert log._file.fd > 2
+    if not os.fork():
+        log.write("forked")
+        os._exit(0)
+    os.wait()
+    os.close(log._file.fd)
+    with open(tmp_path / "mine", "wb") as mine:
+        os.dup2(mine.fileno(), log._file.fd)
+        log.write("after")
+        log.close()
+        os.close(log._file.fd) if log._file.fd >= 0 else None
+    assert not (tmp_path / "mine").read_bytes()
+    assert [len(list(events_named(name, log._path))) for name in ("forked", "after")] == [0, 1]
+
+
+def test_a_copy_of_a_model_that_is_looked_at_has_nothing_of_ours():
+    model = torch.nn.Linear(4, 1)
+    watched = watch([torch.ones(2, 4)] * 3, live=False, model=model)
+    assert not model._forward_pre_hooks
+    for batch in watched:
+        model(batch).sum().backward()
+        assert b"labkit" not in pickle.dumps(model)
+        assert copy.deepcopy(model)(batch).shape == (2, 1)
+    watched.close()
+    assert watched.run.event("work") and not model._forward_pre_hooks
+    hook = FirstCallHook(model)
+    other = copy.deepcopy(model)
+    other(torch.ones(2, 4))
+    assert hook.given is None
+
+
+def test_what_is_said_never_goes_to_stdout(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stderr", None)
+    say("anything")
+    assert not capsys.readouterr().out
