@@ -66,11 +66,12 @@ class Sampler:
         self.random = random.Random(now_ns())  # our own: no number of the user's is drawn
         self.lock = _thread.allocate_lock()  # of the rows and places
         self.taken = 0
+        self.most = MOST_SAMPLES
         self.due = 0
 
     def start(self) -> None:
         """Begin to sample, unless that goes on; `missing` says why it could not be."""
-        if self.thread is not None or self.taken >= MOST_SAMPLES:
+        if self.thread is not None or self.taken >= self.most:
             return
         self.missing = self._why_not()
         if self.missing:
@@ -139,14 +140,14 @@ class Sampler:
                 self._take(thread, "user", frame, is_late=True)
             finally:
                 self.lock.release()
-        if self.thread is thread and self.taken < MOST_SAMPLES:
+        if self.thread is thread and self.taken < self.most:
             thread.timer.arm(self._period_s())  # only now: samples do not nest
 
     def _look_from_beside(self, thread: MainThread) -> None:
         """Note where the main thread sleeps or is in the system; write what has gathered."""
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGURG])
         tick = Timer(thread.cpu_clock)
-        while self.thread is thread and self.taken < MOST_SAMPLES:
+        while self.thread is thread and self.taken < self.most:
             pause_s = self._period_s()
             due = now_ns() + int(pause_s * 1e9)
             if thread.sampled.acquire(timeout=pause_s):  # no time.sleep: programs replace it
@@ -175,11 +176,11 @@ class Sampler:
             if weight > 0:
                 self._note(weight, frame, is_late)
                 for each in self.beside:
-                    if each.in_use and each.taken < MOST_SAMPLES:
+                    if each.in_use and each.taken < each.most:
                         each._note(weight, frame, is_late)
         except Exception as error:  # of the user's objects: no loop may end on our account
             self.missing = f"{type(error).__name__}: {error}"
-            self.taken = MOST_SAMPLES
+            self.taken = self.most
 
     def _note(self, weight_ns: int, frame: FrameType, is_late: bool) -> None:
         self.rows.append((now_ns(), weight_ns, self.places.number_of(frame, is_late)))

@@ -18,18 +18,23 @@ from labkit.bench.sampler import Sampler
 
 @contextlib.contextmanager
 def in_workers(
-    loader: Any, folder: Path, work: LoaderWork | None, while_there: Path | None = None
+    loader: Any,
+    folder: Path,
+    work: LoaderWork | None,
+    while_there: Path | None = None,
+    start: int | None = 1,
 ) -> Iterator[None]:
     """Let the workers that a torch DataLoader starts within the block record themselves.
 
     Of a loader without workers, `work` records what the main process does for its batches. Workers
-    that persist record until the file `while_there` is deleted, where one is given.
+    that persist record until the file `while_there` is deleted, where one is given. They are the
+    loader's workers of that `start`; None: they only tell what they are busy with, and log nothing.
     """
     workers = knobs_of(loader).get("num_workers")
     with contextlib.ExitStack() as undo:
         if workers:
             own = loader.worker_init_fn
-            how = (folder, loader.collate_fn, while_there)
+            how = (folder, loader.collate_fn, while_there, start)
             loader.worker_init_fn = functools.partial(_record_worker, how, workers, own)
             undo.callback(setattr, loader, "worker_init_fn", own)
         elif work is not None:
@@ -39,21 +44,25 @@ def in_workers(
 
 
 def _record_worker(
-    how: tuple[Path, object, Path | None],
+    how: tuple[Path, object, Path | None, int | None],
     workers: int,
     own: Callable[[int], None] | None,
     worker: int,
 ) -> None:
     """Start to record in a loader's worker process, then do the loader's own `worker_init_fn`."""
     with contextlib.suppress(Exception):
-        folder, collate, while_there = how
+        folder, collate, while_there, start = how
         torch_loop = sys._getframe(1).f_code
-        sampler = Sampler(folder, collate, while_there, workers)
-        sampler.places.loop = torch_loop
-        sampler.start()
-        work = LoaderWork(sampler.log, worker, workers, while_there)
+        log = None
+        if start is not None:
+            sampler = Sampler(folder, collate, while_there, workers)
+            sampler.most //= workers * start
+            sampler.places.loop = torch_loop
+            sampler.start()
+            util.Finalize(None, sampler.flush, exitpriority=10)
+            log = sampler.log
+        work = LoaderWork(log, worker, workers, while_there, start or 1)
         hook_fetchers(work, lambda _dataset: sys._getframe(2).f_code is torch_loop)
-        util.Finalize(None, sampler.flush, exitpriority=10)
         util.Finalize(None, work.flush, exitpriority=10)
     if own is not None:
         own(worker)

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from labkit.process.keys import keys_in, masked
 from labkit.process.locks import one_writer
+from labkit.process.thinning import Thinning
 
 VERSION = 1
 FILE_NAME = "events.jsonl"
@@ -26,6 +27,7 @@ RowFailure = Literal["skipped", "out of memory", "mistake"]  # why a row has no 
 RESERVE_NAME = "reserve"  # a file that is given up when the disk is full
 RESERVE_BYTES = 256 * 1024  # its size
 MOST_KEPT = 4 * 2**20  # bytes that wait for room on a full disk
+MANY = 1_000  # events of a name, after which `write_some` leaves some out
 LEAST_SLEEP_NS = 1_000_000_000
 
 now_ns = time.perf_counter_ns
@@ -48,13 +50,30 @@ class EventLog:
         self._keys = keys_in(os.environ)
         self._reserve = os.path.join(folder, RESERVE_NAME)
         self._kept = b""
+        self._thinned: dict[str, Thinning] = {}  # by the name of the events
+        self._held: dict[str, str] = {}  # and the line of the last one, where it was left out
         self.error: OSError | None = None
 
     def write(self, event: str, **values: object) -> None:
         """Append one event, stamped now."""
+        self.write_line(self._line(event, values))
+
+    def _line(self, event: str, values: dict[str, object]) -> str:
         line = {"event": event, "t_ns": now_ns(), **values}
         text = json.dumps(line, separators=(",", ":"), allow_nan=False, default=str)
-        self.write_line(masked(text, self._keys))
+        return masked(text, self._keys)
+
+    def write_some(self, event: str, **values: object) -> None:
+        """Append an event of a name of which there may be any number: after many, ever fewer.
+
+        The last one is appended in any case, by `close`.
+        """
+        line = self._line(event, values)
+        self._held.pop(event, None)
+        if self._thinned.setdefault(event, Thinning(MANY)).keeps():
+            self.write_line(line)
+        else:
+            self._held[event] = line
 
     def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
         """Write what the run is busy with before it measures, and how far that is."""
@@ -96,6 +115,8 @@ class EventLog:
 
     def close(self) -> None:
         """Let go of the file; what is written later is lost, and nothing else happens."""
+        while self._held:
+            self.write_line(self._held.popitem()[1])
         fd = self._fd
         self._fd = -1  # first: another thread may be writing
         if fd >= 0:

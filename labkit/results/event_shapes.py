@@ -175,13 +175,25 @@ class Epoch(AnyEvent):
 
 
 class Pass(AnyEvent):
-    """A pass over a watched loader has ended."""
+    """A pass over a watched loader has ended; or several have, which took `spent` ns in all."""
 
     n: Count
     began: Count
     ended: Count
     trains: bool | None
     gathered: list[tuple[Count, Count]] | None
+    spent: Count | None
+    passes: Count | None
+
+
+class Sums(AnyEvent):
+    """What all steps of a watched loop add up to, where the log has only the first."""
+
+    steps: Count
+    samples: Count
+    wall: Count
+    busy: Count
+    wait: Count
 
 
 class Remade(AnyEvent):
@@ -195,6 +207,7 @@ class Saved(AnyEvent):
 
     began: Count
     ended: Count
+    spent: Count | None
 
 
 class Hang(AnyEvent):
@@ -391,6 +404,7 @@ EVENTS = {  # by their names
     "begin": Begin,
     "epoch": Epoch,
     "pass": Pass,
+    "sums": Sums,
     "remade": Remade,
     "saved": Saved,
     "hang": Hang,

@@ -8,12 +8,14 @@ from pathlib import Path
 from types import FrameType
 
 from labkit.bench.loader_progress import PROGRESS, Progress
-from labkit.bench.loader_work import LoaderWork
+from labkit.bench.loader_work import STARTS, LoaderWork
 from labkit.bench.sampler import FLAG, Sampler
 from labkit.bench.telemetry_process import telemetry_beside
 from labkit.bench.worker_recorder import in_workers
 from labkit.process.events import EventLog, now_ns
+from labkit.process.thinning import Thinning
 from labkit.watching.growth import Growth
+from labkit.watching.step_log import MORE_IF_ASKED
 
 TELEMETRY_AFTER_NS = 1_000_000_000  # a loop of a second is not worth another process
 
@@ -34,12 +36,14 @@ class Probes:
         self.work: LoaderWork | None = None  # of this process, where the loader has no workers
         if workers == 0:
             self.work = LoaderWork(log, -1, 1, self.while_there)
+        self.starts = Thinning(STARTS)  # of the loader's workers: those that record themselves
         self.telemetry: subprocess.Popen | None = None
         self.telemetry_due = now_ns() + TELEMETRY_AFTER_NS
 
     def recording(self, loader: object) -> contextlib.AbstractContextManager[None]:
         """Let the processes that prepare the batches, begun within the block, record themselves."""
-        return in_workers(loader, self.folder, self.work, self.while_there)
+        start = self.starts.met if self.starts.keeps() else None
+        return in_workers(loader, self.folder, self.work, self.while_there, start)
 
     def look(self, frame: FrameType, step: int) -> None:
         """Look what grows among the variables of the loop, which `frame` runs, at a step."""
@@ -54,11 +58,11 @@ class Probes:
         """Write what has been found by now."""
         self.sampler.flush()
         if self.work is not None:
-            self.work.flush()
+            self.work.flush(MORE_IF_ASKED)
         if self.sampler.missing and not self.sampler.taken:
-            self.log.write("no_lines", why=self.sampler.missing)
+            self.log.write_some("no_lines", why=self.sampler.missing)
         if self.has_grown:
-            self.log.write("growth", found=list(self.growth.found.values()))
+            self.log.write_some("growth", found=list(self.growth.found.values()))
 
     def close(self) -> None:
         """End what still looks, in the loader's workers as well."""

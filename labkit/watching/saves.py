@@ -15,15 +15,19 @@ def hook_saving(log: EventLog) -> None:
     if torch is None or hasattr(torch.save, "_labkit"):
         return
     save = torch.save
+    spent_ns = 0  # in all of them
 
     @functools.wraps(save)
     def timed(*args: object, **more: object) -> object:
+        nonlocal spent_ns
         began_ns = now_ns()
         try:
             return save(*args, **more)
         finally:
             with contextlib.suppress(Exception):
-                log.write("saved", began=began_ns, ended=now_ns())
+                ended_ns = now_ns()
+                spent_ns += ended_ns - began_ns
+                log.write_some("saved", began=began_ns, ended=ended_ns, spent=spent_ns)
 
     vars(timed)["_labkit"] = True
     vars(torch)["save"] = timed
