@@ -57,6 +57,7 @@ class LongWatch:
         """What a worker's process has when it starts."""
         made = LoaderWork(EventLog(self.folder), worker, WORKERS, self.folder / "watched", start)
         made.begin_pass(streams=False)
+        made.memory = None  # reading that of this large process takes long
         return made
 
     @property
