@@ -36,6 +36,8 @@ def little_room(monkeypatch):
 @pytest.fixture
 def watch(tmp_path, little_room):
     watch = LongWatch(tmp_path)
+    watch.looks = hangs.HangWatch([tmp_path], lambda _text: None)
+    watch.looks.logged.room = events.MANY
     with watch.clock.ticks():
         yield watch
 
@@ -89,7 +91,7 @@ def looks_at_the_run_so_far(watch, count):
 def loaders_made_anew(watch, count):
     loop = script_loops.WatchedLoop(watch.recorder)
     for _ in range(count):
-        loop.feed_from(SimpleNamespace(dataset=(one_a_time := [0])) if count else one_a_time)
+        loop.feed_from(SimpleNamespace(dataset=[0]))
         loop.loader = lambda: None  # the one before is gone
 
 
@@ -115,13 +117,11 @@ def saved_nowhere(watch, monkeypatch):
 
 def hangs_that_end(watch, count):
     words = watch.recorder.probes.words
-    looks = hangs.HangWatch([watch.folder], lambda _text: None)
-    looks.logged.room = events.MANY
     for _ in range(count):
         words[SINCE] = watch.clock.now
         words[STATE] = WAITING
-        looks.look(watch.clock.now)
-        looks.look(watch.clock.now + 100_000 * MS)
+        watch.looks.look(watch.clock.now)
+        watch.looks.look(watch.clock.now + 100_000 * MS)
 
 
 WRITERS = (
@@ -206,9 +206,8 @@ def test_workers_that_start_for_each_pass_record_ever_fewer_of_their_starts(monk
         for _batch in watched:
             pass
     watched.close()
-    assert {worker.processes for worker in watched.run.workers} == {
-        5
-    }  # the 1st, 2nd, 3rd, 5th, 9th
+    recorded = {worker.processes for worker in watched.run.workers}
+    assert recorded == {5}  # the 1st, 2nd, 3rd, 5th and 9th
     assert len(watched.run.passes_ended) == 12 and watched.run.steps == 24
 
 
