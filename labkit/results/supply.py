@@ -90,10 +90,14 @@ def wait_over_alone(batches: Batches) -> float | None:
 
 def _before_gaps(batches: Batches) -> np.ndarray:
     """Return the mask of the batches before which no row of their process was left out."""
-    order = np.argsort(batches.process, kind="stable")
-    _, first, counts = np.unique(batches.process[order], return_index=True, return_counts=True)
+    process = np.unique([batches.worker, batches.process], axis=1, return_inverse=True)[1].ravel()
+    order = np.argsort(process, kind="stable")
+    _, first, whose = np.unique(process[order], return_index=True, return_inverse=True)
+    is_gap = np.diff(batches.of_process[order], prepend=0) > 1
+    is_gap[first] = False
+    gaps = np.cumsum(is_gap)
     mask = np.zeros(len(batches), dtype=bool)
-    mask[order] = batches.of_process[order] == np.arange(len(batches)) - np.repeat(first, counts)
+    mask[order] = gaps == gaps[first][whose.ravel()]
     return mask
 
 
