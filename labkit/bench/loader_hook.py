@@ -30,6 +30,7 @@ class Recording(NamedTuple):
     folder: Path
     work: LoaderWork | None  # of the main process, where there are no workers
     while_there: Path | None = None  # a file: workers that persist record until it is deleted
+    start: int | None = 1  # which of its workers' starts it is; None: they log nothing
 
 
 class LoaderHooks:

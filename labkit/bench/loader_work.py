@@ -27,8 +27,12 @@ from labkit.bench.loader_progress import (
 from labkit.bench.loader_rows import BatchRow, ItemTimes
 from labkit.process.events import EventLog, now_ns
 
-GATHER_NS = 100_000_000  # between two writes of a process
+GATHER_NS = 100_000_000  # between two writes of a process, at first
+MOST_WRITES = 1_000  # of all workers together at that rate; then ever fewer
 MOST_ROWS = 2_000  # of all workers together, 0.7 MB; then every second batch, every fourth, ...
+# Of a loader whose workers start anew for each pass, so many starts are recorded, with as many rows
+# each; then every second start, every fourth, ..., with fewer and fewer rows
+STARTS = 16
 KEPT_ITEMS = 16  # of a batch whose times are written one by one; of the others, the sum
 SLOWEST = 5  # items of a process that are named
 WORTH_A_LOOK_NS = 300_000  # of a batch: two readings of the time in line take 2.6 µs, 0.9 % of it
@@ -45,12 +49,15 @@ class LoaderWork:
 
     def __init__(
         self,
-        log: EventLog,
+        log: EventLog | None,
         worker: int,
         workers: int,
         while_there: Path | None = None,
+        start: int = 1,
     ):
-        """Begin in this process; `worker` is -1 in the main one.
+        """Begin in this process; `worker` is -1 in the main one. Without a `log` nothing is kept.
+
+        It is the process of the loader's `start`th pass, where its workers start anew for each.
 
         `while_there` is a file that is there while a watched loop goes on: the progress is kept
         beside it, and a worker's memory is looked at. Without one the run is the bench's: items are
@@ -77,12 +84,17 @@ class LoaderWork:
         self.in_pass = 0  # batches
         self.done = 0
         self.keep_every = 1
-        self.room = MOST_ROWS // self.workers
-        self.due = 0
-        self.gathered: list[BatchRow] = []  # of each batch since the last write
+        self.room = max(1, MOST_ROWS // self.workers // max(1, start // STARTS))
+        self.writes = MOST_WRITES / self.workers / start
+        self.due = 0  # to gather
+        self.write_due = 0
+        self.began_ns = now_ns()
+        self.gathered: list[BatchRow] = []  # of each batch since it was gathered last
+        self.kept: list[BatchRow] = []  # of these, to be written
         self.laps: list[ItemTimes] = []  # and of those whose items are timed one by one
         names = ("batches", "items", "busy_ns", "cpu_ns", "line_ns", "bytes", "disk")
         self.totals = dict.fromkeys(names, 0)
+        self.written = 0  # batches in the log
         self.slowest: list[tuple[int, int | str, int]] = []
         self.process_ns = time.process_time_ns()
         self.read_before = self.bytes_read.now()
@@ -200,8 +212,7 @@ class LoaderWork:
         self.in_pass += 1
         self.done += 1
         if ready > self.due:
-            self.due = ready + GATHER_NS
-            self.flush()
+            self._gather(ready)
 
     def _laps_row(self, collate: tuple[int, int, int], between_ns: int) -> ItemTimes:
         """Return the row of a batch that predictions are made from."""
@@ -231,23 +242,37 @@ class LoaderWork:
         self.words[INDEX] = NO_INDEX
         self.words[STATE] = IDLE
 
-    def flush(self) -> None:
-        """Write what has gathered."""
-        if self.gathered and self.pid == os.getpid():
-            batches = self._summed_up()
+    def _gather(self, now: int) -> None:
+        """Add up what has gathered, and write it where that is due: the older, the more seldom."""
+        self.due = now + GATHER_NS
+        if now > self.write_due:
+            age_ns = now - self.began_ns
+            self.write_due = now + max(GATHER_NS, int(age_ns / self.writes))
+            self.flush()
+        else:
+            self._sum_up()
+        if self.while_there and not self.while_there.exists():
+            self.over = True  # a worker that persists goes on without us
+
+    def flush(self, more: float = 1.0) -> None:
+        """Write what has gathered, where there are more than `more` times the batches written."""
+        if self.pid != os.getpid():
+            return
+        self._sum_up()
+        if self.log is not None and self.totals["batches"] > more * self.written:
+            self.written = self.totals["batches"]
             self.log.write(
                 "items",
                 worker=self.worker,
                 pid=self.pid,
                 rows=self.laps,
-                batches=batches,
+                batches=self.kept,
                 totals=self.totals,
                 slowest=self.slowest,
                 memory=self._memory_now(),
             )
             self.laps = []
-        if self.while_there and not self.while_there.exists():
-            self.over = True  # a worker that persists goes on without us
+            self.kept = []
 
     def _memory_now(self) -> list[int] | None:
         """Return this process's own and shared memory, KiB; None where that is not due."""
@@ -260,11 +285,12 @@ class LoaderWork:
         self.memory_due = now + max(MEMORY_NS, MEMORY_TIMES * took_ns)
         return held
 
-    def _summed_up(self) -> list[BatchRow]:
-        """Add what has gathered to the totals; return the rows of the batches that are kept."""
+    def _sum_up(self) -> None:
+        """Add what has gathered to the totals, and keep the rows of some batches."""
+        if not self.gathered:
+            return
         gathered = self.gathered
         self.gathered = []
-        kept: list[BatchRow] = []
         totals = self.totals
         for row in gathered:
             totals["batches"] += 1
@@ -278,14 +304,13 @@ class LoaderWork:
             if row.done >= self.room * self.keep_every:
                 self.keep_every *= 2
             if row.done % self.keep_every == 0:
-                kept.append(row._replace(slow_index=index))
+                self.kept.append(row._replace(slow_index=index))
         self.slowest.sort(key=lambda each: each[0], reverse=True)
         del self.slowest[SLOWEST:]
         read, from_disk = self.bytes_read.now()
         totals["bytes"] += read - self.read_before[0]
         totals["disk"] += from_disk - self.read_before[1]
         self.read_before = (read, from_disk)
-        return kept
 
     def close(self) -> None:
         """Write what is left, and let go of the files."""

@@ -67,11 +67,12 @@ class Sampler:
         self.random = random.Random(now_ns())  # our own: no number of the user's is drawn
         self.lock = _thread.allocate_lock()  # of the rows and places
         self.taken = 0
+        self.most = MOST_SAMPLES
         self.due = 0
 
     def start(self) -> None:
         """Begin to sample, unless that goes on; `missing` says why it could not be."""
-        if self.thread is not None or self.taken >= MOST_SAMPLES or self.pid != os.getpid():
+        if self.thread is not None or self.taken >= self.most or self.pid != os.getpid():
             return
         self.missing = self._why_not()
         if self.missing:
@@ -146,7 +147,7 @@ class Sampler:
                 self._take(thread, "user", frame)
             finally:
                 self.lock.release()
-        if self.thread is thread and self.taken < MOST_SAMPLES:
+        if self.thread is thread and self.taken < self.most:
             thread.timer.arm(self._period_s())  # only now: samples do not nest
 
     def _beside(self, thread: MainThread) -> None:
@@ -157,7 +158,7 @@ class Sampler:
         """Note where the main thread sleeps or is in the system; write what has gathered."""
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGURG])
         tick = Timer(thread.cpu_clock)
-        while self.thread is thread and self.taken < MOST_SAMPLES:
+        while self.thread is thread and self.taken < self.most:
             if signal.getsignal(signal.SIGURG) != self._in_user_mode:
                 self.missing = "SIGURG is not free"
                 self.stop()
@@ -187,11 +188,11 @@ class Sampler:
             if weight > 0:
                 self._note(weight, frame)
                 for each in self.beside:
-                    if each.in_use and each.taken < MOST_SAMPLES:
+                    if each.in_use and each.taken < each.most:
                         each._note(weight, frame)
         except Exception as error:  # of the user's objects: no loop may end on our account
             self.missing = f"{type(error).__name__}: {error}"
-            self.taken = MOST_SAMPLES
+            self.taken = self.most
 
     def _note(self, weight_ns: int, frame: FrameType) -> None:
         self.rows.append((now_ns(), weight_ns, self.places.number_of(frame)))

@@ -42,8 +42,7 @@ class WorkerStart:
     """What a recorded loader's workers begin with, in the place of its `worker_init_fn`."""
 
     def __init__(self, iterator: object, recording: Recording, own: Callable[[int], None] | None):
-        self.folder = recording.folder
-        self.while_there = recording.while_there
+        self.recording = recording
         self.collate = held(iterator)["_collate_fn"]
         self.workers = held(iterator)["_num_workers"]
         self.own = own
@@ -52,15 +51,20 @@ class WorkerStart:
 
     def record(self) -> None:
         """Begin to record in this worker."""
+        folder, _, while_there, start = self.recording
         worker = sys.modules["torch.utils.data._utils.worker"]
-        sampler = Sampler(self.folder, self.collate, self.while_there, self.workers)
-        sampler.places.loop = worker._worker_loop.__code__
-        sampler.start()
+        log = None
+        if start is not None:
+            sampler = Sampler(folder, self.collate, while_there, self.workers)
+            sampler.most //= self.workers * start
+            sampler.places.loop = worker._worker_loop.__code__
+            sampler.start()
+            util.Finalize(None, sampler.flush, exitpriority=10)
+            log = sampler.log
         number = worker.get_worker_info().id
-        work = LoaderWork(sampler.log, number, self.workers, self.while_there)
+        work = LoaderWork(log, number, self.workers, while_there, start or 1)
         loader_hook.install()
         HOOKS.of_worker = work
-        util.Finalize(None, sampler.flush, exitpriority=10)
         util.Finalize(None, work.flush, exitpriority=10)
 
 

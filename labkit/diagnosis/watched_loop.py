@@ -85,6 +85,7 @@ def loop_of(run: Run) -> Loop | None:
         return None
     found = run.lines
     first = run.warmup
+    steps = run.steps
     stamps = run.stamps
     spent = body_seconds(stamps)
     wall = max(float(stamps[-1, 5] - stamps[first - 1, 5]), 1e-9)
@@ -92,10 +93,10 @@ def loop_of(run: Run) -> Loop | None:
 
     def per_step(mask: np.ndarray) -> np.ndarray:
         some = measured & mask
-        return np.bincount(found.step[some] - first, found.share[some], run.steps - first)
+        return np.bincount(found.step[some] - first, found.share[some], steps - first)
 
     begun = {0, *(event["step"] for event in run.passes_begun)}
-    starts = sorted(start for start in begun if start < run.steps)
+    starts = sorted(start for start in begun if start < steps)
     return Loop(
         lines=found,
         body=np.stack([per_step(found.of_part(part)) for part in NO_TRAINING], axis=1),

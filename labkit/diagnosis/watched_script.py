@@ -77,8 +77,9 @@ def one_batch_a_pass(folder: Path) -> Diagnosis | None:
     where = f"{Path(str(run.place[0])).name}:{run.place[1]}, " if run.place else ""
     workers = run.pipeline.num_workers
     started = f"starts {counted(workers, 'worker')}, " if workers else ""
+    passes = sum(event.get("passes") or 1 for event in run.passes_ended)
     again = (
-        f"a new iterator is made for each batch ({where}{len(run.passes_ended)} times): each "
+        f"a new iterator is made for each batch ({where}{passes} times): each "
         f"{started}draws an order, and drops what it has prepared ahead"
     )
     waits = Measured("of the time is spent in iter(loader) and on its first batch", lost)
@@ -93,7 +94,7 @@ def one_batch_a_pass(folder: Path) -> Diagnosis | None:
 def _dropped(run: Run) -> float:
     """Return the share of the time between passes that were dropped after a batch spent in them."""
     passes = run.passes_ended
-    spent = sum(each["ended"] - each["began"] for each in passes)
+    spent = sum(each.get("spent") or each["ended"] - each["began"] for each in passes)
     return spent / max(passes[-1]["ended"] - passes[0]["began"], 1)
 
 

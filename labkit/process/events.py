@@ -19,6 +19,7 @@ from labkit.process.descriptors import OwnDescriptor
 from labkit.process.folder_rights import private
 from labkit.process.keys import masked, secrets_in
 from labkit.process.locks import one_writer
+from labkit.process.thinning import Thinning
 
 VERSION = 1
 FILE_NAME = "events.jsonl"
@@ -28,6 +29,7 @@ RowFailure = Literal["skipped", "out of memory", "mistake"]  # why a row has no 
 RESERVE_NAME = "reserve"  # a file that is given up when the disk is full
 RESERVE_BYTES = 256 * 1024  # its size
 MOST_KEPT = 4 * 2**20  # bytes that wait for room on a full disk
+MANY = 1_000  # events of a name, after which `write_some` leaves some out
 LEAST_SLEEP_NS = 1_000_000_000
 # What an event may hold of somebody else's: errors, why something is missing, measured values
 FREE_TEXTS = {"message", "traceback", "why", "error", "text", "line", "values", "points"}
@@ -50,13 +52,18 @@ class EventLog:
         self._secrets = secrets_in(os.environ)
         self._reserve = os.path.join(folder, RESERVE_NAME)
         self._kept = b""
+        self._thinned: dict[str, Thinning] = {}  # by the name of the events
+        self._held: dict[str, str] = {}  # and the line of the last one, where it was left out
         self.error: OSError | None = None
 
     def write(self, event: str, **values: object) -> None:
         """Append one event, stamped now."""
+        self.write_line(self._line(event, values))
+
+    def _line(self, event: str, values: dict[str, object]) -> str:
         told = {name: self._masked(values[name]) for name in FREE_TEXTS & values.keys()}
         line = {"event": event, "t_ns": now_ns(), **values, **told}
-        self.write_line(json.dumps(line, separators=(",", ":"), allow_nan=False, default=str))
+        return json.dumps(line, separators=(",", ":"), allow_nan=False, default=str)
 
     def _masked(self, value: object) -> object:
         """Return a value with the secrets in its texts masked, not those in the names of a dict."""
@@ -65,6 +72,18 @@ class EventLog:
         if isinstance(value, (list, tuple)):
             return [self._masked(each) for each in value]
         return masked(value, self._secrets) if isinstance(value, str) else value
+
+    def write_some(self, event: str, **values: object) -> None:
+        """Append an event of a name of which there may be any number: after many, ever fewer.
+
+        The last one is appended in any case, by `close`.
+        """
+        line = self._line(event, values)
+        self._held.pop(event, None)
+        if self._thinned.setdefault(event, Thinning(MANY)).keeps():
+            self.write_line(line)
+        else:
+            self._held[event] = line
 
     def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
         """Write what the run is busy with before it measures, and how far that is."""
@@ -110,6 +129,8 @@ class EventLog:
 
     def close(self) -> None:
         """Let go of the file; what is written later is lost, and nothing else happens."""
+        while self._held:
+            self.write_line(self._held.popitem()[1])
         self._closed = True
         self._file.close()
 

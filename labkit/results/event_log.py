@@ -85,6 +85,11 @@ class EventLogResult(LogReader):
         return None
 
     @property
+    def steps_made(self) -> int | None:
+        """As `steps`, with those that the log leaves out."""
+        return self.steps
+
+    @property
     def found_device_busy(self) -> bool:
         """Whether it failed before it began, because another run kept the device."""
         return self._fact("error", "kind") == DeviceBusy.__name__
@@ -92,9 +97,9 @@ class EventLogResult(LogReader):
     @property
     def ended(self) -> str:
         """How it ended, after how many steps: "stopped after 34 steps"."""
-        if self.steps is None:
+        if self.steps_made is None:
             return self.outcome
-        return f"{self.outcome} after {self.steps:,} step{'' if self.steps == 1 else 's'}"
+        return f"{self.outcome} after {self.steps_made:,} step{'' if self.steps_made == 1 else 's'}"
 
     # Waiting for it, and ending it
 

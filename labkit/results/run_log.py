@@ -37,6 +37,7 @@ class RunLog(EventLogResult):
         "telemetry": list,
         "epoch": list,
         "pass": list,
+        "sums": list,
         "saved": list,
         "paused": list,
         "suspended": list,
@@ -110,8 +111,23 @@ class RunLog(EventLogResult):
 
     @property
     def steps(self) -> int:
-        """Steps done, warm-up included."""
+        """Steps in the log, warm-up included: all, or the first of a watched loop that ran long."""
         return len(self._steps)
+
+    @property
+    def all_sums(self) -> list[Event]:
+        """What the steps of a watched loop added up to by and by, if not all are in the log."""
+        return self._events("sums")
+
+    @property
+    def sums(self) -> Event | None:
+        """The last of `all_sums`; None where all steps are in the log."""
+        return self.all_sums[-1] if self.all_sums else None
+
+    @property
+    def steps_made(self) -> int:
+        """Steps done, warm-up included, whether they are in the log or not."""
+        return max(self.steps, self.sums["steps"] if self.sums else 0)
 
     def steps_since(self, start: int) -> list[Event]:
         """Return the step events from the `start`th on: what a reader has not seen yet."""
@@ -125,6 +141,8 @@ class RunLog(EventLogResult):
     @property
     def samples(self) -> int:
         """Samples trained on, warm-up included."""
+        if self.sums:
+            return self.sums["samples"]
         return int(self._steps.numbers("n").sum())
 
     @property
@@ -231,9 +249,10 @@ class RunLog(EventLogResult):
         """The passes over a watched loader as they ended.
 
         `n`, `began`, `ended` (ns), `trains`, `gathered` (pairs: batches before an update, and how
-        many updates had as many).
+        many updates had as many). Of a run of days the last one stands for `passes`, which took
+        `spent` ns in all.
         """
-        return self._events("pass")
+        return list({event["n"]: event for event in self._events("pass")}.values())
 
     @property
     def batches_an_update(self) -> int | None:

@@ -34,17 +34,18 @@ class StepClock:
         self.count = len(steps)  # those that follow are none of this one's
         self._zero_ns = int(steps.moments("asked", slice(0, 1))[0]) if self.count else 0
         firsts = [number for number in sorted(set(passes)) if 0 < number < self.count]
-        start = self._moments_ns("busy_end", [number - 1 for number in firsts])
-        end = np.maximum(start, self._moments_ns("asked", firsts))
+        behind = np.array(firsts, dtype=int)
+        start = self._moments_ns("busy_end", behind - 1)
+        end = np.maximum(start, self._moments_ns("asked", behind))
         gone = np.cumsum(end - start)
         # Both (2 * pauses,): start and end of each pause, and how long all had lasted by then, ns
         self._edges = np.column_stack([start, end]).ravel()
         self._gone = np.column_stack([gone - (end - start), gone]).ravel()
 
-    def _moments_ns(self, name: str, numbers: list[int]) -> np.ndarray:
+    def _moments_ns(self, name: str, numbers: np.ndarray) -> np.ndarray:
         """Return a moment of some steps, ns since the first batch was asked for."""
-        found = [int(self._steps.moments(name, slice(n, n + 1))[0]) for n in numbers]
-        return np.array(found, dtype=np.int64) - self._zero_ns
+        moments = self._steps.moments(name, slice(len(numbers) and int(numbers[-1]) + 1))
+        return moments[numbers] - self._zero_ns
 
     def stretch(self, start: int, stop: int) -> np.ndarray:
         """Return the moments in `STAMPS` (n, 6), s, of the steps from `start` up to `stop`."""

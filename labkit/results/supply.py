@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.bench.loader_work import MOST_ROWS
 from labkit.results.loader_records import Batches
 from labkit.results.record import Event
 from labkit.results.step_classes import busy_until
@@ -67,8 +66,7 @@ def wait_over_alone(batches: Batches) -> float | None:
     count = len(np.unique(batches.worker))
     if count < 2:
         return None
-    whole = batches.of_process < MOST_ROWS // count  # after them rows are left out
-    chosen = batches.only(whole & (batches.worker >= 0) & (batches.of_process > 0))
+    chosen = batches.only(_before_gaps(batches) & (batches.worker >= 0) & (batches.of_process > 0))
     active = active_workers(chosen)
     took = chosen.ready - chosen.start - chosen.cpu_s - chosen.in_line_s
     wait = np.clip(took, 0, None) / np.maximum(chosen.items, 1)
@@ -88,6 +86,19 @@ def wait_over_alone(batches: Batches) -> float | None:
         alone = wait[place] - slope * (active[place] - 1)
         ratios.append(crowded / max(alone, crowded / crowd))
     return float(np.median(ratios)) if len(ratios) >= LEAST_FEW else None
+
+
+def _before_gaps(batches: Batches) -> np.ndarray:
+    """Return the mask of the batches before which no row of their process was left out."""
+    process = np.unique([batches.worker, batches.process], axis=1, return_inverse=True)[1].ravel()
+    order = np.argsort(process, kind="stable")
+    _, first, whose = np.unique(process[order], return_index=True, return_inverse=True)
+    is_gap = np.diff(batches.of_process[order], prepend=0) > 1
+    is_gap[first] = False
+    gaps = np.cumsum(is_gap)
+    mask = np.zeros(len(batches), dtype=bool)
+    mask[order] = gaps == gaps[first][whose.ravel()]
+    return mask
 
 
 def memory_growth(events: Iterable[Event]) -> MemoryGrowth | None:

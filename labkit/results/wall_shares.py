@@ -78,12 +78,16 @@ class WallShares:
 
 @dataclass(frozen=True)
 class _Span:
-    """A stretch of time in a part; of spans that overlap the last one counts."""
+    """A stretch of time in a part; of spans that overlap the last one counts.
+
+    Of some it is known only how much of the time was `spent_ns` in the part.
+    """
 
     began_ns: int
     ended_ns: int
     part: str
     place: str = ""
+    spent_ns: int | None = None
 
 
 def wall_shares(
@@ -107,7 +111,7 @@ def wall_shares(
         _Span(trained_ns, over_ns, BETWEEN),
         _Span(over_ns, end_ns, AFTER),
     ]
-    saves = [_Span(each["began"], each["ended"], SAVING) for run in runs for each in run.saves]
+    saves = [span for run in runs for span in _saves_of(run)]
     stops = [_Span(each["began"], each["ended"], STOPPED) for run in runs for each in run.pauses]
     parts = _shared_out([*around, *loops, *saves, *stops], start_ns, end_ns)
     return WallShares(parts, max(1, end_ns - start_ns) / 1e9)
@@ -124,7 +128,12 @@ def _loops(runs: Sequence[Run]) -> list[_Span]:
 
 
 def _shared_out(spans: list[_Span], start_ns: int, end_ns: int) -> list[WallShare]:
-    """Share out the time between two moments; where spans overlap, the last of them counts."""
+    """Share out the time between two moments; where spans overlap, the last of them counts.
+
+    What spans sum up comes out of the time between the others, shared as theirs was.
+    """
+    sums = [span for span in spans if span.spent_ns is not None]
+    spans = [span for span in spans if span.spent_ns is None]
     moments = [moment for span in spans for moment in (span.began_ns, span.ended_ns)]
     edges = np.unique(np.clip(moments, start_ns, end_ns))
     owners = np.zeros(len(edges) - 1, dtype=int)
@@ -134,6 +143,16 @@ def _shared_out(spans: list[_Span], start_ns: int, end_ns: int) -> list[WallShar
     spent_ns: Counter[tuple[str, str]] = Counter()
     for owner, took_ns in zip(owners, np.diff(edges).tolist(), strict=True):
         spent_ns[spans[owner].part, spans[owner].place] += took_ns
+    known_ns: Counter[tuple[str, str]] = Counter()
+    for span in spans:
+        known_ns[span.part, span.place] += span.ended_ns - span.began_ns
+    counted_ns = dict(spent_ns)
+    for span in sums:
+        whose = span.part, span.place
+        own_share = counted_ns.get(whose, 0) / max(1, known_ns[whose])  # less loops within them
+        more_ns = int(min((span.spent_ns or 0) * own_share, spent_ns[BETWEEN, ""]))
+        spent_ns[whose] += more_ns
+        spent_ns[BETWEEN, ""] -= more_ns
     return [
         WallShare(part, took_ns / 1e9, took_ns / (end_ns - start_ns), place)
         for (part, place), took_ns in spent_ns.most_common()
@@ -145,6 +164,16 @@ def trains(run: Run) -> bool:
     return any(event.get("trains") for event in run.passes_ended)
 
 
+def _saves_of(run: Run) -> list[_Span]:
+    """Return the checkpoints of a run, and the sum of those that the log leaves out."""
+    saves = [_Span(each["began"], each["ended"], SAVING) for each in run.saves]
+    known_ns = sum(span.ended_ns - span.began_ns for span in saves)
+    for last in run.saves[-1:]:
+        left_out_ns = last.get("spent", known_ns) - known_ns
+        saves += [_Span(0, 0, SAVING, spent_ns=left_out_ns)] if left_out_ns > 0 else []
+    return saves
+
+
 def _passes_of(run: Run, part: str) -> list[_Span]:
     """Return the passes of a run's loop."""
     place = ""
@@ -152,10 +181,13 @@ def _passes_of(run: Run, part: str) -> list[_Span]:
         case [file, line]:
             place = f"{PurePath(str(file)).name}:{line}"
     spans = {}
+    begun = run.passes_begun
+    last_ns = int(run.host_ns[-1, 3]) if begun and run.steps else 0
     for event in run.passes_ended:
-        spans[event["n"]] = _Span(event["began"], event["ended"], part, place)
-    for event in run.passes_begun:
-        if run.steps and event.get("began"):  # a pass that was killed ended with its last step
-            last_ns = int(run.host_ns[-1, 3])
+        spent_ns = event.get("spent")
+        spans[event["n"]] = _Span(event["began"], event["ended"], part, place, spent_ns)
+    for event in begun:
+        # one that was killed ended with its last step
+        if (event.get("began") or last_ns) < last_ns:
             spans.setdefault(event["n"], _Span(event["began"], last_ns, part, place))
     return list(spans.values())

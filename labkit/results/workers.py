@@ -37,7 +37,7 @@ class LoaderWorkers:
         self.events = [
             event
             for event in run.item_events
-            if event.get("batches") and fits(event, "worker_items")
+            if event.get("batches") is not None and fits(event, "worker_items")
         ]
 
     def __len__(self) -> int:
@@ -52,7 +52,7 @@ class LoaderWorkers:
     @cached_property
     def workers(self) -> list[Worker]:
         """The workers by their number."""
-        numbers = sorted({event["worker"] for event in self.events})
+        numbers = sorted({event["worker"] for event in self.events if event["batches"]})
         return [self._worker(number) for number in numbers]
 
     def _worker(self, number: int) -> Worker:
@@ -179,7 +179,9 @@ class LoaderWorkers:
         """The mean time of an item in each pass: the first is slow where the page cache is cold."""
         batches = self.batches
         took_ms = (batches.fetched - batches.start) * 1e3 / np.maximum(batches.items, 1)
-        return [float(took_ms[batches.epoch == n].mean()) for n in np.unique(batches.epoch)]
+        counts = np.bincount(batches.epoch)
+        sums_ms = np.bincount(batches.epoch, took_ms)
+        return (sums_ms[counts > 0] / counts[counts > 0]).tolist()
 
     @cached_property
     def slowest(self) -> list[SlowItem]:
@@ -255,9 +257,9 @@ def _line(worker: Worker) -> str:
 
 def _open_s(own: Batches) -> float:
     """Return how long a worker was there for batches, pass by pass: first start to last end."""
-    passes = np.unique([own.process, own.process_pass], axis=1, return_inverse=True)[1]
-    open_s = 0.0
-    for number in np.unique(passes):
-        of_pass = own.only(passes == number)
-        open_s += of_pass.ready.max() - of_pass.start[0]
-    return open_s
+    passes = np.unique([own.process, own.process_pass], axis=1, return_inverse=True)[1].ravel()
+    start = np.full(passes.max() + 1, np.inf)
+    end = np.full(len(start), -np.inf)
+    np.minimum.at(start, passes, own.start)
+    np.maximum.at(end, passes, own.ready)
+    return float((end - start).sum())

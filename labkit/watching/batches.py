@@ -60,7 +60,8 @@ class BatchFacts:
         self.measure: Callable[[object], int] = unknown_bytes  # its bytes
         self.dtype: str | None = None
         self.on_gpu = False  # whether the loader makes them there
-        self.padding: list[float] = []  # of the batches that were looked at, the share of it
+        self.looked_at = 0  # batches, for their padding
+        self.padding = 0.0  # the sum of its shares of them
 
     def counter(self, batch: object) -> Callable[[object], int]:
         """Return what counts the samples of a batch like this one; 1 a batch where unknown.
@@ -80,7 +81,7 @@ class BatchFacts:
 
         def looks(batch: object) -> int:  # now and then, how much of it is padding
             if next(batches) % LOOK_EVERY == 0:
-                self.padding.append(padding_of(batch) or 0.0)
+                self.add_padding(padding_of(batch))
             return count(batch)
 
         with contextlib.suppress(Exception):
@@ -91,8 +92,13 @@ class BatchFacts:
         """Count a batch that only the user's own code can look into."""
         return self.size or 1
 
+    def add_padding(self, share: float | None) -> None:
+        """Add the share of a batch that was looked at."""
+        self.padding += share or 0.0
+        self.looked_at += 1
+
     def write_padding(self, log: EventLog) -> None:
         """Write how much of the batches is padding, where it was looked for."""
-        if self.padding:
-            share = sum(self.padding) / len(self.padding)
-            log.write("padding", share=round(share, 4), batches=len(self.padding))
+        if self.looked_at:
+            share = self.padding / self.looked_at
+            log.write_some("padding", share=round(share, 4), batches=self.looked_at)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from labkit.bench.loader_progress import COLLATING, IDLE, IN_BODY, WAITING, Busy, progress_in
-from labkit.process.events import FILE_NAME, EventLog, events_named, now_ns
+from labkit.process.events import FILE_NAME, MANY, EventLog, events_named, now_ns
+from labkit.process.thinning import Thinning
 from labkit.watching.messages import say
 
 LEAST_S = 10.0  # without any progress: less is not called a hang
@@ -96,6 +98,7 @@ def _within(line: str) -> str:
     return f", in {line}" if line else ""
 
 
+@functools.lru_cache(16)  # once for each hang: it reads the whole log
 def line_of(busy: Busy) -> str:
     """Return the line that a process was last seen in since; "" where it was not seen.
 
@@ -140,6 +143,7 @@ class HangWatch:
         self.hanging = False
         self.looked_ns = now_ns()
         self.resumed_ns = 0
+        self.logged = Thinning(MANY)
 
     def __enter__(self) -> HangWatch:
         self.ended.acquire()
@@ -172,5 +176,6 @@ class HangWatch:
         self.hanging = True
         if found.seconds >= self.due_s:
             self.due_s = AGAIN_TIMES * found.seconds
-            write(found)
+            if self.logged.keeps():
+                write(found)
             self.say(found.text)

@@ -9,13 +9,15 @@ from types import FrameType
 from labkit.bench.before_calls import held
 from labkit.bench.loader_hook import Recording
 from labkit.bench.loader_progress import PROGRESS, Progress
-from labkit.bench.loader_work import LoaderWork
+from labkit.bench.loader_work import STARTS, LoaderWork
 from labkit.bench.sampler import FLAG, Sampler
 from labkit.bench.telemetry_process import telemetry_beside
 from labkit.bench.worker_recorder import in_workers
 from labkit.process.events import EventLog, now_ns
+from labkit.process.thinning import Thinning
 from labkit.watching import run_folders
 from labkit.watching.growth import Growth
+from labkit.watching.step_log import MORE_IF_ASKED
 
 TELEMETRY_AFTER_NS = 1_000_000_000  # a loop of a second is not worth another process
 
@@ -36,19 +38,20 @@ class Probes:
         self.work: LoaderWork | None = None  # of this process, where the loader has no workers
         if workers == 0:
             self.work = LoaderWork(log, -1, 1, self.while_there)
+        self.starts = Thinning(STARTS)  # of the loader's workers: those that record themselves
         self.telemetry: Path | None = None  # a file that it goes on with
         self.telemetry_due = now_ns() + TELEMETRY_AFTER_NS
 
-    @property
-    def recording(self) -> Recording | None:
-        """How the processes that prepare the batches record themselves; None where none can."""
+    def next_recording(self) -> Recording | None:
+        """Return how the processes that begin now to prepare batches record, if they can."""
         if run_folders.of_script is not None and not run_folders.reach_children():
             return None  # a worker that is spawned would not find us
-        return Recording(self.folder, self.work, self.while_there)
+        start = self.starts.met if self.starts.keeps() else None
+        return Recording(self.folder, self.work, self.while_there, start)
 
     def recorded(self, loader: object) -> contextlib.AbstractContextManager[None]:
         """Let the processes that prepare the batches, begun within the block, record themselves."""
-        recording = self.recording
+        recording = self.next_recording()
         return contextlib.nullcontext() if recording is None else in_workers(loader, recording)
 
     def look(self, frame: FrameType, step: int) -> None:
@@ -68,11 +71,11 @@ class Probes:
         """Write what has been found by now."""
         self.sampler.flush()
         if self.work is not None:
-            self.work.flush()
+            self.work.flush(MORE_IF_ASKED)
         if self.sampler.missing and not self.sampler.taken:
-            self.log.write("no_lines", why=self.sampler.missing)
+            self.log.write_some("no_lines", why=self.sampler.missing)
         if self.has_grown:
-            self.log.write("growth", found=list(self.growth.found.values()))
+            self.log.write_some("growth", found=list(self.growth.found.values()))
 
     def close(self) -> None:
         """End what still looks, in the loader's workers as well."""

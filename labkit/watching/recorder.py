@@ -30,7 +30,7 @@ from labkit.watching.log_words import DeviceKind, Ending
 from labkit.watching.messages import say
 from labkit.watching.passes import Beat, Pass, WatchedIterator
 from labkit.watching.probes import Probes
-from labkit.watching.step_log import StepLog
+from labkit.watching.step_log import MORE_IF_ASKED, StepLog
 from labkit.watching.step_timer import StepTimer
 from labkit.watching.timed_step import TimedStep
 from labkit.watching.trained import Trained
@@ -75,6 +75,7 @@ class Recorder:
         self.gathered: Counter[int] = Counter()  # updates within it, by the batches before each
         self.updated_at = 0  # batches handed on by the last update
         self.how: Ending = ""
+        self.ending: list[tuple[str, dict[str, object]]] = []  # of a pass that is not in the log
         self._current: weakref.ref[Pass] | None = None
         self.closed = False
         self.steps = StepLog(self.log)
@@ -123,6 +124,8 @@ class Recorder:
                 iterator = iter(cast("Iterable[object]", loader))  # draws a seed, starts workers
         except BaseException as error:
             with contextlib.suppress(Exception):
+                self.steps.begin_pass()  # which has ended at once
+                self.ending = []
                 self.fail(error)
             raise
         try:
@@ -151,8 +154,9 @@ class Recorder:
         self.how = ""
         self.steps.tally.end = None
         self.first_step = self.steps.next
-        # goes on, whatever was said before
-        self.log.write("epoch", n=self.epoch, step=self.steps.next, began=began_ns)
+        self.ending = []
+        if self.steps.begin_pass():  # goes on, whatever was said before
+            self.log.write("epoch", n=self.epoch, step=self.steps.next, began=began_ns)
         self.trained.begin()
         self.probes.sampler.start()
 
@@ -215,19 +219,19 @@ class Recorder:
         if how == "failed" and error is not None:
             self.fail(error)
         elif how == "exhausted":
-            self.log.write("done")
-            self.log.write("end", stop=None, code=0)
+            self._end("done")
+            self._end("end", stop=None, code=0)
         else:
-            self.log.write("end", stop=how, code=None)
+            self._end("end", stop=how, code=None)
 
     def write_pass(self, ended_ns: int, trains: bool = False) -> None:
         """Write when the pass that is over began and ended; nothing where that is known.
 
         `trains` where it is known that it does, whatever was seen of an optimizer.
         """
-        if self.began_ns:
+        trains = trains or self.updates > 0
+        if self.began_ns and self.steps.end_pass(self.epoch, self.began_ns, ended_ns, trains):
             times = {"began": self.began_ns, "ended": ended_ns}
-            trains = trains or self.updates > 0
             gathered = self.gathered.most_common(MOST_GATHERED)
             self.log.write("pass", n=self.epoch, **times, trains=trains, gathered=gathered)
         self.began_ns = 0
@@ -238,10 +242,17 @@ class Recorder:
     def fail(self, error: BaseException) -> None:
         """Write the exception that ended the loop; an interrupt is a stop, not a failure."""
         if isinstance(error, KeyboardInterrupt):
-            self.log.write("end", stop="interrupted", code=None)
+            self._end("end", stop="interrupted", code=None)
         else:
-            self.log.write("error", kind=type(error).__name__, message=str(error)[:8_000])
-            self.log.write("end", stop=None, code=1)
+            self._end("error", kind=type(error).__name__, message=str(error)[:2_000])
+            self._end("end", stop=None, code=1)
+
+    def _end(self, event: str, **values: object) -> None:
+        """Write what ends a pass; of one that is not in the log, `close` does if it is the last."""
+        if self.steps.keeps_pass:
+            self.log.write(event, **values)
+        else:
+            self.ending.append((event, values))
 
     def flush(self) -> None:
         """Write what has gathered, and give the device a moment for its last steps."""
@@ -252,6 +263,7 @@ class Recorder:
             if self.steps.clock is not None:
                 self.steps.clock.finish()
         self.steps.write()
+        self.steps.write_sums(MORE_IF_ASKED)
         self.probes.flush()
         self.batches.write_padding(self.log)
 
@@ -267,6 +279,9 @@ class Recorder:
             self.fail(error)
         self.probes.sampler.stop()
         self.flush()
+        self.steps.write_sums()
+        for event, values in self.ending:
+            self.log.write(event, **values)
         self.trained.forget()
         self.probes.close()
         self.log.close()

@@ -20,16 +20,19 @@ def hook_saving(log: EventLog) -> None:
     if opener is None or hasattr(opener.__init__, "__wrapped__"):
         return
     plain = opener.__init__
+    spent_ns = 0  # in all of them
+
+    def write(began_ns: int) -> None:
+        nonlocal spent_ns
+        with contextlib.suppress(Exception):
+            ended_ns = now_ns()
+            spent_ns += ended_ns - began_ns
+            log.write_some("saved", began=began_ns, ended=ended_ns, spent=spent_ns)
 
     @functools.wraps(plain)
     def __init__(self: object, file_like: object) -> None:
         plain(self, file_like)
         if type(self).__name__.startswith("_open_zipfile_writer"):
-            weakref.finalize(self, _write, log, now_ns()).atexit = False
+            weakref.finalize(self, write, now_ns()).atexit = False
 
     opener.__init__ = __init__
-
-
-def _write(log: EventLog, began_ns: int) -> None:
-    with contextlib.suppress(Exception):
-        log.write("saved", began=began_ns, ended=now_ns())

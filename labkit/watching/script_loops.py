@@ -46,7 +46,7 @@ class WatchedLoop:
         is_other = self.dataset != id(dataset)
         with contextlib.suppress(Exception):
             if self.loader is not None and self.loader() is None:
-                self.recorder.log.write("remade", dataset=is_other)
+                self.recorder.log.write_some("remade", dataset=is_other)
             self.loader = weakref.ref(loader)
         if is_other:
             self.dataset = id(dataset)

@@ -1,10 +1,10 @@
-"""What a live line shows of a watched loop: sums over its steps."""
+"""What the steps of a watched loop add up to: for its live line, and for a run of days."""
 
 from __future__ import annotations
 
 
 class Tally:
-    """Sums over the steps so far, in ns and of bounded size: what the live line is made from."""
+    """Sums over the steps so far, in ns and of bounded size."""
 
     def __init__(self, end: int | None = None):
         self.end = end  # of the step before, on the device
