@@ -84,12 +84,12 @@ class LongWatch:
         """Let each worker prepare so many batches."""
         for _ in range(batches):
             for work in self.works:
-                work.begin(None, 4)
-                work.end_item(7)
+                work.begin(None, [7, 8, 9, 10])
+                work.next_item()
                 work.begin_collate()
             self.clock.now += int(batch_ns)
             for work in self.works:
-                work.end()
+                work.end_fetch()
 
     def sample(self, count, every_ns=20 * MS):
         """Take samples of the loop's lines, as far as the sampler takes them."""

@@ -64,12 +64,13 @@ def passes_that_fail(watch, count):
 
 
 def starts_that_fail(watch, count):
-    def start():
-        raise ValueError("no workers" * 1_000)
+    class Broken:
+        def __iter__(self):
+            raise ValueError("no workers" * 1_000)
 
     for _ in range(count):
         with pytest.raises(ValueError, match="no workers"):
-            watch.recorder.iterate([], start)
+            watch.recorder.iterate(Broken(), watch.recorder.beat)
 
 
 def loops_that_go_on_after_a_pause(watch, count):

@@ -17,7 +17,6 @@ from labkit.process import device_lock, family, folder_rights, folders, leftover
 from labkit.process.folder_rights import NotOurs
 from labkit.results.saving import FileKept, replacing
 from labkit.spec import Pipeline
-from labkit.view import history
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="POSIX permissions and ids")
 
@@ -168,13 +167,6 @@ def in_part(part, home, plant):
     folders.new_run()
 
 
-def panel(home, plant):
-    file = folders.part("panels") / "a.json"
-    plant(file)
-    assert history.stored_rows(file) == []
-    history.store_rows([], file)
-
-
 def images(home, plant):
     folders.home()
     plant(home / "images")
@@ -200,7 +192,6 @@ ENTRIES = {
     "a log": partial(in_a_run, "events.jsonl"),
     "a ring": partial(in_a_run, "steps.ring"),
     "a run's mark": partial(in_a_run, run_mark.MARK_NAME),
-    "a panel's list": panel,
     "images": images,
     "what was found out": kept,
     "the list of what was written": ledger,
