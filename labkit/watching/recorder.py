@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from labkit.bench import loader_knobs, record_head
+from labkit.bench.before_calls import held
 from labkit.bench.loader_progress import USUAL
 from labkit.bench.spare_card import spare_card
 from labkit.process import folders
@@ -101,7 +102,7 @@ class Recorder:
             self.updated_at = current.handed
         if not self.kind and self.trained.device is None:
             with contextlib.suppress(Exception):
-                groups = optimizer.param_groups
+                groups = held(optimizer)["param_groups"]
                 self.trained.note([each for group in groups for each in group["params"]])
                 self.trained.may_fuse = may_fuse(optimizer)
 
