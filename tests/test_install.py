@@ -70,11 +70,11 @@ def here(monkeypatch):
 @pytest.mark.parametrize(
     "device, has, unused, says",
     [
-        ("cuda:99", {"cpu": None}, None, "it is not here: use 'auto', or one of cpu"),
+        ("cuda:99", {"cpu": None}, None, "it is not here: use one of 'auto', 'cpu'."),
         ("cuda", {"cpu": None}, None, "it is not here"),
         ("mps", {"cpu": None}, None, "it is not here"),
         ("cuda", {"cpu": None}, UNUSED, "NVIDIA T4 cannot be used.*Remedy: a newer one"),
-        ("cuda:2", CARDS, None, "it is not here: use 'auto', or one of cpu, cuda:1"),
+        ("cuda:2", CARDS, None, "it is not here: use one of 'auto', 'cpu', 'cuda:1'"),
         ("cuda:0", CARDS, None, "NVIDIA V100 cannot be used: old"),
         ("cuda", CARDS, None, "NVIDIA V100 cannot be used: old"),
     ],

@@ -71,7 +71,7 @@ class Machine(Result):
     def refusal(self, device: str, ranks: int) -> str | None:
         """Return why a run on `device` cannot be, or ranks with a card each; None where it can."""
         usable = [name for name, why in self.devices.items() if why is None]
-        use = f"use 'auto', or one of {', '.join(usable)}."
+        use = f"use one of {', '.join(map(repr, ('auto', *usable)))}."
         cards = sum(name.startswith("cuda") for name in usable)
         if 0 < cards < ranks:
             return f"{ranks} ranks need a card each and {cards} can be used: {use}"
