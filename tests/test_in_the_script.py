@@ -95,7 +95,7 @@ SCRIPTS = {
     "nothing_can_be_recorded": (
         "sys.stderr = None\n"
         "there = os.environ.get('LABKIT_WATCHING')\n"
-        "if there: open(there, 'w')\n"
+        "if there: os.rmdir(there)\n"
         "for _ in range(3):\n    for number in steps(): pass",
         0,
     ),

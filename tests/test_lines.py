@@ -865,7 +865,8 @@ def test_a_script_is_watched_from_inside_and_is_what_it_is_without(tmp_path):
     done, found = watch_script(tmp_path, SCRIPT, "--epochs", "1", input="typed")
     assert done.returncode == found["exit_code"] == 7
     assert "__main__ ['--epochs', '1'] typed 1 0" in done.stderr
-    assert (found["seen"], found["run"]["steps"]) == ("inside", 100)
+    # of 100 steps: when the body of the last is over, the loader's own iterator does not tell
+    assert (found["seen"], found["run"]["steps"]) == ("inside", 99)
     most = max(found["lines"], key=lambda line: line["share"])
     assert (most["function"], most["line"], most["call"]) == ("log", 15, "time.sleep()")
 

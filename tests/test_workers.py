@@ -245,7 +245,8 @@ def test_a_hang_is_named_with_its_worker_item_and_line_and_a_loop_that_moves_is_
     def look():
         watch = hangs.HangWatch([watched._recorder.folder], said.append)
         for later_s in (0, 1_000, 1_001):  # as if so much time had passed
-            watch.look(now_ns() + int(later_s * 1e9))
+            later = watch.looked_ns = now_ns() + int(later_s * 1e9)
+            watch.look(later)
 
     def is_hang(later_s):
         return hangs.hang_in([watched._recorder.folder], now_ns() + int(later_s * 1e9))
