@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from planted import wait_until
 
 import labkit as lk
+from labkit.diagnosis import trace_file
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.trainer_code import trainer_lines
 from labkit.process import device_lock, keys
@@ -182,6 +183,7 @@ HOSTILE = {
     "extended.tar": ((tar_of(b"x", 3 * 2**30), 3 * 2**30 + 1024), "a member of 3,221,225,472"),
     "sparse.tar": ((tar_of(b"S", 3 * 2**30), 3 * 2**30 + 1024), "a member of 3,221,225,472"),
     "long_name.tar.gz": (packed((tar_of(b"L", 3 * 2**30), 1), (bytes(MIB), 900)), "a member of"),
+    "members.tar": (tar_of(tarfile.SYMTYPE, 0) * 50_001, "more than 50,000 members"),
     "link.tar": (tar_of(tarfile.SYMTYPE, 0) + bytes(1024), "no profiler trace"),
     "device.tar": (tar_of(tarfile.CHRTYPE, 0) + bytes(1024), "no profiler trace"),
     "picture.json": (b"\x89PNG" + bytes(range(256)) * 4096, "not a profiler trace"),
@@ -227,6 +229,19 @@ def test_a_hostile_file_is_one_clear_error_in_little_time_and_memory(tmp_path):
         if not is_clear or seconds > 2 or peak_mib > 500:
             wrong.append((name, text[:300], seconds, peak_mib))
     assert not wrong
+
+
+def test_the_traces_of_more_ranks_than_can_be_read_soon_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(trace_file, "MAX_TRACES", 2)
+    packed_up = tmp_path / "ranks.tar"
+    with tarfile.open(packed_up, "w") as archive:
+        for rank in range(3):
+            step = {"distributedInfo": {"rank": rank}} | json.loads(TRACE[:-1] + b"]}")
+            (tmp_path / f"{rank}.json").write_text(json.dumps(step))
+            archive.add(tmp_path / f"{rank}.json")
+    for place in (tmp_path, packed_up):
+        with pytest.raises(ValueError, match="more than 2 traces"):
+            lk.trace(place)
 
 
 def test_what_is_no_file_is_no_record():

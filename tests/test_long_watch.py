@@ -17,6 +17,7 @@ from labkit.bench import loader_work, telemetry
 from labkit.bench.loader_progress import SINCE, STATE, WAITING
 from labkit.process import events
 from labkit.process.events import FILE_NAME
+from labkit.results import record
 from labkit.watching import hangs, saves, script_loops, step_log
 from labkit.watching.headroom_found import write as write_headroom
 from labkit.watching.replay_blocks import Blocks
@@ -225,7 +226,10 @@ print(time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_m
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda each: each.__name__)
-def test_the_record_of_long_kinds_of_loops_says_what_they_were(kind, tmp_path, little_room):
+def test_the_record_of_long_kinds_of_loops_says_what_they_were(
+    kind, tmp_path, little_room, monkeypatch
+):
+    monkeypatch.setattr(record, "MAX_FEW", 100)  # of events that a week has few of
     made = record_of(tmp_path, kind, 0.005).recorder.steps
     run = lk.load(tmp_path)
     assert run.steps_made == made.next and run.samples == made.samples

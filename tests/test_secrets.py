@@ -61,19 +61,45 @@ AKIA{}
 xoxb-{}
 eyJhbGciOi.eyJ{}.abc
 wandb: 0123456789abcdef0123{}
+mysql -u root -p{} db
+['mysql', '-u', 'root', '-p', '{}']
+['login', '--password', '{}']
+curl -u bob:{} https://h/x
+--pw {}
+{{'credentials': ('bob', '{}')}}
+('token', '{}')
+password = SecretStr("{}")
+password is {}
+invalid token {}
+token => {}
+<password>{}</password>
+<add key="token" value="{}"/>
+password%3D{}
+Incorrect API key provided: {}
+Authorization: ApiKey {}
+https://h/x?code={}
+https://api.telegram.org/bot123456:{}AAH/sendMessage
+https://discord.com/api/webhooks/1234/{}
+-----BEGIN PRIVATE KEY----- {} -----END PRIVATE KEY-----
+gsk_{}
+dckr_pat_{}
+new_service_4f1c0000000000000000000000{}
 """
 PLAIN = """
 cannot read '/data/x.jpg' of batch 3: max_tokens=4096
 RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 79.15 GiB total)
 mat1 and mat2 shapes cannot be multiplied (32x128 and 64x10)
 undefined symbol: _ZN3c105ErrorC2ENS_14SourceLocationESsPKv12345678901234567
+key 'a.weight' of the state dict; token id 32000; a token 'x' or <pad>; the session is closed
+('input_ids', 'token_type_ids') of ['tokens', 'label']; pin_memory=True; passed: 3; max_tokens > 512
 KeyError: 'image'; the tokenizer: bert-base-uncased; see https://pytorch.org/docs/stable/x.html#a
 """
 VARIABLES = """
 DATABASE_URL APP_PWD MYSQL_PWD GITHUB_PAT STRIPE_KEY OPENAI_API_KEY SMTP_PASS DB_PASSWORD
 PGPASSWORD REDISCLI_AUTH AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN HF_TOKEN SECRET_KEY_BASE
 SENTRY_DSN MY_CREDENTIALS COOKIE SLACK_WEBHOOK JWT_SECRET SSH_PASSPHRASE
-AZURE_CONNECTION_STRING TOKEN_2
+AZURE_CONNECTION_STRING TOKEN_2 OPENAI_KEY_PROD TOKEN_PROD PASSWORD_FOR_DB API_KEYS USERPASS
+AWS_CREDS BEARER WEBHOOK_ADDRESS SQL_CONN OTP_SEED DB_PW
 """
 COMMANDS = {
     "python train.py --token {0} {0}": "python train.py",

@@ -25,6 +25,8 @@ MAX_EVENTS = 5_000_000  # twice as many as 1 GiB holds of real ones; empty ones 
 MAX_EVENT = 2**20  # characters of an event, and of what stands before and behind them all
 SHORT_EVENTS = 100_000  # that may have fewer characters than
 LEAST_EVENT = 64  # a real one
+MAX_TRACES = 1_024  # in a folder or an archive, one for each rank
+MAX_MEMBERS = 50_000  # in an archive, whatever they are
 TAR_BLOCK = 512  # bytes: the header of a member
 MAX_HEADER = 2**16  # bytes of what a tar archive says beyond it
 # What stands before a member whose name is longer, {its type: the name in it}
@@ -47,6 +49,7 @@ EXPORT_AGAIN = "export it again with prof.export_chrome_trace(), and let that fi
 PROFILE_LESS = "profile fewer steps, as with torch.profiler.schedule(wait=2, warmup=2, active=5)"
 GIVE_A_FILE = f"give a file that torch.profiler wrote; where it is too large, {PROFILE_LESS}"
 ONE_PER_RANK = "give one .json or .json.gz for each rank"
+FEWER_RANKS = "give those of a part of the ranks"
 # What the readers of gzip, tar and JSON raise; RuntimeError: nested too deeply
 BROKEN = (EOFError, zlib.error, tarfile.TarError, RuntimeError, json.JSONDecodeError)
 
@@ -185,6 +188,13 @@ def holds_several(path: str | os.PathLike) -> bool:
 
 def files_in(path: Path) -> Iterator[TraceFile]:
     """Yield what is named like a trace in a folder or archive; read each before the next."""
+    for count, file in enumerate(_all_files_in(path)):
+        if count == MAX_TRACES:
+            raise TraceFile(path).error(f"has more than {MAX_TRACES:,} traces", FEWER_RANKS)
+        yield file
+
+
+def _all_files_in(path: Path) -> Iterator[TraceFile]:
     if path.is_dir():
         for file in sorted([*path.glob("*"), *path.glob("*/*")]):
             if _is_named_like_a_trace(file.name):
@@ -205,7 +215,11 @@ def _members(whole: TraceFile, plain: io.BufferedReader) -> Iterator[TraceFile]:
     Python's own reader takes a header of any size into memory.
     """
     long_name = None
+    count = 0
     while (block := plain.read(TAR_BLOCK)).strip(b"\0"):
+        count += 1
+        if count > MAX_MEMBERS:
+            raise whole.error(f"has more than {MAX_MEMBERS:,} members", ONE_PER_RANK)
         header = _header(block)
         name = long_name[1] if long_name else header.name
         if not 0 <= header.size <= (MAX_SIZE if header.isreg() else MAX_HEADER):

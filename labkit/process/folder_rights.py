@@ -19,6 +19,7 @@ from labkit.process.descriptors import moved_up
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 PLAIN_ONLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # a FIFO blocks nobody
 NOT_PLAIN = (errno.ELOOP, errno.ENXIO)  # what opening a link, or a FIFO, gives then
+MOST_LINKS = 8  # on the way to a folder
 MOST_BYTES = 2**20  # of a small file: more is nothing that labkit wrote
 
 
@@ -106,8 +107,13 @@ def own_home(home: Path) -> Path:
     return home
 
 
-def check_way(place: Path) -> None:
-    """Raise NotOurs where others could put something in a folder, or in the place of it."""
+def check_way(place: Path, links: int = MOST_LINKS) -> None:
+    """Raise NotOurs where others could put something in a folder, or in the place of it.
+
+    OSError where more than so many `links` follow each other, as in a circle.
+    """
+    if links < 0:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(place))
     for each in (*reversed(place.parents), place):
         try:
             found = os.lstat(each)
@@ -116,7 +122,7 @@ def check_way(place: Path) -> None:
         if hasattr(os, "getuid") and found.st_uid not in _trusted():
             raise NotOurs(f"{each} belongs to another user: {_other_home(each)}")
         if stat.S_ISLNK(found.st_mode):
-            check_way(each.parent / os.readlink(each))
+            check_way(each.parent / os.readlink(each), links - 1)
         elif _is_open(found) and not (found.st_mode & stat.S_ISVTX or _is_private(found)):
             raise NotOurs(_open_to_others(each, found))
 
@@ -158,8 +164,10 @@ def _is_own_group(group: int) -> bool:
 
 
 def _open_to_others(place: Path, found: os.stat_result) -> str:
-    """Say that others may write in a folder, and how to close it."""
-    close = f"close it (chmod go-w {shlex.quote(str(place))}), or " if _is_owned(found) else ""
+    """Say that others may write in a folder, and how to close it, but not the system's /tmp."""
+    is_for_all = found.st_mode & stat.S_ISVTX or not stat.S_ISDIR(found.st_mode)
+    may_close = _is_owned(found) and not is_for_all
+    close = f"close it (chmod go-w {shlex.quote(str(place))}), or " if may_close else ""
     return f"others may write in {place}: {close}{_other_home(place)}"
 
 

@@ -13,38 +13,62 @@ MASK = "***"
 SHORTEST = 6  # characters: a shorter value stands in other words too
 # The last word of a name, of a variable, an argument or a key; lengths are bounded for speed
 SECRET = (
-    r"[a-z0-9]{1,12}[_-]?key|[a-z]{0,12}(?:secret|token|passw(?:or)?d|passphrase)s?|pass|"
-    r"[a-z]{0,12}pwd|passcode|pat|auth|authorization|credentials?|dsn|cookie|session|sig|signature|"
-    r"sas|salt|jwt|psk|pin|webhook|connection_?string|conn_?str"
+    r"[a-z0-9]{1,12}[_-]?keys?|[a-z]{0,12}(?:secret|token|passw(?:or)?d|passphrase)s?|"
+    r"[a-z]{0,12}p(?:ass|wd?)|passcode|pat|auth|authorization|bearer|cred(?:ential)?s?|dsn|cookie|"
+    r"session|sig|signature|sas|salt|jwt|psk|pin|otp|webhook|connection_?string|conn_?str(?:ing)?"
 )
 PREFIX = r"(?:\w{0,24}[_.-])?"
-# Of the environment: with more words, and an ending such as _B64 or _2; PWD itself is a folder
+# Of the environment: any word of a name. PWD itself is a folder
 SECRET_NAME = re.compile(
-    rf"(?!(?:OLD)?PWD$)(?:.*_)?(?:{SECRET}|key|private\w*|license\w*|auth\w*|secret\w*|pw|sk)"
-    r"(?:_?\d+|_[B-Z]\d*|_VALUE)?",
+    rf"(?!(?:OLD)?PWD$)(?:.*_)?(?:{SECRET}|keys?|private\w*|license\w*|auth\w*|secret\w*|sk|conn|"
+    r"login|seed|mnemonic|netrc)(?:_?\d+|_.*)?",
     re.IGNORECASE,
 )
 ORDINARY = re.compile(r"(?:/[\w.~-]+)+/?|\d+")  # a folder, a number
-LONG_TOKEN = r"(?=[A-Za-z+=]*\d)(?=[\d+=]*[A-Za-z])[A-Za-z0-9+=]{28,}"
+LONG_TOKEN = (  # and what a service puts in front of its own: gsk_, dckr_pat_
+    r"(?:[A-Za-z0-9]{1,10}[_-]){0,3}"
+    r"(?=[A-Za-z+=]*\d)(?=[\d+=]*[A-Za-z])[A-Za-z0-9+=]{28,}"
+)
 LOOKS_SECRET = re.compile(rf"{LONG_TOKEN}|\S*://\S*@\S*")  # whatever a variable is called
+# What stands between a name and its value: token=, "token": ", ('token', ', <token>, token is
+BETWEEN = (
+    r"(?:[\"']?\s{0,4}(?:%3[AD]|[=-]>|[=:])\s{0,4}|[\"'],\s{0,2}(?=[\"'][^\"']*\d)|>(?=\S)|"
+    r"[\"'] value=|\s(?:is|was|provided:)\s(?=\S*\d)|\s(?=[\"']?[A-Za-z_-]*\d\w*[A-Za-z]))"
+)
+WITHIN = (
+    r"(?:[\[(][\"'][^\"'\s]{1,64}[\"'],\s{0,2}|\w{0,24}\()?(?:b?[\"'])?"  # ("user", "...", Str("...
+)
 # Each with what stays in front of the secret
 SECRETS = (
+    re.compile(r"(?s)(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----).*?(?=-----END|\Z)"),
+    re.compile(r"()(?m:^(?!/)(?=\S*\d)[A-Za-z0-9+/]{40,}={0,2}$)"),  # a line of a key
     re.compile(r"(://)[^\s\"'<>@]{0,200}(?:@[^\s\"'<>/@]{0,100})?(?=@)"),  # of a URL
+    re.compile(r"(://[^\s\"'<>?]{1,200}\?)[^\s\"'<>]+"),
+    re.compile(r"(://[\w.-]{0,60}hooks?[\w.-]{0,60}/|/webhooks?/|/bot(?=\d+:))[^\s\"'<>]+"),
     re.compile(r"((?<![^\s\"'(=,])[^\s\"'/@:=,;()<>]{1,64}:)[^\s\"'/@,;()<>]{1,64}(?=@\w)"),
-    re.compile(rf"(?i)((?<!\S)--?(?:\w[\w-]{{0,24}}-)?(?:{SECRET}|key)[ =]+[\"']?)(?!-)[^\s\"']+"),
-    re.compile(  # token=VALUE, "token": "VALUE", Authorization: Bearer VALUE; but max_tokens=512
-        rf"(?i)((?<![A-Za-z0-9]){PREFIX}(?:{SECRET})[\"']?\s{{0,4}}[=:]\s{{0,4}}(?:b?[\"'])?"
-        r"(?:(?:bearer|basic|token|digest)\s{1,4})?)(?!\d{1,5}\b)[^\s\"',;&)\]}]{4,}"
+    re.compile(r"(?i)(\bauthorization[\"']?\s{0,4}[:=]\s{0,4}[\"']?)[^\"'\n]+"),
+    re.compile(  # of a command, whether it is a text or a list
+        rf"(?i)((?<!\S)[\[(\"']{{0,3}}--?(?:\w[\w-]{{0,24}}-)?(?:{SECRET}|key)[\"']?[ =,]+[\"']?)"
+        r"(?!-)[^\s\"']+"
+    ),
+    re.compile(
+        r"((?:\bcurl\b.{0,100}?[\s\"']-u|\b(?:mysql\w*|mariadb|sshpass|redis-cli)\b.{0,100}?[\s\"']-[ap])"
+        r"[\"', ]{0,4})"
+        r"[^\s\"',]+"
+    ),
+    re.compile(  # but max_tokens=512
+        rf"(?i)((?<![A-Za-z0-9]){PREFIX}(?:{SECRET}|api key){BETWEEN}{WITHIN}"
+        r"(?:(?:bearer|basic|token|digest)\s{1,4})?)(?!\d{1,5}\b)[^\s\"',;&<)\]}]{4,}"
     ),
     re.compile(r"(?i)(\bbearer\s{1,4})[\w.~+/=-]{8,}"),
     re.compile(r"(?im)(^[ \t]*password[ \t]+)\S+(?=[ \t]*$)"),  # of a .netrc
     re.compile(r"(?i)(\blogin\s{1,4}\S{1,64}\s{1,4}password\s{1,4})\S+"),
     re.compile(  # of OpenAI, Stripe, Hugging Face, GitHub, GitLab, AWS, Slack, Google, ...; a JWT
         r"()\b(?:[spr]k[-_]|hf_|gh[pousr]_|github_pat_|glpat-|A[KS]IA|xox[abeprs]-|AIza|ya29\.|"
-        r"npm_|pypi-|whsec_|dop_v1_|SG\.|eyJ)[\w.\-]{8,}"
+        r"npm_|pypi-|whsec_|dop_v1_|SG\.|eyJ|gsk_|r8_|tgp_v1_|dckr_pat_|lin_api_|shp[a-z]{2}_|"
+        r"sq0[a-z]{3}-|ATATT|EAA[A-Z]|key-(?=\w*\d))[\w.\-]{8,}"
     ),
-    re.compile(r"(hooks\.slack\.com/services/)\S+"),
-    re.compile(rf"()(?<![\w/+=]){LONG_TOKEN}(?!\w)"),
+    re.compile(rf"()(?<![\w/+=-]){LONG_TOKEN}(?!\w)"),
 )
 # A text in a line of source, or a word as the index of something: batch["image"]
 LITERAL = re.compile(r"""(\[(?P<mark>["'])[A-Za-z_]+(?P=mark)\])|(["'])(?:\\.|(?!\3).)*\3""")

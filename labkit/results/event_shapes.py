@@ -29,7 +29,7 @@ PLAIN = {
     "beside",
     "on_the_card",
 }
-MANY = PLAIN | {"items", "lines", "row"}  # of which a long run has many
+MANY = PLAIN | {"items", "lines", "row", "done", "end"}  # of which a long run has many
 
 Check = Callable[[object], bool]
 
