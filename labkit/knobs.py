@@ -65,8 +65,7 @@ class Knob:
     takes: str = ""  # what matches `pattern`, in words
     auto: str = ""  # what None stands for; without it None is not taken
     # "loader": an argument of a DataLoader, under its name there; "workers": one of these that only
-    # a loader with workers takes; "step", "model", "optimizer": acts on that part of any training
-    # loop, a user's own as well
+    # a loader with workers takes
     part: str = ""
     traits: tuple[Trait, ...] = ()
 

@@ -65,7 +65,6 @@ class DataSource(TypedDict):
     payload: str | None  # a file in the run's folder: the parts that are given as objects
     cwd: str
     path: list[str]  # to import from
-    parts: list[str]  # all that were given, of `user_dataset.USER_PARTS`
 
 
 class Order(Asked):

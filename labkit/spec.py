@@ -83,17 +83,17 @@ class Pipeline(Spec):
     precision: str = knob(
         "fp32", "number format of the heavy math; fp32 is PyTorch's own default (convolutions in "
         "TF32 where the GPU has it), ieee is FP32 everywhere; fp16 makes the host wait in every "
-        "update for its loss scale, unless the optimizer is fused", part="step",
+        "update for its loss scale, unless the optimizer is fused",
         choices=("fp32", "ieee", "tf32", "fp16", "bf16"), traits=("retrains", "rounds"))
     accumulation_steps: int = knob(
         1, "batches whose gradients are added up before one update", low=1, high=1024, reach=32)
     compile: str | None = knob(
-        None, "torch.compile mode; None runs eagerly", part="model", kind="str",
+        None, "torch.compile mode; None runs eagerly", kind="str",
         choices=(None, "default", "reduce-overhead", "max-autotune"), traits=("rounds", "doubtful"))
     channels_last: bool = knob(
-        False, "store images and conv weights channels last", part="model", traits=("rounds",))
+        False, "store images and conv weights channels last", traits=("rounds",))
     fused_optimizer: bool = knob(
-        False, "update all parameters in one fused kernel", part="optimizer", traits=("doubtful",))
+        False, "update all parameters in one fused kernel", traits=("doubtful",))
     # The run
     steps: int | None = knob(
         None, "batches to train on", kind="int", low=1, high=1_000_000, auto="80, on a GPU 400",
@@ -184,8 +184,6 @@ LOADER_KNOBS = tuple(each.name for each in KNOBS.values() if each.part in ("load
 WITHOUT_WORKERS: Settings = {
     each.name: each.default for each in KNOBS.values() if each.part == "workers"
 }
-LOOP_PARTS = ("step", "model", "optimizer")
-STEP_KNOBS = tuple(each.name for each in KNOBS.values() if each.part in LOOP_PARTS)
 
 
 def knobs_with(trait: Trait) -> tuple[str, ...]:

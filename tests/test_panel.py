@@ -17,7 +17,7 @@ from labkit.spec import KNOBS, Distributed, Pipeline
 from labkit.tuning.improve import KEPT
 from labkit.tuning.search_result import Ladder
 from labkit.tuning.trial import START, Trial
-from labkit.view import history, panels
+from labkit.view import history, panel, panel_words
 from labkit.view.controls import Control
 
 QUICK = Pipeline(dataset="sleep", prep_ms=10, steps=20, seconds=None)
@@ -88,13 +88,9 @@ def test_a_panel_starts_from_a_pipeline_and_follows_its_controls():
         lk.panel(knobs=["num_worker"])
 
 
-def test_a_panel_of_ranks_asks_for_what_its_controls_say():
-    shown = lk.panel(Distributed(QUICK))
-    shown.controls["ranks"].value = 3
-    shown.controls["io_ms of rank 1"].value = 2
-    assert shown.asked == Distributed(QUICK, 3, starve={1: {"io_ms": 2}})
-    shown.controls["ranks"].value = 1  # there is no rank 1 to starve
-    assert "use ranks 0 to 0" in shown.verdict.value
+def test_ranks_have_no_panel():
+    with pytest.raises(ValueError, match="give a labkit.Pipeline"):
+        lk.panel(Distributed(QUICK))
 
 
 # -- what a slider would bring, and the list of runs ---------------------------------------------
@@ -145,7 +141,7 @@ def test_a_starved_run_is_told_what_a_perfect_loader_would_give_and_a_fed_one_is
     shown = with_runs("workers-0")
     perfect = shown.run.throughput / (1 - shown.run.diagnose().findings[0].lost_share)
     assert f"With a perfect loader: about {perfect:,.0f} samples/s." in shown.verdict.value
-    assert "perfect loader" not in panels.run_verdict(load_recorded("batch-256"))
+    assert "perfect loader" not in panel_words.run_verdict(load_recorded("batch-256"))
 
 
 def test_the_list_has_the_last_runs_and_compares_with_the_pinned(monkeypatch):
@@ -195,7 +191,7 @@ def test_improve_shows_every_step_of_the_autopilot_and_sets_the_best_knobs(monke
         await ended(shown)
 
     search = Mock(found=found, run=climb)
-    monkeypatch.setattr(panels, "improver", lambda *_: search)
+    monkeypatch.setattr(panel, "improver", lambda *_: search)
     asyncio.run(scenario())
     assert shown.controls["num_workers"].value == 6
     assert "4.95x the start" in shown.comparison.value
@@ -228,11 +224,10 @@ def test_knobs_that_do_not_go_together_are_explained_and_start_nothing():
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("what", [QUICK, Distributed(QUICK)])
-def test_outside_a_notebook_run_says_what_to_do_instead(what):
-    shown = lk.panel(what)
+def test_outside_a_notebook_run_says_what_to_do_instead():
+    shown = lk.panel(QUICK)
     shown.run_button.click()
-    assert f"use {shown.terminal}" in shown.verdict.value
+    assert "use labkit.run()" in shown.verdict.value
     assert not shown.run_button.disabled
 
 

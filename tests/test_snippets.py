@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
 
 import labkit as lk
-from labkit.bench import resolve_config, user_step
+from labkit.bench import resolve_config
 from labkit.diagnosis import idle_rules
 from labkit.diagnosis import loader_remedies as cures
 from labkit.diagnosis.core_use import CoreUse
@@ -41,7 +41,7 @@ from labkit.diagnosis.wording import worded
 from labkit.results.hardware import Machine
 from labkit.tuning.set_up import tuner
 from labkit.watching import script_loops
-from labkit.watching.loader_call import call_of, call_with
+from labkit.watching.loader_call import call_of
 
 forks = pytest.mark.skipif(
     multiprocessing.get_start_method() != "fork", reason="workers started anew lack the script"
@@ -288,29 +288,14 @@ def graphs_of(call):
 
 
 @pytest.mark.parametrize("kind", SOME_MODELS)
-def test_what_is_pasted_compiles_a_model_as_what_a_search_measures_does(kind, monkeypatch):
+def test_what_is_pasted_compiles_a_model(kind, monkeypatch):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     loader = DataLoader(range(4))
     net = SOME_MODELS[kind]()
-    watched = LoopCode.of(call_of(loader))
-    searched = LoopCode.of(call_with(loader.dataset, model=net)).with_names()
-    line = watched.lines({"compile": "default"})
-    assert line == searched.lines({"compile": "default"})
+    line = LoopCode.of(call_of(loader)).lines({"compile": "default"})
     assert (line == "net.compile()\n") == (kind == "own")
-    exec(line, names := {"torch": torch, "net": SOME_MODELS[kind]()})
+    exec(line, names := {"torch": torch, "net": net})
     assert graphs_of(names["net"]) == 1
-    job = SimpleNamespace(device="cpu", xray=False, compile="default", precision="fp32")
-    step = user_step.OwnStep(lambda batch: net(batch).sum(), net, None, job)
-    step._check_and_compile(torch.zeros(2, 4))
-    assert graphs_of(net) == 1
-
-
-def test_a_function_that_makes_the_model_does_not_name_it():
-    make_net = SOME_MODELS["own"]
-    searched = LoopCode.of(call_with(range(4), model=make_net)).with_names()
-    assert searched.lines({"compile": "default"}) == (
-        "model = torch.compile(model)  # save model._orig_mod.state_dict()\n"
-    )
 
 
 def test_the_model_is_the_one_that_has_weights_and_the_others_as_its_parts():

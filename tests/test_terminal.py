@@ -33,7 +33,7 @@ with without_compiler():
     "begins, without",
     [
         ("import labkit; labkit.Pipeline", "torch numpy"),
-        ("import labkit.view.live, labkit.view.panels", "torch"),
+        ("import labkit.view.live, labkit.view.panel", "torch"),
         ("import labkit.view.watch_command", "torch matplotlib pandas"),  # the user's script waits
         (COUNTS, "torch._dynamo"),
     ],

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import labkit as lk
-from labkit.bench import by_value, user_dataset, user_parts, user_step
+from labkit.bench import by_value, user_dataset, user_parts
 from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.recommendation import recommend_workers
 from labkit.results.run import Run
@@ -265,21 +265,6 @@ def test_a_short_stream_is_read_again_and_again(tmp_path):
     assert sum(len(next(batches)[1]) for _ in range(10)) == 2 * 200
 
 
-def test_settings_of_the_step_reach_the_readers_own_model_and_optimizer(tmp_path):
-    def step(model, optimizer, batch):
-        is_fused = optimizer.param_groups[0]["fused"]
-        return 10 * is_fused + model(batch[0]).element_size()
-
-    model = torch.nn.Linear(8, 2)
-    optimizer = torch.optim.AdamW(model.parameters())
-    parts = {"step": step, "model": model, "optimizer": optimizer}
-    knobs = {"fused_optimizer": True, "precision": "bf16"}
-    trainer, batches = taken_in(tmp_path, Numbers(), parts, **knobs)
-    assert trainer.compute(*next(batches), update=True) == 10 + 2  # bytes of a number
-    with pytest.raises(ValueError, match="did not call the model"):
-        taken_in(tmp_path, Numbers(), {"step": len, "model": model})
-
-
 @pytest.mark.parametrize(
     "search, message",
     [
@@ -288,9 +273,14 @@ def test_settings_of_the_step_reach_the_readers_own_model_and_optimizer(tmp_path
         (lambda: lk.tune(Numbers(threading.Lock())), r"cannot be sent .* 'module:function'"),
         (lambda: lk.tune(Numbers(), baseline={"workers": 2}), "baseline workers=2"),
         (lambda: lk.improve(may_change=["depth"]), "may_change=.'depth'.: allow any of batch_size"),
-        (lambda: lk.improve([1, 2], model=torch.nn.Linear), "model= goes with step="),
-        (lambda: lk.improve(step=print), "goes with a dataset of your own"),
-        (lambda: lk.improve(42), "not a dataset"),
+        (lambda: lk.improve([1, 2]), r"not list: .* lk.tune\(dataset, step=...\)"),
+        (lambda: lk.improve("own_data:make"), r"use lk.tune\("),
+        (
+            lambda: lk.improve(torch.utils.data.DataLoader(Numbers())),
+            r"not DataLoader: .* lk.tune\(",
+        ),
+        (lambda: lk.tune(lk.Pipeline(), step=print), "goes with a dataset of your own"),
+        (lambda: lk.tune(42), "not a dataset"),
         (lk.sweep, "needs a knob and its values"),
     ],
 )
@@ -301,10 +291,10 @@ def test_what_cannot_be_searched_is_refused_before_anything_runs(search, message
 
 def test_of_what_is_too_large_to_be_sent_the_largest_part_is_named(monkeypatch):
     monkeypatch.setattr(source, "MAX_PAYLOAD", 2**20)
-    model = torch.nn.Linear(1024, 512)
-    why = r"every run holds 2 MiB .at most 1., most of it the model"
+    step = torch.nn.Linear(1024, 512)
+    why = r"every run holds 2 MiB .at most 1., most of it the step"
     with pytest.raises(ValueError, match=why):
-        source.source_of(Numbers(), model=model, step=len)
+        source.source_of(Numbers(), step=step)
 
 
 def test_what_is_sent_may_come_from_a_notebook():
@@ -330,13 +320,3 @@ def test_a_module_and_function_in_the_current_folder_is_found_from_a_terminal(
     found = json.loads(done.stdout)
     assert found["best_throughput"] >= found["baseline_throughput"] and found["snippet"]
     assert found["best"]["batch_size"] == 8
-
-
-def test_an_optimizer_that_is_fused_late_has_its_step_counters_beside_its_weights():
-    weights = torch.nn.Parameter(torch.ones(3, device="meta"))
-    adam = torch.optim.Adam([weights])
-    adam.state[weights]["step"] = torch.tensor(7.0)  # as torch keeps it where it is not fused
-    user_step._fuse(adam)
-    assert adam.state[weights]["step"].device == weights.device
-    with pytest.raises(ValueError, match="Rprop has no fused version"):
-        user_step._fuse(torch.optim.Rprop([weights]))

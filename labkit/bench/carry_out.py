@@ -34,6 +34,7 @@ from labkit.bench.sampler import Sampler
 from labkit.bench.timeline import make_timeline
 from labkit.bench.unusable_cards import unused_gpu
 from labkit.bench.user_dataset import EndlessBatches
+from labkit.bench.user_step import OwnStep
 from labkit.bench.worker_recorder import in_workers
 from labkit.orders import RowsOrder, RunOrder
 from labkit.process.device_lock import hold
@@ -71,22 +72,23 @@ def run_pipeline(order: RunOrder, device: torch.device, folder: Path, log: Event
     job, not_applied = resolve_config(order["pipeline"], device, size_model=not own)
     if not own:
         shorten(job, not_applied)
-    knobs = user_parts.knobs_on_parts(job, order["source"]) if own else vars(job)
+    knobs = user_parts.knobs_on_parts(job) if own else vars(job)
     log.write("job", pipeline=knobs, not_applied=not_applied)
     trainer, loader = prepare(order, job, device, folder, log)
     timeline = make_timeline(log, folder, device)
     with lines_of(loader, folder):
         iterator = begun(loader, job, log)
-        counted = not isinstance(trainer, Trainer) or write_work(trainer, log, only_known=True)
+        counted = isinstance(trainer, OwnStep) or write_work(trainer, log, only_known=True)
         xray.keep_time(job)
         steps = train(trainer, iterator, timeline, job)
     log.write("memory", peak_bytes=resources.peak_bytes(device))
-    xray.look(trainer, iterator, job, steps, folder, log)
     if isinstance(loader, EndlessBatches):
         handoff.look(loader.tensors, steps, log, None)
-    else:
-        handoff.look(data.noise_batch(job), steps, log, trainer)
-    if isinstance(trainer, Trainer) and not counted:
+    if isinstance(trainer, OwnStep):
+        return
+    xray.look(trainer, iterator, job, steps, folder, log)
+    handoff.look(data.noise_batch(job), steps, log, trainer)
+    if not counted:
         write_work(trainer, log)
 
 

@@ -1,4 +1,4 @@
-"""Whether torch.compile can act on a device, and why not; a model compiled where it stands."""
+"""Whether torch.compile can act on a device, and why not."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import sysconfig
 from pathlib import Path
 
 import torch
-
-from labkit.bench.model_parts import has_own_forward
 
 
 def compile_lacks(device: torch.device) -> str | None:
@@ -46,16 +44,3 @@ def compiler() -> str | None:
     if sys.platform == "win32":
         names = ("cl",)
     return next(filter(None, map(shutil.which, names)), None)
-
-
-def compile_in_place(model: torch.nn.Module, mode: str) -> None:
-    """Compile a model for all that call it, also where only `torch.compile(model)` would."""
-    if has_own_forward(model):
-        model.compile(mode=mode)
-        return
-
-    def call(*args: object, **kwargs: object) -> object:
-        return model._call_impl(*args, **kwargs)
-
-    # as compile() sets it, but of a frame that Dynamo does not skip
-    model._compiled_call_impl = torch.compile(call, mode=mode)

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from labkit.bench.loader_workers import worker_dies_with_bench
-from labkit.bench.loop import Trains
+from labkit.bench.loop import Trainer
 from labkit.bench.optional import write_or_why
 from labkit.process.events import EventLog, now_ns
 
@@ -54,7 +54,7 @@ class Ready(Dataset):
         return batch, between, max(0, shared - start - cloning)
 
 
-def look(batch: Batch, steps: int, log: EventLog, trainer: Trains | None) -> None:
+def look(batch: Batch, steps: int, log: EventLog, trainer: Trainer | None) -> None:
     """Write the `handoff` event, or `no_handoff` and why. Never ends the run.
 
     Batches are taken right after a step: at rest, taking one costs up to five times as much.
@@ -75,7 +75,7 @@ class Handoff(NamedTuple):
     worker: int  # CPU time of the worker for a batch, moving it included
 
 
-def _costs(batch: Batch, trainer: Trains | None) -> dict[str, float | None]:
+def _costs(batch: Batch, trainer: Trainer | None) -> dict[str, float | None]:
     """Hand `batch` over a few times, let `trainer`, if any, train on it; return medians in µs."""
     loader = DataLoader(
         Ready(batch),
@@ -116,7 +116,7 @@ def _without_steps(iterator: Handed, deadline: int) -> list[Handoff]:
 
 
 def _after_steps(
-    iterator: Handed, deadline: int, trainer: Trains, warm: list[int], cold: list[int]
+    iterator: Handed, deadline: int, trainer: Trainer, warm: list[int], cold: list[int]
 ) -> list[Handoff]:
     """Take batches right after steps, whose CPU times go to `warm` and `cold`."""
     rounds: list[Handoff] = []

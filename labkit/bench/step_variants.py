@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from operator import truediv
 from statistics import median
 from typing import NamedTuple
@@ -11,9 +10,7 @@ from typing import NamedTuple
 import torch
 
 from labkit.bench import devices, formats, resources
-from labkit.bench.batch_contents import Batch, leaves
-from labkit.bench.loop import Trains
-from labkit.bench.model_parts import is_compiled
+from labkit.bench.loop import Trainer
 
 ROUNDS = 7
 BUDGET_S = 0.45  # for all rounds; at least two are done
@@ -24,12 +21,14 @@ HOPELESS = 3.0  # BF16 so much slower is not tried again
 class StepVariant(NamedTuple):
     """A way to compute a step: a batch on the device, and a number format."""
 
-    images: Batch
+    images: torch.Tensor
     labels: torch.Tensor
     precision: str
 
 
-def other_settings(trainer: Trains, images: Batch, labels: torch.Tensor) -> dict[str, float | None]:
+def other_settings(
+    trainer: Trainer, images: torch.Tensor, labels: torch.Tensor
+) -> dict[str, float | None]:
     """Time one step's compute as it is, with another batch, and in BF16, in turn; then compare.
 
     `fixed_share` is the part (0 to 1) that does not grow with the batch. The weights move on.
@@ -39,14 +38,13 @@ def other_settings(trainer: Trains, images: Batch, labels: torch.Tensor) -> dict
     plain = StepVariant(images, labels, asked)
     settings = {"plain": plain}
     resize = 1.0  # the rows of the other batch over those of this one
-    if not (trainer.job.compile or is_compiled(trainer.model)):  # it would compile anew
-        whole = max(1, *map(rows_of, leaves((images, labels))))
+    if not trainer.job.compile:  # it would compile anew
+        whole = len(labels)
         # A quarter is quick, and least disturbed; but to a GPU it may be as much work as the whole
         quick = trainer.device.type == "cpu" and whole >= FEW_ROWS
         rows = whole // 4 if quick else 2 * whole
         resize = rows / whole
-        other_images, other_labels = resized((images, labels), rows)
-        settings["resized"] = StepVariant(other_images, other_labels, asked)
+        settings["resized"] = StepVariant(resized(images, rows), resized(labels, rows), asked)
         if asked in ("fp32", "ieee") and not formats.lacks("bf16", trainer.device):
             settings["bf16"] = plain._replace(precision="bf16")
     times = _timed_in_turn(trainer, settings)
@@ -60,7 +58,7 @@ def other_settings(trainer: Trains, images: Batch, labels: torch.Tensor) -> dict
     }
 
 
-def _timed_in_turn(trainer: Trains, settings: dict[str, StepVariant]) -> dict[str, list[float]]:
+def _timed_in_turn(trainer: Trainer, settings: dict[str, StepVariant]) -> dict[str, list[float]]:
     """Return the times (s) of each setting, round by round; those there is no room for are out."""
     times: dict[str, list[float]] = {name: [] for name in settings}
     latest: dict[str, float] = {}
@@ -73,8 +71,7 @@ def _timed_in_turn(trainer: Trains, settings: dict[str, StepVariant]) -> dict[st
             except RuntimeError as error:
                 if name == "plain" or not resources.refused(error):
                     raise
-                if trainer.optimizer is not None:
-                    trainer.optimizer.zero_grad(set_to_none=True)
+                trainer.optimizer.zero_grad(set_to_none=True)
                 del going_on[name], times[name]  # no room for it: the others stand
                 continue
             # A GPU's first step in a format also loads its kernels: that tells nothing
@@ -90,24 +87,12 @@ def _timed_in_turn(trainer: Trains, settings: dict[str, StepVariant]) -> dict[st
     return times
 
 
-def rows_of(part: object) -> int:
-    """Return the length of a tensor in a batch: its samples, as a rule; 0 for all else."""
-    return part.shape[0] if isinstance(part, torch.Tensor) and part.dim() else 0
+def resized(tensor: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return the first `rows` of a tensor; where it has fewer, all of them twice."""
+    return tensor[:rows] if rows <= len(tensor) else torch.cat([tensor, tensor])
 
 
-def resized(batch: Batch, rows: int) -> Batch:
-    """Return the first `rows` of each tensor in a batch; where it has fewer, all of them twice."""
-    if isinstance(batch, Mapping):
-        return {name: resized(part, rows) for name, part in batch.items()}
-    if isinstance(batch, (list, tuple)):
-        parts = [resized(part, rows) for part in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
-    if not rows_of(batch):
-        return batch
-    return batch[:rows] if rows <= len(batch) else torch.cat([batch, batch])
-
-
-def _timed(trainer: Trains, setting: StepVariant) -> float:
+def _timed(trainer: Trainer, setting: StepVariant) -> float:
     """Return how long one compute takes on the device, s."""
     # On a CPU not the time in which others had the core
     clock = time.thread_time if trainer.device.type == "cpu" else time.perf_counter

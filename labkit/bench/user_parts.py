@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import pickle
 import pkgutil
@@ -18,9 +17,9 @@ from labkit.bench.user_dataset import EndlessBatches, NamesTheItem, checked
 from labkit.bench.user_step import OwnStep
 from labkit.knobs import Settings
 from labkit.orders import DataSource
-from labkit.spec import LOADER_KNOBS, STEP_KNOBS, Job
+from labkit.spec import LOADER_KNOBS, Job
 
-USER_PARTS = ("dataset", "collate_fn", "step", "model", "optimizer")
+USER_PARTS = ("dataset", "collate_fn", "step")
 
 
 def prepare(source: DataSource, job: Job, folder: Path) -> tuple[OwnStep, EndlessBatches]:
@@ -30,9 +29,7 @@ def prepare(source: DataSource, job: Job, folder: Path) -> tuple[OwnStep, Endles
     dataset = checked(parts["dataset"])
     collate = parts["collate_fn"] or torch.utils.data.default_collate
     streams = isinstance(dataset, IterableDataset)
-    items = dataset if streams else (dataset[i % len(dataset)] for i in itertools.count())
-    trainer = OwnStep(parts["step"], parts["model"], parts["optimizer"], job)
-    trainer.set_up(lambda: collate(list(itertools.islice(items, job.batch_size))))
+    trainer = OwnStep(parts["step"], job)
     sampler = None
     if not streams:
         sampler = data.EndlessShuffle(len(dataset), job.seed)
@@ -63,7 +60,6 @@ def _fetch(source: DataSource, folder: Path) -> Settings:
     return parts
 
 
-def knobs_on_parts(job: Job, source: DataSource) -> dict[str, object]:
+def knobs_on_parts(job: Job) -> dict[str, object]:
     """Return the knobs that act on the reader's parts."""
-    of_step = STEP_KNOBS if "model" in source["parts"] else ()
-    return {name: getattr(job, name) for name in (*LOADER_KNOBS, *of_step)}
+    return {name: getattr(job, name) for name in LOADER_KNOBS}

@@ -6,23 +6,19 @@ import gzip
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeAlias
 
-import torch
 from torch._C._autograd import _KinetoEvent
 from torch.autograd.profiler import profile as profiler
 from torch.autograd.profiler import record_function
 
 from labkit.bench import devices, handoff
-from labkit.bench.batch_contents import Batch
-from labkit.bench.loop import Trains
+from labkit.bench.data import Batch
+from labkit.bench.loop import Trainer
 from labkit.bench.optional import write_or_why
 from labkit.bench.step_operators import summarise
 from labkit.bench.step_variants import other_settings
 from labkit.process.events import XRAY_NAME, EventLog
 from labkit.spec import Job
-
-Loaded: TypeAlias = tuple[Batch, torch.Tensor]  # a batch on the host, and its labels
 
 WINDOW = "labkit.compute"  # the mark around forward, backward and update
 MIN_STEPS = 20  # a run of fewer is a quick look: the x-ray would be a large part of it
@@ -43,7 +39,7 @@ def keep_time(job: Job) -> None:
 
 
 def look(
-    trainer: Trains, batches: Iterator[Loaded], job: Job, steps: int, folder: Path, log: EventLog
+    trainer: Trainer, batches: Iterator[Batch], job: Job, steps: int, folder: Path, log: EventLog
 ) -> None:
     """Write the `xray` event, or `no_xray` and why there is none. Never ends the run."""
     if not job.xray:
@@ -54,7 +50,7 @@ def look(
         write_or_why(log, "xray", lambda: _xray(trainer, batches, folder))
 
 
-def _xray(trainer: Trains, batches: Iterator[Loaded], folder: Path) -> dict[str, float | None]:
+def _xray(trainer: Trainer, batches: Iterator[Batch], folder: Path) -> dict[str, float | None]:
     """Return what a step is made of, and what it takes in other settings."""
     loaded = next(batches)
     images, labels = trainer.to_device(*loaded)
@@ -69,7 +65,7 @@ def _xray(trainer: Trains, batches: Iterator[Loaded], folder: Path) -> dict[str,
 
 
 def profile(
-    trainer: Trains, batches: Iterator[Loaded], loaded: Loaded, folder: Path
+    trainer: Trainer, batches: Iterator[Batch], loaded: Batch, folder: Path
 ) -> dict[str, float]:
     """Profile real steps, keep their trace in `folder`, return what the calmest was made of."""
     recorded, events = _recorded(trainer, [loaded])  # how much is to be read?
@@ -82,7 +78,7 @@ def profile(
     return summarise(events, WINDOW)
 
 
-def _recorded(trainer: Trains, batches: list[Loaded]) -> tuple[profiler, list[_KinetoEvent]]:
+def _recorded(trainer: Trainer, batches: list[Batch]) -> tuple[profiler, list[_KinetoEvent]]:
     """Run some steps under the profiler inside torch.profiler, which imports the compiler."""
     device = "cuda" if trainer.device.type == "cuda" else None
     recorded = profiler(use_device=device, record_shapes=True, use_kineto=True)

@@ -46,7 +46,6 @@ class EventLog:
 
     def __init__(self, folder: str | Path):
         self._path = os.path.join(folder, FILE_NAME)
-        self._pid = os.getpid()
         self._file = self._opened()
         self._closed = False
         self._secrets = secrets_in(os.environ)
@@ -112,7 +111,7 @@ class EventLog:
     def _append(self, data: bytes) -> bytes:
         """Write `data`; return the lines that have not become whole, to be written again."""
         written = 0
-        if self._closed or self._pid != os.getpid():
+        if self._closed or self._file.pid != os.getpid():
             return b""
         try:
             if not self._file.is_ours():  # a program has closed all that it may have had open

@@ -37,7 +37,6 @@ class RunLog(EventLogResult):
         "telemetry": list,
         "epoch": list,
         "pass": list,
-        "sums": list,
         "saved": list,
         "paused": list,
         "suspended": list,
@@ -115,14 +114,9 @@ class RunLog(EventLogResult):
         return len(self._steps)
 
     @property
-    def all_sums(self) -> list[Event]:
-        """What the steps of a watched loop added up to by and by, if not all are in the log."""
-        return self._events("sums")
-
-    @property
     def sums(self) -> Event | None:
-        """The last of `all_sums`; None where all steps are in the log."""
-        return self.all_sums[-1] if self.all_sums else None
+        """What the steps of a watched loop added up to; None where all of them are in the log."""
+        return self.event("sums")
 
     @property
     def steps_made(self) -> int:

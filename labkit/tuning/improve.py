@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Collection, Iterator
 
@@ -29,7 +28,6 @@ TRAINING = knobs_with("retrains")
 LOADER = ("num_workers", "prefetch_factor")
 KEPT = Judgement("kept", kept=True)
 NO_GAIN = Judgement("no gain")  # it may be tried again with others
-NO_GAIN_AGAIN = Judgement("no gain: the start was as fast, measured again")
 UNCHANGED = 2.0  # a change may move the losses by this many times what two unchanged runs differ by
 EXACT = 0.02  # relative difference of mean losses that another order of additions may make
 
@@ -46,13 +44,11 @@ class Improver(Search[Ladder]):
         lacks: Callable[[Settings, Run, Settings], str | None],
         may_change: Collection[str] = (),
         seconds: float | None = None,
-        check_start: bool = False,
     ):
         """Set up a climb; nothing runs yet.
 
         `forecast(run, its loader, changes)` predicts samples/s; `lacks(changes, run, knobs)` says
-        why changes cannot act here; `check_start` measures the start again at the end, when caches
-        are warm.
+        why changes cannot act here.
         """
         super().__init__(found, bench)
         if seconds is not None and not seconds > 0:
@@ -63,7 +59,6 @@ class Improver(Search[Ladder]):
         self.lacks = lacks
         self.may_change = set(may_change)
         self.budget_s = seconds
-        self.check_start = check_start
         self.banned: list[Settings] = []  # changes that failed, or broke the losses
 
     @property
@@ -124,17 +119,6 @@ class Improver(Search[Ladder]):
             gains = trial.gain > 1 + LEAST_GAIN and min(trial.rates) > max(before.rates)
         trial.judgement = KEPT if gains else NO_GAIN
 
-    def finish(self) -> None:
-        """Measure the start again, now that caches are warm: the gain must be more than that."""
-        found = self.found
-        if not (self.check_start and found.changes and self._has_room()):
-            return
-        start = found.tried[0]
-        self.measure(start)
-        if self.best.speed < (1 + LEAST_GAIN) * max(start.rates):
-            for trial in found.kept[1:]:
-                trial.judgement = NO_GAIN_AGAIN
-
     def _has_room(self) -> bool:
         """Whether another run may begin: as long as those before it, it would end in time."""
         runs = self.bench.count
@@ -192,8 +176,6 @@ class Improver(Search[Ladder]):
         """Return why a change is not to be tried here."""
         if changed := set(changes) & set(TRAINING) - self.may_change:
             return f"it changes what is trained; may_change={changed} allows it"
-        if "precision" in changes and not any(map(math.isfinite, run.loss)):
-            return "the step returns no loss, so nothing could tell whether it holds"
         return self.lacks(changes, run, self.best.knobs)
 
     def _ruled_out(self, trial: Trial, before: Trial) -> str:

@@ -243,10 +243,7 @@ class Ladder(SearchResult):
     @property
     def lines(self) -> str:
         """The changes as plain PyTorch."""
-        if self.asked:
-            return changed_lines(self.start, self.best) or loader_line(self.start)
-        changes = {"batch_size": self.start["batch_size"], **self.changes}
-        return self.code.with_names().lines(changes)
+        return changed_lines(self.start, self.best) or loader_line(self.start)
 
     @property
     def headline(self) -> str:

@@ -13,7 +13,7 @@ from labkit.diagnosis.recommendation import LEAST_MAX_WORKERS
 from labkit.knobs import Settings
 from labkit.results.hardware import Machine, check_device, machine
 from labkit.results.run import Run
-from labkit.spec import KNOBS, LOADER_KNOBS, LOOP_PARTS, STEP_KNOBS, Pipeline
+from labkit.spec import KNOBS, LOADER_KNOBS, Pipeline
 from labkit.tuning.improve import Improver, lacking
 from labkit.tuning.loader_search import LoaderSearch
 from labkit.tuning.memory import too_large
@@ -48,14 +48,9 @@ class Given:
         return None if self.source else self.pipeline
 
     @property
-    def parts(self) -> set[str]:
-        """The parts of a training loop that are there."""
-        return set(self.source.parts) if self.source else {"step", "model", "optimizer"}
-
-    @property
     def loader_alone(self) -> bool:
         """Whether nothing computes: no step was given."""
-        return "step" not in self.parts
+        return self.source is not None and "step" not in self.source.parts
 
 
 def given(what: object, *, step: object = None, **parts: object) -> Given:
@@ -76,7 +71,7 @@ def given(what: object, *, step: object = None, **parts: object) -> Given:
         if parts.pop("collate_fn", None) is not None:
             raise ValueError("collate_fn: a DataLoader has its own.")
         source, knobs = source_of_loader(cast("TorchLoader", what), step=step, **parts)
-        code = LoopCode.of(call_of(what, **parts))
+        code = LoopCode.of(call_of(what))
     else:
         source = source_of(what, step=step, **parts)
         code = LoopCode.of(call_with(what, **parts))
@@ -163,56 +158,28 @@ def _start(asked: Given, batch_size: int | None, baseline: Mapping[str, object])
     return start
 
 
-def improver(
-    what: object,
-    may_change: Collection[str],
-    seconds: float | None,
-    batch_size: int | None = None,
-    **parts: object,
-) -> Improver:
-    """Return an autopilot for a pipeline or the user's own data.
-
-    Raises ValueError on what cannot be run.
-    """
-    asked = given(what, **parts)
-    knobs = _improver_start(asked, batch_size)
-    ladder = Ladder(
-        asked.name,
-        knobs | LoaderSetting.of(knobs).to_dict(),
-        asked.asked,
-        asked.code,
-        machine().line,
-    )
+def improver(what: object, may_change: Collection[str], seconds: float | None) -> Improver:
+    """Return an autopilot for a pipeline, or a Run of one; ValueError on what cannot be run."""
+    pipeline = what.asked if isinstance(what, Run) else what
+    if not isinstance(pipeline, Pipeline):
+        raise ValueError(
+            f"lk.improve takes a labkit.Pipeline, not {type(what).__name__}: for data of your own "
+            "use lk.tune(dataset, step=...)."
+        )
+    check_device(pipeline.device)
+    knobs = pipeline.to_dict()
+    start = knobs | LoaderSetting.of(knobs).to_dict()
+    ladder = Ladder(repr(pipeline), start, pipeline, line=machine().line)
 
     def lacks(changes: Settings, run: Run, now: Settings) -> str | None:
-        for name in changes:
-            part = KNOBS[name].part  # without it, the change cannot be tried
-            if part in LOOP_PARTS and part not in asked.parts:
-                return f"it acts on your {part}: pass {part}="
         no_room = too_large(LoaderSetting.of(now | changes), ladder.tried)
         return no_room or lacking(changes, run.machine, now)
 
     return Improver(
         ladder,
-        TrialBench(asked.pipeline, asked.source, IMPROVE_S, look=True),
+        TrialBench(pipeline, None, IMPROVE_S, look=True),
         forecast,
         lacks=lacks,
         may_change=may_change,
         seconds=seconds,
-        check_start=asked.source is not None,
     )
-
-
-def _improver_start(asked: Given, batch_size: int | None) -> Settings:
-    """Return the knobs to start from; raises ValueError on parts that do not go together."""
-    for name, needs in (("model", "step"), ("optimizer", "model")):
-        if name in asked.parts and needs not in asked.parts:
-            raise ValueError(f"{name}= goes with {needs}=: give both.")
-    if batch_size and not asked.source:
-        raise ValueError(f"batch_size={batch_size}: set it in the pipeline.")
-    knobs = dict(asked.knobs)
-    if asked.source and "model" in asked.parts:
-        knobs |= {name: getattr(asked.pipeline, name) for name in STEP_KNOBS}
-    if batch_size:
-        knobs["batch_size"] = KNOBS["batch_size"].check(batch_size)
-    return knobs

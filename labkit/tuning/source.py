@@ -18,15 +18,13 @@ from labkit.knobs import Settings
 from labkit.orders import DataSource
 from labkit.results.launch import Launched
 from labkit.results.payload import CannotSend, import_path, pickled, sizes_of, write_new
-from labkit.spec import LOADER_KNOBS, STEP_KNOBS, WITHOUT_WORKERS
+from labkit.spec import LOADER_KNOBS, WITHOUT_WORKERS
 
 NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 PAYLOAD = "source.pkl"
 GIVEN_WITH_IT = {
     "collate_fn": "a function of a list of items",
     "step": "a function of one batch",
-    "model": "an nn.Module, or a function that makes one",
-    "optimizer": "a torch optimizer, or a function of the parameters that makes one",
 }
 MAX_PAYLOAD = 512 * 2**20  # bytes; a larger data set is better made where it is used
 
@@ -58,21 +56,18 @@ class Source:
             "payload": None if self.payload is None else PAYLOAD,
             "cwd": here,
             "path": [here, *import_path()],
-            "parts": list(self.parts),
         }
 
     def described(self, spec: Launched) -> Mapping[str, object]:
         """Return what the run's first event tells: the settings, and whose data it is."""
-        names = [*LOADER_KNOBS, *(STEP_KNOBS if "model" in self.parts else ())]
-        knobs = {name: getattr(spec, name) for name in names}
+        knobs = {name: getattr(spec, name) for name in LOADER_KNOBS}
         return {"pipeline": knobs, "watched": {"loader": f"DataLoader({self.name})"}}
 
 
 def source_of(dataset: object, **parts: object) -> Source:
     """Make a Source; raises ValueError on what cannot be sent or loaded, saying why.
 
-    `parts` may have the `collate_fn` and the `step`, and the step's `model` and `optimizer` or
-    functions that make them; None stands for a part that is not given.
+    `parts` may have the `collate_fn` and the `step`; None stands for a part that is not given.
     """
     given = {"dataset": dataset, **parts}
     given = {name: part for name, part in given.items() if part is not None}
@@ -82,7 +77,7 @@ def source_of(dataset: object, **parts: object) -> Source:
         if not NAMED.fullmatch(text):
             raise ValueError(f"{name}={text!r}: write module:function, as in 'train:make_dataset'.")
     for name, part in objects.items():
-        if name != "dataset" and not callable(part) and not hasattr(part, "param_groups"):
+        if name != "dataset" and not callable(part):
             raise ValueError(f"{name}={part!r}: give {GIVEN_WITH_IT[name]}.")
     if "dataset" in objects:
         _check_dataset(dataset)

@@ -44,7 +44,7 @@ class Control(widgets.VBox):
         label = widgets.HTML(f"<span title='{title}'><b>{html.escape(knob.name)}</b>{unit}</span>")
         super().__init__([label, self.widget])
         self.layout = widgets.Layout(min_width="0", overflow="hidden")
-        self.add_class(f"labkit-knob-{knob.name.replace(' ', '-')}")
+        self.add_class(f"labkit-knob-{knob.name}")
 
     @property
     def value(self) -> Value:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypedDict, TypeVar
+from typing import TypedDict
 
 import anywidget
 import traitlets
 
-from labkit.results.ranks import Ranks
 from labkit.results.run import Run
 from labkit.view.home_thread import HomeThread
 from labkit.view.page_files import STYLE_SHEET, script_of
-
-Ran = TypeVar("Ran", Run, Ranks)
 
 MAX_BYTES = 2**20  # of a list
 MOST_ROWS = 8  # the pinned one stays beside them
@@ -29,7 +26,7 @@ class ListedRun(TypedDict):
     pinned: bool
 
 
-class History(anywidget.AnyWidget, Generic[Ran]):
+class History(anywidget.AnyWidget):
     """Lists runs, of which one can be pinned."""
 
     _esm = script_of("dom.js", "history.js")
@@ -40,26 +37,26 @@ class History(anywidget.AnyWidget, Generic[Ran]):
     def __init__(self, when_pinned: Callable[[], None], home: HomeThread):
         """Begin with none; `when_pinned` is called when another run is, or none."""
         super().__init__()
-        self.runs: dict[int, Ran] = {}  # by the key of its row
+        self.runs: dict[int, Run] = {}  # by the key of its row
         self.when_pinned = when_pinned
         self.on_msg(lambda _self, asked, _buffers: home.call(self.pin, asked["pin"]))
 
     @property
-    def pinned(self) -> tuple[str, Ran] | None:
+    def pinned(self) -> tuple[str, Run] | None:
         """The name and the run that later ones are compared with; None for the one before."""
         for row in self.rows:
             if row["pinned"]:
                 return row["name"], self.runs[row["key"]]
         return None
 
-    def against(self, before: Ran | None) -> tuple[str, Ran | None]:
+    def against(self, before: Run | None) -> tuple[str, Run | None]:
         """Return what a run is compared with, its name first: the pinned run, else `before`."""
         if self.pinned is None:
             return "the run before", before
         name, run = self.pinned
         return f"the pinned run ({name})", run
 
-    def add(self, run: Ran, name: str, verdict: str) -> None:
+    def add(self, run: Run, name: str, verdict: str) -> None:
         """Put a run on top of the list; the oldest goes."""
         key = 1 + max((row["key"] for row in self.rows), default=0)
         numbers = run.in_short if run.throughput else ""

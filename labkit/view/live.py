@@ -54,11 +54,10 @@ class LiveView(anywidget.AnyWidget):
         self.due = 0.0  # when to draw again, s
         self.show_before(before)
 
-    def show_before(self, before: Run | Ranks | None) -> None:
+    def show_before(self, before: Run | None) -> None:
         """Draw `before`'s utilization faintly behind; None removes it."""
-        run = first_rank(before)
-        self.overlay = b"" if run is None else live_frame(run)
-        self.overlay_name = (display.recorded_mark(run) if run else "") or "run before"
+        self.overlay = b"" if before is None else live_frame(before)
+        self.overlay_name = (display.recorded_mark(before) if before else "") or "run before"
 
     def update(self, running: Run | Ranks) -> None:
         """Show what it has done by now."""

@@ -9,46 +9,59 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from typing import ClassVar, Generic, TypeVar, cast
 
-import ipywidgets as widgets
-
+from labkit.diagnosis.prediction import Prediction
 from labkit.knobs import Settings, check_names
 from labkit.process import launcher
 from labkit.results.hardware import check_device
 from labkit.results.launch import launch
-from labkit.spec import Distributed, Pipeline
+from labkit.results.result import Table
+from labkit.results.run import Run
+from labkit.results.script import script
+from labkit.spec import KNOBS, Pipeline
+from labkit.tuning.set_up import improver
 from labkit.view.clipboard import Clipboard
 from labkit.view.controls import Control, knobs_in_words, shown
-from labkit.view.display import StaticFigure
-from labkit.view.history import History, Ran
+from labkit.view.history import History
 from labkit.view.home_thread import HomeThread
 from labkit.view.live import LiveView
 from labkit.view.panel_access import PanelAccess
-from labkit.view.panel_parts import Buttons, Comparison, Picture, Sentence, fade, grid_of
+from labkit.view.panel_parts import Buttons, Comparison, Sentence, fade, grid_of
 from labkit.view.panel_session import Session
+from labkit.view.panel_words import difference, run_verdict
+from labkit.view.prediction_bar import PredictionBar, expected
+from labkit.view.running import pipeline_with
 from labkit.view.widget_or_text import WidgetOrText
 
-Asked = TypeVar("Asked", Pipeline, Distributed)
-
+USUAL_KNOBS = ("num_workers", "prefetch_factor", "batch_size", "io_ms")
+IMPROVE_TIP = "Fix what is on top, measure, ask again, until nothing is worth it: at most 12 runs"
+IN_PLACE = "Where no widgets show, labkit.run() leaves a picture and a table."
 SETTLE_S = 0.1  # s, for a control's last change to arrive: a press of Run may overtake it
 
 
-class Panel(WidgetOrText, Generic[Asked, Ran]):
-    """Controls, buttons and what a run showed. `.run` is the last run, `.runs` all.
+def panel(
+    pipeline: Pipeline | None = None,
+    knobs: Sequence[str] = USUAL_KNOBS,
+    **settings: object,
+) -> Panel:
+    """Return widgets to set something up, run it, watch it and compare it with the run before.
 
-    A subclass knows what it is a panel of, and what it says of a run.
+    Args:
+        pipeline: The default one where it is left out.
+        knobs: The names of the knobs to show.
+        **settings: Changes to the pipeline, as in `pipeline.but(...)`.
     """
+    check_names(knobs, KNOBS)
+    return Panel(pipeline_with(pipeline, settings), knobs)
 
-    terminal = ""  # the call that does the same without a notebook
-    warm: ClassVar[bool] = False  # whether the process that is kept ready can start its runs
 
-    def __init__(
-        self, what: str, controls: dict[str, Control], more: Sequence[widgets.Widget] = ()
-    ):
-        """Make a panel of `what`, with `more` widgets of a subclass above the view."""
-        self.controls = controls
-        self.runs: list[Ran] = []  # oldest first
+class Panel(WidgetOrText):
+    """Widgets to set some knobs of a pipeline and run it. `.run` is the last run, `.runs` all."""
+
+    def __init__(self, pipeline: Pipeline, knobs: Sequence[str]):
+        self.pipeline = pipeline
+        self.controls = {name: Control(KNOBS[name], getattr(pipeline, name)) for name in knobs}
+        self.runs: list[Run] = []  # oldest first
         self.opened_with = self.values
         self._moved = ""  # what was changed for the run that goes on, in words
         self._refused = False  # whether the controls do not go together
@@ -56,55 +69,26 @@ class Panel(WidgetOrText, Generic[Asked, Ran]):
         self.buttons = Buttons(self.home, self.start, self.stop)
         self.run_button = self.buttons.run
         self.stop_button = self.buttons.stop
+        self.improve_button = self.buttons.add("Improve", "magic", self.improve)
+        self.improve_button.tooltip = IMPROVE_TIP
+        self.bars = PredictionBar()
+        self._forecasted: tuple[Pipeline, Run] | None = None  # what was predicted, from which run
+        self._found: Prediction | None = None
         self.view = LiveView()
         self.verdict = Sentence()
         self.comparison = Comparison()
-        self.history: History[Ran] = History(self._pinned, self.home)
-        self.clipboard = Clipboard(self.copies(), self.home)
-        self.figure = Picture()
+        self.history = History(self._pinned, self.home)
+        self.clipboard = Clipboard(self._copies(), self.home)
         self.session = Session(self._show_busy, lambda why: self.verdict.say(why, good=False))
-        parts = [grid_of(controls.values()), self.buttons, *more, self.view, self.verdict]
-        parts += [self.comparison, self.history, self.clipboard, self.figure, PanelAccess()]
-        instead = f"Where no widgets show, {self.terminal} leaves a picture and a table."
-        super().__init__(f"labkit panel {what}", instead, parts)
+        parts = [grid_of(self.controls.values()), self.buttons, self.bars, self.view, self.verdict]
+        parts += [self.comparison, self.history, self.clipboard, PanelAccess()]
+        super().__init__(f"labkit panel for {', '.join(knobs)}", IN_PLACE, parts)
         self.add_class("labkit-panel")
         for control in self.controls.values():
             control.widget.observe(lambda _change: self.home.call(self._changed), "value")
         self._show_busy(False)
         self.verdict.say("Set the knobs and press Run.")
         self._changed()
-
-    # What a subclass knows
-
-    def asked_of(self, values: Settings) -> Asked:
-        """Return the spec that these values ask for; raises ValueError where they conflict."""
-        raise NotImplementedError
-
-    def launch(self, asked: Asked) -> Ran:
-        """Start what is asked."""
-        return cast("Ran", launch(asked))
-
-    def verdict_of(self, run: Ran) -> str:
-        """Say what limits a run."""
-        return str(run.diagnose())
-
-    def difference(self, run: Ran, before: Ran | None, name: str) -> list[str]:
-        """Say what was changed since `before`, which is called `name`, and what it brought."""
-        raise NotImplementedError
-
-    def copies(self) -> dict[str, Callable[[], str]]:
-        """Return what makes the texts that can be copied, by name."""
-        return {}
-
-    def picture(self, run: Ran) -> StaticFigure | None:
-        """Return what is drawn below the view, which of a single run is the picture itself."""
-        return None
-
-    def forecast(self, asked: Asked) -> None:
-        """Show what is expected of a spec."""
-
-    def settle(self, run: Ran) -> None:
-        """Show how right that forecast was."""
 
     # What is asked, and what has run
 
@@ -114,12 +98,12 @@ class Panel(WidgetOrText, Generic[Asked, Ran]):
         return {name: control.value for name, control in self.controls.items()}
 
     @property
-    def asked(self) -> Asked:
-        """The spec that Run would start; raises ValueError where the controls conflict."""
-        return self.asked_of(self.values)
+    def asked(self) -> Pipeline:
+        """The pipeline that Run would start; raises ValueError where the controls conflict."""
+        return self.pipeline.but(**self.values)
 
     @property
-    def run(self) -> Ran | None:
+    def run(self) -> Run | None:
         """The last run, which may still be going on; None before the first."""
         return self.runs[-1] if self.runs else None
 
@@ -128,12 +112,19 @@ class Panel(WidgetOrText, Generic[Asked, Ran]):
         """Whether a run is going on."""
         return self.session.running
 
-    def measured(self, asked: Asked | None = None) -> Ran | None:
+    def measured(self, asked: Pipeline | None = None) -> Run | None:
         """Return the last run that has numbers, or that of what was `asked`; None without one."""
         for run in reversed(self.runs):
             if not run.running and run.throughput is not None and asked in (None, run.asked):
                 return run
         return None
+
+    def _copies(self) -> dict[str, Callable[[], str]]:
+        """Return what makes what is asked as plain PyTorch, as last measured, and as labkit."""
+        return {
+            "PyTorch": lambda: str(script(self.measured(self.asked) or self.asked)),
+            "labkit": lambda: f"lk.run(lk.{self.asked!r})",
+        }
 
     # Run and Stop
 
@@ -147,8 +138,7 @@ class Panel(WidgetOrText, Generic[Asked, Ran]):
         try:
             self.session.start(work)
         except RuntimeError:
-            instead = f"The panel needs a notebook: here, use {self.terminal}."
-            self.verdict.say(instead, good=False)
+            self.verdict.say("The panel needs a notebook: here, use labkit.run().", good=False)
 
     def stop(self) -> None:
         """Ask the run to stop; the panel says so at once and shows what it did by then."""
@@ -160,7 +150,7 @@ class Panel(WidgetOrText, Generic[Asked, Ran]):
         self.stop()
         super().close()
 
-    def run_of(self, **values: int | float | str | None) -> Ran:
+    def run_of(self, **values: int | float | str | None) -> Run:
         """Return the last run with the controls as the panel opened, but for `values`.
 
         Where Run was not pressed for it, it is measured now, in this panel. Raises ValueError on
@@ -170,7 +160,7 @@ class Panel(WidgetOrText, Generic[Asked, Ran]):
         wanted = self.opened_with | values
         if self.running and self.run:
             self.run.wait()
-        known = self.measured(self.asked_of(wanted))
+        known = self.measured(self.pipeline.but(**wanted))
         if known is not None:
             return known
         for name, value in wanted.items():
@@ -187,13 +177,16 @@ class Panel(WidgetOrText, Generic[Asked, Ran]):
     async def _run_once(self) -> None:
         """Run, from the press of the button to the last figure."""
         await self.session.pause(SETTLE_S)
-        device = self.asked.to_spec()["pipeline"]["device"]
-        await asyncio.to_thread(check_device, device)  # or the kernel waits for torch
+        await asyncio.to_thread(check_device, self.asked.device)  # or the kernel waits for torch
         run, before = self._begin()
         await self.session.follow(run, self.view.follow)
         self._show(run, before)
 
-    def _begin(self) -> tuple[Ran, Ran | None]:
+    def launch(self, asked: Pipeline) -> Run:
+        """Start what is asked."""
+        return launch(asked)
+
+    def _begin(self) -> tuple[Run, Run | None]:
         """Start what is asked; return the run and the one before it that has numbers."""
         asked = self.asked
         before = self.measured()
@@ -208,20 +201,70 @@ class Panel(WidgetOrText, Generic[Asked, Ran]):
         self._moved = ", ".join(moved) or "as it opened"
         return run, before
 
+    # The autopilot
+
+    def improve(self) -> None:
+        """Let the autopilot (`lk.improve`) change what is asked, and show every step."""
+        self._start(self._climb)
+
+    async def _climb(self) -> None:
+        """Climb in a thread; the controls and the list show what was kept."""
+        search = improver(self.asked, (), None)
+        self.verdict.say("The autopilot measures what is set, and then what its verdict advises.")
+
+        def running(run: Run) -> None:
+            if self.session.stopping:
+                raise KeyboardInterrupt  # as ■ does: the search keeps the best so far
+            self.home.call(self.view.follow, run)
+
+        def stepped() -> None:
+            self.home.call(self._tell_climb, search.found.table("going on"))
+
+        search.tell(stepped, running)
+        ladder = await asyncio.to_thread(search.run)
+        for trial in ladder.kept:
+            if trial.runs:
+                run = trial.runs[-1]
+                self.view.finish(run)
+                self.history.add(run, trial.what, run.diagnose().bottleneck)
+        for name in ladder.changes.keys() & self.controls.keys():
+            self.controls[name].value = ladder.changes[name]
+        self.verdict.say(f"The autopilot is done: {knobs_in_words(ladder.stopped)}.")
+        self._tell_climb(ladder.table())
+
+    def _tell_climb(self, table: Table) -> None:
+        self.comparison.value = table._repr_html_()
+
     # What is shown
 
-    def _show(self, run: Ran, before: Ran | None) -> None:
-        """Show how `run` ended, what differs from another, and the figure of both."""
+    def forecast(self, asked: Pipeline) -> None:
+        """Draw what is expected of `asked` from the last run; about 30 ms."""
+        run = self.measured()
+        base = None if run is None else (asked, run)
+        if base is not None and base == self._forecasted:
+            return
+        self._forecasted = base
+        self._found = None if run is None else expected(run, asked)
+        self.view.expected = self.bars.show(self._found, run)
+
+    def settle(self, run: Run) -> None:
+        """Draw what came beside what was predicted."""
+        if self._found is not None and self._forecasted is not None:
+            self.view.expected = self.bars.show(self._found, self._forecasted[1], run)
+        elif not self._refused:
+            self.forecast(self.asked)
+
+    def _show(self, run: Run, before: Run | None) -> None:
+        """Show how `run` ended, and what differs from another."""
         self.view.finish(run)
         measured = run.throughput is not None
         if run.error:
             self.verdict.say(run.error, good=False)
         elif measured:
-            self.verdict.say(self.verdict_of(run))
+            self.verdict.say(run_verdict(run))
         else:
             self.verdict.say(f"{run.outcome.capitalize()}: too short to tell.")
         self._say_difference(run, before)
-        self.figure.draw(self.picture(run) if measured else None)
         limit = run.diagnose().bottleneck if measured else run.outcome
         self.history.add(run, self._moved, limit)
         if measured:
@@ -229,10 +272,10 @@ class Panel(WidgetOrText, Generic[Asked, Ran]):
         elif not self._refused:
             self.forecast(self.asked)
 
-    def _say_difference(self, run: Ran, before: Ran | None) -> None:
+    def _say_difference(self, run: Run, before: Run | None) -> None:
         """Say in what `run` differs from the pinned one, else from the one `before` it."""
         name, other = self.history.against(before)
-        lines = self.difference(run, None if run.throughput is None else other, name)
+        lines = difference(run, None if run.throughput is None else other, name)
         self.comparison.say(lines)
 
     def _pinned(self) -> None:
@@ -247,7 +290,7 @@ class Panel(WidgetOrText, Generic[Asked, Ran]):
         """Enable what can be pressed, and make faint what is not of the run that goes on."""
         self.buttons.allow_start(not busy and not self._refused)
         self.buttons.allow_stop(busy, in_cell)
-        for part in (self.verdict, self.comparison, self.figure):
+        for part in (self.verdict, self.comparison):
             fade(part, busy)
 
     def _changed(self) -> None:
@@ -269,10 +312,11 @@ class Panel(WidgetOrText, Generic[Asked, Ran]):
         self._refused = bool(why)
         self.run_button.tooltip = why
         self.buttons.allow_start(not self._refused and not self.running)
+        fade(self.bars, bool(why))
         if why:
             self.verdict.say(why, good=False)
 
     def _ipython_display_(self) -> None:
         super()._ipython_display_()
-        if self.warm:  # the first press of Run is then as quick as the others
-            threading.Thread(target=launcher.stand_by, daemon=True).start()
+        # The first press of Run is then as quick as the others
+        threading.Thread(target=launcher.stand_by, daemon=True).start()

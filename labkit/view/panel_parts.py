@@ -9,7 +9,6 @@ import ipywidgets as widgets
 from ipywidgets import Layout
 
 from labkit.view.controls import Control
-from labkit.view.display import StaticFigure
 from labkit.view.home_thread import HomeThread
 
 GRID = "repeat(auto-fill, minmax(min(170px, 100%), 1fr))"
@@ -82,17 +81,3 @@ class Comparison(widgets.HTML):
     def say(self, lines: Sequence[str]) -> None:
         """Show these lines."""
         self.value = f"<div class='labkit-said'>{html.escape(chr(10).join(lines))}</div>"
-
-
-class Picture(widgets.Image):
-    """A figure, or nothing."""
-
-    def __init__(self):
-        super().__init__(format="png", layout=Layout(max_width="100%", display="none"))
-
-    def draw(self, figure: StaticFigure | None) -> None:
-        """Show a figure at its own width; None: nothing."""
-        if figure is not None:
-            self.value = figure.png
-            self.layout.width = f"{figure.width}px"
-        self.layout.display = None if figure else "none"

@@ -6,10 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-from labkit.results.ranks import Ranks
 from labkit.results.run import Run
 from labkit.results.waiting import POLL_S
-from labkit.view.history import Ran
 
 
 class Session:
@@ -48,7 +46,7 @@ class Session:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._stop.wait(), seconds)
 
-    async def follow(self, run: Ran, draw: Callable[[Ran], None]) -> None:
+    async def follow(self, run: Run, draw: Callable[[Run], None]) -> None:
         """Draw `run` until it ends or is to stop; no process of it is left afterwards."""
         try:
             while run.running and not self.stopping:
@@ -60,7 +58,7 @@ class Session:
         finally:
             await asyncio.to_thread(self._end, run)
 
-    def _end(self, run: Run | Ranks) -> None:
+    def _end(self, run: Run) -> None:
         """Stop a run that is to stop, else wait for its last process."""
         if self.stopping:
             run.stop()

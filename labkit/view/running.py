@@ -189,13 +189,8 @@ def tune(
 
 
 def improve(
-    pipeline_or_dataset: object = None,
+    pipeline: Pipeline | Run | None = None,
     *,
-    step: Callable | str | None = None,
-    model: object = None,
-    optimizer: object = None,
-    collate_fn: Callable | str | None = None,
-    batch_size: int | None = None,
     may_change: Collection[str] = (),
     seconds: float | None = None,
 ) -> Ladder:
@@ -206,14 +201,8 @@ def improve(
     interrupt ends it: the best so far is returned.
 
     Args:
-        pipeline_or_dataset: A `labkit.Pipeline`; or your own dataset or DataLoader; or
-            "module:function", a function that returns the dataset.
-        step: Your training step: `step(batch)`, or `step(model, optimizer, batch)`; it copies the
-            batch to its device, and returns the loss. As an object or "module:name", as all parts.
-        model: The step's model, or a function that makes it: for compile and channels_last.
-        optimizer: Its optimizer, or a function of the parameters that makes it.
-        collate_fn: Your own.
-        batch_size: Of a dataset (else 32).
+        pipeline: A `labkit.Pipeline` (the default one where it is left out), or a Run of one. For
+            a dataset of your own use `lk.tune`.
         may_change: Any of "batch_size" and "precision", which change what is trained.
         seconds: Time budget: no run begins that would end later.
 
@@ -221,9 +210,7 @@ def improve(
         ValueError: Something cannot be run, and why.
         RuntimeError: The starting point cannot be measured, with the reason.
     """
-    what = Pipeline() if pipeline_or_dataset is None else pipeline_or_dataset
-    parts = {"step": step, "model": model, "optimizer": optimizer, "collate_fn": collate_fn}
-    search = improver(what, may_change, seconds, batch_size, **parts)
+    search = improver(Pipeline() if pipeline is None else pipeline, may_change, seconds)
     ladder = search.found
     return searched(improve, search, lambda: rung_line(ladder.tried[-1]))
 

@@ -33,14 +33,15 @@ PLAIN = (*LOADER_KNOBS, "drop_last", "pin_memory_device", "timeout", "in_order")
 SIMPLE = (bool, int, float, str, type(None))
 
 
-def call_of(loader: object, model: object = None, optimizer: object = None) -> dict[str, object]:
+def call_of(loader: object, model: object = None) -> dict[str, object]:
     """Return what is known of the code around `loader`, seen from the user's frame that calls us.
 
     Returns:
         `loader`, `model` and `optimizer`: the variables that hold them, None where there is none
-        (the two last are looked for by their type where they are not given); `training`: the one
-        with Hugging Face's TrainingArguments; `dataset_type`: its class; `epoch_setter`: the one of
-        it and its samplers that has a `set_epoch`; `streams`: whether it is an IterableDataset;
+        (the two last are looked for by their type, a model where none is given); `training`: the
+        one with Hugging Face's TrainingArguments; `dataset_type`: its class; `epoch_setter`: the
+        one of it and its samplers that has a `set_epoch`; `streams`: whether it is an
+        IterableDataset;
         `may_fuse`: as `may_fuse()` says of the optimizer; `is_compiled`: whether torch.compile has
         the model, or one that the script names, or a step of it; `compiles_in_place`: whether
         `model.compile()` is known to compile it; `cards`: how many one process trains on; `call`:
@@ -58,8 +59,8 @@ def call_of(loader: object, model: object = None, optimizer: object = None) -> d
     found = {
         "loader": names.of(loader),
         "model": named,
-        "optimizer": names.only("torch.optim", "Optimizer", optimizer),
-        "training": names.only("transformers", "TrainingArguments", None),
+        "optimizer": names.only("torch.optim", "Optimizer"),
+        "training": names.only("transformers", "TrainingArguments"),
         "dataset_type": kinds[0].__name__,
         "epoch_setter": next(
             (each.__name__ for each in kinds if kept_by_class(each, "set_epoch")), None
@@ -73,7 +74,7 @@ def call_of(loader: object, model: object = None, optimizer: object = None) -> d
         "arguments": None,
     }
     if found["optimizer"] is not None:
-        found["may_fuse"] = may_fuse(names.values.get(found["optimizer"], optimizer))
+        found["may_fuse"] = may_fuse(names.values[found["optimizer"]])
     trainer = trainer_frame()
     if trainer is not None:  # it compiles and makes an optimizer out of the script's sight
         asked = variables(trainer).get("self.args")
@@ -94,10 +95,6 @@ def call_of(loader: object, model: object = None, optimizer: object = None) -> d
     return found
 
 
-def _epoch_setter(kind: type) -> str | None:
-    return kind.__name__ if kept_by_class(kind, "set_epoch") else None
-
-
 def trainer_frame() -> FrameType | None:
     """Return the frame of Hugging Face's Trainer that calls us; None without one."""
     frames = (frame for frame, _ in traceback.walk_stack(sys._getframe(1)))
@@ -105,9 +102,7 @@ def trainer_frame() -> FrameType | None:
     return next(inside, None)
 
 
-def call_with(
-    dataset: object, collate_fn: object = None, model: object = None, optimizer: object = None
-) -> dict[str, object]:
+def call_with(dataset: object, collate_fn: object = None) -> dict[str, object]:
     """Return, as `call_of` does, a call that makes a shuffling loader of a dataset."""
     names = Names(_user_frame(dataset))
     data = sys.modules.get("torch.utils.data")
@@ -117,9 +112,6 @@ def call_with(
     if not is_a(dataset, "torch.utils.data", "IterableDataset") and not isinstance(dataset, str):
         arguments["shuffle"] = "True"
     return {
-        "model": names.of_model(model),
-        "compiles_in_place": has_own_forward(model),
-        "optimizer": names.only("torch.optim", "Optimizer", optimizer),
         "call": names.of_class(data.DataLoader) if data is not None else "",
         "arguments": arguments,
     }
@@ -226,10 +218,8 @@ class Names:
                 return f"{name}.{path}DataLoader"
         return ""
 
-    def only(self, module: str, kind: str, given: object) -> str | None:
-        """Return the name of `given`, else of the one variable of a kind, where there is one."""
-        if given is not None:
-            return self.of(given)
+    def only(self, module: str, kind: str) -> str | None:
+        """Return the name of the one variable of a kind, None where there is not just one."""
         held = {id(each): name for name, each in self.values.items() if is_a(each, module, kind)}
         return next(iter(held.values())) if len(held) == 1 else None
 
@@ -251,8 +241,8 @@ class Names:
 
     def of_model(self, given: object) -> str | None:
         """Return the name of `given`, else of the one model that has all others as its parts."""
-        if given is not None:  # perhaps a function that makes it, whose name is another
-            return self.of(given) if is_a(given, "torch.nn", "Module") else None
+        if given is not None:
+            return self.of(given)
         models = self.models()
         whole = [each for each in models if {*map(id, models)} <= {*map(id, parts_of(each))}]
         return self.of(whole[0]) if len(whole) == 1 else None
