@@ -157,6 +157,33 @@ SCRIPTS = {
         "print(got, signal.getitimer(signal.ITIMER_PROF))",
         None,
     ),
+    "handlers_raise_at_any_moment": (
+        "class Late(Exception): pass\n"
+        "def late(*_): raise kind\n"
+        "signal.signal(signal.SIGALRM, late)\n"
+        "__import__('gc').disable()\n"  # what it drops may be interrupted as well
+        "for number in steps(): pass\n"
+        "for kind in (Late, KeyboardInterrupt, SystemExit):\n"
+        "    came = 0\n"
+        "    for each in range(60):\n"
+        "        try:\n"
+        "            signal.setitimer(signal.ITIMER_REAL, 0.004 + each * 1e-5)\n"
+        "            for batch in torch.utils.data.DataLoader(range(4_000), 1): pass\n"
+        "            signal.setitimer(signal.ITIMER_REAL, 0)\n"
+        "        except kind: came += 1\n"
+        "    print(came > 58)",
+        None,
+    ),
+    "a_torch_function_mode_sees_the_scripts_calls_alone": (
+        "class Counts(torch.overrides.TorchFunctionMode):\n"
+        "    def __torch_function__(self, function, types, args=(), kwargs=None):\n"
+        "        called.append(function.__name__)\n"
+        "        return function(*args, **kwargs or {})\n"
+        "called = []\n"
+        "with Counts():\n    for number in steps(40): pass\n"
+        "print(called)",
+        40,
+    ),
     "saving_is_handed_to_others": (
         "from concurrent.futures import ProcessPoolExecutor\n"
         "from multiprocessing import get_context\n"

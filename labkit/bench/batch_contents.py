@@ -6,6 +6,7 @@ torch's and NumPy's own classes are asked, and containers by the methods that Py
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,6 +21,12 @@ Batch: TypeAlias = Any  # whatever a collate function makes
 
 Keys = tuple[object, ...]
 """What leads to a part of a batch: indices of lists and tuples, keys of mappings."""
+
+
+def unseen() -> contextlib.AbstractContextManager[object]:
+    """Keep what is asked of tensors within the block from the modes and classes of a user's."""
+    torch = sys.modules.get("torch")
+    return torch._C.DisableTorchFunction() if torch else contextlib.nullcontext()
 
 
 def is_array(part: object) -> bool:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import _thread
 import functools
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import Any
+
+from labkit.process.interrupts import OwnErrors, signal_of
 
 
 class Before:
@@ -26,10 +29,9 @@ class Before:
     def __get__(self, owner: object, kind: type | None = None) -> Any:
         if owner is None:
             return self.plain
-        try:
+        called = None
+        with OwnErrors():  # then the call is made as without us
             called = self.begin(owner)
-        except Exception:  # ours: the call is made as without us
-            called = None
         return MethodType(self.plain, owner) if called is None else called
 
 
@@ -42,22 +44,47 @@ class OnSet:
 
     def __set__(self, owner: object, value: object) -> None:
         kept = held(owner)
-        try:
+        kept[self.name] = value
+        with OwnErrors():
             kept[self.name] = self.then(owner, value)
-        except Exception:  # ours
-            kept[self.name] = value
 
 
 class Call(functools.partial):
-    """A call that tells `over` when it is over, however it ended: it is dropped then."""
+    """A call that tells `over` when it is over, however it ended: it is dropped then.
 
-    over: Callable[[], None]
+    What a signal's handler raises while an object is dropped, Python would only print. So nothing
+    of Python's that could be interrupted stands around `over`.
+    """
 
-    def __del__(self) -> None:
-        try:
-            self.over()
-        except KeyboardInterrupt:  # which Python would only print here
-            _thread.interrupt_main()
+    end: Callable[[], object]
+    __del__ = property(operator.attrgetter("end"))  # in C: looked up, then called without arguments
+
+    @classmethod
+    def of(cls, called: Callable, *given: object, over: Callable[[], None]) -> Call:
+        """Return what calls `called` with what is `given`, and what it gets itself."""
+        ending = _ending(over)
+        next(ending)
+        call = cls(called, *given)
+        call.end = map(operator.methodcaller("__call__"), ending).__next__
+        return call
+
+
+def _ending(over: Callable[[], None]) -> Iterator[Callable[[], object]]:
+    """Call `over` when asked the second time; give what is to be called then, in C.
+
+    That raises the signal again whose handler broke in, and Python calls it in the loop's code.
+    """
+    again: Callable[[], object] = int  # does nothing
+    try:
+        yield from (int,)  # here no handler is called when it goes on, as it would be by `yield`
+        over()
+    except GeneratorExit:
+        raise  # it was never asked
+    except BaseException as error:
+        number = signal_of(error)
+        if number is not None:
+            again = functools.partial(_thread.interrupt_main, number)
+    yield from (again,)
 
 
 def held(thing: object) -> dict[str, Any]:

@@ -9,7 +9,6 @@ asked of.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import operator
@@ -22,6 +21,7 @@ from weakref import WeakKeyDictionary
 from labkit.bench import stack
 from labkit.bench.before_calls import Before, Call, OnSet, held
 from labkit.bench.loader_work import LoaderWork
+from labkit.process.interrupts import OwnErrors
 
 
 class Recording(NamedTuple):
@@ -76,7 +76,7 @@ def install() -> None:
 
     def __new__(cls: Any, loader: object = None, *_more: object, **_named: object) -> object:
         iterator = super(iterators, cls).__new__(cls)
-        with contextlib.suppress(Exception):  # ours
+        with OwnErrors():  # ours
             HOOKS.begin(iterator, loader)
         return iterator
 
@@ -120,9 +120,7 @@ def _begin_fetch(fetcher: Any) -> Call | None:
     if not held(fetcher)["auto_collation"]:
         indices = [indices]
     work.begin(names.get("idx"), indices)  # a worker's loop knows which batch of the pass it is
-    call = Call(type(fetcher).fetch, fetcher)
-    call.over = work.end_fetch
-    return call
+    return Call.of(type(fetcher).fetch, fetcher, over=work.end_fetch)
 
 
 def _worker_loop() -> object:

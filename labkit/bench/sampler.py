@@ -30,6 +30,7 @@ from labkit.bench import stack
 from labkit.bench.main_thread import MainThread, Spent, Timer
 from labkit.bench.places import Places
 from labkit.process.events import EventLog, now_ns
+from labkit.process.interrupts import signal_of
 
 PERIOD_S = 0.02  # between samples
 # The first samples, of some 5 s, are closer, so that a short script has enough of them: with 400, a
@@ -191,6 +192,8 @@ class Sampler:
                     if each.in_use and each.taken < each.most:
                         each._note(weight, frame)
         except Exception as error:  # of the user's objects: no loop may end on our account
+            if signal_of(error) is not None:
+                raise
             self.missing = f"{type(error).__name__}: {error}"
             self.taken = self.most
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from labkit.process.descriptors import OwnDescriptor
 from labkit.process.folder_rights import private
+from labkit.process.interrupts import signal_of
 from labkit.process.keys import masked, secrets_in
 from labkit.process.locks import one_writer
 from labkit.process.thinning import Thinning
@@ -121,6 +122,8 @@ class EventLog:
                 while written < len(data):
                     written += os.write(fd, data[written:])
         except OSError as error:
+            if signal_of(error) is not None:
+                raise
             self.error = error
             whole = data.rfind(b"\n", 0, written) + 1
             return (b"\n" if whole < written else b"") + data[whole:]

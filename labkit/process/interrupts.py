@@ -1,4 +1,7 @@
-"""Interrupts (Ctrl-C, a notebook's ■), held back where they would tear something apart."""
+"""Interrupts (Ctrl-C, a notebook's ■), held back where they would tear something apart.
+
+What the handler of any signal raises while code of ours runs in a script goes on to the script.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from types import FrameType
 
@@ -47,3 +51,22 @@ def held() -> Iterator[list[float]]:
         _pressed = None
     if mine:
         raise KeyboardInterrupt
+
+
+def signal_of(error: BaseException) -> signal.Signals | None:
+    """Return the signal whose handler has raised an error, so that it is not ours; else None."""
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for number in signal.valid_signals():
+        if getattr(signal.getsignal(number), "__code__", None) in codes:
+            return number
+    return signal.SIGINT if isinstance(error, KeyboardInterrupt) else None
+
+
+class OwnErrors:
+    """Suppresses errors within the block, but none that the handler of a signal has raised."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _where: object) -> bool:
+        return isinstance(error, Exception) and signal_of(error) is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Callable, Sized
 from typing import cast
@@ -18,6 +17,7 @@ from labkit.bench.before_calls import held
 from labkit.bench.loader_knobs import torch_loader
 from labkit.bench.stack import is_a
 from labkit.process.events import EventLog
+from labkit.process.interrupts import OwnErrors
 from labkit.watching.log_words import Unit
 
 LOOK_EVERY = 16  # batches, for their padding
@@ -34,7 +34,7 @@ def length_of(loader: object) -> int | None:
     batches = kept.get("batch_sampler")
     batches = kept.get("sampler") if batches is None else batches
     samplers = (batches, held(batches).get("sampler", batches))
-    with contextlib.suppress(Exception):
+    with OwnErrors():
         if all(type(each).__module__.startswith("torch.utils.data.") for each in samplers):
             return len(cast(Sized, batches))
     return None
@@ -73,7 +73,7 @@ class BatchFacts:
         count = known or (self.of_full_size if self.size else one_a_batch)
         batches = itertools.count()
         self.measure = unknown_bytes
-        with contextlib.suppress(Exception):
+        with OwnErrors():
             largest, places = large_arrays(batch)
             self.dtype = dtype_of_most([largest])
             self.on_gpu = is_a(largest, "torch", "Tensor") and not largest.is_cpu
@@ -84,7 +84,7 @@ class BatchFacts:
                 self.add_padding(padding_of(batch))
             return count(batch)
 
-        with contextlib.suppress(Exception):
+        with OwnErrors():
             return count if padding_of(batch) is None else looks
         return count
 

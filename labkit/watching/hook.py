@@ -8,12 +8,12 @@ give it. A script that feeds itself without one gets a run whose steps are those
 from __future__ import annotations
 
 import atexit
-import contextlib
 import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from labkit.process.interrupts import OwnErrors
 from labkit.watching.hooked_passes import HookedPasses
 from labkit.watching.passes import Pass
 from labkit.watching.script_loops import WatchedScript
@@ -72,7 +72,7 @@ class OptimizerSteps:
         if _is_capturing():
             return  # into a CUDA graph: an event that is asked now would break the capture
         self.seen += 1
-        with contextlib.suppress(Exception):
+        with OwnErrors():
             if self.seen == PATIENCE:
                 loop = self.script.begin(self, None)
                 if loop is None:

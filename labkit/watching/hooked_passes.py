@@ -50,8 +50,7 @@ class HookedPass(Pass):
             if instead is not None:
                 return instead.__next__
             answer = self.answer_to_keep
-        call = Call(answer)
-        call.over = self.over
+        call = Call.of(answer, over=self.over)
         asked = map(self.ask, itertools.repeat(iterator))  # again, where a script keeps the method
         return map(call, map(plain, asked)).__next__
 

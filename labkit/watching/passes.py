@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from labkit.bench.batch_contents import unseen
 from labkit.process.events import now_ns
+from labkit.process.interrupts import OwnErrors, signal_of
 from labkit.watching.batches import one_a_batch
 from labkit.watching.log_words import Ending
 from labkit.watching.messages import say
@@ -78,12 +79,13 @@ class Pass:
         ready = now_ns()
         timer = self.timer
         try:
-            if self.is_new:
-                self._learn(batch)
-            if self.on:
-                timer.begin(ready, self.count(batch), self.recorder.batches.measure(batch))
-            else:
-                timer.begin(ready)
+            with unseen():
+                if self.is_new:
+                    self._learn(batch)
+                if self.on:
+                    timer.begin(ready, self.count(batch), self.recorder.batches.measure(batch))
+                else:
+                    timer.begin(ready)
         except Exception as error:
             self._give_up(error)
         return batch
@@ -146,7 +148,7 @@ class Pass:
     def end(self, how: Ending, error: BaseException | None = None) -> None:
         """End the pass; `error` is that of one which "failed"."""
         if self.on and self.recorder.pid == os.getpid():
-            with contextlib.suppress(Exception):
+            with OwnErrors():
                 self.stop()
                 self.recorder.end_pass(how, error)
                 if how == "exhausted":
@@ -156,6 +158,8 @@ class Pass:
 
     def _give_up(self, error: Exception) -> None:
         """Stop recording; the loop goes on."""
+        if signal_of(error) is not None:
+            raise error
         self._let_go()
         say(f"recording stopped: {type(error).__name__}: {error}")
 

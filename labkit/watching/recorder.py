@@ -9,7 +9,6 @@ written when a pass is over.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import weakref
@@ -19,11 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from labkit.bench import loader_knobs, record_head
+from labkit.bench.batch_contents import unseen
 from labkit.bench.before_calls import held
 from labkit.bench.loader_progress import USUAL
 from labkit.bench.spare_card import spare_card
 from labkit.process import folders
 from labkit.process.events import EventLog, now_ns
+from labkit.process.interrupts import OwnErrors
 from labkit.watching import device_in_use
 from labkit.watching.batches import BatchFacts
 from labkit.watching.loader_call import call_of, may_fuse, trainer_frame
@@ -85,7 +86,7 @@ class Recorder:
         if model is not None:
             self.trained.count(model)
         code = None  # of the call that makes the loader
-        with contextlib.suppress(Exception):
+        with OwnErrors():
             code = call_of(loader, model)
         watched: dict[str, object] = {"loader": type(loader).__name__}
         by_trainer = trainer_frame() is not None  # so that its arguments set the loader
@@ -101,7 +102,7 @@ class Recorder:
             self.gathered[current.handed - self.updated_at] += 1
             self.updated_at = current.handed
         if not self.kind and self.trained.device is None:
-            with contextlib.suppress(Exception):
+            with OwnErrors(), unseen():
                 groups = held(optimizer)["param_groups"]
                 self.trained.note([each for group in groups for each in group["params"]])
                 self.trained.may_fuse = may_fuse(optimizer)
@@ -124,7 +125,7 @@ class Recorder:
             with self.probes.recorded(loader):
                 iterator = iter(cast("Iterable[object]", loader))  # draws a seed, starts workers
         except BaseException as error:
-            with contextlib.suppress(Exception):
+            with OwnErrors():
                 self.steps.begin_pass()  # which has ended at once
                 self.ending = []
                 self.fail(error)
@@ -179,7 +180,8 @@ class Recorder:
     def take(self, steps: list[TimedStep]) -> DeviceClock | None:
         """Record steps whose body is over; return the clock of the GPU they ran on, if any."""
         if steps and not self.kind:
-            self._begin()
+            with unseen():
+                self._begin()
         self.steps.take(steps)
         call = self.trained.call
         if steps and call is not None and call.given:
@@ -193,7 +195,7 @@ class Recorder:
         """Say what this is: known only when the first body has run, and used the device."""
         trained = self.trained
         if trained.call is not None:
-            with contextlib.suppress(Exception):
+            with OwnErrors():
                 trained.note(list(trained.call.model.parameters()))
         machine, self.steps.clock = device_in_use.machine_and_clock(self.steps.add, trained.device)
         self.kind = machine["kind"]
@@ -257,7 +259,7 @@ class Recorder:
 
     def flush(self) -> None:
         """Write what has gathered, and give the device a moment for its last steps."""
-        with contextlib.suppress(Exception):  # a device that was lost
+        with OwnErrors():  # a device that was lost
             current = self.current
             if current is not None:
                 current.hand_over()

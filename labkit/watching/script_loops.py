@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from labkit.bench import stack
 from labkit.bench.before_calls import held
+from labkit.process.interrupts import OwnErrors, signal_of
 from labkit.watching import headroom_found
 from labkit.watching.messages import say
 from labkit.watching.recorder import Recorder
@@ -44,7 +45,7 @@ class WatchedLoop:
         """Note which loader it has now, and in its record where it is made anew for each pass."""
         dataset = held(loader).get("dataset", loader)
         is_other = self.dataset != id(dataset)
-        with contextlib.suppress(Exception):
+        with OwnErrors():
             if self.loader is not None and self.loader() is None:
                 self.recorder.log.write_some("remade", dataset=is_other)
             self.loader = weakref.ref(loader)
@@ -117,6 +118,8 @@ class WatchedScript:
             hook_saving(self.loops[0].recorder.log)
             return loop
         except Exception as error:
+            if signal_of(error) is not None:
+                raise
             self._say_once(error)
         return None
 
