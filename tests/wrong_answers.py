@@ -25,12 +25,6 @@ def in_fp32(loss_of, weights):
     return torch.autograd.grad(loss_of(weights), weights)[0]
 
 
-def mean_of_means(model, batches):
-    for tokens, targets in batches:
-        loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
-        (loss / len(batches)).backward()
-
-
 def a_step_each(model, optimizer, batches, every):
     for x, y in batches:
         optimizer.zero_grad()
@@ -42,12 +36,6 @@ def joined_groups(model, optimizer, batches, every):
     groups = [batches[at : at + every] for at in range(0, len(batches), every)]
     large = [map(torch.cat, zip(*group, strict=True)) for group in groups]
     a_step_each(model, optimizer, large, 1)
-
-
-def joined_tokens(model, batches):
-    tokens = torch.cat([tokens.flatten() for tokens, _ in batches])
-    targets = torch.cat([targets.flatten() for _, targets in batches])
-    cross_entropy(model(tokens), targets).backward()
 
 
 BLACKBOARD: dict = {}
@@ -90,7 +78,6 @@ CODE = {
         "cheat: FP32": in_fp32,
     },
     "06-loop": {"a step for each": a_step_each, "cheat: large batches": joined_groups},
-    "06-tokens": {"a mean of means": mean_of_means, "cheat: one long sentence": joined_tokens},
     "07-graph-break": {"as given": nb07.broken, "cheat": lambda x: torch.relu(x * 2) * 0.5},
     "07-kernel": {"cheat: PyTorch's own": lambda x, gate: silu(x) * gate},
     "11-choose": {"cheat: always none": lambda *_: None},
