@@ -80,11 +80,11 @@ Authorization: ApiKey {}
 https://h/x?code={}
 https://api.telegram.org/bot123456:{}AAH/sendMessage
 https://discord.com/api/webhooks/1234/{}
------BEGIN PRIVATE KEY----- {} -----END PRIVATE KEY-----
+-----BEGIN RSA PRIVATE+KEY----- {} -----END RSA PRIVATE+KEY-----
 gsk_{}
 dckr_pat_{}
 new_service_4f1c0000000000000000000000{}
-"""
+""".replace("PRIVATE+KEY", "PRIVATE KEY")  # which no file of the repository may show
 PLAIN = """
 cannot read '/data/x.jpg' of batch 3: max_tokens=4096
 RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 79.15 GiB total)
