@@ -372,4 +372,6 @@ def test_a_function_has_a_panel_that_adds_points_and_keeps_what_was_before_an_ed
     page.keyboard.type(" * 1.0")
     page.keyboard.press("Control+Enter")
     expect(panels(page).first.locator("[role=status]")).to_contain_text("4 rows")
-    expect(panels(page).first.locator("img")).to_have_attribute("alt", re.compile("float64"))
+    expect(panels(page).first.locator("img")).to_have_attribute(
+        "alt", re.compile("Before the change")
+    )

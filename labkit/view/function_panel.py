@@ -67,10 +67,19 @@ class FunctionPanel(Panel):
         drawn = self.drawing.picture(self.measured, self.earlier)
         if drawn.png:
             data = base64.b64encode(drawn.png).decode()
-            words = html.escape(f"{self.drawing.title_of(self.measured)}\n{self.measured!r}")
+            words = html.escape(self.in_words)
             look = f"width='{drawn.width}' style='max-width:100%'"
             self.picture.value = f'<img src="data:image/png;base64,{data}" alt="{words}" {look}>'
         return drawn
+
+    @property
+    def in_words(self) -> str:
+        """The picture for who cannot see it: its title, its rows, and those before the edit."""
+        assert self.measured is not None
+        lines = [self.drawing.title_of(self.measured), repr(self.measured)]
+        if self.earlier is not None:
+            lines.append(f"Before the change: {self.earlier!r}")
+        return "\n".join(lines)
 
     async def _once(self) -> None:
         """Measure the point that the controls ask for, and add it to the picture and the rows."""
