@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Py
     from labkit.spec import Pipeline
     from labkit.view.fetching import public_trace
     from labkit.view.measuring import measure, peaks
-    from labkit.view.panel import panel
+    from labkit.view.pipeline_panel import panel
     from labkit.view.rows_figure import plot
     from labkit.view.running import distributed, improve, run, sweep, tune
     from labkit.view.watch_live import watch
@@ -48,7 +48,7 @@ _HOMES = {  # public name: the module that defines it
     "load": "labkit.results.library",
     "machine": "labkit.results.hardware",
     "measure": "labkit.view.measuring",
-    "panel": "labkit.view.panel",
+    "panel": "labkit.view.pipeline_panel",
     "peaks": "labkit.view.measuring",
     "Pipeline": "labkit.spec",
     "plot": "labkit.view.rows_figure",

@@ -94,6 +94,12 @@ LONG = (
 )
 SHORT = f"import labkit as lk\nq = lk.panel({PIPELINE}, steps=30), ['num_workers'])\nq"
 
+SUMS = """import labkit as lk, torch
+def summed(bench, rows, kind):
+    numbers = torch.ones(rows, 500, dtype=getattr(torch, kind))
+    bench.time(lambda: numbers.sum(), bytes=numbers.nbytes)
+sums = lk.measure(summed, rows=[32, 64], kind=["float32", "float64"])"""
+
 
 @contextlib.contextmanager
 def lab_in(base):
@@ -337,3 +343,33 @@ def test_the_canvas_has_the_final_height_from_the_start_and_tells_and_zooms_by_i
     page.wait_for_function(HAS_RUN)
     expect(output.locator("img")).to_be_visible()
     assert abs(output.bounding_box()["height"] - first) <= 2
+
+
+def test_a_function_has_a_panel_that_adds_points_and_keeps_what_was_before_an_edit(lab, page):
+    panel = opened(page, lab, "function", SUMS, "print(len(sums.rows), 'rows')")
+    picture = panel.locator("img")
+    button(panel, "Stop").wait_for()
+    expect(page.get_by_text("4 rows", exact=True)).to_be_visible()
+    expect(button(panel, "Measure")).to_be_enabled()
+    stored = page.locator(".jp-RenderedImage")
+    expect(stored).to_have_count(1)
+    expect(stored).to_be_hidden()  # the panel shows it: it is for the file, and without a kernel
+    assert panel.evaluate(NAMELESS) == []
+    before = picture.get_attribute("src")
+    slider = panel.locator(".labkit-knob-rows .noUi-handle")
+    slider.focus()
+    for _ in range(16):
+        slider.press("ArrowRight")
+    button(panel, "Measure").press("Enter")
+    expect(panel.locator("[role=status]")).to_contain_text("rows 48, kind float32: ")
+    expect(panel.locator("[role=status]")).to_contain_text("GiB/s")
+    assert picture.get_attribute("src") != before and " 48 " in picture.get_attribute("alt")
+    page.locator(".jp-Cell .cm-content").first.click()
+    page.keyboard.press("Control+Home")
+    for _ in range(3):
+        page.keyboard.press("ArrowDown")
+    page.keyboard.press("End")
+    page.keyboard.type(" * 1.0")
+    page.keyboard.press("Control+Enter")
+    expect(panels(page).first.locator("[role=status]")).to_contain_text("4 rows")
+    expect(panels(page).first.locator("img")).to_have_attribute("alt", re.compile("float64"))

@@ -4,6 +4,7 @@ import itertools
 import linecache
 import threading
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import cloudpickle
 import pytest
@@ -13,7 +14,9 @@ from played_gpu import load
 import labkit as lk
 from labkit.bench import measure as bench_measure
 from labkit.bench import stopwatch, triton_kernels
-from labkit.view import measuring
+from labkit.view import function_panel, measuring, versions
+from labkit.view.controls import Control
+from labkit.view.drawing import Drawing
 
 FACTOR = 3  # of this "notebook"
 CPU = torch.device("cpu")
@@ -199,3 +202,73 @@ def test_a_row_that_needs_a_compiler_says_what_is_missing(monkeypatch):
     monkeypatch.setattr("labkit.bench.compiling.compiler", lambda: None)
     with pytest.raises(bench_measure.Skipped, match="needs a C\\+\\+ compiler"):
         bench_measure.Bench(CPU).needs_compiler()
+
+
+# -- the panel of a function -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "values, kind, low, high",
+    [
+        ([0, 4], "int", 0, 8),
+        ([64, 512], "int", 1, 1024),
+        ([0.5, 2.0], "float", 0, 4),
+        ([-2, 3], "int", -4, 6),
+        ([False, True], "bool", None, None),
+        (["fp32", "bf16"], "str", None, None),
+        ([None, 2], "str", None, None),
+    ],
+)
+def test_an_axis_has_a_control_with_a_range_or_its_choices(values, kind, low, high):
+    knob = function_panel.knob_of("n", values, "product")
+    assert (knob.kind, knob.low, knob.high) == (kind, low, high)
+    assert Control(knob, values[0]).value == values[0]
+
+
+def test_an_axis_of_objects_has_no_control():
+    assert function_panel.knob_of("shape", [(2, 3)], "product") is None
+
+
+def row(n, ms):
+    return {"event": "row", "values": {"n": n}, "seconds": [ms / 1e3] * 3}
+
+
+def measured_rows(folder, *rows):
+    folder.mkdir()
+    points = [event["values"] for event in rows]
+    return recorded(folder, *rows, {"event": "done"}, measure="product", points=points)
+
+
+def test_a_point_joins_the_rows_and_one_measured_again_replaces_its_own(tmp_path):
+    grid = measured_rows(tmp_path / "grid", row(1, 10), row(2, 20))
+    for ms, n in ((30, 3), (25, 2)):
+        grid.add(measured_rows(tmp_path / f"point-{n}", row(n, ms)))
+    assert dict(zip(grid.rows["n"], grid.rows["ms"], strict=True)) == {1: 10, 3: 30, 2: 25}
+    assert len(grid) == 3 and grid.added[0].in_words == "30 ms"
+
+
+def test_the_rows_before_an_edit_are_found_once_the_text_differs(tmp_path, monkeypatch):
+    monkeypatch.setattr(versions, "_versions", versions.OrderedDict())
+    rows = [measured_rows(tmp_path / str(number), row(1, 10)) for number in range(4)]
+    texts = ["one", "one", "two", "two"]
+    found = [
+        versions.earlier_version(Mock(source=text), measured)
+        for text, measured in zip(texts, rows, strict=True)
+    ]
+    assert found == [None, None, rows[1], rows[1]]
+
+
+def test_a_title_may_be_computed_and_earlier_rows_are_paler(tmp_path):
+    now = measured_rows(tmp_path / "now", row(1, 5), row(2, 6))
+    before = measured_rows(tmp_path / "before", row(1, 10), row(2, 20))
+    drawing = Drawing("n", "ms", title=lambda rows: f"at best {rows['ms'].min():.0f} ms")
+    figure = drawing.figure(now, before)
+    assert figure.get_suptitle() == "at best 5 ms"
+    assert {line.get_alpha() for line in figure.axes[0].lines} == {1.0, 0.35}
+    failing = Drawing("n", "ms", title=lambda rows: rows["none"])
+    assert "KeyError" in failing.figure(now).get_suptitle()
+
+
+def test_an_argument_named_as_one_of_measures_own_is_refused():
+    with pytest.raises(ValueError, match="argument title, as lk.measure has: rename yours"):
+        lk.measure(lambda bench, title: None, title=["a"])

@@ -17,7 +17,7 @@ from labkit.spec import KNOBS, Distributed, Pipeline
 from labkit.tuning.improve import KEPT
 from labkit.tuning.search_result import Ladder
 from labkit.tuning.trial import START, Trial
-from labkit.view import history, panel, panel_words
+from labkit.view import history, panel_words, pipeline_panel
 from labkit.view.controls import Control
 
 QUICK = Pipeline(dataset="sleep", prep_ms=10, steps=20, seconds=None)
@@ -191,7 +191,7 @@ def test_improve_shows_every_step_of_the_autopilot_and_sets_the_best_knobs(monke
         await ended(shown)
 
     search = Mock(found=found, run=climb)
-    monkeypatch.setattr(panel, "improver", lambda *_: search)
+    monkeypatch.setattr(pipeline_panel, "improver", lambda *_: search)
     asyncio.run(scenario())
     assert shown.controls["num_workers"].value == 6
     assert "4.95x the start" in shown.comparison.value

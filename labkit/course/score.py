@@ -50,6 +50,14 @@ class Guess(Result):
         return self
 
     @property
+    def _unanswered(self) -> str:
+        """What is said where no guess was made: a short line."""
+        if self.measured is None:
+            return f"{self.question}: no guess"
+        how = "published" if self.published else "measured"
+        return f"{self.question}: no guess, {how} {shown(self.measured)}"
+
+    @property
     def points(self) -> int | None:
         """0 to 3, as `points` says; None where there was no guess or it came late."""
         if self.value is None or self.measured is None or self.note:
@@ -57,8 +65,10 @@ class Guess(Result):
         return points(self.value, self.measured)
 
     def table(self) -> Table:
-        """Return the guess beside what was measured, and the ratio of two numbers."""
-        rows = [("your guess", "none yet" if self.value is None else shown(self.value))]
+        """Return the guess beside what was measured, and their ratio; without one, a line."""
+        if self.value is None and not self.note:
+            return Table([], title=self._unanswered)
+        rows = [("your guess", "none" if self.value is None else shown(self.value))]
         value = self.value
         measured = self.measured
         if measured is not None:

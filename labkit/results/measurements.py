@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
+UNITS = {"ms": "ms", "tflops": "TFLOP/s", "gib_s": "GiB/s"}  # of a time that was taken
 DIGITS = 3  # of a number in the table that is shown
 SHOWN = ("ms", "iqr_ms", "noisy", "error")  # columns that every table has
 
@@ -30,8 +32,27 @@ class Measurements(EventLogResult):
     SERIES = {"row": list}
 
     @live_property
-    def _rows(self) -> list[Row]:
+    def _own_rows(self) -> list[Row]:
         return [row_of(event) for event in self._events("row")]
+
+    @cached_property
+    def added(self) -> list[Measurements]:
+        """Points that were measured afterwards, in the panel; each has a log of its own."""
+        return []
+
+    def add(self, point: Measurements) -> None:
+        """Take over the rows of a point that was measured afterwards."""
+        self.added.append(point)
+
+    @property
+    def _rows(self) -> list[Row]:
+        """Its rows; those of a point that was measured again are the last ones."""
+        rows = self._own_rows
+        for each in self.added:
+            again = [] if each.failures else each.points
+            rows = [row for row in rows if not any(point.items() <= row.items() for point in again)]
+            rows = rows + each._own_rows
+        return rows
 
     @property
     def name(self) -> str:
@@ -75,8 +96,7 @@ class Measurements(EventLogResult):
     @property
     def failures(self) -> list[tuple[Row, str]]:
         """The rows without numbers, each with the reason."""
-        every = zip(self._rows, self._events("row"), strict=True)
-        return [(row, event["error"]) for row, event in every if event.get("error") is not None]
+        return [(row, row["error"]) for row in self._rows if row.get("error") is not None]
 
     def plot(self, x: str, y: str, by: str | None = None, **drawing: Any) -> Figure:
         """Draw column `y` over column `x`, a line for each value of column `by`; see `lk.plot`."""
@@ -106,6 +126,17 @@ class Measurements(EventLogResult):
         if noisy:
             counts.append(f"{noisy} noisy")
         return ", ".join(counts)
+
+    @property
+    @of_one_moment
+    def in_words(self) -> str:
+        """Its rows in one sentence: what was measured of each, or why nothing was."""
+        said = []
+        for row in self._rows:
+            known = [f"{short(row[name])} {UNITS[name]}" for name in UNITS if name in row]
+            part = f"{row['part']} " if "part" in row else ""
+            said.append(part + (row["error"] or ", ".join(known) or "measured"))
+        return "; ".join(said)
 
     @property
     def head(self) -> str:

@@ -15,6 +15,7 @@ from labkit.results.payload import CannotSend, import_path, pickled, sizes_of, w
 
 MOST_MIB = 64  # of a function with what it refers to
 PAYLOAD = "function.pkl"
+PLAIN = (bool, int, float, str, type(None))  # values that tell one version from another
 
 
 def signature_of(function: Callable[..., object]) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
@@ -43,12 +44,11 @@ class FunctionPayload:
                     f"{function.__name__} uses {name}, a tensor on the GPU: make it inside, on "
                     "bench.device."
                 )
-        functions = [function, *self.refers_to.values()]
-        code = {
-            each.__name__: linecache.getlines(each.__code__.co_filename)
-            for each in functions
-            if isinstance(each, FunctionType)
-        }
+        others = self.refers_to.values()
+        functions = [function, *(each for each in others if isinstance(each, FunctionType))]
+        code = {each.__name__: linecache.getlines(each.__code__.co_filename) for each in functions}
+        plain = {name: each for name, each in self.refers_to.items() if isinstance(each, PLAIN)}
+        self.source = f"{plain}{[source_of(each) for each in functions]}"
         try:
             self.pickled = pickled((function, code))
         except Exception as error:  # whatever the user's objects raise
@@ -77,6 +77,14 @@ class FunctionPayload:
     def described(self, spec: Launched) -> Asked:
         """Return what the run's first event tells."""
         return spec.to_spec()
+
+
+def source_of(function: FunctionType) -> str:
+    """Return a function's text; "" where nobody kept it."""
+    try:
+        return inspect.getsource(function)
+    except (OSError, TypeError):
+        return ""
 
 
 def referred_to(function: FunctionType) -> dict[str, object]:

@@ -94,10 +94,10 @@ def draw_lines(axes: Axes, series: Sequence[Series], log: str | None) -> None:
         style = "--" if each.is_beside else "-"
         if each.mixed or len(np.unique(places)) < len(places):
             style = ""
-        look = {"color": each.colour, "marker": each.marker, "markersize": 5}
+        look = {"color": each.colour, "marker": each.marker, "markersize": 5, "alpha": each.alpha}
         axes.plot(places, each.values, linestyle=style, label=each.label or None, **look)
         if each.spread.any():
-            bars = {"fmt": "none", "ecolor": each.colour, "capsize": 2.5}
+            bars = {"fmt": "none", "ecolor": each.colour, "capsize": 2.5, "alpha": each.alpha}
             axes.errorbar(places, each.values, each.spread, **bars)
         hollow = {"linestyle": "", "markerfacecolor": "white", "zorder": 3}
         axes.plot(places[each.noisy], each.values[each.noisy], **look, **hollow)
@@ -174,6 +174,7 @@ def draw_group(axes: Axes, series: Series, middles: np.ndarray, thickness: float
         facecolor="white" if series.is_beside else series.colour,
         hatch="////" if series.is_beside else None,
         linestyle="--" if series.is_beside else "-",
+        alpha=series.alpha,
     )
     noisy = series.values[series.noisy]
     axes.barh(middles[series.noisy], noisy, thickness, edgecolor=series.colour, facecolor="white")
@@ -182,6 +183,7 @@ def draw_group(axes: Axes, series: Series, middles: np.ndarray, thickness: float
 def draw_points(axes: Axes, series: Series, middles: np.ndarray) -> None:
     """Draw one series as points beside its names; noisy ones hollow."""
     look = {"color": series.colour, "marker": series.marker, "markersize": 6, "linestyle": ""}
+    look["alpha"] = series.alpha
     axes.plot(series.values, middles, label=series.label or None, **look)
     if series.spread.any():
         bars = {"fmt": "none", "ecolor": series.colour, "capsize": 2.5}

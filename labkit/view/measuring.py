@@ -6,28 +6,45 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from labkit.bench.grid import TIMED, Grid
+from labkit.bench.grid import Grid
 from labkit.diagnosis.device_peaks import ROOFS, Peaks
 from labkit.process.interrupts import held
 from labkit.process.notebook import in_notebook
 from labkit.results.launch import launch
 from labkit.results.measurements import Measurements
-from labkit.view.display import Display, StaticFigure, stage_line
+from labkit.view.display import Display, stage_line, why_no_widgets
+from labkit.view.drawing import Drawing
 from labkit.view.function_payload import FunctionPayload, signature_of
+from labkit.view.versions import earlier_version
 
 if TYPE_CHECKING:
     import pandas
 
     from labkit.bench.stopwatch import Bench
+    from labkit.view.series import Rows
 
 REDRAW_SECONDS = 1.0  # between two drawings of the rows so far
-BEST_FIRST = ("tflops", "gib_s", "ms")  # what is drawn while rows come in
+OURS = ("device", "wait", "x", "y", "by", "title", "beside", "log")  # arguments of lk.measure
 
 
 def measure(
-    function: Callable[..., object], *, device: str = "auto", wait: bool = True, **grid: object
+    function: Callable[..., object],
+    *,
+    device: str = "auto",
+    wait: bool = True,
+    x: str | None = None,
+    y: str | None = None,
+    by: str | None = None,
+    title: str | Callable[[pandas.DataFrame], str] = "",
+    beside: Rows | None = None,
+    log: str | None = None,
+    **grid: object,
 ) -> Measurements:
     """Measure your own function for each combination of the given values, in its own process.
+
+    A notebook shows a panel: the rows as a figure, a control for each argument, and **Measure**,
+    which measures one more point and adds it to the figure and to `.rows`. Once the cell is edited
+    and run again, the rows of the version before stay beside, paler.
 
     ```python
     def matmul(bench, n, dtype):
@@ -45,21 +62,32 @@ def measure(
         device: "auto" (the accelerator where there is one), "cpu", "cuda", "cuda:1" or "mps".
         wait: Show the rows as they come, until all are there; an interrupt keeps what is done.
             False returns at once: `.rows`, `.stop()` and `.wait()` work meanwhile.
+        x, y, by, beside, log: How the rows are drawn, as in `lk.plot`; left out, over the first
+            two arguments that vary, and the first of TFLOP/s, GiB/s and ms that is known.
+        title: Above the figure: a text, or a function of the rows that returns one.
         **grid: A list of values, or one value, for each argument.
 
     A row that runs out of memory says so, and the next ones are measured in a fresh process.
-    Raises ValueError on a grid that does not fit the function, or a function that cannot be sent;
+    Raises ValueError on a grid that does not fit the function, a function that cannot be sent, or
+    one that has an argument of a name above;
     RuntimeError where every row failed, or none was measured: another run has the device.
     """
     values = {}
     for name, given in grid.items():
         values[name] = list(given) if isinstance(given, (list, tuple, range)) else [given]
-    spec = Grid(*signature_of(function), values, device)
+    name, arguments, needed = signature_of(function)
+    taken = [each for each in arguments if each in OURS]
+    if taken:
+        raise ValueError(f"{name}() has an argument {taken[0]}, as lk.measure has: rename yours.")
+    spec = Grid(name, arguments, needed, values, device)
     source = FunctionPayload(function)
+    drawing = Drawing(x, y, by, title, beside, log)
     with held():
         started = launch(spec, source=source)
-        if wait:
-            watch_rows(started)
+        if wait and in_notebook() and why_no_widgets() is None:
+            show_panel(started, spec, source, drawing)
+        elif wait:
+            watch_rows(started, drawing)
     if not wait:
         return started
     why = started.mistake if len(started) else started.error
@@ -89,30 +117,52 @@ def peaks(*, again: bool = False, threads: int | None = None, device: str = "aut
     return Peaks.of(measure(peak, device=device, of=list(ROOFS)))
 
 
-def watch_rows(measured: Measurements) -> None:
-    """Show the rows as they come: a line of progress, and in a notebook the figure so far."""
-    shown = Display()
+def show_panel(
+    measured: Measurements, spec: Grid, source: FunctionPayload, drawing: Drawing
+) -> None:
+    """Show the rows in a panel as they come, until all are there."""
+    from labkit.view.function_panel import FunctionPanel
+
+    panel = FunctionPanel(spec, source, drawing)
+    panel.follow(measured, earlier_version(source, measured))
     began = drawn_at = time.monotonic()
     drawn_rows = 0
 
     def each(running: Measurements) -> None:
         nonlocal drawn_at, drawn_rows
-        if not shown.due:
-            return
-        line = row_line(running, time.monotonic() - began)
-        rows = len(running)
-        is_time = time.monotonic() - drawn_at > REDRAW_SECONDS
-        if in_notebook() and rows > max(1, drawn_rows) and is_time:
-            shown.line(line, figure_so_far(running, line))
-            drawn_at = time.monotonic()
-            drawn_rows = rows
-        elif not drawn_rows:
-            shown.line(line)
+        now = time.monotonic()
+        panel.verdict.say(row_line(running, now - began))
+        if len(running) > max(1, drawn_rows) and now - drawn_at > REDRAW_SECONDS:
+            panel.draw()
+            drawn_at = now
+            drawn_rows = len(running)
 
     try:
         measured.wait(each)
     finally:
-        shown.final(f"{measured.name}: {measured.numbers} in {time.monotonic() - began:.1f} s")
+        panel.settle(closing(measured, time.monotonic() - began))
+
+
+def watch_rows(measured: Measurements, drawing: Drawing) -> None:
+    """Say on a line which row is being measured; in a notebook leave the figure."""
+    display = Display()
+    began = time.monotonic()
+
+    def each(running: Measurements) -> None:
+        if display.due:
+            display.line(row_line(running, time.monotonic() - began))
+
+    try:
+        measured.wait(each)
+    finally:
+        picture = drawing.picture(measured) if in_notebook() else None
+        said = closing(measured, time.monotonic() - began)
+        display.final(said, picture if picture and picture.png else None)
+
+
+def closing(measured: Measurements, seconds: float) -> str:
+    """Say what was measured in how long."""
+    return f"{measured.name}: {measured.numbers} in {seconds:.1f} s"
 
 
 def row_line(running: Measurements, seconds: float) -> str:
@@ -127,20 +177,3 @@ def row_line(running: Measurements, seconds: float) -> str:
         return line
     left_s = seconds / done * (len(points) - done)
     return f"{line}, about {left_s:.0f} s left"
-
-
-def figure_so_far(running: Measurements, title: str) -> StaticFigure | None:
-    """Return a figure of the rows so far, by their first two arguments that vary."""
-    rows = running.rows
-    arguments = [name for name in rows if name not in TIMED and not has_lists(rows[name])]
-    varying = [name for name in arguments if rows[name].nunique() > 1]
-    known = [name for name in BEST_FIRST if name in rows and rows[name].notna().any()]
-    if not known or not varying:
-        return None
-    by = varying[1] if len(varying) > 1 else None
-    return StaticFigure.drawn(running.plot(x=varying[0], y=known[0], by=by, title=title))
-
-
-def has_lists(column: pandas.Series) -> bool:
-    """Return whether a function returned lists in this column, such as the loss of each step."""
-    return any(isinstance(value, (list, dict)) for value in column)

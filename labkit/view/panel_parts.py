@@ -13,8 +13,8 @@ from labkit.view.home_thread import HomeThread
 
 GRID = "repeat(auto-fill, minmax(min(170px, 100%), 1fr))"
 OLD = "labkit-old"  # faint: not of this run
-STOP_TIP = "Stop the run; what it measured by then is kept"
-CELL_TIP = "A cell waits for this run: interrupt the kernel (■ above) to stop it"
+STOP_TIP = "Stop; what it measured by then is kept"
+CELL_TIP = "A cell waits for this: interrupt the kernel (■ above) to stop it"
 
 
 def grid_of(controls: Iterable[Control]) -> widgets.GridBox:
@@ -32,12 +32,14 @@ def fade(shown: widgets.DOMWidget, is_old: bool) -> None:
 
 
 class Buttons(widgets.HBox):
-    """Run and Stop, and what else starts something."""
+    """Run (or whatever it is called) and Stop, and what else starts something."""
 
-    def __init__(self, home: HomeThread, run: Callable[[], None], stop: Callable[[], None]):
-        """Presses are handled in the thread of `home`."""
+    def __init__(
+        self, home: HomeThread, name: str, run: Callable[[], None], stop: Callable[[], None]
+    ):
+        """Presses are handled in the thread of `home`; `name` is that of the first button."""
         self.home = home
-        self.run = self._made("Run", "play", run)
+        self.run = self._made(name, "play", run)
         self.run.button_style = "primary"
         self.stop = self._made("Stop", "stop", stop)
         super().__init__([self.run, self.stop])

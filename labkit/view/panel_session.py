@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
-from labkit.results.run import Run
+from labkit.results.event_log import EventLogResult
 from labkit.results.waiting import POLL_S
+
+Followed = TypeVar("Followed", bound=EventLogResult)
 
 
 class Session:
@@ -46,7 +49,7 @@ class Session:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._stop.wait(), seconds)
 
-    async def follow(self, run: Run, draw: Callable[[Run], None]) -> None:
+    async def follow(self, run: Followed, draw: Callable[[Followed], object]) -> None:
         """Draw `run` until it ends or is to stop; no process of it is left afterwards."""
         try:
             while run.running and not self.stopping:
@@ -58,7 +61,7 @@ class Session:
         finally:
             await asyncio.to_thread(self._end, run)
 
-    def _end(self, run: Run) -> None:
+    def _end(self, run: EventLogResult) -> None:
         """Stop a run that is to stop, else wait for its last process."""
         if self.stopping:
             run.stop()

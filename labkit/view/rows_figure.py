@@ -31,6 +31,7 @@ def plot(
     by: str | None = None,
     *,
     beside: Rows | None = None,
+    earlier: Rows | None = None,
     title: str = "",
     log: str | None = None,
 ) -> Picture:
@@ -43,6 +44,7 @@ def plot(
         y: The column to show; "ms" has the interquartile range as error bars.
         by: A column: each of its values has a colour.
         beside: Another such table, dashed: published numbers, or a record of another machine.
+        earlier: The same table before a change, paler.
         title: Above the figure.
         log: The logarithmic axes: "x", "y", "xy", or "" for none. None decides for x alone. Beside
             names a logarithmic y has points instead of bars.
@@ -54,6 +56,8 @@ def plot(
         raise ValueError(f"log={log!r} is not allowed: use 'x', 'y', 'xy', '' or None.")
     maker = SeriesMaker(x, y, by)
     series = maker.own(rows, "" if beside is None else name_of(rows))
+    if earlier is not None:
+        series = maker.paler(earlier) + series
     if beside is not None:
         series += maker.beside(beside)
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06)

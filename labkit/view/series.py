@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -31,6 +31,7 @@ ENDINGS = {
 }
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")  # the first is for the user's own points
 LONGEST_NAME = 80
+PALER = 0.35  # opacity
 OF_GITHUB = "://github.com/"
 
 
@@ -71,6 +72,7 @@ class Series:
     colour: str
     marker: str
     is_beside: bool
+    alpha: float = 1.0
 
     def gaps(self, nothing: str) -> list[str]:
         """Say why rows have nothing to draw: "out of memory at 512", "CUDA graph: needs CUDA"."""
@@ -100,6 +102,16 @@ class SeriesMaker:
         found = []
         for value, rows in groups_of(self._checked(table, self.by), self.by):
             found.append(self._series(rows, value or name, value, MARKERS[0], is_beside=False))
+        return found
+
+    def paler(self, table: Rows) -> list[Series]:
+        """Return the series of an earlier version of the user's own; one name stands for all."""
+        by = self.by if self.by in frame_of(table) else None
+        found = []
+        for value, rows in groups_of(self._checked(table), by):
+            name = "" if found else "paler: before the change"
+            series = self._series(rows, name, value, MARKERS[0], is_beside=False)
+            found.append(replace(series, alpha=PALER))
         return found
 
     def beside(self, table: Rows) -> list[Series]:

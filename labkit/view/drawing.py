@@ -1,0 +1,77 @@
+"""How the rows of `lk.measure` are drawn: what its `x`, `y`, `by` and `title` ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from labkit.bench.grid import TIMED
+from labkit.results.measurements import Measurements
+from labkit.view.display import StaticFigure
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+    from labkit.view.series import Rows
+
+BEST_FIRST = ("tflops", "gib_s", "ms")  # what is drawn where no `y` was asked for
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure of measured rows; what is None is taken from the rows: see `axes`."""
+
+    x: str | None = None
+    y: str | None = None
+    by: str | None = None
+    title: str | Callable[[pandas.DataFrame], str] = ""
+    beside: Rows | None = None
+    log: str | None = None
+
+    def figure(self, rows: Measurements, earlier: Measurements | None = None) -> Figure | None:
+        """Draw the rows over those of an earlier version, paler; None without an x or a y."""
+        axes = self.axes(rows.rows)
+        if axes is None:
+            return None
+        from labkit.view.rows_figure import plot
+
+        x, y, by = axes
+        if earlier is not None and not {x, y} <= {*earlier.rows}:
+            earlier = None  # another experiment under the same name
+        title = self.title_of(rows)
+        return plot(rows, x, y, by, beside=self.beside, earlier=earlier, title=title, log=self.log)
+
+    def picture(self, rows: Measurements, earlier: Measurements | None = None) -> StaticFigure:
+        """Return the figure for a page; a text only, where there is none."""
+        drawn = self.figure(rows, earlier)
+        return StaticFigure(b"", 0, "") if drawn is None else StaticFigure.drawn(drawn)
+
+    def axes(self, rows: pandas.DataFrame) -> tuple[str, str, str | None] | None:
+        """Return x, y and by: as asked, else arguments that vary and the best known measure."""
+        known = [name for name in BEST_FIRST if name in rows and rows[name].notna().any()]
+        y = self.y or next(iter(known), None)
+        arguments = [name for name in rows if name not in (*TIMED, y) and not has_lists(rows[name])]
+        varying = [name for name in arguments if rows[name].nunique() > 1]
+        x = self.x or next(iter(varying), None)
+        if x is None or y is None or not {x, y} <= {*rows} or rows[y].isna().all():
+            return None
+        by = self.by
+        if self.x is None and by is None and len(varying) > 1:
+            by = varying[1]
+        return x, y, by if by in rows else None
+
+    def title_of(self, measured: Measurements) -> str:
+        """Return the title; of what one that is a function raises, only once all rows are there."""
+        if isinstance(self.title, str):
+            return self.title
+        try:
+            return self.title(measured.rows)
+        except Exception as error:  # whatever the user's function raises
+            return "" if measured.running else f"title: {type(error).__name__}: {error}"
+
+
+def has_lists(column: pandas.Series) -> bool:
+    """Return whether a function returned lists in this column, such as the loss of each step."""
+    return any(isinstance(value, (list, dict)) for value in column)

@@ -1,0 +1,264 @@
+"""`lk.panel`: a pipeline's knobs, Run, Stop, the live view, a verdict and a comparison."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import ipywidgets as widgets
+
+from labkit.diagnosis.prediction import Prediction
+from labkit.knobs import check_names
+from labkit.results.hardware import check_device
+from labkit.results.launch import launch
+from labkit.results.result import Table
+from labkit.results.run import Run
+from labkit.results.script import script
+from labkit.spec import KNOBS, Pipeline
+from labkit.tuning.set_up import improver
+from labkit.view.clipboard import Clipboard
+from labkit.view.controls import Control, knobs_in_words, shown
+from labkit.view.history import History
+from labkit.view.live import LiveView
+from labkit.view.panel import Panel
+from labkit.view.panel_parts import Comparison, fade, grid_of
+from labkit.view.panel_words import difference, run_verdict
+from labkit.view.prediction_bar import PredictionBar, expected
+from labkit.view.running import pipeline_with
+
+USUAL_KNOBS = ("num_workers", "prefetch_factor", "batch_size", "io_ms")
+IMPROVE_TIP = "Fix what is on top, measure, ask again, until nothing is worth it: at most 12 runs"
+IN_PLACE = "Where no widgets show, use labkit.run(): it leaves a picture and a table."
+SETTLE_S = 0.1  # s, for a control's last change to arrive: a press of Run may overtake it
+
+
+def panel(
+    pipeline: Pipeline | None = None,
+    knobs: Sequence[str] = USUAL_KNOBS,
+    **settings: object,
+) -> PipelinePanel:
+    """Return widgets to set something up, run it, watch it and compare it with the run before.
+
+    Args:
+        pipeline: The default one where it is left out.
+        knobs: The names of the knobs to show.
+        **settings: Changes to the pipeline, as in `pipeline.but(...)`.
+    """
+    check_names(knobs, KNOBS)
+    return PipelinePanel(pipeline_with(pipeline, settings), knobs)
+
+
+class PipelinePanel(Panel):
+    """Widgets to set some knobs of a pipeline and run it. `.run` is the last run, `.runs` all."""
+
+    def __init__(self, pipeline: Pipeline, knobs: Sequence[str]):
+        controls = {name: Control(KNOBS[name], getattr(pipeline, name)) for name in knobs}
+        super().__init__(f"labkit panel for {', '.join(knobs)}", IN_PLACE, controls, "Run")
+        self.pipeline = pipeline
+        self.runs: list[Run] = []  # oldest first
+        self.opened_with = self.values
+        self._moved = ""  # what was changed for the run that goes on, in words
+        self.improve_button = self.buttons.add("Improve", "magic", self.improve)
+        self.improve_button.tooltip = IMPROVE_TIP
+        self.bars = PredictionBar()
+        self._forecasted: tuple[Pipeline, Run] | None = None  # what was predicted, from which run
+        self._found: Prediction | None = None
+        self.view = LiveView()
+        self.comparison = Comparison()
+        self.history = History(self._pinned, self.home)
+        self.clipboard = Clipboard(self._copies(), self.home)
+        parts = [grid_of(self.controls.values()), self.buttons, self.bars, self.view, self.verdict]
+        self.assemble([*parts, self.comparison, self.history, self.clipboard])
+        self.verdict.say("Set the knobs and press Run.")
+        self._changed()
+
+    # What is asked, and what has run
+
+    @property
+    def asked(self) -> Pipeline:
+        """The pipeline that Run would start; raises ValueError where the controls conflict."""
+        return self.pipeline.but(**self.values)
+
+    @property
+    def run(self) -> Run | None:
+        """The last run, which may still be going on; None before the first."""
+        return self.runs[-1] if self.runs else None
+
+    def measured(self, asked: Pipeline | None = None) -> Run | None:
+        """Return the last run that has numbers, or that of what was `asked`; None without one."""
+        for run in reversed(self.runs):
+            if not run.running and run.throughput is not None and asked in (None, run.asked):
+                return run
+        return None
+
+    def _copies(self) -> dict[str, Callable[[], str]]:
+        """Return what makes what is asked as plain PyTorch, as last measured, and as labkit."""
+        return {
+            "PyTorch": lambda: str(script(self.measured(self.asked) or self.asked)),
+            "labkit": lambda: f"lk.run(lk.{self.asked!r})",
+        }
+
+    # Run and Stop
+
+    def run_of(self, **values: int | float | str | None) -> Run:
+        """Return the last run with the controls as the panel opened, but for `values`.
+
+        Where Run was not pressed for it, it is measured now, in this panel. Raises ValueError on
+        a bad value.
+        """
+        check_names(values, self.controls)
+        wanted = self.opened_with | values
+        if self.running and self.run:
+            self.run.wait()
+        known = self.measured(self.pipeline.but(**wanted))
+        if known is not None:
+            return known
+        for name, value in wanted.items():
+            self.controls[name].value = value
+        self._show_busy(True, in_cell=True)
+        try:
+            run, before = self._begin()
+            run.wait(each=self.view.follow)
+            self._show(run, before)
+        finally:
+            self._show_busy(False)
+        return run
+
+    async def _once(self) -> None:
+        """Run, from the press of the button to the last figure."""
+        await self.session.pause(SETTLE_S)
+        await asyncio.to_thread(check_device, self.asked.device)  # or the kernel waits for torch
+        run, before = self._begin()
+        await self.session.follow(run, self.view.follow)
+        self._show(run, before)
+
+    def launch(self, asked: Pipeline) -> Run:
+        """Start what is asked."""
+        return launch(asked)
+
+    def _begin(self) -> tuple[Run, Run | None]:
+        """Start what is asked; return the run and the one before it that has numbers."""
+        asked = self.asked
+        before = self.measured()
+        self.forecast(asked)
+        self.view.show_before(self.history.against(before)[1])
+        run = self.launch(asked)
+        self.runs.append(run)
+        moved = []
+        for name, value in self.values.items():
+            if value != self.opened_with[name]:
+                moved.append(f"{name} {shown(value)}")
+        self._moved = ", ".join(moved) or "as it opened"
+        return run, before
+
+    # The autopilot
+
+    def improve(self) -> None:
+        """Let the autopilot (`lk.improve`) change what is asked, and show every step."""
+        self._start(self._climb)
+
+    async def _climb(self) -> None:
+        """Climb in a thread; the controls and the list show what was kept."""
+        search = improver(self.asked, (), None)
+        self.verdict.say("The autopilot measures what is set, and then what its verdict advises.")
+
+        def running(run: Run) -> None:
+            if self.session.stopping:
+                raise KeyboardInterrupt  # as ■ does: the search keeps the best so far
+            self.home.call(self.view.follow, run)
+
+        def stepped() -> None:
+            self.home.call(self._tell_climb, search.found.table("going on"))
+
+        search.tell(stepped, running)
+        ladder = await asyncio.to_thread(search.run)
+        for trial in ladder.kept:
+            if trial.runs:
+                run = trial.runs[-1]
+                self.view.finish(run)
+                self.history.add(run, trial.what, run.diagnose().bottleneck)
+        for name in ladder.changes.keys() & self.controls.keys():
+            self.controls[name].value = ladder.changes[name]
+        self.verdict.say(f"The autopilot is done: {knobs_in_words(ladder.stopped)}.")
+        self._tell_climb(ladder.table())
+
+    def _tell_climb(self, table: Table) -> None:
+        self.comparison.value = table._repr_html_()
+
+    # What is shown
+
+    def forecast(self, asked: Pipeline) -> None:
+        """Draw what is expected of `asked` from the last run; about 30 ms."""
+        run = self.measured()
+        base = None if run is None else (asked, run)
+        if base is not None and base == self._forecasted:
+            return
+        self._forecasted = base
+        self._found = None if run is None else expected(run, asked)
+        self.view.expected = self.bars.show(self._found, run)
+
+    def settle(self, run: Run) -> None:
+        """Draw what came beside what was predicted."""
+        if self._found is not None and self._forecasted is not None:
+            self.view.expected = self.bars.show(self._found, self._forecasted[1], run)
+        elif not self.refused:
+            self.forecast(self.asked)
+
+    def _show(self, run: Run, before: Run | None) -> None:
+        """Show how `run` ended, and what differs from another."""
+        self.view.finish(run)
+        measured = run.throughput is not None
+        if run.error:
+            self.verdict.say(run.error, good=False)
+        elif measured:
+            self.verdict.say(run_verdict(run))
+        else:
+            self.verdict.say(f"{run.outcome.capitalize()}: too short to tell.")
+        self._say_difference(run, before)
+        limit = run.diagnose().bottleneck if measured else run.outcome
+        self.history.add(run, self._moved, limit)
+        if measured:
+            self.settle(run)
+        elif not self.refused:
+            self.forecast(self.asked)
+
+    def _say_difference(self, run: Run, before: Run | None) -> None:
+        """Say in what `run` differs from the pinned one, else from the one `before` it."""
+        name, other = self.history.against(before)
+        lines = difference(run, None if run.throughput is None else other, name)
+        self.comparison.say(lines)
+
+    def _pinned(self) -> None:
+        """Compare with the run that the list pins, from now on."""
+        _, pinned = self.history.against(None)
+        run = self.measured()
+        self.view.show_before(pinned)
+        if run is not None and run is not pinned and not self.running:
+            self._say_difference(run, None)
+
+    @property
+    def _old_when_busy(self) -> tuple[widgets.DOMWidget, ...]:
+        return self.verdict, self.comparison
+
+    def _changed(self) -> None:
+        """Say at once what the controls would bring, or where they do not go together."""
+        was_refused = self.refused
+        try:
+            asked = self.asked
+        except ValueError as error:
+            self._refuse(knobs_in_words(str(error)))
+            return
+        self._refuse("")
+        if was_refused:
+            self.verdict.say("The controls go together again: press Run.")
+        if not self.running:
+            self.forecast(asked)
+
+    def _refuse(self, why: str) -> None:
+        """Let nothing be started, and say why; with "", allow it again."""
+        self.refused = bool(why)
+        self.run_button.tooltip = why
+        self.buttons.allow_start(not self.refused and not self.running)
+        fade(self.bars, bool(why))
+        if why:
+            self.verdict.say(why, good=False)
