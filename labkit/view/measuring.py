@@ -88,12 +88,7 @@ def measure(
             show_panel(started, spec, source, drawing)
         elif wait:
             watch_rows(started, drawing)
-    if not wait:
-        return started
-    why = started.mistake if len(started) else started.error
-    if why:
-        raise RuntimeError(f"{function.__name__}: {why}")
-    return started
+    return checked(started) if wait else started
 
 
 def peaks(*, again: bool = False, threads: int | None = None, device: str = "auto") -> Peaks:
@@ -114,7 +109,18 @@ def peaks(*, again: bool = False, threads: int | None = None, device: str = "aut
 
         return measured(bench, of, again=again, threads=threads)
 
-    return Peaks.of(measure(peak, device=device, of=list(ROOFS)))
+    with held():
+        started = measure(peak, device=device, wait=False, of=list(ROOFS))
+        watch_rows(started)
+    return Peaks.of(checked(started))
+
+
+def checked(measured: Measurements) -> Measurements:
+    """Return what was measured; raise RuntimeError where every row failed, or there is none."""
+    why = measured.mistake if len(measured) else measured.error
+    if why:
+        raise RuntimeError(f"{measured.name}: {why}")
+    return measured
 
 
 def show_panel(
@@ -143,8 +149,8 @@ def show_panel(
         panel.settle(closing(measured, time.monotonic() - began))
 
 
-def watch_rows(measured: Measurements, drawing: Drawing) -> None:
-    """Say on a line which row is being measured; in a notebook leave the figure."""
+def watch_rows(measured: Measurements, drawing: Drawing | None = None) -> None:
+    """Say on a line which row is being measured; in a notebook leave the figure, if it has one."""
     display = Display()
     began = time.monotonic()
 
@@ -155,7 +161,7 @@ def watch_rows(measured: Measurements, drawing: Drawing) -> None:
     try:
         measured.wait(each)
     finally:
-        picture = drawing.picture(measured) if in_notebook() else None
+        picture = drawing.picture(measured) if drawing and in_notebook() else None
         said = closing(measured, time.monotonic() - began)
         display.final(said, picture if picture and picture.png else None)
 
