@@ -197,7 +197,7 @@ def test_a_late_guess_is_shown_and_a_skipped_one_is_neither_stored_nor_scored():
     assert bet.points is None and "before the guess" in repr(bet)
     for blank in (None, ...):
         bet = lk.guess("blank", blank).settle(0.5)
-        assert bet.points is None and "none yet" in repr(bet)
+        assert bet.points is None and "no guess" in repr(bet)
     assert list(score_book.read()["guesses"]) == ["busy"]
 
 

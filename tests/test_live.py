@@ -185,4 +185,4 @@ def test_without_widgets_a_panel_is_a_text_that_says_why_and_what_does_the_same(
     labkit.panel()._ipython_display_()
     text = shown.call_args.args[0]["text/plain"]
     assert "No widgets here: ipywidgets 7.7.1 is loaded, labkit needs 8" in text
-    assert "labkit.run() leaves a picture" in text
+    assert "use labkit.run(): it leaves a picture" in text
