@@ -24,7 +24,8 @@ VERDICT = re.compile("|".join(rf"[`\"]{name}[`\"]" for name in set(BOTTLENECKS) 
 GUESSED = re.compile(r"lk\.guess\(\"[^\"]*\", (\w+)\)")  # the name of what is handed over
 # what a device cannot do may be left out; what an extra would have run may not
 MISSING = re.compile(
-    r"not installed|pip install '?gpu-labkit\[|\bskipped:(?!.*\b(?:none here|has none|no fast path here))"
+    r"not installed|pip install '?gpu-labkit\["
+    r"|\bskipped:(?!.*\b(?:none here|has none|no fast path here))"
     "|Traceback|LABKIT_TRACES|reference numbers, not read from"
 )
 

@@ -40,7 +40,7 @@ LESSONS = {  # the section that teaches a remedy: notebook, heading
     "epochs": (TUNING, "5. The start of every epoch"),
     "items": (TUNING, "6. A lean `__getitem__`"),
     "copies": (TUNING, "7. Pinned memory, and what it costs"),
-    "launches": (KERNELS, "3. Hundreds of tiny kernels"),
+    "launches": (KERNELS, "2. A chain: launches at one end, bytes at the other"),
     "lines": ("02_sawtooth_diagnosis.ipynb", "7. Which line costs the time?"),
     "fusion": (KERNELS, "1. Count the bytes"),
     "formats": ("05_mixed_precision.ipynb", "3. A training step in each format"),
