@@ -69,6 +69,8 @@ PAGES = {  # the name of a page: the causes that it explains
         "instruments_disagree",
         "published",
     ),
+    "out-of-memory": (),  # an error, or a wrong result, and no cause that a verdict states
+    "nan": (),
 }
 # `--json` spells these with underscores, as the code does, and all others as a person reads them
 UNDERSCORED_IN_JSON = (
