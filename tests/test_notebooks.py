@@ -1,4 +1,4 @@
-"""The notebooks as they are committed: short cells, prose before code, outputs fit to publish.
+"""The notebooks as they are committed: the widget first, few words, outputs fit to publish.
 
 Each also has a row in the README's table and a place on the map of 00 (below), one to four
 challenges with a cheat for each in `wrong_answers.py` (`test_challenges.py`), and a place in a
@@ -11,13 +11,19 @@ import json
 import re
 import socket
 from pathlib import Path
+from statistics import median
 
 import colab
 import pytest
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 RUNS = re.compile(r"lk\.(run|sweep|distributed)\(")
-LONGEST_CELL = 30  # lines of code
+WORDS, WORDS_IN_ALL = 1_700, 22_000  # of Markdown
+CELLS = 30
+LONGEST_CELL, MEDIAN_CELL = 30, 8  # lines of code; the median without blank ones
+NAMES_OF_LK = 20  # in the whole course
+WIDGET = re.compile(r"lk\.(measure|panel)\(|VBox\(")
+WIDGET_WITHIN, WORDS_BEFORE_IT = 2, 150  # code cells, words of Markdown
 STAMP = re.compile(r"print\((lk\.machine\(\)|machine)\.line\)")
 STAMP_WITHIN = 2  # code cells
 PATH = re.compile(  # in JSON, where a backslash is two
@@ -44,6 +50,40 @@ def test_cells_are_short_and_every_code_cell_follows_prose(notebook):
     assert max(len(text.splitlines()) for text in own) <= LONGEST_CELL
     kinds = [cell["cell_type"] for cell in notebook["cells"]]
     assert kinds[0] == "markdown" and "code code" not in " ".join(kinds)
+
+
+def words(cells):
+    return sum(len(source(cell).split()) for cell in cells if cell["cell_type"] == "markdown")
+
+
+def folded(cell):
+    return cell["metadata"].get("jupyter", {}).get("source_hidden", False)
+
+
+def test_a_notebook_is_short(notebook):
+    shown = [colab.own_code(source(cell)) for cell in code_cells(notebook) if not folded(cell)]
+    lines = [sum(bool(line.strip()) for line in text.splitlines()) for text in shown]
+    assert len(notebook["cells"]) <= CELLS and words(notebook["cells"]) <= WORDS
+    assert median(lines) <= MEDIAN_CELL, lines
+
+
+def test_the_course_is_short_and_asks_for_few_names():
+    books = [json.loads(path.read_text(encoding="utf-8")) for path in NOTEBOOKS]
+    assert sum(words(book["cells"]) for book in books) <= WORDS_IN_ALL
+    code = "\n".join(source(cell) for book in books for cell in code_cells(book))
+    assert len({*re.findall(r"\blk\.(\w+)", code)}) <= NAMES_OF_LK
+
+
+def test_a_widget_comes_first(notebook):
+    cells = notebook["cells"]
+    code = [i for i, cell in enumerate(cells) if cell["cell_type"] == "code"]
+    first = next(i for i in code if WIDGET.search(source(cells[i])))
+    assert code.index(first) < WIDGET_WITHIN and words(cells[:first]) <= WORDS_BEFORE_IT
+
+
+def test_the_claims_stand_in_one_folded_cell(notebook):
+    checks = [cell for cell in code_cells(notebook) if "lk.check(" in source(cell)]
+    assert len(checks) == 1 and folded(checks[0])
 
 
 def test_the_machine_is_stamped_before_anything_runs(notebook):

@@ -83,4 +83,4 @@ def too_many(workers: int, cores: int | None) -> str:
     """Say that PyTorch warns of this many workers, to end a sentence with; "" where it does not."""
     if not cores or workers <= cores:
         return ""
-    return f"; PyTorch warns above your {cores} cores, but workers waiting on I/O use none"
+    return f"; PyTorch warns above your {cores} cores, since only items that wait gain from more"
