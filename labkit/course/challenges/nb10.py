@@ -17,14 +17,10 @@ STARVED = ("v100-workers-0", "rtx2080ti-sawtooth")
 ACTIVITIES = ("DataLoader", "CPU operators", "CUDA calls")
 
 
-def excerpt(name: str, later_ms: float = 0.0) -> dict[str, Spans]:
-    """Return the lanes of a stored excerpt of a real trace, moved in time."""
+def excerpt(name: str) -> dict[str, Spans]:
+    """Return the lanes of a stored excerpt of a real trace."""
     lanes = entries(LANES_FILE)[name]
-    return {
-        lane: [(start + later_ms, end + later_ms) for start, end in spans]
-        for lane, spans in lanes.items()
-        if lane != "steps"
-    }
+    return {lane: [*map(tuple, spans)] for lane, spans in lanes.items() if lane != "steps"}
 
 
 def random_spans(generator: random.Random, count: int, longest: int) -> Spans:
