@@ -71,7 +71,7 @@ def markdown(run: Run, verdict: str = "") -> str:
 
 
 def _headline(run: Run) -> str:
-    recorded = f"RECORDED on {run.machine.name}: " if run.recorded else ""
+    recorded = f"{run.mark}: " if run.mark else ""
     return f"{recorded}{run.diagnose().headline}"
 
 
