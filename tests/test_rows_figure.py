@@ -55,7 +55,7 @@ def test_a_number_along_the_axis_makes_lines_with_a_colour_for_each_value_of_by(
     assert lines["float32"].get_color() != lines["bfloat16"].get_color()
     assert axes.get_xscale() == "log" and list(axes.get_xticks()) == SIZES
     assert figure.get_suptitle() == "Products"
-    assert notes_of(figure) == ["error bars: interquartile range"]
+    assert notes_of(figure) == ["error bars: half the interquartile range up and down"]
 
 
 @pytest.mark.parametrize(

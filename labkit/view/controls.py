@@ -38,6 +38,8 @@ class Control(widgets.VBox):
         self.widget = make_widget(knob, value)
         self.widget.layout = widgets.Layout(width="auto", margin="0 0 0 8px")
         help_text = f"{knob.help}; auto: {knob.auto}" if knob.auto else knob.help
+        if knob.low is not None and knob.high is not None:
+            help_text += f"; {knob.low:,} to {knob.high:,}"
         self.widget.tooltip = help_text
         unit = f" <span style='opacity:.65'>{html.escape(knob.unit)}</span>" if knob.unit else ""
         title = html.escape(help_text, quote=True)

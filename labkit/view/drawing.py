@@ -65,13 +65,18 @@ class Drawing:
         return x, y, by if by in rows else None
 
     def title_of(self, measured: Measurements) -> str:
-        """Return the title; of what one that is a function raises, only once all rows are there."""
+        """Return the title.
+
+        What one that is a function raises is told once all rows are there, to whoever writes it;
+        not where a reader has added rows that it may not know.
+        """
         if isinstance(self.title, str):
             return self.title
         try:
             return self.title(measured.rows)
         except Exception as error:  # whatever the user's function raises
-            return "" if measured.running else f"title: {type(error).__name__}: {error}"
+            unfinished = measured.running or measured.added
+            return "" if unfinished else f"title: {type(error).__name__}: {error}"
 
 
 def has_lists(column: pandas.Series) -> bool:

@@ -105,5 +105,5 @@ def notes_of(table: Rows, series: Sequence[Series], x: str, y: str) -> list[str]
     for each in series:
         notes += each.gaps(f"no {y}")
     if any(each.spread.any() for each in series):
-        notes.append("error bars: interquartile range")
+        notes.append("error bars: half the interquartile range up and down")
     return notes
