@@ -162,17 +162,17 @@ def test_names_on_a_logarithmic_axis_have_points_and_no_bars():
 def test_a_notebook_shows_a_figure_as_it_is_stored_whatever_pyplot_has_registered():
     from IPython.core.interactiveshell import InteractiveShell
     from IPython.core.pylabtools import print_figure
-    from IPython.utils.capture import capture_output
     from matplotlib.figure import Figure
+
+    from labkit.view.style import register
 
     shell = InteractiveShell.instance()
     png = shell.display_formatter.formatters["image/png"]
     png.for_type(Figure, print_figure)  # as pyplot's backend for notebooks does
     figure = lk.plot(FLOAT32, "n", "ms")
+    register(shell)  # as our module does in a shell
     try:
-        with capture_output() as captured:
-            shell.display_formatter.format(figure)
+        data, _ = shell.display_formatter.format(figure)
     finally:
         InteractiveShell.clear_instance()
-    [output] = captured.outputs
-    assert output.data == {"image/png": figure._repr_png_(), "text/plain": repr(figure)}
+    assert data == {"image/png": figure._repr_png_(), "text/plain": repr(figure)}

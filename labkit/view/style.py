@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib.style
 import numpy as np
@@ -83,15 +85,20 @@ TextLine = tuple[str, Font]
 
 
 class Picture(Figure):
-    """A Figure that shows itself in a notebook, once, whether or not pyplot was imported."""
+    """A Figure that shows itself in a notebook, whether or not pyplot was imported."""
 
     def _repr_png_(self) -> bytes:
         return png_of(self)
 
-    def _ipython_display_(self) -> None:  # goes before what pyplot registers for all figures
-        from IPython.display import display
 
-        display({"image/png": self._repr_png_(), "text/plain": repr(self)}, raw=True)
+def register(shell: Any) -> None:
+    """Have IPython's shell show our pictures as they are: pyplot has a way for all figures."""
+    if shell is not None:
+        shell.display_formatter.formatters["image/png"].for_type(Picture, Picture._repr_png_)
+
+
+if "IPython" in sys.modules:
+    register(sys.modules["IPython"].get_ipython())
 
 
 def png_of(figure: Figure, sharpness: float = 1.0, least_px: int = 0) -> bytes:
