@@ -45,7 +45,7 @@ WHOLE = (
     "compiled lost xray xray_trace no_xray done stopped end"
 )
 KEYS = {
-    "spec": "version run utc labkit pipeline script",
+    "spec": "version run utc labkit pipeline script measure points",
     "machine": "device kind name memory_gib cpu_name cpu_cores host_cores cores_limit ram_gib "
     "shm_gib threads os sm_count compute_capability driver pcie versions",
     "job": "pipeline not_applied unit",

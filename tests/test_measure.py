@@ -2,6 +2,7 @@
 
 import itertools
 import linecache
+import pickle
 import threading
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -17,6 +18,7 @@ from labkit.bench import stopwatch, triton_kernels
 from labkit.view import function_panel, measuring, versions
 from labkit.view.controls import Control
 from labkit.view.drawing import Drawing
+from labkit.view.function_payload import FunctionPayload
 
 FACTOR = 3  # of this "notebook"
 CPU = torch.device("cpu")
@@ -196,6 +198,13 @@ def test_a_triton_kernel_of_a_notebook_travels_with_its_source(monkeypatch):
     packed = cloudpickle.dumps(triton.jit(cell["double"]))
     del linecache.cache["<cell>"]  # the bench has not seen the cell
     assert "2 * tl.load(x + place)" in cloudpickle.loads(packed).src
+
+
+def test_a_function_may_set_what_torch_keeps_in_a_module_of_its_own_kind():
+    def without_tf32(bench):
+        torch.backends.cudnn.allow_tf32 = False
+
+    assert pickle.loads(FunctionPayload(without_tf32).pickled)[0].__name__ == "without_tf32"
 
 
 def test_a_row_that_needs_a_compiler_says_what_is_missing(monkeypatch):

@@ -10,7 +10,6 @@ never a traceback of ours. Tries and passes are kept in the score, by the challe
 
 from __future__ import annotations
 
-import base64
 import html
 import inspect
 from collections.abc import Callable, Mapping
@@ -82,8 +81,7 @@ class Verdict(Result):
         if self.attempt is None or self.attempt.run is None:
             return shown
         picture = StaticFigure.of(self.attempt.run, self.attempt.baseline)
-        data = base64.b64encode(picture.png).decode()
-        return f"{shown}<img width='{int(picture.width)}' src='data:image/png;base64,{data}'>"
+        return shown + picture.html(self.attempt.run.numbers)
 
 
 @dataclass(frozen=True, repr=False)

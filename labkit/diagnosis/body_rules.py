@@ -83,11 +83,11 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
         measured.append(Measured(f"of the body is in {work.lines[0].what}{when}", work.share))
     most = None if part == "validation" else bound(lost)
     return Finding(
-        name="host",
-        cause=work.cause,
-        lost_share=lost,
-        measured=tuple(measured),
-        remedies=(remedy,),
+        "host",
+        work.cause,
+        lost,
+        tuple(measured),
+        (remedy,),
         lines=work.lines,
         at_most=most,
         is_bound=hidden,
@@ -119,11 +119,11 @@ def copies_in_the_body(evidence: Evidence) -> Finding | None:
     if bytes_first(evidence, lost):
         remedies = (FEWER_BYTES_OVER, PINNED, NOT_WAITED_FOR)
     return Finding(
-        name="transfer",
-        cause="copies",
-        lost_share=lost,
-        measured=(Measured(seen, lost, by=sampled_by(lines, evidence)), Measured(rate)),
-        remedies=remedies,
+        "transfer",
+        "copies",
+        lost,
+        (Measured(seen, lost, by=sampled_by(lines, evidence)), Measured(rate)),
+        remedies,
         lines=worst,
         at_most=bound(lost),
     )
@@ -155,11 +155,11 @@ def another_loader(evidence: Evidence) -> Finding | None:
     if costliest and costliest[0].call:
         measured.append(Measured(f"of it is in {costliest[0].what}", costliest[0].share / whole))
     return Finding(
-        name="host",
-        cause=PERIODIC if when and when.every else "loader",
-        lost_share=lost,
-        measured=tuple(measured),
-        remedies=(_remedy(lines, mask, when),),
+        "host",
+        PERIODIC if when and when.every else "loader",
+        lost,
+        tuple(measured),
+        (_remedy(lines, mask, when),),
         lines=(*readers[:1], *costliest),
         at_most=None if when else bound(lost),  # a validation has a forward pass, too
         is_bound=hidden,
@@ -191,13 +191,13 @@ def own_optimizer(evidence: Evidence) -> Finding | None:
     part = worst[0].share / float(lines.share[body].sum())
     seen = "of the time the weights are updated by code of your own, one after the other"
     return Finding(
-        name="host",
-        cause="own_optimizer",
-        lost_share=lost,
-        measured=(
+        "host",
+        "own_optimizer",
+        lost,
+        (
             Measured(seen, lost, by=sampled_by(lines, evidence)),
             Measured(f"of the body is in {worst[0].what}", part),
         ),
-        remedies=(cures.ALL_WEIGHTS_AT_ONCE,),
+        (cures.ALL_WEIGHTS_AT_ONCE,),
         lines=worst,
     )

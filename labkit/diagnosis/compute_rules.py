@@ -42,15 +42,15 @@ def no_tensor_cores(evidence: Evidence) -> Finding | None:
         "published gains"
     )
     return Finding(
-        name="precision",
-        cause="no_Tensor_Cores",
-        lost_share=lost,
-        measured=(
+        "precision",
+        "no_Tensor_Cores",
+        lost,
+        (
             Measured(can, kernels.eligible_share, by=evidence.inside),
             Measured("of it does", kernels.tensor_core_share),
             Measured(seen, lost),
         ),
-        remedies=(cures.SIXTEEN_BITS if evidence.formats else cures.SOME_16_BITS,),
+        (cures.SIXTEEN_BITS if evidence.formats else cures.SOME_16_BITS,),
     )
 
 
@@ -119,14 +119,14 @@ def padding(evidence: Evidence) -> Finding | None:
     lost = evidence.padding_share * over_tokens
     lengths = f"lengths of the sequences, {evidence.source}"
     return Finding(
-        name="compute",
-        cause="padding",
-        lost_share=lost,
-        measured=(
+        "compute",
+        "padding",
+        lost,
+        (
             Measured("of the tokens are padding", evidence.padding_share, by=lengths),
             Measured("of the time is spent on it", lost, before="at most"),
         ),
-        remedies=(cures.PAD_LESS,),
+        (cures.PAD_LESS,),
         is_bound=True,
     )
 

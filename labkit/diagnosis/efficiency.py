@@ -67,8 +67,8 @@ def with_low_mfu(run: Run, evidence: Evidence, found: tuple[Finding, ...]) -> tu
         return found
     reason, remedy = _reason(work, reference, run.mbu, evidence, reached)
     low = Finding(
-        name="compute",
-        cause="low_MFU",
+        "compute",
+        "low_MFU",
         measured=(
             Measured(f"of the time busy, with an MFU of {percent(reached)} (of {reference})", busy),
             Measured(reason, by=f"threshold {limits.LOW_MFU:.0%} of the busy time"),

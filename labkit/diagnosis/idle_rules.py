@@ -77,11 +77,11 @@ def cores_taken_by_workers(evidence: Evidence) -> Finding | None:
     costliest = costliest_step(evidence.computing_lines)
     cheaper = (feeding.DECODE_SMALLER, worker_remedies.FEWER_THREADS, feeding.LEANER_ITEMS)
     return Finding(
-        name="input",
-        cause="workers_take_the_device's_cores",
-        lost_share=evidence.stolen_by_workers,
-        measured=(Measured(seen, evidence.stolen_by_workers, by=by), *costliest),
-        remedies=feeding.FEED if fewer else cheaper,
+        "input",
+        "workers_take_the_device's_cores",
+        evidence.stolen_by_workers,
+        (Measured(seen, evidence.stolen_by_workers, by=by), *costliest),
+        feeding.FEED if fewer else cheaper,
     )
 
 
@@ -168,10 +168,10 @@ def collectives(evidence: Evidence) -> Finding | None:
     if trace.late_rank is not None:
         measured.append(Measured(trace.late_said))
     return Finding(
-        name="communication",
-        cause="exposed_collectives",
-        lost_share=lost,
-        measured=tuple(measured),
-        remedies=(cures.OVERLAP_EXCHANGE if trace.late_rank is None else cures.LATE_TRACE,),
+        "communication",
+        "exposed_collectives",
+        lost,
+        tuple(measured),
+        (cures.OVERLAP_EXCHANGE if trace.late_rank is None else cures.LATE_TRACE,),
         rank=trace.late_rank,
     )

@@ -69,11 +69,11 @@ def noisy_neighbour(evidence: Evidence) -> Finding | None:
     began = f"a step's compute began {launches.queued_ms:.1f} ms after it was issued"
     measured.append(Measured(began))
     return Finding(
-        name="launch",
-        cause=NEIGHBOUR,
-        lost_share=launches.in_line_share * dry,
-        measured=tuple(measured),
-        remedies=(cures.ALONE if others > (use.own or 0.0) else cures.QUIETER,),
+        "launch",
+        NEIGHBOUR,
+        launches.in_line_share * dry,
+        tuple(measured),
+        (cures.ALONE if others > (use.own or 0.0) else cures.QUIETER,),
     )
 
 
@@ -116,14 +116,14 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
     )
     tells = "an x-ray (xray=True)" if evidence.could_look else "a trace of torch.profiler"
     found = Finding(
-        name="launch",
-        cause="gaps_or_small_kernels",
-        lost_share=max(0.0, 1 - witness.share - besides) * busy,
-        measured=(
+        "launch",
+        "gaps_or_small_kernels",
+        max(0.0, 1 - witness.share - besides) * busy,
+        (
             Measured(seen, busy, by=evidence.source),
             Measured(f"{tells} tells gaps from small kernels"),
         ),
-        remedies=cures.FEWER_LAUNCHES,
+        cures.FEWER_LAUNCHES,
     )
     waits = _waits(evidence)
     if waits is None:

@@ -11,6 +11,7 @@ import numpy as np
 from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.trace_steps import TRACE_CLASSES, TopKernel
 from labkit.results.result import Result, Table
+from labkit.results.text import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -144,7 +145,7 @@ class Breakdown(Result):
 
     def table(self) -> Table:
         """Return the classes of the step, and below them idle time, Tensor Cores and notes."""
-        steps = f"{self.steps} steps" if self.steps > 1 else "1 step"
+        steps = counted(self.steps, "step")
         device = self.device_name or self.device_kind.upper()
         title = (
             f"Trace {self.source}: {steps} of {self.step_us / 1000:,.1f} ms on {device}, "

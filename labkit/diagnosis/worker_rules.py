@@ -135,8 +135,8 @@ def uneven_shards(evidence: Evidence, workers: WorkerEvidence) -> Finding | None
         return None
     fed = 1 / max(1 - evidence.wait_share, 0.01)  # the device alone would allow no more
     return Finding(
-        name="input",
-        cause="uneven_shards",
+        "input",
+        "uneven_shards",
         measured=(
             Measured("the mean", uneven, "times", words.TIMED, "the busiest worker's work is"),
         ),

@@ -119,9 +119,8 @@ class Measurements(EventLogResult):
     def numbers(self) -> str:
         """How much was measured, in a few words."""
         counts = [counted(len(self), "row")]
-        failed = sum(row.get("error") is not None for row in self._rows)
-        if failed:
-            counts.append(f"{failed} without numbers")
+        if self.failures:
+            counts.append(f"{len(self.failures)} without numbers")
         noisy = sum(bool(row.get("noisy")) for row in self._rows)
         if noisy:
             counts.append(f"{noisy} noisy")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import io
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 
 from labkit.process.events import private
 
@@ -23,7 +26,16 @@ def pickled(thing: object) -> bytes:
     """Return an object as bytes, which hold what a notebook defines."""
     import cloudpickle  # plain pickle only names that
 
-    return cloudpickle.dumps(thing)
+    class Pickler(cloudpickle.Pickler):
+        def reducer_override(self, obj):
+            # a module of a class of its own, such as torch.backends.cudnn
+            if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
+                return importlib.import_module, (obj.__name__,)
+            return super().reducer_override(obj)
+
+    file = io.BytesIO()
+    Pickler(file).dump(thing)
+    return file.getvalue()
 
 
 def sizes_of(parts: Mapping[str, object]) -> dict[str, int]:

@@ -75,7 +75,7 @@ def replacing(path: str | os.PathLike[str], overwrite: bool = False) -> Iterator
         raise
 
 
-def save_figure(figure: Figure, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
+def save_figure(figure: Figure, path: str | os.PathLike[str], overwrite: bool) -> Path:
     """Write a matplotlib Figure to `path`, in the format of its suffix; return the path.
 
     Raises FileKept where a file is there that is not as labkit wrote it, ValueError on an unknown
@@ -85,6 +85,14 @@ def save_figure(figure: Figure, path: str | os.PathLike[str], overwrite: bool = 
     suffix = path.suffix.lower()
     with replacing(path, overwrite) as file:
         figure.savefig(file, format=suffix.lstrip(".") or "png")
+    return path
+
+
+def save_text(path: str | os.PathLike[str], text: str, overwrite: bool = False) -> Path:
+    """Write a text; FileKept where a file is there that is not as labkit wrote it."""
+    path = Path(path)
+    with replacing(path, overwrite) as file:
+        file.write(text.encode())
     return path
 
 

@@ -42,10 +42,7 @@ class Script(str):
         A file that is not as labkit wrote it is replaced only with `overwrite`, else FileKept is
         raised.
         """
-        path = Path(path)
-        with saving.replacing(path, overwrite) as file:
-            file.write(self.encode())
-        return path
+        return saving.save_text(path, self, overwrite)
 
     def __repr__(self) -> str:
         return str(self).rstrip("\n")

@@ -224,7 +224,7 @@ class LoaderWorkers:
         """Draw what each worker did, under the loop, for a few seconds from `start_s` on."""
         from labkit.view.workers_figure import draw_workers
 
-        return draw_workers(self, start_s=start_s, seconds=seconds)
+        return draw_workers(self, start_s, seconds)
 
     def __repr__(self) -> str:
         if not self:

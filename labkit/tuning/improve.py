@@ -106,7 +106,7 @@ class Improver(Search[Ladder]):
             self.measure(before)  # how far apart are the losses of two unchanged runs?
             why = self._ruled_out(trial, before)
         if why:
-            trial.judgement = Judgement(why, ruled_out=True)
+            trial.judgement = Judgement(why)
             self.banned.append(trial.changes)
             return
         trial.gain = trial.speed / before.speed

@@ -25,7 +25,6 @@ class Judgement:
 
     said: str  # in a few words
     kept: bool = False
-    ruled_out: bool = False  # the change is not tried again, not even with others
 
 
 START = Judgement("", kept=True)

@@ -112,7 +112,7 @@ def _kernel_bars(breakdown: Breakdown) -> list[Bar]:
 def draw_timeline(
     source: str,
     lanes: Sequence[TraceLane],
-    steps: np.ndarray | None = None,
+    steps: np.ndarray | None,
     start_ms: float | None = None,
     end_ms: float | None = None,
 ) -> Figure:

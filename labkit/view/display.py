@@ -6,6 +6,7 @@ In a notebook it is the output of the cell, and gives way to a figure.
 
 from __future__ import annotations
 
+import base64
 import html
 import sys
 import time
@@ -125,6 +126,12 @@ class StaticFigure:
 
         width = round(figure.get_figwidth() * figure.dpi)
         return cls(png_of(figure, SHARPNESS, least_px), width, FIGURE_TEXT)
+
+    def html(self, alt: str) -> str:
+        """Return it as an image in a page, with a text for who cannot see it."""
+        data = base64.b64encode(self.png).decode()
+        look = f"width='{self.width}' style='max-width:100%'"
+        return f'<img src="data:image/png;base64,{data}" alt="{html.escape(alt)}" {look}>'
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> object:
         if not self.png:

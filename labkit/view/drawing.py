@@ -43,10 +43,12 @@ class Drawing:
         title = self.title_of(rows)
         return plot(rows, x, y, by, beside=self.beside, earlier=earlier, title=title, log=self.log)
 
-    def picture(self, rows: Measurements, earlier: Measurements | None = None) -> StaticFigure:
-        """Return the figure for a page; a text only, where there is none."""
+    def picture(
+        self, rows: Measurements, earlier: Measurements | None = None
+    ) -> StaticFigure | None:
+        """Return the figure for a page; None where there is none."""
         drawn = self.figure(rows, earlier)
-        return StaticFigure(b"", 0, "") if drawn is None else StaticFigure.drawn(drawn)
+        return drawn and StaticFigure.drawn(drawn)
 
     def axes(self, rows: pandas.DataFrame) -> tuple[str, str, str | None] | None:
         """Return x, y and by: as asked, else arguments that vary and the best known measure."""

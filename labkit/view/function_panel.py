@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import html
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -21,7 +20,7 @@ from labkit.view.function_payload import FunctionPayload
 from labkit.view.panel import Panel
 from labkit.view.panel_parts import grid_of
 
-SETTLE_S = 0.1  # s, for a control's last change to arrive: a press may overtake it
+REDRAW_S = 1.0  # s, between two drawings of the rows so far
 IN_PLACE = "Where no widgets show, change the values in the cell and run it again."
 FURTHER = 2  # times an axis's largest value is how far its control goes
 
@@ -43,6 +42,8 @@ class FunctionPanel(Panel):
         self.earlier: Measurements | None = None  # those of the cell before it was edited
         self.picture = widgets.HTML()
         self.stored: DisplayHandle | None = None  # of the picture below, which a file keeps
+        self.due = time.monotonic() + REDRAW_S  # when to draw again
+        self.drawn_rows = 1
         self.add_class("labkit-function")
         self.assemble([self.picture, grid_of(self.controls.values()), self.buttons, self.verdict])
 
@@ -53,23 +54,30 @@ class FunctionPanel(Panel):
         self._show_busy(True, in_cell=True)
         display(self)
 
+    def tell(self, said: str) -> None:
+        """Say how far it is, and draw rows that came, once a second at most."""
+        self.verdict.say(said)
+        now = time.monotonic()
+        count = 0 if self.measured is None else len(self.measured)
+        if count > self.drawn_rows and now > self.due:
+            self.draw()
+            self.drawn_rows = count
+            self.due = now + REDRAW_S
+
     def settle(self, said: str) -> None:
         """Show all rows and what is `said`, store the picture, and hand over the controls."""
         drawn = self.draw()
         self.verdict.say(f"{said}. Set other values and press Measure, or edit the cell.")
-        if drawn.png:
+        if drawn:
             self.stored = display(drawn, display_id=True)
         self._show_busy(False)
 
-    def draw(self) -> StaticFigure:
+    def draw(self) -> StaticFigure | None:
         """Draw the rows as far as they are there; return the picture."""
         assert self.measured is not None
         drawn = self.drawing.picture(self.measured, self.earlier)
-        if drawn.png:
-            data = base64.b64encode(drawn.png).decode()
-            words = html.escape(self.in_words)
-            look = f"width='{drawn.width}' style='max-width:100%'"
-            self.picture.value = f'<img src="data:image/png;base64,{data}" alt="{words}" {look}>'
+        if drawn:
+            self.picture.value = drawn.html(self.in_words)
         return drawn
 
     @property
@@ -83,7 +91,6 @@ class FunctionPanel(Panel):
 
     async def _once(self) -> None:
         """Measure the point that the controls ask for, and add it to the picture and the rows."""
-        await self.session.pause(SETTLE_S)
         assert self.measured is not None
         values = {name: values[0] for name, values in self.grid.values.items()} | self.values
         what = ", ".join(f"{name} {shown(values[name])}" for name in self.controls)
@@ -97,7 +104,7 @@ class FunctionPanel(Panel):
             return
         self.measured.add(added)
         drawn = self.draw()
-        if drawn.png and self.stored is not None:
+        if drawn and self.stored is not None:
             self.stored.update(drawn)
         self.verdict.say(f"{what}: {added.in_words}", good=not added.failures)
 
@@ -112,7 +119,7 @@ def knob_of(name: str, values: Sequence[object], function: str) -> Knob | None:
         return Knob(name, "bool", values[0], told)
     numbers = [value for value in values if type(value) is int or type(value) is float]
     if len(numbers) == len(values):
-        kind = "int" if all(type(value) is int for value in values) else "float"
+        kind = "float" if float in map(type, values) else "int"
         low = min(numbers)
         high = max(numbers)
         lowest = FURTHER * low if low < 0 else min(low, 1 if kind == "int" else 0)

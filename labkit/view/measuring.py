@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from labkit.bench.stopwatch import Bench
     from labkit.view.series import Rows
 
-REDRAW_SECONDS = 1.0  # between two drawings of the rows so far
 OURS = ("device", "wait", "x", "y", "by", "title", "beside", "log")  # arguments of lk.measure
 
 
@@ -131,44 +130,29 @@ def show_panel(
 
     panel = FunctionPanel(spec, source, drawing)
     panel.follow(measured, earlier_version(source, measured))
-    began = drawn_at = time.monotonic()
-    drawn_rows = 0
-
-    def each(running: Measurements) -> None:
-        nonlocal drawn_at, drawn_rows
-        now = time.monotonic()
-        panel.verdict.say(row_line(running, now - began))
-        if len(running) > max(1, drawn_rows) and now - drawn_at > REDRAW_SECONDS:
-            panel.draw()
-            drawn_at = now
-            drawn_rows = len(running)
-
-    try:
-        measured.wait(each)
-    finally:
-        panel.settle(closing(measured, time.monotonic() - began))
+    wait_for_rows(measured, panel.tell, panel.settle)
 
 
 def watch_rows(measured: Measurements, drawing: Drawing | None = None) -> None:
     """Say on a line which row is being measured; in a notebook leave the figure, if it has one."""
     display = Display()
+
+    def leave(said: str) -> None:
+        display.final(said, drawing.picture(measured) if drawing and in_notebook() else None)
+
+    wait_for_rows(measured, display.line, leave)
+
+
+def wait_for_rows(
+    measured: Measurements, tell: Callable[[str], object], leave: Callable[[str], object]
+) -> None:
+    """Tell which row is being measured; leave what was measured in how long."""
     began = time.monotonic()
-
-    def each(running: Measurements) -> None:
-        if display.due:
-            display.line(row_line(running, time.monotonic() - began))
-
     try:
-        measured.wait(each)
+        measured.wait(lambda running: tell(row_line(running, time.monotonic() - began)))
     finally:
-        picture = drawing.picture(measured) if drawing and in_notebook() else None
-        said = closing(measured, time.monotonic() - began)
-        display.final(said, picture if picture and picture.png else None)
-
-
-def closing(measured: Measurements, seconds: float) -> str:
-    """Say what was measured in how long."""
-    return f"{measured.name}: {measured.numbers} in {seconds:.1f} s"
+        took_s = time.monotonic() - began
+        leave(f"{measured.name}: {measured.numbers} in {took_s:.1f} s")
 
 
 def row_line(running: Measurements, seconds: float) -> str:

@@ -10,6 +10,8 @@ from typing import TypeVar
 from labkit.results.event_log import EventLogResult
 from labkit.results.waiting import POLL_S
 
+SETTLE_S = 0.1  # s, for a control's last change to arrive: a press may overtake it
+
 Followed = TypeVar("Followed", bound=EventLogResult)
 
 
@@ -71,6 +73,7 @@ class Session:
     async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do it, and say what went wrong: in a task nobody would see it."""
         try:
+            await self.pause(SETTLE_S)
             await work()
         except Exception as error:
             is_plain = isinstance(error, (ValueError, OSError, RuntimeError))

@@ -29,7 +29,6 @@ from labkit.view.running import pipeline_with
 USUAL_KNOBS = ("num_workers", "prefetch_factor", "batch_size", "io_ms")
 IMPROVE_TIP = "Fix what is on top, measure, ask again, until nothing is worth it: at most 12 runs"
 IN_PLACE = "Where no widgets show, use labkit.run(): it leaves a picture and a table."
-SETTLE_S = 0.1  # s, for a control's last change to arrive: a press of Run may overtake it
 
 
 def panel(
@@ -126,7 +125,6 @@ class PipelinePanel(Panel):
 
     async def _once(self) -> None:
         """Run, from the press of the button to the last figure."""
-        await self.session.pause(SETTLE_S)
         await asyncio.to_thread(check_device, self.asked.device)  # or the kernel waits for torch
         run, before = self._begin()
         await self.session.follow(run, self.view.follow)
@@ -144,10 +142,11 @@ class PipelinePanel(Panel):
         self.view.show_before(self.history.against(before)[1])
         run = self.launch(asked)
         self.runs.append(run)
-        moved = []
-        for name, value in self.values.items():
-            if value != self.opened_with[name]:
-                moved.append(f"{name} {shown(value)}")
+        moved = [
+            f"{name} {shown(value)}"
+            for name, value in self.values.items()
+            if value != self.opened_with[name]
+        ]
         self._moved = ", ".join(moved) or "as it opened"
         return run, before
 
@@ -198,8 +197,8 @@ class PipelinePanel(Panel):
         self.view.expected = self.bars.show(self._found, run)
 
     def settle(self, run: Run) -> None:
-        """Draw what came beside what was predicted."""
-        if self._found is not None and self._forecasted is not None:
+        """Draw what came beside what was predicted; without that, what is expected now."""
+        if run.throughput and self._found is not None and self._forecasted is not None:
             self.view.expected = self.bars.show(self._found, self._forecasted[1], run)
         elif not self.refused:
             self.forecast(self.asked)
@@ -217,10 +216,7 @@ class PipelinePanel(Panel):
         self._say_difference(run, before)
         limit = run.diagnose().bottleneck if measured else run.outcome
         self.history.add(run, self._moved, limit)
-        if measured:
-            self.settle(run)
-        elif not self.refused:
-            self.forecast(self.asked)
+        self.settle(run)
 
     def _say_difference(self, run: Run, before: Run | None) -> None:
         """Say in what `run` differs from the pinned one, else from the one `before` it."""

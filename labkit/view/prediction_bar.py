@@ -49,9 +49,8 @@ class PredictionBar(widgets.HTML):
             said = outcome_text(found, came)
         drawn = {"last-run": before, "predicted": found}
         drawn |= {} if came is None else {"came": came}
-        legend = ""
-        for name in drawn:
-            legend += f"<span class='{name}'>{name.replace('-', ' ')}</span>"
+        spans = [f"<span class='{name}'>{name.replace('-', ' ')}</span>" for name in drawn]
+        legend = "".join(spans)
         rates = {name: one.throughput or 0.0 for name, one in drawn.items()}
         shares = {name: one.utilization or 0.0 for name, one in drawn.items()}
         low, high = found.throughput_range or (0.0, 0.0)

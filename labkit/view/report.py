@@ -43,7 +43,7 @@ def export(run: Run, path: str | os.PathLike[str], overwrite: bool = False) -> P
         raise ValueError(
             f"export({str(path)!r}): the format follows from the suffix; give {known}."
         )
-    return write(path, texts[suffix](run), overwrite)
+    return saving.save_text(path, texts[suffix](run), overwrite)
 
 
 def html_page(run: Run, verdict: str = "") -> str:
@@ -78,7 +78,7 @@ def markdown(run: Run, verdict: str = "") -> str:
 
 
 def _headline(run: Run) -> str:
-    recorded = f"RECORDED on {run.machine.name}: " if run.recorded else ""
+    recorded = f"{run.mark}: " if run.mark else ""
     return f"{recorded}{run.diagnose().headline}"
 
 
@@ -87,11 +87,3 @@ def _png(figure: Figure) -> str:
     file = io.BytesIO()
     figure.savefig(file, format="png")
     return base64.b64encode(file.getvalue()).decode()
-
-
-def write(path: str | os.PathLike[str], text: str, overwrite: bool = False) -> Path:
-    """Write a text; FileKept where a file is there that is not as labkit wrote it."""
-    path = Path(path)
-    with saving.replacing(path, overwrite) as file:
-        file.write(text.encode())
-    return path

@@ -17,6 +17,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter, ScalarFormatter
 from labkit.results.readings import driver_readings, readings_of
 from labkit.results.run import Run
 from labkit.results.step_classes import AHEAD
+from labkit.results.text import counted
 from labkit.view.display import FIGURE_PX
 from labkit.view.lines_figure import draw_lines, line_bars, lines_panels
 from labkit.view.primitives import Lane, draw_lanes, patches, rows_in, stack
@@ -54,7 +55,7 @@ INSTRUMENTS = {  # how their curves are drawn
 
 
 @our_style
-def draw_run(run: Run, before: Run | None = None) -> Figure:
+def draw_run(run: Run, before: Run | None) -> Figure:
     """Draw `run`; the utilization and the mean step of `before` beside it, where given.
 
     A run too short to have numbers gets a figure that says so, and why.
@@ -110,10 +111,9 @@ def _draw_teeth(axes: Axes, run: Run) -> tuple[float, float]:
     axes.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(ScalarFormatter(useOffset=False))
     axes.set_xlabel("s since the first batch was asked for: the marked stretch below, enlarged")
-    count = end_step - first
-    steps_said = f"{count} step" + ("" if count == 1 else "s")
+    count = counted(end_step - first, "step")
     width = ms((end - start) * 1e3)
-    axes.set_title(f"The teeth: true intervals of {steps_said} ({width} ms)", loc="left")
+    axes.set_title(f"The teeth: true intervals of {count} ({width} ms)", loc="left")
     return start, end
 
 

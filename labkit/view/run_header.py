@@ -17,7 +17,7 @@ TITLE_LENGTH = 60  # characters of the knobs in a title
 KNOBS_LENGTH = 240  # and in the line below it
 
 
-def run_header(run: Run, before: Run | None = None) -> list[TextLine]:
+def run_header(run: Run, before: Run | None) -> list[TextLine]:
     """Return the header of one run's figure; `before` is drawn in grey behind it."""
     lines = [*recorded_line([run]), (message(run, before), BOLD)]
     rate = f"{run.throughput:,.0f} {run.unit}/s" if before and run.throughput else ""

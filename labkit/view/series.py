@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import pandas
 
-from labkit.results.hardware import Machine
+from labkit.results.measurements import Measurements
 from labkit.view.style import LINES, drawable
 
 UNITS = {  # columns that are called by their unit
@@ -35,26 +34,7 @@ PALER = 0.35  # opacity
 OF_GITHUB = "://github.com/"
 
 
-class HasRows(Protocol):
-    """A table that knows where its rows are from, such as what `lk.measure` returns."""
-
-    @property
-    def rows(self) -> pandas.DataFrame:
-        """The rows as a table."""
-        ...
-
-    @property
-    def machine(self) -> Machine:
-        """The machine that they were measured on."""
-        ...
-
-    @property
-    def mark(self) -> str | None:
-        """Where they were measured, "RECORDED on ...", if not here."""
-        ...
-
-
-Rows = pandas.DataFrame | HasRows
+Rows = pandas.DataFrame | Measurements
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 
 from labkit.results.measurements import Measurements
 from labkit.view.function_payload import FunctionPayload
@@ -11,15 +10,8 @@ from labkit.view.function_payload import FunctionPayload
 MOST_CELLS = 50  # of which the versions are remembered
 
 
-@dataclass
-class Version:
-    """What a cell measured with one text of its function."""
-
-    source: str
-    measured: Measurements
-    earlier: Measurements | None  # with the text before
-
-
+# What a cell measured: the function's text, the rows, and those with the text before
+Version = tuple[str, Measurements, "Measurements | None"]
 _versions: OrderedDict[tuple[str | None, str], Version] = OrderedDict()
 
 
@@ -29,12 +21,10 @@ def earlier_version(function: FunctionPayload, measured: Measurements) -> Measur
     The rows of the same text, run again, give way to the new ones.
     """
     key = cell_id(), measured.name
-    last = _versions.pop(key, None)
-    if last is None:
-        earlier = None
-    else:
-        earlier = last.earlier if last.source == function.source else last.measured
-    _versions[key] = Version(function.source, measured, earlier)
+    source, last, earlier = _versions.pop(key, (function.source, None, None))
+    if source != function.source:
+        earlier = last
+    _versions[key] = function.source, measured, earlier
     if len(_versions) > MOST_CELLS:
         _versions.popitem(last=False)
     return earlier

@@ -19,6 +19,7 @@ from labkit.process import folders
 from labkit.process.events import EventLog, now_ns
 from labkit.process.family import exit_name
 from labkit.process.run_mark import delete_run
+from labkit.results import saving
 from labkit.results.privacy import shown_command
 from labkit.results.run import Run
 from labkit.results.wall_shares import trains
@@ -162,7 +163,7 @@ def write_reports(found: Judged, html: str | None, markdown: str | None, overwri
             _say(f"{path} is not written: no training step was seen.")
         else:
             try:
-                report.write(path, text_of(found.run, found.text), overwrite)
+                saving.save_text(path, text_of(found.run, found.text), overwrite)
             except (OSError, ValueError) as error:
                 _say(f"{path} is not written: {error}")
 

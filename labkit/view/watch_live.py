@@ -21,6 +21,7 @@ from labkit.watching import run_folders
 from labkit.watching.hangs import HangWatch
 from labkit.watching.messages import say
 from labkit.watching.recorder import Recorder
+from labkit.watching.stand_in import StandIn, check_iterable
 
 OPEN_MOST = 8  # watches kept open: the loop's, its validation's, and some for generators
 EMPTY = (
@@ -31,14 +32,14 @@ EMPTY = (
 _open: list[Watch] = []  # the oldest first; each is the one watch of its loader
 
 
-class Watch:
+class Watch(StandIn):
     """A loader under watch: iterate it, or give it to a trainer, as you would the loader.
 
     All passes over it are one Run, which ends with the notebook cell, the script or `close()`.
     """
 
     def __init__(self, loader: Any, live: bool = True, call_site: tuple = (), model: Any = None):
-        self.loader = loader
+        super().__init__(loader)
         self.live = live
         self.call_site = call_site
         self.model = model
@@ -55,16 +56,8 @@ class Watch:
             return iter(self.loader)
         return recorder.iterate(self.loader, self._beat)
 
-    def __len__(self) -> int:
-        return len(self.loader)
-
     def __bool__(self) -> bool:
         return bool(self.loader)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "loader" not in self.__dict__:  # copying, pickling
-            raise AttributeError(name)
-        return getattr(self.loader, name)
 
     def __reduce__(self) -> tuple[type[Watch], tuple[object, bool]]:
         return Watch, (self.loader, self.live)
@@ -194,9 +187,7 @@ def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:
     if isinstance(loader, Watch):
         loader.count_flops_of(model)
         return loader
-    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
-        kind = type(loader).__name__
-        raise TypeError(f"lk.watch({kind}): give it an iterable of batches, such as a DataLoader.")
+    check_iterable(loader, "lk.watch")
     data = sys.modules.get("torch.utils.data")
     if data and isinstance(loader, data.Dataset) and not isinstance(loader, data.IterableDataset):
         raise TypeError(

@@ -25,9 +25,7 @@ LATEST = 0.5  # of the run, after the start of the workers: the window begins no
 
 
 @our_style
-def draw_workers(
-    workers: LoaderWorkers, start_s: float | None = None, seconds: float = 3.0
-) -> Figure:
+def draw_workers(workers: LoaderWorkers, start_s: float | None, seconds: float) -> Figure:
     """Draw `seconds` of the loop and of each worker, from `start_s` of the run's clock on."""
     batches = workers.batches
     if not len(batches):

@@ -7,24 +7,24 @@ The idea is that of SPDL's CacheDataLoader and DALI's LoaderEvaluator.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
-from typing import cast
+from collections.abc import Iterable
 
 from labkit.watching.batches import length_of
 from labkit.watching.headroom_found import Found, found_in, in_words
 from labkit.watching.passes import WatchedIterator
 from labkit.watching.replay_blocks import Blocks
 from labkit.watching.replayed_pass import Replay, ReplayedPass
+from labkit.watching.stand_in import StandIn, check_iterable
 
 
-class Headroom:
+class Headroom(StandIn):
     """A loader that replays some of its batches: iterate it in place of your own.
 
     Afterwards `factor`, `low` and `high` say how much faster the loop would be with a perfect one.
     """
 
     def __init__(self, loader: Iterable[object]):
-        self.loader = loader
+        super().__init__(loader)
         self.blocks = Blocks(loader)
 
     def __iter__(self) -> ReplayedPass:
@@ -32,14 +32,6 @@ class Headroom:
         recorded = iterator.current if isinstance(iterator, WatchedIterator) else None
         replay = Replay(self.blocks, length_of(self.loader), recorded, lambda: True)
         return ReplayedPass(replay, iterator)
-
-    def __len__(self) -> int:
-        return len(cast(Sized, self.loader))
-
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("__") or "loader" not in self.__dict__:  # copying, pickling
-            raise AttributeError(name)
-        return getattr(self.loader, name)
 
     @property
     def found(self) -> Found:
@@ -77,7 +69,5 @@ def headroom(loader: Iterable[object]) -> Headroom:
     Args:
         loader: A DataLoader or another iterable of batches, or `lk.watch(loader)`.
     """
-    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
-        kind = type(loader).__name__
-        raise TypeError(f"lk.headroom({kind}): give it an iterable of batches, like a DataLoader.")
+    check_iterable(loader, "lk.headroom")
     return Headroom(loader)

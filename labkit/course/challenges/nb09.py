@@ -18,10 +18,6 @@ Receive = Callable[[int], Tensor]
 WAIT_S = 20.0  # for a tensor that another rank is to send
 MOST = "most sent, over the share"
 LEAST = "least sent, over the share"
-MISSING = "samples that nobody has"
-UNEVEN = "shares of another length"
-REPEATED = "samples repeated needlessly"
-STALE = "epochs without an order of their own"
 
 
 def ring(rank: int, ranks: int, mine: Tensor, send: Send, receive: Receive) -> Tensor:

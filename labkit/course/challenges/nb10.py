@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 from labkit.course.challenge import Answer
@@ -17,25 +18,10 @@ STARVED = ("v100-workers-0", "rtx2080ti-sawtooth")
 ACTIVITIES = ("DataLoader", "CPU operators", "CUDA calls")
 
 
-def excerpt(name: str, later_ms: float = 0.0) -> dict[str, Spans]:
-    """Return the lanes of a stored excerpt of a real trace, moved in time."""
+def excerpt(name: str) -> dict[str, Spans]:
+    """Return the lanes of a stored excerpt of a real trace."""
     lanes = entries(LANES_FILE)[name]
-    return {
-        lane: [(start + later_ms, end + later_ms) for start, end in spans]
-        for lane, spans in lanes.items()
-        if lane != "steps"
-    }
-
-
-def random_spans(generator: random.Random, count: int, longest: int) -> Spans:
-    """Return spans of whole ms, sorted and without overlap."""
-    spans = []
-    time = 0
-    for _ in range(count):
-        start = time + generator.randrange(1, longest)
-        time = start + generator.randrange(1, longest)
-        spans.append((start, time))
-    return spans
+    return {lane: [*map(tuple, spans)] for lane, spans in lanes.items() if lane != "steps"}
 
 
 def largest_gap(lanes: dict[str, Spans]) -> tuple[float, str]:
@@ -81,7 +67,8 @@ def gap(answer: Answer) -> Numbers:
 
 def lanes_with_a_gap(generator: random.Random) -> dict[str, Spans]:
     """Return lanes with a gap of more than 100 ms, in which the third activity is the longest."""
-    spans = random_spans(generator, 9, 40)
+    ends = list(itertools.accumulate(generator.randrange(1, 40) for _ in range(18)))
+    spans: Spans = list(zip(ends[::2], ends[1::2], strict=True))
     place = generator.randrange(1, 9)
     kernels = spans[:place] + [(start + 100, end + 100) for start, end in spans[place:]]
     begin = spans[place - 1][1]
