@@ -85,9 +85,12 @@ class SearchResult(Result):
 
     @property
     def snippet(self) -> str:
-        """What to change, as PyTorch to paste: a pipeline's into the script of `lk.script`."""
-        names = names_read(self.lines) - IMPORTS.keys() if self.asked else self.code.names
-        return ready_to_paste(self.lines, names).rstrip("\n")
+        """What to change, as PyTorch to paste, with the imports it needs.
+
+        A pipeline's goes into the script of `lk.script`.
+        """
+        names = names_read(self.lines) if self.asked else self.code.names
+        return ready_to_paste(self.lines, names - IMPORTS.keys()).rstrip("\n")
 
     @property
     def headline(self) -> str:
