@@ -1,4 +1,4 @@
-"""Record the README's picture: a live panel in a browser, starved first, then fed by six workers.
+"""Record the README's picture: a live panel in a browser, starved first, then fed by three workers.
 
     python maintain/hero_gif.py
 
@@ -22,7 +22,7 @@ import test_browser as browser
 GIF = Path(__file__).parents[1] / "notebooks" / "images" / "live-panel.gif"
 CELL = """import labkit as lk
 lk.panel(lk.Pipeline(seconds=4, steps=400, xray=False), ["num_workers"])"""
-WORKERS = 6
+WORKERS = 3
 FRAME_MS = 900  # a picture takes the browser 60 ms of a core, which the run lacks meanwhile
 HOLD_MS = 2500  # how long the last frame of each run is shown
 WIDTH_PX = 820
