@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from labkit.bench.kind_names import INNER_SYNC
 from labkit.diagnosis.findings import Finding
 from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.remedies import LESS_WAITING, SAME_LOSSES, Remedy
@@ -42,7 +43,12 @@ def known_calls() -> tuple[KnownCall, ...]:
 
 
 def known_call(line: Line) -> KnownCall | None:
-    """Return what is known of a line's call; None of most."""
+    """Return what is known of a line's call; None of most, and of waits for a GPU.
+
+    Of those another rule tells who wrote them.
+    """
+    if line.kind in ("sync", INNER_SYNC):
+        return None
     where = "loading" if line.phase in LOADING else "body"
     for row in known_calls():
         if row.where in ("", where) and line.call and re.search(row.call, line.call):
