@@ -124,13 +124,20 @@ def diagnose(options: argparse.Namespace) -> Outcome:
 
 @command(
     option(
-        "dataset", nargs="?", metavar="MODULE:FUNCTION", help="a function that returns your dataset"
+        "what",
+        nargs="*",
+        metavar="MODULE:FUNCTION | -- COMMAND",
+        help="a function that returns your dataset; or your script, as a shell takes it",
     ),
     option("--collate", metavar="MODULE:NAME", help="your collate_fn"),
     option("--step", metavar="MODULE:NAME", help="what your loop does with a batch"),
     option("--batch-size", type=int, metavar="N", help="to tune for"),
     option("--max-workers", type=int, metavar="N", help="the most workers to try"),
-    option("--seconds", type=float, default=1.5, help="to measure each setting for"),
+    option("--seconds", type=float, help="to measure each setting for (1.5; of a script 3)"),
+    option("--budget", type=float, default=180, help="of a script: for all of it, s"),
+    option("--cwd-copy", action="store_true", help="of a script: run it in a copy of this folder"),
+    option("--html", metavar="FILE", help="write the table as a page"),
+    FORCE,
     option(
         "--set",
         action="append",
@@ -141,34 +148,61 @@ def diagnose(options: argparse.Namespace) -> Outcome:
     ),
 )
 def tune(options: argparse.Namespace) -> Outcome:
-    """Find loader settings: measure what prediction suggests.
+    """Find loader settings by measuring them: of a script, a dataset or a pipeline.
+
+    A script is run several times, each time with one change, and interrupted (as by Ctrl-C) once
+    some seconds of its training have been timed. Files that it writes until then are written, here
+    unless --cwd-copy is given; $LABKIT_TUNE_DIR is a scratch folder for them. Its stdin is closed.
+    Ctrl-C ends the search and keeps what is known.
 
     examples:
+      labkit tune -- python train.py --epochs 1
       labkit tune my_package.data:train_set --batch-size 64 --set num_workers=2
     """
     from labkit.tuning.search_result import Interrupted
+    from labkit.tuning.source import NAMED
 
     settings = parse_settings(options.settings)
     own = {"collate_fn": options.collate, "step": options.step}
-    if options.dataset:
+    seconds = {} if options.seconds is None else {"seconds": options.seconds}
+    is_script = bool(options.what) and not NAMED.fullmatch(options.what[0])
+    if is_script:
+        if any(own.values()) or settings or options.batch_size or options.max_workers:
+            raise ValueError(
+                "--collate, --step, --batch-size, --max-workers and --set go with a "
+                "dataset or a pipeline, not with a script."
+            )
+    elif len(options.what) > 1:
+        raise ValueError(f"{options.what[1]!r}: one MODULE:FUNCTION, or `-- python train.py`.")
+    elif options.what:
         own["baseline"] = settings
         sys.path[:0] = [] if os.getcwd() in sys.path else [os.getcwd()]  # as a script's own modules
     elif any(own.values()):
         raise ValueError("--collate and --step go with MODULE:FUNCTION, a dataset of your own.")
+    code = 0
     try:
-        found = lk.tune(
-            options.dataset or Pipeline(**settings),
-            batch_size=options.batch_size,
-            max_workers=options.max_workers,
-            seconds=options.seconds,
-            **own,
-        )
-        return Outcome(found)
+        if is_script:
+            from labkit.view.tune_command import tune_command
+
+            found = tune_command(options.what, options.budget, options.cwd_copy, **seconds)
+        else:
+            found = lk.tune(
+                options.what[0] if options.what else Pipeline(**settings),
+                batch_size=options.batch_size,
+                max_workers=options.max_workers,
+                **seconds,
+                **own,
+            )
     except Interrupted as stopped:
         if stopped.found.winner is None:
             raise
         say("\nlabkit: interrupted; this is what was done by then")
-        return Outcome(stopped.found, code=130)
+        found, code = stopped.found, 130
+    if options.html:
+        from labkit.view import report
+
+        report.write(options.html, report.page_of(found), options.force)
+    return Outcome(found, code=code)
 
 
 @command(

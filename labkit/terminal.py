@@ -28,7 +28,8 @@ start here:
   labkit machine                        the hardware and versions found
   labkit run --set num_workers=4        one pipeline, for a few seconds
   labkit diagnose PATH                  the bottleneck of a saved run or a profiler trace
-  labkit watch -- python train.py       your own script, unchanged
+  labkit watch -- python train.py       your own script, unchanged: what holds it back
+  labkit tune -- python train.py        what makes it faster: each change is tried on it
 
 Results go to stdout (--json: one JSON object), progress and errors to stderr. The exit code is 0,
 1 where a run failed, 2 where the input was bad, 130 where you interrupted it.

@@ -6,6 +6,7 @@ from labkit.diagnosis import doubts, ranking
 from labkit.diagnosis.confidence import resampled, trusted, undisturbed
 from labkit.diagnosis.efficiency import with_low_mfu
 from labkit.diagnosis.gains import with_gains
+from labkit.diagnosis.known_calls import known_first
 from labkit.diagnosis.remarks import caveats, not_seen
 from labkit.diagnosis.step_table import StepTable
 from labkit.diagnosis.verdict import Diagnosis
@@ -38,6 +39,8 @@ def of_run(run: Run, ranks_cores: float = 0.0) -> Diagnosis:
         )
     findings, most = trusted(with_low_mfu(run, evidence, findings), evidence)
     gained = tuple(with_gains(each, evidence, run) for each in findings)
+    if evidence.loop is not None:
+        gained = tuple(map(known_first, gained))
     return Diagnosis(
         tuple(worded(each, evidence) for each in ranking.helpful_first(gained)),
         min(confidence * undisturbed(evidence, run, table.seconds), most),

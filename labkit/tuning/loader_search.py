@@ -1,16 +1,16 @@
-"""The search for a loader: the cheapest that is as fast as the fastest.
+"""The search for a loader: the cheapest that is as fast as the fastest, of all that were measured.
 
 It only decides. What runs, predicts and refuses is given to it, so that a test can give it others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.loader_words import epochs_unseen
-from labkit.diagnosis.recommendation import AS_GOOD, WORKER_COUNTS
+from labkit.diagnosis.recommendation import WORKER_COUNTS
 from labkit.knobs import Settings
 from labkit.process import launcher
 from labkit.results.run import Run
@@ -18,11 +18,11 @@ from labkit.spec import PYTORCH_PREFETCH
 from labkit.tuning.search import SURE, Search
 from labkit.tuning.search_result import Tuning
 from labkit.tuning.settings import LoaderSetting, distance
-from labkit.tuning.trial import TIE, Trial, cheapest_of_fastest
-from labkit.tuning.trial_bench import TrialBench
+from labkit.tuning.trial import Trial, cheapest_of_fastest
+from labkit.tuning.trial_bench import Bench
 
-PREFETCH_FACTORS = (2, 4, 8)  # with 1, each worker would wait between its batches
-MOST_TRIED = 8  # loader settings measured, the start included
+PREFETCH_FACTORS = (4, 8)  # instead of PyTorch's 2; with 1, each worker would wait between batches
+WORTH = 0.03  # a doubling of the workers that gains less is the last
 CLOSE = 0.05  # up to here, one run does not show a gain
 RUNS_EACH = 3  # of the start and of the best where they are that close
 
@@ -33,39 +33,38 @@ Refuse = Callable[[LoaderSetting, Sequence[Trial]], "str | None"]
 class LoaderSearch(Search[Tuning]):
     """A search for the cheapest loader that is as fast as the fastest.
 
-    What is predicted to gain is measured first, then the neighbours of the best, until none of them
-    is better. A gain so small that it may be noise is measured again.
+    What is predicted to be best is measured first; then no workers, and two, doubled as long as
+    that gains; then what lies beside the best. A prediction takes the place of no measurement. A
+    gain so small that it may be noise is measured again.
     """
 
     def __init__(
         self,
         found: Tuning,
-        bench: TrialBench,
+        bench: Bench,
         forecast: Forecast,
         refuse: Refuse,
         *,
         max_workers: int,
-        cores: int,
         try_pinned: bool = False,
     ):
         """Set up a search.
 
         `forecast(run, its loader, changes)` predicts samples/s; `refuse` says why a setting may not
-        run; `cores` are the machine's; `try_pinned` tries the best with the other
-        `pin_memory` at the end.
+        run; `try_pinned` tries the best with the other `pin_memory`.
         """
         super().__init__(found, bench)
         self.forecast = forecast
         self.refuse = refuse
         self.counts = [count for count in WORKER_COUNTS if count <= max_workers]
-        self.cores = cores
         self.try_pinned = try_pinned
         self.refused: dict[LoaderSetting, str] = {}
+        self.plan = self.trials()
 
     @property
     def best(self) -> Trial:
         """The cheapest of the trials that tie with the fastest."""
-        return cheapest_of_fastest(self.found.tried) or self.found.tried[0]
+        return cheapest_of_fastest(self.found.tried, self.found.tie) or self.found.tried[0]
 
     def run(self) -> Tuning:
         """Search to the end, and say what the numbers are worth, also after an interrupt."""
@@ -75,20 +74,66 @@ class LoaderSearch(Search[Tuning]):
             if not launcher.wanted():
                 launcher.end_standby()
             if self.found.winner:
-                self._explain(self.found.winner)
+                self.explain(self.found.winner)
 
     def propose(self) -> Trial | None:
-        """Return what is predicted to gain, then the best's neighbours, then the best pinned."""
-        if len(self.found.tried) < MOST_TRIED:
-            trial = self._predicted() or self._unseen() or self._neighbour()
-            if trial is not None:
-                return trial
-        if not self.try_pinned:
-            return None
-        self.try_pinned = False
-        pin_memory = not self.best.setting.pin_memory
-        setting = self.best.setting.but(pin_memory=pin_memory)
-        return self._trial(setting, f"the best so far with pin_memory={pin_memory}")
+        """Return what to measure next."""
+        return next(self.plan, None)
+
+    def trials(self) -> Iterator[Trial]:
+        """Yield what to measure, one after the other; each has been measured before the next."""
+        yield from self.worker_counts()
+        yield from self.neighbours()
+        yield from self.queues()
+        if self.try_pinned:
+            pin_memory = not self.best.setting.pin_memory
+            setting = self.best.setting.but(pin_memory=pin_memory)
+            yield from self.may_run(setting, f"the best so far with pin_memory={pin_memory}")
+
+    def worker_counts(self) -> Iterator[Trial]:
+        """Yield the number that is predicted best, none, and 2 workers, doubled while that pays."""
+        start = self.found.tried[0].setting
+        hoped = self._predicted_best()
+        if hoped is not None:
+            yield from self.may_run(hoped, "predicted to be the fastest")
+        yield from self.may_run(with_workers(start, 0), "no workers: what they cost is seen")
+        count = 2
+        while count <= self.counts[-1]:
+            before = self.best.speed
+            yield from self.may_run(with_workers(start, count), "workers doubled while it pays")
+            measured = [
+                each.speed for each in self.found.tried if each.setting.num_workers == count
+            ]
+            if measured and max(measured) < (1 + WORTH) * before and count >= self._most():
+                return
+            count *= 2
+
+    def _most(self) -> int:
+        """Return the most workers that a trial with a rate has had."""
+        return max(trial.setting.num_workers for trial in self.found.tried if trial.rates)
+
+    def neighbours(self) -> Iterator[Trial]:
+        """Yield the next larger and the next smaller number of workers, until neither is better."""
+        best = None
+        while best is not self.best:
+            best = self.best
+            own = best.setting.num_workers
+            more = min((count for count in self.counts if count > own), default=own)
+            fewer = max((count for count in self.counts if count < own), default=own)
+            for count in (more, fewer):
+                setting = with_workers(best.setting, count)
+                yield from self.may_run(setting, "beside the best")
+
+    def queues(self) -> Iterator[Trial]:
+        """Yield longer queues, where one is predicted to gain."""
+        for factor in PREFETCH_FACTORS:
+            best = self.best
+            if not best.setting.num_workers:
+                return
+            setting = best.setting.but(prefetch_factor=factor)
+            expected = self.expected(setting)
+            if expected is not None and expected.value > (1 + CLOSE) * best.speed:
+                yield from self.may_run(setting, "a longer queue bridges uneven items")
 
     def judge(self, trial: Trial) -> None:
         """Compare a trial with the start."""
@@ -98,7 +143,7 @@ class LoaderSearch(Search[Tuning]):
     def finish(self) -> None:
         """Choose the best, or the start where it is not slower after all."""
         found = self.found
-        found.chosen = self._not_slower(self.best)
+        found.chosen = self.confirmed(self.best)
         for trial in found.tried[1:]:
             self.judge(trial)
         if self.refused:
@@ -106,15 +151,10 @@ class LoaderSearch(Search[Tuning]):
             found.notes.append(
                 f"Not tried: {len(self.refused)} settings; {cheapest}: {self.refused[cheapest]}."
             )
-        if len(found.tried) == 1:
-            found.notes.append(
-                "No other setting was predicted to be faster or as fast and cheaper."
-            )
 
-    def _explain(self, winner: Trial) -> None:
+    def explain(self, winner: Trial) -> None:
         """Give the reasons for settings that were not searched, and name doubtful numbers."""
         found = self.found
-        found.line = winner.runs[-1].machine.line  # with the threads of the user's step
         why = "there are no workers to keep"
         if winner.setting.num_workers:
             why = "keeps the workers from one epoch to the next; changes nothing within an epoch"
@@ -122,6 +162,7 @@ class LoaderSearch(Search[Tuning]):
             why = f"{why}.{unseen}" if unseen else why
         found.reasons["persistent_workers"] = why
         runs = [run for trial in found.tried for run in trial.runs]
+        found.line = winner.runs[-1].machine.line  # with the threads of the user's step
         shared = [use.others_share for use in map(CoreUse.of, runs) if use.is_shared]
         if shared:
             found.notes.append(
@@ -132,6 +173,8 @@ class LoaderSearch(Search[Tuning]):
     def expected(self, setting: LoaderSetting) -> Estimate | None:
         """Predict a setting from the nearest run, corrected by how far off that run itself was."""
         measured = [trial for trial in self.found.tried if trial.runs]
+        if not measured:
+            return None
         nearest = min(measured, key=lambda trial: distance(trial.setting, setting))
         run = nearest.runs[-1]
         predicted = self.forecast(run, nearest.setting, setting.searched)
@@ -140,96 +183,40 @@ class LoaderSearch(Search[Tuning]):
             return None
         return predicted.times(nearest.speed / itself.value)
 
-    def _predicted(self) -> Trial | None:
-        """Return the cheapest of those predicted fastest, or as fast as the best and cheaper.
+    def _predicted_best(self) -> LoaderSetting | None:
+        """Return the cheapest of those predicted fastest; None where nothing is predicted."""
+        start = self.found.tried[0].setting
+        usual = [with_workers(start, count) for count in self.counts]
+        hopes = {setting: self.expected(setting) for setting in usual}
+        values = {setting: each.value for setting, each in hopes.items() if each is not None}
+        as_good = [each for each in values if values[each] >= (1 - WORTH) * max(values.values())]
+        return min(as_good, key=lambda setting: setting.cost, default=None)
 
-        As `recommend_workers` does, it looks at other prefetch factors than PyTorch's own last.
-        """
-        best = self.best
-        usual = [with_workers(best.setting, count) for count in self.counts]
-        deeper = [best.setting.but(prefetch_factor=factor) for factor in PREFETCH_FACTORS]
-        cheaper = []
-        for settings in (usual, deeper):
-            hopes: dict[LoaderSetting, float] = {}
-            for setting in filter(self._may_run, settings):
-                expected = self.expected(setting)
-                if expected is not None:
-                    hopes[setting] = expected.value
-            top = max(hopes.values(), default=0.0)
-            if top > (1 + CLOSE) * best.speed:
-                as_good = [each for each, hope in hopes.items() if hope >= (1 - AS_GOOD) * top]
-                return self._cheapest(as_good, "the cheapest of those predicted fastest")
-            as_fast = [each for each, hope in hopes.items() if hope >= (1 - TIE / 2) * best.speed]
-            cheaper += [each for each in as_fast if each.num_workers < best.setting.num_workers]
-        return self._cheapest(cheaper, "fewer workers, and predicted to be as fast")
-
-    def _unseen(self) -> Trial | None:
-        """Return a trial of as many workers as cores, unless workers have been measured already.
-
-        A run without workers hands no batch over: that none are best is only its prediction.
-        """
-        if any(trial.setting.num_workers for trial in self.found.tried):
-            return None
-        workers = max(count for count in self.counts if count <= self.cores)
-        setting = with_workers(self.best.setting, workers)
-        why = "no workers are predicted to be best: measure some before that is believed"
-        return self._trial(setting, why) if self._may_run(setting) else None
-
-    def _neighbour(self) -> Trial | None:
-        """Return a trial of the next larger or smaller number of workers, where it may be better.
-
-        As long as all runs come as predicted, those predicted to be slower are left out.
-        """
-        best = self.best
-        own = best.setting.num_workers
-        if not own:
-            return None
-        trusted = all(trial.came_as_predicted for trial in self.found.tried)
-        measured = {trial.setting.num_workers for trial in self.found.tried}
-        more = min((count for count in self.counts if count > own), default=own)
-        fewer = max((count for count in self.counts if count < own), default=own)
-        for count in (more, fewer):
-            setting = best.setting.but(num_workers=count)
-            if count in measured or not self._may_run(setting):
-                continue
-            expected = self.expected(setting)
-            if not trusted or expected is None or expected.high > best.speed:
-                return self._trial(setting, "beside the best: measured before that is believed")
-        return None
-
-    def _cheapest(self, settings: list[LoaderSetting], why: str) -> Trial | None:
-        if not settings:
-            return None
-        return self._trial(min(settings, key=lambda setting: setting.cost), why)
-
-    def _trial(self, setting: LoaderSetting, why: str) -> Trial:
-        """Return a trial of a setting, with its prediction."""
-        return Trial.changing(self.found.start, setting.to_dict(), why, self.expected(setting))
-
-    def _may_run(self, setting: LoaderSetting) -> bool:
-        """Whether a setting is new, fits in memory, and no cheaper one has failed."""
+    def may_run(self, setting: LoaderSetting, why: str) -> Iterator[Trial]:
+        """Yield the trial of a setting that is new, fits in memory, and no cheaper one failed."""
         for trial in self.found.tried:
             if trial.setting == setting or (trial.error and trial.setting.cost <= setting.cost):
-                return False
-        if why := self.refuse(setting, self.found.tried):
-            self.refused[setting] = why
-        return not why
+                return
+        if refused := self.refuse(setting, self.found.tried):
+            self.refused[setting] = refused
+            return
+        knobs = setting.to_dict()
+        yield Trial.changing(self.found.start, knobs, why, self.expected(setting))
 
-    def _not_slower(self, best: Trial) -> Trial:
+    def confirmed(self, best: Trial) -> Trial:
         """Return `best`, or the start where it is not slower after all."""
         start = self.found.tried[0]
-        is_cheaper = best.setting.cost < start.setting.cost
-        is_sure = is_cheaper and best.expected is not None and best.came_as_predicted
-        if best is start or best.speed >= (1.0 if is_sure else 1 + SURE) * start.speed:
+        if best is start or best.speed >= (1 + SURE) * start.speed:
             return best
+        is_cheaper = best.setting.cost < start.setting.cost
         uneven = max(trial.runs[-1].spread or 0.0 for trial in (best, start))
         if not is_cheaper and best.speed / start.speed - 1 <= min(CLOSE, uneven):
             return start  # more runs would only tell how small it is
-        self._measure_again(best, start)
+        self.measure_again(best, start)
         return best if not best.error and best.speed >= start.speed else start
 
-    def _measure_again(self, best: Trial, start: Trial) -> None:
-        """Measure both more often, the closer they are."""
+    def measure_again(self, best: Trial, start: Trial) -> None:
+        """Measure both more often, in turn, the closer they are."""
         while not best.error:
             is_close = abs(best.speed / start.speed - 1) <= CLOSE
             fewer = min(start, best, key=lambda trial: len(trial.rates))

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from labkit.results.run import Run
 from labkit.tuning.search_result import SearchResult
 from labkit.tuning.trial import START, Trial
-from labkit.tuning.trial_bench import TrialBench
+from labkit.tuning.trial_bench import Bench
 
 SURE = 0.10  # a gain above this needs no second measurement
 
@@ -19,7 +19,7 @@ AnyResult = TypeVar("AnyResult", bound=SearchResult)
 class Search(Generic[AnyResult]):
     """A search that fills its result as it goes."""
 
-    def __init__(self, found: AnyResult, bench: TrialBench):
+    def __init__(self, found: AnyResult, bench: Bench):
         """Set up a search; nothing runs yet."""
         self.found = found
         self.bench = bench
@@ -71,6 +71,7 @@ class Search(Generic[AnyResult]):
         rate = trial.rate or (trial.expected.value if trial.expected else None)
         measured = self.bench.measure(trial.knobs, rate or self.found.tried[0].rate)
         trial.error = None if measured.rate else measured.error or "no number"
-        if measured.rate and measured.run is not None:
+        if measured.rate:
             trial.rates.append(measured.rate)
+        if measured.rate and measured.run is not None:
             trial.runs.append(measured.run)

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from statistics import median
 
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.pasted import IMPORTS, names_read, ready_to_paste
+from labkit.diagnosis.trainer_code import trainer_lines
 from labkit.diagnosis.verdict import Diagnosis
-from labkit.knobs import Settings
+from labkit.knobs import Settings, as_typed
 from labkit.results.result import Result, Table
 from labkit.results.run import Run
 from labkit.results.run_text import delays_of
 from labkit.results.script import Script, changed_lines, loader_line, script
 from labkit.spec import Pipeline
 from labkit.tuning.settings import LoaderSetting
-from labkit.tuning.trial import Trial, cheapest_of_fastest, is_tie
+from labkit.tuning.trial import TIE, Trial, cheapest_of_fastest, is_tie
 
 CELL = 90  # characters of a cell: errors can be long
-HEAD = ("change", "predicted", "samples/s", "gain", "losses", "", "why it was tried")
+HEAD = ("change", "predicted", "{}", "gain", "losses", "", "why it was tried")
 LEFT = (0, 1, 5, 6)  # columns of text
+# What libraries of threads read when they are loaded: OpenMP (torch, scikit-learn), OpenBLAS
+# (NumPy), MKL (torch), OpenCV
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OPENCV_FOR_THREADS_NUM")
 
 
 @dataclass(repr=False)
@@ -37,6 +42,8 @@ class SearchResult(Result):
     interrupted: bool = False
     done: bool = False
     seconds: float = 0.0  # that it took
+    unit: str = "samples/s"  # of all rates
+    unpredicted: str | None = "not predicted"  # said of such a trial; None where none ever is
 
     @property
     def baseline(self) -> Trial | None:
@@ -78,9 +85,12 @@ class SearchResult(Result):
 
     @property
     def snippet(self) -> str:
-        """What to change, as PyTorch to paste: a pipeline's into the script of `lk.script`."""
-        names = names_read(self.lines) - IMPORTS.keys() if self.asked else self.code.names
-        return ready_to_paste(self.lines, names).rstrip("\n")
+        """What to change, as PyTorch to paste, with the imports it needs.
+
+        A pipeline's goes into the script of `lk.script`.
+        """
+        names = names_read(self.lines) if self.asked else self.code.names
+        return ready_to_paste(self.lines, names - IMPORTS.keys()).rstrip("\n")
 
     @property
     def headline(self) -> str:
@@ -124,7 +134,7 @@ class SearchResult(Result):
         foot.append(delays_of(run for trial in self.tried for run in trial.runs))
         return Table(
             [self._row(trial) for trial in self.tried],
-            HEAD,
+            [title.format(self.unit) for title in HEAD],
             self.headline,
             foot,
             left=LEFT,
@@ -134,7 +144,7 @@ class SearchResult(Result):
 
     def _row(self, trial: Trial) -> tuple[str | None, ...]:
         """Return the cells of one trial."""
-        predicted = str(trial.expected) if trial.expected else "not predicted"
+        predicted = str(trial.expected) if trial.expected else self.unpredicted
         again = f" ({len(trial.rates)} runs)" if len(trial.rates) > 1 else ""
         return (
             trial.what,
@@ -161,27 +171,48 @@ class Tuning(SearchResult):
 
     loader_alone: bool = False  # whether no step was given: the speed-up is not that of training
     chosen: Trial | None = None  # the trial to take, once the search has ended
+    tie: float = TIE  # throughputs this close are the same
+    # Of a script, which is run as it is; "" of a pipeline or a dataset
+    command: str = ""
+    site: str = ""  # "file:line" where its loader is made
+    verdict: Diagnosis | None = None  # of its first run, which was watched
+    ready_gain: float | None = None  # throughput with ready batches over that as it is
+    epochs: bool = False  # whether whole epochs were timed
+    pairs: list[float] = field(default_factory=list)  # gains, each of two runs in turn
+    stopped: str = ""  # why nothing is recommended
 
     @property
     def winner(self) -> Trial | None:
         """The trial to take: while it goes on, the cheapest of those that tie with the fastest."""
-        return self.chosen or cheapest_of_fastest(self.tried)
+        return self.chosen or cheapest_of_fastest(self.tried, self.tie)
 
     @property
     def best(self) -> Settings:
         """The setting to take (at worst the start's): arguments of a DataLoader or a Pipeline.
 
-        Workers, where it has some, are kept from one epoch to the next: that needs no search.
+        Workers, where it has some, are kept from one epoch to the next: that needs no search,
+        except in a script, where it is tried.
         """
         if self.winner is None:
             return LoaderSetting.of(self.start).to_dict()
+        if self.command:
+            return dict(self.winner.knobs)
         return self.winner.setting.but(persistent_workers=True).to_dict()
+
+    @property
+    def speedup(self) -> float | None:
+        """Throughput of the best over that of the start: of runs in turn, where there are some."""
+        if self.pairs and self.winner is not self.baseline:
+            return median(self.pairs)
+        return super().speedup
 
     @property
     def lines(self) -> str:
         """The loader with the best setting."""
         if self.pipeline:
             return loader_line(self.pipeline.to_dict())
+        if self.command:
+            return self._script_lines()
         return self.code.with_names().loader_line(self.best)
 
     @property
@@ -190,10 +221,19 @@ class Tuning(SearchResult):
         state = " (interrupted: the best so far)" if self.interrupted else ""
         if not self.winner:
             return f"Tuning({self.name}): nothing measured{'' if state else ' yet'}"
-        alone = " (the loader alone: no step was given)" if self.loader_alone else ""
-        rate = f"{self.winner.rate:,.0f} samples/s, {self.speedup:.2f}x the baseline{alone}"
         took = f", found in {self.seconds:.0f} s" if self.done else ""
-        return f"Tuning({self.name}){state}: {self.winner.setting}: {rate}{took}"
+        rate = f"{self.winner.rate:,.0f} {self.unit}"
+        if self.command and not self.changes:
+            why = f": {self.stopped}" if self.stopped else ""
+            return f"Tuning({self.name}){state}: nothing to change{why}; {rate}{took}"
+        alone = " (the loader alone: no step was given)" if self.loader_alone else ""
+        rate = f"{rate}, {self.speedup:.2f}x the baseline{alone}"
+        if self.pairs:
+            rate += (
+                f" ({min(self.pairs):.2f}x to {max(self.pairs):.2f}x in {len(self.pairs)} pairs)"
+            )
+        what = as_typed(self.changes) if self.command else self.winner.setting
+        return f"Tuning({self.name}){state}: {what}: {rate}{took}"
 
     def verdict_on(self, trial: Trial) -> str:
         """Say in a few words what became of a trial."""
@@ -202,13 +242,41 @@ class Tuning(SearchResult):
         words = ["baseline"] if trial is self.baseline else []
         if trial is self.winner:
             words.append("best" if self.done else "best so far")
-        elif self.winner and trial.rates and is_tie(trial, self.winner):
-            words.append("a tie")
-        return ", ".join(words)
+        elif self.winner and trial.rates and is_tie(trial, self.winner, self.tie):
+            words.append("" if trial.is_bound else "a tie")
+        return ", ".join(filter(None, [*words, trial.remark]))
 
     def to_dict(self) -> dict[str, object]:
         """Return the result as JSON types."""
-        return super().to_dict() | {"loader_alone": self.loader_alone}
+        more: dict[str, object] = {"loader_alone": self.loader_alone}
+        if self.command:
+            more |= {"command": self.command, "ready_gain": self.ready_gain, "unit": self.unit}
+            more |= {"pairs": self.pairs, "stopped": self.stopped}
+            more["diagnosis"] = self.verdict.to_dict() if self.verdict else None
+        return super().to_dict() | more
+
+    def table(self, now: str = "") -> Table:
+        """Return every trial; of a script whose loader is not the limit, also what is."""
+        found = super().table(now)
+        if not (self.done and self.stopped and self.verdict is not None):
+            return found
+        said = ["What holds it back, as `labkit watch` says:", *self.verdict.three_lines]
+        return replace(found, foot=[*said, *found.foot])
+
+    def _script_lines(self) -> str:
+        """Return the lines that change a script; those for its first lines come first."""
+        changes = self.changes
+        lines = []
+        if threads := changes.pop("library_threads", None):
+            lines.append("# before NumPy, OpenCV and torch are imported; or set them in the shell")
+            lines += [f'os.environ["{name}"] = "{threads}"' for name in THREADS]
+        if torch_threads := changes.pop("torch_threads", None):
+            lines.append(f"torch.set_num_threads({torch_threads})")
+        of_loader = trainer_lines(self.code.training, changes, self.code.cards)
+        of_loader = of_loader or self.code.loader_line(changes)
+        if changes and not of_loader:
+            of_loader = f"# {self.site}: DataLoader(..., {as_typed(changes)})"
+        return "\n".join([*lines, of_loader])
 
 
 @dataclass(repr=False)

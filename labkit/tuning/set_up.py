@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 from labkit.bench.loader_knobs import knobs_of
@@ -15,8 +16,10 @@ from labkit.results.hardware import Machine, check_device, machine
 from labkit.results.run import Run
 from labkit.spec import KNOBS, LOADER_KNOBS, Pipeline
 from labkit.tuning.improve import Improver, lacking
-from labkit.tuning.loader_search import LoaderSearch
+from labkit.tuning.loader_search import WORTH, LoaderSearch
 from labkit.tuning.memory import too_large
+from labkit.tuning.script_bench import ScriptBench, setting_of, shown
+from labkit.tuning.script_search import ScriptSearch
 from labkit.tuning.search_result import Ladder, Tuning
 from labkit.tuning.settings import LoaderSetting
 from labkit.tuning.source import Source, TorchLoader, source_of, source_of_loader
@@ -117,8 +120,45 @@ def tuner(
         forecast,
         too_large,
         max_workers=most,
-        cores=here.cpu_cores or 1,
         try_pinned=not no_pinning,
+    )
+
+
+def script_tuner(
+    command: list[str], *, seconds: float, budget: float, cwd: Path | None = None
+) -> ScriptSearch:
+    """Return a search over runs of a script, which has been run once as it is.
+
+    Raises:
+        ValueError: The command cannot be started.
+        RuntimeError: No training loop with a DataLoader was seen in it, and why.
+    """
+    bench = ScriptBench(command, seconds, cwd)
+    first = bench.look()
+    assert first.seen is not None
+    here = machine()
+    cores = here.cpu_cores or 1
+    tuning = Tuning(
+        shown(bench.command[-1:]),
+        setting_of(first.seen).to_dict(),
+        line=here.line,
+        tie=WORTH,
+        command=shown(bench.command),
+        site=Path(first.seen["site"]).name,
+        verdict=first.verdict,
+        epochs=first.seen["epochs"],
+        unit=bench.unit,
+        unpredicted=None,
+        code=LoopCode.of(first.watched.loop_code if first.watched else None),
+    )
+    return ScriptSearch(
+        tuning,
+        bench,
+        first,
+        budget_s=budget,
+        cores=cores,
+        max_workers=max(LEAST_MAX_WORKERS, 2 * cores),
+        on_card=here.device.startswith("cuda"),
     )
 
 

@@ -53,6 +53,8 @@ class Trial:
     gain: float | None = None  # measured: throughput over that before the change
     loss_change: float | None = None  # relative difference of the mean loss from the start's
     judgement: Judgement | None = None  # what became of it
+    is_bound: bool = False  # whether it only says what could be gained: nobody can set it
+    remark: str = ""  # on how it was measured
 
     @classmethod
     def changing(
@@ -90,7 +92,10 @@ class Trial:
     @property
     def what(self) -> str:
         """The change in words."""
-        return as_typed(self.changes) or "start"
+        if self.is_bound:
+            return "ready batches"
+        named = {name: value for name, value in self.changes.items() if value is not None}
+        return as_typed(named) or "start"
 
     @property
     def came_as_predicted(self) -> bool:
@@ -122,16 +127,16 @@ def forecast(run: Run, here: LoaderSetting, changes: Settings) -> Estimate | Non
     return predict_from(run, changes, DRAWS, own_data).estimate
 
 
-def is_tie(trial: Trial, fastest: Trial) -> bool:
+def is_tie(trial: Trial, fastest: Trial, within: float = TIE) -> bool:
     """Return whether a trial is as fast as the fastest one."""
-    return trial.speed >= (1 - TIE) * fastest.speed
+    return trial.speed >= (1 - within) * fastest.speed
 
 
-def cheapest_of_fastest(trials: Iterable[Trial]) -> Trial | None:
+def cheapest_of_fastest(trials: Iterable[Trial], within: float = TIE) -> Trial | None:
     """Return the cheapest of the trials that tie with the fastest; None where none has a number."""
-    measured = [trial for trial in trials if trial.rates and not trial.error]
+    measured = [each for each in trials if each.rates and not each.error and not each.is_bound]
     fastest = max(measured, key=lambda trial: trial.speed, default=None)
     if fastest is None:
         return None
-    tied = [trial for trial in measured if is_tie(trial, fastest)]
-    return min(tied, key=lambda trial: trial.setting.cost)
+    tied = [trial for trial in measured if is_tie(trial, fastest, within)]
+    return min(tied, key=lambda trial: (*trial.setting.cost, len(trial.changes)))

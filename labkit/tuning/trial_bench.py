@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import cast
+from typing import Protocol, cast
 
 from labkit.knobs import Settings
 from labkit.process import launcher
@@ -20,6 +20,17 @@ FEWEST_FIRST = 6  # steps of the first run, from which the others are predicted
 LONGEST_S = 30.0  # s, of one run
 LOOK_S = 1.2  # s that the x-ray and measuring the hand-over of a batch take of a run
 ENDLESS = 1_000_000  # steps: the clock ends a run, so that its queues never run dry
+
+
+class Bench(Protocol):
+    """What runs the trials of a search."""
+
+    each: Callable[[Run], object] | None
+    count: int  # runs that were made
+
+    def measure(self, knobs: Settings, rate: float | None) -> Outcome:
+        """Run knobs; `rate` is what is expected."""
+        ...
 
 
 class TrialBench:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from labkit.knobs import Settings, as_typed
@@ -16,7 +17,7 @@ from labkit.results.sweep import Sweep
 from labkit.spec import Distributed, Pipeline
 from labkit.tuning.search import AnyResult, Search
 from labkit.tuning.search_result import Interrupted, Ladder, Tuning
-from labkit.tuning.set_up import improver, tuner
+from labkit.tuning.set_up import improver, script_tuner, tuner
 from labkit.tuning.trial import Trial
 from labkit.view import wandb_log
 from labkit.view.display import RANKS_PX, SWEEP_PX, Display
@@ -188,6 +189,26 @@ def tune(
     return searched(tune, search, lambda: trial_line(tuning))
 
 
+def tune_script(
+    command: list[str], *, seconds: float = 3.0, budget: float = 180.0, cwd: Path | None = None
+) -> Tuning:
+    """Find what makes a training script faster, by running it with one change after the other.
+
+    Args:
+        command: The script and its arguments, as a shell takes them.
+        seconds: Steady steps that are timed in each run, s.
+        budget: For all runs after the first, s.
+        cwd: The folder to run it in; None for this one.
+
+    Raises:
+        ValueError: The command cannot be started.
+        RuntimeError: No training loop with a DataLoader was seen in it, and why.
+    """
+    search = script_tuner(command, seconds=seconds, budget=budget, cwd=cwd)
+    tuning = search.found
+    return searched(tune, search, lambda: trial_line(tuning))
+
+
 def improve(
     pipeline: Pipeline | Run | None = None,
     *,
@@ -251,12 +272,13 @@ def trial_line(tuning: Tuning) -> str:
     if trial is None:
         return tuning.headline
     failed = trial.error or not trial.rates
-    rate = "failed" if failed else f"{trial.rates[-1]:,.0f} samples/s"
+    rate = "failed" if failed else f"{trial.rates[-1]:,.0f} {tuning.unit}"
     hoped = f" (predicted {trial.expected})" if trial.expected else ""
     again = f", run {len(trial.rates)}" if len(trial.rates) > 1 else f": {trial.why}"
     verdict = tuning.verdict_on(trial)
     said = f"; {verdict}" if verdict else ""
-    return f"{trial.setting}: {rate}{hoped}{said}{again}"
+    what = trial.what if tuning.command else trial.setting
+    return f"{what}: {rate}{hoped}{said}{again}"
 
 
 def rung_line(trial: Trial) -> str:

@@ -94,7 +94,10 @@ def watch_script(
         "exit_code": code,
         "seconds": round((now_ns() - start_ns) / 1e9, 3),
     }
-    return replace(found, values=of_script | found.values), code
+    text = found.text
+    if found.values["bottleneck"] == "input":
+        text += f"\nto try settings on it: labkit tune -- {shown_command(command)}"
+    return replace(found, values=of_script | found.values, text=text), code
 
 
 def _recorded(

@@ -1,8 +1,8 @@
-"""Lets `labkit watch -- python train.py` see the script's loops; Python imports this at its start.
+"""Lets `labkit watch` and `labkit tune` see a script's loops; Python imports this at its start.
 
 The folder comes through PYTHONPATH, so every Python that the script starts finds it too. Nothing
 happens until one of them imports torch's DataLoader or optimizers, which are then hooked
-(`labkit.watching.hook`).
+(`labkit.watching.hook` to watch, `labkit.watching.trial_hook` to try a change).
 
 The name `labkit` is the script's own: a folder, a module, another version. Here our package is
 imported from where it lies, under another name, by which its modules also find each other.
@@ -18,7 +18,9 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))  # of the package
 OURS = "_labkit_watching"
 HOOKED = ["torch.utils.data.dataloader", "torch.optim.optimizer"]
-FOLDER = os.environ.get("LABKIT_WATCHING", "")  # now: a script may clear its environment
+WATCHED = os.environ.get("LABKIT_WATCHING", "")  # now: a script may clear its environment
+TRIAL = os.environ.get("LABKIT_TRIAL", "")
+FOLDER = WATCHED or TRIAL
 
 plain_import = builtins.__import__
 
@@ -65,8 +67,11 @@ class Finder:
 def hook(module):
     """Hook a module of theirs; whatever goes wrong here is not the script's affair."""
     try:
-        vars(importlib.import_module(f"{OURS}.watching.run_folders"))["of_script"] = FOLDER
-        importlib.import_module(f"{OURS}.watching.hook").install(module)
+        if TRIAL:
+            importlib.import_module(f"{OURS}.watching.trial_hook").install(module, TRIAL)
+        if WATCHED:
+            vars(importlib.import_module(f"{OURS}.watching.run_folders"))["of_script"] = WATCHED
+            importlib.import_module(f"{OURS}.watching.hook").install(module)
         mark("torch")
     except Exception as error:
         mark("failed", f"{type(error).__name__}: {error}")

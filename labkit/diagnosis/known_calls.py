@@ -1,0 +1,72 @@
+"""Calls that are known to be slow where they stand: the rows of `labkit/data/known_calls.csv`.
+
+A row has a pattern of a line's call as a record has it (arguments left out), where it counts
+("loading": where items are prepared; "body"; "" anywhere), an example, what makes it slow, what to
+do, and a source. Of several rows that match, the first counts.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from labkit.bench.kind_names import INNER_SYNC
+from labkit.diagnosis.findings import Finding
+from labkit.diagnosis.hot_lines import Line
+from labkit.diagnosis.remedies import LESS_WAITING, SAME_LOSSES, Remedy
+
+FILE = Path(__file__).parents[1] / "data" / "known_calls.csv"
+MOST = 0.3  # share of its process's time, from which a known call is the first thing to change
+LOADING = ("worker", "waiting")  # phases of a line that prepares items
+
+
+class KnownCall(NamedTuple):
+    """A row of the table."""
+
+    call: str
+    where: str
+    example: str
+    slow: str
+    do: str
+    source: str
+
+
+@functools.cache
+def known_calls() -> tuple[KnownCall, ...]:
+    """Return all rows."""
+    with open(FILE, newline="", encoding="utf-8") as file:
+        return tuple(KnownCall(**row) for row in csv.DictReader(file))
+
+
+def known_call(line: Line) -> KnownCall | None:
+    """Return what is known of a line's call; None of most, and of waits for a GPU.
+
+    Of those another rule tells who wrote them.
+    """
+    if line.kind in ("sync", INNER_SYNC):
+        return None
+    where = "loading" if line.phase in LOADING else "body"
+    for row in known_calls():
+        if row.where in ("", where) and line.call and re.search(row.call, line.call):
+            return row
+    return None
+
+
+def known_first(finding: Finding) -> Finding:
+    """Put in front what helps the line that takes most of a finding's time, if that is known."""
+    line = finding.lines[0] if finding.lines else None
+    row = known_call(line) if line is not None and line.share >= MOST else None
+    if line is None or row is None:
+        return finding
+    is_loading = line.phase in LOADING
+    remedy = Remedy(
+        "known_call",
+        f"`{line.call}` ({line.place}): {row.slow}. {row.do}",
+        "items" if is_loading else "lines",
+        check=LESS_WAITING if is_loading else SAME_LOSSES,
+    )
+    return replace(finding, remedies=(remedy, *finding.remedies), expected=None)

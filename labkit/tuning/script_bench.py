@@ -1,0 +1,311 @@
+"""Runs a training script with its loader changed, each time anew, until its steps are steady.
+
+The script is the user's, unchanged: what is tried comes through its environment
+(`labkit.watching.trial_hook`). Nothing of a run is left when it is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import psutil
+
+from labkit.diagnosis.verdict import Diagnosis
+from labkit.diagnosis.watched_script import judge_runs, runs_in
+from labkit.knobs import Settings
+from labkit.process import folders
+from labkit.process.death_signal import die_with
+from labkit.process.events import now_ns
+from labkit.process.family import LINUX, MARK, end_marked, exit_name
+from labkit.process.leftovers import remove_segments
+from labkit.process.run_mark import delete_run
+from labkit.results.run import Run
+from labkit.spec import LOADER_KNOBS
+from labkit.tuning.search_result import THREADS
+from labkit.tuning.settings import LoaderSetting
+from labkit.tuning.trial import Outcome
+from labkit.watching.run_folders import SITE
+from labkit.watching.trial_hook import FEWEST_STEPS, ORDER, Order, Seen
+
+FIRST_STEP_S = 60.0  # in which a training step has to be seen
+GRACE_S = 5.0  # that an interrupted script has to end by itself
+LOOK_S = 0.05
+WRITTEN = "written"  # the folder for a script's files, in $LABKIT_TUNE_DIR
+TAIL = 2000  # characters of its output that are read for why it failed
+NO_STEP = (
+    f"no optimizer made three steps on batches of a DataLoader within {FIRST_STEP_S:.0f} s: there "
+    "is no loader to change. `labkit watch` says where its time goes."
+)
+
+
+@dataclass
+class Tried:
+    """One run of the script."""
+
+    seen: Seen | None
+    error: str | None
+    seconds: float  # that it took, from its start to its end
+    others: float  # share of the cores that other programs used meanwhile
+    ready: bool = False  # whether its batches were ready
+    watched: Run | None = field(default=None, repr=False)
+    verdict: Diagnosis | None = field(default=None, repr=False)
+
+
+class ScriptBench:
+    """Runs one command with knobs of its loader changed."""
+
+    def __init__(self, command: list[str], seconds: float, cwd: Path | None = None):
+        """`command` as a shell takes it; `seconds` of steady steps are timed in each run."""
+        self.command = runnable(command)
+        self.seconds = seconds
+        self.cwd = cwd
+        self.site: str | None = None
+        self.epochs: bool | None = None
+        self.batch_size: int | None = None
+        self.best: float | None = None  # batches/s; where it is known, what is far below ends early
+        self.to_the_end = False  # whether nothing is to end early
+        self.tried: list[Tried] = []
+        self.count = 0  # of them
+        self.each: Callable[[Run], object] | None = None  # a run of a script has no Run to show
+
+    @property
+    def unit(self) -> str:
+        """What a rate counts."""
+        return "samples/s" if self.batch_size else "batches/s"
+
+    def look(self) -> Tried:
+        """Run the script as it is, watched; raises RuntimeError where nothing can be tried."""
+        tried = self._run({}, watched=True)
+        seen = tried.seen
+        if seen is None or not seen["site"]:
+            raise RuntimeError(tried.error or NO_STEP)
+        if seen["world"] > 1:
+            raise RuntimeError(
+                f"{seen['world']} processes train together: tune one of them alone "
+                "(torchrun --nproc-per-node=1)."
+            )
+        if seen["batches"] < FEWEST_STEPS and seen["ended"] == "over":
+            raise RuntimeError(
+                f"its training loop ended after {seen['steps']} steps, too few to compare: give it "
+                f"more epochs or data, so that {FEWEST_STEPS} and more can be timed."
+            )
+        self.site = seen["site"]
+        self.epochs = seen["epochs"]
+        size = seen["loader"].get("batch_size")
+        self.batch_size = size if isinstance(size, int) else None
+        return tried
+
+    def measure(self, knobs: Settings, rate: float | None = None) -> Outcome:
+        """Run the script with knobs: arguments of its loader and those of `ScriptSearch`."""
+        return self.outcome(self._run(knobs))
+
+    def outcome(self, tried: Tried) -> Outcome:
+        """Return the rate that a run came to, or why it has none."""
+        seen = tried.seen
+        if seen is None:
+            return Outcome(None, tried.error, None)
+        if not seen["batches"] or not seen["seconds"]:
+            return Outcome(None, f"over after {seen['steps']} steps, before any was timed", None)
+        rate = seen["batches"] / seen["seconds"]
+        if not tried.ready:
+            self.best = max(self.best or 0.0, rate)
+        return Outcome(rate * (self.batch_size or 1), None, None)
+
+    def _run(self, knobs: Settings, watched: bool = False) -> Tried:
+        folder = folders.new_run()
+        try:
+            tried = self._run_in(folder, knobs, watched)
+        finally:
+            delete_run(folder)
+        self.tried.append(tried)
+        self.count += 1
+        return tried
+
+    def _run_in(self, folder: Path, knobs: Settings, watched: bool) -> Tried:
+        loader = {name: value for name, value in knobs.items() if name in LOADER_KNOBS}
+        loader.pop("batch_size", None)
+        order = Order(
+            site=self.site,
+            changes=loader,
+            ready=bool(knobs.get("ready")),
+            torch_threads=cast("int | None", knobs.get("torch_threads")),
+            seconds=self.seconds,
+            epochs=self.epochs,
+            floor=None if self.to_the_end else self.best,
+        )
+        (folder / ORDER).write_text(json.dumps(order), encoding="utf-8")
+        start_ns = now_ns()
+        process = ScriptProcess(self.command, self._environment(folder, knobs, watched), self.cwd)
+        seen = process.wait(folder, FIRST_STEP_S + 10 * self.seconds)
+        tried = Tried(seen, None, (now_ns() - start_ns) / 1e9, process.others, order["ready"])
+        if seen is None:
+            tried.error = process.why_nothing(folder)
+        elif watched and (runs := runs_in(folder)):
+            judged = judge_runs(runs, start_ns, now_ns())
+            tried.watched, tried.verdict = judged.run, judged.ranks.verdict
+        return tried
+
+    def _environment(self, folder: Path, knobs: Settings, watched: bool) -> Mapping[str, str]:
+        paths = filter(None, [str(SITE), os.environ.get("PYTHONPATH")])
+        (folder / WRITTEN).mkdir()
+        env = os.environ | {
+            "LABKIT_TRIAL": str(folder),
+            "LABKIT_TUNE_DIR": str(folder / WRITTEN),
+            "PYTHONPATH": os.pathsep.join(paths),
+            MARK: str(folder),
+        }
+        if watched:
+            env["LABKIT_WATCHING"] = str(folder)
+        if knobs.get("library_threads"):
+            env |= dict.fromkeys(THREADS, str(knobs["library_threads"]))
+        return env
+
+
+class ScriptProcess:
+    """A script that runs in a session of its own; its output goes to a file."""
+
+    def __init__(self, command: list[str], env: Mapping[str, str], cwd: Path | None):
+        us = os.getpid()
+        self.began_s = time.time()
+        self.output = tempfile.TemporaryFile()
+        self.process = subprocess.Popen(
+            command,
+            env=dict(env),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=self.output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=(lambda: die_with(us)) if LINUX else None,
+        )
+        self.pids: set[int] = {self.process.pid}
+        self.load = Load()
+        self.others = 0.0
+        self.last_lines: list[str] = []  # of its output, once it is over
+
+    def wait(self, folder: Path, longest_s: float) -> Seen | None:
+        """Wait for what the script saw, and have it end; None where it saw nothing in time."""
+        deadline = time.monotonic() + longest_s
+        told = False
+        try:
+            while self.process.poll() is None and time.monotonic() < deadline:
+                self.pids |= self.load.look(self.process.pid)
+                if not told and seen_in(folder) is not None:  # it interrupts itself
+                    told = True
+                    deadline = time.monotonic() + GRACE_S
+                time.sleep(LOOK_S)
+            self.others = self.load.others
+        finally:
+            self.end(folder)
+        return seen_in(folder)
+
+    def end(self, folder: Path) -> None:
+        """Interrupt what still runs, then kill what does not end; remove what it had in memory."""
+        if self.process.poll() is None:
+            with contextlib.suppress(OSError):
+                self.process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(GRACE_S)
+        end_marked(folder, {self.process.pid}, self.began_s + 1)
+        self.process.kill()
+        self.process.wait()
+        remove_segments(self.pids)
+        with self.output as output:
+            output.seek(max(0, output.seek(0, os.SEEK_END) - TAIL))
+            self.last_lines = output.read().decode("utf-8", "replace").strip().splitlines()
+
+    def why_nothing(self, folder: Path) -> str:
+        """Say why no training step was seen."""
+        lines = self.last_lines
+        code = self.process.returncode
+        if lines and lines[-1].startswith("EOFError"):
+            return "the script asks something on stdin, which is closed: give it as arguments."
+        if (folder / "failed").exists():
+            return f"labkit could not be loaded: {(folder / 'failed').read_text('utf-8')}"
+        if code and code != -signal.SIGINT and lines:
+            return f"the script failed ({exit_name(code)}): {lines[-1]}"
+        return NO_STEP
+
+
+class Load:
+    """Who uses the cores while a script runs."""
+
+    def __init__(self):
+        self.began = self.last = (time.monotonic(), busy_s())
+        self.own_s = 0.0
+
+    def look(self, root: int) -> set[int]:
+        """Add up what a process and those below it have used; return their pids."""
+        pids = set()
+        own_s = 0.0
+        with contextlib.suppress(psutil.Error):
+            first = psutil.Process(root)
+            for each in (first, *first.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    times = each.cpu_times()
+                    own_s += times.user + times.system
+                    own_s += getattr(times, "children_user", 0.0)  # that have ended
+                    own_s += getattr(times, "children_system", 0.0)
+                    pids.add(each.pid)
+        self.own_s = max(self.own_s, own_s)
+        self.last = (time.monotonic(), busy_s())
+        return pids
+
+    @property
+    def others(self) -> float:
+        """The share of the cores that others used, 0 to 1."""
+        seconds = self.last[0] - self.began[0]
+        used_s = self.last[1] - self.began[1] - self.own_s
+        return max(0.0, used_s / seconds / (psutil.cpu_count() or 1)) if seconds > 0 else 0.0
+
+
+def busy_s() -> float:
+    """Return for how long the cores have worked, all together, s."""
+    times = psutil.cpu_times()
+    return times.user + times.system + getattr(times, "nice", 0.0)
+
+
+def seen_in(folder: Path) -> Seen | None:
+    """Return what the process that made most steps saw; None where none has said so yet."""
+    found = [json.loads(each.read_text(encoding="utf-8")) for each in folder.glob("seen-*.json")]
+    return max(found, key=lambda seen: seen["steps"], default=None)
+
+
+def runnable(command: list[str]) -> list[str]:
+    """Return a command, our own Python before a script that is no program; ValueError of none."""
+    command = command[1:] if command[:1] == ["--"] else command
+    if not command:
+        raise ValueError("give the script to tune: labkit tune -- python train.py")
+    is_program = shutil.which(command[0]) is not None
+    if command[0].endswith(".py") and Path(command[0]).is_file() and not is_program:
+        return [sys.executable, *command]
+    if not is_program:
+        raise ValueError(
+            f"cannot start {command[0]!r}: there is no such program. Give the command as a shell "
+            "takes it: labkit tune -- python train.py"
+        )
+    return command
+
+
+def setting_of(seen: Seen) -> LoaderSetting:
+    """Return the loader's arguments as a script has them."""
+    known = {name: value for name, value in seen["loader"].items() if value is not None}
+    return LoaderSetting.of(cast("Settings", known))
+
+
+def shown(command: list[str]) -> str:
+    """Return a command as it is typed."""
+    return shlex.join(command)

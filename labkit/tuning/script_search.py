@@ -1,0 +1,184 @@
+"""The search for what makes a training script faster: every answer is a run of the script."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from statistics import median
+
+from labkit.tuning.loader_search import WORTH, LoaderSearch
+from labkit.tuning.script_bench import ScriptBench, Tried
+from labkit.tuning.search_result import Tuning
+from labkit.tuning.settings import LoaderSetting
+from labkit.tuning.trial import Outcome, Trial
+
+READY_GAIN = 1.10  # with ready batches; where they gain less, the loader is not the limit
+PAIRS = 3  # of runs in turn, with the change and without
+NEIGHBOURS = 0.10  # share of the cores by which the two runs of a pair may differ in others' use
+REPEATS = 2  # of pairs that differ more
+UNEVEN = 5.0  # a longest wait of so many steps' time asks for a longer queue
+WAITING = 0.05  # share of the time; below it no queue is worth a trial
+DEEP = 4  # times as long a queue
+
+
+class ScriptSearch(LoaderSearch):
+    """A search over runs of a script, within a budget of time.
+
+    Batches that are ready tell first whether the loader is the limit at all. Then one change at a
+    time is tried, and the best is run in turn with the script as it is.
+    """
+
+    bench: ScriptBench
+
+    def __init__(
+        self, found: Tuning, bench: ScriptBench, first: Tried, *, budget_s: float, cores: int,
+        max_workers: int, on_card: bool,
+    ):  # fmt: skip
+        """`first` is the run of the script as it is; `budget_s` is for all that follows it."""
+        super().__init__(
+            found, bench, lambda *_: None, lambda *_: None, max_workers=max_workers,
+            try_pinned=on_card,
+        )  # fmt: skip
+        self.first: Tried | None = first
+        self.cores = cores
+        self.on_card = on_card
+        self.until_s = time.monotonic() + budget_s
+        self.runs: dict[int, list[Tried]] = {}  # of each trial, by its id
+
+    def measure(self, trial: Trial) -> None:
+        """Run a trial once (more); the first is the run that there is already."""
+        if self.first is not None:
+            self.found.tried.append(trial)
+            self.found.latest = trial
+            outcome = self.bench.outcome(self.first)
+            tried, self.first = self.first, None
+            self._note(trial, tried, outcome)
+            return
+        super().measure(trial)
+        tried = self.bench.tried[-1]
+        self.runs.setdefault(id(trial), []).append(tried)
+        is_slow = tried.seen is not None and tried.seen["ended"] == "slow"
+        trial.remark = "ended early: clearly slower" if is_slow else ""
+
+    def _note(self, trial: Trial, tried: Tried, outcome: Outcome) -> None:
+        trial.error = outcome.error
+        if outcome.rate:
+            trial.rates.append(outcome.rate)
+        self.runs.setdefault(id(trial), []).append(tried)
+
+    def propose(self) -> Trial | None:
+        """Return what to try next, as long as there is time to confirm what is found."""
+        reserve_s = 2 * PAIRS * median(tried.seconds for tried in self.bench.tried)
+        if time.monotonic() + reserve_s > self.until_s:
+            self.found.notes.append("The budget is spent: what would have come next was not tried.")
+            return None
+        return super().propose()
+
+    def trials(self) -> Iterator[Trial]:
+        """Yield ready batches, and where they gain, one change of the loader after the other."""
+        start = self.found.tried[0]
+        ready = Trial.changing(start.knobs, {"ready": True}, "what a perfect loader would bring")
+        ready.is_bound = True
+        yield ready
+        self.found.ready_gain = ready.speed / start.speed if ready.rates else None
+        if ready.rates and ready.speed < READY_GAIN * start.speed:
+            self.found.stopped = "the loader is not what holds this loop back"
+            return
+        if start.setting.num_workers:
+            yield from self.change(library_threads=1)
+        yield from self.worker_counts()
+        yield from self.neighbours()
+        if self.best.setting.num_workers:
+            yield from self.change(library_threads=1)
+        yield from self.queues()
+        if self.found.epochs and self.best.setting.num_workers:
+            yield from self.change(persistent_workers=True)
+        if self.on_card and not self.best.setting.pin_memory:
+            yield from self.change(pin_memory=True)
+        elif not self.on_card and self.best.setting.num_workers:
+            yield from self.change(torch_threads=max(1, self.cores - 1))
+
+    def change(self, **more: int | bool) -> Iterator[Trial]:
+        """Yield the best so far with one more change."""
+        knobs = self.best.knobs | more
+        if all(trial.knobs != knobs for trial in self.found.tried):
+            yield Trial.changing(self.found.start, knobs, "the best so far, with this")
+
+    def queues(self) -> Iterator[Trial]:
+        """Yield a longer queue where the best waits, and some waits are far longer than others."""
+        best = self.best
+        seen = self.runs[id(best)][-1].seen
+        if not best.setting.num_workers or seen is None or not seen["batches"]:
+            return
+        step_s = seen["seconds"] / seen["batches"]
+        if seen["wait"] > WAITING and seen["longest_wait_s"] > UNEVEN * step_s:
+            deeper = DEEP * (best.setting.prefetch_factor or 1)
+            yield from self.change(prefetch_factor=deeper)
+
+    def may_run(self, setting: LoaderSetting, why: str) -> Iterator[Trial]:
+        """Yield the best so far with another loader, if that is new and no cheaper one failed."""
+        knobs = self.best.knobs | setting.to_dict()
+        for trial in self.found.tried:
+            if trial.knobs == knobs or (trial.error and trial.setting.cost <= setting.cost):
+                return
+        yield Trial.changing(self.found.start, knobs, why)
+
+    def confirmed(self, best: Trial) -> Trial:
+        """Return `best` where it gains in pairs of runs in turn, else the script as it is."""
+        start = self.found.tried[0]
+        if best is start:
+            self.found.stopped = self.found.stopped or "nothing that was tried is faster"
+            return start
+        repeats = REPEATS
+        self.bench.to_the_end = True
+        while len(self.found.pairs) < PAIRS and not (best.error or start.error):
+            self.measure(best)
+            self.measure(start)
+            self.each()
+            pair = [self.runs[id(trial)][-1] for trial in (best, start)]
+            apart = abs(pair[0].others - pair[1].others)
+            if apart > NEIGHBOURS and repeats:
+                repeats -= 1
+                continue
+            if not (best.error or start.error):
+                self.found.pairs.append(best.rates[-1] / start.rates[-1])
+        pairs = self.found.pairs
+        if len(pairs) == PAIRS and median(pairs) >= 1 + WORTH and min(pairs) > 1:
+            return best
+        self.found.stopped = "nothing gained beyond the noise when it was run in turn"
+        if (
+            len(pairs) == PAIRS
+            and median(pairs) >= 1 - WORTH
+            and best.setting.cost < start.setting.cost
+        ):
+            self.found.notes.append(f"As fast, and cheaper: {best.what}.")
+        return start
+
+    def explain(self, winner: Trial) -> None:
+        """Say what the numbers are worth."""
+        found = self.found
+        others = max(tried.others for tried in self.bench.tried)
+        if others > NEIGHBOURS:
+            found.notes.append(
+                f"Other programs used up to {others:.0%} of the cores: only the pairs count."
+            )
+        start = self._losses(found.tried[0])
+        new = self._losses(winner)
+        if winner is not found.tried[0] and start and new and len(start) > 1:
+            same = all(same_losses(start[0], other) for other in start[1:])
+            if same and not same_losses(start[0], new[-1]):
+                found.notes.append(
+                    "The losses of the first steps differ from those without the change, which "
+                    "are the same in each run: items are drawn in another order, or augmented by "
+                    "other random numbers."
+                )
+
+    def _losses(self, trial: Trial) -> list[list[float]]:
+        runs = self.runs.get(id(trial), [])
+        return [tried.seen["losses"] for tried in runs if tried.seen]
+
+
+def same_losses(one: list[float], other: list[float]) -> bool:
+    """Return whether two runs' first losses are the same up to rounding."""
+    pairs = list(zip(one, other, strict=False))
+    return all(abs(a - b) <= 1e-3 * max(abs(a), abs(b), 1e-6) for a, b in pairs)

@@ -1,0 +1,272 @@
+"""`labkit tune -- python train.py`: every answer is a run of the script, and none leaves anything.
+
+The search is tested on made-up runs whose rates are known; what happens to a script, on real ones.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from labkit.tuning.script_bench import NO_STEP, ScriptBench, Tried, runnable
+from labkit.tuning.script_search import ScriptSearch
+from labkit.tuning.search_result import Tuning
+from labkit.tuning.settings import LoaderSetting
+from labkit.tuning.trial import Outcome
+from labkit.watching import trial_hook
+from labkit.watching.trial_hook import Order, Window
+
+SCRIPT = """
+import os, sys, time, torch
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return {length}
+    def __getitem__(self, i):
+        time.sleep({item_s})
+        return torch.full((8,), float(i)), i % 2
+def main():
+    {first}
+    model = torch.nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+    loader = torch.utils.data.DataLoader(Slow(), batch_size=4, num_workers={workers})
+    for epoch in range({epochs}):
+        for inputs, targets in loader:
+            torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            {step}
+if __name__ == "__main__":
+    try:
+        main()
+    finally:
+        {last}
+"""
+USUAL = {
+    "length": 100_000,
+    "item_s": 0.004,
+    "workers": 0,
+    "epochs": 1,
+    "first": "pass",
+    "step": "pass",
+    "last": "pass",
+}
+
+
+def command_of(folder, **parts):
+    path = folder / "train.py"
+    path.write_text(SCRIPT.format(**USUAL | parts))
+    return [sys.executable, str(path)]
+
+
+def left_over(folder):
+    """Return the processes that still run a script, and its shared memory."""
+    running = [each.info["cmdline"] or [] for each in psutil.process_iter(["cmdline"])]
+    shared = [*Path("/dev/shm").glob("torch_*")] if os.path.isdir("/dev/shm") else []
+    return [line for line in running if str(folder) in " ".join(line)], shared
+
+
+def test_a_script_is_run_as_it_is_then_with_workers_and_nothing_is_left(tmp_path):
+    bench = ScriptBench(command_of(tmp_path), 0.5)
+    seen = bench.look().seen
+    assert seen["site"].endswith("train.py:13") and seen["loader"]["num_workers"] == 0
+    assert seen["ended"] == "window" and seen["dataset"] == "Slow" and bench.unit == "samples/s"
+    alone = bench.outcome(bench.tried[0]).rate
+    more = bench.measure({"num_workers": 4, "library_threads": 1}).rate
+    ready = bench.measure({"ready": True}).rate
+    assert 2 * alone < more < ready  # items that wait
+    assert len(set(map(str, (tried.seen["losses"] for tried in bench.tried[:2])))) <= 2
+    processes, shared = left_over(tmp_path)
+    assert not processes and not shared
+
+
+def test_a_script_may_clean_up_once_and_is_killed_where_it_does_not_end(tmp_path, monkeypatch):
+    note = tmp_path / "note"
+    wrote = f"open({str(note)!r}, 'a').write(sys.exc_info()[0].__name__ + ' ')"
+    ScriptBench(command_of(tmp_path, last=wrote), 0.3).look()
+    assert note.read_text() == "KeyboardInterrupt "
+    monkeypatch.setattr("labkit.tuning.script_bench.GRACE_S", 0.5)
+    tried = ScriptBench(command_of(tmp_path, workers=2, last="time.sleep(600)"), 0.3).look()
+    assert tried.seen["ended"] == "window" and tried.seconds < 60
+    processes, shared = left_over(tmp_path)
+    assert not processes and not shared
+
+
+def test_each_run_has_a_scratch_folder_of_its_own_that_goes(tmp_path):
+    kept = tmp_path / "folders"
+    first = f"folder = os.environ['LABKIT_TUNE_DIR']; open({str(kept)!r}, 'a').write(folder + ';');"
+    first += " open(folder + '/model.pt', 'w').close()"
+    bench = ScriptBench(command_of(tmp_path, first=first), 0.3)
+    bench.look()
+    bench.measure({"num_workers": 2})
+    one, other = kept.read_text().split(";")[:2]
+    assert one != other and not os.path.exists(one) and not os.path.exists(other)
+
+
+@pytest.mark.parametrize(
+    "parts, said",
+    [
+        ({"first": "input('which one?')"}, "asks something on stdin"),
+        ({"first": "raise OSError('no data')"}, "the script failed (exit code 1): OSError: no"),
+        ({"length": 40}, "its training loop ended after 10 steps"),
+        ({"length": 0}, NO_STEP),
+    ],
+)
+def test_what_cannot_be_tuned_says_why(tmp_path, parts, said):
+    with pytest.raises(RuntimeError) as refused:
+        ScriptBench(command_of(tmp_path, **parts), 0.3).look()
+    assert said in str(refused.value)
+    assert not left_over(tmp_path)[0]
+
+
+def test_a_command_that_is_none_is_refused_before_anything_runs():
+    for command in ([], ["--"], ["no-such-program", "train.py"]):
+        with pytest.raises(ValueError, match="labkit tune -- python"):
+            runnable(command)
+
+
+def test_the_terminal_says_what_will_happen_and_a_copy_keeps_the_folder_as_it_is(tmp_path):
+    folder = tmp_path / "project"
+    folder.mkdir()
+    command_of(folder, first="open('checkpoint', 'w').close()", item_s=0, length=4000)
+    line = [sys.executable, "-m", "labkit", "tune", "--json", "--seconds", "0.3", "--cwd-copy"]
+    done = subprocess.run(
+        [*line, "--html", str(tmp_path / "page.html"), "--", sys.executable, "train.py"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert "again and again" in done.stderr and "in a copy of this folder" in done.stderr
+    assert [each.name for each in folder.iterdir()] == ["train.py"], done.stderr
+    found = json.loads(done.stdout)
+    assert found["command"].endswith("train.py") and found["diagnosis"] and found["stopped"]
+    assert "Tuning(train.py)" in (tmp_path / "page.html").read_text()
+    said = subprocess.run([*line[:4], "--help"], capture_output=True, text=True).stdout
+    assert "interrupted (as by Ctrl-C)" in said and "--cwd-copy" in said
+
+
+SEEN = {"batches": 300, "seconds": 3.0, "wait": 0.5, "longest_wait_s": 0.01, "losses": []}
+
+
+def searched(rates, *, others=lambda _run: 0.0, budget_s=600.0, start=0, epochs=False, losses=()):
+    """Return the tuning of a script whose samples/s are `rates(knobs)`, and how often it ran."""
+    bench = SimpleNamespace(tried=[], best=None, to_the_end=False, each=None, count=0)
+
+    def tried_with(knobs):
+        bench.count += 1
+        seen = SEEN | {"ended": "window", "losses": [*losses]}
+        bench.tried.append(Tried(seen, None, 0.01, others(bench.count), knobs.get("ready", False)))
+        return bench.tried[-1]
+
+    def measure(knobs, _rate=None):
+        tried_with(knobs)
+        return Outcome(rates(knobs), None, None)
+
+    bench.measure = measure
+    bench.outcome = lambda _tried: Outcome(rates(knobs), None, None)
+    knobs = LoaderSetting(num_workers=start).but().to_dict()
+    tuning = Tuning("train.py", knobs, command="python train.py", tie=0.03, epochs=epochs)
+    tuning.site = "train.py:9"
+    how = {"budget_s": budget_s, "cores": 4, "max_workers": 12, "on_card": False}
+    return ScriptSearch(tuning, bench, tried_with(knobs), **how).run(), bench.count
+
+
+def test_where_ready_batches_gain_nothing_two_runs_say_so():
+    tuning, runs = searched(lambda knobs: 105 if knobs.get("ready") else 100)
+    assert runs == 2 and not tuning.changes and "not what holds this loop back" in tuning.headline
+
+
+def waiting(knobs):
+    """Items that wait: each worker brings its whole, up to what the model takes."""
+    return 1000 if knobs.get("ready") else min(600, 100 * max(1, knobs["num_workers"]))
+
+
+def threaded(knobs):
+    """Workers whose library takes every core: one thread each is what they lack."""
+    if knobs.get("ready"):
+        return 2000
+    if not knobs["num_workers"]:
+        return 300
+    return 100 * min(4, knobs["num_workers"]) if knobs.get("library_threads") else 20
+
+
+@pytest.mark.parametrize(
+    "rates, start, changes",
+    [
+        (waiting, 0, {"num_workers": 6, "prefetch_factor": 2}),
+        (threaded, 2, {"num_workers": 4, "library_threads": 1}),
+    ],
+)
+def test_the_cheapest_change_that_ties_is_confirmed_in_pairs(rates, start, changes):
+    tuning, runs = searched(rates, start=start)
+    assert tuning.changes == changes and len(tuning.pairs) == 3 and runs < 30
+    for name, value in changes.items():
+        assert f"{name}={value}" in tuning.headline
+        assert str(value) in tuning.snippet
+
+
+def one_worker(knobs):
+    """Only the one worker that there is does any good."""
+    return (900 if knobs.get("ready") else 600) - 500 * (knobs["num_workers"] != 1)
+
+
+@pytest.mark.parametrize(
+    "rates, start, said",
+    [
+        (waiting, 12, "As fast, and cheaper: num_workers=6."),
+        (lambda knobs: 900 if knobs.get("ready") else 100, 2, "nothing gained beyond the noise"),
+        (one_worker, 1, "nothing that was tried"),
+    ],
+)
+def test_nothing_is_recommended_that_does_not_gain_in_pairs(rates, start, said):
+    tuning, _ = searched(rates, start=start)
+    assert not tuning.changes and not tuning.snippet and said in str(tuning)
+
+
+def test_a_pair_with_other_neighbours_is_measured_again_and_a_shared_machine_is_said():
+    tuning, alone = searched(waiting)
+    loud, more = searched(waiting, others=lambda run: 0.5 * (run == alone))
+    assert more == alone + 2 and len(loud.pairs) == 3
+    assert "50%" in str(loud) and "Other programs" not in str(tuning)
+
+
+def test_what_the_budget_leaves_out_is_said():
+    tuning, runs = searched(waiting, budget_s=0.0)
+    assert runs == 1 and "The budget is spent" in str(tuning)
+
+
+def test_a_window_counts_steady_batches_and_whole_epochs():
+    def window(epochs):
+        order = Order(
+            site="", changes={}, ready=False, torch_threads=None, seconds=1.0, epochs=epochs,
+            floor=None,
+        )  # fmt: skip
+        return Window(order, in_flight=4)
+
+    part = window(False)
+    for number in range(60):
+        part.took(number / 10 - 0.05, number / 10)
+        part.last_s = number / 10
+        over = part.is_over(part.last_s, at_epoch=False)
+        assert bool(over) == (part.batches >= trial_hook.FEWEST_STEPS), number
+        if over:
+            break
+    assert part.taken == 38 and round(part.seconds(part.last_s), 1) == 3.0
+    assert round(part.waited_s, 2) == 1.5
+
+    whole = window(None)
+    now_s = 0.0
+    for _ in range(4):
+        whole.new_epoch(now_s) if whole.taken else None
+        for _ in range(5):
+            now_s += 0.1
+            whole.took(now_s - 0.1, now_s)
+        assert not whole.is_over(now_s, at_epoch=False)
+        now_s += 0.5  # the workers start anew
+    assert whole.epochs and whole.is_over(now_s, at_epoch=True) == "window"
+    assert whole.batches == 15 and round(whole.seconds(now_s), 1) == 3.0
