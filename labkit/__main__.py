@@ -7,6 +7,7 @@ import os
 import sys
 
 import labkit as lk
+from labkit.results import saving
 from labkit.results.record import is_record
 from labkit.spec import Pipeline
 from labkit.terminal import (
@@ -165,6 +166,8 @@ def tune(options: argparse.Namespace) -> Outcome:
     settings = parse_settings(options.settings)
     own = {"collate_fn": options.collate, "step": options.step}
     seconds = {} if options.seconds is None else {"seconds": options.seconds}
+    if options.html:
+        saving.check(options.html, options.force)
     is_script = bool(options.what) and not NAMED.fullmatch(options.what[0])
     if is_script:
         if any(own.values()) or settings or options.batch_size or options.max_workers:
@@ -201,7 +204,7 @@ def tune(options: argparse.Namespace) -> Outcome:
     if options.html:
         from labkit.view import report
 
-        report.write(options.html, report.page_of(found), options.force)
+        saving.save_text(options.html, report.page_of(found), options.force)
     return Outcome(found, code=code)
 
 
