@@ -132,7 +132,7 @@ def test_a_command_that_is_none_is_refused_before_anything_runs():
 def test_the_terminal_says_what_will_happen_and_a_copy_keeps_the_folder_as_it_is(tmp_path):
     folder = tmp_path / "project"
     folder.mkdir()
-    command_of(folder, first="open('checkpoint', 'w').close()", item_s=0, length=4000)
+    command_of(folder, first="open('checkpoint', 'w').close()", item_s=0, step="time.sleep(0.05)")
     line = [sys.executable, "-m", "labkit", "tune", "--json", "--seconds", "0.3", "--cwd-copy"]
     done = subprocess.run(
         [*line, "--html", str(tmp_path / "page.html"), "--", sys.executable, "train.py"],
