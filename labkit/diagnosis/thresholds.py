@@ -131,7 +131,6 @@ COPIES_BYTES_S = 1.5e9
 # Above this share of the time a thread that pins takes longer than the rest of a step. On an H200,
 # with copies at 92 %, pinned memory brought 0.8x; at 34 %, 1.6x
 COPIES_LEAD = 0.5
-PINNED_AT_LEAST = 0.8
 
 # In a watched loop with a GPU. A body's work costs all of its time where AFTER_SYNC of it follows a
 # wait for the device (the rest leaves room for samples that a scheduler shifted), and less than
