@@ -541,7 +541,7 @@ def test_hugging_face_cuts_its_own_shards():
 
 
 def test_fewer_threads_are_not_advised_where_the_step_needs_them_more_than_the_workers_do():
-    workers = WorkerEvidence(**BUSY, in_line_share=0.4, item_cpu_ms=0.1)
+    workers = WorkerEvidence(**BUSY, in_line_share=0.4)
     step = {"wait_share": 0.1, "wait_us": 1e3, "compute_us": 9e3, "quick_compute_us": 6e3}
     evidence = dataclasses.replace(FITTING, kind="cpu", workers=workers, **step)
     assert worker_remedies.FEWER_THREADS.for_run(evidence) is None

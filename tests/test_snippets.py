@@ -461,7 +461,7 @@ def test_a_loader_that_is_gone_before_the_next_one_was_made_anew():
 
 
 def test_threads_that_wait_for_cores_of_busy_workers_are_given_up_first():
-    busy = WorkerEvidence((0.4,) * 4, in_line_share=0.6, item_cpu_ms=0.6)
+    busy = WorkerEvidence((0.4,) * 4, in_line_share=0.6)
     known = {"code": PLAIN, "workers": busy, "use": CoreUse(2), "threads": 2, "wait_us": 9e3,
              "compute_us": 9e3, "quick_compute_us": 1e3,
              "knobs": {"num_workers": 4, "batch_size": 32}}  # fmt: skip

@@ -127,7 +127,6 @@ class WorkerEvidence:
     epoch_start_share: float | None = None  # and what all of these take
     memory: MemoryGrowth | None = None
     hang: Hang | None = None  # of a worker that had work, and finished no item
-    item_cpu_ms: float | None = None
     item_wait_ms: float | None = None
     wait_over_alone: float | None = None  # an item's wait over that with a single worker
 

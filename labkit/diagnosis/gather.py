@@ -142,7 +142,6 @@ def worker_evidence(run: Run) -> WorkerEvidence | None:
         late_share=late_share(seen.batches),
         wait_over_alone=wait_over_alone(seen.batches),
         memory=memory_growth(seen.events),
-        item_cpu_ms=fmean(worker.item_cpu_ms for worker in workers),
         item_wait_ms=fmean(max(0.0, w.item_ms - w.item_cpu_ms) for w in workers),
     )
 

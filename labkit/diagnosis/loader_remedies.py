@@ -10,6 +10,7 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.loader_words import AT_ONCE, other_number
+from labkit.diagnosis.recommendation import LEAST_MAX_WORKERS
 from labkit.diagnosis.remedies import LESS_WAITING, Fit, Remedy
 from labkit.knobs import Setting
 from labkit.spec import PYTORCH_PREFETCH, WITHOUT_WORKERS
@@ -86,15 +87,16 @@ def _workers_to_try(evidence: Evidence) -> int | None:
     A simulation tells of a bench's own pipeline. A loop that was only watched begins with some, and
     doubles them while they leave cores idle.
     """
-    now = evidence.num_workers
-    cores = evidence.use.cores
     if evidence.advised is not None:
         return evidence.advised
-    if now or evidence.trace_has_workers:
-        return 2 * now if now and not cores_full(evidence) else None
-    if now is None and evidence.trace is None:
+    now = evidence.num_workers
+    cores = evidence.use.cores or FEWEST
+    if now:
+        most = max(LEAST_MAX_WORKERS, 2 * cores)
+        return None if cores_full(evidence) or 2 * now > most else 2 * now
+    if evidence.trace_has_workers or (now is None and evidence.trace is None):
         return None
-    return max(FEWEST, min(MOST_AT_FIRST, cores or FEWEST))
+    return max(FEWEST, min(MOST_AT_FIRST, cores))
 
 
 def cores_full(evidence: Evidence) -> bool:
