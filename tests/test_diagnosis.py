@@ -21,9 +21,11 @@ from labkit.diagnosis import (
     ranking,
     worker_remedies,
 )
+from labkit.diagnosis import loader_remedies as feeding
 from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.evidence import Batch, CardEvidence, Evidence, Kernels, WorkerEvidence
+from labkit.diagnosis.findings import Finding
 from labkit.diagnosis.gains import with_gains
 from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.line_work import loading_of
@@ -618,6 +620,16 @@ def test_a_watched_loop_is_told_what_to_try_and_promised_nothing(workers, cores,
     found = diagnosed(workers, use=cores, knobs={"num_workers": count})
     assert says in found.advice and "Expect" not in found.advice
     assert found.expected is None and found.at_most == pytest.approx(2.0)
+
+
+def test_a_setting_to_try_stands_behind_a_remedy_that_is_none():
+    finding = Finding("input", "item", 0.5, (), (feeding.CHEAPER_LINE, *feeding.FEED))
+    evidence = Evidence("gpu", code=LOADER, knobs={"num_workers": 0}, use=CoreUse(2))
+    assert (
+        "keep the result, or before training. Or try num_workers=2. At"
+        in told(finding, evidence).advice
+    )
+    assert "Or try" not in told(finding, dataclasses.replace(evidence, code=None)).advice
 
 
 def test_a_measured_headroom_is_said_and_bounds_what_the_input_may_bring():

@@ -69,16 +69,16 @@ def _advice(finding: Finding, evidence: Evidence | None) -> str:
         return NOTHING_TO_SET if finding.lost_share else ""
     parts = [
         finding.remedies[0].text,
-        _setting_beside(finding) if _of_user(evidence) else "",
-        _expectation(finding, _of_user(evidence), evidence and evidence.headroom),
+        "" if _of_bench(evidence) else _setting_beside(finding),
+        _expectation(finding, evidence),
         _where_to_read(finding),
     ]
     return " ".join(filter(None, parts))
 
 
-def _of_user(evidence: Evidence | None) -> bool:
-    """Return whether evidence is of a user's loop, and of no pipeline of the bench."""
-    return evidence is not None and evidence.code is not None
+def _of_bench(evidence: Evidence | None) -> bool:
+    """Return whether evidence is of a pipeline of the bench, and of no user's loop."""
+    return evidence is not None and evidence.code is None
 
 
 def _setting_beside(finding: Finding) -> str:
@@ -97,18 +97,19 @@ def _where_to_read(finding: Finding) -> str:
     return f"See {', and '.join(finding.places)}." if finding.places else ""
 
 
-def _expectation(finding: Finding, of_user: bool, headroom: float | None) -> str:
+def _expectation(finding: Finding, evidence: Evidence | None) -> str:
     """Return what the first remedy should bring a bench's pipeline, or a user's loop at most."""
     if not finding.lost_share:
         return ""
     if finding.expected:
         value, low, high = finding.expected
         return f"Expect {value:.1f}x the throughput ({low:.1f}x to {high:.1f}x)."
-    if finding.at_most and of_user:
-        how = "With ready batches this loop would do" if finding.at_most == headroom else "At most"
-        return f"{how} {finding.at_most:.1f} times as many steps."
-    if finding.at_most:
+    if finding.at_most and _of_bench(evidence):
         return f"Expect {finding.at_most:.1f}x the throughput at most."
+    if finding.at_most:
+        is_measured = evidence is not None and finding.at_most == evidence.headroom
+        how = "With ready batches this loop would do" if is_measured else "At most"
+        return f"{how} {finding.at_most:.1f} times as many steps."
     remedy = finding.remedies[0]
     can_be_tuned = finding.name == "input" and remedy.changes
     how = "`labkit tune`" if can_be_tuned else "a run before and after"
