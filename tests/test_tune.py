@@ -120,7 +120,7 @@ def test_the_first_number_of_workers_tried_is_the_one_that_the_verdict_recommend
     start = run.pipeline.to_dict()
     tuning = Tuning("fake", start, tried=[Trial(start, rates=[run.throughput], runs=[run])])
     search = LoaderSearch(tuning, None, forecast, anything, max_workers=12)
-    assert search.propose().setting.num_workers == recommend_workers(run).num_workers
+    assert search.propose().setting.num_workers == recommend_workers(run)
 
 
 def test_workers_are_not_taken_for_a_gain_that_the_runs_own_unevenness_may_be():

@@ -7,6 +7,7 @@ import pickle
 import random
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -18,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 import labkit as lk
 from labkit.bench import sampler
 from labkit.process import folders
-from labkit.view import watch_live
+from labkit.view import watch_live, watch_shown
 from labkit.view.watch_live import watch
 from labkit.view.watch_shown import progress_line
 from labkit.watching import recorder as recording
@@ -113,6 +114,11 @@ def test_waiting_and_body_are_told_apart_and_the_rest_is_not_claimed(starved):
     diagnosis = starved.diagnose()
     assert diagnosis.bottleneck == "input"
     assert any("loop body" in note for note in diagnosis.notes)
+    assert diagnosis.findings[0].expected is None and "Expect" not in diagnosis.advice
+    assert "num_workers=2" in diagnosis.advice and "times as many steps" in diagnosis.advice
+    told = []
+    watch_shown.leave(SimpleNamespace(handle=None, final=told.append), run)
+    assert told[0].endswith("lk.tune(loader, step=...)")
 
 
 def test_a_body_that_is_not_sampled_is_said_not_to_be_seen(monkeypatch):

@@ -21,6 +21,7 @@ import labkit as lk
 from labkit.bench import gpu_meter, rank, telemetry
 from labkit.diagnosis.watched_script import one_batch_a_pass
 from labkit.results.failures import with_remedy
+from labkit.view import watch_command
 from labkit.view.watch_command import watch_script
 from labkit.watching import foreground
 
@@ -104,6 +105,13 @@ def test_a_loop_that_makes_an_iterator_for_each_batch_is_told_to_keep_one(tmp_pa
     assert found["findings"][0]["cause"] == "one_batch_a_pass"
     assert "(train.py:5, 20 times)" in found["evidence"]
     assert "batches = iter(loader)" in found["findings"][0]["remedies"][0]["code"]
+
+
+def test_what_waits_for_data_is_given_the_line_that_tunes_it_and_no_secret(monkeypatch):
+    judged = watch_command.Judged({"bottleneck": "input"}, "told")
+    monkeypatch.setattr(watch_command, "_recorded", lambda *_: (0, judged))
+    found, _ = watch_command.watch_script(["python", "/home/me/train.py", "--key=secret"])
+    assert found.text == "told\nto try settings on it: labkit tune -- python train.py"
 
 
 @pytest.mark.parametrize("count, apart, costs", [(20, 6, True), (20, 400, False), (2, 6, False)])

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.body_cost import lost_to_copies
-from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.remedies import Fit, Remedy
 
@@ -28,20 +26,6 @@ def bytes_first(evidence: Evidence, share: float) -> bool:
     return share > limits.COPIES_LEAD and not pins and sends_floats(evidence) is not None
 
 
-def pins_beside(evidence: Evidence) -> Estimate | None:
-    """Return what pinned memory brings where fewer bytes come first; None where they do not.
-
-    A thread of the loader does the host's part of the copy then, no faster than the loop did, and
-    hides it behind the rest of the step. With batches of 96 MiB on an H200 that made the loop a
-    fifth slower.
-    """
-    share = lost_to_copies(evidence)
-    if not bytes_first(evidence, share):
-        return None
-    most = 1 / share
-    return Estimate((1 + most) / 2, limits.PINNED_AT_LEAST, most)
-
-
 PINNED = Remedy(
     "pin_memory",
     "Send one contiguous block per batch from pinned memory: pin_memory=True, then "
@@ -50,7 +34,6 @@ PINNED = Remedy(
     sets={"pin_memory": True, "non_blocking": True},
     on="gpu",
     cost="locked host memory for the batches kept ready",
-    expects=pins_beside,
 )
 
 

@@ -177,7 +177,7 @@ FEWER_LAUNCHES = (
 
 def fewer_workers(evidence: Evidence) -> Fit:
     """Set how many workers should do, where that is known."""
-    fewer = evidence.advised and evidence.advised.num_workers
+    fewer = evidence.advised
     if not evidence.num_workers or fewer is None or fewer >= evidence.num_workers:
         return Fit(words={"how": ""})
     return Fit({"num_workers": fewer}, {"how": f" num_workers={fewer} should do."})

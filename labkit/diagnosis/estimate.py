@@ -1,8 +1,7 @@
-"""A number with its range, as the diagnosis and the search expect it, and workers with one."""
+"""A number with its range, as the diagnosis and the search expect it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -23,13 +22,3 @@ class Estimate(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.low:,.0f} to {self.high:,.0f}"
-
-
-@dataclass(frozen=True)
-class Workers:
-    """A recommended number of loader workers, and what the simulation expects of it."""
-
-    num_workers: int
-    gain: Estimate  # the throughput with them over the run's own
-    # That torch should compute with, so that the workers have cores; None: as many as it does now
-    threads: int | None = None

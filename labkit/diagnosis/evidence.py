@@ -13,7 +13,6 @@ from statistics import fmean
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.core_use import CoreUse
-from labkit.diagnosis.estimate import Estimate, Workers
 from labkit.diagnosis.hot_lines import Line, Lines
 from labkit.diagnosis.line_work import loading_mask
 from labkit.diagnosis.loader_code import LoopCode
@@ -128,7 +127,6 @@ class WorkerEvidence:
     epoch_start_share: float | None = None  # and what all of these take
     memory: MemoryGrowth | None = None
     hang: Hang | None = None  # of a worker that had work, and finished no item
-    item_cpu_ms: float | None = None
     item_wait_ms: float | None = None
     wait_over_alone: float | None = None  # an item's wait over that with a single worker
 
@@ -210,9 +208,9 @@ class Evidence:
     trains: bool = True  # rather than only infers
     formats: tuple[str, ...] | None = None  # of 16 bits, on Tensor Cores; None: card unknown
     compiles: bool = True  # whether torch.compile can act on the device
-    advised: Workers | None = None  # the recommended number of workers
+    advised: int | None = None  # workers that a simulation recommends
     deeper_queue: int | None = None  # a prefetch_factor that helps against stalls
-    headroom: Estimate | None = None  # the gain of a perfect loader, by replay within a pass
+    headroom: float | None = None  # the gain of a perfect loader, by replay within a pass
 
     @property
     def num_workers(self) -> int | None:

@@ -11,7 +11,6 @@ import numpy as np
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.core_use import CoreUse, mean_known
-from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.evidence import (
     Batch,
     CardEvidence,
@@ -143,7 +142,6 @@ def worker_evidence(run: Run) -> WorkerEvidence | None:
         late_share=late_share(seen.batches),
         wait_over_alone=wait_over_alone(seen.batches),
         memory=memory_growth(seen.events),
-        item_cpu_ms=fmean(worker.item_cpu_ms for worker in workers),
         item_wait_ms=fmean(max(0.0, w.item_ms - w.item_cpu_ms) for w in workers),
     )
 
@@ -223,11 +221,11 @@ def _xray(seen: Event | None) -> Xray | None:
     return Xray(**{each.name: numbers[each.name] for each in columns if each.name in numbers})
 
 
-def _headroom(seen: Event | None) -> Estimate | None:
-    """Return what replay measured of a perfect loader, with its range; None where it did not."""
-    if seen is None or None in map(seen.get, ("factor", "low", "high")):
+def _headroom(seen: Event | None) -> float | None:
+    """Return the gain of a perfect loader that replay measured; None where it did not."""
+    if seen is None or seen.get("factor") is None:
         return None
-    return Estimate(*(max(1.0, seen[name]) for name in ("factor", "low", "high")))
+    return max(1.0, seen["factor"])
 
 
 def _swelling(run: Run) -> tuple[float | None, float | None]:

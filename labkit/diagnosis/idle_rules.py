@@ -47,9 +47,8 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
         worst = "of that falls into a tenth of the steps: stalls"
         waits.append(Measured(worst, evidence.stall_share))
     if evidence.headroom is not None:
-        gain = evidence.headroom.value
-        perfect = "a perfect loader would give"
-        waits.append(Measured("the throughput", gain, "times", "replayed batches", perfect))
+        seen = ("the throughput", evidence.headroom, "times", "replayed batches")
+        waits.append(Measured(*seen, "a perfect loader would give"))
     measured = (*waits, *found.measured)
     return replace(found, lost_share=evidence.wait_share, measured=measured)
 
@@ -63,8 +62,7 @@ def cores_taken_by_workers(evidence: Evidence) -> Finding | None:
     if evidence.stolen_by_workers is None:
         return None
     count = evidence.num_workers or 0
-    advised = evidence.advised
-    fewer = advised is not None and advised.num_workers < count
+    fewer = evidence.advised is not None and evidence.advised < count
     seen = (
         "of the time a loader worker had the core that the model's thread needed, with "
         f"{count} workers on {evidence.use.cores} cores"

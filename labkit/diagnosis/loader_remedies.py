@@ -10,10 +10,13 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.loader_words import AT_ONCE, other_number
+from labkit.diagnosis.recommendation import LEAST_MAX_WORKERS
 from labkit.diagnosis.remedies import LESS_WAITING, Fit, Remedy
 from labkit.knobs import Setting
 from labkit.spec import PYTORCH_PREFETCH, WITHOUT_WORKERS
 
+FEWEST = 2  # workers to begin with
+MOST_AT_FIRST = 4
 DEEPEST = 16  # a deeper queue than this takes memory and hides what is wrong
 TORCHS_LOADER = re.compile(r"torch[/\\]utils[/\\]data[/\\]")
 NO_WORKERS = {"num_workers": 0, **WITHOUT_WORKERS}
@@ -60,8 +63,7 @@ def taken_apart(evidence: Evidence) -> Fit | None:
 
 def made_in_the_loop(evidence: Evidence) -> Fit | None:
     """Fit a loader whose workers cost more than they save."""
-    advised = evidence.advised and evidence.advised.num_workers == 0
-    slower = quickly_made(evidence) or advised
+    slower = quickly_made(evidence) or evidence.advised == 0
     return Fit(NO_WORKERS) if evidence.num_workers and slower else None
 
 
@@ -79,25 +81,48 @@ def deeper_queue(evidence: Evidence) -> Fit | None:
     return Fit({"prefetch_factor": deeper}, {"batches": count * ready})
 
 
+def _workers_to_try(evidence: Evidence) -> int | None:
+    """Return how many workers to try; None where no other number may gain.
+
+    A simulation tells of a bench's own pipeline. A loop that was only watched begins with some, and
+    doubles them while they leave cores idle.
+    """
+    if evidence.advised is not None:
+        return evidence.advised
+    now = evidence.num_workers
+    cores = evidence.use.cores or FEWEST
+    if now:
+        most = max(LEAST_MAX_WORKERS, 2 * cores)
+        return None if cores_full(evidence) or 2 * now > most else 2 * now
+    if evidence.trace_has_workers or (now is None and evidence.trace is None):
+        return None
+    return max(FEWEST, min(MOST_AT_FIRST, cores))
+
+
+def cores_full(evidence: Evidence) -> bool:
+    """Return whether a run used all of its cores."""
+    return (evidence.use.own or 0.0) >= limits.CORES_BUSY * (evidence.use.cores or math.inf)
+
+
 def other_workers(evidence: Evidence) -> Fit | None:
-    """Fit a loader for which the one recommended number is another one, and not 0."""
-    advised = evidence.advised
+    """Fit a loader for which another number of workers may be better, and not 0."""
+    number = _workers_to_try(evidence)
     now = evidence.num_workers or 0
-    if advised is None or advised.num_workers in (0, now):
+    if number in (None, 0, now) or evidence.batch.on_gpu:
         return None
     if quickly_made(evidence) or taken_apart(evidence):
         return None
-    changes: dict[str, Setting] = {"num_workers": advised.num_workers}
+    changes: dict[str, Setting] = {"num_workers": number}
     loop = evidence.loop
     if not now and loop is not None and loop.passes > 1 and loop.pass_s < limits.SHORT_PASS_S:
         changes["persistent_workers"] = True
-    return Fit(changes, other_number(evidence, advised, "persistent_workers" in changes))
+    return Fit(changes, other_number(evidence, number, "persistent_workers" in changes))
 
 
 def no_loader_to_set(evidence: Evidence) -> bool:
-    """Fit a loop whose batches no DataLoader makes, and of which no number is known."""
-    unknown = evidence.advised is None and evidence.num_workers is None
-    return unknown and not evidence.trace_has_workers and not quickly_made(evidence)
+    """Fit a loop whose batches no DataLoader makes."""
+    is_unknown = evidence.num_workers is None and evidence.trace is None
+    return is_unknown and not quickly_made(evidence)
 
 
 def some_workers(evidence: Evidence) -> bool:
@@ -118,11 +143,10 @@ def cheaper_items(evidence: Evidence) -> Fit | None:
         return None
     if evidence.batch.on_gpu:
         return None  # `KEEP_IN_RAM` says what comes first
-    use = evidence.use
-    why = "Another number of workers is not expected to gain. "
-    if evidence.advised is None:
-        why = "" if count is None else "Try other numbers of workers. "
-    elif count and (use.own or 0.0) >= limits.CORES_BUSY * (use.cores or math.inf):
+    why = ""
+    if evidence.advised is not None:
+        why = "Another number of workers is not expected to gain. "
+    if count and cores_full(evidence):
         why = "All cores are busy, so more workers gain nothing. "
     return Fit(words={"why": why})
 
@@ -175,7 +199,6 @@ WORKERS = Remedy(
     "$how num_workers=$num_workers$kept$warned.$epochs$shares$guarded",
     "workers",
     other_workers,
-    code="$set_threads",
     cost="a process with its memory for each worker, and their start",
     check=LESS_WAITING,
 )

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from string import Template
-
-from labkit.diagnosis.estimate import Workers
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.results.text import counted
 
-SET_THREADS = "torch.set_num_threads($threads)  # the other cores are for the workers\n"
 AT_ONCE = (
     "fetch a batch at once. Index the tensors with a batch of indices; where dataset[[0, 1]] "
     "works, a BatchSampler as the DataLoader's sampler does so"
@@ -21,26 +17,24 @@ GUARDED = (
 )
 
 
-def other_number(evidence: Evidence, advised: Workers, is_kept: bool) -> dict[str, str]:
+def other_number(evidence: Evidence, number: int, is_kept: bool) -> dict[str, str]:
     """Return what the remedy says of another number of workers, which may be kept from now on."""
     now = evidence.num_workers or 0
-    how = "Use fewer workers:" if advised.num_workers < now else "Use more workers:"
+    how = "Use fewer workers:" if number < now else "Use more workers:"
     if not now:
         how = "Prepare batches in other processes:"
-    kept = code = ""
+    elif evidence.advised is None:
+        how = "Double the workers, and see:"
+    kept = ""
     if is_kept:
         kept = f", kept between epochs (persistent_workers=True){remade_said(evidence.code)}"
-    if advised.threads is not None:
-        code = Template(SET_THREADS).substitute(threads=advised.threads)
-        kept += f", with {counted(advised.threads, 'thread')} for the model"
     return {
         "how": how,
         "kept": kept,
-        "warned": too_many(advised.num_workers, evidence.use.cores),
+        "warned": too_many(number, evidence.use.cores),
         "epochs": epochs_unseen(evidence.code) if is_kept else "",
-        "shares": shares_said(evidence, advised.num_workers),
+        "shares": shares_said(evidence, number),
         "guarded": GUARDED if evidence.imports_script and not now else "",
-        "set_threads": code,
     }
 
 
@@ -51,14 +45,10 @@ def epochs_unseen(code: LoopCode | None) -> str:
     return " Workers that are kept do not see what set_epoch() sets in the main process's dataset."
 
 
-def shares_stream(evidence: Evidence) -> bool:
-    """Return whether the loader's first workers would have to share a stream out among them."""
-    return evidence.code is not None and evidence.code.streams and not evidence.num_workers
-
-
 def shares_said(evidence: Evidence, workers: int) -> str:
     """Say, after a sentence, what a stream's workers need; "" of other datasets."""
-    if not shares_stream(evidence) or workers < 2:
+    is_stream = evidence.code is not None and evidence.code.streams
+    if not is_stream or evidence.num_workers or workers < 2:
         return ""
     return (
         " Each worker goes through the whole stream, unless its __iter__ takes a share by "

@@ -24,7 +24,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from string import Template
 
-from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.pasted import ready_to_paste
@@ -84,8 +83,6 @@ class Remedy:
     # Writes a user's loader anew, where more of its call changes than single arguments
     loader_of: Callable[[LoopCode], str] | None = None
     cost: str = "nothing"
-    # What it should bring, where its settings do not tell: None for not known
-    expects: Callable[[Evidence], Estimate | None] | None = None
     check: str = SAME_LOSSES  # what tells that it helped
     price: int = 1  # 1 (cheap) to 3 (dear), for choosing among remedies
     changes: Mapping[str, Setting] = field(default_factory=dict)  # filled in by `for_run`

@@ -136,7 +136,12 @@ class StepTable:
 
 
 def _advised(known: Evidence, run: Run, sums: StepSums) -> Evidence:
-    """Return the evidence with the settings that simulations recommend, where they may matter."""
+    """Return a bench's evidence with what simulations recommend, where that may matter.
+
+    Nothing simulates a loop that was only watched.
+    """
+    if run.watched:
+        return known
     worth = WORTH_A_LOOK * sums.total
     waits = sums.wait > worth
     workers = known.num_workers
@@ -144,10 +149,10 @@ def _advised(known: Evidence, run: Run, sums: StepSums) -> Evidence:
     launches = known.card.launches
     if launches:
         crowded = crowded or launches.in_line_share > limits.WORTH_NAMING["launch"] / 2
-    may_advise = (waits or crowded) and not known.batch.on_gpu
+    may_advise = waits or crowded
     return replace(
         known,
-        advised=recommend_workers(run, known.lines) if may_advise else None,
+        advised=recommend_workers(run) if may_advise else None,
         deeper_queue=recommend_prefetch(run) if waits and workers else None,
     )
 

@@ -93,7 +93,7 @@ SLOW_ITEM = 10.0  # times the mean item (pytorch/pytorch#105203, #135409)
 SLOW_BATCH = 2.0  # the slowest hundredth of the batches over the median one
 HELD_UP = 0.3  # share of the waiting in which a later batch is ready: delivery in order costs it
 # Idle share of workers from which delivery out of order gains: at 0.37 it brought 1.7x, at 0.05
-# nothing (two loops of maintain/benchmarks/held_out.py)
+# nothing (two loops that are in the repository's history)
 REST_BEHIND = 0.1
 UNEVEN = 1.5  # the busiest worker's work over the mean
 SHARED = 1.5  # an item's wait over that with one worker: they share what they wait for
@@ -131,7 +131,6 @@ COPIES_BYTES_S = 1.5e9
 # Above this share of the time a thread that pins takes longer than the rest of a step. On an H200,
 # with copies at 92 %, pinned memory brought 0.8x; at 34 %, 1.6x
 COPIES_LEAD = 0.5
-PINNED_AT_LEAST = 0.8
 
 # In a watched loop with a GPU. A body's work costs all of its time where AFTER_SYNC of it follows a
 # wait for the device (the rest leaves room for samples that a scheduler shifted), and less than

@@ -8,11 +8,9 @@ from statistics import fmean
 from typing import NamedTuple
 
 from labkit.diagnosis.card_formats import tensor_formats
-from labkit.diagnosis.estimate import Workers
 from labkit.diagnosis.evidence import Evidence, Kernels, TraceFacts
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.rank_traces import RankTraces
-from labkit.diagnosis.recommendation import workers_from_times
 from labkit.diagnosis.trace_breakdown import Breakdown
 from labkit.results.text import counted
 
@@ -48,15 +46,6 @@ def _shares(breakdown: Breakdown) -> TraceShares:
     return TraceShares(compute, waits - hand_over, exposed, host)
 
 
-def _advised(breakdown: Breakdown) -> Workers | None:
-    """Return the workers that a loader without any should have; None where it has some."""
-    wait_us = breakdown.step_us * breakdown.shares["dataloader"]
-    if not wait_us or breakdown.loader_workers:  # only how long they make it wait is known
-        return None
-    rest_us = max(breakdown.step_us - wait_us, 1.0)
-    return workers_from_times(wait_us / 1e6, rest_us / 1e6, None)
-
-
 def of_trace(breakdown: Breakdown) -> Evidence:
     """Return the evidence of a profiler's trace."""
     of_class = breakdown.shares
@@ -77,7 +66,6 @@ def of_trace(breakdown: Breakdown) -> Evidence:
         code=LoopCode(),
         trains=breakdown.trains is not False,
         formats=tensor_formats(breakdown.device_name, breakdown.compute_capability),
-        advised=_advised(breakdown),
         trace=TraceFacts(breakdown.loader_workers, breakdown.host_where),
     )
 

@@ -15,6 +15,7 @@ from labkit.diagnosis.pasted import ready_to_paste
 from labkit.diagnosis.prediction import WORTH
 from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.trainer_code import OF_LOADER, trainer_lines
+from labkit.knobs import as_typed
 from labkit.results.script import changed_lines, script_for_any_device
 from labkit.spec import knobs_with
 
@@ -37,7 +38,7 @@ def worded(finding: Finding, evidence: Evidence | None = None) -> WordedFinding:
 
     Without evidence there are no settings to fill in, and no code.
     """
-    advice = _advice(finding)
+    advice = _advice(finding, evidence)
     if evidence is not None and evidence.trainer:
         advice = NAMED.sub(lambda named: OF_LOADER[named[0]], advice)
     code = "" if evidence is None else _code(finding, evidence)
@@ -62,12 +63,33 @@ def why(finding: Finding) -> str:
     return f"{text}." if text else ""
 
 
-def _advice(finding: Finding) -> str:
+def _advice(finding: Finding, evidence: Evidence | None) -> str:
     """Return what to change first, what to expect of it, and where that is explained."""
     if not finding.remedies:
         return NOTHING_TO_SET if finding.lost_share else ""
-    parts = [finding.remedies[0].text, _expectation(finding), _where_to_read(finding)]
+    parts = [
+        finding.remedies[0].text,
+        "" if _of_bench(evidence) else _setting_beside(finding),
+        _expectation(finding, evidence),
+        _where_to_read(finding),
+    ]
     return " ".join(filter(None, parts))
+
+
+def _of_bench(evidence: Evidence | None) -> bool:
+    """Return whether evidence is of a pipeline of the bench, and of no user's loop."""
+    return evidence is not None and evidence.code is None
+
+
+def _setting_beside(finding: Finding) -> str:
+    """Return the setting to try where the first remedy of a loader is none."""
+    if finding.name != "input" or finding.remedies[0].changes:
+        return ""
+    tried = next((each.changes for each in finding.remedies if each.changes), None)
+    if tried is None:
+        return ""
+    named = {name: value for name, value in tried.items() if value or name == "num_workers"}
+    return f"Or try {as_typed(named)}."
 
 
 def _where_to_read(finding: Finding) -> str:
@@ -75,15 +97,19 @@ def _where_to_read(finding: Finding) -> str:
     return f"See {', and '.join(finding.places)}." if finding.places else ""
 
 
-def _expectation(finding: Finding) -> str:
-    """Return what the first remedy should bring, as far as that is known."""
+def _expectation(finding: Finding, evidence: Evidence | None) -> str:
+    """Return what the first remedy should bring a bench's pipeline, or a user's loop at most."""
     if not finding.lost_share:
         return ""
     if finding.expected:
         value, low, high = finding.expected
         return f"Expect {value:.1f}x the throughput ({low:.1f}x to {high:.1f}x)."
-    if finding.at_most:
+    if finding.at_most and _of_bench(evidence):
         return f"Expect {finding.at_most:.1f}x the throughput at most."
+    if finding.at_most:
+        is_measured = evidence is not None and finding.at_most == evidence.headroom
+        how = "With ready batches this loop would do" if is_measured else "At most"
+        return f"{how} {finding.at_most:.1f} times as many steps."
     remedy = finding.remedies[0]
     can_be_tuned = finding.name == "input" and remedy.changes
     how = "`labkit tune`" if can_be_tuned else "a run before and after"

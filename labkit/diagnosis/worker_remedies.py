@@ -3,96 +3,40 @@
 from __future__ import annotations
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.loader_simulation import OVERSUBSCRIBED
-from labkit.diagnosis.loader_words import SET_THREADS, epochs_unseen, remade_said
-from labkit.diagnosis.prediction import MODEL_ERROR
-from labkit.diagnosis.recommendation import threads_beside
+from labkit.diagnosis.loader_words import epochs_unseen, remade_said
 from labkit.diagnosis.remedies import LESS_WAITING, Fit, Remedy
 
 HUGGING_FACE = {"IterableDataset", "Dataset"}  # classes of its `datasets`
-ERROR = MODEL_ERROR["input"]  # of these gains: 1.62x and 1.65x expected, 1.60x and 1.68x came
-
-
-def restarts_saved(evidence: Evidence) -> Estimate | None:
-    """Return the gain where no later pass waits for workers that start."""
-    restart = evidence.loop.restart if evidence.loop else 0.0
-    if not restart:
-        return None
-    most = 1 / (1 - min(restart, 0.9))
-    return Estimate(most, (1 + most) / 2, most)
-
-
-def threads_kept(evidence: Evidence) -> int | None:
-    """Return the threads to leave to a model on the CPU where busy workers have its cores."""
-    workers = evidence.workers
-    threads = evidence.threads or 1
-    alone_us = evidence.quick_compute_us
-    if workers is None or evidence.code is None or not alone_us or evidence.kind != "cpu":
-        return None
-    if (evidence.compute_us or 0.0) < limits.HELD_BACK * alone_us:
-        return None
-    wanted = workers.workers * min(1.0, workers.cpu_share + (workers.in_line_share or 0.0))
-    kept = threads_beside(wanted, threads, evidence.use.cores)
-    return kept if kept < threads else None
 
 
 def fewer_threads(evidence: Evidence) -> Fit | None:
-    """Fit a model on the CPU whose threads wait for cores that busy workers have."""
-    kept = threads_kept(evidence)
-    return None if kept is None else Fit(words={"threads": kept, "now": evidence.threads})
+    """Fit a model on the CPU whose threads wait for cores that busy workers have.
 
-
-def cores_allow(evidence: Evidence, threads: int | None = None) -> float | None:
-    """Return the gain where items and undisturbed steps fill all cores; None where not known.
-
-    A step that computes with fewer `threads` than now takes longer in proportion. What other
-    programs take no worker has.
+    A parallel operator ends with its last thread. Where a worker has the core of one, the others
+    spin until the scheduler gives it back, once for each operator. A step that no fewer threads
+    would make shorter than it is now, with its wait, keeps them.
     """
     workers = evidence.workers
-    use = evidence.use
-    if workers is None or workers.item_cpu_ms is None or not use.cores:
+    threads = evidence.threads or 1
+    alone_us = evidence.quick_compute_us
+    cores = evidence.use.cores
+    if workers is None or evidence.code is None or not alone_us or evidence.kind != "cpu":
         return None
-    if not evidence.wait_share or not evidence.wait_us:
+    compute_us = evidence.compute_us or 0.0
+    if compute_us < limits.HELD_BACK * alone_us or not cores:
         return None
-    size = evidence.knobs.get("batch_size") or 1
-    alone_ms = (evidence.quick_compute_us or 0.0) / 1e3 * (evidence.threads or 1)
-    batch_ms = workers.item_cpu_ms * float(size) + alone_ms
-    cores = max(1.0, use.cores * (1 - use.others_share)) if use.is_shared else use.cores
-    least_ms = max(batch_ms / cores, alone_ms / threads if threads else 0.0)
-    return evidence.wait_us / evidence.wait_share / 1e3 / least_ms
-
-
-def cores_returned(evidence: Evidence) -> Estimate | None:
-    """Return the gain where the model leaves the workers the cores that they wait for."""
-    kept = threads_kept(evidence)
-    most = cores_allow(evidence, kept) if kept else None
-    if most is None:
+    wanted = workers.workers * min(1.0, workers.cpu_share + (workers.in_line_share or 0.0))
+    kept = max(1, min(threads, round(cores - wanted)))
+    if kept == threads or alone_us * threads / kept > compute_us + (evidence.wait_us or 0.0):
         return None
-    gain = OVERSUBSCRIBED * most
-    return Estimate(gain, gain / (1 + ERROR), gain * (1 + ERROR))
+    return Fit(words={"threads": kept, "now": threads})
 
 
 def workers_rest(evidence: Evidence) -> bool:
     """Fit workers that rest after a late batch: others make as many batches in any order."""
     idle = evidence.workers.idle_share if evidence.workers else None
     return idle is None or idle >= limits.REST_BEHIND
-
-
-def nobody_waits_in_order(evidence: Evidence) -> Estimate | None:
-    """Return the gain where workers that rest after a late batch go on.
-
-    Less than the time in which a later batch was ready is saved, and no more than the workers make
-    when none of them rests, or than the cores allow.
-    """
-    workers = evidence.workers
-    if workers is None or workers.late_share is None or workers.idle_share is None:
-        return None
-    most = 1 / max(1 - evidence.wait_share * workers.late_share, 0.1)
-    most = min(most, cores_allow(evidence) or most)
-    value = min(most, 1 / max(1 - workers.idle_share, 0.1))
-    return Estimate(value, (1 + value) / 2, min(most, value * (1 + ERROR)))
 
 
 def own_init(evidence: Evidence) -> bool:
@@ -137,7 +81,6 @@ PERSISTENT = Remedy(
     "epochs",
     started_anew,
     cost="the workers' memory between epochs",
-    expects=restarts_saved,
 )
 LONGER_PASSES = Remedy(
     "longer_passes",
@@ -162,8 +105,7 @@ FEWER_THREADS = Remedy(
     "workers: each operator waits for the last of its threads, and workers have the cores.",
     "workers",
     fewer_threads,
-    code=SET_THREADS,
-    expects=cores_returned,
+    code="torch.set_num_threads($threads)  # the other cores are for the workers\n",
     check=LESS_WAITING,
 )
 ONE_THREAD = Remedy(
@@ -187,13 +129,6 @@ ONE_THREAD_EVERYWHERE = Remedy(
     '    os.environ[f"{library}_NUM_THREADS"] = "1"\n',
     cost="a model on the CPU has one thread, too, until torch.set_num_threads",
     check="CPU time over wall time near 1 in each worker",
-)
-MORE_WORKERS = Remedy(
-    "more_workers",
-    "Try more workers, up to the number of cores: `labkit tune` finds how many.",
-    "workers",
-    lambda evidence: evidence.advised is None,  # else that number is predicted
-    check=LESS_WAITING,
 )
 LARGER_READS = Remedy(
     "larger_reads",
@@ -250,7 +185,6 @@ OUT_OF_ORDER = Remedy(
     workers_rest,
     arguments={"in_order": "False"},
     cost="batches in an order that is not reproducible",
-    expects=nobody_waits_in_order,
     check=LESS_WAITING,
 )
 SLOW_ITEMS_OFFLINE = Remedy(

@@ -126,7 +126,7 @@ def slow_items(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
 
 
 def uneven_shards(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
-    """One worker has most of the work: its share bounds the gain, and so do the cores.
+    """One worker has most of the work: its share bounds the gain.
 
     Cause "uneven_shards", where the busiest worked for UNEVEN times the mean.
     """
@@ -141,7 +141,7 @@ def uneven_shards(evidence: Evidence, workers: WorkerEvidence) -> Finding | None
             Measured("the mean", uneven, "times", words.TIMED, "the busiest worker's work is"),
         ),
         remedies=(cures.DEAL_FILES_OUT, cures.RESHARD),
-        at_most=max(1.0, min(uneven, fed, cures.cores_allow(evidence) or uneven)),
+        at_most=min(uneven, fed),
     )
 
 
@@ -222,10 +222,10 @@ def too_few_workers(evidence: Evidence, workers: WorkerEvidence) -> Finding | No
     in stalls, and no simulation advises against more.
     """
     advised = evidence.advised
-    more = advised is None or advised.num_workers > workers.workers
+    more = advised is None or advised > workers.workers
     if _computing(evidence, workers) < limits.COMPUTES or evidence.stalls or not more:
         return None
-    remedies = (feeding.WHOLE_TENSORS, feeding.WORKERS, cures.MORE_WORKERS)
+    remedies = (feeding.WHOLE_TENSORS, feeding.WORKERS, feeding.CHEAPER_ITEMS)
     measured = (words.cpu(workers), words.on_cores(evidence, workers))
     return late_batches("too_few_workers", *measured, remedies=remedies)
 

@@ -15,7 +15,6 @@ from labkit.spec import Pipeline
 from labkit.tuning.settings import LoaderSetting
 
 TIE = 0.015  # throughputs closer than this are the same: repeats of one run differ by more
-NOISE = 0.08  # by which repeats differ on two busy cores (median of 60 x 10 runs: 7 %)
 OWN_DATA = Pipeline(io_ms=0)  # stands for the user's own data, of which no wait is known
 
 
@@ -96,16 +95,6 @@ class Trial:
             return "ready batches"
         named = {name: value for name, value in self.changes.items() if value is not None}
         return as_typed(named) or "start"
-
-    @property
-    def came_as_predicted(self) -> bool:
-        """Whether it came out in its predicted range, give or take the noise of a run.
-
-        True where nothing was predicted.
-        """
-        if self.expected is None or not self.rates:
-            return True
-        return (1 - NOISE) * self.expected.low <= self.speed <= (1 + NOISE) * self.expected.high
 
     def to_dict(self) -> dict[str, object]:
         """Return the trial as JSON types."""

@@ -13,6 +13,7 @@ from labkit.view.display import Display, StaticFigure
 from labkit.watching.recorder import Recorder
 from labkit.watching.tally import Tally
 
+TO_TRY = "to try settings on it: lk.tune(loader, step=...)"
 LEAST_SHARE = 0.01  # of the time: a line of a cell with less is not marked
 
 
@@ -44,15 +45,16 @@ def verdict_so_far(tally: Tally) -> str:
 def leave(display: Display, run: Run) -> None:
     """Leave the run and its diagnosis; in a notebook its figure, where the line was."""
     found = None if run.throughput is None else run.diagnose()
+    tip = [TO_TRY] if found and found.bottleneck == "input" else []
     if display.handle is None:
         texts = [repr(run)]
         if found:
             notes = [note for note in found.notes if note not in str(found)]
             texts += [str(found), *notes]
             texts += [str(run.lines)] if len(run.lines) else []
-        display.final("\n".join(texts))
+        display.final("\n".join(texts + tip))
         return
-    display.final(repr(run), StaticFigure.of(run) if found else None)
+    display.final("\n".join([repr(run), *tip]), StaticFigure.of(run) if found else None)
     if found:
         from IPython.display import HTML
         from IPython.display import display as show

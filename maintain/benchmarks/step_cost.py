@@ -22,7 +22,6 @@ os.environ.setdefault("LABKIT_HOME", tempfile.mkdtemp(prefix="labkit-step-cost-"
 
 import numpy as np
 import torch
-from held_out import Items
 from paired import added, by_lot, in_turn
 
 from labkit.bench import loader_hook, loop, timeline
@@ -98,14 +97,21 @@ def show(what: str, ways: list, times: int, parts: int = 1) -> None:
     print(f"{what}: {cost:.2f} µs +-{off:.2f} (95 %), {share:.2%} of {plain.mean():.0f}")
 
 
-def fetchers(folder: Path) -> list:
-    """Return what makes a batch of a loader, plain and timed as in a worker.
+class Items:
+    """Items that cost about as much as a small image does once it is decoded."""
 
-    The items cost about as much as a small image does once it is decoded.
-    """
+    def __len__(self):
+        return ITEMS
+
+    def __getitem__(self, index):
+        return torch.randn(3, 64, 64), index
+
+
+def fetchers(folder: Path) -> list:
+    """Return what makes a batch of a loader, plain and timed as in a worker."""
     (folder / FLAG).touch()
     work = LoaderWork(EventLog(folder), -1, 1, folder / FLAG)
-    dataset = Items(lambda index: (torch.randn(3, 64, 64), index))
+    dataset = Items()
     make = torch.utils.data._DatasetKind.create_fetcher
     collate = torch.utils.data.default_collate
     plain, more = (make(0, dataset, True, collate, False) for _ in range(2))
