@@ -202,7 +202,6 @@ def tune(options: argparse.Namespace) -> Outcome:
         say("\nlabkit: interrupted; this is what was done by then")
         found, code = stopped.found, 130
     if options.html:
-        from labkit.results import saving
         from labkit.view import report
 
         saving.save_text(options.html, report.page_of(found), options.force)
