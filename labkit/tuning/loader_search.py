@@ -23,6 +23,7 @@ from labkit.tuning.trial_bench import Bench
 
 PREFETCH_FACTORS = (4, 8)  # instead of PyTorch's 2; with 1, each worker would wait between batches
 WORTH = 0.03  # a doubling of the workers that gains less is the last
+ALWAYS = 4  # workers are tried in any case: two may lose where four gain
 CLOSE = 0.05  # up to here, one run does not show a gain
 RUNS_EACH = 3  # of the start and of the best where they are that close
 
@@ -33,9 +34,9 @@ Refuse = Callable[[LoaderSetting, Sequence[Trial]], "str | None"]
 class LoaderSearch(Search[Tuning]):
     """A search for the cheapest loader that is as fast as the fastest.
 
-    What is predicted to be best is measured first; then no workers, and two, doubled as long as
-    that gains; then what lies beside the best. A prediction takes the place of no measurement. A
-    gain so small that it may be noise is measured again.
+    What is predicted to be best is measured first; then none, two and four workers, doubled as
+    long as that gains; then what lies beside the best. A prediction takes the place of no
+    measurement. A gain so small that it may be noise is measured again.
     """
 
     def __init__(
@@ -91,26 +92,28 @@ class LoaderSearch(Search[Tuning]):
             yield from self.may_run(setting, f"the best so far with pin_memory={pin_memory}")
 
     def worker_counts(self) -> Iterator[Trial]:
-        """Yield the number that is predicted best, none, and 2 workers, doubled while that pays."""
+        """Yield the number that is predicted best, none, 2 and 4, doubled as long as that pays."""
         start = self.found.tried[0].setting
         hoped = self._predicted_best()
         if hoped is not None:
             yield from self.may_run(hoped, "predicted to be the fastest")
         yield from self.may_run(with_workers(start, 0), "no workers: what they cost is seen")
         count = 2
-        while count <= self.counts[-1]:
-            before = self.best.speed
+        while count <= self.counts[-1] and (count <= ALWAYS or self.gained(count // 2)):
             yield from self.may_run(with_workers(start, count), "workers doubled while it pays")
-            measured = [
-                each.speed for each in self.found.tried if each.setting.num_workers == count
-            ]
-            if measured and max(measured) < (1 + WORTH) * before and count >= self._most():
-                return
             count *= 2
 
-    def _most(self) -> int:
-        """Return the most workers that a trial with a rate has had."""
-        return max(trial.setting.num_workers for trial in self.found.tried if trial.rates)
+    def gained(self, count: int) -> bool:
+        """Return whether so many workers beat every trial with fewer."""
+        own = fewer = 0.0
+        for trial in self.found.tried:
+            if trial.is_bound or not trial.rates:
+                continue
+            if trial.setting.num_workers == count:
+                own = max(own, trial.speed)
+            elif trial.setting.num_workers < count:
+                fewer = max(fewer, trial.speed)
+        return own >= (1 + WORTH) * fewer
 
     def neighbours(self) -> Iterator[Trial]:
         """Yield the next larger and the next smaller number of workers, until neither is better."""
