@@ -46,9 +46,7 @@ def launch(order: RanksOrder, folder: Path, log: EventLog) -> int | None:
     hold_devices(order, log)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does; the bench sets its own
     log.stage("starting the ranks")
-    found = order["rendezvous"]  # how several machines find each other
-    how = [f"--{name.replace('_', '-')}={value}" for name, value in found.items()]
-    options = [f"--nproc-per-node={order['ranks']}", "--max-restarts=0", *(how or ["--standalone"])]
+    options = [f"--nproc-per-node={order['ranks']}", "--max-restarts=0", "--standalone"]
     rank = ["-m", "labkit.bench.rank", str(folder), str(os.getpid())]
     try:
         torchrun.run(torchrun.parse_args(options + rank))
@@ -83,7 +81,7 @@ def name_the_failed(failures: dict[int, ProcessFailure], folder: Path, log: Even
         if failed.exitcode < 0 and failed.exitcode != -signal.SIGTERM:
             killed.append(rank)
         with contextlib.suppress(OSError, StopIteration):
-            error = next(events_named("error", folder / f"rank{failed.local_rank}" / FILE_NAME))
+            error = next(events_named("error", folder / f"rank{rank}" / FILE_NAME))
             lost = any(text in error["message"] for text in LOST_PEER)
             raised.append((lost, error["t_ns"], rank, error))
     if raised and not killed:
