@@ -64,10 +64,15 @@ def describe(device: torch.device, rank: int, folder: Path, log: EventLog) -> No
     """Write what a rank runs on."""
     facts = machine.describe(device)
     log.write("machine", **facts)
-    if device.type == "cuda":
-        telemetry_beside(folder / f"rank{rank}")  # of its own card, into its own log
+    watch_card(device, folder, rank)
     if rank == 0:  # for the run as a whole; its telemetry is of no single card
         EventLog(folder).write("machine", **facts | {"uuid": None})
+
+
+def watch_card(device: torch.device, folder: Path, rank: int) -> None:
+    """Sample a rank's own card beside it, into its own log; the process ends with the rank."""
+    if device.type == "cuda":
+        telemetry_beside(folder / f"rank{rank}")
 
 
 def same_model(rank: int, resolve: Callable[..., Resolved]) -> Resolved:
