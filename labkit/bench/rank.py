@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import distributed as dist
 
-from labkit.bench import data, flops, lifetime, machine, resources
+from labkit.bench import data, devices, flops, lifetime, machine, resources
 from labkit.bench.carry_out import begun, built
 from labkit.bench.gradient_exchange import DistributedTrainer, rank_timeline
 from labkit.bench.loop import train
@@ -27,6 +27,7 @@ from labkit.bench.shared_end import SharedEnd
 from labkit.bench.telemetry_process import telemetry_beside
 from labkit.knobs import Settings
 from labkit.orders import RanksOrder
+from labkit.process.device_lock import hold
 from labkit.process.events import EventLog
 from labkit.spec import Job
 
@@ -45,6 +46,9 @@ def run(order: RanksOrder, folder: Path, log: EventLog) -> None:
     resources.keep_freed_memory()
     device, not_the_gpu = take_device(pipeline["device"], ranks, rank)
     describe(device, rank, folder, log)
+    if device.type == "cuda" or rank == 0:  # ranks on the CPU share it
+        name = devices.card_uuid(device) if device.type == "cuda" else device.type
+        hold(Path(order["cache"]), name, order["run"], EventLog(folder).waiting)
     log.stage("waiting for the other ranks")
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     job, not_applied = same_model(rank, lambda **sizes: resolve_config(pipeline | sizes, device))
