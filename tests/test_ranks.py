@@ -76,6 +76,20 @@ def test_what_holds_the_ranks_back_is_named_and_which_of_them(tmp_path, case, bo
         assert f"rank {rank}" in found.evidence and f"on rank {rank}" in found.headline
 
 
+def test_ranks_that_never_began_get_no_verdict(tmp_path):
+    none = load(tmp_path, [head("none", ranks=2), {"event": "machine", **CPU}, *END])
+    assert none.diagnose().bottleneck == "unsure" and not len(none)
+
+
+def test_a_late_rank_is_told_though_another_is_late_now_and_then(tmp_path):
+    """One rank saves a checkpoint in every eighth step: it costs what it costs on average."""
+    saves = {True: (1, 200, 5, 5), False: (1, 0, 5, 5)}
+    waits = {True: (1, 0, 5, 205), False: (3, 0, 5, 3)}
+    ranks = [lambda i, each=each: each[i % 8 == 0] for each in (saves, waits)]
+    found = judged(tmp_path, ranks).verdict
+    assert (found.bottleneck, found.rank) == ("straggler", 0), repr(found)
+
+
 def test_a_record_has_its_times_says_that_it_is_one_and_a_hostile_one_is_refused(tmp_path):
     ranks = record(tmp_path, ((2, 0), (10, 0)), 3)
     expected = {"wait": [2, 10], "others": [8, 0], "transfer": [3, 3], "compute": [11, 11]}

@@ -109,9 +109,11 @@ def _one_is_late(times: RankTimes) -> Finding | None:
     if lost < limits.WORTH_NAMING["straggler"]:
         return None
     if wait_ms - waits_ms < (own_ms - rest_ms) / 2:
-        slow = _slow_rank(rank)
+        advice = f"Look at what else runs where rank {rank} does, its clock and its batches' sizes."
+        slow = Remedy("look_at_the_slow_rank", advice, "ranks")
         return Finding("straggler", "one_rank_is_slower", lost, measured, (slow,), rank=rank)
-    feed = _feed_rank(rank)
+    advice = f"Feed rank {rank}: its disk, its share of the files, its num_workers."
+    feed = Remedy("feed_rank", advice, "workers")
     return Finding("input", "one_rank_is_short_of_data", lost, measured, (feed,), rank=rank)
 
 
@@ -142,31 +144,6 @@ def _exchange(times: RankTimes) -> Finding:
     return Finding("communication", "the_exchange_is_not_hidden", lost, measured, (EXCHANGE_LESS,))
 
 
-def _feed_rank(rank: int) -> Remedy:
-    return Remedy(
-        "feed_rank",
-        f"Feed rank {rank}: its disk, its share of the files, its num_workers.",
-        "workers",
-    )
-
-
-def _slow_rank(rank: int) -> Remedy:
-    return Remedy(
-        "look_at_the_slow_rank",
-        f"Look at what else runs where rank {rank} does, its clock and its batches' sizes.",
-        "ranks",
-    )
-
-
-def _on_one_rank(rank: int) -> Remedy:
-    return Remedy(
-        "on_one_rank",
-        f"Take that out of rank {rank}'s step, or do it less often: all ranks wait for what one "
-        "does alone.",
-        "lines",
-    )
-
-
 # -- why -------------------------------------------------------------------------------------------
 
 
@@ -175,7 +152,11 @@ def _told(found: Finding, runs: Mapping[int, Run], blamed: int, own: Diagnosis) 
     found = replace(found, at_most=bound(found.lost_share))
     longer = _longer_line(runs, blamed) if found.name == "straggler" else None
     if longer is not None:
-        remedies = (_on_one_rank(blamed), *found.remedies)
+        advice = (
+            f"Take that out of rank {blamed}'s step, or do it less often: all ranks wait for what "
+            "one does alone."
+        )
+        remedies = (Remedy("on_one_rank", advice, "lines"), *found.remedies)
         found = replace(found, measured=(*found.measured, longer), remedies=remedies)
     cause = next((each for each in own.findings if each.name == found.name == "input"), None)
     if cause is None or (found.rank is not None and not cause.lines):

@@ -225,7 +225,8 @@ class Ranks(EventLogResult):
         """Name what holds the ranks back, and which of them does."""
         from labkit.diagnosis.rank_verdict import of_ranks
 
-        return of_ranks({run.rank: run for run in self}, self.times).verdict
+        runs = {run.rank: run for run in self} or {0: RankRun(self, 0)}
+        return of_ranks(runs, self.times).verdict
 
     # As figure, text and JSON
 
