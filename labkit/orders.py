@@ -41,7 +41,6 @@ class RanksAsked(Asked):
     ranks: int
     no_sync: bool
     starve: dict[str, Settings]  # {rank: its own values of knobs}
-    rendezvous: dict[str, str | int]  # torchrun's options for several machines
 
 
 class ScriptAsked(Asked):

@@ -219,16 +219,6 @@ def automatic(knobs: Settings, gpu: bool = False, cores: int = 0) -> Settings:
 
 
 STARVING = knobs_with("starves")
-RENDEZVOUS = {  # torchrun's options for several machines, passed through to it
-    "nnodes": "how many machines",
-    "node_rank": "which of them this one is, from 0",
-    "rdzv_backend": "c10d (the usual), static, etcd-v2",
-    "rdzv_endpoint": "HOST:PORT at which they meet, the same on all",
-    "rdzv_id": "the job's name, the same on all",
-    "master_addr": "with static: the first machine",
-    "master_port": "with static: a free port there",
-    "local_addr": "the address by which the others reach this one",
-}
 
 
 @declares_knobs
@@ -243,7 +233,6 @@ class Distributed(Spec):
     ranks: int = knob(2, "processes, a device each", low=1, high=64, reach=4)
     no_sync: bool = knob(False, "exchange gradients only for the last micro-batch of an update")
     starve: Mapping[int, Settings] = field(default_factory=dict)  # {rank: {knob: value}}
-    rendezvous: Mapping[str, str | int] = field(default_factory=dict)  # of several machines
 
     def __post_init__(self) -> None:
         if not isinstance(self.pipeline, Pipeline):
@@ -254,7 +243,6 @@ class Distributed(Spec):
                 f"device={self.pipeline.device!r}: ranks have a device each; use 'auto', 'cpu' or "
                 "'cuda' (CUDA_VISIBLE_DEVICES chooses the cards)."
             )
-        self._check_rendezvous()
         self._check_starve()
         if sys.platform == "win32":
             raise RuntimeError(
@@ -262,19 +250,9 @@ class Distributed(Spec):
                 "start on Windows as installed. Use WSL, or lk.run for one process."
             )
 
-    def _check_rendezvous(self) -> None:
-        check_names(self.rendezvous, RENDEZVOUS, "torchrun rendezvous option")
-        for name, value in self.rendezvous.items():
-            is_whole = name in ("nnodes", "node_rank", "master_port")
-            if not re.fullmatch(r"\d+" if is_whole else r"\S+", str(value)):
-                use = "use a whole number" if is_whole else RENDEZVOUS[name]
-                raise ValueError(f"{name}={value!r} is not allowed: {use}.")
-
     def _check_starve(self) -> None:
-        several_machines = int(self.rendezvous.get("nnodes", 1)) > 1
         for rank, knobs in self.starve.items():
-            is_rank = isinstance(rank, int) and rank >= 0
-            if not is_rank or (rank >= self.ranks and not several_machines):
+            if rank not in range(self.ranks):
                 raise ValueError(f"starve={{{rank!r}: ...}}: use ranks 0 to {self.ranks - 1}.")
             check_names(knobs, STARVING, "knob of the loader's speed in starve:")
             self.pipeline.but(**knobs)  # checks the values
@@ -286,5 +264,4 @@ class Distributed(Spec):
             "ranks": self.ranks,
             "no_sync": self.no_sync,
             "starve": {str(rank): dict(knobs) for rank, knobs in self.starve.items()},
-            "rendezvous": dict(self.rendezvous),
         }

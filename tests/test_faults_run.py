@@ -29,7 +29,7 @@ from planted import (
 from labkit import load
 from labkit.process import family, leftovers
 from labkit.process.events import now_ns
-from labkit.process.step_ring import line_of_step
+from labkit.process.step_ring import FinishedStep
 from labkit.results.launch import launch
 
 pytestmark = [
@@ -144,7 +144,7 @@ def test_no_helper_of_an_empty_environment_outlives_a_supervisor_that_is_killed(
 
 
 def test_a_loss_that_is_no_number_is_null_in_the_log():
-    assert '"loss":null' in line_of_step(0, (1, 2, 3, 4), 16, float("nan"))
+    assert '"loss":null' in FinishedStep(0, (1, 2, 3, 4), 16, float("nan")).line()
 
 
 KERNEL = f"""

@@ -16,7 +16,6 @@ from played_gpu import log as logged
 import labkit as lk
 from labkit import course
 from labkit.bench import (
-    compiling,
     gpu_meter,
     handoff,
     measure,
@@ -289,13 +288,6 @@ def test_a_step_that_is_captured_into_a_graph_is_left_alone(monkeypatch):
     steps.recorded = iter(["not asked for"])
     steps(Mock(), (), {})
     assert list(steps.recorded) == ["not asked for"] and not steps.seen
-
-
-def test_the_triton_that_is_named_on_windows_is_one_that_pip_finds(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
-    monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda _: None)
-    monkeypatch.setattr(compiling.sys, "platform", "win32")
-    assert compiling.compile_lacks(torch.device("cuda")).endswith("pip install triton-windows")
 
 
 def test_an_engine_that_cudnn_lacks_is_no_lack_of_memory_on_an_empty_card(monkeypatch):

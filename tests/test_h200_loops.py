@@ -200,14 +200,12 @@ def test_a_model_in_part_on_a_card_is_on_the_card():
 
 @pytest.fixture
 def card(monkeypatch):
-    """A card that a driver for CUDA 13 tells of, and nothing hides."""
+    """A card that a driver tells of, and nothing hides."""
     driver = SimpleNamespace(
         nvmlInit=lambda: None,
         nvmlDeviceGetHandleByIndex=int,
         nvmlDeviceGetHandleByUUID=str,
         nvmlDeviceGetName=lambda handle: "a card",
-        nvmlDeviceGetCudaComputeCapability=lambda handle: [9, 0],
-        nvmlSystemGetCudaDriverVersion=lambda: 13000,
     )
     monkeypatch.setattr(spare_card, "pynvml", driver)
     monkeypatch.setattr(spare_card.platform, "system", lambda: "Linux")
@@ -215,21 +213,8 @@ def card(monkeypatch):
     return driver
 
 
-@pytest.mark.parametrize(
-    "cuda, capability, found",
-    [
-        ("13.0", [9, 0], True),
-        ("14.0", [9, 0], False),  # its driver is too old for this torch
-        ("13.0", [7, 0], False),  # no kernels for Volta
-        ("12.8", [7, 0], True),
-        ("12.8", [6, 1], False),
-        ("12.6", [6, 1], True),
-        ("12.6", [12, 0], False),
-        ("12.8", [12, 0], True),
-    ],
-)
-def test_a_spare_card_is_one_that_this_torch_can_use(cuda, capability, found, card):
-    card.nvmlDeviceGetCudaComputeCapability = lambda handle: capability
+@pytest.mark.parametrize("cuda, found", [("13.0", True), (None, False)])
+def test_a_torch_without_cuda_has_no_spare_card(cuda, found, card):
     assert spare_card.spare_card(cuda) == ("a card" if found else None)
 
 

@@ -16,14 +16,11 @@ from labkit import quotas, spec
 from labkit.bench import (
     compiling,
     devices,
-    formats,
-    gpu_meter,
     resources,
     timeline,
     unusable_cards,
 )
 from labkit.bench import machine as bench_machine
-from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.datasheets import card
 from labkit.process.events import EventLog
@@ -33,7 +30,6 @@ from labkit.watching import device_in_use
 
 NONE = "No CUDA GPUs are available"
 FACTS = {"device": "cpu", "kind": "cpu", "name": "Some CPU", "cpu_cores": 2, "threads": 1}
-INSTALL = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"
 
 
 def answer(monkeypatch, module, answers):
@@ -50,36 +46,31 @@ def give(monkeypatch, name, **more):
 
 
 @pytest.mark.parametrize(
-    "runs, built, says, visible, why, remedy",
+    "says, visible, why",
     [
-        (11040, "12.6", "too old", None, "driver is too old", f"525 or newer, then {INSTALL}cu126"),
-        (14000, None, "", None, "built without CUDA", f"{INSTALL}cu130"),
-        (12080, "12.6", NONE, "7", "CUDA_VISIBLE_DEVICES='7' hides it", "unset"),
-        (12080, "12.6", "Found no driver.\nSee", "0", "Found no driver", "compute,utility"),
+        ("The NVIDIA driver on your system is too old.\nUpdate", None, "driver on your system is"),
+        ("Torch not compiled with CUDA enabled", None, "Torch not compiled with CUDA enabled"),
+        (NONE, "7", "CUDA_VISIBLE_DEVICES='7' hides it"),
     ],
 )
-def test_a_card_that_torch_cannot_use_is_named_with_the_reason_and_the_remedy(
-    runs, built, says, visible, why, remedy, monkeypatch
+def test_a_card_that_torch_cannot_use_is_named_with_torchs_reason_and_a_remedy(
+    says, visible, why, monkeypatch
 ):
     known = {
         "nvmlInit": None,
         "nvmlDeviceGetHandleByIndex": 1,
         "nvmlDeviceGetName": "NVIDIA T4",
         "nvmlSystemGetDriverVersion": "470.82.01",
-        "nvmlSystemGetCudaDriverVersion": runs,
-        "nvmlDeviceGetCudaComputeCapability": (7, 5),
     }
     answer(monkeypatch, pynvml, known)
     answer(monkeypatch, torch.cuda, {"is_available": False})
     monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=RuntimeError(says)))
-    monkeypatch.setattr(torch.version, "cuda", built)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     text = str(unusable_cards.unused_gpu())
     assert text.startswith("NVIDIA T4 cannot be used: ") and "\n" not in text
-    assert why in text and remedy in text.partition("Remedy: ")[2]
-    assert f"driver 470.82.01 runs CUDA up to {runs // 1000}.{runs % 1000 // 10}" in text
+    assert why in text and "driver 470.82.01" in text and "pytorch.org" in text
     with pytest.raises(RuntimeError, match="device='cuda': NVIDIA T4 cannot be used.*Remedy: "):
         devices.find_device("cuda")
 
@@ -92,7 +83,7 @@ CU126 = ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"]
 def torch_built_for(monkeypatch):
     """A torch that sees cards of these compute capabilities, and has kernels for `built`."""
 
-    def set_up(built, *capabilities, runs=13000):
+    def set_up(built, *capabilities):
         answers = {
             "is_available": True,
             "device_count": len(capabilities),
@@ -104,34 +95,31 @@ def torch_built_for(monkeypatch):
             torch.cuda, "get_device_capability", lambda i: capabilities[getattr(i, "index", i)]
         )
         answer(monkeypatch, torch.accelerator, {"current_accelerator": torch.device("cuda")})
-        answer(monkeypatch, pynvml, {"nvmlInit": None, "nvmlSystemGetCudaDriverVersion": runs})
+        answer(monkeypatch, pynvml, {"nvmlInit": None})
 
     return set_up
 
 
 @pytest.mark.parametrize(
-    "built, card, runs, wheel",
+    "built, card, runs",
     [
-        (CU130, (7, 0), 13000, "cu126"),  # V100
-        (CU126, (12, 0), 12080, "cu128"),  # RTX 50xx
-        (CU126, (10, 0), 13000, "cu130"),  # B200
-        (CU130, (8, 9), 13000, None),  # it runs kernels of 8.6
-        (["sm_80", "compute_80"], (12, 0), 13000, None),
-        (["gfx90a"], (9, 0), 13000, None),
+        (CU130, (7, 0), False),  # V100
+        (CU126, (12, 0), False),  # RTX 50xx
+        (CU130, (8, 9), True),  # it runs kernels of 8.6
+        (["sm_80", "compute_80"], (12, 0), True),
+        ([], (9, 0), True),  # a build that does not tell
     ],
 )
-def test_a_card_without_kernels_in_this_torch_is_not_used_and_its_wheel_is_named(
-    built, card, runs, wheel, torch_built_for
-):
-    torch_built_for(built, card, runs=runs)
+def test_a_card_without_kernels_in_this_torch_is_not_used(built, card, runs, torch_built_for):
+    torch_built_for(built, card)
     found = devices.find_device("auto").type
     why = unusable_cards.unused_gpu()
-    if wheel is None:
+    if runs:
         assert found == "cuda" and why is None
         return
     assert found == "cpu"
     assert str(why).startswith("NVIDIA Card cannot be used: ")
-    assert str(why).endswith(INSTALL + wheel)
+    assert "pytorch.org/get-started" in str(why)
     with pytest.raises(RuntimeError, match=f"no kernels for its compute capability {card[0]}"):
         devices.find_device("cuda:0")
     line = Machine.from_dict(FACTS | {"unused_gpu": why}).line
@@ -185,25 +173,14 @@ def test_a_loop_watched_on_an_accelerator_that_the_kit_does_not_know_is_not_call
     assert (facts["name"] == "Arc (XPU)") == (kind == "gpu")
 
 
-def test_an_amd_cards_numbers_are_not_read_as_nvidias(torch_built_for, monkeypatch):
+def test_an_amd_card_is_named_and_not_measured_on(torch_built_for, monkeypatch):
     torch_built_for(["gfx90a"], (9, 4))
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    give(monkeypatch, "AMD Radeon")
-    card = torch.device("cuda", 0)
-    here = Machine.from_dict(bench_machine.describe(card))
-    assert here.compute_capability is None and here.versions["hip"] == "6.4"
-    assert "compute units" in str(here) and "SMs" not in str(here)
-    assert formats.lacks("tf32", card) and formats.lacks("bf16", card) is None
-    assert tensor_formats(here.name, "9.4") == ()
-
-
-def test_what_a_jetsons_driver_answers_is_not_asked(monkeypatch, tmp_path):
-    here = tmp_path / "nv_tegra_release"
-    here.write_text("# R36 (release), REVISION: 4.0")
-    monkeypatch.setattr(gpu_meter, "TEGRA", here)
-    monkeypatch.setattr(pynvml, "nvmlInit", Mock(side_effect=AssertionError("asked")))
-    with pytest.raises(RuntimeError, match="tegrastats"):
-        gpu_meter.GpuMeter("uuid", 1)
+    assert devices.find_device("auto").type == "cpu"
+    assert "NVIDIA Card (ROCm) cannot be used" in unusable_cards.unused_gpu()
+    here = Machine.from_dict(bench_machine.describe(torch.device("cuda", 0)))
+    assert here.kind == "gpu" and here.name == "NVIDIA Card (ROCm)"
+    assert here.compute_capability is None
 
 
 def test_nvml_is_asked_for_a_part_of_a_card_by_its_own_name(monkeypatch):
@@ -340,11 +317,11 @@ def test_a_mac_is_timed_by_waiting_since_to_read_its_events_waits_too(tmp_path, 
     assert waited.call_count == 2
 
 
-def test_windows_has_another_compiler_and_no_launcher_of_ranks(monkeypatch):
+def test_windows_has_no_launcher_of_ranks(monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
     answer(monkeypatch, shutil, {"which": None})
     here = Machine.from_dict(bench_machine.describe(torch.device("cpu")))
-    assert not here.compiles and here.compile_lacks.endswith("install Visual C++ (cl)")
+    assert not here.compiles and "needs a C++ compiler" in here.compile_lacks
     with pytest.raises(RuntimeError, match="need Linux or macOS.*Use WSL"):
         spec.Distributed(spec.Pipeline(), ranks=2)
 

@@ -16,7 +16,8 @@ from played_gpu import CPU, END, GPU, MS, load, written
 import labkit as lk
 from labkit.bench import devices
 from labkit.bench.rank_devices import device_kind
-from labkit.diagnosis import watched_ranks
+from labkit.diagnosis.rank_times import watched_times
+from labkit.diagnosis.rank_verdict import of_ranks
 from labkit.diagnosis.watched_script import judge_runs
 from labkit.results.launch import launch
 from labkit.results.run import Run
@@ -46,9 +47,8 @@ def record(folder, ranks=((1, 0), (1, 0)), transfer_ms=1, steps=40):
     lines = [whole, {"event": "machine", **CPU}]
     arrive = max(map(sum, ranks)) + 10  # ms of compute
     for rank, (wait, late) in enumerate(ranks):
-        place = {"rank": rank, "local_rank": rank, "world_size": len(ranks)}
         why = {"event": "job", "pipeline": {"device": "cpu"}, "not_applied": {"device": NO_CARD}}
-        own = [head("r", place=place), why, {"event": "begin", "warmup": 3}]
+        own = [head("r"), why, {"event": "begin", "warmup": 3}]
         for i in range(steps):
             zero = i * (arrive + transfer_ms + 1)
             done = zero + arrive + transfer_ms
@@ -74,6 +74,20 @@ def test_what_holds_the_ranks_back_is_named_and_which_of_them(tmp_path, case, bo
     assert (found.bottleneck, found.rank) == (bottleneck, rank)
     if rank is not None:
         assert f"rank {rank}" in found.evidence and f"on rank {rank}" in found.headline
+
+
+def test_ranks_that_never_began_get_no_verdict(tmp_path):
+    none = load(tmp_path, [head("none", ranks=2), {"event": "machine", **CPU}, *END])
+    assert none.diagnose().bottleneck == "unsure" and not len(none)
+
+
+def test_a_late_rank_is_told_though_another_is_late_now_and_then(tmp_path):
+    """One rank saves a checkpoint in every eighth step: it costs what it costs on average."""
+    saves = {True: (1, 200, 5, 5), False: (1, 0, 5, 5)}
+    waits = {True: (1, 0, 5, 205), False: (3, 0, 5, 3)}
+    ranks = [lambda i, each=each: each[i % 8 == 0] for each in (saves, waits)]
+    found = judged(tmp_path, ranks).verdict
+    assert (found.bottleneck, found.rank) == ("straggler", 0), repr(found)
 
 
 def test_a_record_has_its_times_says_that_it_is_one_and_a_hostile_one_is_refused(tmp_path):
@@ -154,7 +168,7 @@ def in_turn(first, second):
 
 def judged(folder, ranks, **on):
     runs = {n: watched_rank(folder, n, parts, **on) for n, parts in enumerate(ranks)}
-    return watched_ranks.of_watched_ranks(runs)
+    return of_ranks(runs, watched_times(runs))
 
 
 def test_of_zipped_loaders_that_of_the_loop_which_trains_and_waits_for_it_most_is_judged(tmp_path):
@@ -176,7 +190,12 @@ EARLY = (0, 0, 5, 30)
 @pytest.mark.parametrize(
     "ranks, bottleneck, rank, says",
     [
-        ((evenly(1, 0, 5, 34), evenly(30, 0, 5, 5)), "input", 1, "was ready last in 57 of 57"),
+        (
+            (evenly(1, 0, 5, 34), evenly(30, 0, 5, 5)),
+            "input",
+            1,
+            "rank 1 takes 35.0 ms of each step",
+        ),
         ((evenly(1, 20, 5, 5), evenly(1, 0, 5, 25)), "straggler", 0, "takes 20.0 ms longer"),
         ((in_turn(EARLY, LATE), in_turn(LATE, EARLY)), "input", None, "no rank is the late one"),
         ((evenly(1, 20, 5, 5), evenly(1, 20, 5, 5)), "host", None, "json.dumps()"),
@@ -212,7 +231,7 @@ def test_on_gpus_a_rank_that_reads_the_loss_late_is_a_straggler(tmp_path):
     ranks = [evenly(0, 20, 20, 60), evenly(0, 0, 20, 80)]
     found = judged(tmp_path, ranks, machine=GPU, places=places).verdict
     assert (found.bottleneck, found.rank) == ("straggler", 0), repr(found)
-    assert "copies to the device or reads from the device" in found.evidence
+    assert "rank 0 takes 20.0 ms of each step for its own part" in found.evidence
     assert "`json.dumps()` in metrics() (train.py:8) takes 20.0 ms longer" in found.evidence
 
 
@@ -221,7 +240,7 @@ def test_ranks_that_are_not_in_step_are_judged_alone(tmp_path):
         0: watched_rank(tmp_path, 0, evenly(1, 0, 9, 20)),
         1: watched_rank(tmp_path, 1, evenly(40, 0, 9, 20), apart_ms=400),
     }
-    found = watched_ranks.of_watched_ranks(runs)
+    found = of_ranks(runs, watched_times(runs))
     assert found.verdict.rank is None and "not in step" in found.verdict.notes[-1]
     assert found.own[1].bottleneck == "input"
 
@@ -259,7 +278,7 @@ def test_a_script_under_torchrun_is_told_which_rank_is_short_of_data_and_in_whic
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", path]
     done, found = watched(torchrun)
     assert (found["bottleneck"], found["rank"]) == ("input", 1), done.stderr
-    assert "rank 1's batch was ready last" in found["evidence"]
+    assert "rank 1 waits for data for" in found["evidence"]
     assert set(found["ranks"]) == {"0", "1"}
     assert "zlib.decompress()" in json.dumps(found["lines"])
 
@@ -268,7 +287,6 @@ def test_a_script_under_torchrun_is_told_which_rank_is_short_of_data_and_in_whic
     "bad, says",
     [
         ({"starve": {2: {"io_ms": 1}}}, "ranks 0 to 1"),
-        ({"rendezvous": {"rdzv_endpoint": "a b"}}, "HOST:PORT"),
         ({"pipeline": Pipeline(device="cuda:1")}, "device"),
     ],
 )

@@ -375,13 +375,12 @@ def test_a_rank_on_a_gpu_has_its_own_card_sampled_into_its_own_log(tmp_path, mon
     assert sampled == [tmp_path / "rank1"]
 
 
-def test_other_programs_that_compute_on_the_card_are_named_and_none_that_draws(monkeypatch):
+def test_other_programs_that_compute_on_the_card_are_named(monkeypatch):
     own = os.getpid()
     other = os.getppid()
-    computing = [SimpleNamespace(pid=pid) for pid in (own, other, 1)]
+    computing = [SimpleNamespace(pid=pid) for pid in (own, other)]
     nvml = Mock()
     nvml.nvmlDeviceGetComputeRunningProcesses.return_value = computing
-    nvml.nvmlDeviceGetGraphicsRunningProcesses.return_value = computing[2:]
     monkeypatch.setattr(gpu_meter, "pynvml", nvml)
     meter = gpu_meter.GpuMeter("GPU-0", own)
     meter.ancestors = set()

@@ -19,15 +19,12 @@ def compile_lacks(device: torch.device) -> str | None:
     if device.type == "mps":
         return "torch.compile for Apple GPUs is not used here: still a prototype in PyTorch"
     if device.type == "cpu":
-        need = "Visual C++ (cl)" if sys.platform == "win32" else "g++ or clang++"
-        lost = f"torch.compile needs a C++ compiler on a CPU and found none: install {need}"
+        lost = "torch.compile needs a C++ compiler on a CPU and found none: install g++ or clang++"
         return None if compiler() else lost
-    nvidia = torch.version.hip is None
-    if nvidia and torch.cuda.get_device_capability(device) < (7, 0):
+    if torch.cuda.get_device_capability(device) < (7, 0):
         return "torch.compile needs a Volta card (compute capability 7.0) or later: Triton does"
     if importlib.util.find_spec("triton") is None:
-        package = "triton-windows" if sys.platform == "win32" else "triton"
-        return f"torch.compile on a GPU needs Triton and found none: pip install {package}"
+        return "torch.compile on a GPU needs Triton and found none: pip install triton"
     if sys.platform == "win32":
         return None  # that package brings its compiler
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
@@ -40,7 +37,5 @@ def compile_lacks(device: torch.device) -> str | None:
 
 def compiler() -> str | None:
     """Return the path of the C++ compiler that torch.compile uses on a CPU; None without one."""
-    names = (os.environ.get("CXX", "g++"), "g++", "clang++")
-    if sys.platform == "win32":
-        names = ("cl",)
+    names = (os.environ.get("CXX", "g++"), "g++", "clang++", "cl")
     return next(filter(None, map(shutil.which, names)), None)

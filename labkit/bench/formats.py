@@ -85,10 +85,9 @@ def computes_in(precision: str, model: str, device: torch.device) -> str:
 
 def lacks(name: str, device: torch.device) -> str | None:
     """Return what the hardware of `device` lacks for this format; None where it has it."""
-    amd = torch.version.hip is not None  # ROCm calls its cards CUDA, with numbers of its own
-    if name == "tf32" and (amd or device.type != "cuda"):
+    if name == "tf32" and device.type != "cuda":
         return "TF32 is a mode of NVIDIA's Tensor Cores; this device has none"
-    if name in ("tf32", "bf16") and device.type == "cuda" and not amd:
+    if name in ("tf32", "bf16") and device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return too_old_for(name, f"{major}.{minor}")
     return None

@@ -14,7 +14,6 @@ import pynvml
 
 from labkit.process.events import now_ns
 
-TEGRA = Path("/etc/nv_tegra_release")  # of a Jetson, whose driver has little of NVML
 MOST_SHARE = 100  # %: drivers return leftovers of their buffer with shares above it
 Answer = TypeVar("Answer")
 
@@ -68,8 +67,6 @@ class GpuMeter:
         self.ancestors: set[int] = set()  # the notebook's kernel: it may hold the card without work
         with contextlib.suppress(psutil.Error):
             self.ancestors = {each.pid for each in psutil.Process(own_pid).parents()}
-        if TEGRA.exists():  # what it answers all the same need not be true
-            raise RuntimeError("a Jetson's driver has little of NVML: see tegrastats")
         pynvml.nvmlInit()
         self.card = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         self.seen_us = 0  # the driver's stamp of the last utilization sample read
@@ -120,21 +117,13 @@ class GpuMeter:
         """Return the other processes with a compute context on the card, idle or not.
 
         What started the run, such as a notebook's kernel with a model of its own, is not among
-        them, nor is what draws with it: Windows lists every program with a window. None while the
-        run is not among those listed: it has no context yet, or the driver reports process ids of
-        another namespace (the host's, in a container).
+        them. None while the run is not among those listed: it has no context yet, or the driver
+        reports process ids of another namespace (the host's, in a container).
         """
         running = pynvml.nvmlDeviceGetComputeRunningProcesses(self.card)
         listed = {process.pid for process in running}
         others = {pid for pid in listed if not self._is_own(pid)}
-        if others == listed:
-            return None
-        drawing = first_answer(self._drawing_pids) or set()
-        return others - self.ancestors - drawing
-
-    def _drawing_pids(self) -> set[int]:
-        running = pynvml.nvmlDeviceGetGraphicsRunningProcesses(self.card)
-        return {process.pid for process in running}
+        return None if others == listed else others - self.ancestors
 
     def _others(self) -> int | None:
         """Return how many other processes have a compute context on the card."""

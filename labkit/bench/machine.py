@@ -41,15 +41,11 @@ def describe(device: torch.device) -> dict[str, Any]:
         found["shm_gib"] = _gib(shutil.disk_usage("/dev/shm").total)
     if device.type == "mps":
         found["name"] = f"Apple GPU ({found['cpu_name']})"
-    elif device.type not in ("cpu", *unusable_cards.KNOWN):  # of a loop that is watched
-        found["name"] = unusable_cards.name_of_other(device)
+    if not unusable_cards.is_known(device):  # of a loop that is watched
+        return found | {"name": unusable_cards.name_of_other(device)}
     if device.type == "cuda":
-        if torch.version.hip:
-            found["versions"]["hip"] = torch.version.hip
         found |= _describe_card(device)
-    if device.type in ("cpu", *unusable_cards.KNOWN):
-        found["compile_lacks"] = compile_lacks(device)
-    return found
+    return found | {"compile_lacks": compile_lacks(device)}
 
 
 def _describe_card(device: torch.device) -> dict[str, Any]:
@@ -65,8 +61,6 @@ def _describe_card(device: torch.device) -> dict[str, Any]:
         "pcie": None,
         "compute_capability": f"{card.major}.{card.minor}",
     }
-    if torch.version.hip:  # AMD's numbers are not NVIDIA's: 9.4 there is not after Ampere
-        found["compute_capability"] = None
     with contextlib.suppress(pynvml.NVMLError):  # what only the driver tells
         pynvml.nvmlInit()
         found["driver"] = pynvml.nvmlSystemGetDriverVersion()

@@ -3,7 +3,7 @@
 On a CPU a step of 5 to 6 ms on one core. On a GPU the depth is found by timing: 10 ms a step, so
 that the default loader starves any card, for the default batch in FP32; on a card that is too slow
 for one layer of it the model is narrower. What was found is kept for later runs: by card, driver
-and PyTorch, and apart where others were computing on the card.
+and PyTorch.
 """
 
 from __future__ import annotations
@@ -98,24 +98,17 @@ def fit_speed(job: Job, device: torch.device) -> None:
 def kept_depth(job: Job, device: torch.device) -> int:
     """Return the depth at which a step takes about `STEP_MS`: found before, or now and kept.
 
-    A depth that was found while others computed on the card serves only until one is found alone.
+    A depth that was found while others computed on the card is not kept.
     """
-    alone = place_of_depth(job, device)
-    shared = alone.with_suffix(".shared.txt")
-    busy = others_compute_on(device)
-    for path in (alone, shared) if busy else (alone,):
-        if (known := text_of(path)).isdigit():
-            return int(known)
+    path = place_of_depth(job, device)
+    if (known := text_of(path)).isdigit():
+        return int(known)
     depth = find_depth(job, device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)  # what was tried is no part of the run
-    keep(shared if busy else alone, str(depth))
+    if device.type != "cuda" or devices.busy_with_others(device.index or 0) <= DESKTOP:
+        keep(path, str(depth))
     return depth
-
-
-def others_compute_on(device: torch.device) -> bool:
-    """Whether others use so much of a card that a depth found now is not that of the card."""
-    return device.type == "cuda" and devices.busy_with_others(device.index or 0) > DESKTOP
 
 
 def place_of_depth(job: Job, device: torch.device) -> Path:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import distributed as dist
 
-from labkit.bench import data, flops, lifetime, machine, resources
+from labkit.bench import data, devices, flops, lifetime, machine, resources
 from labkit.bench.carry_out import begun, built
 from labkit.bench.gradient_exchange import DistributedTrainer, rank_timeline
 from labkit.bench.loop import train
@@ -27,6 +27,7 @@ from labkit.bench.shared_end import SharedEnd
 from labkit.bench.telemetry_process import telemetry_beside
 from labkit.knobs import Settings
 from labkit.orders import RanksOrder
+from labkit.process.device_lock import hold
 from labkit.process.events import EventLog
 from labkit.spec import Job
 
@@ -36,16 +37,18 @@ Resolved = tuple[Job, dict[str, str]]
 
 def run(order: RanksOrder, folder: Path, log: EventLog) -> None:
     """Join the other ranks, train with them, and write what this one did."""
-    names = ("rank", "local_rank", "world_size")  # as torchrun tells them
-    place = {name: int(os.environ[name.upper()]) for name in names}
-    rank, local_rank, ranks = place.values()
+    rank = int(os.environ["RANK"])  # as torchrun tells it
+    ranks = order["ranks"]
     starved = order["starve"].get(str(rank), {})
     pipeline: Settings = order["pipeline"] | starved | {"xray": False}
-    write_spec(log, f"{order['run']}-rank{rank}", pipeline, place=place)
+    write_spec(log, f"{order['run']}-rank{rank}", pipeline)
     resources.use_fixed_threads()
     resources.keep_freed_memory()
-    device, not_the_gpu = take_device(pipeline["device"], order["ranks"], local_rank)
-    describe(device, local_rank, folder, log)
+    device, not_the_gpu = take_device(pipeline["device"], ranks, rank)
+    describe(device, rank, folder, log)
+    if device.type == "cuda" or rank == 0:  # ranks on the CPU share it
+        name = devices.card_uuid(device) if device.type == "cuda" else device.type
+        hold(Path(order["cache"]), name, order["run"], EventLog(folder).waiting)
     log.stage("waiting for the other ranks")
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     job, not_applied = same_model(rank, lambda **sizes: resolve_config(pipeline | sizes, device))
@@ -54,26 +57,26 @@ def run(order: RanksOrder, folder: Path, log: EventLog) -> None:
     shorten(job, not_applied)
     log.write("job", pipeline=vars(job), not_applied=not_applied)
     job.shard = (rank, ranks)
-    items = first_makes_files(local_rank, job, Path(order["cache"]) / "data", log)
+    items = first_makes_files(rank, job, Path(order["cache"]) / "data", log)
     trainer = built(lambda: DistributedTrainer(job, device, order["no_sync"]), log)
     if rank == ranks - 1:  # for tests: one rank breaks, the others do not
         items = planted(order["fault"], items, trainer)
     train_together(trainer, items, log)
 
 
-def describe(device: torch.device, local_rank: int, folder: Path, log: EventLog) -> None:
+def describe(device: torch.device, rank: int, folder: Path, log: EventLog) -> None:
     """Write what a rank runs on."""
     facts = machine.describe(device)
     log.write("machine", **facts)
-    watch_card(device, folder, local_rank)
-    if local_rank == 0:  # for the run as a whole; its telemetry is of no single card
+    watch_card(device, folder, rank)
+    if rank == 0:  # for the run as a whole; its telemetry is of no single card
         EventLog(folder).write("machine", **facts | {"uuid": None})
 
 
-def watch_card(device: torch.device, folder: Path, local_rank: int) -> None:
+def watch_card(device: torch.device, folder: Path, rank: int) -> None:
     """Sample a rank's own card beside it, into its own log; the process ends with the rank."""
     if device.type == "cuda":
-        telemetry_beside(folder / f"rank{local_rank}")
+        telemetry_beside(folder / f"rank{rank}")
 
 
 def same_model(rank: int, resolve: Callable[..., Resolved]) -> Resolved:
@@ -88,12 +91,12 @@ def same_model(rank: int, resolve: Callable[..., Resolved]) -> Resolved:
     return resolve(**received[0])
 
 
-def first_makes_files(local_rank: int, job: Job, cache: Path, log: EventLog) -> data.Images:
-    """Return the dataset; the machine's first rank makes missing files, while the others wait."""
-    if local_rank:
+def first_makes_files(rank: int, job: Job, cache: Path, log: EventLog) -> data.Images:
+    """Return the dataset; the first rank makes missing files, while the others wait."""
+    if rank:
         dist.barrier()
     items = data.make_dataset(job, cache, partial(log.stage, "making images"))
-    if not local_rank:
+    if not rank:
         dist.barrier()
     return items
 
@@ -117,4 +120,4 @@ def train_together(trainer: DistributedTrainer, items: data.Images, log: EventLo
 
 
 if __name__ == "__main__":
-    lifetime.serve(run, f"rank{os.environ['LOCAL_RANK']}")
+    lifetime.serve(run, f"rank{os.environ['RANK']}")

@@ -7,12 +7,12 @@ import torch
 from labkit.bench import devices
 
 
-def take_device(wanted: str, ranks: int, local_rank: int) -> tuple[torch.device, str | None]:
+def take_device(wanted: str, ranks: int, rank: int) -> tuple[torch.device, str | None]:
     """Make a rank's device the current one; return it, and why it is no GPU, if so."""
     kind, not_the_gpu = device_kind(wanted, ranks)
     device = torch.device(kind)
     if device.type == "cuda":
-        device = torch.device("cuda", devices.usable_cards()[local_rank])
+        device = torch.device("cuda", devices.usable_cards()[rank])
         devices.use(device)
     return device, not_the_gpu
 

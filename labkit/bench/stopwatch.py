@@ -142,7 +142,6 @@ class Bench:
             first = torch.cuda.Event(enable_timing=True)
             last = torch.cuda.Event(enable_timing=True)
             first.record()
-            first.query()  # sends it off: a driver for Windows may hold back what it has collected
             for _ in range(calls):
                 work()
             last.record()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ from labkit.bench.gpu_meter import GpuMeter, OtherProcess, name_of
 from labkit.bench.lifetime import wait_for_run
 from labkit.bench.spare_card import spare_card
 from labkit.process.death_signal import die_with
-from labkit.process.events import FILE_NAME, EventLog
+from labkit.process.events import FILE_NAME, EventLog, events_named
 
 PERIOD_S = 0.2
 THIN_AFTER_S = 3_600.0  # a run of days must not fill the disk
@@ -89,18 +88,11 @@ def _has_ended(process: psutil.Process) -> bool:
     return True
 
 
-def wait_for(path: Path, names: tuple[str, ...], lifetime: Lifetime) -> list[dict[str, Any]]:
-    """Return the events of these names from the log at `path`, as soon as all are there."""
-    found: dict[str, dict[str, Any]] = {}
-    while len(found) < len(names):
+def wait_for(name: str, lifetime: Lifetime) -> dict[str, Any]:
+    """Return the event of a name from the log in this folder, as soon as it is there."""
+    while (event := next(events_named(name, FILE_NAME), None)) is None:
         lifetime.sleep(POLL_S)
-        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-            if not line.endswith("\n"):
-                continue
-            event = json.loads(line)
-            if event["event"] in names:
-                found[event["event"]] = event
-    return [found[name] for name in names]
+    return event
 
 
 class CpuMeter:
@@ -232,7 +224,8 @@ def main(parent: int, while_there: Path | None = None) -> None:
     wait_for_run()
     log = EventLog(".")
     lifetime = Lifetime([psutil.Process(parent)], while_there)
-    hello, machine = wait_for(Path(FILE_NAME), ("hello", "machine"), lifetime)
+    hello = wait_for("hello", lifetime)
+    machine = wait_for("machine", lifetime)
     cpu = CpuMeter(hello["pid"])
     lifetime.processes.append(cpu.bench)
     card = _card_of(machine.get("uuid"), hello["pid"], log)

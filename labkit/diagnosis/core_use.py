@@ -31,8 +31,8 @@ class CoreUse:
         return self.others_share > FOREIGN_LOAD
 
     @classmethod
-    def of(cls, run: Run) -> CoreUse:
-        """Return what was recorded of a run."""
+    def of(cls, run: Run, ranks_cores: float = 0.0) -> CoreUse:
+        """Return what was recorded of a run; other ranks of the same job used `ranks_cores`."""
         cores = run.machine.cpu_cores
         samples = [sample for _, sample in readings(run)]
         counted = ("own_cpu", "cpu", "cpus")
@@ -44,7 +44,7 @@ class CoreUse:
         in_line = mean_known(each.get("line_cpu") for each in known)
         here = known[0]["cpus"]
         spare = max(0.0, here - (cores or here))  # who is on cores beyond the run's takes nothing
-        others = max(0.0, everyone - own - spare)
+        others = max(0.0, everyone - own - spare - ranks_cores)
         return cls(cores, own, others, in_line and in_line * here)
 
 

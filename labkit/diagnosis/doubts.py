@@ -7,7 +7,6 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import NEIGHBOUR, Finding, Measured
 from labkit.diagnosis.remedies import Remedy
-from labkit.diagnosis.witnesses import Witness
 from labkit.results.text import counted
 from labkit.spec import GRAPH_MODES
 
@@ -61,20 +60,6 @@ def too_close(confidence: float, names: list[str]) -> Finding:
     return doubt("too_close_to_call", Measured(seen, confidence), remedy=RUN_LONGER)
 
 
-def gaps_hidden(busy: float, seen: tuple[Witness, ...], remedy: Remedy) -> Finding:
-    """A GPU is busy by its events, and nothing can tell how much of that is gaps."""
-    return doubt(
-        "busy_is_an_upper_bound",
-        Measured(
-            "of the time, at most, the device is busy: a step counts from its first kernel to its "
-            "last, and whether gaps between them are waits for the host was not seen",
-            busy,
-        ),
-        *(Measured(witness.said) for witness in seen),
-        remedy=remedy,
-    )
-
-
 def of_a_busy_device(evidence: Evidence) -> Finding | None:
     """The device seems to be the limit, and nothing saw whether it works."""
     if evidence.launches_only:
@@ -84,7 +69,13 @@ def of_a_busy_device(evidence: Evidence) -> Finding | None:
         remedy = LOOK_INSIDE if evidence.could_look else PROFILE
         if evidence.xray is not None:  # it looked, and saw nothing of the device
             remedy = MAKERS_PROFILER
-        return gaps_hidden(evidence.compute_share, evidence.card.witnesses, remedy)
+        seen = (
+            "of the time, at most, the device is busy: a step counts from its first kernel to its "
+            "last, and whether gaps between them are waits for the host was not seen"
+        )
+        measured = [Measured(witness.said) for witness in evidence.card.witnesses]
+        busy = Measured(seen, evidence.compute_share)
+        return doubt("busy_is_an_upper_bound", busy, *measured, remedy=remedy)
     loop = evidence.loop
     if loop is None or evidence.body:
         return None

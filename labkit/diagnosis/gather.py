@@ -53,7 +53,7 @@ def known_of(run: Run, wait: np.ndarray, compute: np.ndarray, ranks_cores: float
         # of a step that has the cores to itself
         quick_compute_us=float(np.quantile(compute, limits.QUICK)) * 1e6 if len(compute) else None,
         launches_only=run.launches_only,
-        use=_core_use(run, ranks_cores),
+        use=CoreUse.of(run, ranks_cores),
         xray=xray,
         lines=run.lines if run.samples_of_lines else None,
         loop=loop,
@@ -68,12 +68,6 @@ def known_of(run: Run, wait: np.ndarray, compute: np.ndarray, ranks_cores: float
     if run.watched:
         known = _of_watched(known, run)
     return _of_gpu(known, run) if machine.kind == "gpu" else _of_cpu(known, run, compute)
-
-
-def _core_use(run: Run, ranks_cores: float) -> CoreUse:
-    """Return who uses the cores; other ranks of the job, on `ranks_cores`, count as the run."""
-    use = CoreUse.of(run)
-    return use if use.others is None else replace(use, others=max(0.0, use.others - ranks_cores))
 
 
 def _stall_share(wait: np.ndarray) -> float:

@@ -1,172 +1,192 @@
 """What holds several ranks back, and which of them: the slow one is not the one that waits.
 
-A rank that is short of data looks idle, the others busy, in an all-reduce that cannot complete
-before the last rank has all its gradients: what they wait up to then is waiting for that rank.
+Ranks that train together meet once a step, in the exchange of their gradients. A rank that is short
+of data looks idle, the others busy, in an all-reduce that cannot complete before the last rank has
+all its gradients. So the late rank is the one that takes longest for its own part of a step.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.confidence import resampled
-from labkit.diagnosis.doubts import gaps_hidden, too_short
-from labkit.diagnosis.findings import Finding, Measured
-from labkit.diagnosis.rank_times import RankTimes
-from labkit.diagnosis.remedies import Fit, Remedy
-from labkit.diagnosis.run_verdict import where_measured
+from labkit.diagnosis.core_use import CoreUse
+from labkit.diagnosis.findings import Finding, Measured, WordedFinding, bound
+from labkit.diagnosis.rank_times import RankTimes, may_wait
+from labkit.diagnosis.remedies import Remedy
+from labkit.diagnosis.run_verdict import of_run
 from labkit.diagnosis.verdict import Diagnosis
-from labkit.diagnosis.witnesses import deciding, witnesses
 from labkit.diagnosis.wording import worded
-from labkit.results.ranks import Ranks
+from labkit.results.run import Run
 
-BY_HOOK = "stamps in DDP's communication hook"
 EXCHANGE_LESS = Remedy(
     "exchange_less",
-    "Exchange less often (accumulation_steps with no_sync=True) or use a larger batch.",
+    "Exchange gradients less often: with accumulation, only before an update (no_sync), or use a "
+    "larger batch.",
     "exchange",
 )
-NO_SYNC = Remedy("no_sync", "Exchange only before an update (no_sync=True).", "exchange")
 FEED_ALL = Remedy("feed_all", "Prepare batches in other processes: num_workers.", "workers")
-FEED_RANK = Remedy(
-    "feed_rank",
-    "Feed rank $rank: its disk, its share of the files, its num_workers.",
-    "workers",
-)
-SLOW_RANK = Remedy(
-    "look_at_the_slow_rank",
-    "Look at what else runs where rank $rank does, its clock and its batches' sizes.",
-    "ranks",
-)
-ONE_RANK_ALONE = Remedy(
-    "one_rank_alone",
-    "Look into one rank alone, as a run of one process: lk.run(ranks.alone).diagnose().",
-)
+ALIKE = Finding("compute", "the_ranks_are_alike")
 
 
-def of_ranks(ranks: Ranks) -> Diagnosis:
-    """Name what holds a distributed run back, and which rank."""
-    source = where_measured(ranks)
-    times = ranks.times
-    short = too_short(0 if times is None else len(times))
-    if short is not None:
-        return Diagnosis((worded(short),), 0.0, source, mark=ranks.mark)
-    assert times is not None  # or it was too short
-    notes = ()
-    if ranks.world_size > len(ranks):
-        notes = ("Only the ranks of this machine were looked at: those of others log there.",)
-    findings = _by_cost(times, ranks)
-    hidden = _hidden(ranks) if findings[0].name == "compute" else None
-    confidence = 0.0
-    if hidden:
-        findings = (hidden, *findings)
-    else:
-        findings, confidence = resampled(
-            len(times), lambda rows: _by_cost(times.take(rows), ranks), findings
-        )
-    told = tuple(worded(with_rank(each)) for each in findings)
-    return Diagnosis(told, confidence, source, notes, mark=ranks.mark)
+@dataclass(frozen=True)
+class RanksVerdict:
+    """What holds several ranks back."""
+
+    rank: int  # the one whose record says why
+    verdict: Diagnosis
+    own: Mapping[int, Diagnosis]  # of each rank, judged alone
 
 
-def with_rank(finding: Finding) -> Finding:
-    """Return a finding with its remedies filled in with the rank to blame."""
-    fit = Fit(words={"rank": finding.rank})
-    filled = (remedy.filled(fit) for remedy in finding.remedies)
-    return replace(finding, remedies=tuple(filled))
+def of_ranks(runs: Mapping[int, Run], times: RankTimes | None) -> RanksVerdict:
+    """Name what holds ranks back, from the run of each and where their steps went together."""
+    runs = dict(sorted(runs.items()))
+    cores = {rank: CoreUse.of(run).own or 0.0 for rank, run in runs.items()}
+    together = sum(cores.values())
+    own = {rank: of_run(run, together - cores[rank]) for rank, run in runs.items()}
+    if len(own) == 1:
+        return _as_one(own, min(own))
+    if times is None or len(times) < limits.MIN_STEPS:
+        return _as_one(own, min(own), "The ranks have too few steps in common, or are not in step")
+    findings, confidence = resampled(
+        len(times), lambda steps: _by_cost(times.take(steps)), _by_cost(times)
+    )
+    if ALIKE in findings:
+        loses_most = max(own, key=lambda rank: own[rank].findings[0].lost_share)
+        return _as_one(own, loses_most, f"The {len(own)} ranks are alike")
+    late = next((each.rank for each in findings if each.rank is not None), None)
+    blamed = times.ranks[int(times.wait.argmax())] if late is None else late
+    told = [_told(each, runs, blamed, own[blamed]) for each in findings]
+    named = {each.name for each in told}
+    told += [each for each in own[blamed].findings if each.lost_share and each.name not in named]
+    use = CoreUse.of(runs[blamed], together - cores[blamed])
+    confidence *= 1 - min(use.others_share, 1.0) if use.is_shared else 1.0
+    verdict = replace(own[blamed], findings=tuple(told), confidence=confidence)
+    return RanksVerdict(blamed, verdict, own)
 
 
-def _hidden(ranks: Ranks) -> Finding | None:
-    """Return a doubt where a GPU's busy time may be gaps between kernels."""
-    for rank in ranks:
-        seen = witnesses(rank)
-        witness = deciding(seen)
-        if rank.machine.kind == "gpu" and not (witness and witness.works):
-            return gaps_hidden(rank.utilization or 0.0, seen, ONE_RANK_ALONE)
-    return None
+def _as_one(own: Mapping[int, Diagnosis], rank: int, why: str = "") -> RanksVerdict:
+    """Return the verdict of one rank as that of all, and why."""
+    note = (f"{why}: this is the verdict of rank {rank}.",) if why else ()
+    return RanksVerdict(rank, replace(own[rank], notes=(*own[rank].notes, *note)), own)
 
 
-def _by_cost(times: RankTimes, ranks: Ranks) -> tuple[Finding, ...]:
-    """Return what costs time, the costliest first."""
-    seen = "of the time, at least, every rank waits for data"
-    unfed = all_wait(float(times.wait.min()), seen, "step stamps")
-    worth = worth_naming(one_is_late(times), unfed, _exchange(times, ranks))
-    if worth:
-        return tuple(sorted(worth, key=lambda finding: -finding.lost_share))
-    least = limits.WORTH_NAMING["input"]
-    seen = "of the time the ranks compute; the waits for data, for another rank or for the exchange"
-    measured = Measured(f"{seen} are below {least:.0%} each", float(times.compute.mean()))
-    cause = "the_devices_are_the_limit"
-    return (Finding("compute", cause, measured=(measured,), remedies=(ONE_RANK_ALONE,)),)
+# -- what is found ---------------------------------------------------------------------------------
 
 
-def worth_naming(*found: Finding | None) -> list[Finding]:
-    """Return those of the findings that cost enough."""
-    limit = limits.WORTH_NAMING
-    return [finding for finding in found if finding and finding.lost_share >= limit[finding.name]]
+def _by_cost(times: RankTimes) -> tuple[Finding, ...]:
+    """Return what costs the ranks time; `ALIKE` where nothing sets one of them apart."""
+    late = _one_is_late(times)
+    found = (late or _all_wait(times), _exchange(times))
+    worth = [each for each in found if each.lost_share >= limits.WORTH_NAMING[each.name]]
+    return tuple(sorted(worth, key=lambda each: -each.lost_share)) or (ALIKE,)
 
 
-def all_wait(lost: float, seen: str, by: str) -> Finding:
-    """No rank has its data in time.
+def _one_is_late(times: RankTimes) -> Finding | None:
+    """One rank takes longer for its own part of a step than the others do: they wait for it.
 
-    Cause "all_ranks_are_short_of_data". It costs the least wait of a rank.
+    Cause "one_rank_is_short_of_data", where most of that is its wait for data, and else
+    "one_rank_is_slower". It costs what it takes longer. None where that is not worth a name.
     """
-    measured = (Measured(seen, lost, by=by),)
+    own = times.own.mean(axis=1)
+    step = float(times.seconds["step"].mean())
+    late = int(own.argmax())
+    rank = times.ranks[late]
+    own_ms, rest_ms = _against_others(own, late)
+    wait_ms, waits_ms = _against_others(times.seconds["wait"].mean(axis=1), late)
+    lost = (own_ms - rest_ms) / step / 1e3
+    measured = (
+        Measured("of each step for its own part", own_ms, "ms", before=f"rank {rank} takes"),
+        Measured("and then wait for it, seemingly busy", rest_ms, "ms", before="the others take"),
+        Measured("", wait_ms, "ms", before=f"rank {rank} waits for data for"),
+        Measured("", waits_ms, "ms", "stamps of all ranks", "the others for"),
+    )
+    if lost < limits.WORTH_NAMING["straggler"]:
+        return None
+    if wait_ms - waits_ms < (own_ms - rest_ms) / 2:
+        advice = f"Look at what else runs where rank {rank} does, its clock and its batches' sizes."
+        slow = Remedy("look_at_the_slow_rank", advice, "ranks")
+        return Finding("straggler", "one_rank_is_slower", lost, measured, (slow,), rank=rank)
+    advice = f"Feed rank {rank}: its disk, its share of the files, its num_workers."
+    feed = Remedy("feed_rank", advice, "workers")
+    return Finding("input", "one_rank_is_short_of_data", lost, measured, (feed,), rank=rank)
+
+
+def _against_others(seconds: np.ndarray, rank: int) -> tuple[float, float]:
+    """Return the value of one rank and the mean of the others', ms."""
+    return float(seconds[rank]) * 1e3, float(np.delete(seconds, rank).mean()) * 1e3
+
+
+def _all_wait(times: RankTimes) -> Finding:
+    """Some rank or other has its data late, in each step another.
+
+    Cause "all_ranks_are_short_of_data". It costs the longest wait of a rank in each step.
+    """
+    lost = float(times.seconds["wait"].max(axis=0).mean() / times.seconds["step"].mean())
+    seen = "of the time some rank waits for its batch, and no rank is the late one in most steps"
+    measured = (Measured(seen, lost, by="stamps of all ranks"),)
     return Finding("input", "all_ranks_are_short_of_data", lost, measured, (FEED_ALL,))
 
 
-def _exchange(times: RankTimes, ranks: Ranks) -> Finding:
+def _exchange(times: RankTimes) -> Finding:
     """Ranks wait for gradients that all of them have computed.
 
     Cause "the_exchange_is_not_hidden". It costs the mean share of that waiting.
     """
-    transfer = float(times.transfer.mean())
-    here = " of this machine" if ranks.world_size > len(ranks) else ""
-    seen = f"of the time ranks wait for gradients that every rank{here} has computed"
-    rarely = ranks.pipeline.accumulation_steps > 1 and not ranks.no_sync
-    remedy = NO_SYNC if rarely else EXCHANGE_LESS
-    measured = (Measured(seen, transfer, by=f"not overlapped; {BY_HOOK}"),)
-    return Finding("communication", "the_exchange_is_not_hidden", transfer, measured, (remedy,))
+    lost = float(times.transfer.mean())
+    seen = "of the time ranks wait for gradients that every rank has computed"
+    measured = (Measured(seen, lost, by="not overlapped; stamps in DDP's communication hook"),)
+    return Finding("communication", "the_exchange_is_not_hidden", lost, measured, (EXCHANGE_LESS,))
 
 
-def slower_rank(rank: int, lost: float, *measured: Measured) -> Finding:
-    """One rank holds the others up."""
-    remedies = (SLOW_RANK,)
-    return Finding("straggler", "one_rank_is_slower", lost, measured, remedies, rank=rank)
+# -- why -------------------------------------------------------------------------------------------
 
 
-def one_is_late(
-    times: RankTimes, came_last: str = "gradients came", by: str = BY_HOOK
-) -> Finding | None:
-    """One rank is last in nearly all steps: by its own wait for data, or otherwise.
-
-    Cause "one_rank_is_slower", where it is last in SAME_RANK of the steps, and
-    "one_rank_is_short_of_data" where it waits for data longer than the others do by OWN_WAIT of
-    what they wait for it. It costs the time that the others wait for it.
-    """
-    exchanged = times.late[times.late >= 0]
-    if len(times.ranks) < 2 or not len(exchanged):
-        return None
-    counts = np.bincount(exchanged, minlength=len(times.ranks))
-    late = int(counts.argmax())
-    if counts[late] < limits.SAME_RANK * len(exchanged):
-        return None
-    rank = times.ranks[late]
-    lost = float(np.delete(times.others, late).mean())
-    own_wait = float(times.wait[late])
-    others_wait = float(np.delete(times.wait, late).mean())
-    last = f"rank {rank}'s {came_last} last in {counts[late]} of {len(exchanged)} steps"
-    waited = "of the time the others waited for that, seemingly busy, in the all-reduce"
-    found = slower_rank(
-        rank,
-        lost,
-        Measured(last, by=by),
-        Measured(waited, lost),
-        Measured("of the time it waited for data itself", own_wait),
-        Measured("of the time the others did", others_wait),
+def _told(found: Finding, runs: Mapping[int, Run], blamed: int, own: Diagnosis) -> WordedFinding:
+    """Return a finding in words, with what the rank to blame shows when it is judged alone."""
+    found = replace(found, at_most=bound(found.lost_share))
+    longer = _longer_line(runs, blamed) if found.name == "straggler" else None
+    if longer is not None:
+        advice = (
+            f"Take that out of rank {blamed}'s step, or do it less often: all ranks wait for what "
+            "one does alone."
+        )
+        remedies = (Remedy("on_one_rank", advice, "lines"), *found.remedies)
+        found = replace(found, measured=(*found.measured, longer), remedies=remedies)
+    cause = next((each for each in own.findings if each.name == found.name == "input"), None)
+    if cause is None or (found.rank is not None and not cause.lines):
+        return worded(found)  # what all ranks have in common makes none of them late
+    joined = replace(
+        found,
+        cause=cause.cause,
+        measured=(*found.measured, *cause.measured[1:]),  # without the share of its own waiting
+        remedies=(*cause.remedies, *found.remedies),
+        lines=cause.lines,
     )
-    if own_wait - others_wait < limits.OWN_WAIT * lost:
-        return found
-    cause = "one_rank_is_short_of_data"
-    return replace(found, name="input", cause=cause, remedies=(FEED_RANK,))
+    return replace(worded(joined), code=cause.code)
+
+
+def _longer_line(runs: Mapping[int, Run], rank: int) -> Measured | None:
+    """Return the line that takes more of a step on one rank than on the others."""
+    took = {each: _line_ms(run) for each, run in runs.items()}
+    longer_ms = {
+        line: ms - fmean(took[each].get(line, 0.0) for each in took if each != rank)
+        for line, ms in took[rank].items()
+    }
+    most = max(longer_ms, key=longer_ms.__getitem__, default="")
+    least_ms = limits.WORTH_NAMING["straggler"] / 2 * (runs[rank].step_ms or 0.0)
+    if not most or longer_ms[most] < least_ms:
+        return None
+    others = "longer in a step than on the other ranks"
+    return Measured(others, longer_ms[most], "ms", "stacks sampled in all ranks", f"{most} takes")
+
+
+def _line_ms(run: Run) -> dict[str, float]:
+    """Return how long each line of the body takes in a step, ms, where no rank waits in it."""
+    rows = run.lines.rows(run.lines.mask("body") & ~may_wait(run))
+    return {line.what: line.share * (run.step_ms or 0.0) for line in rows}

@@ -11,8 +11,7 @@ change:
 - `body_remedies.py`: what a loop's body does besides training;
 - `doubts.py`: what to do where there is no verdict.
 
-What only one verdict advises stands beside it: in `efficiency.py`, `rank_verdict.py`
-and `watched_ranks.py`.
+What only one verdict advises stands beside it: in `efficiency.py` and `rank_verdict.py`.
 
 A rule lists those against its cause; those that fit the run are kept, and filled in for it, with
 one that is sure to gain in front (`gains.py`).

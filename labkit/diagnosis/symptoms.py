@@ -55,7 +55,6 @@ PAGES = {  # the name of a page: the causes that it explains
     ),
     "busy-device": (
         "the_device_is_the_limit",
-        "the_devices_are_the_limit",
         "low_MFU",
         "elementwise_chains",
         "elementwise_kernels",

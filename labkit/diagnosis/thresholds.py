@@ -155,15 +155,6 @@ POWER_RESTS = 0.3
 HELD_DOWN = 0.2  # share of the readings in which heat held the clock down
 MIN_READINGS = 2  # of an instrument inside the measured steps: one may straddle their edge
 
-# == ranks ==
-# The late rank must be the same one in this share of the steps: of two, chance makes it half
-SAME_RANK = 0.75
-# Its extra wait for data explains its delay where it is this much of what the others wait for it
-OWN_WAIT = 0.5
-# The least share of a step in which the host of each rank on a GPU waits for the others: below it,
-# a host waits elsewhere, at any launch into a queue that is full
-MEETS = 0.16
-
 # == memory of a watched loop (rss of its processes) ==
 MEMORY_READINGS = 10  # that tell
 SWELLS = 0.1  # a rise worth a word

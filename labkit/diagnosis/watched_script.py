@@ -12,9 +12,10 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.findings import Finding, Measured
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.pasted import ready_to_paste
+from labkit.diagnosis.rank_times import watched_times
+from labkit.diagnosis.rank_verdict import RanksVerdict, of_ranks
 from labkit.diagnosis.remedies import LESS_WAITING, Remedy
 from labkit.diagnosis.verdict import Diagnosis
-from labkit.diagnosis.watched_ranks import RanksVerdict, of_watched_ranks
 from labkit.diagnosis.wording import worded
 from labkit.results.record import Event
 from labkit.results.run import Run
@@ -107,7 +108,7 @@ def judge_runs(runs: list[Run], start_ns: int, end_ns: int) -> ScriptVerdict:
     runs = sorted(runs, key=lambda run: (trains(run), run.length_s))
     of_loop = _beside(runs)
     chosen = {rank_of(run.path): run for run in (*runs, *of_loop)}
-    judged = of_watched_ranks(chosen)
+    judged = of_ranks(chosen, watched_times(chosen))
     run = chosen[judged.rank]
     of_process = [each for each in runs if process_of(each.path) == process_of(run.path)]
     return ScriptVerdict(

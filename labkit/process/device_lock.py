@@ -69,7 +69,7 @@ def _holder(path: Path) -> tuple[str, str]:
         who = json.loads(text_of(path))
         other = f"run {who['run']} (process {who['pid']} on {who['host']}, {who['since']})"
         pid = who["pid"]
-        end += f", in a terminal with kill {pid} (on Windows: taskkill /F /PID {pid})"
+        end += f", in a terminal with kill {pid}"
     return other, end
 
 

@@ -18,7 +18,7 @@ LINUX = sys.platform == "linux" and hasattr(os, "pidfd_open")
 OWN_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 
 MARK = "LABKIT_RUN"  # in the environment of a run's processes: the run's folder
-# They clean up after the others and leave by themselves when the last one is gone
+# They clean up after the others and leave by themselves when the last one is gone (Linux)
 CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 
 
@@ -82,17 +82,20 @@ def end_marked(folder: str | os.PathLike, sessions: set[int], until_s: float) ->
     """
     import psutil
 
-    _end(lambda: _started_for(folder, set()))
-    began = set()
-    living = set()
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.cmdline():  # none is left of one that is ending
-                living.add(process.pid)
-                if process.create_time() <= until_s:
-                    began.add(_session_of(process.pid))
-    left = sessions & began - living
-    _end(lambda: _started_for(folder, left))
+    def started() -> list[int]:
+        facts = [
+            each.info for each in psutil.process_iter(["pid", "cmdline", "create_time", "environ"])
+        ]
+        living = [each for each in facts if each["cmdline"]]  # none is left of one that is ending
+        began = {_session_of(each["pid"]) for each in living if each["create_time"] <= until_s}
+        left = sessions & began - {each["pid"] for each in living}
+        return [
+            each["pid"]
+            for each in living
+            if (each["environ"] or {}).get(MARK) == str(folder) or _session_of(each["pid"]) in left
+        ]
+
+    _end(started)
 
 
 def _end(alive: Callable[[], list[int]]) -> None:
@@ -101,34 +104,9 @@ def _end(alive: Callable[[], list[int]]) -> None:
     while (pids := alive()) and time.monotonic() < deadline + 0.5:  # hung in a driver
         is_over = time.monotonic() >= deadline
         for pid in pids:
-            if is_over or not any(name in _command(pid) for name in CLEANERS):
+            if is_over or not any(name in _read(pid, "cmdline") for name in CLEANERS):
                 _kill(pid)
         time.sleep(0.003)
-
-
-def _command(pid: int) -> bytes:
-    """Return the command line of a process; b"" where it is gone, or another user's."""
-    if LINUX:
-        return _read(pid, "cmdline")
-    import psutil
-
-    with contextlib.suppress(psutil.Error, OSError):
-        return os.fsencode(" ".join(psutil.Process(pid).cmdline()))
-    return b""
-
-
-def _started_for(folder: str | os.PathLike, sessions: set[int]) -> list[int]:
-    """Return the pids of all that have a run's mark, or are in one of these sessions."""
-    import psutil
-
-    pids = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):  # another user's, or gone
-            is_member = _session_of(process.pid) in sessions
-            is_started = is_member or process.environ().get(MARK) == str(folder)
-            if is_started and process.status() != psutil.STATUS_ZOMBIE:
-                pids.append(process.pid)
-    return pids
 
 
 def _session_of(pid: int) -> int:

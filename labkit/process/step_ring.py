@@ -49,32 +49,19 @@ class FinishedStep(NamedTuple):
 
     def line(self) -> str:
         """Return the line of JSON that the log holds."""
-        return line_of_step(*self)
-
-
-def line_of_step(
-    number: int,
-    stamps: tuple[int, ...],
-    samples: int,
-    loss: float,
-    device: tuple[int, ...] = NO_DEVICE,
-    cpu_ns: int = 0,
-    batch_bytes: int = 0,
-    exchange: tuple[int, ...] = (),
-) -> str:
-    """Return the line of JSON that the log holds of a `FinishedStep` with these values."""
-    # 9 digits are all of a float32; JSON has no NaN
-    shown_loss = f"{loss:.9g}" if math.isfinite(loss) else "null"
-    asked, ready, copied, done = stamps
-    copy_start, copy_end, start, end = device
-    cpu = f',"cpu":{cpu_ns}' if cpu_ns else ""
-    size = f',"bytes":{batch_bytes}' if batch_bytes else ""
-    on_device = f',"copy":[{copy_start},{copy_end}],"busy":[{start},{end}]' if end else ""
-    sent = f',"comm":{list(exchange)}' if exchange else ""
-    return (
-        f'{{"event":"step","i":{number},"t":[{asked},{ready},{copied},{done}],'
-        f'"n":{samples},"loss":{shown_loss}{cpu}{size}{on_device}{sent}}}'
-    )
+        number, stamps, samples, loss, device, cpu_ns, batch_bytes, exchange = self
+        # 9 digits are all of a float32; JSON has no NaN
+        shown_loss = f"{loss:.9g}" if math.isfinite(loss) else "null"
+        asked, ready, copied, done = stamps
+        copy_start, copy_end, start, end = device
+        cpu = f',"cpu":{cpu_ns}' if cpu_ns else ""
+        size = f',"bytes":{batch_bytes}' if batch_bytes else ""
+        on_device = f',"copy":[{copy_start},{copy_end}],"busy":[{start},{end}]' if end else ""
+        sent = f',"comm":{list(exchange)}' if exchange else ""
+        return (
+            f'{{"event":"step","i":{number},"t":[{asked},{ready},{copied},{done}],'
+            f'"n":{samples},"loss":{shown_loss}{cpu}{size}{on_device}{sent}}}'
+        )
 
 
 class StepRing:

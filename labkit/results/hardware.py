@@ -107,7 +107,7 @@ class Machine(Result):
             "device": device,
             "GPU not used": self.unused_gpu,
             "device memory": _gib(self.memory_gib, 1),
-            "compute units" if "hip" in self.versions else "SMs": self.sm_count,
+            "SMs": self.sm_count,
             "compute capability": self.compute_capability,
             "driver": self.driver,
             "PCIe link": self.pcie,

@@ -41,22 +41,13 @@ class RankRun(Run):
     Its device counts as busy while it waits for others, as in nvidia-smi: see `Ranks.times`.
     """
 
-    def __init__(self, whole: Ranks, number: int):
-        super().__init__(whole.log_of(number).parent, recorded=whole.recorded, whole=whole)
-
-    @property
-    def rank(self) -> int:
-        """Its number among all ranks of the run, on every machine."""
-        return self._fact("spec", "place", {}).get("rank", 0)
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks of the run, on all machines together."""
-        return self._fact("spec", "place", {}).get("world_size", 1)
+    def __init__(self, whole: Ranks, rank: int):
+        self.rank = rank
+        super().__init__(whole.log_of(rank).parent, recorded=whole.recorded, whole=whole)
 
 
 class Ranks(EventLogResult):
-    """A distributed run: `ranks[1]` is a Run, `len(ranks)` how many have begun on this machine."""
+    """A distributed run: `ranks[1]` is a Run, `len(ranks)` how many have begun."""
 
     NUMBERS = (
         *EventLogResult.NUMBERS, "failed_rank", "world_size", "no_sync", "steps", "throughput",
@@ -65,7 +56,7 @@ class Ranks(EventLogResult):
 
     def __init__(self, path: Path, process: Process | None = None, recorded: bool = False):
         """Read the run at `path`; the arguments are those of an `EventLogResult`."""
-        self._ranks: dict[int, RankRun] = {}  # by their number on this machine
+        self._ranks: dict[int, RankRun] = {}
         self._tails: dict[int, Tail] = {}
         super().__init__(path, process, recorded)
 
@@ -84,7 +75,7 @@ class Ranks(EventLogResult):
     def _absorb(self, events: Iterable[Event]) -> None:
         super()._absorb(events)
         if self.path.is_dir():
-            for number in range(self._fact("spec", "ranks", 0)):
+            for number in range(self.world_size):
                 tail = self._tails.setdefault(number, Tail(self.log_of(number)))
                 for event in tail.read():
                     self.take_in({**event, "of_rank": number})
@@ -100,7 +91,7 @@ class Ranks(EventLogResult):
             rank.begin_moment(alive)
 
     def log_of(self, number: int) -> Path:
-        """Return the file of a rank's own log, by its number on this machine."""
+        """Return the file of a rank's own log."""
         return self.path / f"rank{number}" / FILE_NAME
 
     def _end_of(self, rank: RankRun) -> Event:
@@ -148,9 +139,8 @@ class Ranks(EventLogResult):
 
     @property
     def world_size(self) -> int:
-        """Number of ranks that train together, on all machines."""
-        asked = self._fact("spec", "ranks", 0)
-        return max((rank.world_size for rank in self), default=asked)
+        """Number of ranks that were asked for."""
+        return self._fact("spec", "ranks", 0)
 
     @property
     def no_sync(self) -> bool:
@@ -183,7 +173,7 @@ class Ranks(EventLogResult):
 
     @live_property
     def throughput(self) -> float | None:
-        """Samples per second of this machine's ranks together, warm-up excluded."""
+        """Samples per second of all ranks together, warm-up excluded."""
         rates = [rank.throughput for rank in self if rank.throughput is not None]
         return sum(rates) if rates and len(rates) == len(self) else None
 
@@ -235,7 +225,8 @@ class Ranks(EventLogResult):
         """Name what holds the ranks back, and which of them does."""
         from labkit.diagnosis.rank_verdict import of_ranks
 
-        return of_ranks(self)
+        runs = {run.rank: run for run in self} or {0: RankRun(self, 0)}
+        return of_ranks(runs, self.times).verdict
 
     # As figure, text and JSON
 
@@ -292,7 +283,7 @@ class Ranks(EventLogResult):
         return f"{text}; {noise(self.spread)}" if self.spread and self.noisy else text
 
     def _what(self) -> str:
-        settings = [str(self._fact("spec", "ranks", 0))]
+        settings = [str(self.world_size)]
         knobs = as_typed(self.asked.changed())
         settings += [knobs] if knobs else []
         if self.no_sync:

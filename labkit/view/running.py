@@ -62,7 +62,6 @@ def distributed(
     ranks: int = 2,
     no_sync: bool = False,
     starve: Mapping[int, Settings] | None = None,
-    rendezvous: Mapping[str, int | str] | None = None,
     wait: bool = True,
     **knobs: object,
 ) -> Ranks:
@@ -72,15 +71,13 @@ def distributed(
 
     Args:
         pipeline: What every rank runs; its batch_size is each rank's own.
-        ranks: Processes on this machine.
+        ranks: Processes, all on this machine.
         no_sync: With accumulation_steps: exchange gradients only before an update.
         starve: {rank: {knob: value}}: ranks with another loader, such as {1: {"io_ms": 10}}.
-        rendezvous: torchrun's options for several machines, such as {"nnodes": 2, "node_rank": 0,
-            "rdzv_backend": "c10d", "rdzv_endpoint": "host:29500"}; start it on every machine.
         wait, **knobs: As in `lk.run`.
     """
     each = pipeline_with(pipeline, knobs)
-    asked = Distributed(each, ranks, no_sync, starve or {}, rendezvous or {})
+    asked = Distributed(each, ranks, no_sync, starve or {})
     with held():
         started = launch(asked)
         remember(distributed, started)

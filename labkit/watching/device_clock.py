@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -46,10 +45,7 @@ class DeviceClock:
     def mark(self) -> Mark:
         """Record an event on the current stream."""
         before = now_ns()
-        event = self.events.record()
-        if sys.platform == "win32":
-            event.query()  # sends it off: the driver may hold back what it has collected
-        return Mark(event, before)
+        return Mark(self.events.record(), before)
 
     def add(self, number: int, step: TimedStep, marks: tuple[Mark, Mark]) -> None:
         """Keep a step, whose body has been issued, until the device is through with it."""

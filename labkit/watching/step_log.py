@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from labkit.process.events import EventLog
-from labkit.process.step_ring import NO_DEVICE, line_of_step
+from labkit.process.step_ring import NO_DEVICE, FinishedStep
 from labkit.watching.device_clock import DeviceClock
 from labkit.watching.tally import Tally
 from labkit.watching.timed_step import TimedStep
@@ -101,8 +101,8 @@ class StepLog:
         self.samples += samples
         if number < self.keep:
             device = (busy[0], busy[0], *busy) if busy else NO_DEVICE  # the copy is inside
-            line = line_of_step(number, stamps, samples, loss, device, batch_bytes=batch_bytes)
-            self.lines.append(line)
+            over = FinishedStep(number, stamps, samples, loss, device, batch_bytes=batch_bytes)
+            self.lines.append(over.line())
 
     def write(self) -> None:
         """Write what has gathered."""
