@@ -17,7 +17,7 @@ from labkit.spec import KNOBS, Distributed, Pipeline
 from labkit.tuning.improve import KEPT
 from labkit.tuning.search_result import Ladder
 from labkit.tuning.trial import START, Trial
-from labkit.view import history, panel_words, pipeline_panel
+from labkit.view import panel_words, pipeline_panel
 from labkit.view.controls import Control
 
 QUICK = Pipeline(dataset="sleep", prep_ms=10, steps=20, seconds=None)
@@ -93,7 +93,7 @@ def test_ranks_have_no_panel():
         lk.panel(Distributed(QUICK))
 
 
-# -- what a slider would bring, and the list of runs ---------------------------------------------
+# -- what a slider would bring, and what was changed ---------------------------------------------
 
 
 def load_recorded(name):
@@ -144,26 +144,6 @@ def test_a_starved_run_is_told_what_a_perfect_loader_would_give_and_a_fed_one_is
     assert "perfect loader" not in panel_words.run_verdict(load_recorded("batch-256"))
 
 
-def test_the_list_has_the_last_runs_and_compares_with_the_pinned(monkeypatch):
-    monkeypatch.setattr(history, "MOST_ROWS", 2)
-    shown = with_runs("workers-0")
-    starved = shown.run
-    run_recorded(shown, "workers-6")
-    listed = shown.history
-    newest, oldest = listed.rows
-    assert (newest["name"], newest["verdict"]) == ("num_workers 6", "input")
-    assert newest["numbers"].startswith("1302 samples/s, CPU busy 7")
-    listed.pin(oldest["key"])
-    assert listed.pinned[1] is starved and shown.view.overlay
-    assert "Against the pinned run (as it opened)" in shown.comparison.value
-    run_recorded(shown, "workers-2")
-    assert [row["pinned"] for row in listed.rows] == [False, False, True]  # it stays
-    listed.pin(oldest["key"])
-    assert listed.pinned is None
-    listed.pin(-1)  # it has left the list
-    assert lk.panel(Pipeline(), ["io_ms"]).history.rows == []  # another panel
-
-
 def test_improve_shows_every_step_of_the_autopilot_and_sets_the_best_knobs(monkeypatch):
     start, best = map(load_recorded, ("workers-0", "workers-6"))
     none = {"num_workers": 0}
@@ -196,7 +176,7 @@ def test_improve_shows_every_step_of_the_autopilot_and_sets_the_best_knobs(monke
     assert shown.controls["num_workers"].value == 6
     assert "4.95x the start" in shown.comparison.value
     assert "done: interrupted" in shown.verdict.value
-    assert [row["name"] for row in shown.history.rows] == ["num_workers=6", "start"]
+    assert shown.view.run is best
 
 
 def test_what_a_panel_shows_can_be_copied_as_code():

@@ -17,8 +17,7 @@ from labkit.results.script import script
 from labkit.spec import KNOBS, Pipeline
 from labkit.tuning.set_up import improver
 from labkit.view.clipboard import Clipboard
-from labkit.view.controls import Control, knobs_in_words, shown
-from labkit.view.history import History
+from labkit.view.controls import Control, knobs_in_words
 from labkit.view.live import LiveView
 from labkit.view.panel import Panel
 from labkit.view.panel_parts import Comparison, fade, grid_of
@@ -56,7 +55,6 @@ class PipelinePanel(Panel):
         self.pipeline = pipeline
         self.runs: list[Run] = []  # oldest first
         self.opened_with = self.values
-        self._moved = ""  # what was changed for the run that goes on, in words
         self.improve_button = self.buttons.add("Improve", "magic", self.improve)
         self.improve_button.tooltip = IMPROVE_TIP
         self.bars = PredictionBar()
@@ -64,10 +62,9 @@ class PipelinePanel(Panel):
         self._found: Prediction | None = None
         self.view = LiveView()
         self.comparison = Comparison()
-        self.history = History(self._pinned, self.home)
         self.clipboard = Clipboard(self._copies(), self.home)
         parts = [grid_of(self.controls.values()), self.buttons, self.bars, self.view, self.verdict]
-        self.assemble([*parts, self.comparison, self.history, self.clipboard])
+        self.assemble([*parts, self.comparison, self.clipboard])
         self.verdict.say("Set the knobs and press Run.")
         self._changed()
 
@@ -139,15 +136,9 @@ class PipelinePanel(Panel):
         asked = self.asked
         before = self.measured()
         self.forecast(asked)
-        self.view.show_before(self.history.against(before)[1])
+        self.view.show_before(before)
         run = self.launch(asked)
         self.runs.append(run)
-        moved = [
-            f"{name} {shown(value)}"
-            for name, value in self.values.items()
-            if value != self.opened_with[name]
-        ]
-        self._moved = ", ".join(moved) or "as it opened"
         return run, before
 
     # The autopilot
@@ -157,7 +148,7 @@ class PipelinePanel(Panel):
         self._start(self._climb)
 
     async def _climb(self) -> None:
-        """Climb in a thread; the controls and the list show what was kept."""
+        """Climb in a thread; the controls show what was kept."""
         search = improver(self.asked, (), None)
         self.verdict.say("The autopilot measures what is set, and then what its verdict advises.")
 
@@ -171,11 +162,8 @@ class PipelinePanel(Panel):
 
         search.tell(stepped, running)
         ladder = await asyncio.to_thread(search.run)
-        for trial in ladder.kept:
-            if trial.runs:
-                run = trial.runs[-1]
-                self.view.finish(run)
-                self.history.add(run, trial.what, run.diagnose().bottleneck)
+        if ladder.kept and ladder.kept[-1].runs:
+            self.view.finish(ladder.kept[-1].runs[-1])
         for name in ladder.changes.keys() & self.controls.keys():
             self.controls[name].value = ladder.changes[name]
         self.verdict.say(f"The autopilot is done: {knobs_in_words(ladder.stopped)}.")
@@ -213,24 +201,8 @@ class PipelinePanel(Panel):
             self.verdict.say(run_verdict(run))
         else:
             self.verdict.say(f"{run.outcome.capitalize()}: too short to tell.")
-        self._say_difference(run, before)
-        limit = run.diagnose().bottleneck if measured else run.outcome
-        self.history.add(run, self._moved, limit)
+        self.comparison.say(difference(run, before if measured else None))
         self.settle(run)
-
-    def _say_difference(self, run: Run, before: Run | None) -> None:
-        """Say in what `run` differs from the pinned one, else from the one `before` it."""
-        name, other = self.history.against(before)
-        lines = difference(run, None if run.throughput is None else other, name)
-        self.comparison.say(lines)
-
-    def _pinned(self) -> None:
-        """Compare with the run that the list pins, from now on."""
-        _, pinned = self.history.against(None)
-        run = self.measured()
-        self.view.show_before(pinned)
-        if run is not None and run is not pinned and not self.running:
-            self._say_difference(run, None)
 
     @property
     def _old_when_busy(self) -> tuple[widgets.DOMWidget, ...]:

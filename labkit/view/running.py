@@ -218,8 +218,8 @@ def improve(
     """Fix what is on top, measure, ask again, until nothing is worth it; show every step.
 
     A change is kept only where it gains beyond the noise; one that changes the arithmetic, only
-    where the losses are no further apart than those of two unchanged runs. At most 12 runs. An
-    interrupt ends it: the best so far is returned.
+    where the losses stay the same but for rounding and chance. At most 12 runs. An interrupt ends
+    it: the best so far is returned.
 
     Args:
         pipeline: A `labkit.Pipeline` (the default one where it is left out), or a Run of one. For
