@@ -11,11 +11,9 @@ from labkit.diagnosis.prediction import Prediction
 from labkit.knobs import check_names
 from labkit.results.hardware import check_device
 from labkit.results.launch import launch
-from labkit.results.result import Table
 from labkit.results.run import Run
 from labkit.results.script import script
 from labkit.spec import KNOBS, Pipeline
-from labkit.tuning.set_up import improver
 from labkit.view.clipboard import Clipboard
 from labkit.view.controls import Control, knobs_in_words
 from labkit.view.live import LiveView
@@ -26,7 +24,6 @@ from labkit.view.prediction_bar import PredictionBar, expected
 from labkit.view.running import pipeline_with
 
 USUAL_KNOBS = ("num_workers", "prefetch_factor", "batch_size", "io_ms")
-IMPROVE_TIP = "Fix what is on top, measure, ask again, until nothing is worth it: at most 12 runs"
 IN_PLACE = "Where no widgets show, use labkit.run(): it leaves a picture and a table."
 
 
@@ -55,8 +52,6 @@ class PipelinePanel(Panel):
         self.pipeline = pipeline
         self.runs: list[Run] = []  # oldest first
         self.opened_with = self.values
-        self.improve_button = self.buttons.add("Improve", "magic", self.improve)
-        self.improve_button.tooltip = IMPROVE_TIP
         self.bars = PredictionBar()
         self._forecasted: tuple[Pipeline, Run] | None = None  # what was predicted, from which run
         self._found: Prediction | None = None
@@ -141,37 +136,6 @@ class PipelinePanel(Panel):
         self.runs.append(run)
         return run, before
 
-    # The autopilot
-
-    def improve(self) -> None:
-        """Let the autopilot (`lk.improve`) change what is asked, and show every step."""
-        self._start(self._climb)
-
-    async def _climb(self) -> None:
-        """Climb in a thread; the controls show what was kept."""
-        search = improver(self.asked, (), None)
-        self.verdict.say("The autopilot measures what is set, and then what its verdict advises.")
-
-        def running(run: Run) -> None:
-            if self.session.stopping:
-                raise KeyboardInterrupt  # as ■ does: the search keeps the best so far
-            self.home.call(self.view.follow, run)
-
-        def stepped() -> None:
-            self.home.call(self._tell_climb, search.found.table("going on"))
-
-        search.tell(stepped, running)
-        ladder = await asyncio.to_thread(search.run)
-        if ladder.kept and ladder.kept[-1].runs:
-            self.view.finish(ladder.kept[-1].runs[-1])
-        for name in ladder.changes.keys() & self.controls.keys():
-            self.controls[name].value = ladder.changes[name]
-        self.verdict.say(f"The autopilot is done: {knobs_in_words(ladder.stopped)}.")
-        self._tell_climb(ladder.table())
-
-    def _tell_climb(self, table: Table) -> None:
-        self.comparison.value = table._repr_html_()
-
     # What is shown
 
     def forecast(self, asked: Pipeline) -> None:
@@ -226,7 +190,7 @@ class PipelinePanel(Panel):
         """Let nothing be started, and say why; with "", allow it again."""
         self.refused = bool(why)
         self.run_button.tooltip = why
-        self.buttons.allow_start(not self.refused and not self.running)
+        self.run_button.disabled = self.refused or self.running
         fade(self.bars, bool(why))
         if why:
             self.verdict.say(why, good=False)
