@@ -275,8 +275,6 @@ def test_by_keyboard_and_by_touch_on_a_narrow_dark_page_a_slider_predicts_and_ru
     button(panel, "Run").tap()
     expect(bars).to_contain_text(re.compile("side the range|not comparable: "))
     expect(panel).to_contain_text("Against the run before")
-    button(panel, "copy as labkit").tap()
-    expect(panel.locator("textarea")).to_have_value(re.compile(r"^lk\.run\(lk\.Pipeline\(.*num_w"))
 
 
 @pytest.mark.nightly

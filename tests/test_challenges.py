@@ -10,7 +10,7 @@ import wrong_answers
 
 import labkit as lk
 from labkit.course import knob_challenge, score, score_book
-from labkit.course.challenge import Attempt, Challenge, all_challenges
+from labkit.course.challenge import Challenge, all_challenges
 from labkit.course.code_challenge import CodeChallenge, tried_out
 from labkit.course.goals import Goal
 
@@ -147,7 +147,7 @@ def easy(monkeypatch):
 
     class Easy(Challenge):
         def attempt(self, answer, number):
-            return Attempt({goal: answer[number]})
+            return {goal: answer[number]}
 
     return Easy("99-x", "t", "t", ("first", "second"), example=lk.Pipeline())
 

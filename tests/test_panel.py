@@ -141,14 +141,6 @@ def test_a_starved_run_is_told_what_a_perfect_loader_would_give_and_a_fed_one_is
     assert "perfect loader" not in panel_words.run_verdict(load_recorded("batch-256"))
 
 
-def test_what_a_panel_shows_can_be_copied_as_code():
-    shown = with_runs("workers-0")
-    texts = shown.clipboard.texts
-    assert texts["PyTorch"]() == str(lk.script(shown.run))
-    shown.controls["num_workers"].value = 4
-    assert texts["labkit"]() == "lk.run(lk.Pipeline(num_workers=4))"
-
-
 # -- run, follow, stop ---------------------------------------------------------------------------
 
 

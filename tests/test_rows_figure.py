@@ -95,11 +95,11 @@ def test_a_row_without_a_number_is_a_gap_with_its_reason_below_the_axes():
     drawn = figure.axes[0].lines[0].get_ydata()
     assert list(drawn[:2]) == [1, 2] and np.isnan(drawn[2:]).all()
     assert notes_of(figure)[:2] == [
-        "float32: skipped: needs CUDA at 256",
-        "float32: out of memory at 512",
+        "float32: skipped: needs CUDA (256)",
+        "float32: out of memory (512)",
     ]
     nothing = lk.plot(failed.assign(ms=np.nan), "n", "ms")
-    assert notes_of(nothing)[0] == "no ms at 64, 128"
+    assert notes_of(nothing)[0] == "no ms (64, 128)"
 
 
 def test_published_rows_beside_are_dashed_and_named_by_card_and_source():

@@ -120,10 +120,8 @@ class Score(Result):
 
     def table(self) -> Table:
         """Return the points and the challenges so far."""
-        most = 3 * self.guesses
-        several = "" if self.guesses == 1 else "es"
         rows = [
-            ("guesses", f"{self.guess_points} of {most} points for {self.guesses} guess{several}"),
+            ("guesses", f"{self.guess_points} of {3 * self.guesses} points"),
             ("challenges", f"{self.solved} passed, {self.challenges} tried"),
         ]
         return Table(rows, left=(0, 1))

@@ -67,7 +67,7 @@ def draw_lines(axes: Axes, series: Sequence[Series], log: str | None) -> None:
     for each in series:
         places = np.asarray(each.places)
         style = "--" if each.is_beside else "-"
-        if each.mixed or len(np.unique(places)) < len(places):
+        if len(np.unique(places)) < len(places):
             style = ""
         draw_points(axes, each, places, each.values, style)
         if each.spread.any():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import ipywidgets as widgets
 
@@ -12,9 +12,7 @@ from labkit.knobs import check_names
 from labkit.results.hardware import check_device
 from labkit.results.launch import launch
 from labkit.results.run import Run
-from labkit.results.script import script
 from labkit.spec import KNOBS, Pipeline
-from labkit.view.clipboard import Clipboard
 from labkit.view.controls import Control, knobs_in_words
 from labkit.view.live import LiveView
 from labkit.view.panel import Panel
@@ -57,9 +55,8 @@ class PipelinePanel(Panel):
         self._found: Prediction | None = None
         self.view = LiveView()
         self.comparison = Comparison()
-        self.clipboard = Clipboard(self._copies(), self.home)
         parts = [grid_of(self.controls.values()), self.buttons, self.bars, self.view, self.verdict]
-        self.assemble([*parts, self.comparison, self.clipboard])
+        self.assemble([*parts, self.comparison])
         self.verdict.say("Set the knobs and press Run.")
         self._changed()
 
@@ -81,13 +78,6 @@ class PipelinePanel(Panel):
             if not run.running and run.throughput is not None and asked in (None, run.asked):
                 return run
         return None
-
-    def _copies(self) -> dict[str, Callable[[], str]]:
-        """Return what makes what is asked as plain PyTorch, as last measured, and as labkit."""
-        return {
-            "PyTorch": lambda: str(script(self.measured(self.asked) or self.asked)),
-            "labkit": lambda: f"lk.run(lk.{self.asked!r})",
-        }
 
     # Run and Stop
 

@@ -52,7 +52,7 @@ def plot(
         log: The logarithmic axes: "x", "y", "xy", or "" for none. None decides for x alone. Beside
             names a logarithmic y has points instead of bars.
 
-    Rows with the same `x` are points without a line; a note says in which columns they differ.
+    Rows with the same `x` are points without a line.
     Raises ValueError on a column that is not there.
     """
     if log not in LOGS:
@@ -102,9 +102,6 @@ def notes_of(table: Rows, series: Sequence[Series], x: str, y: str) -> list[str]
         names_cards = "card" in frame and x != "card"
         cards = ", ".join(frame["card"].unique()) if names_cards else ""
         notes.append(": ".join(filter(None, [cards, origin])))
-    differ = [each.mixed for each in series if each.mixed]
-    if differ:
-        notes.append(f"several rows for one {x}: they differ in {differ[0]}")
     for each in series:
         notes += each.gaps(f"no {y}")
     if any(each.spread.any() for each in series):

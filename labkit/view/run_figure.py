@@ -188,32 +188,30 @@ def _binned(run: Run) -> tuple[np.ndarray, np.ndarray]:
     return run.timeline(bins)[1], np.linspace(0, run.length_s, bins + 1)
 
 
-def step_parts(run: Run) -> dict[str, float]:
-    """Return the mean step's parts in ms: every moment in one of `PARTS`, warm-up excluded."""
-    return {part: getattr(run, f"{part}_ms") or 0.0 for part in PARTS}
+def step_parts(run: Run, steps: int) -> dict[str, float]:
+    """Return the parts of so many mean steps in ms: every moment in one of `PARTS`."""
+    return {part: steps * (getattr(run, f"{part}_ms") or 0.0) for part in PARTS}
 
 
 def draw_mean_steps(axes: Axes, run: Run, before: Run | None) -> None:
     """Draw the mean step; every number is in the legend, the wide ones inside too."""
-    now = step_parts(run)
-    then = None if before is None else step_parts(before)
+    runs = {"this run": run} if before is None else {"this run": run, "before": before}
+    micro = {name: each.pipeline.accumulation_steps or 1 for name, each in runs.items()}
     what = "step"
-    if before is not None and then is not None:
-        micro = run.pipeline.accumulation_steps or 1
-        micro_before = before.pipeline.accumulation_steps or 1
-        if micro != micro_before:  # a micro-batch beside a whole batch compares nothing
-            what = f"update ({micro} micro-batches, {micro_before} before)"
-            now = {part: value * micro for part, value in now.items()}
-            then = {part: value * micro_before for part, value in then.items()}
-    rows = {"this run": now} if then is None else {"this run": now, "before": then}
+    if len(set(micro.values())) > 1:  # a micro-batch beside a whole batch compares nothing
+        what = "update ({} micro-batches, {} before)".format(*micro.values())
+    else:
+        micro = dict.fromkeys(micro, 1)
+    rows = {name: step_parts(each, micro[name]) for name, each in runs.items()}
+    now, *then = rows.values()
     total_ms = sum(now.values())
     named = {}
     for part, (name, colour) in PARTS.items():
         if run.watched and part == "copy":
             continue  # somewhere inside the loop's body
         numbers = f"{ms(now[part])} ms ({now[part] / total_ms:.0%})"
-        if then is not None:
-            numbers = f"{ms(then[part])} → {ms(now[part])} ms"
+        for earlier in then:
+            numbers = f"{ms(earlier[part])} → {ms(now[part])} ms"
         name = "loop body" if run.watched and part == "compute" else name
         named[part] = (f"{name} {numbers}", colour)
     stack(axes, rows, named, ms, " ms")

@@ -286,7 +286,5 @@ def rung_line(trial: Trial) -> str:
     rate = f"{trial.rate:,.0f} samples/s" if trial.rate else "no number"
     if not trial.changes:
         return f"start: {rate}"
-    expected = f"expected {trial.expected} samples/s" if trial.expected else "nothing predicts it"
-    gain = f"{trial.gain:.2f}x ({rate})" if trial.gain else rate
-    losses = "" if trial.loss_change is None else f", losses {trial.loss_change:+.1%}"
-    return f"{trial.why} -> {trial.what}: {expected}, measured {gain}{losses}: {trial.said}"
+    hoped = f" (predicted {trial.expected})" if trial.expected else ""
+    return f"{trial.why} -> {trial.what}: {rate}{hoped}: {trial.said}"
