@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from labkit.course.slow_script import SlowScript, stages
+from labkit.course.slow_script import LADDER, SlowScript
 from labkit.knobs import check_names
 from labkit.results import privacy, saving
 from labkit.results.hardware import machine
@@ -85,7 +85,8 @@ def wanted(kind: str | None = None) -> list[Wanted]:
             found.append(Wanted(f"{name}-{value}", f"{title}, {knob}={value}", varied, needs))
         if not knob:
             found.append(Wanted(name, title, pipeline, needs))
-    for number, stage in enumerate(stages()):
+    for number in range(len(LADDER) + 1):
+        stage = SlowScript(LADDER[:number])
         fixed = f"then {stage.fixes[-1]} fixed" if stage.fixes else "nothing fixed"
         found.append(Wanted(f"capstone-{number}", f"the slow script, {fixed}", stage))
     return found

@@ -10,7 +10,7 @@ import wrong_answers
 
 import labkit as lk
 from labkit.course import knob_challenge, score, score_book
-from labkit.course.challenge import Attempt, Challenge, all_challenges
+from labkit.course.challenge import Challenge, all_challenges
 from labkit.course.code_challenge import CodeChallenge, tried_out
 from labkit.course.goals import Goal
 
@@ -72,7 +72,7 @@ def test_an_answer_in_knobs_is_judged_by_its_run_beside_one_of_what_was_given(mo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("key", ["01-intensity", pytest.param("02-feed", marks=MEASURED)])
+@pytest.mark.parametrize("key", ["11-choose", pytest.param("02-feed", marks=MEASURED)])
 def test_answers_are_judged_by_what_they_measure_in_a_process_of_their_own(key):
     judged(key, "solution")
 
@@ -113,7 +113,7 @@ def raises(*_):
         ("04-fit", {}, "what you were given"),
         ("07-graph-break", 5, "The answer is a function"),
         ("12-cache", lambda longest: None, "The answer is a class"),
-        ("01-intensity", raises, "RuntimeError: mine"),
+        ("11-choose", raises, "RuntimeError: mine"),
     ],
 )
 def test_an_answer_that_cannot_be_run_gets_a_sentence(key, answer, words, here):
@@ -123,7 +123,7 @@ def test_an_answer_that_cannot_be_run_gets_a_sentence(key, answer, words, here):
 
 @pytest.mark.slow
 def test_so_does_one_that_ends_its_process():
-    verdict = lk.challenge("01-intensity").check(lambda *_: os._exit(3))
+    verdict = lk.challenge("11-choose").check(lambda *_: os._exit(3))
     assert verdict.kind == "crashed" and "did not finish" in verdict.why, verdict
 
 
@@ -147,7 +147,7 @@ def easy(monkeypatch):
 
     class Easy(Challenge):
         def attempt(self, answer, number):
-            return Attempt({goal: answer[number]})
+            return {goal: answer[number]}
 
     return Easy("99-x", "t", "t", ("first", "second"), example=lk.Pipeline())
 

@@ -132,9 +132,11 @@ def test_losses_that_augmentation_parts_undo_no_change_of_the_loader_and_judge_t
     climb = climbed(workers, feed_then(HEALTHY), augmented())
     assert climb.changes["num_workers"] == 6 and abs(climb.tried[1].loss_change) > 0.02
 
-    climb = climbed(if_fused(130), always(FUSE), augmented(), lacks=no_compiler)
-    assert climb.changes == {"fused_optimizer": True}  # no further apart than two unchanged runs
-    assert len(climb.tried[0].runs) == 2
+    def jittery(knobs):
+        return [1.2, 1.0, 0.9, 1.3] if knobs["fused_optimizer"] else [1.0, 1.2, 1.1, 1.0]
+
+    climb = climbed(if_fused(130), always(FUSE), jittery, lacks=no_compiler)
+    assert climb.changes == {"fused_optimizer": True}  # no further apart than chance makes them
 
     def broken(knobs):
         return [3.0, 2.0, 2.0] if knobs["fused_optimizer"] else falling(knobs)

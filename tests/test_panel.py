@@ -14,10 +14,7 @@ from labkit.results.failures import REMEDIES
 from labkit.results.record import read_record
 from labkit.results.run import Run
 from labkit.spec import KNOBS, Distributed, Pipeline
-from labkit.tuning.improve import KEPT
-from labkit.tuning.search_result import Ladder
-from labkit.tuning.trial import START, Trial
-from labkit.view import history, panel_words, pipeline_panel
+from labkit.view import panel_words
 from labkit.view.controls import Control
 
 QUICK = Pipeline(dataset="sleep", prep_ms=10, steps=20, seconds=None)
@@ -93,7 +90,7 @@ def test_ranks_have_no_panel():
         lk.panel(Distributed(QUICK))
 
 
-# -- what a slider would bring, and the list of runs ---------------------------------------------
+# -- what a slider would bring, and what was changed ---------------------------------------------
 
 
 def load_recorded(name):
@@ -142,69 +139,6 @@ def test_a_starved_run_is_told_what_a_perfect_loader_would_give_and_a_fed_one_is
     perfect = shown.run.throughput / (1 - shown.run.diagnose().findings[0].lost_share)
     assert f"With a perfect loader: about {perfect:,.0f} samples/s." in shown.verdict.value
     assert "perfect loader" not in panel_words.run_verdict(load_recorded("batch-256"))
-
-
-def test_the_list_has_the_last_runs_and_compares_with_the_pinned(monkeypatch):
-    monkeypatch.setattr(history, "MOST_ROWS", 2)
-    shown = with_runs("workers-0")
-    starved = shown.run
-    run_recorded(shown, "workers-6")
-    listed = shown.history
-    newest, oldest = listed.rows
-    assert (newest["name"], newest["verdict"]) == ("num_workers 6", "input")
-    assert newest["numbers"].startswith("1302 samples/s, CPU busy 7")
-    listed.pin(oldest["key"])
-    assert listed.pinned[1] is starved and shown.view.overlay
-    assert "Against the pinned run (as it opened)" in shown.comparison.value
-    run_recorded(shown, "workers-2")
-    assert [row["pinned"] for row in listed.rows] == [False, False, True]  # it stays
-    listed.pin(oldest["key"])
-    assert listed.pinned is None
-    listed.pin(-1)  # it has left the list
-    assert lk.panel(Pipeline(), ["io_ms"]).history.rows == []  # another panel
-
-
-def test_improve_shows_every_step_of_the_autopilot_and_sets_the_best_knobs(monkeypatch):
-    start, best = map(load_recorded, ("workers-0", "workers-6"))
-    none = {"num_workers": 0}
-    six = {"num_workers": 6}
-    tried = [
-        Trial(none, rates=[start.throughput], runs=[start], judgement=START),
-        Trial(six, changes=six, rates=[best.throughput], runs=[best], judgement=KEPT),
-    ]
-    found = Ladder("pipeline", none, Pipeline(), tried=tried)
-    found.stopped = "interrupted: this is the best so far"
-    shown = lk.panel(Pipeline(), ["num_workers"])
-
-    def climb():
-        judged, running = search.tell.call_args.args
-        running(start)
-        judged()
-        shown.stop()  # pressed while the second run goes on
-        with pytest.raises(KeyboardInterrupt):
-            running(best)
-        return found
-
-    async def scenario():
-        shown.improve()
-        assert shown.running and shown.improve_button.disabled
-        await ended(shown)
-
-    search = Mock(found=found, run=climb)
-    monkeypatch.setattr(pipeline_panel, "improver", lambda *_: search)
-    asyncio.run(scenario())
-    assert shown.controls["num_workers"].value == 6
-    assert "4.95x the start" in shown.comparison.value
-    assert "done: interrupted" in shown.verdict.value
-    assert [row["name"] for row in shown.history.rows] == ["num_workers=6", "start"]
-
-
-def test_what_a_panel_shows_can_be_copied_as_code():
-    shown = with_runs("workers-0")
-    texts = shown.clipboard.texts
-    assert texts["PyTorch"]() == str(lk.script(shown.run))
-    shown.controls["num_workers"].value = 4
-    assert texts["labkit"]() == "lk.run(lk.Pipeline(num_workers=4))"
 
 
 # -- run, follow, stop ---------------------------------------------------------------------------

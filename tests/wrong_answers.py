@@ -67,7 +67,6 @@ CODE = {
     "01-stopwatch": {
         "cheat": lambda work, wait, clock: 10.0 + 0 * len([work() for _ in range(20)])
     },
-    "01-intensity": {"cheat: squares": lambda m, k, n, b: n / 6},
     "02-busy-share": {"cheat": lambda i, *_: float(bool(i))},
     "04-by-length": {
         "in any order": lambda lengths, n: torch.arange(len(lengths)).split(n),
@@ -83,7 +82,6 @@ CODE = {
     "11-choose": {"cheat: always none": lambda *_: None},
     "12-cache": {"copied each time": Concatenated, "cheat: only the new ones": NewOnes},
     "09-all-reduce": {"cheat: a blackboard": blackboard},
-    "10-straggler": {"cheat: always rank 0": lambda collectives: 0},
     "10-gap": {
         "cheat: always the loader": lambda lanes: (nb10.largest_gap(lanes)[0], "DataLoader")
     },

@@ -32,6 +32,7 @@ TOO_NOISY = "Too noisy to judge: repeats lie on both sides of the mark. Run this
 FOLDER = Path(__file__).with_name("challenges")
 
 Answer = Callable[..., Any]  # the user's function or class
+Measured = Mapping[Goal, float | None]  # what one try of an answer measured
 Finished = TypeVar("Finished", Run, Measurements)
 # Of a verdict; an answer whose run did not finish "crashed"
 Kind = Literal["passed", "not yet", "too noisy", "no answer", "crashed"]
@@ -39,19 +40,6 @@ Kind = Literal["passed", "not yet", "too noisy", "no answer", "crashed"]
 
 class Unfinished(Exception):
     """A run that was to be judged did not finish; the message says why."""
-
-
-class NeverBegan(Unfinished):
-    """Another run kept the device, so the answer was not tried."""
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """What one try of an answer measured."""
-
-    values: Mapping[Goal, float | None]
-    run: Run | None = None  # of the answer, where that is a spec
-    baseline: Run | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,7 +51,6 @@ class Verdict(Result):
     lines: tuple[str, ...] = ()  # what was expected, and what was measured
     why: str = ""  # why there is no judgement
     hint: str = ""
-    attempt: Attempt | None = None
 
     def __bool__(self) -> bool:
         return self.kind == "passed"
@@ -73,15 +60,6 @@ class Verdict(Result):
         hint = f"Hint: {self.hint}" if self.hint else ""
         title = f"{self.key}: {'PASSED' if self else 'not yet'}"
         return Table([(line,) for line in self.lines], title=title, foot=(self.why, hint))
-
-    def _repr_html_(self) -> str:
-        from labkit.view.display import StaticFigure  # the bench, which imports this, draws nothing
-
-        shown = super()._repr_html_()
-        if self.attempt is None or self.attempt.run is None:
-            return shown
-        picture = StaticFigure.of(self.attempt.run, self.attempt.baseline)
-        return shown + picture.html(self.attempt.run.numbers)
 
 
 @dataclass(frozen=True, repr=False)
@@ -104,7 +82,7 @@ class Challenge:
         """The kind of answer that is expected, and what it may change."""
         return f"{self.kind_of_answer}."
 
-    def attempt(self, answer: object, number: int) -> Attempt:
+    def attempt(self, answer: object, number: int) -> Measured:
         """Try an answer for the `number`th time, from 0; raises ValueError, Unfinished."""
         raise NotImplementedError
 
@@ -119,8 +97,6 @@ class Challenge:
             return Verdict(self.key, "no answer", why="No answer yet.")
         try:
             verdict = self._judge(answer)
-        except NeverBegan as why:
-            return Verdict(self.key, "crashed", why=str(why))  # that was no try
         except Unfinished as why:
             verdict = Verdict(self.key, "crashed", why=str(why))
         except Exception as problem:  # whatever the user's answer raises
@@ -141,19 +117,19 @@ class Challenge:
         Repeats on both sides of a mark are no verdict, unless another goal is clearly missed.
         """
         attempts = [self.attempt(answer, 0)]
-        if any(goal.near(value) for goal, value in attempts[0].values.items()):
+        if any(goal.near(value) for goal, value in attempts[0].items()):
             attempts += [self.attempt(answer, number) for number in range(1, REPEATS)]
         lines = []
         kind: Kind = "passed"
-        for goal in attempts[0].values:
-            values = [attempt.values[goal] for attempt in attempts]
+        for goal in attempts[0]:
+            values = [measured[goal] for measured in attempts]
             lines.append(goal.judged(values))
             if not any(map(goal.met, values)):
                 kind = "not yet"
             elif not all(map(goal.met, values)) and kind == "passed":
                 kind = "too noisy"
         why = TOO_NOISY if kind == "too noisy" else ""
-        return Verdict(self.key, kind, tuple(lines), why, attempt=attempts[-1])
+        return Verdict(self.key, kind, tuple(lines), why)
 
     def _counted(self, verdict: Verdict) -> Verdict:
         """Keep a try in the score; return the verdict with the next hint if it is not a pass."""
@@ -175,8 +151,7 @@ def finished(started: Finished) -> Finished:
     """Return what was started when it is over; raises Unfinished."""
     started.wait_or_raise()
     if started.outcome != "finished":
-        kind = NeverBegan if started.found_device_busy else Unfinished
-        raise kind(f"It did not finish. {started.error or started.outcome}")
+        raise Unfinished(f"It did not finish. {started.error or started.outcome}")
     return started
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,17 +18,15 @@ RIGHT = "share of right answers"
 EXACT = Goal(ERROR, at_most=1e-6)
 ALL_RIGHT = Goal(RIGHT, at_least=1.0)
 
-Case = tuple[tuple, Any]  # what an answer is given, and what it should return
 
-
-def largest_error(answer: Answer, cases: Iterable[Case]) -> Numbers:
+def largest_error(answer: Answer, right: Answer, cases: Iterable[tuple]) -> Numbers:
     """Return how far an answer's numbers are from the right ones at most."""
-    return {ERROR: max(abs(answer(*copy.deepcopy(given)) - right) for given, right in cases)}
+    return {ERROR: max(abs(answer(*copy.deepcopy(case)) - right(*case)) for case in cases)}
 
 
-def share_right(answer: Answer, cases: Iterable[Case]) -> Numbers:
+def share_right(answer: Answer, right: Answer, cases: Iterable[tuple]) -> Numbers:
     """Return in which share of the cases an answer is the right one."""
-    found = [answer(*copy.deepcopy(given)) == right for given, right in cases]
+    found = [answer(*copy.deepcopy(case)) == right(*case) for case in cases]
     return {RIGHT: sum(found) / len(found)}
 
 

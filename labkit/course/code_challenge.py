@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from labkit.course.challenge import Answer, Attempt, Challenge, challenge, finished
+from labkit.course.challenge import Answer, Challenge, Measured, challenge, finished
 from labkit.course.goals import Goal
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class CodeChallenge(Challenge):
         """A function or a class, as the example is."""
         return f"The answer is a {'class' if isinstance(self.example, type) else 'function'}"
 
-    def attempt(self, answer: object, number: int) -> Attempt:
+    def attempt(self, answer: object, number: int) -> Measured:
         """Try the answer out in a process of its own."""
         is_kind = isinstance(answer, type) or not isinstance(self.example, type)
         if not callable(answer) or not is_kind:
@@ -40,7 +40,7 @@ class CodeChallenge(Challenge):
         measured = self.on_the_bench(answer)
         if isinstance(measured, str):
             raise ValueError(measured)
-        return Attempt({goal: measured.get(goal.what) for goal in self.goals})
+        return {goal: measured.get(goal.what) for goal in self.goals}
 
     def on_the_bench(self, answer: Answer) -> Numbers | str:
         """Return what `tried_out` does, in a process of its own."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from labkit.course.challenge import Attempt, Challenge, finished
+from labkit.course.challenge import Challenge, Measured, finished
 from labkit.course.goals import Goal
 from labkit.course.slow_script import SlowScript
 from labkit.results.launch import launch
@@ -60,13 +60,12 @@ class KnobChallenge(Challenge):
             raise ValueError(f"Leave {', '.join(held)} as given: {only}.")
         return spec
 
-    def attempt(self, answer: object, number: int) -> Attempt:
+    def attempt(self, answer: object, number: int) -> Measured:
         """Run the answer, and once in a session the `number`th baseline."""
         run = finished(launch(self.spec(answer)))
         compares = any(goal.needs_baseline for goal in self.goals)
         baseline = baseline_run(self.start, number) if compares else None
-        values = {goal: measure(run, baseline) for goal, measure in self.goals.items()}
-        return Attempt(values, run, baseline)
+        return {goal: measure(run, baseline) for goal, measure in self.goals.items()}
 
 
 @cache

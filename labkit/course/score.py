@@ -35,27 +35,15 @@ class Guess(Result):
                 started before the guess was made is shown but not scored.
             published: Others measured it, not this machine.
         """
-        self.published = published
         if isinstance(measured, Run):
             if measured.utc and measured.utc < self.made:  # both UTC, to the second
                 self.note = "No points: the run was there before the guess."
             measured = measured.utilization
-        is_missing = isinstance(measured, float) and math.isnan(measured)  # a row without a number
-        self.measured = None if is_missing else measured
-        asks_number = isinstance(self.measured, int | float)
-        if asks_number and isinstance(self.value, str):
-            self.note = f"No points: {self.value!r} is a text, and the answer is a number."
+        self.measured = measured if measured == measured else None  # NaN: a row without a number
+        self.published = published
         if self.points is not None:
             keep("guesses", self.question, guess=self.value, measured=self.measured)
         return self
-
-    @property
-    def _unanswered(self) -> str:
-        """What is said where no guess was made: a short line."""
-        if self.measured is None:
-            return f"{self.question}: no guess"
-        how = "published" if self.published else "measured"
-        return f"{self.question}: no guess, {how} {shown(self.measured)}"
 
     @property
     def points(self) -> int | None:
@@ -66,13 +54,15 @@ class Guess(Result):
 
     def table(self) -> Table:
         """Return the guess beside what was measured, and their ratio; without one, a line."""
-        if self.value is None and not self.note:
-            return Table([], title=self._unanswered)
-        rows = [("your guess", "none" if self.value is None else shown(self.value))]
+        how = "published" if self.published else "measured"
         value = self.value
         measured = self.measured
+        if value is None and not self.note:
+            came = "" if measured is None else f", {how} {shown(measured)}"
+            return Table([], title=f"{self.question}: no guess{came}")
+        rows = [("your guess", "none" if value is None else shown(value))]
         if measured is not None:
-            rows.append(("published" if self.published else "measured", shown(measured)))
+            rows.append((how, shown(measured)))
             if value and not isinstance(value, str) and not isinstance(measured, str):
                 rows.append(("ratio", shown(measured / value)))
         rows.append(("points", "-" if self.points is None else f"{self.points} of 3"))
@@ -130,10 +120,8 @@ class Score(Result):
 
     def table(self) -> Table:
         """Return the points and the challenges so far."""
-        most = 3 * self.guesses
-        several = "" if self.guesses == 1 else "es"
         rows = [
-            ("guesses", f"{self.guess_points} of {most} points for {self.guesses} guess{several}"),
+            ("guesses", f"{self.guess_points} of {3 * self.guesses} points"),
             ("challenges", f"{self.solved} passed, {self.challenges} tried"),
         ]
         return Table(rows, left=(0, 1))

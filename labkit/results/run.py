@@ -282,9 +282,8 @@ class Run(RunLog):
 
     @property
     def mfu_text(self) -> str:
-        """MFU and MBU in words, "MFU 26%, MBU 5.6%", as far as known."""
-        known = {"MFU": self.mfu, "MBU": self.mbu}
-        return ", ".join(f"{name} {percent(share)}" for name, share in known.items() if share)
+        """MFU in words, "MFU 26%"; "" where it is not known."""
+        return f"MFU {percent(self.mfu)}" if self.mfu else ""
 
     @property
     def xray(self) -> Breakdown | None:

@@ -28,7 +28,6 @@ TRAINING = knobs_with("retrains")
 LOADER = ("num_workers", "prefetch_factor")
 KEPT = Judgement("kept", kept=True)
 NO_GAIN = Judgement("no gain")  # it may be tried again with others
-UNCHANGED = 2.0  # a change may move the losses by this many times what two unchanged runs differ by
 EXACT = 0.02  # relative difference of mean losses that another order of additions may make
 
 
@@ -101,10 +100,7 @@ class Improver(Search[Ladder]):
     def judge(self, trial: Trial) -> None:
         """Keep a trial that gains, measured again where it is close, or say why not."""
         before = self.best
-        why = self._ruled_out(trial, before)
-        if why and trial.loss_change is not None and len(before.runs) < 2 and self._has_room():
-            self.measure(before)  # how far apart are the losses of two unchanged runs?
-            why = self._ruled_out(trial, before)
+        why = self._ruled_out(trial)
         if why:
             trial.judgement = Judgement(why)
             self.banned.append(trial.changes)
@@ -146,8 +142,8 @@ class Improver(Search[Ladder]):
     def _trial(self, finding: Finding, remedy: Remedy) -> Trial | None:
         """Return the trial of a remedy, None where it is not to be tried.
 
-        Its promise is the predicted gain; where nothing is predicted, that half of the lost time is
-        won back. A loader that may be faster although no gain is predicted is tried last.
+        Its promise is the predicted gain, of a loader the most that is predicted; where nothing is,
+        that half of the lost time is won back.
         """
         before = self.best
         run = before.runs[-1]
@@ -164,10 +160,8 @@ class Improver(Search[Ladder]):
         trial.expected = self.forecast(run, before.setting, changes)
         gain = gain_without(finding.lost_share / 2)
         if trial.expected is not None:
-            gain = trial.expected.value / before.speed
-            may_gain = trial.expected.high >= (1 + LEAST_GAIN) * before.speed
-            if may_gain and not changes.keys().isdisjoint(LOADER):
-                gain = max(gain, 1 + LEAST_GAIN)
+            of_loader = not changes.keys().isdisjoint(LOADER)
+            gain = (trial.expected.high if of_loader else trial.expected.value) / before.speed
         if gain >= 1 + LEAST_GAIN:
             trial.promise = (gain - 1) / remedy.price
         return trial
@@ -178,7 +172,7 @@ class Improver(Search[Ladder]):
             return f"it changes what is trained; may_change={changed} allows it"
         return self.lacks(changes, run, self.best.knobs)
 
-    def _ruled_out(self, trial: Trial, before: Trial) -> str:
+    def _ruled_out(self, trial: Trial) -> str:
         """Return why a change that has run is out of the question; "" where it is not."""
         if trial.error:
             return f"failed: {trial.error}"
@@ -186,34 +180,24 @@ class Improver(Search[Ladder]):
         for name in trial.changes:
             if name in not_applied:
                 return f"cannot act here: {not_applied[name]}"
-        return "" if "batch_size" in trial.changes else self._losses_differ(trial, before)
+        return "" if "batch_size" in trial.changes else self._losses_differ(trial)
 
-    def _losses_differ(self, trial: Trial, before: Trial) -> str:
+    def _losses_differ(self, trial: Trial) -> str:
         """Return why a change is undone for its losses, or "" where they hold.
 
-        A change to the arithmetic may move the losses by as much as `TOLERANCE` allows, or as two
-        unchanged runs differ by. A change to the loader is not judged by them: they are only shown.
+        They are compared with those of the start, or of the last change of the batch size. A change
+        of the loader is not judged by them: they are only shown.
         """
-        reference = self._reference().runs[0].loss
-        losses = trial.runs[-1].loss
+        batches = [each for each in self.found.kept if "batch_size" in each.changes]
+        reference = [self.found.kept[0], *batches][-1]
         is_rough = set(self.found.changes | trial.changes) & set(knobs_with("rounds"))
         tolerance = TOLERANCE if is_rough else EXACT
-        holds, trial.loss_change = agree(reference, losses, tolerance)
+        holds, trial.loss_change = agree(reference.runs[0].loss, trial.runs[-1].loss, tolerance)
         if holds or trial.changes.keys() <= set(knobs_with("feeds")):
             return ""
         if trial.loss_change is None:
             return "undone: the losses are not finite"
-        if len(before.runs) > 1:
-            _, apart = agree(before.runs[0].loss, before.runs[-1].loss, EXACT)
-            spread = UNCHANGED * abs(apart or 0.0)
-            holds, _ = agree(reference, losses, max(tolerance, spread))
-        return "" if holds else f"undone: the losses differ by {trial.loss_change:+.1%}"
-
-    def _reference(self) -> Trial:
-        """Return the trial to compare losses with: the start, or the last kept of other batches."""
-        kept = self.found.kept
-        other_batches = [trial for trial in kept if "batch_size" in trial.changes]
-        return [kept[0], *other_batches][-1]
+        return f"undone: the losses differ by {trial.loss_change:+.1%}"
 
 
 def lacking(changes: Settings, machine: Machine, knobs: Settings) -> str | None:

@@ -61,8 +61,6 @@ TITLES = {
     "operators": "operators that changed most: host time",
 }
 LANE_IN = 0.26  # inches that a lane is high
-LANE_EDGE = 0.4  # points around what is short: a copy of 2 µs in 4 ms, the last rank's collective
-SPARSE = 0.01  # of the picture: a lane that is active for less
 MOST_KERNELS = 6
 NAME_LENGTH = 44  # characters of a kernel's name
 SOURCE_LENGTH = 60
@@ -133,8 +131,7 @@ def draw_timeline(
         active = np.diff(lane.spans.clip(start, end)).sum() / (end - start)
         if active or lane.kind == "kernels":  # no kernel says something, no copy does not
             _, colour = CLASSES[CLASS_OF_LANE[lane.kind]]
-            edge = LANE_EDGE if active < SPARSE or lane.kind == "collectives" else 0.0
-            rows.append(Lane(lane.label, [(colour, lane.spans)], edge=edge))
+            rows.append(Lane(lane.label, [(colour, lane.spans)]))
     header = [(drawable(source, 200), BOLD)]
     figure, (axes,) = page(header, [(0.1, LANE_IN * len(rows))], left_in=1.6)
     draw_lanes(axes, rows[::-1], start, end)

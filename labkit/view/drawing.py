@@ -38,7 +38,7 @@ class Drawing:
         from labkit.view.rows_figure import plot
 
         x, y, by = axes
-        if earlier is not None and not {x, y} <= {*earlier.rows}:
+        if earlier is not None and not {x, y, by or x} <= {*earlier.rows}:
             earlier = None  # another experiment under the same name
         title = self.title_of(rows)
         return plot(rows, x, y, by, beside=self.beside, earlier=earlier, title=title, log=self.log)

@@ -4,36 +4,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from labkit.bench.grid import NOISY
+from labkit.results.measurements import short
+from labkit.view.primitives import write_beside
 from labkit.view.series import LONGEST_NAME, Series, with_unit
-from labkit.view.style import (
-    BEFORE,
-    LEGEND_ROW_IN,
-    Font,
-    drawable,
-    legend_above,
-    legend_columns,
-)
+from labkit.view.style import BEFORE, LEGEND_ROW_IN, drawable, legend_above, legend_columns
 
 LONG_NUMBER = 2**17  # from here on powers of two are written as such
 LEAST_RANGE = 8  # powers of two over such a range are drawn at equal distances
 MOST_TICKS = 13
 PANEL_IN = 3.0
 BAR_IN = 0.2
-DIGITS = 3  # of the number at a bar
-LEAST_DIGITS = 2  # of the smallest, so that a ratio can be formed
-MOST_TIMES = 1000  # largest over smallest number, up to which all have as many decimals
-NOTE = Font(size=7.5, colour=BEFORE)
 GRID = {"color": "#E6E6E6", "linewidth": 0.8}
-HOLLOW = f"hollow: noisy, spread above {NOISY:.0%} of the median"
 
 
 def is_lines(series: Sequence[Series]) -> bool:
@@ -61,46 +49,30 @@ def bars_in(series: Sequence[Series]) -> float:
     return BAR_IN * sum(len(each.names) for each in series) + 0.7
 
 
-def legend_labels(series: Sequence[Series]) -> list[str]:
-    """Return what the legend names: the series, and the hollow points where there are some."""
-    labels = [each.label for each in series if each.label]
-    return [*labels, HOLLOW] if any(each.noisy.any() for each in series) else labels
-
-
 def legend_in(series: Sequence[Series]) -> float:
     """Return the height of the legend, inches."""
-    labels = legend_labels(series)
+    labels = [each.label for each in series if each.label]
     return LEGEND_ROW_IN * math.ceil(len(labels) / legend_columns(labels))
 
 
-def draw_legend(axes: Axes, series: Sequence[Series]) -> None:
-    """Name the series and what is hollow, above the axes."""
-    labels = legend_labels(series)
-    handles, _ = axes.get_legend_handles_labels()
-    if HOLLOW in labels:
-        has_points = is_lines(series) or axes.get_xscale() == "log"
-        hollow = Line2D([], [], color=BEFORE, marker="o" if has_points else "s", label=HOLLOW)
-        hollow.set_markerfacecolor("white")
-        hollow.set_linestyle("")
-        handles.append(hollow)
+def draw_legend(axes: Axes) -> None:
+    """Name the series above the axes, where they have names."""
+    handles, labels = axes.get_legend_handles_labels()
     if labels:
         legend_above(axes, handles, legend_columns(labels))
 
 
 def draw_lines(axes: Axes, series: Sequence[Series], log: str | None) -> None:
-    """Draw a line for each series, broken where a value is missing."""
+    """Draw a line for each series, broken where a value is missing; noisy points are hollow."""
     for each in series:
         places = np.asarray(each.places)
         style = "--" if each.is_beside else "-"
-        if each.mixed or len(np.unique(places)) < len(places):
+        if len(np.unique(places)) < len(places):
             style = ""
-        look = {"color": each.colour, "marker": each.marker, "markersize": 5, "alpha": each.alpha}
-        axes.plot(places, each.values, linestyle=style, label=each.label or None, **look)
+        draw_points(axes, each, places, each.values, style)
         if each.spread.any():
             bars = {"fmt": "none", "ecolor": each.colour, "capsize": 2.5, "alpha": each.alpha}
             axes.errorbar(places, each.values, each.spread, **bars)
-        hollow = {"linestyle": "", "markerfacecolor": "white", "zorder": 3}
-        axes.plot(places[each.noisy], each.values[each.noisy], **look, **hollow)
     every = [np.asarray(each.places) for each in series]
     mark_places(axes, np.concatenate(every) if every else np.empty(0), log)
     if "y" in (log or "") and has_positive(series):
@@ -108,6 +80,14 @@ def draw_lines(axes: Axes, series: Sequence[Series], log: str | None) -> None:
         plain_numbers(axes.yaxis)
     elif not any((each.values < 0).any() for each in series):
         axes.set_ylim(bottom=0)
+
+
+def draw_points(axes: Axes, series: Series, x: np.ndarray, y: np.ndarray, line: str = "") -> None:
+    """Draw the points of one series, joined by a `line` in its style; noisy ones are hollow."""
+    look = {"color": series.colour, "marker": series.marker, "alpha": series.alpha, "markersize": 5}
+    axes.plot(x, y, linestyle=line, label=series.label or None, **look)
+    hollow = {"linestyle": "", "markerfacecolor": "white", "zorder": 3}
+    axes.plot(x[series.noisy], y[series.noisy], **look, **hollow)
 
 
 def mark_places(axes: Axes, places: np.ndarray, log: str | None) -> None:
@@ -139,18 +119,23 @@ def draw_bars(axes: Axes, series: Sequence[Series], log: str) -> None:
     rows = {name: row for row, name in enumerate(bars)}
     thickness = 0.8 / max(bars.values(), default=1)
     is_log = "y" in log and has_positive(series)
-    write = writer_of(np.concatenate([each.values for each in series]), is_log)
     drawn: Counter[str] = Counter()
     for each in series:
-        middles = []
+        places = []
         for name in each.names:
-            middles.append(rows[name] + (drawn[name] - (bars[name] - 1) / 2) * thickness)
+            places.append(rows[name] + (drawn[name] - (bars[name] - 1) / 2) * thickness)
             drawn[name] += 1
+        middles = np.array(places)
         if is_log:
-            draw_points(axes, each, np.array(middles))
+            draw_points(axes, each, each.values, middles)
         else:
-            draw_group(axes, each, np.array(middles), 0.9 * thickness)
-        write_numbers(axes, each, middles, write)
+            draw_group(axes, each, middles, 0.9 * thickness)
+        if each.spread.any():
+            error_bars = {"fmt": "none", "ecolor": BEFORE, "capsize": 2.5}
+            axes.errorbar(each.values, middles, xerr=each.spread, **error_bars)
+        for end, middle, value in zip(each.values + each.spread, middles, each.values, strict=True):
+            if not np.isnan(value):
+                write_beside(axes, end, middle, str(short(value)))
     axes.set_yticks(range(len(bars)), [drawable(name, LONGEST_NAME) for name in bars])
     axes.set_ylim(len(bars) - 0.4, -0.6)
     axes.margins(x=0.1)  # room for the number at the end of the longest bar
@@ -167,8 +152,6 @@ def draw_group(axes: Axes, series: Series, middles: np.ndarray, thickness: float
         middles,
         series.values,
         thickness,
-        xerr=series.spread if series.spread.any() else None,
-        error_kw={"ecolor": NOTE.colour, "capsize": 2.5},
         label=series.label or None,
         edgecolor=series.colour,
         facecolor="white" if series.is_beside else series.colour,
@@ -178,63 +161,6 @@ def draw_group(axes: Axes, series: Series, middles: np.ndarray, thickness: float
     )
     noisy = series.values[series.noisy]
     axes.barh(middles[series.noisy], noisy, thickness, edgecolor=series.colour, facecolor="white")
-
-
-def draw_points(axes: Axes, series: Series, middles: np.ndarray) -> None:
-    """Draw one series as points beside its names; noisy ones hollow."""
-    look = {"color": series.colour, "marker": series.marker, "markersize": 6, "linestyle": ""}
-    look["alpha"] = series.alpha
-    axes.plot(series.values, middles, label=series.label or None, **look)
-    if series.spread.any():
-        bars = {"fmt": "none", "ecolor": series.colour, "capsize": 2.5}
-        axes.errorbar(series.values, middles, xerr=series.spread, **bars)
-    noisy = series.values[series.noisy]
-    axes.plot(noisy, middles[series.noisy], markerfacecolor="white", zorder=3, **look)
-
-
-def write_numbers(
-    axes: Axes, series: Series, middles: Sequence[float], write: Callable[[float], str]
-) -> None:
-    """Write each value of a series after its bar or point, and after its error bar."""
-    for value, spread, middle in zip(series.values, series.spread, middles, strict=True):
-        if not np.isnan(value):
-            axes.annotate(
-                write(value),
-                (value + spread, middle),
-                (6, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=NOTE.size,
-            )
-
-
-def writer_of(values: np.ndarray, is_log: bool) -> Callable[[float], str]:
-    """Return what writes a figure's numbers.
-
-    All have the decimals that show three digits of the largest number and two of the smallest.
-    Where those would be many, and on a logarithmic axis, each number has three digits.
-    """
-    sizes = np.abs(values[np.isfinite(values) & (values != 0)])
-    if not len(sizes):
-        return "{:.0f}".format
-    if is_log or sizes.max() > MOST_TIMES * sizes.min():
-        return three_digits
-    if all(size.is_integer() for size in sizes):
-        return "{:,.0f}".format
-    decimals = max(DIGITS - 1 - exponent(sizes.max()), LEAST_DIGITS - 1 - exponent(sizes.min()), 0)
-    return f"{{:,.{decimals}f}}".format
-
-
-def three_digits(value: float) -> str:
-    """Write a number with three digits, as in 0.100, or with all that it has before the point."""
-    if value == 0:
-        return "0"
-    return f"{value:,.{max(DIGITS - 1 - exponent(value), 0)}f}"
-
-
-def exponent(value: float) -> int:
-    """Return the power of ten of a number's first digit."""
-    return math.floor(math.log10(abs(value)))
 
 
 def has_positive(series: Sequence[Series]) -> bool:

@@ -7,10 +7,10 @@ from matplotlib.figure import Figure
 
 from labkit.results.run import Run
 from labkit.results.step_classes import AHEAD
-from labkit.view.primitives import Lane, draw_lanes, rows_in
-from labkit.view.run_figure import EDGE_PT, draw_mean_steps, end_of
+from labkit.view.primitives import draw_lanes, rows_in
+from labkit.view.run_figure import draw_mean_steps, end_of, teeth_lanes
 from labkit.view.run_header import device_of, run_header
-from labkit.view.style import COMPUTE, WAIT, ms, our_style, page
+from labkit.view.style import ms, our_style, page
 
 SLOW_STEPS = 6  # of the slower run, in the stretch that both show
 PANELS_IN = [(0.34, 0.95), (0.42, 0.95), (0.80, rows_in(2))]
@@ -37,15 +37,11 @@ def draw_pair(before: Run, after: Run) -> Figure:
 
 
 def _draw_stretch(axes: Axes, name: str, run: Run, length_s: float) -> None:
-    """Draw two lanes of true intervals: waiting for data, and the device computing."""
+    """Draw the lanes of a run's figure for a stretch in the middle of the run."""
     first = max(run.warmup, 1)
     near = run.stretch(max(0, first - AHEAD), run.steps)
     middle = float(run.stretch(first - 1, run.steps)[:, 5].mean())
     near_ms = 1e3 * (near - (middle - length_s / 2))
-    lanes = [
-        Lane("waits for data", [(WAIT, near_ms[:, 0:2])], 0.6),
-        Lane("busy", [(COMPUTE, near_ms[:, 4:6])], 1.6),
-    ]
-    draw_lanes(axes, lanes, 0, 1e3 * length_s, EDGE_PT)
+    draw_lanes(axes, teeth_lanes(run, near_ms), 0, 1e3 * length_s)
     rate = f"{run.throughput:,.0f} samples/s"
     axes.set_title(f"{name}: {device_of(run)} busy {run.busy_text}, {rate}", loc="left")

@@ -7,7 +7,7 @@ processes. All handlers run in the thread that made the panel: see home_thread.p
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import ipywidgets as widgets
 
@@ -56,7 +56,12 @@ class Panel(WidgetOrText):
 
     def start(self) -> None:
         """Start what the controls ask for and follow it, unless something is going on."""
-        self._start(self._once)
+        if self.running or self.refused:
+            return
+        try:
+            self.session.start(self._once)
+        except RuntimeError:
+            self.verdict.say(f"The buttons need a notebook. {self.instead}", good=False)
 
     def stop(self) -> None:
         """Ask what goes on to stop; the panel says so at once and shows what it did by then."""
@@ -67,14 +72,6 @@ class Panel(WidgetOrText):
         """Stop what is going on and remove the panel."""
         self.stop()
         super().close()
-
-    def _start(self, work: Callable[[], Awaitable[None]]) -> None:
-        if self.running or self.refused:
-            return
-        try:
-            self.session.start(work)
-        except RuntimeError:
-            self.verdict.say(f"The buttons need a notebook. {self.instead}", good=False)
 
     async def _once(self) -> None:
         """Do what was asked for, from the press of the button to the last figure."""
@@ -90,7 +87,7 @@ class Panel(WidgetOrText):
 
     def _show_busy(self, busy: bool, in_cell: bool = False) -> None:
         """Enable what can be pressed, and make faint what is not of what goes on."""
-        self.buttons.allow_start(not busy and not self.refused)
+        self.run_button.disabled = busy or self.refused
         self.buttons.allow_stop(busy, in_cell)
         for part in self._old_when_busy:
             fade(part, busy)

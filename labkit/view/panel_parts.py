@@ -32,7 +32,7 @@ def fade(shown: widgets.DOMWidget, is_old: bool) -> None:
 
 
 class Buttons(widgets.HBox):
-    """Run (or whatever it is called) and Stop, and what else starts something."""
+    """Run (or whatever it is called) and Stop."""
 
     def __init__(
         self, home: HomeThread, name: str, run: Callable[[], None], stop: Callable[[], None]
@@ -48,18 +48,6 @@ class Buttons(widgets.HBox):
         made = widgets.Button(description=name, icon=icon)
         made.on_click(lambda _button: self.home.call(press))
         return made
-
-    def add(self, name: str, icon: str, press: Callable[[], None]) -> widgets.Button:
-        """Add a button that starts something."""
-        made = self._made(name, icon, press)
-        self.children = (*self.children, made)
-        return made
-
-    def allow_start(self, allowed: bool) -> None:
-        """Enable or disable every button but Stop."""
-        for button in self.children:
-            if button is not self.stop:
-                button.disabled = not allowed
 
     def allow_stop(self, allowed: bool, in_cell: bool) -> None:
         """Enable or disable Stop; while a cell waits for its run, no press arrives."""

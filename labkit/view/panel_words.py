@@ -25,7 +25,7 @@ def _headroom(run: Run, found: Diagnosis) -> str:
     return f"\nWith a perfect loader: about {perfect:,.0f} samples/s."
 
 
-def difference(run: Run, before: Run | None, name: str) -> list[str]:
+def difference(run: Run, before: Run | None) -> list[str]:
     """Say what was changed, what it brought, and what could not be applied."""
     lines = [f"{knob} was not applied: {why}." for knob, why in run.not_applied.items()]
     if before is None:
@@ -37,4 +37,4 @@ def difference(run: Run, before: Run | None, name: str) -> list[str]:
             moved.append(f"{knob} {shown(old[knob])} → {shown(value)}")
     what = ", ".join(moved) or "nothing changed"
     busy = f"{run.machine.kind.upper()} busy {before.busy_text} → {run.busy_text}"
-    return [f"Against {name} ({what}): {busy}. {run.compare(before).verdict}", *lines]
+    return [f"Against the run before ({what}): {busy}. {run.compare(before).verdict}", *lines]

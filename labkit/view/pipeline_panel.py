@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import ipywidgets as widgets
 
@@ -11,14 +11,9 @@ from labkit.diagnosis.prediction import Prediction
 from labkit.knobs import check_names
 from labkit.results.hardware import check_device
 from labkit.results.launch import launch
-from labkit.results.result import Table
 from labkit.results.run import Run
-from labkit.results.script import script
 from labkit.spec import KNOBS, Pipeline
-from labkit.tuning.set_up import improver
-from labkit.view.clipboard import Clipboard
-from labkit.view.controls import Control, knobs_in_words, shown
-from labkit.view.history import History
+from labkit.view.controls import Control, knobs_in_words
 from labkit.view.live import LiveView
 from labkit.view.panel import Panel
 from labkit.view.panel_parts import Comparison, fade, grid_of
@@ -27,7 +22,6 @@ from labkit.view.prediction_bar import PredictionBar, expected
 from labkit.view.running import pipeline_with
 
 USUAL_KNOBS = ("num_workers", "prefetch_factor", "batch_size", "io_ms")
-IMPROVE_TIP = "Fix what is on top, measure, ask again, until nothing is worth it: at most 12 runs"
 IN_PLACE = "Where no widgets show, use labkit.run(): it leaves a picture and a table."
 
 
@@ -56,18 +50,13 @@ class PipelinePanel(Panel):
         self.pipeline = pipeline
         self.runs: list[Run] = []  # oldest first
         self.opened_with = self.values
-        self._moved = ""  # what was changed for the run that goes on, in words
-        self.improve_button = self.buttons.add("Improve", "magic", self.improve)
-        self.improve_button.tooltip = IMPROVE_TIP
         self.bars = PredictionBar()
         self._forecasted: tuple[Pipeline, Run] | None = None  # what was predicted, from which run
         self._found: Prediction | None = None
         self.view = LiveView()
         self.comparison = Comparison()
-        self.history = History(self._pinned, self.home)
-        self.clipboard = Clipboard(self._copies(), self.home)
         parts = [grid_of(self.controls.values()), self.buttons, self.bars, self.view, self.verdict]
-        self.assemble([*parts, self.comparison, self.history, self.clipboard])
+        self.assemble([*parts, self.comparison])
         self.verdict.say("Set the knobs and press Run.")
         self._changed()
 
@@ -89,13 +78,6 @@ class PipelinePanel(Panel):
             if not run.running and run.throughput is not None and asked in (None, run.asked):
                 return run
         return None
-
-    def _copies(self) -> dict[str, Callable[[], str]]:
-        """Return what makes what is asked as plain PyTorch, as last measured, and as labkit."""
-        return {
-            "PyTorch": lambda: str(script(self.measured(self.asked) or self.asked)),
-            "labkit": lambda: f"lk.run(lk.{self.asked!r})",
-        }
 
     # Run and Stop
 
@@ -139,50 +121,10 @@ class PipelinePanel(Panel):
         asked = self.asked
         before = self.measured()
         self.forecast(asked)
-        self.view.show_before(self.history.against(before)[1])
+        self.view.show_before(before)
         run = self.launch(asked)
         self.runs.append(run)
-        moved = [
-            f"{name} {shown(value)}"
-            for name, value in self.values.items()
-            if value != self.opened_with[name]
-        ]
-        self._moved = ", ".join(moved) or "as it opened"
         return run, before
-
-    # The autopilot
-
-    def improve(self) -> None:
-        """Let the autopilot (`lk.improve`) change what is asked, and show every step."""
-        self._start(self._climb)
-
-    async def _climb(self) -> None:
-        """Climb in a thread; the controls and the list show what was kept."""
-        search = improver(self.asked, (), None)
-        self.verdict.say("The autopilot measures what is set, and then what its verdict advises.")
-
-        def running(run: Run) -> None:
-            if self.session.stopping:
-                raise KeyboardInterrupt  # as ■ does: the search keeps the best so far
-            self.home.call(self.view.follow, run)
-
-        def stepped() -> None:
-            self.home.call(self._tell_climb, search.found.table("going on"))
-
-        search.tell(stepped, running)
-        ladder = await asyncio.to_thread(search.run)
-        for trial in ladder.kept:
-            if trial.runs:
-                run = trial.runs[-1]
-                self.view.finish(run)
-                self.history.add(run, trial.what, run.diagnose().bottleneck)
-        for name in ladder.changes.keys() & self.controls.keys():
-            self.controls[name].value = ladder.changes[name]
-        self.verdict.say(f"The autopilot is done: {knobs_in_words(ladder.stopped)}.")
-        self._tell_climb(ladder.table())
-
-    def _tell_climb(self, table: Table) -> None:
-        self.comparison.value = table._repr_html_()
 
     # What is shown
 
@@ -213,24 +155,8 @@ class PipelinePanel(Panel):
             self.verdict.say(run_verdict(run))
         else:
             self.verdict.say(f"{run.outcome.capitalize()}: too short to tell.")
-        self._say_difference(run, before)
-        limit = run.diagnose().bottleneck if measured else run.outcome
-        self.history.add(run, self._moved, limit)
+        self.comparison.say(difference(run, before if measured else None))
         self.settle(run)
-
-    def _say_difference(self, run: Run, before: Run | None) -> None:
-        """Say in what `run` differs from the pinned one, else from the one `before` it."""
-        name, other = self.history.against(before)
-        lines = difference(run, None if run.throughput is None else other, name)
-        self.comparison.say(lines)
-
-    def _pinned(self) -> None:
-        """Compare with the run that the list pins, from now on."""
-        _, pinned = self.history.against(None)
-        run = self.measured()
-        self.view.show_before(pinned)
-        if run is not None and run is not pinned and not self.running:
-            self._say_difference(run, None)
 
     @property
     def _old_when_busy(self) -> tuple[widgets.DOMWidget, ...]:
@@ -254,7 +180,7 @@ class PipelinePanel(Panel):
         """Let nothing be started, and say why; with "", allow it again."""
         self.refused = bool(why)
         self.run_button.tooltip = why
-        self.buttons.allow_start(not self.refused and not self.running)
+        self.run_button.disabled = self.refused or self.running
         fade(self.bars, bool(why))
         if why:
             self.verdict.say(why, good=False)

@@ -29,6 +29,8 @@ TEXT_LENGTH = 105  # of what stands after a bar
 GAP_PT = 5  # between a bar and its text
 LABELLED = 0.07  # of the longest row: a part at least so wide has its number inside
 LANE_GAP = 0.3  # between two lanes, of a lane's usual height
+SPARSE = 0.01  # of the picture: of what is active for less, short intervals are to be seen, too
+EDGE_PT = 0.4  # so much is drawn around each of these
 LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue; white ink is a hole on a dark page
 DARK = 0.3
 
@@ -51,7 +53,6 @@ class Lane:
     name: str
     spans: Sequence[tuple[str, np.ndarray]]  # colour, (n, 2) starts and ends
     height: float = 1.0
-    edge: float = 0.0  # points around each interval, where `draw_lanes` has no wider one
 
 
 def rows_in(count: int) -> float:
@@ -115,21 +116,17 @@ def patches(named: Iterable[tuple[str, str]]) -> list[Patch]:
     return [Patch(color=colour, label=name) for name, colour in named]
 
 
-def draw_lanes(
-    axes: Axes, lanes: Sequence[Lane], start: float, end: float, edge: float = 0.0
-) -> None:
-    """Draw what of each lane lies between `start` and `end`, from bottom to top.
-
-    An `edge` (points) around each interval shows those too short to be seen.
-    """
+def draw_lanes(axes: Axes, lanes: Sequence[Lane], start: float, end: float) -> None:
+    """Draw what of each lane lies between `start` and `end`, from bottom to top."""
     foot = 0.0
     middles = []
     for lane in lanes:
-        width = max(edge, lane.edge)
         for colour, spans in lane.spans:
-            seen = spans[(spans[:, 1] > start) & (spans[:, 0] < end)]
-            clipped = [(left, right - left) for left, right in np.clip(seen, start, end)]
-            axes.broken_barh(clipped, (foot, lane.height), color=colour, linewidth=width)
+            begin, stop = np.clip(spans[(spans[:, 1] > start) & (spans[:, 0] < end)], start, end).T
+            widths = stop - begin
+            edge = EDGE_PT if widths.sum() < SPARSE * (end - start) else 0.0
+            drawn = list(zip(begin, widths, strict=True))
+            axes.broken_barh(drawn, (foot, lane.height), color=colour, linewidth=edge)
         middles.append(foot + lane.height / 2)
         foot += lane.height + LANE_GAP
     axes.set_yticks(middles, [lane.name for lane in lanes])

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from labkit.view.marks import NOTE, draw_legend, draw_series, legend_in
+from labkit.bench.grid import NOISY
+from labkit.view.marks import draw_legend, draw_series, legend_in
 from labkit.view.series import (
     Rows,
     Series,
@@ -16,11 +17,13 @@ from labkit.view.series import (
     name_of,
     origin_of,
 )
-from labkit.view.style import DPI, WIDTH_IN, Picture, drawable, our_style, wrapped
+from labkit.view.style import BEFORE, DPI, WIDTH_IN, Font, Picture, drawable, our_style, wrapped
 
 LOGS = (None, "", "x", "y", "xy")
+NOTE = Font(size=7.5, colour=BEFORE)
 NOTE_IN = 0.14
 TITLE_IN = 0.25
+HOLLOW = f"hollow: noisy, spread above {NOISY:.0%} of the median"
 
 
 @our_style
@@ -49,7 +52,7 @@ def plot(
         log: The logarithmic axes: "x", "y", "xy", or "" for none. None decides for x alone. Beside
             names a logarithmic y has points instead of bars.
 
-    Rows with the same `x` are points without a line; a note says in which columns they differ.
+    Rows with the same `x` are points without a line.
     Raises ValueError on a column that is not there.
     """
     if log not in LOGS:
@@ -64,7 +67,7 @@ def plot(
     figure = Picture(dpi=DPI, facecolor="white", layout=layout)
     axes = figure.subplots()
     height = draw_series(axes, series, x, y, log) + legend_in(series)
-    draw_legend(axes, series)
+    draw_legend(axes)
     height += write_title(figure, title) + write_notes(figure, notes_of(rows, series, x, y))
     figure.set_size_inches(WIDTH_IN, height)
     return figure
@@ -99,11 +102,10 @@ def notes_of(table: Rows, series: Sequence[Series], x: str, y: str) -> list[str]
         names_cards = "card" in frame and x != "card"
         cards = ", ".join(frame["card"].unique()) if names_cards else ""
         notes.append(": ".join(filter(None, [cards, origin])))
-    differ = [each.mixed for each in series if each.mixed]
-    if differ:
-        notes.append(f"several rows for one {x}: they differ in {differ[0]}")
     for each in series:
         notes += each.gaps(f"no {y}")
     if any(each.spread.any() for each in series):
         notes.append("error bars: half the interquartile range up and down")
+    if any(each.noisy.any() for each in series):
+        notes.append(HOLLOW)
     return notes

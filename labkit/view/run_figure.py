@@ -8,10 +8,8 @@ lines of its code as well.
 from __future__ import annotations
 
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter, ScalarFormatter
 
 from labkit.results.readings import driver_readings, readings_of
@@ -43,7 +41,6 @@ WINDOW_STEPS = 10  # steps in the window
 MOST_IN_WINDOW = 24  # at most: two rounds of the workers, where they are many
 STEPS_A_BIN = 3  # of the utilization: finer bins would show single teeth, aliased
 MAX_BINS = 120
-EDGE_PT = 0.4  # points around an interval
 SPACES_IN = (0.30, 0.72, 0.80)  # above the three axes
 MANY = 100  # readings of the telemetry: the dots of more would merge into a band
 LINE = {"marker": ".", "markersize": 3, "linewidth": 1.0, "color": INSTRUMENT}
@@ -107,7 +104,7 @@ def _draw_teeth(axes: Axes, run: Run) -> tuple[float, float]:
     start = end_of(run, first)
     end = max(end_of(run, end_step), start + 1e-6)
     near = run.stretch(max(0, first - AHEAD), end_step + AHEAD)  # the host may be ahead
-    draw_lanes(axes, teeth_lanes(run, near), start, end, EDGE_PT)
+    draw_lanes(axes, teeth_lanes(run, near), start, end)
     axes.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(ScalarFormatter(useOffset=False))
     axes.set_xlabel("s since the first batch was asked for: the marked stretch below, enlarged")
@@ -119,34 +116,29 @@ def _draw_teeth(axes: Axes, run: Run) -> tuple[float, float]:
 
 def _draw_whole(axes: Axes, run: Run, before: Run | None, marked_s: tuple[float, float]) -> None:
     """Draw utilization from the true intervals, the instruments' samples, warm-up and mean."""
-    handles: list[Artist] = []
-    if run.warmup:
-        axes.axvspan(0, end_of(run, run.warmup), color="#EEEEEE", linewidth=0, zorder=0)
-        handles.append(Patch(facecolor="#E4E4E4", label="warm-up"))
-    thin = {"markersize": 1.5, "alpha": 0.6} if len(run.telemetry) > MANY else {}
-    for name, (seconds, shares) in curves(run).items():
-        handles += axes.plot(seconds, shares, label=name, zorder=3, **INSTRUMENTS[name] | thin)
-    if before is not None:
-        shares, edges = _binned(before)
-        look = {"color": BEFORE, "linewidth": 1.0, "alpha": 0.75, "zorder": 3}
-        handles.append(axes.stairs(shares, edges, fill=False, label="before", **look))
-    shares, edges = _binned(run)
-    bin_ms = 1e3 * float(edges[1])
+    bin_ms = 1e3 * run.length_s / bins_of(run)
     width = f"{ms(bin_ms)} ms" if bin_ms < 1000 else f"{ms(bin_ms / 1e3)} s"
     what = "gaps between kernels included" if run.utilization_is_upper_bound else "true intervals"
-    axes.stairs(shares, edges, fill=True, facecolor=COMPUTE, alpha=0.35, linewidth=0)
-    axes.stairs(shares, edges, fill=False, color=COMPUTE, linewidth=1.3, zorder=4)
-    share = f"busy share of every {width} ({what})"
-    handles.insert(0, Patch(facecolor=COMPUTE, alpha=0.6, label=share))
+    look = {"facecolor": COMPUTE, "alpha": 0.35, "linewidth": 0}
+    axes.stairs(*_binned(run), fill=True, label=f"busy share of every {width} ({what})", **look)
+    axes.stairs(*_binned(run), color=COMPUTE, linewidth=1.3, zorder=4)
+    if run.warmup:
+        warm = {"color": "#EEEEEE", "linewidth": 0, "zorder": 0}
+        axes.axvspan(0, end_of(run, run.warmup), label="warm-up", **warm)
+    thin = {"markersize": 1.5, "alpha": 0.6} if len(run.telemetry) > MANY else {}
+    for name, (seconds, shares) in curves(run).items():
+        axes.plot(seconds, shares, label=name, zorder=3, **INSTRUMENTS[name] | thin)
+    if before is not None:
+        look = {"color": BEFORE, "linewidth": 1.0, "alpha": 0.75, "zorder": 3}
+        axes.stairs(*_binned(before), label="before", **look)
     axes.axvspan(*marked_s, facecolor="none", edgecolor="black", linewidth=0.9, zorder=2)
     _mark_mean(axes, run)
     length_s = max(run.length_s, before.length_s if before else 0)
-    axes.set(xlim=(0, length_s), ylim=(0, 1.03))
+    axes.set(xlim=(0, length_s), ylim=(0, 1.03), yticks=[0, 0.25, 0.5, 0.75, 1])
     axes.yaxis.set_major_formatter(PercentFormatter(1))
-    axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
     axes.set_ylabel(f"{device_of(run)} busy")
     axes.set_xlabel("s since the first batch was asked for: the whole run")
-    legend_above(axes, handles)
+    legend_above(axes, axes.get_legend_handles_labels()[0])
 
 
 def curves(run: Run) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -185,38 +177,41 @@ def end_of(run: Run, steps: int) -> float:
     return float(run.stretch(steps - 1, steps)[0, 5])
 
 
+def bins_of(run: Run) -> int:
+    """Return in how many equal bins a run's utilization is drawn."""
+    return int(np.clip(run.steps // STEPS_A_BIN, 4, MAX_BINS))
+
+
 def _binned(run: Run) -> tuple[np.ndarray, np.ndarray]:
     """Return a run's utilization in equal bins, and their edges, s."""
-    bins = int(np.clip(run.steps // STEPS_A_BIN, 4, MAX_BINS))
+    bins = bins_of(run)
     return run.timeline(bins)[1], np.linspace(0, run.length_s, bins + 1)
 
 
-def step_parts(run: Run) -> dict[str, float]:
-    """Return the mean step's parts in ms: every moment in one of `PARTS`, warm-up excluded."""
-    return {part: getattr(run, f"{part}_ms") or 0.0 for part in PARTS}
+def step_parts(run: Run, steps: int) -> dict[str, float]:
+    """Return the parts of so many mean steps in ms: every moment in one of `PARTS`."""
+    return {part: steps * (getattr(run, f"{part}_ms") or 0.0) for part in PARTS}
 
 
 def draw_mean_steps(axes: Axes, run: Run, before: Run | None) -> None:
     """Draw the mean step; every number is in the legend, the wide ones inside too."""
-    now = step_parts(run)
-    then = None if before is None else step_parts(before)
+    runs = {"this run": run} if before is None else {"this run": run, "before": before}
+    micro = {name: each.pipeline.accumulation_steps or 1 for name, each in runs.items()}
     what = "step"
-    if before is not None and then is not None:
-        micro = run.pipeline.accumulation_steps or 1
-        micro_before = before.pipeline.accumulation_steps or 1
-        if micro != micro_before:  # a micro-batch beside a whole batch compares nothing
-            what = f"update ({micro} micro-batches, {micro_before} before)"
-            now = {part: value * micro for part, value in now.items()}
-            then = {part: value * micro_before for part, value in then.items()}
-    rows = {"this run": now} if then is None else {"this run": now, "before": then}
+    if len(set(micro.values())) > 1:  # a micro-batch beside a whole batch compares nothing
+        what = "update ({} micro-batches, {} before)".format(*micro.values())
+    else:
+        micro = dict.fromkeys(micro, 1)
+    rows = {name: step_parts(each, micro[name]) for name, each in runs.items()}
+    now, *then = rows.values()
     total_ms = sum(now.values())
     named = {}
     for part, (name, colour) in PARTS.items():
         if run.watched and part == "copy":
             continue  # somewhere inside the loop's body
         numbers = f"{ms(now[part])} ms ({now[part] / total_ms:.0%})"
-        if then is not None:
-            numbers = f"{ms(then[part])} → {ms(now[part])} ms"
+        for earlier in then:
+            numbers = f"{ms(earlier[part])} → {ms(now[part])} ms"
         name = "loop body" if run.watched and part == "compute" else name
         named[part] = (f"{name} {numbers}", colour)
     stack(axes, rows, named, ms, " ms")

@@ -78,10 +78,8 @@ def doubts(run: Run | Ranks) -> list[TextLine]:
 
 def knobs_line(run: Run) -> str:
     """Return the knobs that were asked for and are not the defaults."""
-    fixes = _fixes(run)
-    if fixes:
-        return f"the slow script, {fixes}"
-    return shortened(run.asked.changed(), KNOBS_LENGTH) or "the default pipeline"
+    asked = _fixes(run) or run.asked.changed()
+    return shortened(asked, KNOBS_LENGTH) or "the default pipeline"
 
 
 def device_of(run: Run) -> str:
@@ -107,15 +105,11 @@ def _before(run: Run, before: Run) -> str:
 
 
 def _apart(old: Run, new: Run, length: int) -> str:
-    """Return what `new` has fixed of the slow script, or its knobs that differ from `old`."""
+    """Return the knobs of `new` that differ from `old`; of the slow script what is fixed."""
     known = old.asked.to_dict()
     asked = new.asked.to_dict()
     changed = {name: value for name, value in asked.items() if value != known.get(name)}
-    fixed_before = _fixed(old)
-    added = [fix for fix in _fixed(new) or () if fix not in (fixed_before or ())]
-    if fixed_before and added:
-        return f"also fixed: {', '.join(added)}"
-    return _fixes(new) or shortened(changed, length) or "the same knobs"
+    return shortened(_fixes(new) or changed, length) or "the same knobs"
 
 
 def shortened(knobs: Mapping[str, object], length: int) -> str:
@@ -128,16 +122,8 @@ def shortened(knobs: Mapping[str, object], length: int) -> str:
     return f"{text} and {len(names) - shown} more" if shown < len(names) else text
 
 
-def _fixes(run: Run) -> str:
-    """Name what is fixed of the slow script; "" for any other run."""
-    fixed = _fixed(run)
-    if fixed is None:
-        return ""
-    return f"fixed: {', '.join(fixed)}" if fixed else "nothing fixed"
-
-
-def _fixed(run: Run) -> list[str] | None:
-    """Return what is fixed of the slow script; None for any other run."""
+def _fixes(run: Run) -> dict[str, object]:
+    """Return what is fixed of the slow script; {} for any other run."""
     script = (run.event("spec") or {}).get("script")
     fixes = script.get("fixes") if isinstance(script, dict) else None
-    return [*map(str, fixes)] if isinstance(fixes, list) else None
+    return {"fixed": ", ".join(map(str, fixes)) or "nothing"} if isinstance(fixes, list) else {}

@@ -215,8 +215,8 @@ def improve(
     """Fix what is on top, measure, ask again, until nothing is worth it; show every step.
 
     A change is kept only where it gains beyond the noise; one that changes the arithmetic, only
-    where the losses are no further apart than those of two unchanged runs. At most 12 runs. An
-    interrupt ends it: the best so far is returned.
+    where the losses stay the same but for rounding and chance. At most 12 runs. An interrupt ends
+    it: the best so far is returned.
 
     Args:
         pipeline: A `labkit.Pipeline` (the default one where it is left out), or a Run of one. For
@@ -283,7 +283,5 @@ def rung_line(trial: Trial) -> str:
     rate = f"{trial.rate:,.0f} samples/s" if trial.rate else "no number"
     if not trial.changes:
         return f"start: {rate}"
-    expected = f"expected {trial.expected} samples/s" if trial.expected else "nothing predicts it"
-    gain = f"{trial.gain:.2f}x ({rate})" if trial.gain else rate
-    losses = "" if trial.loss_change is None else f", losses {trial.loss_change:+.1%}"
-    return f"{trial.why} -> {trial.what}: {expected}, measured {gain}{losses}: {trial.said}"
+    hoped = f" (predicted {trial.expected})" if trial.expected else ""
+    return f"{trial.why} -> {trial.what}: {rate}{hoped}: {trial.said}"

@@ -48,24 +48,19 @@ class Series:
     reasons: list[str]  # why; "" where a row has one
     spread: np.ndarray  # half of the interquartile range; 0 where it is unknown
     noisy: np.ndarray
-    mixed: str  # in which columns rows with the same x differ
     colour: str
     marker: str
     is_beside: bool
     alpha: float = 1.0
 
     def gaps(self, nothing: str) -> list[str]:
-        """Say why rows have nothing to draw: "out of memory at 512", "CUDA graph: needs CUDA"."""
+        """Say why rows have nothing to draw: "float32: out of memory (512)"."""
         found: dict[str, list[str]] = {}
         for name, value, reason in zip(self.names, self.values, self.reasons, strict=True):
             if np.isnan(value):
                 found.setdefault(drawable(reason or nothing, LONGEST_NAME), []).append(name)
         label = f"{self.label}: " if self.label else ""
-        if len(found) == 1 and np.isnan(self.values).all():
-            return [f"{label}{why}" for why in found]
-        if self.places is None:  # names, not numbers
-            return [f"{label}{', '.join(names)}: {why}" for why, names in found.items()]
-        return [f"{label}{why} at {', '.join(names)}" for why, names in found.items()]
+        return [f"{label}{why} ({', '.join(names)})" for why, names in found.items()]
 
 
 class SeriesMaker:
@@ -86,12 +81,10 @@ class SeriesMaker:
 
     def paler(self, table: Rows) -> list[Series]:
         """Return the series of an earlier version of the user's own; one name stands for all."""
-        by = self.by if self.by in frame_of(table) else None
         found = []
-        for value, rows in groups_of(self._checked(table), by):
-            name = "" if found else "paler: before the change"
-            series = self._series(rows, name, value, MARKERS[0], is_beside=False)
-            found.append(replace(series, alpha=PALER))
+        for series in self.own(table):
+            label = "" if found else "paler: before the change"
+            found.append(replace(series, alpha=PALER, label=label))
         return found
 
     def beside(self, table: Rows) -> list[Series]:
@@ -138,7 +131,6 @@ class SeriesMaker:
             reasons=reasons,
             spread=np.nan_to_num(numbers(rows, iqr) / 2),
             noisy=noisy & ~np.isnan(values),
-            mixed=mixed(rows, self.x, self.y),
             colour=self.colours.setdefault(key, LINES[len(self.colours) % len(LINES)]),
             marker=marker,
             is_beside=is_beside,
@@ -177,19 +169,6 @@ def is_numeric(column: pandas.Series) -> bool:
     """Return whether a column holds numbers; True and False are names."""
     types = pandas.api.types
     return types.is_numeric_dtype(column) and not types.is_bool_dtype(column)
-
-
-def mixed(rows: pandas.DataFrame, x: str, y: str) -> str:
-    """Return the columns in which rows with the same x differ; "" where they differ in none."""
-    same = rows.loc[rows.duplicated(x, keep=False)]
-    differ = []
-    for name in same:
-        is_measured = pandas.api.types.is_float_dtype(same[name])
-        if name in (x, y, "source", "error", "noisy") or is_measured:
-            continue
-        if same[name].map(word).groupby(same[x]).nunique().max() > 1:
-            differ.append(name)
-    return ", ".join(differ)
 
 
 def origin_of(table: Rows, rows: pandas.DataFrame) -> str:

@@ -19,6 +19,7 @@ from labkit.results.text import counted
 from labkit.view.display import RANKS_PX
 from labkit.view.marks import bars_in, draw_legend, draw_series, is_lines, legend_in
 from labkit.view.primitives import Lane, draw_lanes, patches, rows_in, stack
+from labkit.view.rows_figure import HOLLOW
 from labkit.view.run_header import (
     KNOBS_LENGTH,
     device_of,
@@ -42,7 +43,6 @@ from labkit.view.style import (
 )
 
 RATE = "samples_per_s"
-SPAN = 20  # the largest value over the smallest: beyond it the axis is logarithmic
 MOST_SHOWN = 10  # points of one line that still have room for their numbers
 WINDOW_STEPS = 6  # steps in the window
 RANK_PARTS = {  # part of RankTimes: (name, colour), as stacked
@@ -58,9 +58,8 @@ RANK_PARTS = {  # part of RankTimes: (name, colour), as stacked
 def draw_sweep(sweep: Sweep) -> Figure:
     """Draw throughput and utilization against the sweep's first knob, a line per other combination.
 
-    Numbers are drawn to scale; where they span several orders of magnitude, they and the throughput
-    are on logarithmic axes. Names have bars. The error bars of the throughput are the run's own
-    unevenness (`Run.spread`). A run without numbers is a gap, and the header says why.
+    Numbers are drawn to scale, names have bars: see `lk.plot`. The error bars of the throughput are
+    the run's own unevenness (`Run.spread`). A run without numbers is a gap; the header says why.
     """
     knob, *others = sweep.knobs
     device = device_of(sweep.runs[0]) if sweep.runs else "device"
@@ -68,23 +67,20 @@ def draw_sweep(sweep: Sweep) -> Figure:
     busy = f"{device} busy{bound}, %"
     rows = rows_of(sweep, busy)
     by = "setting" if others else None
-    rates = SeriesMaker(knob, RATE, by).own(rows)
-    shares = SeriesMaker(knob, busy, by).own(rows)
+    rates, shares = (SeriesMaker(knob, column, by).own(rows) for column in (RATE, busy))
     fixed = {name: v for name, v in sweep.pipeline.changed().items() if name not in sweep.knobs}
-    texts = [_left_out(sweep), delays_of(sweep.runs, sweep.knobs), as_typed(fixed)]
-    panels = [(0.14, 1.8), (0.22, 1.3)]
+    hollow = HOLLOW if any(run.noisy for run in sweep.runs) else ""
+    texts = [_left_out(sweep), delays_of(sweep.runs, sweep.knobs), as_typed(fixed), hollow]
+    legend = legend_in(rates)
+    panels = [(0.14 + legend, 1.8), (0.22, 1.3)]
     if not is_lines(rates):
-        panels = [(0.14, bars_in(rates)), (0.55, bars_in(rates))]
-    panels[0] = (panels[0][0] + legend_in(rates), panels[0][1])
+        panels = [(0.14 + legend, bars_in(rates)), (0.55, bars_in(rates))]
     figure, (above, below) = page(several_header(_message(sweep), texts, sweep.runs), panels)
-    log = _logarithmic(rates[0].places)
-    draw_series(above, rates, knob, RATE, log and "xy")
-    draw_series(below, shares, knob, busy, log)
-    draw_legend(above, rates)
+    draw_series(above, rates, knob, RATE, None)
+    draw_series(below, shares, knob, busy, None)
+    draw_legend(above)
     if is_lines(rates):
-        below.set_ylim(0, 105)
-        below.set_yticks([0, 25, 50, 75, 100])
-        below.set_xlabel(knob)
+        below.set(ylim=(0, 105), yticks=[0, 25, 50, 75, 100])
         above.set_xlabel("")
         above.tick_params(labelbottom=False)
         _write_values(above, rates)
@@ -110,12 +106,6 @@ def rows_of(sweep: Sweep, busy: str) -> pandas.DataFrame:
         }
         rows.append(row)
     return pandas.DataFrame(rows)
-
-
-def _logarithmic(places: np.ndarray | None) -> str:
-    """Return "x" where x is numbers of several orders of magnitude, else ""."""
-    is_wide = places is not None and 0 < SPAN * places.min() < places.max()
-    return "x" if is_wide else ""
 
 
 def _write_values(axes: Axes, series: Sequence[Series]) -> None:

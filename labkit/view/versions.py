@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 from labkit.results.measurements import Measurements
 from labkit.view.function_payload import FunctionPayload
 
-MOST_CELLS = 50  # of which the versions are remembered
-
-
 # What a cell measured: the function's text, the rows, and those with the text before
 Version = tuple[str, Measurements, "Measurements | None"]
-_versions: OrderedDict[tuple[str | None, str], Version] = OrderedDict()
+_versions: dict[tuple[str | None, str], Version] = {}
 
 
 def earlier_version(function: FunctionPayload, measured: Measurements) -> Measurements | None:
@@ -25,8 +20,6 @@ def earlier_version(function: FunctionPayload, measured: Measurements) -> Measur
     if source != function.source:
         earlier = last
     _versions[key] = function.source, measured, earlier
-    if len(_versions) > MOST_CELLS:
-        _versions.popitem(last=False)
     return earlier
 
 

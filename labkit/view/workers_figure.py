@@ -31,12 +31,15 @@ def draw_workers(workers: LoaderWorkers, start_s: float | None, seconds: float) 
     if not len(batches):
         why = "Nothing to draw: nothing was recorded of the loader's workers."
         return page([(why, PLAIN)], [])[0]
-    begin = _first_moment(batches, seconds) if start_s is None else start_s
+    if start_s is None:  # where most workers have begun, and all of it was recorded
+        first = float(np.min(batches.start))
+        last = float(np.max(batches.ready))
+        start_s = max(first, min(first + LATEST * (last - first), last - seconds))
     numbers = [each.worker for each in workers][:MOST_LANES]
     lanes = [_worker_lane(batches, number) for number in reversed(numbers)]
     lanes.append(_loop_lane(workers))
     figure, (axes,) = page([(_title(workers), BOLD)], [(SPACE_IN, LANE_IN * len(lanes))])
-    draw_lanes(axes, lanes, begin, begin + seconds)
+    draw_lanes(axes, lanes, start_s, start_s + seconds)
     axes.set_xlabel("seconds since the first batch was asked for")
     legend_above(axes, patches(LEGEND))
     return figure
@@ -47,13 +50,6 @@ def _title(workers: LoaderWorkers) -> str:
     if workers[0].worker == MAIN:
         return text
     return f"{text}; workers are idle for {workers.idle_share:.0%}"
-
-
-def _first_moment(batches: Batches, seconds: float) -> float:
-    """Return where a window begins by default: within the batches that all workers have rows of."""
-    last = float(np.max(batches.ready))
-    first = float(np.min(batches.start))
-    return max(first, min(first + LATEST * (last - first), last - seconds))
 
 
 def _loop_lane(workers: LoaderWorkers) -> Lane:

@@ -1,10 +1,10 @@
-"""The challenges of notebook 01, GPU anatomy."""
+"""The challenge of notebook 01, GPU anatomy."""
 
 import random
 from collections.abc import Callable
 
 from labkit.course.challenge import Answer
-from labkit.course.checking import ERROR, EXACT, largest_error
+from labkit.course.checking import ERROR
 from labkit.course.code_challenge import Numbers, code
 from labkit.course.goals import Goal
 
@@ -75,27 +75,3 @@ def stopwatch(answer: Answer) -> Numbers:
         errors.append(abs(measured / device.each_ms - 1))
         calls.append(device.calls)
     return {ERROR: max(errors), "calls": min(calls)}
-
-
-def product_intensity(m: int, k: int, n: int, bytes_per_number: int) -> float:
-    """Return FLOP per byte: a multiplication and an addition for each of k terms."""
-    return 2 * m * k * n / ((m * k + k * n + m * n) * bytes_per_number)
-
-
-@code(
-    "01-intensity",
-    hints=(
-        "Each of the m n results takes k multiplications and k additions.",
-        "The bytes: m k and k n numbers are read, m n are written.",
-    ),
-    goals=(EXACT,),
-    example=product_intensity,
-)
-def intensity(answer: Answer) -> Numbers:
-    """Intensity by arithmetic.
-
-    Write a function of (m, k, n, bytes_per_number) that returns the FLOP per byte of an (m, k)
-    times (k, n) product: inputs read once, the result written once, a multiply-add counted as two.
-    """
-    sizes = ((1024, 1024, 1024, 4), (1, 4096, 4096, 2), (64, 512, 2048, 4), (7, 3, 5, 8))
-    return largest_error(answer, [(size, product_intensity(*size)) for size in sizes])

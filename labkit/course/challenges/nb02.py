@@ -69,6 +69,5 @@ def busy_share(answer: Answer) -> Numbers:
         begins = [generator.randrange(0, 1000) for _ in range(generator.randrange(0, 12))]
         intervals = [(begin, begin + generator.randrange(1, 200)) for begin in begins]
         start = generator.randrange(0, 500)
-        asked = (intervals, start, start + generator.randrange(100, 500))
-        cases.append((asked, share_of_window(*asked)))
-    return largest_error(answer, cases)
+        cases.append((intervals, start, start + generator.randrange(100, 500)))
+    return largest_error(answer, share_of_window, cases)

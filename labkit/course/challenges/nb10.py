@@ -1,4 +1,4 @@
-"""The challenges of notebook 10, read a trace."""
+"""The challenge of notebook 10, read a trace."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ def largest_gap(lanes: dict[str, Spans]) -> tuple[float, str]:
     def active(lane: str) -> float:
         return sum(max(0, min(end, stop) - max(start, begin)) for start, end in lanes[lane])
 
-    known = [name for name in ("DataLoader", "CPU operators", "CUDA calls") if name in lanes]
-    return stop - begin, max(known, key=active)
+    return stop - begin, max((name for name in ACTIVITIES if name in lanes), key=active)
 
 
 @code(
@@ -58,11 +57,14 @@ def gap(answer: Answer) -> Numbers:
     cases = [excerpt(name) for name in STARVED]
     cases += [lanes_with_a_gap(generator) for _ in range(ROUNDS)]
 
-    def in_ns(found: tuple[float, str]) -> tuple[int, str]:
-        return round(found[0] * 1e6), found[1]
+    def in_ns(find: Answer) -> Answer:
+        def found(lanes: dict[str, Spans]) -> tuple[int, str]:
+            length_ms, cause = find(lanes)
+            return round(length_ms * 1e6), cause
 
-    right = [((lanes,), in_ns(largest_gap(lanes))) for lanes in cases]
-    return share_right(lambda lanes: in_ns(answer(lanes)), right)
+        return found
+
+    return share_right(in_ns(answer), in_ns(largest_gap), [(lanes,) for lanes in cases])
 
 
 def lanes_with_a_gap(generator: random.Random) -> dict[str, Spans]:
@@ -79,45 +81,3 @@ def lanes_with_a_gap(generator: random.Random) -> dict[str, Spans]:
         second: [(begin + 15, begin + 35)],
         third: [(begin + 35, begin + 95)],
     }
-
-
-def least_inside(collectives: dict[int, Spans]) -> int:
-    """Return the rank that spends the least time in collectives."""
-
-    def inside(rank: int) -> float:
-        return sum(end - start for start, end in collectives[rank])
-
-    return min(collectives, key=inside)
-
-
-@code(
-    "10-straggler",
-    hints=(
-        "A collective ends for all at once, when the last rank has come. Who waits longest in it?",
-        "The rank that comes last spends the least time in collectives.",
-    ),
-    goals=(ALL_RIGHT,),
-    example=least_inside,
-)
-def straggler(answer: Answer) -> Numbers:
-    """The late rank.
-
-    Write a function of collectives, {rank: [(start, end), ...]} in ms: when each rank was in each
-    of the same collectives. It returns the rank that the others wait for.
-    """
-    generator = random.Random(13)
-    lates = [generator.randrange(8) for _ in range(ROUNDS)]
-    return share_right(answer, [((collectives_with(generator, late),), late) for late in lates])
-
-
-def collectives_with(generator: random.Random, late: int) -> dict[int, Spans]:
-    """Return when eight ranks were in ten collectives, most of which one rank entered last."""
-    spans: dict[int, Spans] = {rank: [] for rank in range(8)}
-    for number in range(10):
-        usual = 100 * number + 30
-        end = usual + 40
-        for rank in spans:
-            own_late = rank == late and number not in (0, 9)  # the first and last tell nothing
-            start = end - 5 if own_late else usual + generator.uniform(0, 20)
-            spans[rank].append((start, end))
-    return spans

@@ -42,6 +42,5 @@ def choose(answer: Answer) -> Numbers:
         }
         cores = generator.choice((1, 2, 4, 8, 16))
         images_per_s = generator.choice((300, 1_000, 5_000, 20_000))
-        asked = (paths, cores, images_per_s)
-        cases.append((asked, smallest_that_feeds(*asked)))
-    return share_right(answer, cases)
+        cases.append((paths, cores, images_per_s))
+    return share_right(answer, smallest_that_feeds, cases)
