@@ -23,7 +23,7 @@ from labkit.bench import (
     unusable_cards,
 )
 from labkit.bench import machine as bench_machine
-from labkit.diagnosis.card_formats import tensor_formats
+from labkit.bench.card_formats import tensor_formats
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.datasheets import card
 from labkit.process.events import EventLog

@@ -7,12 +7,12 @@ from dataclasses import replace
 from statistics import fmean
 from typing import NamedTuple
 
-from labkit.diagnosis.card_formats import tensor_formats
+from labkit.bench.card_formats import tensor_formats
 from labkit.diagnosis.evidence import Evidence, Kernels, TraceFacts
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.rank_traces import RankTraces
-from labkit.diagnosis.trace_breakdown import Breakdown
 from labkit.results.text import counted
+from labkit.traces.breakdown import Breakdown
+from labkit.traces.ranks import RankTraces
 
 # Kernels that only move data; a fused optimizer does in one pass what foreach does in many
 PASSES = r"(?i)elementwise|multi_tensor_apply(?!.*fused)"

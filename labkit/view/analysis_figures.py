@@ -8,11 +8,11 @@ import numpy as np
 import pandas
 from matplotlib.figure import Figure
 
-from labkit.diagnosis.public_traces import PublicTrace
-from labkit.diagnosis.rank_traces import RankTraces
-from labkit.diagnosis.trace_breakdown import Breakdown, TraceLane
-from labkit.diagnosis.trace_comparison import Change, TraceComparison
 from labkit.results.text import counted
+from labkit.traces.breakdown import Breakdown, TraceLane
+from labkit.traces.compare import Change, TraceComparison
+from labkit.traces.public import PublicTrace
+from labkit.traces.ranks import RankTraces
 from labkit.view.primitives import Bar, Lane, draw_lanes, hbars, rows_in
 from labkit.view.rows_figure import plot
 from labkit.view.style import (

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from labkit.diagnosis.trace_events import (
+from labkit.traces.events import (
     HOST_WORK,
     KERNELS,
     ON_DEVICE,

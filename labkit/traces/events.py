@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labkit.diagnosis.trace_file import MAX_EVENTS, Json, JsonObject, NotATrace, TraceFile
 from labkit.results.text import one_line
+from labkit.traces.file import MAX_EVENTS, Json, JsonObject, NotATrace, TraceFile
 
 
 class Kind(IntEnum):

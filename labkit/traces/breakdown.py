@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from labkit.diagnosis.card_formats import tensor_formats
-from labkit.diagnosis.trace_steps import TRACE_CLASSES, TopKernel
+from labkit.bench.card_formats import tensor_formats
 from labkit.results.result import Result, Table
 from labkit.results.text import counted
+from labkit.traces.steps import TRACE_CLASSES, TopKernel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from labkit.diagnosis.rank_traces import RankTraces
-    from labkit.diagnosis.trace_comparison import TraceComparison
+    from labkit.traces.compare import TraceComparison
+    from labkit.traces.ranks import RankTraces
 
 UNRECORDED = ("detail", "lanes", "began_ns")  # fields that a saved record leaves out
 
@@ -122,7 +122,7 @@ class Breakdown(Result):
 
     def compare(self, after: Breakdown | RankTraces | str | os.PathLike) -> TraceComparison:
         """Return what changed from this trace to `after`: another of one rank, or its path."""
-        from labkit.diagnosis.trace_comparison import compare_traces
+        from labkit.traces.compare import compare_traces
 
         return compare_traces(self, after)
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.diagnosis.trace_breakdown import lane_rows
 from labkit.results.public_files import PublicFile
 from labkit.results.result import Result, Table
 from labkit.results.shipped import Listing, entries, entry
+from labkit.traces.breakdown import lane_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,10 +13,13 @@ import re
 from dataclasses import fields, replace
 from pathlib import Path
 
-from labkit.diagnosis.rank_traces import RankTraces
-from labkit.diagnosis.trace_breakdown import Breakdown
-from labkit.diagnosis.trace_events import Events, Kind, read_events
-from labkit.diagnosis.trace_file import (
+from labkit.process.events import XRAY_NAME
+from labkit.results.record import Event
+from labkit.results.run import Run
+from labkit.results.text import one_line
+from labkit.traces.breakdown import Breakdown
+from labkit.traces.events import Events, Kind, read_events
+from labkit.traces.file import (
     ONE_PER_RANK,
     JsonObject,
     NotATrace,
@@ -25,16 +28,13 @@ from labkit.diagnosis.trace_file import (
     files_in,
     holds_several,
 )
-from labkit.diagnosis.trace_steps import (
+from labkit.traces.ranks import RankTraces
+from labkit.traces.steps import (
     IDLE_CAUSES,
     TopKernel,
     TraceSteps,
     find_steps,
 )
-from labkit.process.events import XRAY_NAME
-from labkit.results.record import Event
-from labkit.results.run import Run
-from labkit.results.text import one_line
 
 GRAPHS = "CUDA graphs were launched: some profilers miss the kernels inside them."  # a note
 XRAY_EVENT = "xray_trace"  # what a saved record has instead

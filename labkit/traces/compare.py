@@ -6,10 +6,10 @@ import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from labkit.diagnosis.rank_traces import RankTraces, several_ranks
-from labkit.diagnosis.trace import trace
-from labkit.diagnosis.trace_breakdown import Breakdown
 from labkit.results.result import Result, Table
+from labkit.traces.breakdown import Breakdown
+from labkit.traces.ranks import RankTraces, several_ranks
+from labkit.traces.read import trace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
