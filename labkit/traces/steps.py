@@ -13,11 +13,11 @@ from functools import cached_property
 import numpy as np
 
 from labkit.traces.events import (
+    COPIES,
     HOST_WORK,
     KERNELS,
     ON_DEVICE,
     Events,
-    Intervals,
     Kind,
     uses_tensor_cores,
 )
@@ -31,17 +31,15 @@ TRACE_CLASSES = {  # of a step, by priority
     "dataloader": (Kind.DATALOADER,),
     "cpu_exec": (Kind.CPU_OP,),
 }
-IDLE_CAUSES = ("host_wait", "host", "kernel_wait", "other")  # of a device's gaps
 LANES = {  # rows of a picture of the trace
     "CPU operators": (Kind.CPU_OP,),
     "DataLoader": (Kind.DATALOADER,),
     "CUDA calls": (Kind.RUNTIME,),
     "kernels": (Kind.KERNEL,),
     "collectives": (Kind.COLLECTIVE_KERNEL,),
-    "copies": (Kind.MEMCPY, Kind.MEMSET),
+    "copies": COPIES,
 }
 
-TOP = 10  # kernels listed
 # The longest device gap between two pieces of work that were both already launched which still
 # counts as the hardware's own hand-over. On a V100 (the two ResNet-50 traces of pytorch/kineto,
 # 14,778 such gaps) the median is 1 µs, and 99.6% are 10 µs or shorter.
@@ -56,88 +54,51 @@ BUILT_IN = "<built-in "  # a function of C, as the profiler writes it: no line o
 COMPLETE = 0.8  # of the kernels of the step before
 
 
-def merge(intervals: Intervals) -> Intervals:
-    """Merge overlapping and touching intervals, sorted by start; the empty ones go."""
-    start, end = intervals.only(intervals.length > 0)
-    reach = np.maximum.accumulate(end)
-    first = np.ones(len(start), dtype=bool)
-    first[1:] = start[1:] > reach[:-1]
-    last = np.ones(len(start), dtype=bool)
-    last[:-1] = first[1:]
-    return Intervals(start[first], reach[last])
+@dataclass(frozen=True)
+class TopKernel:
+    """One kernel, by name: its time in µs and its calls, over all steps together."""
+
+    name: str
+    total_us: float
+    calls: int
+    tensor_core: bool
 
 
-class Clock:
-    """A clock that runs only inside some stretches, which are sorted and do not overlap."""
-
-    def __init__(self, stretches: Intervals):
-        self.stretches = stretches
-        passed = np.append(0, np.cumsum(stretches.length))
-        self.total = int(passed[-1])
-        self._edges = np.append(0, np.stack(stretches, axis=1))
-        self._passed = np.repeat(passed, 2)[:-1]
-
-    def inside(self, intervals: Intervals) -> Intervals:
-        """Return the intervals on this clock; what lies outside the stretches has no length."""
-        return Intervals(*np.interp(np.stack(intervals), self._edges, self._passed))
-
-
-def find_steps(events: Events) -> tuple[Intervals, list[str]]:
-    """Find when the steps begin and end; return them, and notes.
+def find_steps(events: Events) -> tuple[np.ndarray, list[str]]:
+    """Find when the steps begin and end; return that, (steps, 2) in ns, and notes.
 
     A step begins where the one before ended and lasts until the host's mark and the device work
     launched in it have ended. The last are dropped where the profiler stopped before their kernels
     were recorded.
     """
     notes = []
-    marks = events.of(Kind.STEP)
-    if not marks.length.any():
+    marked = events.are(Kind.STEP) & (events.end > events.start)
+    starts, ends = events.start[marked], events.end[marked]
+    if not len(starts):
         notes.append("No ProfilerStep marks (call prof.step()): the whole span is one step.")
-        marks = _whole_span(events)
-    marks = marks.only(marks.length > 0)
-    if not len(marks.start):
-        return marks, notes
-    step = _launching_steps(events, marks)
-    complete = _complete_steps(np.bincount(step[step >= 0], minlength=len(marks.start)))
-    dropped = len(marks.start) - complete
+        host = events.are(*HOST_WORK, Kind.STEP)
+        work = host if host.any() else events.are(Kind.RUNTIME, *ON_DEVICE)
+        starts = events.start[work].min(keepdims=True)
+        ends = events.end[work].max(keepdims=True)
+    # In which mark the work of each event was launched; -1 where in none
+    step = np.searchsorted(starts, events.start[events.launch], side="right") - 1
+    step[(events.launch < 0) | (events.end[events.launch] > ends[step])] = -1
+    complete = _complete_steps(np.bincount(step[step >= 0], minlength=len(starts)))
+    dropped = len(starts) - complete
     if dropped:
         steps = "step" if dropped == 1 else f"{dropped} steps"
         notes.append(f"Dropped the last {steps}: their kernels are missing.")
-    found = _with_device_work(events, marks, step)
-    keep = found.length > 0
-    keep[complete:] = False
-    return found.only(keep), notes
-
-
-def _whole_span(events: Events) -> Intervals:
-    """Return the span of all work as the one mark of a trace without marks."""
-    host = events.are(*HOST_WORK, Kind.STEP)
-    only_device = events.are(Kind.RUNTIME, *ON_DEVICE)
-    whole = events.span.only(host if host.any() else only_device)
-    return Intervals(whole.start.min(keepdims=True), whole.end.max(keepdims=True))
-
-
-def _launching_steps(events: Events, marks: Intervals) -> np.ndarray:
-    """Return in which step's mark the work of each event was launched; -1 where in none."""
-    launched = events.span.only(events.launch)
-    step = np.searchsorted(marks.start, launched.start, side="right") - 1
-    known = (events.launch >= 0) & (step >= 0) & (launched.end <= marks.end[step])
-    return np.where(known, step, -1)
-
-
-def _with_device_work(events: Events, marks: Intervals, step: np.ndarray) -> Intervals:
-    """Return when the steps begin and end, each with the device work launched in its mark."""
-    start, end = marks
-    known = step >= 0
-    before = start[0]
-    np.maximum.at(end, step[known], events.span.end[known])
+    np.maximum.at(ends, step[step >= 0], events.end[step >= 0])
+    before = starts[0]
     if (step == 0).any():
         # Work launched before the first mark delays the first step's own.
-        early = events.span.end[events.are(*ON_DEVICE) & ~known]
-        first = events.span.start[step == 0].min()
-        before = max(before, early[early < first].max(initial=before))
-    end = np.maximum.accumulate(np.maximum(np.maximum(start, end), before))
-    return Intervals(np.maximum(start, np.append(before, end[:-1])), end)
+        first = events.start[step == 0].min()
+        early = events.are(*ON_DEVICE) & (step < 0) & (events.end < first)
+        before = max(before, events.end[early].max(initial=before))
+    ends = np.maximum.accumulate(np.maximum(ends, before))
+    starts = np.maximum(starts, np.append(before, ends[:-1]))
+    found = np.column_stack([starts, ends])[:complete]
+    return found[found[:, 1] > found[:, 0]], notes
 
 
 def _complete_steps(launches: np.ndarray) -> int:
@@ -154,76 +115,76 @@ def _complete_steps(launches: np.ndarray) -> int:
     return complete
 
 
-@dataclass(frozen=True)
-class TopKernel:
-    """One kernel, by name: its time in µs and its calls, over all steps together."""
+class TracePieces:
+    """A trace cut where any event begins or ends into pieces, within which nothing changes.
 
-    name: str
-    total_us: float
-    calls: int
-    tensor_core: bool
-
-
-class TraceSteps:
-    """The events of a trace on the clock of its steps; times in ns.
-
-    The starts and ends of all events cut the clock into `pieces`, within which nothing changes.
+    What is active in which piece is a mask of the pieces.
     """
 
-    def __init__(self, events: Events, stretches: Intervals):
+    def __init__(self, events: Events, steps: np.ndarray):
+        """Take the (steps, 2) starts and ends: pieces outside of them have no length."""
         self.events = events
-        self.clock = Clock(stretches)
-        self.total = self.clock.total
-        self.inside = self.clock.inside(events.span)
-        moments = np.concatenate([*self.inside, [0, self.total]])
-        edges, number = np.unique(moments, return_inverse=True)
-        self.pieces = Intervals(edges[:-1], edges[1:])
-        self._first, self._behind = number[:-2].reshape(2, -1)  # (events,) pieces of each
+        self.steps = steps
+        moments = np.concatenate([events.start, events.end, *steps.T])
+        self.edges, number = np.unique(moments, return_inverse=True)
+        count = len(events.start)
+        self._first, self._behind = number[: 2 * count].reshape(2, -1)  # pieces of each event
+        in_steps = self._covered(*number[2 * count :].reshape(2, -1))
+        self.length = np.where(in_steps, np.diff(self.edges), 0)  # ns
+        self.total = int(self.length.sum())  # ns
+
+    def us(self, mask: np.ndarray | bool) -> float:
+        """Return how much of an average step is in pieces of a mask, µs."""
+        return float((self.length * mask).sum()) / len(self.steps) / 1000
+
+    def _covered(self, first: np.ndarray, behind: np.ndarray) -> np.ndarray:
+        """Return the mask of the pieces from each `first` to the one before its `behind`."""
+        count = len(self.edges)
+        change = np.bincount(first, minlength=count) - np.bincount(behind, minlength=count)
+        return np.cumsum(change)[:-1] > 0
 
     def active(self, *kinds: Kind) -> np.ndarray:
         """Return the mask of the pieces in which at least one event of these kinds is active."""
         which = self.events.are(*kinds)
-        count = len(self.pieces.start) + 1
-        begin = np.bincount(self._first[which], minlength=count)
-        end = np.bincount(self._behind[which], minlength=count)
-        return np.cumsum(begin - end)[:-1] > 0
+        return self._covered(self._first[which], self._behind[which])
 
-    def _times(self, **pieces: np.ndarray) -> dict[str, float]:
-        """Return how long pieces, a mask each, are together."""
-        return {name: self.pieces.length[mask].sum() for name, mask in pieces.items()}
+    def inside(self, mask: np.ndarray | bool = True) -> np.ndarray:
+        """Return how much of each event's time is in the steps, and in pieces of a mask, ns."""
+        passed = np.append(0, np.cumsum(self.length * mask))
+        return passed[self._behind] - passed[self._first]
 
-    def by_class(self) -> dict[str, float]:
-        """Return the time in each class, and in `other`: of a piece, the first that is active."""
-        active = [self.active(*kinds) for kinds in TRACE_CLASSES.values()]
-        first = np.select(active, range(len(active)), len(active))
-        times = np.bincount(first, self.pieces.length, len(active) + 1)
-        return dict(zip((*TRACE_CLASSES, "other"), times, strict=True))
+    def by_class(self) -> dict[str, np.ndarray]:
+        """Return when each class has the time, and `other`: the first that is active, as masks."""
+        found = {}
+        rest = np.ones(len(self.length), dtype=bool)
+        for name, kinds in TRACE_CLASSES.items():
+            found[name] = rest & self.active(*kinds)
+            rest &= ~found[name]
+        return found | {"other": rest}
 
-    def device_busy(self) -> dict[str, float]:
-        """Return the time in which devices work; of several, in which any of them does.
+    def busy(self) -> dict[str, np.ndarray]:
+        """Return when devices work, as masks; of several, when any of them does.
 
         In `kernel_busy` a kernel runs, in `any_gpu_busy` that or a copy or memset, in
         `compute_busy` a kernel that computes, in `comm_busy` a collective, in `exposed_comm`
         nothing but collectives; in `dataloader_share` the host waits for the DataLoader, whatever
-        the device does.
+        the device does. Of a CPU there are only its collectives (Gloo).
         """
+        if not self.events.devices:
+            sent = self.active(Kind.COMMUNICATION)
+            return {"comm_busy": sent, "exposed_comm": sent & ~self.active(Kind.CPU_OP)}
         computing = self.active(Kind.KERNEL)
         collective = self.active(Kind.COLLECTIVE_KERNEL)
-        other_work = computing | self.active(Kind.MEMCPY, Kind.MEMSET)
-        return self._times(
-            kernel_busy=computing | collective,
-            any_gpu_busy=other_work | collective,
-            compute_busy=computing,
-            comm_busy=collective,
-            exposed_comm=collective & ~other_work,
-            idle=~(other_work | collective),
-            dataloader_share=self.active(Kind.DATALOADER),
-        )
-
-    def host_busy(self) -> dict[str, float]:
-        """Return the time of a CPU's collectives (Gloo), and of those with no operator beside."""
-        sent = self.active(Kind.COMMUNICATION)
-        return self._times(comm_busy=sent, exposed_comm=sent & ~self.active(Kind.CPU_OP))
+        other_work = computing | self.active(*COPIES)
+        return {
+            "kernel_busy": computing | collective,
+            "any_gpu_busy": other_work | collective,
+            "compute_busy": computing,
+            "comm_busy": collective,
+            "exposed_comm": collective & ~other_work,
+            "idle": ~(other_work | collective),
+            "dataloader_share": self.active(Kind.DATALOADER),
+        }
 
     @cached_property
     def host_outside(self) -> np.ndarray:
@@ -233,31 +194,30 @@ class TraceSteps:
         return ~self.active(*HOST_WORK, Kind.RUNTIME) & is_known
 
     @cached_property
-    def host_work(self) -> Intervals:
-        """When the host does more outside than Python that issues the next operator."""
-        outside = merge(self.pieces.only(self.host_outside))
-        glue = min(GLUE_NS, GLUE_SHARE * self.total / len(self.clock.stretches.start))
-        return outside.only(outside.length > glue)
+    def host_work(self) -> np.ndarray:
+        """The mask of those in which it does more than Python that issues the next operator."""
+        outside = self.host_outside
+        stretch = np.cumsum(np.diff(outside, prepend=False))  # the number of each piece's
+        glue = min(GLUE_NS, GLUE_SHARE * self.total / len(self.steps))
+        return outside & (np.bincount(stretch, self.length)[stretch] > glue)
 
     def host_where(self) -> tuple[str, ...]:
         """Name the annotation and Python function that are the shortest to cover half of that.
 
         On the thread of the steps' marks, or of most operators: others may only wait.
         """
-        half = 0.5 * self.host_work.length.sum()
+        half = 0.5 * self.length[self.host_work].sum()
         marked = self.events.are(Kind.STEP)
         if not marked.any():
             marked = self.events.are(*HOST_WORK, Kind.RUNTIME)
         if not half or not marked.any():
             return ()
-        thread = np.bincount(self.events.place[marked]).argmax()
-        clock = Clock(self.host_work)
+        on_thread = self.events.thread == np.bincount(self.events.thread[marked]).argmax()
         found = []
         for kind in (Kind.ANNOTATION, Kind.PYTHON):
-            which = self.events.are(kind) & (self.events.place == thread)
-            spans = self.inside.only(which)
-            covered = self._by_name(which, clock.inside(spans).length)
-            lengths = self._by_name(which, spans.length)
+            which = self.events.are(kind) & on_thread
+            covered = self._by_name(which, self.inside(self.host_work))
+            lengths = self._by_name(which, self.inside())
             enough = [name for name, covers in covered.items() if covers >= half]
             enough = [name for name in enough if not name.startswith(BUILT_IN)]
             if enough:
@@ -265,100 +225,98 @@ class TraceSteps:
                 found.append(CELL_FILE.sub("a notebook's cell", shortest))
         return tuple(found)
 
-    def idle(self) -> dict[str, float]:
-        """Return the time in which no device ran anything, by cause.
+    def idle(self) -> dict[str, np.ndarray]:
+        """Return when no device ran anything, by cause, as masks.
 
         The rule is Holistic Trace Analysis' (MIT, breakdown_analysis.py). A gap is `host_wait` if
         the work that ends it was launched after the gap began, else `kernel_wait` if short, the
         hardware's hand-over, else `other`: it waited for another stream or memory, or its launch is
         unknown. What the host spent outside of all that is known is `host`, unless it was launched
-        already; of that, `host_work` is long.
+        already.
         """
-        work = self.events.are(*ON_DEVICE) & (self.events.span.length > 0)
-        start, end = self.inside.only(work)
+        events = self.events
+        work = events.are(*ON_DEVICE) & (events.end > events.start)
         # Of the gap that a piece may be in: the work that ends it, its launch, its start and end
-        following = np.searchsorted(start, self.pieces.end)
-        launch = np.append(self.events.launch[work], -1)[following]
-        began = np.append(0, np.maximum.accumulate(end))[following]
-        ended = np.append(start, self.total)[following]
-        queued = (launch >= 0) & (self.inside.start[launch] <= began)
+        following = np.searchsorted(events.start[work], self.edges[1:])
+        launch = np.append(events.launch[work], -1)[following]
+        began = np.maximum.accumulate(np.append(self.steps[0, 0], events.end[work]))[following]
+        ended = np.append(events.start[work], self.steps[-1, 1])[following]
+        queued = (launch >= 0) & (events.start[launch] <= began)
         # After the last work nothing is queued: the host's doing, if launches are known at all.
-        behind = (following == len(start)) & (self.events.launch >= 0).any()
+        behind = (following == work.sum()) & (events.launch >= 0).any()
         late = ((launch >= 0) | behind) & ~queued
         short = queued & (ended - began <= SHORT_GAP_NS)
         idle = ~self.active(*ON_DEVICE)
         host = idle & ~queued & self.host_outside
         rest = idle & ~host
-        return self._times(
-            host_wait=rest & late,
-            host=host,
-            kernel_wait=rest & short,
-            other=rest & ~late & ~short,
-            host_work=host & (Clock(self.host_work).inside(self.pieces).length > 0),
-        )
+        return {
+            "host_wait": rest & late,
+            "host": host,
+            "kernel_wait": rest & short,
+            "other": rest & ~late & ~short,
+        }
+
+    def _by_name(self, which: np.ndarray, amount: np.ndarray) -> dict[str, float]:
+        """Return the sum of an amount, one for each event, of some of them by their names."""
+        numbers = self.events.name[which]
+        total = np.bincount(numbers, amount[which])
+        return {self.events.names[number]: float(total[number]) for number in np.flatnonzero(total)}
 
     @cached_property
-    def kernels(self) -> np.ndarray:
-        """Indexes of the kernels that run inside the clock's stretches."""
-        return np.flatnonzero(self.events.are(*KERNELS) & (self.inside.length > 0))
+    def _kernels(self) -> np.ndarray:
+        return self.events.are(*KERNELS) & (self.inside() > 0)
 
-    def _by_name(self, which: np.ndarray, amount: np.ndarray | None = None) -> dict[str, float]:
-        """Return the sum of an amount of each of these events, or how many, by their names."""
-        total = np.bincount(self.events.name[which], amount)
-        return {self.events.names[number]: total[number] for number in np.flatnonzero(total)}
+    def kernels(self) -> tuple[TopKernel, ...]:
+        """Return all kernels that run in the steps, by name, those first that took most time."""
+        spent_us = self._by_name(self._kernels, self.inside() / 1000)
+        calls = self._by_name(self._kernels, np.ones(len(self._kernels)))
+        return tuple(
+            TopKernel(name, spent_us[name], int(calls[name]), uses_tensor_cores(name))
+            for name in sorted(spent_us, key=lambda name: -spent_us[name])
+        )
 
-    def kernel_times(self) -> dict[str, float]:
-        """Return the time of every kernel, by name."""
-        return self._by_name(self.kernels, self.inside.length[self.kernels])
+    def tensor_core_shares(self) -> tuple[float | None, float | None]:
+        """Return the shares of kernel time on Tensor Cores, and of operators that can use them."""
+        if not self._kernels.any():
+            return None, None
+        spent = self.inside()[self._kernels]
+        by_name = np.array([uses_tensor_cores(name) for name in self.events.names])
+        uses = by_name[self.events.name[self._kernels]]
+        # As in the plugin, an operator that was seen to use Tensor Cores is one that can.
+        could = uses | self.events.can_use_tensor_cores[self._kernels]
+        return float(np.average(uses, weights=spent)), float(np.average(could, weights=spent))
+
+    def operator_times(self) -> dict[str, float]:
+        """Return µs of a step of every operator without those inside it on its thread, by name."""
+        events = self.events
+        own = self.inside()
+        length = own.tolist()
+        end = events.end.tolist()
+        thread = events.thread.tolist()
+        operators = np.flatnonzero(events.are(Kind.CPU_OP))
+        order = np.lexsort(
+            (-events.end[operators], events.start[operators], events.thread[operators])
+        )
+        around: list[int] = []  # the operators that the next one may be inside of
+        for number in operators[order].tolist():
+            while around and (
+                end[around[-1]] < end[number] or thread[around[-1]] != thread[number]
+            ):
+                around.pop()
+            if around:
+                own[around[-1]] -= length[number]
+            around.append(number)
+        own_us = np.maximum(own, 0) / len(self.steps) / 1000
+        return self._by_name(operators, own_us)
 
     def lanes(self) -> dict[str, np.ndarray]:
         """Return the steps and when each lane is active: (n, 2) starts and ends, in ms.
 
         They count from the first step; what overlaps or touches in a lane is one.
         """
-        steps = self.clock.stretches
-        found = {"steps": steps}
+        found = {"steps": self.steps}
         for name, kinds in LANES.items():
-            active = merge(self.events.of(*kinds))
-            if len(active.start):
-                found[name] = active
-        began = steps.start[0]
-        return {name: (np.stack(each, axis=1) - began) / 1e6 for name, each in found.items()}
-
-    def top_kernels(self) -> tuple[TopKernel, ...]:
-        """Return the kernels that took most time."""
-        times = self.kernel_times()
-        calls = self._by_name(self.kernels)
-        found = []
-        for name in sorted(times, key=lambda name: -times[name])[:TOP]:
-            total_us = float(times[name]) / 1000
-            found.append(TopKernel(name, total_us, int(calls[name]), uses_tensor_cores(name)))
-        return tuple(found)
-
-    def tensor_core_shares(self) -> tuple[float | None, float | None]:
-        """Return the shares of kernel time on Tensor Cores, and of operators that can use them."""
-        if not len(self.kernels):
-            return None, None
-        length = self.inside.length[self.kernels]
-        by_name = np.array([uses_tensor_cores(name) for name in self.events.names])
-        uses = by_name[self.events.name[self.kernels]]
-        # As in the plugin, an operator that was seen to use Tensor Cores is one that can.
-        could = uses | self.events.can_use_tensor_cores[self.kernels]
-        return float(np.average(uses, weights=length)), float(np.average(could, weights=length))
-
-    def operator_times(self) -> dict[str, float]:
-        """Return the time of every operator without those inside it on its thread, by name."""
-        operators = np.flatnonzero(self.events.are(Kind.CPU_OP))
-        start, end = self.inside.only(operators)
-        thread = self.events.place[operators]
-        own = end - start
-        around: list[int] = []  # the operators that the next one may be inside of
-        for number in np.lexsort((-end, start, thread)).tolist():
-            while around and (
-                end[around[-1]] < end[number] or thread[around[-1]] != thread[number]
-            ):
-                around.pop()
-            if around:
-                own[around[-1]] -= end[number] - start[number]
-            around.append(number)
-        return self._by_name(operators, np.maximum(own, 0))
+            changes = np.diff(self.active(*kinds), prepend=False, append=False)
+            if changes.any():
+                found[name] = self.edges[changes].reshape(-1, 2)
+        return {name: (spans - self.steps[0, 0]) / 1e6 for name, spans in found.items()}
