@@ -13,7 +13,7 @@ from labkit.bench.card_formats import tensor_formats
 from labkit.results.result import Result, Table
 from labkit.results.text import counted
 from labkit.traces.compare import TraceComparison
-from labkit.traces.steps import TRACE_CLASSES, TopKernel
+from labkit.traces.steps import TRACE_CLASSES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,6 +27,16 @@ def share_cells(shares: Mapping[str, float | None], names: Iterable[str]) -> lis
     """Return shares as the cells of a table's row; None where one is not known."""
     known = [shares.get(name) for name in names]
     return [None if share is None else f"{share:.1%}" for share in known]
+
+
+@dataclass(frozen=True)
+class TopKernel:
+    """One kernel, by name: its time in µs and its calls, over all steps together."""
+
+    name: str
+    total_us: float
+    calls: int
+    tensor_core: bool
 
 
 @dataclass(frozen=True, repr=False)

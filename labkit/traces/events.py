@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from array import array
-from dataclasses import dataclass
 from decimal import Decimal
 from enum import IntEnum
 from functools import lru_cache
 
 import numpy as np
+import pandas
 
 from labkit.results.text import one_line
 from labkit.traces.file import MAX_EVENTS, Json, JsonObject, NotATrace, TraceFile
@@ -94,31 +94,8 @@ LONGEST_NAME = 1000  # characters kept; C++ templates run to several thousand
 LONGEST_PLACE = 100  # characters kept of what numbers a process or thread
 MOST_NAMES = 200_000  # that are different, with processes and threads
 MOST_MALFORMED = 0.01  # of the events
+COLUMNS = ["start", "end", "correlation", "external", "name", "process", "thread", "kind"]
 BRIEF = ("", ".")  # the second character of a number below 10
-
-
-@dataclass(frozen=True)
-class Events:
-    """The events of one trace in columns, sorted by start; times in ns since the first of them."""
-
-    began_ns: int  # when the first began, on the trace's own clock
-    start: np.ndarray
-    end: np.ndarray
-    kind: np.ndarray  # a Kind
-    thread: np.ndarray  # a number for each thread of the host
-    name: np.ndarray  # index into `names`
-    launch: np.ndarray  # index of the call that launched this device work, -1 where it is not known
-    can_use_tensor_cores: np.ndarray  # whether it is of an operator that can
-    names: tuple[str, ...]
-    devices: int
-
-    def are(self, *kinds: Kind) -> np.ndarray:
-        """Return whether each event is of one of these kinds."""
-        return np.isin(self.kind, kinds)
-
-    def names_of(self, kind: Kind) -> list[str]:
-        """Return the names of those of a kind, each once."""
-        return [self.names[number] for number in np.unique(self.name[self.kind == kind])]
 
 
 @lru_cache(maxsize=4096)
@@ -127,8 +104,13 @@ def uses_tensor_cores(kernel: str) -> bool:
     return bool(TENSOR_CORE.search(kernel)) and not NO_TENSOR_CORE.search(kernel)
 
 
-def read_events(file: TraceFile) -> Events:
-    """Read the events of `file` that count; up to 1% may be malformed: a note tells."""
+def read_events(file: TraceFile) -> pandas.DataFrame:
+    """Read the events of `file` that count; up to 1% may be malformed: a note tells.
+
+    A row for each, sorted by its `start` and with its `end`, in ns; its `kind`, `name`, `process`
+    (of device work the device), `thread`, `launch` (the row of the call that launched this device
+    work, -1 where it is not known), and whether `can_use_tensor_cores`.
+    """
     numbers = array("q")
     texts: dict[str, int] = {}
     malformed: list[str] = []
@@ -139,33 +121,36 @@ def read_events(file: TraceFile) -> Events:
             malformed.append(f"in event {number:,} {error}")
             if len(malformed) > MOST_MALFORMED * MAX_EVENTS:
                 break  # too many for a file of any length
-    table = np.frombuffer(numbers, np.int64).reshape(-1, 8)
+    rows = np.frombuffer(numbers, np.int64).reshape(-1, len(COLUMNS))
     bad = len(malformed)
-    every = len(table) + bad
+    every = len(rows) + bad
     if bad > MOST_MALFORMED * every:
         what = f"has malformed events ({bad:,} of {every:,} that count; {malformed[0]})"
         raise file.error(what)
     if bad:
         file.notes.append(f"{bad:,} malformed events of {every:,} were left out; {malformed[0]}.")
-    names = tuple(map(one_line, texts))
-    *_, process, _, kind = table.T
-    ranks = sorted(names[number] for number in set(process[kind == Kind.STEP].tolist()))
+    events = pandas.DataFrame(rows, columns=COLUMNS).sort_values("start", kind="stable")
+    words = [*map(one_line, texts)]
+    words = pandas.Series(pandas.Categorical(words, [*dict.fromkeys(words)]))
+    events = events.reset_index(drop=True).assign(
+        name=words.take(events["name"]).array, process=words.take(events["process"]).array
+    )
+    ranks = sorted(events.process[events.kind == Kind.STEP].unique())
     if len(ranks) > 1:
         raise file.error(
             f"has the steps of {len(ranks)} ranks (processes {', '.join(ranks[:4])})",
             "write one file per rank, as torch.profiler.tensorboard_trace_handler(folder, "
             "f'rank{rank}') does, and give the folder",
         )
-    if np.isin(kind, (Kind.ANNOTATION, Kind.PYTHON)).all():
+    if events.kind.isin([Kind.ANNOTATION, Kind.PYTHON]).all():
         raise file.error("has no timed event of torch.profiler", kind=NotATrace)
-    return _tied(table, names)
+    return _tied(events)
 
 
 def _row(event: Json, texts: dict[str, int]) -> tuple[int, ...]:
     """Return an event that counts as whole numbers (3 µs); ValueError says what is wrong with it.
 
-    These are start, end, correlation, external id, name, process, thread and kind; the number of a
-    text is its place in `texts`.
+    They are the `COLUMNS`; the number of a text is its place in `texts`.
     """
     if not isinstance(event, dict):
         raise ValueError("it is not an object")
@@ -192,31 +177,23 @@ def _row(event: Json, texts: dict[str, int]) -> tuple[int, ...]:
     )
 
 
-def _tied(table: np.ndarray, names: tuple[str, ...]) -> Events:
+def _tied(events: pandas.DataFrame) -> pandas.DataFrame:
     """Tie device work to its launches and operators."""
-    table = table[np.argsort(table[:, 0], kind="stable")]
-    began_ns = int(table[0, 0])
-    table[:, :2] -= began_ns
-    start, end, correlation, external, name, process, thread, kind = table.T
-    work = np.isin(kind, ON_DEVICE)
-    calls = np.flatnonzero(kind == Kind.RUNTIME)
-    call_of = dict(zip(correlation[calls].tolist(), calls.tolist(), strict=True))
-    call_of[0] = -1
-    launch = np.full(len(kind), -1)
-    launch[work] = [call_of.get(number, -1) for number in correlation[work].tolist()]
+    correlation = events.correlation
+    calls = correlation[(events.kind == Kind.RUNTIME) & (correlation > 0)]
+    call_of = dict(zip(calls, calls.index, strict=True))
+    launch = correlation.where(events.kind.isin(ON_DEVICE)).map(call_of).fillna(-1).astype(int)
     # Some versions give the operator's id to the launch only.
-    operator = np.where((launch >= 0) & (external == 0), external[launch], external)
-
-    def is_of(operators: np.ndarray) -> np.ndarray:
-        ids = external[operators]
-        return np.isin(operator, ids[ids > 0])
-
-    eligible = np.array([bool(ELIGIBLE.fullmatch(each)) for each in names])
-    can_use_tensor_cores = is_of((kind == Kind.CPU_OP) & eligible[name])
-    kind[(kind == Kind.KERNEL) & is_of(kind == Kind.COMMUNICATION)] = Kind.COLLECTIVE_KERNEL
-    devices = len(np.unique(process[work]))
-    return Events(
-        began_ns, start, end, kind, thread, name, launch, can_use_tensor_cores, names, devices
+    external = events.external
+    of_launch = external.to_numpy()[launch]
+    operator = external.where((launch < 0) | (external > 0), of_launch)
+    known = external.where(external > 0)
+    eligible = events.name.map(ELIGIBLE.fullmatch).notna() & (events.kind == Kind.CPU_OP)
+    collective = operator.isin(known[events.kind == Kind.COMMUNICATION])
+    return events.assign(
+        launch=launch,
+        can_use_tensor_cores=operator.isin(known[eligible]),
+        kind=events.kind.mask((events.kind == Kind.KERNEL) & collective, Kind.COLLECTIVE_KERNEL),
     )
 
 

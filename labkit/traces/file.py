@@ -172,7 +172,9 @@ def files_in(path: Path) -> Iterator[TraceFile]:
     whole = TraceFile(path)
     count = 0
     try:
-        for name, content in _folder(path) if path.is_dir() else _archive(whole):
+        beside = sorted([*path.glob("*"), *path.glob("*/*")])  # where it is a folder
+        folder = ((str(file), None) for file in beside)
+        for name, content in folder if path.is_dir() else _archive(whole):
             if not name.endswith((".json", ".json.gz")) or os.path.basename(name).startswith("."):
                 continue
             count += 1
@@ -182,11 +184,6 @@ def files_in(path: Path) -> Iterator[TraceFile]:
     except (OSError, *BROKEN) as why:
         what = f"is damaged or cannot be read ({why})"
         raise whole.error(what, "pack the traces again, or copy the archive again") from None
-
-
-def _folder(path: Path) -> Iterator[tuple[str, None]]:
-    for file in sorted([*path.glob("*"), *path.glob("*/*")]):
-        yield str(file.relative_to(path)), None
 
 
 def _archive(whole: TraceFile) -> Iterator[tuple[str, io.BufferedReader]]:

@@ -13,12 +13,15 @@ import re
 from dataclasses import fields, replace
 from pathlib import Path
 
+import numpy as np
+import pandas
+
 from labkit.process.events import XRAY_NAME
 from labkit.results.record import Event
 from labkit.results.run import Run
 from labkit.results.text import one_line
-from labkit.traces.breakdown import Breakdown
-from labkit.traces.events import Kind, read_events
+from labkit.traces.breakdown import Breakdown, TopKernel
+from labkit.traces.events import ON_DEVICE, Kind, read_events
 from labkit.traces.file import (
     ONE_PER_RANK,
     JsonObject,
@@ -29,7 +32,7 @@ from labkit.traces.file import (
     holds_several,
 )
 from labkit.traces.ranks import RankTraces
-from labkit.traces.steps import TopKernel, TracePieces, find_steps
+from labkit.traces.steps import TracePieces, find_steps
 
 TOP = 10  # kernels listed
 IDLE_CAUSES = ("host_wait", "host", "kernel_wait", "other")  # of a device's gaps
@@ -61,23 +64,28 @@ def _of_one(file: TraceFile) -> Breakdown:
     pieces = TracePieces(events, steps)
     if not pieces.total:
         raise file.error("has only steps of zero length")
-    on_gpu = events.devices > 0
+    devices = events.process[events.kind.isin(ON_DEVICE)].nunique()
+    on_gpu = devices > 0
     step_us = pieces.us(True)
     busy = {name: pieces.us(mask) / step_us for name, mask in pieces.busy().items()}
     idle = pieces.idle() if on_gpu else {}
     host_work = pieces.host_work & idle.get("host", pieces.host_outside)
     kernels = pieces.kernels()
-    used, possible = pieces.tensor_core_shares()
+    by_name = kernels.groupby("name", observed=True).agg(
+        us=("us", "sum"), calls=("us", "count"), uses=("uses", "first")
+    )
+    by_name = by_name.sort_values("us", ascending=False, kind="stable")
     device_name, capability = _device(file.meta) if on_gpu else (None, None)
-    loaders = events.names_of(Kind.DATALOADER)
-    graphs = any("GraphLaunch" in call for call in events.names_of(Kind.RUNTIME))
-    if events.devices > 1:
-        notes.append(f"{events.devices} devices: busy is time in which any of them is.")
+    loaders = events.name[events.kind == Kind.DATALOADER]
+    calls = events.name[events.kind == Kind.RUNTIME]
+    graphs = bool(calls.str.contains("GraphLaunch").any())
+    if devices > 1:
+        notes.append(f"{devices} devices: busy is time in which any of them is.")
     if not on_gpu:
         notes.append("No device activity: a CPU run, or recorded without ProfilerActivity.CUDA.")
     elif not (events.launch >= 0).any():
         notes.append("Device work is not tied to launches: the causes of idle time are unknown.")
-    if on_gpu and not kernels:
+    if on_gpu and kernels.empty:
         notes.append("No kernel falls inside the steps.")
     if graphs:
         notes.append(GRAPHS)
@@ -87,7 +95,7 @@ def _of_one(file: TraceFile) -> Breakdown:
         device_name=device_name,
         compute_capability=capability,
         rank=_rank(file.meta),
-        loader_workers=any("_MultiProcessing" in call for call in loaders) if loaders else None,
+        loader_workers=None if loaders.empty else bool(loaders.str.contains("_Multi").any()),
         cuda_graphs=graphs,
         steps=len(steps),
         step_us=step_us,
@@ -98,16 +106,24 @@ def _of_one(file: TraceFile) -> Breakdown:
         busy=busy,
         host_work_us=pieces.us(host_work),
         host_where=pieces.host_where(),
-        top_kernels=kernels[:TOP],
-        tensor_core_share=used,
-        tensor_core_eligible_share=possible,
+        top_kernels=tuple(
+            TopKernel(name, float(us), int(calls), bool(uses))
+            for name, us, calls, uses in by_name[:TOP].itertuples()
+        ),
+        tensor_core_share=_weighted(kernels.uses, kernels.us),
+        tensor_core_eligible_share=_weighted(kernels.could, kernels.us),
         lanes=pieces.lanes(),
-        began_ns=events.began_ns + int(steps[0, 0]),
+        began_ns=int(steps[0, 0]),
         detail={
-            "kernels": {kernel.name: kernel.total_us / len(steps) for kernel in kernels},
+            "kernels": (by_name.us / len(steps)).to_dict(),
             "operators": pieces.operator_times(),
         },
     )
+
+
+def _weighted(shares: pandas.Series, weights: pandas.Series) -> float | None:
+    """Return the mean of shares; None of none."""
+    return None if shares.empty else float(np.average(shares, weights=weights))
 
 
 def _rank(meta: JsonObject) -> int | None:

@@ -7,17 +7,16 @@ event_parser.py): a stretch of time belongs to the first class that is active in
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import pandas
 
 from labkit.traces.events import (
     COPIES,
     HOST_WORK,
     KERNELS,
     ON_DEVICE,
-    Events,
     Kind,
     uses_tensor_cores,
 )
@@ -54,17 +53,7 @@ BUILT_IN = "<built-in "  # a function of C, as the profiler writes it: no line o
 COMPLETE = 0.8  # of the kernels of the step before
 
 
-@dataclass(frozen=True)
-class TopKernel:
-    """One kernel, by name: its time in µs and its calls, over all steps together."""
-
-    name: str
-    total_us: float
-    calls: int
-    tensor_core: bool
-
-
-def find_steps(events: Events) -> tuple[np.ndarray, list[str]]:
+def find_steps(events: pandas.DataFrame) -> tuple[np.ndarray, list[str]]:
     """Find when the steps begin and end; return that, (steps, 2) in ns, and notes.
 
     A step begins where the one before ended and lasts until the host's mark and the device work
@@ -72,29 +61,32 @@ def find_steps(events: Events) -> tuple[np.ndarray, list[str]]:
     were recorded.
     """
     notes = []
-    marked = events.are(Kind.STEP) & (events.end > events.start)
-    starts, ends = events.start[marked], events.end[marked]
-    if not len(starts):
+    marks = events[(events.kind == Kind.STEP) & (events.end > events.start)]
+    if marks.empty:
         notes.append("No ProfilerStep marks (call prof.step()): the whole span is one step.")
-        host = events.are(*HOST_WORK, Kind.STEP)
-        work = host if host.any() else events.are(Kind.RUNTIME, *ON_DEVICE)
-        starts = events.start[work].min(keepdims=True)
-        ends = events.end[work].max(keepdims=True)
-    # In which mark the work of each event was launched; -1 where in none
-    step = np.searchsorted(starts, events.start[events.launch], side="right") - 1
-    step[(events.launch < 0) | (events.end[events.launch] > ends[step])] = -1
-    complete = _complete_steps(np.bincount(step[step >= 0], minlength=len(starts)))
+        host = events.kind.isin([*HOST_WORK, Kind.STEP])
+        whole = events[host if host.any() else events.kind.isin([Kind.RUNTIME, *ON_DEVICE])]
+        marks = pandas.DataFrame({"start": [whole.start.min()], "end": [whole.end.max()]})
+    starts, ends = np.array(marks.start), np.array(marks.end)
+    # The work launched in a mark, and in which one
+    launched = events[events.launch >= 0]
+    call = events.iloc[launched.launch]
+    step = np.searchsorted(starts, call.start, side="right") - 1
+    known = (step >= 0) & (np.array(call.end) <= ends[step])
+    work = launched.loc[known]
+    step = step[known]
+    complete = _complete_steps(np.bincount(step, minlength=len(starts)))
     dropped = len(starts) - complete
     if dropped:
         steps = "step" if dropped == 1 else f"{dropped} steps"
         notes.append(f"Dropped the last {steps}: their kernels are missing.")
-    np.maximum.at(ends, step[step >= 0], events.end[step >= 0])
+    np.maximum.at(ends, step, work["end"])
     before = starts[0]
-    if (step == 0).any():
+    if 0 in step:
         # Work launched before the first mark delays the first step's own.
-        first = events.start[step == 0].min()
-        early = events.are(*ON_DEVICE) & (step < 0) & (events.end < first)
-        before = max(before, events.end[early].max(initial=before))
+        others = events[events.kind.isin(ON_DEVICE)].drop(work.index)
+        early = others.end[others.end < work["start"][step == 0].min()]
+        before = max(before, early.max()) if len(early) else before
     ends = np.maximum.accumulate(np.maximum(ends, before))
     starts = np.maximum(starts, np.append(before, ends[:-1]))
     found = np.column_stack([starts, ends])[:complete]
@@ -121,17 +113,18 @@ class TracePieces:
     What is active in which piece is a mask of the pieces.
     """
 
-    def __init__(self, events: Events, steps: np.ndarray):
+    def __init__(self, events: pandas.DataFrame, steps: np.ndarray):
         """Take the (steps, 2) starts and ends: pieces outside of them have no length."""
-        self.events = events
         self.steps = steps
         moments = np.concatenate([events.start, events.end, *steps.T])
         self.edges, number = np.unique(moments, return_inverse=True)
-        count = len(events.start)
+        count = len(events)
         self._first, self._behind = number[: 2 * count].reshape(2, -1)  # pieces of each event
         in_steps = self._covered(*number[2 * count :].reshape(2, -1))
         self.length = np.where(in_steps, np.diff(self.edges), 0)  # ns
         self.total = int(self.length.sum())  # ns
+        # `inside`: how much of each event's time is in the steps, ns
+        self.events = events.assign(inside=self._passed(self.length))
 
     def us(self, mask: np.ndarray | bool) -> float:
         """Return how much of an average step is in pieces of a mask, µs."""
@@ -145,12 +138,12 @@ class TracePieces:
 
     def active(self, *kinds: Kind) -> np.ndarray:
         """Return the mask of the pieces in which at least one event of these kinds is active."""
-        which = self.events.are(*kinds)
+        which = self.events.kind.isin(kinds)
         return self._covered(self._first[which], self._behind[which])
 
-    def inside(self, mask: np.ndarray | bool = True) -> np.ndarray:
-        """Return how much of each event's time is in the steps, and in pieces of a mask, ns."""
-        passed = np.append(0, np.cumsum(self.length * mask))
+    def _passed(self, length: np.ndarray) -> np.ndarray:
+        """Return how much of the length of pieces passes in each event."""
+        passed = np.append(0, np.cumsum(length))
         return passed[self._behind] - passed[self._first]
 
     def by_class(self) -> dict[str, np.ndarray]:
@@ -170,7 +163,7 @@ class TracePieces:
         nothing but collectives; in `dataloader_share` the host waits for the DataLoader, whatever
         the device does. Of a CPU there are only its collectives (Gloo).
         """
-        if not self.events.devices:
+        if not self.events.kind.isin(ON_DEVICE).any():
             sent = self.active(Kind.COMMUNICATION)
             return {"comm_busy": sent, "exposed_comm": sent & ~self.active(Kind.CPU_OP)}
         computing = self.active(Kind.KERNEL)
@@ -190,7 +183,7 @@ class TracePieces:
     def host_outside(self) -> np.ndarray:
         """The mask of the pieces in which the host is in nothing that the profiler knows."""
         # Recorded without ProfilerActivity.CPU, nobody knows where the host was
-        is_known = self.events.are(*HOST_WORK, Kind.STEP).any()
+        is_known = self.events.kind.isin([*HOST_WORK, Kind.STEP]).any()
         return ~self.active(*HOST_WORK, Kind.RUNTIME) & is_known
 
     @cached_property
@@ -206,23 +199,18 @@ class TracePieces:
 
         On the thread of the steps' marks, or of most operators: others may only wait.
         """
+        events = self.events.assign(covered=self._passed(self.length * self.host_work))
         half = 0.5 * self.length[self.host_work].sum()
-        marked = self.events.are(Kind.STEP)
-        if not marked.any():
-            marked = self.events.are(*HOST_WORK, Kind.RUNTIME)
-        if not half or not marked.any():
-            return ()
-        on_thread = self.events.thread == np.bincount(self.events.thread[marked]).argmax()
+        marks = events.thread[events.kind == Kind.STEP]
+        if marks.empty:
+            marks = events.thread[events.kind.isin([*HOST_WORK, Kind.RUNTIME])]
         found = []
-        for kind in (Kind.ANNOTATION, Kind.PYTHON):
-            which = self.events.are(kind) & on_thread
-            covered = self._by_name(which, self.inside(self.host_work))
-            lengths = self._by_name(which, self.inside())
-            enough = [name for name, covers in covered.items() if covers >= half]
-            enough = [name for name in enough if not name.startswith(BUILT_IN)]
-            if enough:
-                shortest = min(enough, key=lengths.__getitem__)
-                found.append(CELL_FILE.sub("a notebook's cell", shortest))
+        for kind in (Kind.ANNOTATION, Kind.PYTHON) if half and len(marks) else ():
+            around = events[(events.kind == kind) & (events.thread == marks.mode()[0])]
+            names = around.groupby("name", observed=True)[["covered", "inside"]].sum()
+            names = names[(names.covered >= half) & ~names.index.str.startswith(BUILT_IN)]
+            if len(names):
+                found.append(CELL_FILE.sub("a notebook's cell", names.inside.idxmin()))
         return tuple(found)
 
     def idle(self) -> dict[str, np.ndarray]:
@@ -235,15 +223,15 @@ class TracePieces:
         already.
         """
         events = self.events
-        work = events.are(*ON_DEVICE) & (events.end > events.start)
+        work = events[events.kind.isin(ON_DEVICE) & (events.end > events.start)]
         # Of the gap that a piece may be in: the work that ends it, its launch, its start and end
-        following = np.searchsorted(events.start[work], self.edges[1:])
-        launch = np.append(events.launch[work], -1)[following]
-        began = np.maximum.accumulate(np.append(self.steps[0, 0], events.end[work]))[following]
-        ended = np.append(events.start[work], self.steps[-1, 1])[following]
-        queued = (launch >= 0) & (events.start[launch] <= began)
+        following = np.searchsorted(work.start, self.edges[1:])
+        launch = np.append(work.launch, -1)[following]
+        began = np.maximum.accumulate(np.append(self.steps[0, 0], work.end))[following]
+        ended = np.append(work.start, self.steps[-1, 1])[following]
+        queued = (launch >= 0) & (events.start.to_numpy()[launch] <= began)
         # After the last work nothing is queued: the host's doing, if launches are known at all.
-        behind = (following == work.sum()) & (events.launch >= 0).any()
+        behind = (following == len(work)) & (events.launch >= 0).any()
         late = ((launch >= 0) | behind) & ~queued
         short = queued & (ended - began <= SHORT_GAP_NS)
         idle = ~self.active(*ON_DEVICE)
@@ -256,49 +244,27 @@ class TracePieces:
             "other": rest & ~late & ~short,
         }
 
-    def _by_name(self, which: np.ndarray, amount: np.ndarray) -> dict[str, float]:
-        """Return the sum of an amount, one for each event, of some of them by their names."""
-        numbers = self.events.name[which]
-        total = np.bincount(numbers, amount[which])
-        return {self.events.names[number]: float(total[number]) for number in np.flatnonzero(total)}
+    def kernels(self) -> pandas.DataFrame:
+        """Return the kernels that run in the steps: the events, and who computes on Tensor Cores.
 
-    @cached_property
-    def _kernels(self) -> np.ndarray:
-        return self.events.are(*KERNELS) & (self.inside() > 0)
-
-    def kernels(self) -> tuple[TopKernel, ...]:
-        """Return all kernels that run in the steps, by name, those first that took most time."""
-        spent_us = self._by_name(self._kernels, self.inside() / 1000)
-        calls = self._by_name(self._kernels, np.ones(len(self._kernels)))
-        return tuple(
-            TopKernel(name, spent_us[name], int(calls[name]), uses_tensor_cores(name))
-            for name in sorted(spent_us, key=lambda name: -spent_us[name])
-        )
-
-    def tensor_core_shares(self) -> tuple[float | None, float | None]:
-        """Return the shares of kernel time on Tensor Cores, and of operators that can use them."""
-        if not self._kernels.any():
-            return None, None
-        spent = self.inside()[self._kernels]
-        by_name = np.array([uses_tensor_cores(name) for name in self.events.names])
-        uses = by_name[self.events.name[self._kernels]]
+        Of each `us` is how long it runs there, `uses` whether it does, `could` whether its
+        operator can.
+        """
+        kernels = self.events[self.events.kind.isin(KERNELS) & (self.events.inside > 0)]
+        uses = pandas.Series(kernels.name).map(uses_tensor_cores).astype(bool)
         # As in the plugin, an operator that was seen to use Tensor Cores is one that can.
-        could = uses | self.events.can_use_tensor_cores[self._kernels]
-        return float(np.average(uses, weights=spent)), float(np.average(could, weights=spent))
+        could = uses | kernels.can_use_tensor_cores
+        return kernels.assign(us=kernels.inside / 1000, uses=uses, could=could)
 
     def operator_times(self) -> dict[str, float]:
         """Return µs of a step of every operator without those inside it on its thread, by name."""
-        events = self.events
-        own = self.inside()
-        length = own.tolist()
-        end = events.end.tolist()
-        thread = events.thread.tolist()
-        operators = np.flatnonzero(events.are(Kind.CPU_OP))
-        order = np.lexsort(
-            (-events.end[operators], events.start[operators], events.thread[operators])
-        )
+        operators = self.events[self.events.kind == Kind.CPU_OP]
+        order = np.lexsort([-operators.end, operators.start, operators.thread])
+        operators = operators.iloc[order]
+        end, thread, length = operators[["end", "thread", "inside"]].to_numpy().T.tolist()
+        own = [*length]
         around: list[int] = []  # the operators that the next one may be inside of
-        for number in operators[order].tolist():
+        for number in range(len(own)):
             while around and (
                 end[around[-1]] < end[number] or thread[around[-1]] != thread[number]
             ):
@@ -307,7 +273,8 @@ class TracePieces:
                 own[around[-1]] -= length[number]
             around.append(number)
         own_us = np.maximum(own, 0) / len(self.steps) / 1000
-        return self._by_name(operators, own_us)
+        found = operators.assign(us=own_us).groupby("name", observed=True).us.sum()
+        return found[found > 0].to_dict()
 
     def lanes(self) -> dict[str, np.ndarray]:
         """Return the steps and when each lane is active: (n, 2) starts and ends, in ms.
