@@ -17,7 +17,6 @@ if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Py
     from labkit.diagnosis.cost import cost
     from labkit.diagnosis.diagnosis import diagnose
     from labkit.diagnosis.prediction import predict
-    from labkit.diagnosis.trace import trace
     from labkit.results.hardware import machine
     from labkit.results.library import load, recorded
     from labkit.results.published import published
@@ -26,6 +25,7 @@ if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Py
     from labkit.results.run import Run
     from labkit.results.script import script
     from labkit.spec import Pipeline
+    from labkit.traces.read import trace
     from labkit.view.fetching import public_trace
     from labkit.view.measuring import measure, peaks
     from labkit.view.pipeline_panel import panel
@@ -63,7 +63,7 @@ _HOMES = {  # public name: the module that defines it
     "score": "labkit.course.score",
     "script": "labkit.results.script",
     "sweep": "labkit.view.running",
-    "trace": "labkit.diagnosis.trace",
+    "trace": "labkit.traces.read",
     "tune": "labkit.view.running",
     "watch": "labkit.view.watch_live",
 }

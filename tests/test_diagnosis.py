@@ -13,6 +13,7 @@ import torch
 
 import labkit as lk
 from labkit.bench import model_parts
+from labkit.bench.card_formats import tensor_formats
 from labkit.diagnosis import (
     compute_rules,
     device_remedies,
@@ -22,7 +23,6 @@ from labkit.diagnosis import (
     worker_remedies,
 )
 from labkit.diagnosis import loader_remedies as feeding
-from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.evidence import Batch, CardEvidence, Evidence, Kernels, WorkerEvidence
 from labkit.diagnosis.findings import Finding

@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from planted import wait_until
 
 import labkit as lk
-from labkit.diagnosis import trace_file
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.trainer_code import trainer_lines
 from labkit.process import device_lock, keys
@@ -30,6 +29,7 @@ from labkit.results import record
 from labkit.results.launch import launch
 from labkit.results.run import Run
 from labkit.results.wall_shares import WallShares
+from labkit.traces import file as trace_file
 
 PACKAGE = Path(lk.__file__).parent
 SCRIPT = "<script>alert(1)</script>"

@@ -24,8 +24,23 @@ from labkit.tuning.settings import LoaderSetting
 from labkit.view import controls
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("process", "bench", "watching", "results", "diagnosis", "tuning", "view", "course")
-ABOVE = {"results": ("diagnosis", "view"), "diagnosis": ("view",), "tuning": ("view",)}
+ROOMS = (
+    "process",
+    "bench",
+    "watching",
+    "results",
+    "traces",
+    "diagnosis",
+    "tuning",
+    "view",
+    "course",
+)
+ABOVE = {
+    "results": ("traces", "diagnosis", "view"),
+    "traces": ("view",),
+    "diagnosis": ("view",),
+    "tuning": ("view",),
+}
 LOWEST = ("knobs.py", "orders.py", "quotas.py", "spec.py")
 FILES = sorted((ROOT / "labkit").rglob("*.py"))
 

@@ -10,9 +10,9 @@ from test_trace import STEP, kernel
 
 import labkit as lk
 from labkit.diagnosis.diagnosis import diagnose
-from labkit.diagnosis.public_traces import FILE, LANES_FILE
-from labkit.diagnosis.trace_file import TraceError
 from labkit.results import public_files, shipped
+from labkit.traces.file import TraceError
+from labkit.traces.public import FILE, LANES_FILE
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from test_plots import overflow
 
 import labkit as lk
 from labkit.__main__ import main
-from labkit.diagnosis import trace_file
-from labkit.diagnosis.trace import TraceError, _of_event, trace
-from labkit.diagnosis.trace_events import uses_tensor_cores
+from labkit.traces import file as trace_file
+from labkit.traces.events import uses_tensor_cores
+from labkit.traces.read import TraceError, _of_event, trace
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 

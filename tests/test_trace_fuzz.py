@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.diagnosis.trace import TraceError, trace
+from labkit.traces.read import TraceError, trace
 
 KINDS = [  # in the order of the classes
     ("kernel", "k"),

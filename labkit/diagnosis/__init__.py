@@ -1,1 +1,1 @@
-"""Pure functions of results: diagnosis, prediction, traces, cost."""
+"""Pure functions of results: diagnosis, prediction, cost."""

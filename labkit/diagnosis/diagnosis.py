@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from labkit.diagnosis.public_traces import PublicTrace
 from labkit.diagnosis.run_verdict import of_run
-from labkit.diagnosis.trace import Breakdown, RankTraces, trace
 from labkit.diagnosis.trace_verdict import of_published, of_traced
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.process.events import FILE_NAME
@@ -15,6 +13,8 @@ from labkit.results.library import Loaded, load
 from labkit.results.measurements import Measurements
 from labkit.results.ranks import Ranks
 from labkit.results.record import RecordError
+from labkit.traces.public import PublicTrace
+from labkit.traces.read import Breakdown, RankTraces, trace
 
 
 def diagnose(

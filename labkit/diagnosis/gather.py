@@ -8,8 +8,8 @@ from statistics import fmean
 
 import numpy as np
 
+from labkit.bench.card_formats import tensor_formats
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.core_use import CoreUse, mean_known
 from labkit.diagnosis.evidence import (
     Batch,

@@ -6,6 +6,8 @@ says where a word begins to apply ("a pause", "uneven"): it was set by hand, and
 scores on the fault set and on users' scripts were reached with it.
 """
 
+from labkit.traces.ranks import WORTH_NAMING_A_STRAGGLER
+
 # Losses worth a name. Healthy runs of the calibration half came to about 0.1 for input (the
 # hand-over from a worker, and its share of the cores), 0.01 for transfer, 0.13 for launch (every
 # eager model dispatches, and the x-ray adds its own cost), 0.08 for memory_bandwidth and 0.13 for
@@ -19,7 +21,7 @@ WORTH_NAMING = {
     "memory_bandwidth": 0.12,
     "precision": 0.15,
     "communication": 0.13,
-    "straggler": 0.13,
+    "straggler": WORTH_NAMING_A_STRAGGLER,
     "compute": 0.10,  # spent on padding; 1/(1 - 0.10) is beyond the noise of a quiet run
 }
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from statistics import fmean
-from typing import NamedTuple
 
-from labkit.diagnosis.card_formats import tensor_formats
+import pandas
+
+from labkit.bench.card_formats import tensor_formats
 from labkit.diagnosis.evidence import Evidence, Kernels, TraceFacts
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.rank_traces import RankTraces
-from labkit.diagnosis.trace_breakdown import Breakdown
 from labkit.results.text import counted
+from labkit.traces.breakdown import Breakdown
+from labkit.traces.ranks import RankTraces
 
 # Kernels that only move data; a fused optimizer does in one pass what foreach does in many
 PASSES = r"(?i)elementwise|multi_tensor_apply(?!.*fused)"
@@ -20,78 +20,58 @@ PASSES = r"(?i)elementwise|multi_tensor_apply(?!.*fused)"
 UNALIGNED = r"(?:tensorop|wmma|[hs]?16816|[hs]1688|h884).*_align[12]\b"
 
 
-class TraceShares(NamedTuple):
-    """Shares (0 to 1) of a traced step that `Evidence` has, and the classes of a trace have not."""
-
-    compute: float
-    launch: float  # the device waits for the host to issue work
-    communication: float  # that hides behind no compute
-    host: float  # in Python, more than to issue the next operator
+# Of what ranks lose, all lose the least; what one loses more, the others spend in collectives,
+# waiting for it
+LOST_BY_ALL = ["wait_share", "copy_share", "launch_share", "outside_share"]
+ON_AVERAGE = ["communication_share", "compute_share"]
 
 
-def _shares(breakdown: Breakdown) -> TraceShares:
-    shares = breakdown.shares
-    on_gpu = breakdown.device_kind == "gpu"
-    seen = breakdown.busy.get("comm_busy")  # else the host's own collectives (Gloo) are all
-    exposed = breakdown.busy["exposed_comm"] if seen else 1.0
-    exposed = min(exposed, shares["communication"])
-    hidden = shares["communication"] - exposed  # on a GPU it is being issued, on a CPU it runs
-    host = min(breakdown.host_work_us / breakdown.step_us, shares["other"])
-    waits = shares["runtime"] + shares["other"] - host
-    if on_gpu:
-        waits += shares["cpu_exec"] + hidden
-    # No cure for launches shortens the hardware's own hand-over from kernel to kernel
-    hand_over = min((breakdown.idle["kernel_wait_us"] or 0.0) / breakdown.step_us, waits)
-    compute = shares["kernel"] if on_gpu else shares["cpu_exec"] + hidden
-    return TraceShares(compute, waits - hand_over, exposed, host)
-
-
-def of_trace(breakdown: Breakdown) -> Evidence:
+def of_trace(traced: Breakdown) -> Evidence:
     """Return the evidence of a profiler's trace."""
-    of_class = breakdown.shares
-    shares = _shares(breakdown)
-    source = f"profiler trace {breakdown.source}, {counted(breakdown.steps, 'step')}"
+    shares = traced.shares
+    on_gpu = traced.device_kind == "gpu"
+    host = min(traced.host_work_us / traced.step_us, shares["other"])
+    sent = shares["communication"]
+    # Else the host's own collectives (Gloo) are all
+    exposed = min(traced.busy["exposed_comm"], sent) if traced.busy.get("comm_busy") else sent
+    # The others hide behind compute: on a GPU they are being issued, on a CPU they run
+    operators = shares["cpu_exec"] + sent - exposed
+    waits = shares["runtime"] + shares["other"] - host + (operators if on_gpu else 0.0)
+    # No cure for launches shortens the hardware's own hand-over from kernel to kernel
+    hand_over = min((traced.idle["kernel_wait_us"] or 0.0) / traced.step_us, waits)
+    compute = shares["kernel"] if on_gpu else operators
+    source = f"profiler trace {traced.source}, {counted(traced.steps, 'step')}"
     return Evidence(
-        kind=breakdown.device_kind,
+        kind=traced.device_kind,
         source=source,
         inside=source,
-        wait_share=of_class["dataloader"],
-        copy_share=of_class["memcpy"] + of_class["memset"],
-        compute_share=shares.compute,
-        launch_share=shares.launch,
-        communication_share=shares.communication,
-        outside_share=shares.host,
-        compute_us=breakdown.step_us * shares.compute,
-        kernels=kernels_of(breakdown),
+        wait_share=shares["dataloader"],
+        copy_share=shares["memcpy"] + shares["memset"],
+        compute_share=compute,
+        launch_share=waits - hand_over,
+        communication_share=exposed,
+        outside_share=host,
+        compute_us=traced.step_us * compute,
+        kernels=kernels_of(traced),
         code=LoopCode(),
-        trains=breakdown.trains is not False,
-        formats=tensor_formats(breakdown.device_name, breakdown.compute_capability),
-        trace=TraceFacts(breakdown.loader_workers, breakdown.host_where),
+        trains=traced.trains is not False,
+        formats=tensor_formats(traced.device_name, traced.compute_capability),
+        trace=TraceFacts(traced.loader_workers, traced.host_where),
     )
 
 
 def of_traces(ranks: RankTraces) -> Evidence:
-    """Return the evidence of a job from the traces of its ranks.
-
-    What a rank loses more than the best, the others spend waiting for it in collectives.
-    """
-    each = [of_trace(rank) for rank in ranks]
+    """Return the evidence of a job from the traces of its ranks."""
+    first, *_ = each = [of_trace(rank) for rank in ranks]
+    table = pandas.DataFrame(map(vars, each))
     late = ranks.straggler
+    said = "" if late is None else ranks.headline
     return replace(
-        each[0],
+        first,
         source=f"profiler traces {ranks.source}, {len(each)} ranks",
-        trace=TraceFacts(
-            ranks[0].loader_workers,
-            ranks[0].host_where,
-            late_rank=late,
-            late_said="" if late is None else ranks.headline,
-        ),
-        wait_share=min(rank.wait_share for rank in each),
-        copy_share=min(rank.copy_share for rank in each),
-        launch_share=min(rank.launch_share for rank in each),
-        outside_share=min(rank.outside_share for rank in each),
-        communication_share=fmean(rank.communication_share for rank in each),
-        compute_share=fmean(rank.compute_share for rank in each),
+        trace=TraceFacts(ranks[0].loader_workers, ranks[0].host_where, late, said),
+        **table[LOST_BY_ALL].min(),
+        **table[ON_AVERAGE].mean(),
     )
 
 

@@ -6,13 +6,13 @@ from labkit.diagnosis import ranking
 from labkit.diagnosis.confidence import trusted
 from labkit.diagnosis.findings import Finding, Measured
 from labkit.diagnosis.gains import with_gains
-from labkit.diagnosis.public_traces import PublicTrace
 from labkit.diagnosis.remarks import not_seen
 from labkit.diagnosis.remedies import Remedy
-from labkit.diagnosis.trace import Breakdown, RankTraces
 from labkit.diagnosis.trace_evidence import of_trace, of_traces
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
+from labkit.traces.public import PublicTrace
+from labkit.traces.read import Breakdown, RankTraces
 
 
 def of_traced(traced: Breakdown | RankTraces) -> Diagnosis:

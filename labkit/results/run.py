@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from labkit.diagnosis.device_peaks import Peak
     from labkit.diagnosis.hot_lines import Lines
-    from labkit.diagnosis.trace import Breakdown
     from labkit.diagnosis.verdict import Diagnosis
+    from labkit.traces.read import Breakdown
 
 HIDES = 0.05  # of wall time: fewer gaps than this within the busy time are not mentioned
 BLOCKS = 5  # stretches of the run, whose throughputs are compared to judge its noise
@@ -288,7 +288,7 @@ class Run(RunLog):
     @property
     def xray(self) -> Breakdown | None:
         """The x-ray's trace; None where there is none in its folder or record."""
-        from labkit.diagnosis.trace import xray_of
+        from labkit.traces.read import xray_of
 
         return xray_of(self)
 
@@ -322,7 +322,7 @@ class Run(RunLog):
 
     def extra_lines(self) -> list[str]:
         """Return a line with what was read from the x-ray, whose trace stays in the folder."""
-        from labkit.diagnosis.trace import xray_line
+        from labkit.traces.read import xray_line
 
         line = xray_line(self) if self.event("xray_trace") is None else None
         return [line] if line else []

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import pandas
 from matplotlib.figure import Figure
 
-from labkit.diagnosis.public_traces import PublicTrace
-from labkit.diagnosis.rank_traces import RankTraces
-from labkit.diagnosis.trace_breakdown import Breakdown, TraceLane
-from labkit.diagnosis.trace_comparison import Change, TraceComparison
 from labkit.results.text import counted
+from labkit.traces.breakdown import Breakdown
+from labkit.traces.compare import Change, TraceComparison
+from labkit.traces.public import PublicTrace
+from labkit.traces.ranks import RankTraces
 from labkit.view.primitives import Bar, Lane, draw_lanes, hbars, rows_in
 from labkit.view.rows_figure import plot
 from labkit.view.style import (
@@ -109,8 +109,7 @@ def _kernel_bars(breakdown: Breakdown) -> list[Bar]:
 @our_style
 def draw_timeline(
     source: str,
-    lanes: Sequence[TraceLane],
-    steps: np.ndarray | None,
+    lanes: Mapping[str, np.ndarray],
     start_ms: float | None = None,
     end_ms: float | None = None,
 ) -> Figure:
@@ -118,20 +117,23 @@ def draw_timeline(
 
     Args:
         source: What it is a trace of.
-        lanes: Its rows, from above.
-        steps: (n, 2) starts and ends of the steps, ms.
+        lanes: (n, 2) starts and ends in ms, by what is active, or "rank 3: " and that; also of the
+            "steps", which may be missing.
         start_ms: Where the picture begins: with the first step, else with the first activity.
         end_ms: Where it ends: with the second step, else with the last activity.
     """
-    shown = np.concatenate([lane.spans for lane in lanes]) if steps is None else steps[:2]
+    rows_of = {label: spans for label, spans in lanes.items() if label != "steps"}
+    steps = lanes.get("steps")
+    shown = np.concatenate([*rows_of.values()]) if steps is None else steps[:2]
     start = float(shown.min()) if start_ms is None else start_ms
     end = float(shown.max()) if end_ms is None else end_ms
     rows = []
-    for lane in lanes:
-        active = np.diff(lane.spans.clip(start, end)).sum() / (end - start)
-        if active or lane.kind == "kernels":  # no kernel says something, no copy does not
-            _, colour = CLASSES[CLASS_OF_LANE[lane.kind]]
-            rows.append(Lane(lane.label, [(colour, lane.spans)]))
+    for label, spans in rows_of.items():
+        kind = label.split(": ")[-1]
+        active = np.diff(spans.clip(start, end)).sum() / (end - start)
+        if active or kind == "kernels":  # no kernel says something, no copy does not
+            _, colour = CLASSES[CLASS_OF_LANE[kind]]
+            rows.append(Lane(label, [(colour, spans)]))
     header = [(drawable(source, 200), BOLD)]
     figure, (axes,) = page(header, [(0.1, LANE_IN * len(rows))], left_in=1.6)
     draw_lanes(axes, rows[::-1], start, end)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from labkit.diagnosis.public_traces import PublicTrace, catalogue, known_trace
-from labkit.diagnosis.rank_traces import RankTraces
-from labkit.diagnosis.trace import trace
-from labkit.diagnosis.trace_breakdown import Breakdown
-from labkit.diagnosis.trace_file import TraceError
 from labkit.results.public_files import NOT_FETCHED, AnotherFile
 from labkit.results.shipped import Listing
+from labkit.traces.breakdown import Breakdown
+from labkit.traces.file import TraceError
+from labkit.traces.public import PublicTrace, catalogue, known_trace
+from labkit.traces.ranks import RankTraces
+from labkit.traces.read import trace
 from labkit.view.display import Display
 
 

@@ -8,8 +8,8 @@ import random
 from labkit.course.challenge import Answer
 from labkit.course.checking import ALL_RIGHT, share_right
 from labkit.course.code_challenge import Numbers, code
-from labkit.diagnosis.public_traces import LANES_FILE
 from labkit.results.shipped import entries
+from labkit.traces.public import LANES_FILE
 
 Spans = list[tuple[float, float]]
 

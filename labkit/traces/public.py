@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.diagnosis.trace_breakdown import lane_rows
 from labkit.results.public_files import PublicFile
 from labkit.results.result import Result, Table
 from labkit.results.shipped import Listing, entries, entry
+from labkit.traces.breakdown import share_cells
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,7 +78,7 @@ class PublicTrace(Result):
         from labkit.view.analysis_figures import draw_timeline
 
         source = f"{self.name}: STORED EXCERPT, no download"
-        return draw_timeline(source, lane_rows(self.lanes), self.lanes.get("steps"))
+        return draw_timeline(source, self.lanes)
 
     def plot(self) -> Figure:
         """Draw the reference numbers as bars."""
@@ -96,9 +96,7 @@ class PublicTrace(Result):
         head = ("rank", "ms", *COLUMNS.values())
         rows = []
         for rank, found in self.numbers.items():
-            shares = [found.get(key) for key in COLUMNS]
-            texts = [None if share is None else f"{share:.1%}" for share in shares]
-            rows.append((rank, f"{found['window_ms']:,.1f}", *texts))
+            rows.append((rank, f"{found['window_ms']:,.1f}", *share_cells(found, COLUMNS)))
         source = f"{self.repository} @ {self.commit[:7]}"
         foot = (f"{self.bottleneck}: {self.why}", source, self.missing)
         return Table(rows, head, f"{self.mark}: {self.hardware}, {self.title}", foot)

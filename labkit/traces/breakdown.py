@@ -3,41 +3,40 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.diagnosis.card_formats import tensor_formats
-from labkit.diagnosis.trace_steps import TRACE_CLASSES, TopKernel
+from labkit.bench.card_formats import tensor_formats
 from labkit.results.result import Result, Table
 from labkit.results.text import counted
+from labkit.traces.compare import TraceComparison
+from labkit.traces.steps import TRACE_CLASSES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from labkit.diagnosis.rank_traces import RankTraces
-    from labkit.diagnosis.trace_comparison import TraceComparison
+    from labkit.traces.ranks import RankTraces
 
 UNRECORDED = ("detail", "lanes", "began_ns")  # fields that a saved record leaves out
 
 
-class TraceLane(NamedTuple):
-    """A row in a picture of a trace: when something was active."""
-
-    kind: str  # of `Breakdown.lanes`
-    spans: np.ndarray  # (n, 2) starts and ends, ms
-    rank: int | None = None  # that it is of, in a picture of several
-
-    @property
-    def label(self) -> str:
-        """What stands beside the row."""
-        return self.kind if self.rank is None else f"rank {self.rank}: {self.kind}"
+def share_cells(shares: Mapping[str, float | None], names: Iterable[str]) -> list[str | None]:
+    """Return shares as the cells of a table's row; None where one is not known."""
+    known = [shares.get(name) for name in names]
+    return [None if share is None else f"{share:.1%}" for share in known]
 
 
-def lane_rows(lanes: dict[str, np.ndarray]) -> list[TraceLane]:
-    """Return the rows in a picture of one trace, from its `Breakdown.lanes`."""
-    return [TraceLane(kind, spans) for kind, spans in lanes.items() if kind != "steps"]
+@dataclass(frozen=True)
+class TopKernel:
+    """One kernel, by name: its time in µs and its calls, over all steps together."""
+
+    name: str
+    total_us: float
+    calls: int
+    tensor_core: bool
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,7 +73,7 @@ class Breakdown(Result):
     top_kernels: tuple[TopKernel, ...]  # that took most time
     rank: int | None  # that the file says it is of; None where it does not say
     notes: tuple[str, ...]  # what was missing or odd, and how it was handled
-    # Shares (0 to 1) of the steps, of `TraceSteps.device_busy`; of a CPU only the collectives'
+    # Shares (0 to 1) of the steps, of `TracePieces.busy`; of a CPU only the collectives'
     busy: dict[str, float] = field(default_factory=dict)
     # Of `idle["host_us"]`, on a CPU of `other_us`: what is more than Python between two operators
     host_work_us: float = 0.0
@@ -82,11 +81,11 @@ class Breakdown(Result):
     compute_capability: str | None = None  # of the devices, "7.0"; None where it does not tell
     loader_workers: bool | None = None  # whether the DataLoader has workers; None without one
     cuda_graphs: bool = False  # whether any were launched, whose kernels may be missing
-    # µs of a step of all kernels, and of all operators without those inside them; not in records
+    # µs of a step of all kernels, and of all operators without those inside them
     detail: dict[str, dict[str, float]] = field(default_factory=dict, compare=False)
-    # When each row of a picture was active, as `TraceSteps.lanes`; not in records
+    # When each row of a picture was active, as `TracePieces.lanes`
     lanes: dict[str, np.ndarray] = field(default_factory=dict, compare=False)
-    began_ns: int = field(default=0, compare=False)  # what the lanes count from; not in records
+    began_ns: int = field(default=0, compare=False)  # what the lanes count from
 
     @property
     def trains(self) -> bool | None:
@@ -113,8 +112,7 @@ class Breakdown(Result):
 
     def recorded(self) -> dict[str, object]:
         """Return all fields that a saved record keeps."""
-        values = asdict(replace(self, detail={}, lanes={}))
-        return {name: value for name, value in values.items() if name not in UNRECORDED}
+        return {name: value for name, value in asdict(self).items() if name not in UNRECORDED}
 
     def to_dict(self) -> dict[str, object]:
         """Return everything as JSON-ready values, under the attributes' names."""
@@ -122,9 +120,10 @@ class Breakdown(Result):
 
     def compare(self, after: Breakdown | RankTraces | str | os.PathLike) -> TraceComparison:
         """Return what changed from this trace to `after`: another of one rank, or its path."""
-        from labkit.diagnosis.trace_comparison import compare_traces
+        from labkit.traces.read import trace
 
-        return compare_traces(self, after)
+        other = trace(after) if isinstance(after, (str, os.PathLike)) else after
+        return TraceComparison(self, other) if isinstance(other, Breakdown) else other.compare(self)
 
     def timeline(self, start_ms: float | None = None, end_ms: float | None = None) -> Figure:
         """Draw when operators, loader, CUDA calls and kernels were active: its first two steps.
@@ -133,9 +132,7 @@ class Breakdown(Result):
         """
         from labkit.view.analysis_figures import draw_timeline
 
-        return draw_timeline(
-            self.source, lane_rows(self.lanes), self.lanes.get("steps"), start_ms, end_ms
-        )
+        return draw_timeline(self.source, self.lanes, start_ms, end_ms)
 
     def plot(self) -> Figure:
         """Draw the average step as bars."""
@@ -153,14 +150,21 @@ class Breakdown(Result):
         )
         if "any_gpu_busy" in self.busy:
             title += f" (kernels; {self.busy['any_gpu_busy']:.1%} with copies and memsets)"
+        rows = [
+            (_words(name), f"{us / 1000:,.2f} ms", f"{us / self.step_us:.1%}")
+            for name, us in self.class_us.items()
+        ]
+        return Table(rows, title=title, foot=self._foot())
+
+    def _foot(self) -> list[str]:
         foot = []
         if self.busy.get("comm_busy"):
             exposed = f"{self.busy['exposed_comm']:.1%} exposed, with nothing else running"
             foot.append(f"collectives: {self.busy['comm_busy']:.1%} of the time, {exposed}")
-        if self.gpu_utilization is not None:
-            known = {cause: us for cause, us in self.idle.items() if us is not None}
-            idle = [f"{_words(cause)} {us / 1000:,.1f} ms" for cause, us in known.items()]
-            foot.append(f"device idle: {', '.join(idle)}")
+        idle = {_words(cause): us for cause, us in self.idle.items() if us is not None}
+        if idle:
+            parts = [f"{cause} {us / 1000:,.1f} ms" for cause, us in idle.items()]
+            foot.append(f"device idle: {', '.join(parts)}")
         if self.host_where and self.host_work_us > 0.05 * self.step_us:
             foot.append(f"host work outside operators is mostly in {', '.join(self.host_where)}")
         has_none = tensor_formats(self.device_name, self.compute_capability) == ()
@@ -169,12 +173,7 @@ class Breakdown(Result):
                 f"Tensor Cores: {self.tensor_core_share:.0%} of kernel time uses them, "
                 f"{self.tensor_core_eligible_share:.0%} is of operators that can"
             )
-        foot += [f"note: {note}" for note in self.notes]
-        rows = [
-            (_words(name), f"{us / 1000:,.2f} ms", f"{us / self.step_us:.1%}")
-            for name, us in self.class_us.items()
-        ]
-        return Table(rows, title=title, foot=foot)
+        return foot + [f"note: {note}" for note in self.notes]
 
 
 def _words(name: str) -> str:

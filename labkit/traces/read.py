@@ -13,10 +13,16 @@ import re
 from dataclasses import fields, replace
 from pathlib import Path
 
-from labkit.diagnosis.rank_traces import RankTraces
-from labkit.diagnosis.trace_breakdown import Breakdown
-from labkit.diagnosis.trace_events import Events, Kind, read_events
-from labkit.diagnosis.trace_file import (
+import numpy as np
+import pandas
+
+from labkit.process.events import XRAY_NAME
+from labkit.results.record import Event
+from labkit.results.run import Run
+from labkit.results.text import one_line
+from labkit.traces.breakdown import Breakdown, TopKernel
+from labkit.traces.events import ON_DEVICE, Kind, read_events
+from labkit.traces.file import (
     ONE_PER_RANK,
     JsonObject,
     NotATrace,
@@ -25,17 +31,11 @@ from labkit.diagnosis.trace_file import (
     files_in,
     holds_several,
 )
-from labkit.diagnosis.trace_steps import (
-    IDLE_CAUSES,
-    TopKernel,
-    TraceSteps,
-    find_steps,
-)
-from labkit.process.events import XRAY_NAME
-from labkit.results.record import Event
-from labkit.results.run import Run
-from labkit.results.text import one_line
+from labkit.traces.ranks import RankTraces
+from labkit.traces.steps import TracePieces, find_steps
 
+TOP = 10  # kernels listed
+IDLE_CAUSES = ("host_wait", "host", "kernel_wait", "other")  # of a device's gaps
 GRAPHS = "CUDA graphs were launched: some profilers miss the kernels inside them."  # a note
 XRAY_EVENT = "xray_trace"  # what a saved record has instead
 RANK_IN_NAME = re.compile(r"(?i)(?:rank|worker)[-_. ]?(\d{1,7})")
@@ -61,63 +61,69 @@ def _of_one(file: TraceFile) -> Breakdown:
     """Read one rank's trace."""
     events = read_events(file)
     steps, notes = find_steps(events)
-    traced = TraceSteps(events, steps)
-    if not traced.total:
+    pieces = TracePieces(events, steps)
+    if not pieces.total:
         raise file.error("has only steps of zero length")
-    on_gpu = len(events.devices) > 0
-    busy = traced.device_busy() if on_gpu else traced.host_busy()
-    shares = {name: float(ns / traced.total) for name, ns in busy.items()}
-    used, possible = traced.tensor_core_shares()
-    graphs = any("GraphLaunch" in call for call in events.names_of(Kind.RUNTIME))
-    doubts = [*_doubts(events, used), *([GRAPHS] if graphs else ())]
-    device_name, capability = _device_properties(file.meta, events.devices)
-
-    def per_step(times_ns: dict[str, float]) -> dict[str, float]:
-        return {name: float(ns) / len(steps.start) / 1000 for name, ns in times_ns.items()}
-
-    idle_us = per_step(traced.idle())
+    devices = events.process[events.kind.isin(ON_DEVICE)].nunique()
+    on_gpu = devices > 0
+    step_us = pieces.us(True)
+    busy = {name: pieces.us(mask) / step_us for name, mask in pieces.busy().items()}
+    idle = pieces.idle() if on_gpu else {}
+    host_work = pieces.host_work & idle.get("host", pieces.host_outside)
+    kernels = pieces.kernels()
+    by_name = kernels.groupby("name", observed=True).agg(
+        us=("us", "sum"), calls=("us", "count"), uses=("uses", "first")
+    )
+    by_name = by_name.sort_values("us", ascending=False, kind="stable")
+    device_name, capability = _device(file.meta) if on_gpu else (None, None)
+    loaders = events.name[events.kind == Kind.DATALOADER]
+    calls = events.name[events.kind == Kind.RUNTIME]
+    graphs = bool(calls.str.contains("GraphLaunch").any())
+    if devices > 1:
+        notes.append(f"{devices} devices: busy is time in which any of them is.")
+    if not on_gpu:
+        notes.append("No device activity: a CPU run, or recorded without ProfilerActivity.CUDA.")
+    elif not (events.launch >= 0).any():
+        notes.append("Device work is not tied to launches: the causes of idle time are unknown.")
+    if on_gpu and kernels.empty:
+        notes.append("No kernel falls inside the steps.")
+    if graphs:
+        notes.append(GRAPHS)
     return Breakdown(
         source=file.name,
         device_kind="gpu" if on_gpu else "cpu",
         device_name=device_name,
-        rank=_rank(file.meta),
         compute_capability=capability,
-        loader_workers=_loader_workers(events),
+        rank=_rank(file.meta),
+        loader_workers=None if loaders.empty else bool(loaders.str.contains("_Multi").any()),
         cuda_graphs=graphs,
-        steps=len(steps.start),
-        step_us=traced.total / len(steps.start) / 1000,
-        **{f"{name}_us": us for name, us in per_step(traced.by_class()).items()},
-        gpu_utilization=shares.get("kernel_busy"),
-        idle={f"{cause}_us": idle_us[cause] if on_gpu else None for cause in IDLE_CAUSES},
-        notes=tuple(dict.fromkeys([*file.notes, *notes, *doubts])),
-        busy=shares,
-        host_work_us=idle_us["host_work"],
-        host_where=traced.host_where(),
-        top_kernels=traced.top_kernels(),
-        tensor_core_share=used,
-        tensor_core_eligible_share=possible,
-        lanes=traced.lanes(),
-        began_ns=events.began_ns + int(steps.start[0]),
+        steps=len(steps),
+        step_us=step_us,
+        **{f"{name}_us": pieces.us(mask) for name, mask in pieces.by_class().items()},
+        gpu_utilization=busy.get("kernel_busy"),
+        idle={f"{cause}_us": pieces.us(idle[cause]) if on_gpu else None for cause in IDLE_CAUSES},
+        notes=tuple(dict.fromkeys([*file.notes, *notes])),
+        busy=busy,
+        host_work_us=pieces.us(host_work),
+        host_where=pieces.host_where(),
+        top_kernels=tuple(
+            TopKernel(name, float(us), int(calls), bool(uses))
+            for name, us, calls, uses in by_name[:TOP].itertuples()
+        ),
+        tensor_core_share=_weighted(kernels.uses, kernels.us),
+        tensor_core_eligible_share=_weighted(kernels.could, kernels.us),
+        lanes=pieces.lanes(),
+        began_ns=int(steps[0, 0]),
         detail={
-            "kernels": per_step(traced.kernel_times()),
-            "operators": per_step(traced.operator_times()),
+            "kernels": (by_name.us / len(steps)).to_dict(),
+            "operators": pieces.operator_times(),
         },
     )
 
 
-def _doubts(events: Events, tensor_core_share: float | None) -> list[str]:
-    """Return notes on what is missing or odd in a trace."""
-    devices = len(events.devices)
-    notes = []
-    if devices > 1:
-        notes.append(f"{devices} devices: busy is time in which any of them is.")
-    if not devices:
-        notes.append("No device activity: a CPU run, or recorded without ProfilerActivity.CUDA.")
-    elif not (events.launch >= 0).any():
-        notes.append("Device work is not tied to launches: the causes of idle time are unknown.")
-    if devices and tensor_core_share is None:
-        notes.append("No kernel falls inside the steps.")
-    return notes
+def _weighted(shares: pandas.Series, weights: pandas.Series) -> float | None:
+    """Return the mean of shares; None of none."""
+    return None if shares.empty else float(np.average(shares, weights=weights))
 
 
 def _rank(meta: JsonObject) -> int | None:
@@ -127,23 +133,19 @@ def _rank(meta: JsonObject) -> int | None:
     return int(rank) if re.fullmatch("[0-9]{1,7}", rank) else None
 
 
-def _device_properties(meta: JsonObject, devices: tuple[str, ...]) -> tuple[str | None, str | None]:
+def _device(meta: JsonObject) -> tuple[str | None, str | None]:
     """Return name and compute capability of the devices; None where unknown, or they differ."""
-    listed = meta.get("deviceProperties") if devices else None
-    every = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
-    names = {str(each["name"]) for each in every if each.get("name")}
-    versions = {f"{each.get('computeMajor')}.{each.get('computeMinor')}" for each in every}
-    version = versions.pop() if len(versions) == 1 else ""
-    return (
-        one_line(names.pop()[:100]) if len(names) == 1 else None,
-        version if re.fullmatch(r"\d{1,3}\.\d{1,3}", version) else None,
+    listed = meta.get("deviceProperties")
+    devices = (
+        [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
     )
-
-
-def _loader_workers(events: Events) -> bool | None:
-    """Return whether the DataLoader of a trace prepares batches in workers; None without one."""
-    calls = events.names_of(Kind.DATALOADER)
-    return any("_MultiProcessing" in call for call in calls) if calls else None
+    names = {str(each.get("name") or "") for each in devices}
+    versions = {f"{each.get('computeMajor')}.{each.get('computeMinor')}" for each in devices}
+    if len(names) != 1 or len(versions) != 1:
+        return None, None
+    [name], [version] = names, versions
+    is_version = re.fullmatch(r"\d{1,3}\.\d{1,3}", version)
+    return one_line(name[:100]) or None, version if is_version else None
 
 
 def _of_ranks(path: Path) -> RankTraces:

@@ -39,11 +39,11 @@ LONG_NAMES = {
 # and a timestamp in µs since 1970 with three decimals does not fit a float.
 Json: TypeAlias = "JsonObject | list[Json] | str | bool | None"
 JsonObject: TypeAlias = "dict[str, Json]"
-_JSON = json.JSONDecoder(strict=False, parse_int=str, parse_float=str, parse_constant=str)
-_HEAD = re.compile(r'\s*(?:\[|\{.*?"traceEvents"\s*:\s*\[)', re.DOTALL)  # up to the first event
-_BETWEEN = re.compile(r"[ \t\n\r,]*")
+JSON = json.JSONDecoder(strict=False, parse_int=str, parse_float=str, parse_constant=str)
+HEAD = re.compile(r'\s*(?:\[|\{.*?"traceEvents"\s*:\s*\[)', re.DOTALL)  # up to the first event
+BETWEEN = re.compile(r"[ \t\n\r,]*")
 # Kineto has printed these where JSON has no word for the value (a bandwidth over 0 µs, for one).
-_BARE = re.compile(r"(?<=[:,\[\s])(?:-?(?:nan|inf)|N/A)(?=[\s,}\]])")
+BARE = re.compile(r"(?<=[:,\[\s])(?:-?(?:nan|inf)|N/A)(?=[\s,}\]])")
 
 EXPORT_AGAIN = "export it again with prof.export_chrome_trace(), and let that finish before copying"
 PROFILE_LESS = "profile fewer steps, as with torch.profiler.schedule(wait=2, warmup=2, active=5)"
@@ -70,6 +70,7 @@ class TraceFile:
         self.meta: dict[str, Json] = {}  # what it says beside its events, once these are read
         self.notes: list[str] = []  # what was repaired on the way, as sentences
         self._member = member
+        self._is_mended = False  # whether some of it is not UTF-8
 
     @property
     def name(self) -> str:
@@ -83,7 +84,8 @@ class TraceFile:
     def __iter__(self) -> Iterator[Json]:
         try:
             with self._member or unpacked(self.path, MAX_SIZE) as plain:
-                yield from self._events(Window(plain))
+                text = io.TextIOWrapper(plain, "utf-8-sig", errors="replace", newline="")
+                yield from self._events(text)
         except TraceError:
             raise
         except BROKEN as damage:
@@ -94,81 +96,60 @@ class TraceFile:
             what = f"cannot be read ({getattr(why, 'strerror', None) or why})"
             raise self.error(what, "check the path and the permissions") from None
 
-    def _events(self, window: Window) -> Iterator[Json]:
-        """Decode one event after the other up to the end of their list, then the rest."""
-        window.look_ahead()
-        head = _HEAD.match(window.text)
-        if head is None and window.text:
+    def _read(self, text: io.TextIOWrapper) -> str:
+        piece = text.read(2 * MAX_EVENT)
+        self._is_mended |= "\ufffd" in piece
+        return piece
+
+    def _events(self, text: io.TextIOWrapper) -> Iterator[Json]:
+        """Decode one event after the other up to the end of their list, then the rest.
+
+        `json.loads` of it all costs ten times the file in memory: a window on the text has what is
+        being decoded, at least one event's length.
+        """
+        window = self._read(text)
+        head = HEAD.match(window)
+        if not window:
+            raise self.error("is empty")
+        if head is None:
             what = "is not a profiler trace, which is a list or has a list of 'traceEvents'"
             raise self.error(what, kind=NotATrace)
-        if head is None:
-            raise self.error("is empty")
-        window.position = head.end()
-        for count, event in enumerate(self._decoded(window), 1):
-            if count > min(MAX_EVENTS, SHORT_EVENTS + window.characters / LEAST_EVENT):
+        position = head.end()
+        read = len(window)  # characters
+        count = 0
+        while True:
+            if len(window) - position < MAX_EVENT and (piece := self._read(text)):
+                read += len(piece)
+                window = window[position:] + piece
+                position = 0
+            between = BETWEEN.match(window, position)
+            position = between.end() if between else position
+            if window.startswith("]", position):
+                break
+            try:
+                event, position = JSON.raw_decode(window, position)
+            except json.JSONDecodeError as fault:
+                mended = BARE.sub("null", window[position:])
+                if mended == window[position:]:
+                    what = "is cut short, not valid JSON, or has an event of over 1 MiB"
+                    near = read - len(window) + fault.pos
+                    raise self.error(f"{what}, near character {near:,}") from None
+                window = mended
+                position = 0
+                continue
+            count += 1
+            if count > min(MAX_EVENTS, SHORT_EVENTS + read / LEAST_EVENT):
                 what = f"has more than {MAX_EVENTS:,} events, or most of them are empty"
                 raise self.error(what, PROFILE_LESS)
             yield event
-        if window.look_ahead():
+        rest = window[position:] + self._read(text)
+        if text.read(1):
             raise self.error(f"has more than {MAX_EVENT:,} characters behind its events")
-        rest = window.text[window.position :]
-        meta = _JSON.decode(_BARE.sub("null", head.group() + rest))
+        meta = JSON.decode(BARE.sub("null", head.group() + rest))
         if isinstance(meta, dict):
             self.meta = meta
-        if window.is_mended:
+        if self._is_mended:
             self.notes.append("Text that is not UTF-8 was replaced by question marks.")
-
-    def _decoded(self, window: Window) -> Iterator[Json]:
-        """Yield the events up to the bracket behind them."""
-        while True:
-            window.look_ahead()
-            between = _BETWEEN.match(window.text, window.position)
-            start = between.end() if between else window.position
-            if window.text.startswith("]", start):
-                window.position = start
-                return
-            try:
-                event, window.position = _JSON.raw_decode(window.text, start)
-            except json.JSONDecodeError as fault:
-                if not (_BARE.match(window.text, fault.pos) and window.mend(start)):
-                    what = "is cut short, not valid JSON, or has an event of over 1 MiB"
-                    near = window.characters - len(window.text) + fault.pos
-                    raise self.error(f"{what}, near character {near:,}") from None
-                continue
-            yield event
-
-
-class Window:
-    """The part of a file's text that is being decoded: at least one event's length, if it has it.
-
-    `json.loads` of it all costs ten times the file in memory.
-    """
-
-    def __init__(self, plain: io.BufferedReader):
-        self._read = io.TextIOWrapper(plain, "utf-8-sig", errors="replace", newline="").read
-        self.text = ""
-        self.position = 0  # in the text: what lies before it was decoded
-        self.characters = 0  # read so far
-        self.is_mended = False  # whether some of it is not UTF-8
-        self._is_over = False
-
-    def look_ahead(self) -> bool:
-        """Read on where less than an event's length is left; return whether more will follow."""
-        while not self._is_over and len(self.text) - self.position < MAX_EVENT:
-            piece = self._read(2 * MAX_EVENT)
-            self._is_over = not piece
-            self.is_mended |= "\ufffd" in piece
-            self.characters += len(piece)
-            self.text = self.text[self.position :] + piece
-            self.position = 0
-        return not self._is_over
-
-    def mend(self, start: int) -> bool:
-        """Put null in the place of what Kineto prints for no value; return whether it was there."""
-        rest = _BARE.sub("null", self.text[start:])
-        is_other = rest != self.text[start:]
-        self.text = self.text[:start] + rest
-        return is_other
 
 
 # == a folder or an archive of traces, one for each rank ==
@@ -180,7 +161,7 @@ def holds_several(path: str | os.PathLike) -> bool:
         if os.path.isdir(path):
             return True
         with unpacked(path, MAX_ARCHIVE) as plain:
-            _header(plain.read(TAR_BLOCK))
+            header_of(plain.read(TAR_BLOCK))
         return True
     except (OSError, ValueError, *BROKEN):
         return False
@@ -188,60 +169,53 @@ def holds_several(path: str | os.PathLike) -> bool:
 
 def files_in(path: Path) -> Iterator[TraceFile]:
     """Yield what is named like a trace in a folder or archive; read each before the next."""
-    for count, file in enumerate(_all_files_in(path)):
-        if count == MAX_TRACES:
-            raise TraceFile(path).error(f"has more than {MAX_TRACES:,} traces", FEWER_RANKS)
-        yield file
-
-
-def _all_files_in(path: Path) -> Iterator[TraceFile]:
-    if path.is_dir():
-        for file in sorted([*path.glob("*"), *path.glob("*/*")]):
-            if _is_named_like_a_trace(file.name):
-                yield TraceFile(file)
-        return
     whole = TraceFile(path)
+    count = 0
     try:
-        with unpacked(path, MAX_ARCHIVE) as plain:
-            yield from _members(whole, plain)
+        beside = sorted([*path.glob("*"), *path.glob("*/*")])  # where it is a folder
+        folder = ((str(file), None) for file in beside)
+        for name, content in folder if path.is_dir() else _archive(whole):
+            if not name.endswith((".json", ".json.gz")) or os.path.basename(name).startswith("."):
+                continue
+            count += 1
+            if count > MAX_TRACES:
+                raise whole.error(f"has more than {MAX_TRACES:,} traces", FEWER_RANKS)
+            yield TraceFile(os.path.join(whole.path, name), content)
     except (OSError, *BROKEN) as why:
         what = f"is damaged or cannot be read ({why})"
         raise whole.error(what, "pack the traces again, or copy the archive again") from None
 
 
-def _members(whole: TraceFile, plain: io.BufferedReader) -> Iterator[TraceFile]:
-    """Yield the traces in a tar archive, from the front; links and devices are passed over.
+def _archive(whole: TraceFile) -> Iterator[tuple[str, io.BufferedReader]]:
+    """Yield name and content of the files in a tar archive; links and devices are passed over.
 
     Python's own reader takes a header of any size into memory.
     """
-    long_name = None
-    count = 0
-    while (block := plain.read(TAR_BLOCK)).strip(b"\0"):
-        count += 1
-        if count > MAX_MEMBERS:
-            raise whole.error(f"has more than {MAX_MEMBERS:,} members", ONE_PER_RANK)
-        header = _header(block)
-        name = long_name[1] if long_name else header.name
-        if not 0 <= header.size <= (MAX_SIZE if header.isreg() else MAX_HEADER):
-            what = f"has a member of {header.size:,} bytes"
-            raise whole.error(what, ONE_PER_RANK)
-        content = Unpacked(plain, header.size, MAX_SIZE)
+    with unpacked(whole.path, MAX_ARCHIVE) as plain:
         long_name = None
-        if header.type in LONG_NAMES:
-            said = content.stored(MAX_HEADER).decode("utf-8", "replace")
-            long_name = LONG_NAMES[header.type].search(said)
-        elif header.isreg() and _is_named_like_a_trace(os.path.basename(name)):
-            yield TraceFile(os.path.join(whole.path, name), io.BufferedReader(content))
-        while content.stored(MAX_HEADER):
-            pass  # what nobody has read
-        plain.read(-header.size % TAR_BLOCK)
+        count = 0
+        while (block := plain.read(TAR_BLOCK)).strip(b"\0"):
+            count += 1
+            if count > MAX_MEMBERS:
+                raise whole.error(f"has more than {MAX_MEMBERS:,} members", ONE_PER_RANK)
+            header = header_of(block)
+            if not 0 <= header.size <= (MAX_SIZE if header.isreg() else MAX_HEADER):
+                raise whole.error(f"has a member of {header.size:,} bytes", ONE_PER_RANK)
+            content = Unpacked(plain, header.size, MAX_SIZE)
+            name = long_name[1] if long_name else header.name
+            long_name = None
+            if header.type in LONG_NAMES:
+                said = content.stored(MAX_HEADER).decode("utf-8", "replace")
+                long_name = LONG_NAMES[header.type].search(said)
+            elif header.isreg():
+                yield name, io.BufferedReader(content)
+            while content.stored(MAX_HEADER):
+                pass  # what nobody has read
+            plain.read(-header.size % TAR_BLOCK)
     if not block:
         raise EOFError("it is cut short")
 
 
-def _header(block: bytes) -> tarfile.TarInfo:
+def header_of(block: bytes) -> tarfile.TarInfo:
+    """Return what the first block of a member in a tar archive says."""
     return tarfile.TarInfo.frombuf(block, "utf-8", "replace")
-
-
-def _is_named_like_a_trace(name: str) -> bool:
-    return name.endswith((".json", ".json.gz")) and not name.startswith(".")

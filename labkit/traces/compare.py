@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from labkit.diagnosis.rank_traces import RankTraces, several_ranks
-from labkit.diagnosis.trace import trace
-from labkit.diagnosis.trace_breakdown import Breakdown
 from labkit.results.result import Result, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from labkit.traces.breakdown import Breakdown
 
 LISTED = 6  # kernels and operators that changed most
 
@@ -53,10 +51,14 @@ class TraceComparison(Result):
 
     def changes(self) -> dict[str, list[Change]]:
         """Return what changed: all `classes`; the `kernels` and `operators` that did most."""
-        found = {"classes": self._changes(self.before.class_us, self.after.class_us)}
-        for what in ("kernels", "operators"):
-            every = self._changes(self.before.detail.get(what, {}), self.after.detail.get(what, {}))
-            found[what] = sorted(every, key=lambda change: -abs(change.change_us))[:LISTED]
+        before = {"classes": self.before.class_us} | self.before.detail
+        after = {"classes": self.after.class_us} | self.after.detail
+        found = {}
+        for what in ("classes", "kernels", "operators"):
+            found[what] = self._changes(before.get(what, {}), after.get(what, {}))
+            if what != "classes":
+                found[what].sort(key=lambda change: -abs(change.change_us))
+                del found[what][LISTED:]
         return found
 
     def _changes(self, before: dict[str, float], after: dict[str, float]) -> list[Change]:
@@ -82,29 +84,13 @@ class TraceComparison(Result):
         """Return the classes, then the kernels and operators that changed most."""
         rows = []
         for what, changes in self.changes().items():
+            label = "" if what == "classes" else f"{what[:-1]} "
             for change in changes:
-                long_name = f"{what[:-1]} {change.name[:60]}"
-                rows.append(
-                    (
-                        change.name if what == "classes" else long_name,
-                        f"{change.before_us / 1000:,.2f}",
-                        f"{change.after_us / 1000:,.2f}",
-                        f"{change.change_us / 1000:+,.2f}",
-                        f"{change.before_share:.1%}",
-                        f"{change.after_share:.1%}",
-                    )
-                )
+                times_ms = f"{change.before_us / 1000:,.2f}", f"{change.after_us / 1000:,.2f}"
+                shares = f"{change.before_share:.1%}", f"{change.after_share:.1%}"
+                changed = f"{change.change_us / 1000:+,.2f}"
+                rows.append((label + change.name[:60], *times_ms, changed, *shares))
         head = ("of a step", "ms before", "ms after", "change", "before", "after")
         title = f"{self.before.source} -> {self.after.source}: {self.headline}"
         foot = ("kernels: time on the device; operators: the host's, without those inside them",)
         return Table(rows, head, title, foot)
-
-
-def compare_traces(
-    before: Breakdown, after: Breakdown | RankTraces | str | os.PathLike
-) -> TraceComparison:
-    """Return what changed to `after`, or its path; TraceError: it is of several ranks."""
-    other = after if isinstance(after, (Breakdown, RankTraces)) else trace(after)
-    if isinstance(other, RankTraces):
-        raise several_ranks(other.source)
-    return TraceComparison(before, other)

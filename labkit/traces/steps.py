@@ -1,0 +1,289 @@
+"""Where the time of a step goes: every ns of it in one class, and device idle time by cause.
+
+The rules are those of PyTorch's TensorBoard plugin (torch-tb-profiler 0.4.3, overall_parser.py and
+event_parser.py): a stretch of time belongs to the first class that is active in it.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+
+import numpy as np
+import pandas
+
+from labkit.traces.events import (
+    COPIES,
+    HOST_WORK,
+    KERNELS,
+    ON_DEVICE,
+    Kind,
+    uses_tensor_cores,
+)
+
+TRACE_CLASSES = {  # of a step, by priority
+    "kernel": (Kind.KERNEL,),
+    "memcpy": (Kind.MEMCPY,),
+    "memset": (Kind.MEMSET,),
+    "communication": (Kind.COMMUNICATION, Kind.COLLECTIVE_KERNEL),
+    "runtime": (Kind.RUNTIME,),
+    "dataloader": (Kind.DATALOADER,),
+    "cpu_exec": (Kind.CPU_OP,),
+}
+LANES = {  # rows of a picture of the trace
+    "CPU operators": (Kind.CPU_OP,),
+    "DataLoader": (Kind.DATALOADER,),
+    "CUDA calls": (Kind.RUNTIME,),
+    "kernels": (Kind.KERNEL,),
+    "collectives": (Kind.COLLECTIVE_KERNEL,),
+    "copies": COPIES,
+}
+
+# The longest device gap between two pieces of work that were both already launched which still
+# counts as the hardware's own hand-over. On a V100 (the two ResNet-50 traces of pytorch/kineto,
+# 14,778 such gaps) the median is 1 µs, and 99.6% are 10 µs or shorter.
+SHORT_GAP_NS = 10_000
+# Python between two operators that takes no longer than this, or a tenth of the step, only issues
+# them. In traces of eager models (RTX 2080 Ti, V100, A100, H100) its median is 3 to 22 µs, also
+# where stacks were recorded.
+GLUE_NS = 50_000
+GLUE_SHARE = 0.1
+CELL_FILE = re.compile(r"\S*ipykernel_\d+[/\\]\d+\.py")  # what the kernel calls a cell's file
+BUILT_IN = "<built-in "  # a function of C, as the profiler writes it: no line of anybody's
+COMPLETE = 0.8  # of the kernels of the step before
+
+
+def find_steps(events: pandas.DataFrame) -> tuple[np.ndarray, list[str]]:
+    """Find when the steps begin and end; return that, (steps, 2) in ns, and notes.
+
+    A step begins where the one before ended and lasts until the host's mark and the device work
+    launched in it have ended. The last are dropped where the profiler stopped before their kernels
+    were recorded.
+    """
+    notes = []
+    marks = events[(events.kind == Kind.STEP) & (events.end > events.start)]
+    if marks.empty:
+        notes.append("No ProfilerStep marks (call prof.step()): the whole span is one step.")
+        host = events.kind.isin([*HOST_WORK, Kind.STEP])
+        whole = events[host if host.any() else events.kind.isin([Kind.RUNTIME, *ON_DEVICE])]
+        marks = pandas.DataFrame({"start": [whole.start.min()], "end": [whole.end.max()]})
+    starts, ends = np.array(marks.start), np.array(marks.end)
+    # The work launched in a mark, and in which one
+    launched = events[events.launch >= 0]
+    call = events.iloc[launched.launch]
+    step = np.searchsorted(starts, call.start, side="right") - 1
+    known = (step >= 0) & (np.array(call.end) <= ends[step])
+    work = launched.loc[known]
+    step = step[known]
+    complete = _complete_steps(np.bincount(step, minlength=len(starts)))
+    dropped = len(starts) - complete
+    if dropped:
+        steps = "step" if dropped == 1 else f"{dropped} steps"
+        notes.append(f"Dropped the last {steps}: their kernels are missing.")
+    np.maximum.at(ends, step, work["end"])
+    before = starts[0]
+    if 0 in step:
+        # Work launched before the first mark delays the first step's own.
+        others = events[events.kind.isin(ON_DEVICE)].drop(work.index)
+        early = others.end[others.end < work["start"][step == 0].min()]
+        before = max(before, early.max()) if len(early) else before
+    ends = np.maximum.accumulate(np.maximum(ends, before))
+    starts = np.maximum(starts, np.append(before, ends[:-1]))
+    found = np.column_stack([starts, ends])[:complete]
+    return found[found[:, 1] > found[:, 0]], notes
+
+
+def _complete_steps(launches: np.ndarray) -> int:
+    """Return how many steps, of which each launched so much work, were recorded whole.
+
+    The last was not where it has fewer than 80% of the kernels of the step before, as the plugin
+    had it.
+    """
+    if not launches.any():
+        return len(launches)
+    complete = int(np.flatnonzero(launches)[-1]) + 1
+    if complete > 1 and launches[complete - 1] < COMPLETE * launches[complete - 2]:
+        complete -= 1
+    return complete
+
+
+class TracePieces:
+    """A trace cut where any event begins or ends into pieces, within which nothing changes.
+
+    What is active in which piece is a mask of the pieces.
+    """
+
+    def __init__(self, events: pandas.DataFrame, steps: np.ndarray):
+        """Take the (steps, 2) starts and ends: pieces outside of them have no length."""
+        self.steps = steps
+        moments = np.concatenate([events.start, events.end, *steps.T])
+        self.edges, number = np.unique(moments, return_inverse=True)
+        count = len(events)
+        self._first, self._behind = number[: 2 * count].reshape(2, -1)  # pieces of each event
+        in_steps = self._covered(*number[2 * count :].reshape(2, -1))
+        self.length = np.where(in_steps, np.diff(self.edges), 0)  # ns
+        self.total = int(self.length.sum())  # ns
+        # `inside`: how much of each event's time is in the steps, ns
+        self.events = events.assign(inside=self._passed(self.length))
+
+    def us(self, mask: np.ndarray | bool) -> float:
+        """Return how much of an average step is in pieces of a mask, µs."""
+        return float((self.length * mask).sum()) / len(self.steps) / 1000
+
+    def _covered(self, first: np.ndarray, behind: np.ndarray) -> np.ndarray:
+        """Return the mask of the pieces from each `first` to the one before its `behind`."""
+        count = len(self.edges)
+        change = np.bincount(first, minlength=count) - np.bincount(behind, minlength=count)
+        return np.cumsum(change)[:-1] > 0
+
+    def active(self, *kinds: Kind) -> np.ndarray:
+        """Return the mask of the pieces in which at least one event of these kinds is active."""
+        which = self.events.kind.isin(kinds)
+        return self._covered(self._first[which], self._behind[which])
+
+    def _passed(self, length: np.ndarray) -> np.ndarray:
+        """Return how much of the length of pieces passes in each event."""
+        passed = np.append(0, np.cumsum(length))
+        return passed[self._behind] - passed[self._first]
+
+    def by_class(self) -> dict[str, np.ndarray]:
+        """Return when each class has the time, and `other`: the first that is active, as masks."""
+        found = {}
+        rest = np.ones(len(self.length), dtype=bool)
+        for name, kinds in TRACE_CLASSES.items():
+            found[name] = rest & self.active(*kinds)
+            rest &= ~found[name]
+        return found | {"other": rest}
+
+    def busy(self) -> dict[str, np.ndarray]:
+        """Return when devices work, as masks; of several, when any of them does.
+
+        In `kernel_busy` a kernel runs, in `any_gpu_busy` that or a copy or memset, in
+        `compute_busy` a kernel that computes, in `comm_busy` a collective, in `exposed_comm`
+        nothing but collectives; in `dataloader_share` the host waits for the DataLoader, whatever
+        the device does. Of a CPU there are only its collectives (Gloo).
+        """
+        if not self.events.kind.isin(ON_DEVICE).any():
+            sent = self.active(Kind.COMMUNICATION)
+            return {"comm_busy": sent, "exposed_comm": sent & ~self.active(Kind.CPU_OP)}
+        computing = self.active(Kind.KERNEL)
+        collective = self.active(Kind.COLLECTIVE_KERNEL)
+        other_work = computing | self.active(*COPIES)
+        return {
+            "kernel_busy": computing | collective,
+            "any_gpu_busy": other_work | collective,
+            "compute_busy": computing,
+            "comm_busy": collective,
+            "exposed_comm": collective & ~other_work,
+            "idle": ~(other_work | collective),
+            "dataloader_share": self.active(Kind.DATALOADER),
+        }
+
+    @cached_property
+    def host_outside(self) -> np.ndarray:
+        """The mask of the pieces in which the host is in nothing that the profiler knows."""
+        # Recorded without ProfilerActivity.CPU, nobody knows where the host was
+        is_known = self.events.kind.isin([*HOST_WORK, Kind.STEP]).any()
+        return ~self.active(*HOST_WORK, Kind.RUNTIME) & is_known
+
+    @cached_property
+    def host_work(self) -> np.ndarray:
+        """The mask of those in which it does more than Python that issues the next operator."""
+        outside = self.host_outside
+        stretch = np.cumsum(np.diff(outside, prepend=False))  # the number of each piece's
+        glue = min(GLUE_NS, GLUE_SHARE * self.total / len(self.steps))
+        return outside & (np.bincount(stretch, self.length)[stretch] > glue)
+
+    def host_where(self) -> tuple[str, ...]:
+        """Name the annotation and Python function that are the shortest to cover half of that.
+
+        On the thread of the steps' marks, or of most operators: others may only wait.
+        """
+        events = self.events.assign(covered=self._passed(self.length * self.host_work))
+        half = 0.5 * self.length[self.host_work].sum()
+        marks = events.thread[events.kind == Kind.STEP]
+        if marks.empty:
+            marks = events.thread[events.kind.isin([*HOST_WORK, Kind.RUNTIME])]
+        found = []
+        for kind in (Kind.ANNOTATION, Kind.PYTHON) if half and len(marks) else ():
+            around = events[(events.kind == kind) & (events.thread == marks.mode()[0])]
+            names = around.groupby("name", observed=True)[["covered", "inside"]].sum()
+            names = names[(names.covered >= half) & ~names.index.str.startswith(BUILT_IN)]
+            if len(names):
+                found.append(CELL_FILE.sub("a notebook's cell", names.inside.idxmin()))
+        return tuple(found)
+
+    def idle(self) -> dict[str, np.ndarray]:
+        """Return when no device ran anything, by cause, as masks.
+
+        The rule is Holistic Trace Analysis' (MIT, breakdown_analysis.py). A gap is `host_wait` if
+        the work that ends it was launched after the gap began, else `kernel_wait` if short, the
+        hardware's hand-over, else `other`: it waited for another stream or memory, or its launch is
+        unknown. What the host spent outside of all that is known is `host`, unless it was launched
+        already.
+        """
+        events = self.events
+        work = events[events.kind.isin(ON_DEVICE) & (events.end > events.start)]
+        # Of the gap that a piece may be in: the work that ends it, its launch, its start and end
+        following = np.searchsorted(work.start, self.edges[1:])
+        launch = np.append(work.launch, -1)[following]
+        began = np.maximum.accumulate(np.append(self.steps[0, 0], work.end))[following]
+        ended = np.append(work.start, self.steps[-1, 1])[following]
+        queued = (launch >= 0) & (events.start.to_numpy()[launch] <= began)
+        # After the last work nothing is queued: the host's doing, if launches are known at all.
+        behind = (following == len(work)) & (events.launch >= 0).any()
+        late = ((launch >= 0) | behind) & ~queued
+        short = queued & (ended - began <= SHORT_GAP_NS)
+        idle = ~self.active(*ON_DEVICE)
+        host = idle & ~queued & self.host_outside
+        rest = idle & ~host
+        return {
+            "host_wait": rest & late,
+            "host": host,
+            "kernel_wait": rest & short,
+            "other": rest & ~late & ~short,
+        }
+
+    def kernels(self) -> pandas.DataFrame:
+        """Return the kernels that run in the steps: the events, and who computes on Tensor Cores.
+
+        Of each `us` is how long it runs there, `uses` whether it does, `could` whether its
+        operator can.
+        """
+        kernels = self.events[self.events.kind.isin(KERNELS) & (self.events.inside > 0)]
+        uses = pandas.Series(kernels.name).map(uses_tensor_cores).astype(bool)
+        # As in the plugin, an operator that was seen to use Tensor Cores is one that can.
+        could = uses | kernels.can_use_tensor_cores
+        return kernels.assign(us=kernels.inside / 1000, uses=uses, could=could)
+
+    def operator_times(self) -> dict[str, float]:
+        """Return µs of a step of every operator without those inside it on its thread, by name."""
+        operators = self.events[self.events.kind == Kind.CPU_OP]
+        order = np.lexsort([-operators.end, operators.start, operators.thread])
+        operators = operators.iloc[order]
+        end, thread, length = operators[["end", "thread", "inside"]].to_numpy().T.tolist()
+        own = [*length]
+        around: list[int] = []  # the operators that the next one may be inside of
+        for number in range(len(own)):
+            while around and (
+                end[around[-1]] < end[number] or thread[around[-1]] != thread[number]
+            ):
+                around.pop()
+            if around:
+                own[around[-1]] -= length[number]
+            around.append(number)
+        own_us = np.maximum(own, 0) / len(self.steps) / 1000
+        found = operators.assign(us=own_us).groupby("name", observed=True).us.sum()
+        return found[found > 0].to_dict()
+
+    def lanes(self) -> dict[str, np.ndarray]:
+        """Return the steps and when each lane is active: (n, 2) starts and ends, in ms.
+
+        They count from the first step; what overlaps or touches in a lane is one.
+        """
+        found = {"steps": self.steps}
+        for name, kinds in LANES.items():
+            changes = np.diff(self.active(*kinds), prepend=False, append=False)
+            if changes.any():
+                found[name] = self.edges[changes].reshape(-1, 2)
+        return {name: (spans - self.steps[0, 0]) / 1e6 for name, spans in found.items()}
