@@ -173,7 +173,7 @@ class TracePieces:
     @cached_property
     def host_work(self) -> np.ndarray:
         """The mask of those in which it does more than Python that issues the next operator."""
-        outside = self.host_outside
+        outside = self.host_outside | (self.length == 0)  # between two steps no time passes
         stretch = np.cumsum(np.diff(outside, prepend=False))  # the number of each piece's
         glue = min(GLUE_NS, GLUE_SHARE * self.total / len(self.steps))
         return outside & (np.bincount(stretch, self.length)[stretch] > glue)
