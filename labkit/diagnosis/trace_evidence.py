@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-
-import pandas
+from statistics import fmean
 
 from labkit.bench.card_formats import tensor_formats
 from labkit.diagnosis.evidence import Evidence, Kernels, TraceFacts
@@ -22,8 +21,8 @@ UNALIGNED = r"(?:tensorop|wmma|[hs]?16816|[hs]1688|h884).*_align[12]\b"
 
 # Of what ranks lose, all lose the least; what one loses more, the others spend in collectives,
 # waiting for it
-LOST_BY_ALL = ["wait_share", "copy_share", "launch_share", "outside_share"]
-ON_AVERAGE = ["communication_share", "compute_share"]
+LOST_BY_ALL = ("wait_share", "copy_share", "launch_share", "outside_share")
+ON_AVERAGE = ("communication_share", "compute_share")
 
 
 def of_trace(traced: Breakdown) -> Evidence:
@@ -63,15 +62,14 @@ def of_trace(traced: Breakdown) -> Evidence:
 def of_traces(ranks: RankTraces) -> Evidence:
     """Return the evidence of a job from the traces of its ranks."""
     first, *_ = each = [of_trace(rank) for rank in ranks]
-    table = pandas.DataFrame(map(vars, each))
     late = ranks.straggler
     said = "" if late is None else ranks.headline
     return replace(
         first,
         source=f"profiler traces {ranks.source}, {len(each)} ranks",
         trace=TraceFacts(ranks[0].loader_workers, ranks[0].host_where, late, said),
-        **table[LOST_BY_ALL].min(),
-        **table[ON_AVERAGE].mean(),
+        **{name: min(getattr(one, name) for one in each) for name in LOST_BY_ALL},
+        **{name: fmean(getattr(one, name) for one in each) for name in ON_AVERAGE},
     )
 
 

@@ -12,14 +12,15 @@ import numpy as np
 from labkit.bench.card_formats import tensor_formats
 from labkit.results.result import Result, Table
 from labkit.results.text import counted
+from labkit.traces.classes import TRACE_CLASSES
 from labkit.traces.compare import TraceComparison
-from labkit.traces.steps import TRACE_CLASSES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from labkit.traces.ranks import RankTraces
 
+GRAPHS = "CUDA graphs were launched: some profilers miss the kernels inside them."  # a note
 UNRECORDED = ("detail", "lanes", "began_ns")  # fields that a saved record leaves out
 
 

@@ -9,36 +9,14 @@ from __future__ import annotations
 import re
 from array import array
 from decimal import Decimal
-from enum import IntEnum
 from functools import lru_cache
 
 import numpy as np
 import pandas
 
 from labkit.results.text import one_line
+from labkit.traces.classes import ON_DEVICE, Kind
 from labkit.traces.file import MAX_EVENTS, Json, JsonObject, NotATrace, TraceFile
-
-
-class Kind(IntEnum):
-    """The kinds of events that count."""
-
-    KERNEL = 0
-    MEMCPY = 1
-    MEMSET = 2
-    COMMUNICATION = 3  # a collective, as the host issues it
-    RUNTIME = 4  # a call of the host into the device's runtime
-    DATALOADER = 5
-    CPU_OP = 6
-    COLLECTIVE_KERNEL = 7
-    STEP = 8
-    ANNOTATION = 9
-    PYTHON = 10
-
-
-KERNELS = (Kind.KERNEL, Kind.COLLECTIVE_KERNEL)
-COPIES = (Kind.MEMCPY, Kind.MEMSET)
-ON_DEVICE = (*KERNELS, *COPIES)
-HOST_WORK = (Kind.COMMUNICATION, Kind.DATALOADER, Kind.CPU_OP)
 
 CATEGORIES = {
     Kind.KERNEL: "kernel mtia_ccp_events",

@@ -12,32 +12,16 @@ from functools import cached_property
 import numpy as np
 import pandas
 
-from labkit.traces.events import (
+from labkit.traces.classes import (
     COPIES,
     HOST_WORK,
     KERNELS,
+    LANES,
     ON_DEVICE,
+    TRACE_CLASSES,
     Kind,
-    uses_tensor_cores,
 )
-
-TRACE_CLASSES = {  # of a step, by priority
-    "kernel": (Kind.KERNEL,),
-    "memcpy": (Kind.MEMCPY,),
-    "memset": (Kind.MEMSET,),
-    "communication": (Kind.COMMUNICATION, Kind.COLLECTIVE_KERNEL),
-    "runtime": (Kind.RUNTIME,),
-    "dataloader": (Kind.DATALOADER,),
-    "cpu_exec": (Kind.CPU_OP,),
-}
-LANES = {  # rows of a picture of the trace
-    "CPU operators": (Kind.CPU_OP,),
-    "DataLoader": (Kind.DATALOADER,),
-    "CUDA calls": (Kind.RUNTIME,),
-    "kernels": (Kind.KERNEL,),
-    "collectives": (Kind.COLLECTIVE_KERNEL,),
-    "copies": COPIES,
-}
+from labkit.traces.events import uses_tensor_cores
 
 # The longest device gap between two pieces of work that were both already launched which still
 # counts as the hardware's own hand-over. On a V100 (the two ResNet-50 traces of pytorch/kineto,
@@ -189,7 +173,7 @@ class TracePieces:
     @cached_property
     def host_work(self) -> np.ndarray:
         """The mask of those in which it does more than Python that issues the next operator."""
-        outside = self.host_outside
+        outside = self.host_outside | (self.length == 0)  # between two steps no time passes
         stretch = np.cumsum(np.diff(outside, prepend=False))  # the number of each piece's
         glue = min(GLUE_NS, GLUE_SHARE * self.total / len(self.steps))
         return outside & (np.bincount(stretch, self.length)[stretch] > glue)
