@@ -195,15 +195,13 @@ def _draw_lanes(axes: Axes, runs: list[RankRun]) -> None:
     # when the last rank had its gradients; NaN where they were not exchanged
     complete_ns = np.max([run.exchange_ns[steps, 0] for run in runs], axis=0)
     lanes = []
-    end_ms = 0.0
-    for run in runs:
+    for run in reversed(runs):
         spans = []
         for colour, *span_ns in _rank_spans(run, steps, complete_ns):
-            spans_ms = (np.column_stack(span_ns) - zero_ns) / 1e6
-            spans.append((colour, spans_ms))
-            end_ms = np.nanmax([end_ms, *spans_ms[:, 1]])
+            spans.append((colour, (np.column_stack(span_ns) - zero_ns) / 1e6))
         lanes.append(Lane(f"rank {run.rank}", spans))
-    draw_lanes(axes, lanes[::-1], 0, end_ms)
+    end_ns = max(run.stamps_ns(steps)[-1, -1] for run in runs)
+    draw_lanes(axes, lanes, 0, (end_ns - zero_ns) / 1e6)
     axes.set_xlabel("ms, on one clock; steps in the middle of the run", labelpad=1)
     legend_above(axes, patches(RANK_PARTS.values()))
 
