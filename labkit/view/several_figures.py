@@ -113,17 +113,11 @@ def _write_values(axes: Axes, series: Sequence[Series]) -> None:
     if len(series) > 1 or len(series[0].values) > MOST_SHOWN:
         return
     axes.set_ylim(top=1.17 * axes.get_ylim()[1])
-    paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8}
+    look = {"ha": "center", "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.6}}
     for place, value in zip(np.asarray(series[0].places), series[0].values, strict=True):
         if not np.isnan(value):
-            axes.annotate(
-                f"{value:,.0f}",
-                (place, value),
-                (0, 6),
-                textcoords="offset points",
-                ha="center",
-                bbox=paper,
-            )
+            text = f"{value:,.0f}"
+            axes.annotate(text, (place, value), (0, 6), textcoords="offset points", **look)
 
 
 def _message(sweep: Sweep) -> str:
