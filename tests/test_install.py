@@ -86,7 +86,6 @@ def here(monkeypatch):
         lambda pipeline: lk.run(pipeline, wait=False),
         lambda pipeline: lk.sweep(pipeline, batch_size=[1, 2]),
         lambda pipeline: lk.sweep(device=["cpu", pipeline.device]),
-        lambda pipeline: lk.sweep(batch_size=[1, 2], devices=[pipeline.device]),
         lambda pipeline: lk.tune(pipeline),
         lambda pipeline: lk.improve(pipeline),
         lambda pipeline: lk.measure(lambda bench, n: None, n=[1], device=pipeline.device),

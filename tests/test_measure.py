@@ -257,7 +257,7 @@ def test_a_point_joins_the_rows_and_one_measured_again_replaces_its_own(tmp_path
 
 
 def test_the_rows_before_an_edit_are_found_once_the_text_differs(tmp_path, monkeypatch):
-    monkeypatch.setattr(versions, "_versions", versions.OrderedDict())
+    monkeypatch.setattr(versions, "_versions", {})
     rows = [measured_rows(tmp_path / str(number), row(1, 10)) for number in range(4)]
     texts = ["one", "one", "two", "two"]
     found = [

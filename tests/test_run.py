@@ -177,41 +177,30 @@ def test_a_diagnosis_of_ten_times_the_samples_calls_hardly_more(tmp_path):
     assert calls_of(20_000) < 1.5 * calls_of(2_000)
 
 
-# -- side by side --------------------------------------------------------------------------------
+# -- one after the other -------------------------------------------------------------------------
 
 
 class StandIn:
-    """A run that takes so many looks to end."""
+    """A run that takes two looks to end."""
 
     outcome = "running"
 
     def __init__(self, pipeline):
         self.asked = pipeline
-        self.left = 9 if pipeline.batch_size == 1 else 2
 
-    @property
-    def running(self):
-        self.left -= 1
-        return self.left >= 0
-
-    def wait_or_raise(self):
+    def wait_or_raise(self, each):
+        each(self)
+        each(self)
         self.outcome = "finished"
 
     def stop(self):
         self.outcome = "stopped"
 
 
-def test_a_device_that_is_free_takes_the_next_setting_and_an_interrupt_stops_what_runs():
-    looks = Mock(side_effect=[None] * 10 + [KeyboardInterrupt])
-    sweep = Sweep(Pipeline(), {"batch_size": [1, 2, 3, 4, 5]}, ["cuda:0", "cuda:1"])
+def test_an_interrupted_sweep_stops_the_run_that_goes_on_and_keeps_those_before_it():
+    looks = Mock(side_effect=[None] * 5 + [KeyboardInterrupt])
+    sweep = Sweep(Pipeline(), {"batch_size": [1, 2, 3, 4, 5]})
     with pytest.raises(KeyboardInterrupt):
         sweep.measure(StandIn, looks, begun=Mock())
-    ended = [(run.asked.batch_size, run.asked.device, run.outcome) for run in sweep]
-    assert ended == [(2, "cuda:1", "finished"), (3, "cuda:1", "finished")]  # the first was on
-    assert [setting["batch_size"] for setting in sweep.settings] == [2, 3, 1, 4, 5]
-
-
-@pytest.mark.parametrize("devices", ["cuda:0", ["cuda:0", "cuda:0"], ["cuda", "cuda:0"]])
-def test_devices_that_may_be_the_same_card_are_refused(devices):
-    with pytest.raises(ValueError, match="device"):
-        Sweep(Pipeline(), {"batch_size": [1]}, devices)
+    ended = [(run.asked.batch_size, run.outcome) for run in sweep]
+    assert ended == [(1, "finished"), (2, "finished")] and len(sweep.settings) == 5

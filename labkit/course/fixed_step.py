@@ -5,8 +5,6 @@ import json
 import torch
 from torch import nn
 
-CLASSES = 10
-
 # -- the dataset -----------------------------------------------------------------------------------
 
 
@@ -42,16 +40,6 @@ def normalized(images, mean, std):
 def cross_entropy(logits, labels):
     """Return the mean loss of logits (B, classes)."""
     return nn.functional.cross_entropy(logits, labels)
-
-
-def count_hits(confusion, logits, labels):
-    """Add a batch to the confusion matrix (classes * classes,)."""
-    cells = labels * CLASSES + logits.argmax(dim=1)
-    confusion.index_add_(0, cells, torch.ones_like(cells, dtype=confusion.dtype))
-
-
-def log_norms(model):
-    """Log nothing that nobody reads."""
 
 
 # -- the model -------------------------------------------------------------------------------------

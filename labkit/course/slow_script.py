@@ -30,7 +30,7 @@ FIXES = {
     "items": ("open_manifest", "load_item"),  # nothing parsed twice, no loop over pixels
     "copies": ("packed", "to_device"),  # one pinned block of bytes a batch for lines of floats
     # whole-batch operations for Python loops, no .item() in every step
-    "launches": ("normalized", "cross_entropy", "count_hits", "log_norms"),
+    "launches": ("normalized", "cross_entropy"),
     "precision": (),  # autocast to 16 bits (bf16; fp16 on cards older than Ampere)
     "memory": ("Activation",),  # fused SiLU and optimizer, channels-last: fewer passes over memory
 }

@@ -66,7 +66,6 @@ class SlowTrainer(Trainer):
             block[-1] = activation()
         self.mean = torch.tensor(MEAN, device=device).view(3, 1, 1)
         self.std = torch.tensor(STD, device=device).view(3, 1, 1)
-        self.confusion = torch.zeros(IMAGE_CLASSES * IMAGE_CLASSES, device=device)
 
     def to_device(self, images: torch.Tensor, labels: torch.Tensor) -> Batch:
         """Copy one batch: (B, 3, px, px) and (B,) int64."""
@@ -79,15 +78,7 @@ class SlowTrainer(Trainer):
 
     def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the mean cross entropy of logits (B, classes)."""
-        logits = logits.float()
-        self.logits = logits.detach()
-        self.targets = targets
-        return self.step.cross_entropy(logits, targets)
-
-    def after_step(self) -> None:
-        """Keep the confusion matrix."""
-        self.step.count_hits(self.confusion, self.logits, self.targets)
-        self.step.log_norms(self.model)
+        return self.step.cross_entropy(logits.float(), targets)
 
 
 def prepare(

@@ -69,20 +69,6 @@ def cross_entropy(logits, labels):
     return torch.stack(losses).mean()
 
 
-def count_hits(confusion, logits, labels):
-    """Add a batch to the confusion matrix (classes * classes,)."""
-    guesses = logits.argmax(dim=1)
-    for true in range(CLASSES):
-        for said in range(CLASSES):
-            hits = ((labels == true) & (guesses == said)).sum().item()
-            confusion[true * CLASSES + said] += hits
-
-
-def log_norms(model):
-    """Return the norm of every parameter, for a log that nobody reads."""
-    return [parameter.detach().norm().item() for parameter in model.parameters()]
-
-
 # -- the model -------------------------------------------------------------------------------------
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator
 
-from labkit.bench.card_age import too_old_for
 from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.findings import Finding, gain_without
 from labkit.diagnosis.losses import TOLERANCE, agree
 from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.knobs import Settings
-from labkit.results.hardware import Machine
 from labkit.results.run import Run
 from labkit.spec import knobs_with
 from labkit.tuning.search import SURE, Search
@@ -39,15 +37,15 @@ class Improver(Search[Ladder]):
         found: Ladder,
         bench: TrialBench,
         forecast: Callable[[Run, LoaderSetting, Settings], Estimate | None],
+        too_large: Callable[[LoaderSetting, list[Trial]], str | None],
         *,
-        lacks: Callable[[Settings, Run, Settings], str | None],
         may_change: Collection[str] = (),
         seconds: float | None = None,
     ):
         """Set up a climb; nothing runs yet.
 
-        `forecast(run, its loader, changes)` predicts samples/s; `lacks(changes, run, knobs)` says
-        why changes cannot act here.
+        `forecast(run, its loader, changes)` predicts samples/s; `too_large(loader, trials so far)`
+        says why there is no memory for a loader.
         """
         super().__init__(found, bench)
         if seconds is not None and not seconds > 0:
@@ -55,7 +53,7 @@ class Improver(Search[Ladder]):
         if unknown := set(may_change) - set(TRAINING):
             raise ValueError(f"may_change={sorted(unknown)}: allow any of {', '.join(TRAINING)}.")
         self.forecast = forecast
-        self.lacks = lacks
+        self.too_large = too_large
         self.may_change = set(may_change)
         self.budget_s = seconds
         self.banned: list[Settings] = []  # changes that failed, or broke the losses
@@ -153,7 +151,7 @@ class Improver(Search[Ladder]):
         if changes in self.banned or any(trial.knobs == knobs for trial in self.found.tried):
             return None
         trial = Trial.changing(before.knobs, knobs, finding.title)
-        why = self._refused(changes, run)
+        why = self._refused(changes)
         if why:
             self.found.reasons[trial.what] = f"not tried: {why}"
             return None
@@ -166,11 +164,11 @@ class Improver(Search[Ladder]):
             trial.promise = (gain - 1) / remedy.price
         return trial
 
-    def _refused(self, changes: Settings, run: Run) -> str | None:
+    def _refused(self, changes: Settings) -> str | None:
         """Return why a change is not to be tried here."""
         if changed := set(changes) & set(TRAINING) - self.may_change:
             return f"it changes what is trained; may_change={changed} allows it"
-        return self.lacks(changes, run, self.best.knobs)
+        return self.too_large(LoaderSetting.of(self.best.knobs | changes), self.found.tried)
 
     def _ruled_out(self, trial: Trial) -> str:
         """Return why a change that has run is out of the question; "" where it is not."""
@@ -198,18 +196,3 @@ class Improver(Search[Ladder]):
         if trial.loss_change is None:
             return "undone: the losses are not finite"
         return f"undone: the losses differ by {trial.loss_change:+.1%}"
-
-
-def lacking(changes: Settings, machine: Machine, knobs: Settings) -> str | None:
-    """Return what this device, or the model, lacks for a change; None where nothing is known."""
-    is_cuda = machine.device.startswith("cuda")
-    if not is_cuda and not changes.keys().isdisjoint(knobs_with("copies")):
-        return "there is no CUDA device to copy to"
-    too_old = too_old_for("bf16", machine.compute_capability)
-    if too_old and changes.get("precision") == "bf16":
-        return too_old
-    if changes.get("compile") and not machine.compiles:
-        return machine.compile_lacks or "torch.compile does not act on this device"
-    if changes.get("channels_last") and knobs.get("model", "cnn") != "cnn":
-        return "the model has no convolutions"
-    return None

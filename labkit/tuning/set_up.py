@@ -15,7 +15,7 @@ from labkit.knobs import Settings
 from labkit.results.hardware import Machine, check_device, machine
 from labkit.results.run import Run
 from labkit.spec import KNOBS, LOADER_KNOBS, Pipeline
-from labkit.tuning.improve import Improver, lacking
+from labkit.tuning.improve import Improver
 from labkit.tuning.loader_search import WORTH, LoaderSearch
 from labkit.tuning.memory import too_large
 from labkit.tuning.script_bench import ScriptBench, setting_of, shown
@@ -211,15 +211,11 @@ def improver(what: object, may_change: Collection[str], seconds: float | None) -
     start = knobs | LoaderSetting.of(knobs).to_dict()
     ladder = Ladder(repr(pipeline), start, pipeline, line=machine().line)
 
-    def lacks(changes: Settings, run: Run, now: Settings) -> str | None:
-        no_room = too_large(LoaderSetting.of(now | changes), ladder.tried)
-        return no_room or lacking(changes, run.machine, now)
-
     return Improver(
         ladder,
         TrialBench(pipeline, None, IMPROVE_S, look=True),
         forecast,
-        lacks=lacks,
+        too_large,
         may_change=may_change,
         seconds=seconds,
     )

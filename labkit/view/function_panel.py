@@ -43,7 +43,6 @@ class FunctionPanel(Panel):
         self.picture = widgets.HTML()
         self.stored: DisplayHandle | None = None  # of the picture below, which a file keeps
         self.due = time.monotonic() + REDRAW_S  # when to draw again
-        self.drawn_rows = 1
         self.add_class("labkit-function")
         self.assemble([self.picture, grid_of(self.controls.values()), self.buttons, self.verdict])
 
@@ -58,10 +57,8 @@ class FunctionPanel(Panel):
         """Say how far it is, and draw rows that came, once a second at most."""
         self.verdict.say(said)
         now = time.monotonic()
-        count = 0 if self.measured is None else len(self.measured)
-        if count > self.drawn_rows and now > self.due:
+        if self.measured and now > self.due:
             self.draw()
-            self.drawn_rows = count
             self.due = now + REDRAW_S
 
     def settle(self, said: str) -> None:

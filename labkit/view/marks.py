@@ -16,9 +16,8 @@ from labkit.view.primitives import write_beside
 from labkit.view.series import LONGEST_NAME, Series, with_unit
 from labkit.view.style import BEFORE, LEGEND_ROW_IN, drawable, legend_above, legend_columns
 
-LONG_NUMBER = 2**17  # from here on powers of two are written as such
 LEAST_RANGE = 8  # powers of two over such a range are drawn at equal distances
-MOST_TICKS = 13
+MOST_TICKS = 10
 PANEL_IN = 3.0
 BAR_IN = 0.2
 GRID = {"color": "#E6E6E6", "linewidth": 0.8}
@@ -103,7 +102,7 @@ def mark_places(axes: Axes, places: np.ndarray, log: str | None) -> None:
         plain_numbers(axes.xaxis)
         if doubling:
             marks = places[:: math.ceil(len(places) / MOST_TICKS)]
-            axes.set_xticks(marks, powers_of_two(marks))
+            axes.set_xticks(marks, [f"{mark:,.0f}" for mark in marks])
     elif len(places) > 1 and np.diff(places).min() > np.ptp(places) / MOST_TICKS:
         axes.set_xticks(places)
     elif all(place.is_integer() for place in places):
@@ -176,10 +175,3 @@ def plain_numbers(axis: Axis) -> None:
         FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
     )
     axis.set_minor_locator(NullLocator())
-
-
-def powers_of_two(marks: np.ndarray) -> list[str]:
-    """Write the marks of an axis: all in digits, or all as powers where one has many digits."""
-    if marks.max() < LONG_NUMBER:
-        return [f"{mark:,.0f}" for mark in marks]
-    return [f"$2^{{{math.log2(mark):.0f}}}$" for mark in marks]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -113,13 +114,8 @@ def _apart(old: Run, new: Run, length: int) -> str:
 
 
 def shortened(knobs: Mapping[str, object], length: int) -> str:
-    """Write knobs as they are typed, as many as fit the length: "num_workers=2 and 3 more"."""
-    names = list(knobs)
-    shown = len(names)
-    while shown > 1 and len(as_typed({name: knobs[name] for name in names[:shown]})) > length:
-        shown -= 1
-    text = as_typed({name: knobs[name] for name in names[:shown]})
-    return f"{text} and {len(names) - shown} more" if shown < len(names) else text
+    """Write knobs as they are typed, as many as fit the length."""
+    return textwrap.shorten(as_typed(knobs), length, placeholder=" …")
 
 
 def _fixes(run: Run) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -84,19 +84,15 @@ def distributed(
         return follow(started) if wait else started
 
 
-def sweep(
-    pipeline: Pipeline | None = None, *, devices: Sequence[str] | None = None, **knobs: object
-) -> Sweep:
-    """Run every combination of the given values, isolated, one at a time on a device.
+def sweep(pipeline: Pipeline | None = None, **knobs: object) -> Sweep:
+    """Run every combination of the given values, isolated, one at a time.
 
-    `lk.sweep(pipeline, num_workers=[0, 2, 4])`. With `devices=["cuda:0", "cuda:1"]` each of them
-    takes the next setting whenever it is free; the cores are shared, so that settings that need
-    many of them disturb each other. Shows progress; an interrupt keeps what has been measured: a
-    notebook's cell returns it (a script has it in `lk.sweep.last`). Raises ValueError
+    `lk.sweep(pipeline, num_workers=[0, 2, 4])`. Shows progress; an interrupt keeps what has been
+    measured: a notebook's cell returns it (a script has it in `lk.sweep.last`). Raises ValueError
     on a bad value before anything runs.
     """
-    swept = Sweep(pipeline or Pipeline(), knobs, devices)
-    for name in swept.devices or swept.knobs.get("device", ()):
+    swept = Sweep(pipeline or Pipeline(), knobs)
+    for name in swept.knobs.get("device", ()):
         check_device(str(name))
     shown = RunDisplay(height=SWEEP_PX)
     remember(sweep, swept)
@@ -104,12 +100,8 @@ def sweep(
     def begun(setting: Settings) -> None:
         shown.next(f"run {len(swept.runs) + 1} of {len(swept.settings)} ({as_typed(setting)}): ")
 
-    def each(run: Run) -> None:
-        if run is swept.runs[-1]:  # where several go on, the last one to begin is shown
-            shown.update(run)
-
     try:
-        swept.measure(launch, each, begun)
+        swept.measure(launch, shown.update, begun)
     except KeyboardInterrupt:
         if not in_notebook():
             raise

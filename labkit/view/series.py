@@ -8,16 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas
 
-from labkit.results.measurements import Measurements
+from labkit.results.measurements import UNITS, Measurements
 from labkit.view.style import LINES, drawable
 
-UNITS = {  # columns that are called by their unit
-    "ms": "ms",
-    "tflops": "TFLOP/s",
-    "gib_s": "GiB/s",
-    "kib": "KiB",
-    "mib": "MiB",
-}
+NAMED_BY_UNIT = UNITS | {"kib": "KiB", "mib": "MiB"}
 ENDINGS = {
     "_per_s": "/s",
     "_ms": ", ms",
@@ -193,8 +187,8 @@ def name_of(table: Rows) -> str:
 
 def with_unit(column: str) -> str:
     """Return a column's name as an axis says it: "TFLOP/s", "step, ms", "batch size"."""
-    if column in UNITS:
-        return UNITS[column]
+    if column in NAMED_BY_UNIT:
+        return NAMED_BY_UNIT[column]
     for ending, unit in ENDINGS.items():
         if column.endswith(ending):
             return column.removesuffix(ending).replace("_", " ") + unit

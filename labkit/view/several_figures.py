@@ -113,17 +113,11 @@ def _write_values(axes: Axes, series: Sequence[Series]) -> None:
     if len(series) > 1 or len(series[0].values) > MOST_SHOWN:
         return
     axes.set_ylim(top=1.17 * axes.get_ylim()[1])
-    paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8}
+    look = {"ha": "center", "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.6}}
     for place, value in zip(np.asarray(series[0].places), series[0].values, strict=True):
         if not np.isnan(value):
-            axes.annotate(
-                f"{value:,.0f}",
-                (place, value),
-                (0, 6),
-                textcoords="offset points",
-                ha="center",
-                bbox=paper,
-            )
+            text = f"{value:,.0f}"
+            axes.annotate(text, (place, value), (0, 6), textcoords="offset points", **look)
 
 
 def _message(sweep: Sweep) -> str:
@@ -195,15 +189,13 @@ def _draw_lanes(axes: Axes, runs: list[RankRun]) -> None:
     # when the last rank had its gradients; NaN where they were not exchanged
     complete_ns = np.max([run.exchange_ns[steps, 0] for run in runs], axis=0)
     lanes = []
-    end_ms = 0.0
-    for run in runs:
+    for run in reversed(runs):
         spans = []
         for colour, *span_ns in _rank_spans(run, steps, complete_ns):
-            spans_ms = (np.column_stack(span_ns) - zero_ns) / 1e6
-            spans.append((colour, spans_ms))
-            end_ms = np.nanmax([end_ms, *spans_ms[:, 1]])
+            spans.append((colour, (np.column_stack(span_ns) - zero_ns) / 1e6))
         lanes.append(Lane(f"rank {run.rank}", spans))
-    draw_lanes(axes, lanes[::-1], 0, end_ms)
+    end_ns = max(run.stamps_ns(steps)[-1, -1] for run in runs)
+    draw_lanes(axes, lanes, 0, (end_ns - zero_ns) / 1e6)
     axes.set_xlabel("ms, on one clock; steps in the middle of the run", labelpad=1)
     legend_above(axes, patches(RANK_PARTS.values()))
 
