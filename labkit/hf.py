@@ -80,9 +80,9 @@ class Recorder(StepRecorder, TrainerCallback):
             return
         mask = inputs.get("attention_mask")
         if mask is None:  # as with packed sequences: every token counts as real
-            batches.add_padding(0.0)
+            batches.add_padding(None)
         elif mask.is_cpu or next(self._calls) % LOOK_EVERY == 0:
-            batches.add_padding(padding_of({"attention_mask": mask.cpu()}))
+            batches.add_padding(padding_of((inputs["input_ids"].cpu(), mask.cpu())))
 
     def on_epoch_begin(self, *_args: object, **_more: object) -> None:
         """Begin a pass over the data."""

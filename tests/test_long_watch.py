@@ -87,7 +87,7 @@ def batches_of_persistent_workers(watch, count):
 def looks_at_the_run_so_far(watch, count):
     watch.recorder.probes.has_grown = True
     for _ in range(count):
-        watch.recorder.batches.add_padding(0.5)
+        watch.recorder.batches.add_padding((0.5, 0.0))
         watch.recorder.flush()
 
 

@@ -296,9 +296,8 @@ def synchronised(path, body, busy=(0, 100), **read):
     return watched_log(path, GPU, called, steps, rows, read, knobs=KNOBS).diagnose()
 
 
-@pytest.mark.parametrize("kind", ["python", "update"])
-def test_time_of_the_body_is_lost_once_where_the_card_waits_for_it(kind, tmp_path):
-    body = {"backward": 20, kind: 60, "sync": 20}
+def test_time_of_the_body_is_lost_once_where_the_card_waits_for_it(tmp_path):
+    body = {"backward": 20, "python": 60, "sync": 20}
     found = synchronised(tmp_path, body, gpm={"sm": 0.1}).findings
     assert found[0].name == "host" and found[0].lost_share > 0.5
     assert sum(each.lost_share for each in found) <= 1.0

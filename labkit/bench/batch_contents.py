@@ -43,14 +43,14 @@ def mapping_in(batch: object) -> dict[Any, Any] | None:
 
 
 def parts_of(batch: Any) -> list[tuple[object, object]] | None:
-    """Return the parts of a container with what leads to each; None of anything else."""
+    """Return the parts of a container or dataclass with what leads to each; None of others."""
     mapping = mapping_in(batch)
     if mapping is not None:
         return [(key, part) for key, part in dict.items(mapping) if type(key) in (str, int)]
     for kind in (list, tuple):
         if issubclass(type(batch), kind):
             return list(enumerate(kind.__iter__(batch)))
-    return None
+    return list(held(batch).items()) if "__dataclass_fields__" in vars(type(batch)) else None
 
 
 def part_at(batch: object, keys: Keys) -> Any:
@@ -150,33 +150,46 @@ def dtype_of_most(arrays: Iterable[Any]) -> str | None:
     return max(numbers, key=numbers.__getitem__, default=None)
 
 
-def padding_of(batch: object) -> float | None:
+def padding_of(batch: object) -> tuple[float, float] | None:
     """Return the share (0 to 1) of a batch's tokens that only pad it; None where it has none.
 
-    By its attention mask; else by what the first 64 rows of its first whole-number matrix (B, T)
-    on the CPU end in, where that is hardly ever met before their end.
+    And the share of them beyond the longest text of the batch. By a mask of the shape of its first
+    whole-number matrix (B, T) on the CPU, under whatever keys; else by what the first 64 rows of
+    that end in, where that is hardly ever met before their end.
     """
     torch = sys.modules.get("torch")
     if torch is None:
         return None
-    parts = [part for _, part in parts_of(batch) or [(0, batch)]]
-    mask = None
-    mapping = mapping_in(batch)
-    if mapping is not None:
-        mask = dict.get(mapping, "attention_mask")
-        parts = [mask, dict.get(mapping, "input_ids")]
-    tensors: list[Any] = [part for part in parts if type(part) is torch.Tensor]
-    matrices = (part for part in tensors if part.dim() == 2 and part.is_cpu)
-    tokens = next((each for each in matrices if not each.is_floating_point()), None)
-    if tokens is None or not len(tokens) or tokens.shape[1] < LEAST_TOKENS:
+    tensors: list[Any] = [each for each in leaves(batch) if type(each) is torch.Tensor]
+    matrices = [each[:64] for each in tensors if each.dim() == 2 and each.is_cpu and len(each)]
+    whole = (torch.uint8, torch.int16, torch.int32, torch.int64)
+    texts = [each for each in matrices if each.dtype in whole and each.shape[1] >= LEAST_TOKENS]
+    if not texts:
         return None
-    within = 0
-    if tokens is mask:
-        padding = float((tokens == 0).mean(dtype=torch.float32))
-    else:
-        tokens = tokens[:64]
-        real = tokens != tokens[:, -1].mode()[0]
-        length = int((real * torch.arange(1, tokens.shape[1] + 1)).amax(1).sum())  # of all rows
-        padding = 1 - length / tokens.numel()
-        within = length - int(real.sum())  # the same number, before a row's end
-    return padding if 0 < padding < 1 and within <= 0.02 * tokens.numel() else None
+    tokens = next((each for each in texts if not _is_mask(each)), texts[0])
+    others = [each for each in matrices if each is not tokens and each.shape == tokens.shape]
+    filler = _filler(tokens, [each for each in others if _is_mask(each)])
+    if filler is None or not 0 < filler.sum() < filler.numel():
+        return None
+    return float(filler.mean(dtype=torch.float32)), float(filler.all(0).mean(dtype=torch.float32))
+
+
+def _is_mask(matrix: Any) -> bool:
+    """Return whether a matrix has only zeros and ones, or is of truth values."""
+    return bool(((matrix == 0) | (matrix == 1)).all())
+
+
+def _filler(tokens: Any, masks: list[Any]) -> Any:
+    """Return where tokens (B, T) are filler, as truth values; None where they may not be texts.
+
+    A mask may have either sign: filler is where all tokens are the same.
+    """
+    for mask in masks:
+        for outside in (mask == 0, mask != 0):
+            found = tokens[outside]
+            if len(found) and bool((found == found[0]).all()):
+                return outside
+    real = tokens != tokens[:, -1].mode()[0]
+    ends = real.flip(1).cumsum(1).flip(1) == 0  # no real token is behind it
+    within = int((~real & ~ends).sum())  # the same number, before a row's end
+    return ends if within <= 0.02 * tokens.numel() else None

@@ -1,93 +1,61 @@
-"""Which object does an expression name, and of which module is it? No code of the user's is run."""
+"""Which objects does an expression name, and of which module? No code of the user's is run."""
 
 from __future__ import annotations
 
-import ast
-import contextlib
-from types import FrameType, ModuleType
+import re
+from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
 
+from labkit.bench.batch_contents import parts_of
+from labkit.bench.before_calls import held
 from labkit.bench.stack import is_a, locals_of
 
-
-def owner(node: ast.expr, frame: FrameType) -> str:
-    """Return the module that what `node` evaluates to belongs to; "" where that is not known."""
-    found = looked_up(node, frame)
-    if is_a(found, "torch", "Tensor"):  # of a subclass too
-        return "torch"
-    if found is not None:
-        is_named = isinstance(found, ModuleType) or callable(found)
-        own = found if is_named and not hasattr(type(found), "forward") else type(found)
-        name = getattr(own, "__module__", None) or getattr(own, "__name__", "")
-        return name if isinstance(name, str) else ""
-    if isinstance(node, (ast.Attribute, ast.Subscript)):
-        return owner(node.value, frame)
-    if isinstance(node, ast.Call):
-        return owner(node.func, frame)
-    if isinstance(node, ast.UnaryOp):
-        return owner(node.operand, frame)
-    if isinstance(node, ast.BinOp):
-        return owner(node.left, frame) or owner(node.right, frame)
-    if isinstance(node, ast.Compare):
-        compared = [owner(each, frame) for each in (node.left, *node.comparators)]
-        return next((module for module in compared if module.startswith("torch")), compared[0])
-    return ""
+PATH = re.compile(r"(?<![\w.'])[A-Za-z_]\w*(?:\.\w+)*")  # names with dots
+WEIGHTS = (
+    "_parameters",
+    "_buffers",
+    "_modules",
+)  # where torch's modules keep them
+NAMED = (ModuleType, FunctionType, BuiltinFunctionType, MethodType, type)
 
 
-def looked_up(node: ast.AST, frame: FrameType) -> object:
-    """Return the object that a name stands for, or what that object keeps under another name.
-
-    None where it is unknown, as what only the user's own code could tell.
-    """
-    if isinstance(node, ast.Name):
-        for names in (locals_of(frame), frame.f_globals, frame.f_builtins):
-            if node.id in names:
-                return names[node.id]
-    elif isinstance(node, ast.Attribute):
-        holder = looked_up(node.value, frame)
-        if isinstance(holder, (ModuleType, type)):
-            return vars(holder).get(node.attr)
-        return _attribute(holder, node.attr)
-    elif isinstance(node, ast.Subscript):
-        return _entry(looked_up(node.value, frame), _key(node.slice, frame))
-    return None
+def module_named(text: str, frame: FrameType) -> str:
+    """Return the module of what an expression names first; torch's, if anything is of that."""
+    first = ""
+    for path in PATH.findall(text):
+        modules = [*filter(None, map(module_of, objects_along(path, frame)))]
+        if "torch" in (module.split(".")[0] for module in modules):
+            return "torch"
+        first = first or (modules[-1] if modules else "")
+    return first
 
 
-def _attribute(owner: object, name: str) -> object:
-    """Return what an object keeps as an attribute; of a module of torch, a weight as well."""
-    kept = _kept(owner)
-    for names in (kept, kept.get("_parameters"), kept.get("_buffers"), kept.get("_modules")):
-        if type(names) is dict and name in names:
-            return names[name]
-    return None
+def module_of(value: object) -> str:
+    """Return the module that an object, or a container's first tensor, is of; "" where unknown."""
+    inside = [part for _, part in parts_of(value) or ()][:8]
+    if any(is_a(each, "torch", "Tensor") for each in (value, *inside)):
+        return "torch"  # of a subclass too
+    own = value if isinstance(value, NAMED) else type(value)
+    name = getattr(own, "__module__", None) or getattr(own, "__name__", "")
+    return name if isinstance(name, str) else ""
 
 
-def _kept(owner: object) -> dict[str, object]:
-    with contextlib.suppress(AttributeError, TypeError):
-        kept = object.__getattribute__(owner, "__dict__")
-        if type(kept) is dict:
-            return kept
-    return {}
+def objects_along(path: str, frame: FrameType) -> list[object]:
+    """Return the objects that a path of names leads to, as `self.net.weight`, as far as known."""
+    name, *attributes = path.split(".")
+    scopes = (locals_of(frame), frame.f_globals, frame.f_builtins)
+    found = [scope[name] for scope in scopes if name in scope][:1]
+    for attribute in attributes if found else ():
+        holder = found[-1]
+        kept = dict(vars(holder)) if isinstance(holder, (ModuleType, type)) else held(holder)
+        places = (kept, *(kept.get(part) for part in WEIGHTS))
+        known = [each[attribute] for each in places if type(each) is dict and attribute in each]
+        if not known:
+            break
+        found.append(known[0])
+    return found
 
 
-def _key(node: ast.AST, frame: FrameType) -> str | int | None:
-    """Return an index that is written down, or that a variable holds; None for all others."""
-    sign = 1
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        sign = -1
-        node = node.operand
-    key = node.value if isinstance(node, ast.Constant) else looked_up(node, frame)
-    if type(key) is int:
-        return sign * key
-    return key if type(key) is str else None
-
-
-def _entry(container: object, key: str | int | None) -> object:
-    """Return what a container keeps under `key`; one of the user's own class is not asked."""
-    if is_a(container, "collections", "UserDict"):  # a batch of Hugging Face's tokenizers is one
-        container = _kept(container).get("data")
-    if isinstance(container, dict):
-        return dict.get(container, key)
-    if isinstance(key, int) and (type(container) is list or type(container) is tuple):
-        with contextlib.suppress(IndexError):
-            return container[key]
-    return None
+def looked_up(path: str, frame: FrameType) -> object:
+    """Return the object that a path of names leads to; None where it is not known."""
+    found = objects_along(path, frame)
+    return found[-1] if len(found) == len(path.split(".")) else None

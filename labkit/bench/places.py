@@ -9,8 +9,8 @@ from typing import NamedTuple, TypeAlias
 
 from labkit.bench import kinds, stack
 from labkit.bench.expressions import call_text, expression
-from labkit.bench.kind_names import SAVES
-from labkit.bench.weight_updates import is_optimizers, updates_weights
+from labkit.bench.inner_loops import InnerLoop, inner_loop
+from labkit.bench.kind_names import METRIC, SAVES
 
 DATALOADER = "torch.utils.data.dataloader"
 DATALOADER_PARTS = "torch.utils.data._utils"
@@ -20,7 +20,6 @@ IN_MODEL = "torch.nn.modules.module"
 # These switch gradients off during a training forward: activation checkpointing; what torch.compile
 # made, and a user's own `Function`; FSDP as it gathers weights
 GRAD_OFF = ("torch.utils.checkpoint", "torch.autograd.function", "torch.distributed")
-OWN_UPDATE = ("python", "torch", "library", "forward")  # what updates of weights are made of
 IN_FORWARD = ("forward", "torch", "library")  # and what the forward of a model is made of
 
 Where: TypeAlias = tuple[str, int, str]  # file, line, function
@@ -37,6 +36,7 @@ class Place(NamedTuple):
     call: str  # what that line was calling
     site: Where | None = None  # where in the loop itself that was
     reads: Where | None = None  # where a DataLoader is read, if one is
+    inner: InnerLoop | None = None  # a loop within the step that it is in
 
 
 class Code(NamedTuple):
@@ -64,14 +64,23 @@ class Places:
         self.collate = stack.place_of(collate)
         self.loop: CodeType | None = None  # what iterates the loader: no deeper goes the stack
         self.framed = False  # a package does, which the user's code called
+        self.batch_loop: int | None = None  # the line there that asks for batches
         self.numbers: dict[tuple[object, ...], int] = {}  # {what a stack was: its place's number}
         self.met: set[CodeType] = set()  # and its code
         self.fresh: dict[int, Place] = {}  # places that were not written yet
         self.without_grad: set[tuple[int, ...]] = set()  # lines that recorded no gradients
 
+    def begin(self, frame: FrameType) -> None:
+        """Note the loop around `frame`, which has its first batch."""
+        if self.loop is None:
+            self.loop, self.framed = stack.loop_around(frame)
+        at: FrameType | None = frame
+        while at is not None and at.f_code is not self.loop:
+            at = at.f_back
+        self.batch_loop = at and at.f_lineno
+
     def number_of(self, top: FrameType) -> int:
         """Return the number of the place where a stack is, by its deepest frame."""
-        top = _asked(top)
         seen = self._seen(top)
         key: list[object] = [seen.grad, seen.loop and seen.loop.f_lineno]
         for frame in filter(None, (*seen.frames, seen.loop)):
@@ -124,7 +133,17 @@ class Places:
             call=code.call,
             site=None if self.framed else _where(seen.loop),
             reads=_reads(seen),
+            inner=self._inner(seen),
         )
+
+    def _inner(self, seen: Stack) -> InnerLoop | None:
+        """Return the innermost loop within the step, in the user's code that the stack is in."""
+        if seen.loop is None:
+            return None
+        for frame in filter(_is_users, seen.frames):
+            if found := inner_loop(frame, None):
+                return found
+        return None if self.framed else inner_loop(seen.loop, self.batch_loop)
 
     def _code(self, top: FrameType, seen: Stack) -> Code:
         """Return the code that a stack stands at: the user's own, else a package's."""
@@ -139,7 +158,8 @@ class Places:
             inside = [each for each in called if stack.module_of_frame(each) != DATASETS]
             kind = kinds.kind_of_calls(inside or called) or kind
         if kind == "library" and frame is top:
-            kind = kinds.kind_of_torch_call(top) or kind
+            called = kinds.kind_and_call(top)[0]
+            kind = kind if called == "python" else called
         return Code(frame, kind, call_text(expression(frame)))
 
     def _loaders_work(self, frames: list[FrameType]) -> tuple[str, list[FrameType]]:
@@ -186,16 +206,6 @@ def _reads(seen: Stack) -> Where | None:
     return found
 
 
-def _asked(top: FrameType) -> FrameType:
-    """Return the frame that asked a subclass of Tensor for what `top` has torch do; else `top`."""
-    frame = top.f_back if top.f_code.co_name == "_convert" else top  # of what torch has returned
-    if frame is None or stack.module_of_frame(frame) != "torch._tensor":
-        return top
-    while frame.f_code.co_name == "__torch_function__" and frame.f_back is not None:
-        frame = frame.f_back
-    return frame if stack.module_of_frame(frame) != "torch._tensor" else top
-
-
 def _work(top: FrameType, seen: Stack) -> tuple[str, str]:
     """Return the kind of work that a stack is at, and what the user's line was calling."""
     own = seen.own
@@ -204,25 +214,21 @@ def _work(top: FrameType, seen: Stack) -> tuple[str, str]:
     else:
         libraries = itertools.takewhile(lambda frame: frame is not own, seen.frames)
         kind = kinds.kind_of_calls(libraries)
-        call = call_text(own and expression(own))
+        call = call_text(expression(own)) if own else ""
         if kind in ("library", "io") and SAVES.search(call):
             kind = "logging"
     return _phase(kind, seen) or kind, call
 
 
 def _phase(kind: str, seen: Stack) -> str:
-    """Return "update" or "validation" where work of that kind is a part of it, else ""."""
-    own = seen.own
+    """Return "validation" or "metric" where work of that kind is a part of one, else ""."""
     modules = {stack.module_of_frame(frame) for frame in seen.frames}
-    if IN_MODEL in modules:
+    if IN_MODEL in modules and kind in IN_FORWARD:
         needs_grad = seen.grad or any(each.startswith(GRAD_OFF) for each in modules)
-        return "validation" if kind in IN_FORWARD and not needs_grad else ""
-    if own is None or kind not in OWN_UPDATE:
-        return ""
-    if own is seen.loop:
-        return "update" if updates_weights(own, is_loop=True) else ""
-    around = itertools.dropwhile(lambda frame: frame is not own, seen.frames)
-    return "update" if is_optimizers(around) or updates_weights(own, is_loop=False) else ""
+        return "" if needs_grad else "validation"
+    of_user = [frame for frame in seen.frames if _is_users(frame)]
+    is_named = any(METRIC.search(frame.f_code.co_name) for frame in of_user)
+    return "metric" if is_named and kind in ("python", "library") else ""
 
 
 def _in_package(frames: list[FrameType]) -> FrameType | None:

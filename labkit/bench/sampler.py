@@ -118,9 +118,7 @@ class Sampler:
 
     def claim(self, frame: FrameType) -> None:
         """Sample the loop around `frame`, which has its first batch; other loops are within it."""
-        places = self.places
-        if places.loop is None:
-            places.loop, places.framed = stack.loop_around(frame)
+        self.places.begin(frame)
         self.start()  # a loop within the first fetch may have had the signal
         self.in_use = True
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dis
 import functools
 import gc
 import inspect
 import itertools
 import os
-import statistics
 import sys
 import sysconfig
 from types import CodeType, FrameType, FunctionType, MethodType
@@ -112,23 +110,13 @@ def locals_of(frame: FrameType) -> dict[str, object]:
     code = frame.f_code
     if sys.version_info >= (3, 13) or not code.co_flags & inspect.CO_OPTIMIZED:
         return dict(frame.f_locals)
-    if sys.gettrace() or sys.getprofile() or _calls_locals(code):
+    if sys.gettrace() or sys.getprofile() or {"locals", "vars"} & {*code.co_names}:
         return {}
     kept = frame.f_locals
     names = dict(kept)
     for name in code.co_varnames + code.co_cellvars + code.co_freevars:
         kept.pop(name, None)  # what `exec` has added stays
     return names
-
-
-@functools.lru_cache(4096)
-def _calls_locals(code: CodeType) -> bool:
-    """Return whether a function calls `locals()` or `vars()`, as against `vars(arguments)`."""
-    for step, after in itertools.pairwise(dis.get_instructions(code)):
-        is_global = step.opname == "LOAD_GLOBAL" and step.argval in ("locals", "vars")
-        if is_global and after.argval == 0:  # arguments of the call
-            return True
-    return False
 
 
 def variables(frame: FrameType) -> dict[str, object]:
@@ -158,27 +146,16 @@ Position = tuple[int | None, int | None, int | None, int | None]
 NOWHERE: Position = (None, None, None, None)
 
 
-def position_of(code: CodeType, instruction: int) -> Position:
+def position_of(code: CodeType, instruction: int, line_now: int | None = None) -> Position:
     """Return (line, last line, column, last column) of an instruction, as far as Python knows."""
     if sys.version_info < (3, 11):
-        return NOWHERE
+        return line_now, line_now, None, None
     return next(itertools.islice(code.co_positions(), instruction // 2, None), NOWHERE)
 
 
 def line_of(frame: FrameType) -> int:
-    """Return the line of a frame; at a loop's jump back, the line with most of the loop in it."""
-    code = frame.f_code
-    if frame.f_lineno is not None and position_of(code, frame.f_lasti)[0] is not None:
-        return frame.f_lineno
-    steps = {step.offset: step for step in dis.get_instructions(code)}
-    jump = steps.get(frame.f_lasti)
-    if jump is not None and "JUMP" in jump.opname and isinstance(jump.argval, int):
-        inside = [offset for offset in steps if jump.argval < offset < jump.offset]
-        lines = [position_of(code, offset)[0] for offset in inside]
-        known = [line for line in lines if line is not None]
-        if known:
-            return statistics.mode(known)
-    return frame.f_lineno or code.co_firstlineno
+    """Return the line of a frame; at a loop's jump back, which may have none, of its function."""
+    return frame.f_lineno or frame.f_code.co_firstlineno
 
 
 def name_of(code: CodeType) -> str:

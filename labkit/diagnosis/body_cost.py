@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.watched_loop import HOST_ALONE
@@ -61,14 +63,28 @@ def lost_to_copies(evidence: Evidence) -> float:
     return min(share, lost_in_body(evidence, share_of_body(evidence, "copy")))
 
 
-def lost_to_own_update(evidence: Evidence) -> float:
-    """Return what the user's own code may cost that updates the weights one by one."""
-    share = share_of_body(evidence, "update")
-    if evidence.loop is None or share < limits.OWN_UPDATE:
+def in_loops(evidence: Evidence) -> np.ndarray | None:
+    """Return the mask of the samples in a loop within the step that runs operators one by one.
+
+    None where it takes less than PART_OF_BODY of the body.
+    """
+    if evidence.loop is None or not evidence.loop.lines.enough("body"):
+        return None
+    lines = evidence.loop.lines
+    there = lines.in_loops()
+    part = lines.share[there].sum() / max(lines.share[lines.mask("body")].sum(), 1e-9)
+    return there if part >= limits.PART_OF_BODY else None
+
+
+def lost_in_loops(evidence: Evidence) -> float:
+    """Return what a loop within the step may cost that runs operators one by one."""
+    there = in_loops(evidence)
+    if there is None or evidence.loop is None:
         return 0.0
     lines = evidence.loop.lines
-    costliest = lines.rows(lines.mask("body") & (lines.kind == "update"))[0]
-    return 0.0 if "_foreach_" in costliest.call else lost_in_body(evidence, share)
+    return lost_in_body(
+        evidence, float(lines.share[there].sum() / lines.share[lines.mask("body")].sum())
+    )
 
 
 def rests_in(evidence: Evidence, part: str) -> bool:

@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.remedies import ROUNDED, Fit, Remedy
-from labkit.diagnosis.trainer_code import replaced
-
-
-def no_nan_filter(evidence: Evidence) -> Fit | None:
-    """Return how to switch off what a Trainer asks of each loss; None for another loop."""
-    training = evidence.code.training if evidence.code else None
-    lines = replaced(training, {"logging_nan_inf_filter": False}) if training else ""
-    return Fit(words={"lines": lines}) if evidence.trainer else None
-
+from labkit.diagnosis.remedies import ROUNDED, Remedy
 
 OUT_OF_THE_LOOP = Remedy(
     "out_of_the_loop",
@@ -22,32 +12,11 @@ OUT_OF_THE_LOOP = Remedy(
 )
 NO_SYNCHRONISING = Remedy(
     "no_synchronising",
-    "Do not wait for the device in every step: collect losses on it, and read them rarely.",
+    "Do not wait for the device in every step: collect losses on it, and read them rarely. A "
+    "package has a setting for that: TrainingArguments(logging_nan_inf_filter=False) of Hugging "
+    "Face's Trainer. A GradScaler waits as well: autocast to BF16 needs none.",
     "launches",
     code="total += loss.detach()  # and only now and then: total.item()\n",
-)
-READ_RARELY = Remedy(
-    "read_rarely",
-    "Have the package that waits for the device in every step log or check less often: it has a "
-    "setting for that, or a call of yours asks for it.",
-    "launches",
-)
-NO_NAN_FILTER = Remedy(
-    "no_nan_filter",
-    "Do not have the Trainer ask in every step whether the loss is a number, which waits for the "
-    "device: TrainingArguments(logging_nan_inf_filter=False).",
-    "launches",
-    fits=no_nan_filter,
-    code="$lines",
-    cost="the loss that is logged is NaN where one step's is",
-)
-NO_SCALER = Remedy(
-    "no_scaler",
-    "Use autocast to BF16, which this card has, in place of FP16: it needs no GradScaler, whose "
-    "step() waits for the device.",
-    "formats",
-    cost="accuracy: 8 bits of each number in place of 11",
-    check="losses within 16-bit rounding, and the metric",
 )
 NOW_AND_THEN = Remedy(
     "find_what_runs_now_and_then",
@@ -64,6 +33,27 @@ VECTORISE = Remedy(
     "vectorise",
     "Vectorise it, do it in tensor operations, or take it out of the loop. What prepares a batch "
     "belongs in the dataset or in collate_fn, where the loader's workers do it.",
+    "lines",
+)
+ALL_AT_ONCE = Remedy(
+    "all_at_once",
+    "Put the whole tensor through in one call: batched or reduced operators (over classes: "
+    "one_hot, bincount), torch.vmap, nn.LSTM or nn.GRU in place of a cell for each time step. "
+    "Where each turn needs the one before it: torch.compile.",
+    "launches",
+    check=ROUNDED,
+    price=2,
+)
+METRICS_RARELY = Remedy(
+    "metrics_rarely",
+    "Keep what the metric needs as tensors on the device (.detach(), no .cpu() or .numpy()), and "
+    "compute it every 100 steps or at the end of the epoch.",
+    "lines",
+)
+CHEAPER_LINE = Remedy(
+    "cheaper_line",
+    "Do what this line does less often, on less data or in a cheaper way; leave it out for a few "
+    "steps to see what it costs.",
     "lines",
 )
 COLLECT_RARELY = Remedy(
@@ -88,22 +78,10 @@ VALIDATE_LESS = Remedy(
 )
 FEED_THE_OTHER = Remedy(
     "feed_the_other",
-    "Give that DataLoader workers too: num_workers=2 to begin with, and persistent_workers=True; "
-    "it prepares its batches in the loop's own process.",
+    "Make that DataLoader once, outside the loop, with workers of its own: num_workers=2 to begin "
+    "with, and persistent_workers=True. Or read it less often: a validation every few epochs.",
     "workers",
     cost="a process with its memory for each worker, and their start",
-)
-FEED_OR_VALIDATE_LESS = Remedy(
-    "feed_or_validate_less",
-    "Validate less often, or give that DataLoader workers too: num_workers=2 to begin with, and "
-    "persistent_workers=True; it prepares its batches in the loop's own process.",
-    "lines",
-)
-KEEP_THE_OTHER_LOADER = Remedy(
-    "keep_the_other_loader",
-    "Make that DataLoader once, outside the loop, with persistent_workers=True, and ask it for "
-    "less: less work per item, or larger batches of it less often.",
-    "items",
 )
 ALL_WEIGHTS_AT_ONCE = Remedy(
     "all_weights_at_once",

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import numpy as np
 
-from labkit.bench.stack import is_users
+from labkit.bench.kind_names import METRIC
 from labkit.diagnosis import body_remedies as cures
+from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.body_cost import (
     copying_s,
+    in_loops,
+    lost_in_body,
+    lost_in_loops,
     lost_in_part,
     lost_to_copies,
-    lost_to_own_update,
     may_work_in,
 )
 from labkit.diagnosis.copy_remedies import FEWER_BYTES_OVER, NOT_WAITED_FOR, PINNED, bytes_first
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import Finding, Measured, bound
-from labkit.diagnosis.hot_lines import Lines
-from labkit.diagnosis.line_work import PERIODIC, LongSteps, long_steps, work_of
+from labkit.diagnosis.findings import Finding, Measured, bound, gain_without
+from labkit.diagnosis.hot_lines import Line, Lines
+from labkit.diagnosis.line_work import PERIODIC, LongSteps, work_of
 from labkit.diagnosis.loop_rules import drift_of
-from labkit.diagnosis.remedies import Remedy
 
 WAITING = "waiting: for a sleep, a lock, a network or another program"
 VALIDATES = "passes without gradients (validation, a policy's rollouts, a teacher)"
 BESIDES = {  # what a body does besides training, by the part of it; and what helps
     "python": ("Python", cures.VECTORISE),
     "logging": ("logging and files", cures.LOG_RARELY),
+    "metrics": ("metrics, computed on the CPU in each step", cures.METRICS_RARELY),
     "waiting": (WAITING, cures.WAIT_ELSEWHERE),
+    "loader": ("waiting for another DataLoader", cures.FEED_THE_OTHER),
     "validation": (VALIDATES, cures.VALIDATE_LESS),
 }
 
@@ -58,7 +63,7 @@ def of_the_time(is_bound: bool) -> str:
 def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     """The body of a watched loop does something besides training: a `part` of `BESIDES`.
 
-    Cause: the part, "python", "logging" or "waiting"; "periodic" where IN_LONG_STEPS of it fall
+    Cause: the part, as "python", "logging" or "loader"; "periodic" where IN_LONG_STEPS of it fall
     into few or regular steps of LONG ordinary ones, as a validation has to. It costs its share of
     the sampled stacks, as far as the device does not work meanwhile.
     """
@@ -69,6 +74,10 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     drift = drift_of(evidence)
     if drift and drift.share > lost / 2 and (loop.lines.of_part(part) & drift.mask).any():
         return None  # it is what makes the steps longer and longer: said there
+    there = in_loops(evidence)
+    of_part = loop.lines.of_part(part)
+    if there is not None and (of_part & there).sum() > of_part.sum() / 2:
+        return None  # said by `one_by_one`
     work = work_of(loop.lines, part, loop.spent)
     if part == "validation" and work.cause != PERIODIC:
         return None
@@ -81,14 +90,17 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     when = f", {in_which(work.long_steps)}" if work.long_steps else ""
     if work.lines:
         measured.append(Measured(f"of the body is in {work.lines[0].what}{when}", work.share))
-    most = None if part == "validation" else bound(lost)
+    readers = loop.lines.around(of_part, "reads")[:1]
+    if readers:
+        measured.append(Measured(f"that loader is read in {readers[0].what}"))
+    most = None if part == "validation" or readers else bound(lost)
     return Finding(
         "host",
         work.cause,
         lost,
         tuple(measured),
         (remedy,),
-        lines=work.lines,
+        lines=(*readers, *work.lines),
         at_most=most,
         is_bound=hidden,
     )
@@ -129,75 +141,64 @@ def copies_in_the_body(evidence: Evidence) -> Finding | None:
     )
 
 
-def another_loader(evidence: Evidence) -> Finding | None:
-    """The loop's body waits for a DataLoader of its own: of a validation, or read beside.
+def one_by_one(evidence: Evidence) -> Finding | None:
+    """A loop within the step runs operators one by one: over samples, time steps, classes, weights.
 
-    Cause "loader", or "periodic" where it falls into long steps at even distances. It costs its
-    share of the sampled stacks.
+    Cause "one_by_one", where that takes PART_OF_BODY of the body or more. It costs that share; the
+    backward pass of these operators comes on top.
     """
+    there = in_loops(evidence)
     loop = evidence.loop
-    lost = lost_in_part(evidence, "loader")
-    if loop is None or not lost:
+    lost = lost_in_loops(evidence)
+    if loop is None or there is None or not lost:
         return None
     lines = loop.lines
-    mask = lines.of_part("loader")
-    when = long_steps(lines, mask, loop.spent)
-    readers = lines.around(mask, "reads")
-    costliest = lines.worst(mask)[:1]
-    hidden = may_work_in(evidence, "loader")
-    seen = f"{of_the_time(hidden)} the body of the loop waits for another DataLoader"
-    measured = [Measured(seen, lost, by=sampled_by(lines, evidence))]
-    whole = float(lines.share[mask].sum())
-    if readers:
-        read = f"of that is for the one that is read in {readers[0].what}"
-        read += f", {in_which(when)}" if when else ""
-        measured.append(Measured(read, readers[0].share / whole))
-    if costliest and costliest[0].call:
-        measured.append(Measured(f"of it is in {costliest[0].what}", costliest[0].share / whole))
+    rows = lines.rows(there)[:3]
+    inner = next(place.inner for place in lines.places_of(there) if place.inner)
+    part = rows[0].share / float(lines.share[lines.mask("body")].sum())
+    header = Line(*inner[:3], share=rows[0].share, phase="body", kind="loop", call=inner.text)
+    often = f", {inner.turns} times in each step" if inner.turns else ""
+    seen = f"of the time is in loops inside the step, most in {header.what}{often}"
+    over_weights = re.search("param|weight|grad", inner.text + rows[0].call)
     return Finding(
-        "host",
-        PERIODIC if when and when.every else "loader",
-        lost,
-        tuple(measured),
-        (_remedy(lines, mask, when),),
-        lines=(*readers[:1], *costliest),
-        at_most=None if when else bound(lost),  # a validation has a forward pass, too
-        is_bound=hidden,
-    )
-
-
-def _remedy(lines: Lines, mask: np.ndarray, when: LongSteps | None) -> Remedy:
-    """Return what helps against another loader in the body, by where its batches are prepared."""
-    here = [line for line in lines.rows(mask & (lines.within != "")) if is_users(line.file)]
-    feeds = sum(line.share for line in here) >= lines.share[mask].sum() / 2
-    if when:
-        return cures.FEED_OR_VALIDATE_LESS if feeds else cures.VALIDATE_LESS
-    return cures.FEED_THE_OTHER if feeds else cures.KEEP_THE_OTHER_LOADER
-
-
-def own_optimizer(evidence: Evidence) -> Finding | None:
-    """The loop's body updates the weights one by one, in the user's own code.
-
-    Cause "own_optimizer", where the update takes OWN_UPDATE of the body's stacks or more, and is no
-    `torch._foreach_*`. It costs that share.
-    """
-    loop = evidence.loop
-    lost = lost_to_own_update(evidence)
-    if loop is None or not lost:
-        return None
-    lines = loop.lines
-    body = lines.mask("body")
-    worst = lines.worst(body & (lines.kind == "update"))
-    part = worst[0].share / float(lines.share[body].sum())
-    seen = "of the time the weights are updated by code of your own, one after the other"
-    return Finding(
-        "host",
-        "own_optimizer",
+        "launch",
+        "one_by_one",
         lost,
         (
             Measured(seen, lost, by=sampled_by(lines, evidence)),
-            Measured(f"of the body is in {worst[0].what}", part),
+            Measured(f"of the body is in {rows[0].what}", part),
         ),
-        (cures.ALL_WEIGHTS_AT_ONCE,),
-        lines=worst,
+        (cures.ALL_WEIGHTS_AT_ONCE if over_weights else cures.ALL_AT_ONCE,),
+        lines=rows,
+    )
+
+
+def costly_line(evidence: Evidence) -> Finding | None:
+    """A single line of the body's tensor operations stands out, beside the model and its update.
+
+    Cause "line", where it takes PART_OF_BODY of the body or more on a CPU; a GPU computes it at
+    another time than its host issues it. It costs its share of the stacks, at most.
+    """
+    loop = evidence.loop
+    if loop is None or evidence.kind != "cpu" or not loop.lines.enough("body"):
+        return None
+    lines = loop.lines
+    there = in_loops(evidence)
+    beside = lines.mask("body") & np.isin(lines.kind, ("torch", "copy", "sync"))
+    rows = lines.rows(beside if there is None else beside & ~there)
+    part = rows[0].share / float(lines.share[lines.mask("body")].sum()) if rows else 0.0
+    if part < limits.PART_OF_BODY:
+        return None
+    lost = lost_in_body(evidence, part)
+    is_metric = METRIC.search(rows[0].function)
+    seen = f"of the time is in {rows[0].what}, which is not the model, its backward pass or update"
+    return Finding(
+        "compute",
+        "line",
+        lost,
+        (Measured(seen, lost, by=sampled_by(lines, evidence)),),
+        (cures.METRICS_RARELY if is_metric else cures.CHEAPER_LINE,),
+        lines=rows[:3],
+        at_most=gain_without(lost),
+        is_bound=True,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from labkit.diagnosis import device_remedies as cures
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import Finding, Measured, costs
+from labkit.diagnosis.findings import Finding, Measured, costs, gain_without
 
 OVER_THE_BATCH = ("forward", "backward", "torch")  # parts of a loop's body: all but the update's
 
@@ -117,6 +117,8 @@ def padding(evidence: Evidence) -> Finding | None:
     if evidence.kind == "cpu" and parts:
         over_tokens *= sum(parts.get(part, 0.0) for part in OVER_THE_BATCH)
     lost = evidence.padding_share * over_tokens
+    longest = evidence.padding_beyond * over_tokens
+    saved = "of the time, at most, goes if each batch is padded to its own longest text alone"
     lengths = f"lengths of the sequences, {evidence.source}"
     return Finding(
         "compute",
@@ -125,8 +127,10 @@ def padding(evidence: Evidence) -> Finding | None:
         (
             Measured("of the tokens are padding", evidence.padding_share, by=lengths),
             Measured("of the time is spent on it", lost, before="at most"),
+            *([Measured(saved, longest)] if longest else ()),
         ),
         (cures.PAD_LESS,),
+        at_most=gain_without(longest) if longest else None,
         is_bound=True,
     )
 

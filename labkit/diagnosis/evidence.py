@@ -166,6 +166,7 @@ class Evidence:
     pause_share: float = 0.0  # compute beyond that of ordinary steps, in single ones
     stall_share: float = 0.0  # of the waiting: in the worst tenth of the steps
     padding_share: float | None = None  # of the tokens computed
+    padding_beyond: float = 0.0  # and of those beyond the longest text of their batch
     wait_us: float | None = None  # of the average step
     compute_us: float | None = None  # of the average step
     quick_compute_us: float | None = None  # of the quickest twentieth of the steps
@@ -191,6 +192,7 @@ class Evidence:
     host_wait_share: float = 0.0  # its host waits for a batch, whatever the device does
     body: Mapping[str, float] = field(default_factory=dict)  # of its body: no training
     growth: LoopGrowth = LoopGrowth()  # of what a watched loop keeps
+    switches: tuple[str, ...] = ()  # process-wide ones that are on, as `SWITCHES` names them
     weights_dtype: str | None = None  # of most of what it trains, as "float32"
     own_loader: str | None = (
         None  # the class of its loader, where that is neither torch's nor Python's

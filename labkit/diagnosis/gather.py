@@ -84,6 +84,8 @@ def _of_watched(known: Evidence, run: Run) -> Evidence:
     on_gpu = run.batch_on_gpu and is_plain
     return replace(
         known,
+        switches=tuple(run.switches),
+        padding_beyond=run.padding_beyond,
         growth=LoopGrowth(tuple(run.growth), *_swelling(run)),
         weights_dtype=run.weights_dtype,
         batch=Batch(run.batch_dtype, on_gpu, _usual(run.batch_bytes), _sizes(run)),

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from labkit.bench.stack import is_users
 from labkit.diagnosis import device_remedies as cures
-from labkit.diagnosis.body_cost import host_alone_share, lost_to_copies, lost_to_own_update
-from labkit.diagnosis.body_remedies import (
-    NO_NAN_FILTER,
-    NO_SCALER,
-    NO_SYNCHRONISING,
-    READ_RARELY,
-)
+from labkit.diagnosis.body_cost import host_alone_share, lost_in_loops, lost_to_copies
+from labkit.diagnosis.body_remedies import NO_SYNCHRONISING
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import NEIGHBOUR, Finding, Measured, costs
-from labkit.diagnosis.hot_lines import Line
-from labkit.diagnosis.line_work import loss_scaler_waits, synchronises
+from labkit.diagnosis.line_work import synchronises
 from labkit.diagnosis.loop_rules import SCHEDSTAT
-from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.witnesses import deciding
 
 
@@ -98,17 +90,16 @@ def gaps_between_kernels(evidence: Evidence) -> Finding | None:
 def idle_while_busy(evidence: Evidence) -> Finding | None:
     """A second instrument says that a GPU, busy by its events, did little.
 
-    Cause "gaps_or_small_kernels", or "sync" where the body's lines wait for the device, or a loss
-    scaler does on a card that has BF16. It is found where the instrument (the SMs' activity, power)
-    reads less than SMS_REST or POWER_RESTS; it costs what the instrument leaves of the busy time,
-    without what the body's other rules found.
+    Cause "gaps_or_small_kernels", or "sync" where the body's lines wait for the device. It is found
+    where the instrument (the SMs' activity, power) reads less than SMS_REST or POWER_RESTS; it
+    costs what the instrument leaves of the busy time, without what the body's other rules found.
     """
     witness = deciding(evidence.card.witnesses)
     if witness is None or witness.works:
         return None
     busy = evidence.compute_share
-    # Copies and an update of one's own are findings of their own, as is the host's work alone
-    besides = (lost_to_copies(evidence) + lost_to_own_update(evidence)) / max(busy, 1e-9)
+    # Copies and a loop within the step are findings of their own, as is the host's work alone
+    besides = (lost_to_copies(evidence) + lost_in_loops(evidence)) / max(busy, 1e-9)
     besides += host_alone_share(evidence)
     seen = (
         f"of the time the device is busy by its events, but {witness.said}: gaps between "
@@ -125,30 +116,11 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
         ),
         cures.FEWER_LAUNCHES,
     )
-    waits = _waits(evidence)
+    waits = synchronises(evidence.loop.lines) if evidence.loop else None
     if waits is None:
         return found
-    part, lines, remedy = waits
+    part, lines = waits
     blamed = Measured(f"of the body the host waits in {lines[0].what}", part)
     measured = (found.measured[0], blamed)
-    remedies = (remedy, *found.remedies)
+    remedies = (NO_SYNCHRONISING, *found.remedies)
     return replace(found, cause="sync", measured=measured, lines=lines, remedies=remedies)
-
-
-def _waits(evidence: Evidence) -> tuple[float, tuple[Line, ...], Remedy] | None:
-    """Return the part of the body in which the host waits for the device, where, and the remedy."""
-    if evidence.loop is None:
-        return None
-    stops = synchronises(evidence.loop.lines)
-    if stops is not None:
-        return *stops, _in_place_of_waiting(stops[1], evidence.trainer)
-    has_bf16 = "bf16" in (evidence.formats or ())
-    scaling = loss_scaler_waits(evidence.loop.lines) if has_bf16 else None
-    return (*scaling, NO_SCALER) if scaling else None
-
-
-def _in_place_of_waiting(lines: tuple[Line, ...], trainer: bool) -> Remedy:
-    """Return what to do about lines that wait for the device: a package's cannot be changed."""
-    if trainer and any(line.call.startswith(("torch.isnan", "torch.isinf")) for line in lines):
-        return NO_NAN_FILTER
-    return NO_SYNCHRONISING if is_users(lines[0].file) else READ_RARELY

@@ -66,15 +66,6 @@ def synchronises(lines: Lines) -> tuple[float, tuple[Line, ...]] | None:
     return part, lines.worst(lines.of_part("sync"))
 
 
-def loss_scaler_waits(lines: Lines) -> tuple[float, tuple[Line, ...]] | None:
-    """Return the part of the body in which a loss scaler waits for the device, and where."""
-    body = lines.mask("body")
-    inner = lines.rows(body & (lines.kind == INNER_SYNC))
-    found = tuple(line for line in inner if "scaler" in line.call)
-    part = sum(line.share for line in found) / max(float(lines.share[body].sum()), 1e-9)
-    return (part, found[:3]) if part >= limits.WORTH_NAMING["launch"] else None
-
-
 def share_after_sync(lines: Lines, part: str) -> float:
     """Return the share (0 to 1) of a part of the body before which the device was waited for.
 
@@ -125,19 +116,12 @@ def loading_of(lines: Lines) -> PartOfLoop | None:
     part = float(lines.share[collates].sum()) / whole
     if part >= limits.MOST_OF_LOADING:
         return PartOfLoop(COLLATE, lines.worst(collates), part)
-    rows = lines.rows(work & ~collates)
+    rows = lines.rows(work & ~collates)[:3]
     most = lines.worst(work & ~collates)
     least = limits.MOST_OF_LOADING * whole
-    python = [line for line in rows if line.kind == "python"]
-    if rows and rows[0].share >= least:
-        found = rows[:3]
-    elif most and most[0].share >= least and not most[0].function.endswith(ITEMS):
-        found = most
-    elif sum(line.share for line in python) >= least:
-        found = tuple(python[:3])
-    elif sum(line.share for line in rows[:3]) >= least:
-        found = rows[:3]
-    else:
+    is_all_of_it = bool(most) and most[0].function.endswith(ITEMS)
+    found = most if most and most[0].share >= least and not is_all_of_it else rows
+    if sum(line.share for line in found) < least:
         return None
     return PartOfLoop("item", found, found[0].share / whole)
 

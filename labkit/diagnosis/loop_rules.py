@@ -8,8 +8,10 @@ from labkit.diagnosis.device_remedies import SINGLE_PRECISION
 from labkit.diagnosis.evidence import Evidence, LoopGrowth
 from labkit.diagnosis.findings import Finding, Measured
 from labkit.diagnosis.hot_lines import Line
+from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.watched_loop import Drift
 from labkit.results import wall_shares
+from labkit.watching.switches import OF_CHANGING_SIZES, SWITCHES
 
 DOUBLE = "float64"
 SCHEDSTAT = "time in line, Linux's schedstat"
@@ -92,6 +94,38 @@ def batches_grow(evidence: Evidence) -> Measured | None:
     return Measured(f"{seen}{drift.growth:.1f}x as long: the input grows")
 
 
+def left_on(evidence: Evidence) -> Finding | None:
+    """A debugging aid is on for the whole process: anomaly mode, a profiler, a debugger.
+
+    Cause "switch", of those in `SWITCHES`. What it costs is not known.
+    """
+    return _switches(evidence, debugs=True)
+
+
+def set_on_purpose(evidence: Evidence) -> Finding | None:
+    """A switch that costs time is on, which the user may want: deterministic algorithms.
+
+    Cause "switch" as well.
+    """
+    return _switches(evidence, debugs=False)
+
+
+def _switches(evidence: Evidence, debugs: bool) -> Finding | None:
+    on = [
+        (name, SWITCHES[name])
+        for name in evidence.switches
+        if name in SWITCHES and SWITCHES[name].debugs == debugs
+        if name != OF_CHANGING_SIZES or evidence.batch.sizes > limits.FEW_SIZES
+    ]
+    if not on:
+        return None
+    said = tuple(Measured(f"{name} is on: it {switch.does}") for name, switch in on)
+    lines = "; ".join(switch.delete for _, switch in on)
+    told = "What it costs shows when it is gone: run again."
+    remedy = Remedy("delete_switch", f"Delete {lines}. {told}", "lines")
+    return Finding("host", "switch", measured=said, remedies=(remedy,))
+
+
 def double_precision(evidence: Evidence) -> Finding | None:
     """A watched loop trains weights of 64 bits, as NumPy's arrays have by default.
 
@@ -104,12 +138,6 @@ def double_precision(evidence: Evidence) -> Finding | None:
         Measured("of the time the device computes", evidence.compute_share, by=evidence.source),
         Measured(f"the weights{batches} are float64"),
     ]
-    if evidence.formats:  # an NVIDIA card; AMD's CDNA2 computes as fast in both
-        rate = (
-            "NVIDIA's cards compute in float64 at 1/2 to 1/64 of their float32 rate, outside "
-            "the FP64 Tensor Cores of A100, H100 and H200"
-        )
-        measured.append(Measured(rate, by="its data sheets"))
     remedy = SINGLE_PRECISION
     return Finding("precision", DOUBLE, measured=tuple(measured), remedies=(remedy,))
 

@@ -30,8 +30,8 @@ RULES = (
     # A watched loop does something else than training
     *body_rules.IN_THE_BODY,
     body_rules.copies_in_the_body,
-    body_rules.another_loader,
-    body_rules.own_optimizer,
+    body_rules.one_by_one,
+    body_rules.costly_line,
     loop_rules.elsewhere,
     loop_rules.longer_and_longer,
     loop_rules.too_many_threads,
@@ -51,6 +51,8 @@ RULES = (
     compute_rules.elementwise_kernels,
     compute_rules.padding,
 )
+# What is said before all else: it slows everything that was measured
+FIRST = (loop_rules.left_on,)
 # What is said whatever it costs
 WARNINGS = (
     loop_rules.kept,
@@ -58,5 +60,5 @@ WARNINGS = (
     worker_rules.memory_growth,
     loop_rules.double_precision,
 )
-# What is said after the verdict: it is over
-PAST = (worker_rules.hang_that_ended,)
+# What is said after the verdict: it is over, or may be there on purpose
+PAST = (worker_rules.hang_that_ended, loop_rules.set_on_purpose)

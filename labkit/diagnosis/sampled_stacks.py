@@ -12,8 +12,9 @@ from typing import TypeVar
 
 import numpy as np
 
+from labkit.bench.inner_loops import InnerLoop
 from labkit.bench.kind_names import INNER_SYNC
-from labkit.bench.places import Place
+from labkit.bench.places import Place, Where
 from labkit.results.record import Event
 from labkit.results.run import Run
 
@@ -26,7 +27,7 @@ PART_OF_KIND = {  # the parts of a loop's body, by the kinds of work they are ma
     "forward": "forward",
     "backward": "backward",
     "optimizer": "optimizer",
-    "update": "optimizer",  # in the user's own code
+    "update": "optimizer",  # in the user's own code, of older records
     "sync": "sync",
     INNER_SYNC: "torch",
     "validation": "validation",
@@ -37,11 +38,13 @@ PART_OF_KIND = {  # the parts of a loop's body, by the kinds of work they are ma
     "python": "python",
     "library": "python",
     "collect": "python",
+    "metric": "metrics",
     "logging": "logging",
     "io": "logging",
     "checkpoint": "logging",
     "wait": "waiting",
 }
+OPERATORS = ("forward", "torch", "optimizer", "sync", "copy")  # kinds of work of single operators
 
 
 class SampledStacks:
@@ -106,6 +109,25 @@ class SampledStacks:
         """Return the mask of the samples (samples,) in a part of the body, see `PART_OF_KIND`."""
         kinds = [kind for kind, of in PART_OF_KIND.items() if of == part]
         return self.mask("body") & np.isin(self.kind, kinds)
+
+    def in_loops(self) -> np.ndarray:
+        """Return the mask of the samples (samples,) of the body in loops within the step.
+
+        Of those in which mostly torch's operators run, over and over.
+        """
+        body = self.mask("body")
+        shares: dict[Where, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for place, _, share in self._sampled(body):
+            if place.inner:
+                shares[place.inner[:3]][place.kind in OPERATORS] += share
+        found = {loop for loop, (others, operators) in shares.items() if operators > others}
+        there = [bool(each.inner) and each.inner[:3] in found for each in self.places]
+        return body & np.array([*there, False], bool)[self.place]
+
+    def places_of(self, mask: np.ndarray) -> list[Place]:
+        """Return the places of the samples of a mask, the costliest first."""
+        shares = added((place, share) for place, _, share in self._sampled(mask))
+        return list(shares)
 
     def _sampled(self, mask: np.ndarray) -> Iterator[tuple[Place, int, float]]:
         """Yield place, phase and share of the samples of `mask`, those of one place together."""
@@ -189,7 +211,8 @@ def _read(events: Iterable[Event]) -> tuple[list[Place], np.ndarray]:
             numbers[pid, number] = len(places)
             what = described[:AROUND]
             around = [tuple(where) if where else None for where in described[AROUND:]]
-            places.append(Place(*what, *around))
+            met = Place(*what, *around)
+            places.append(met._replace(inner=met.inner and InnerLoop(*met.inner)))
         moment_ns, weight_ns, written = np.array(event["rows"], np.int64).reshape(-1, 3).T
         found = [numbers.get((pid, str(number)), -1) for number in written]
         table = np.column_stack([np.full(len(found), pid), moment_ns, weight_ns, found])

@@ -34,7 +34,10 @@ PAGES = {  # the name of a page: the causes that it explains
         "logging",
         "waiting",
         "loader",
-        "own_optimizer",
+        "metrics",
+        "one_by_one",
+        "line",
+        "switch",
     ),
     "periodic": (
         "periodic",
@@ -83,7 +86,7 @@ UNDERSCORED_IN_JSON = (
     "workers_restart",
     "cold_start",
     "memory_growth",
-    "own_optimizer",
+    "one_by_one",
     "between_epochs",
 )
 PAGE_OF = {cause: page for page, causes in PAGES.items() for cause in causes}

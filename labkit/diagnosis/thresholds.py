@@ -78,7 +78,7 @@ DRIFT_ALONE = 1.5
 COLD = 1.3  # the first pass takes this many times a later one
 FEW_SIZES = 3  # of batches: each is a CUDA graph to record
 ROOM = 0.8  # of a card's memory, that a larger batch may take
-OWN_UPDATE = 0.25  # of the body, in a user's own update of the weights: worth rewriting
+PART_OF_BODY = 0.2  # of the body, from which a line or a loop within it is named
 # ms of a step's compute on a CPU, above which a GPU is named: 200 launches take a GPU 1 to 2
 WORTH_A_CARD_MS = 5.0
 CROWDED = 1.5  # threads in line and at work, for each core: more of them than cores for them

@@ -15,8 +15,8 @@ from labkit.results.run import Run
 from labkit.results.step_classes import body_seconds
 
 # Parts of a loop's body that are no training, of those in `sampled_stacks.PART_OF_KIND`. In the
-# first four the host gives the device nothing to do; a validation computes
-HOST_ALONE = ("python", "logging", "waiting", "loader")
+# first five the host gives the device nothing to do; a validation computes
+HOST_ALONE = ("python", "logging", "waiting", "loader", "metrics")
 NO_TRAINING = (*HOST_ALONE, "validation")
 
 

@@ -156,6 +156,11 @@ class Run(RunLog):
         return self._fact("padding", "share")
 
     @property
+    def padding_beyond(self) -> float:
+        """Share of those tokens that is padding beyond the longest text of a batch, 0 to 1."""
+        return self._fact("padding", "beyond") or 0.0
+
+    @property
     @of_one_moment
     def frame(self) -> pandas.DataFrame:
         """The measured steps as a DataFrame: when each ended (s), its parts (ms), its loss."""

@@ -279,6 +279,11 @@ class RunLog(EventLogResult):
         return self._fact("no_lines", "why")
 
     @property
+    def switches(self) -> list[str]:
+        """Process-wide switches that were on while a watched loop ran, as `SWITCHES` names them."""
+        return self._fact("switches", "on", [])
+
+    @property
     def growth(self) -> list[Grown]:
         """Variables of a watched loop that grew, with their line."""
         return self._fact("growth", "found", [])

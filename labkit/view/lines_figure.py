@@ -36,6 +36,7 @@ PARTS_OF_BODY = {  # (name, colour), by `Lines.body`
     "validation": ("validation", YELLOW),
     "loader": ("another loader", WAIT),
     "python": ("Python", VERMILION),
+    "metrics": ("metrics", "#AA4499"),
     "logging": ("logging, files", "#882255"),
     "waiting": ("sleeps, locks, network", ORANGE),
 }

@@ -62,6 +62,7 @@ class BatchFacts:
         self.on_gpu = False  # whether the loader makes them there
         self.looked_at = 0  # batches, for their padding
         self.padding = 0.0  # the sum of its shares of them
+        self.beyond = 0.0  # and of those beyond the longest text of a batch
 
     def counter(self, batch: object) -> Callable[[object], int]:
         """Return what counts the samples of a batch like this one; 1 a batch where unknown.
@@ -92,13 +93,16 @@ class BatchFacts:
         """Count a batch that only the user's own code can look into."""
         return self.size or 1
 
-    def add_padding(self, share: float | None) -> None:
-        """Add the share of a batch that was looked at."""
-        self.padding += share or 0.0
+    def add_padding(self, shares: tuple[float, float] | None) -> None:
+        """Add the shares of a batch that was looked at."""
+        share, beyond = shares or (0.0, 0.0)
+        self.padding += share
+        self.beyond += beyond
         self.looked_at += 1
 
     def write_padding(self, log: EventLog) -> None:
         """Write how much of the batches is padding, where it was looked for."""
         if self.looked_at:
-            share = self.padding / self.looked_at
-            log.write_some("padding", share=round(share, 4), batches=self.looked_at)
+            share = round(self.padding / self.looked_at, 4)
+            beyond = round(self.beyond / self.looked_at, 4)
+            log.write_some("padding", share=share, beyond=beyond, batches=self.looked_at)

@@ -10,20 +10,20 @@ import linecache
 import re
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard, cast
 
 from labkit.bench import stack
 from labkit.bench.batch_contents import is_array
+from labkit.bench.before_calls import held
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
 SIZED = (list, dict, set, deque)
-LEAST_GROWN = 32  # entries, or additions in a graph: what is smaller is no growth
-DEEP = 64  # additions behind a tensor that are followed
+LEAST_GROWN = 32  # entries, or steps whose graphs are kept: what is smaller is no growth
 RISES = 3  # looks in a row at which it was larger: what is emptied now and then is no growth
 
 
@@ -32,12 +32,19 @@ class Grown(TypedDict):
 
     name: str
     graph: bool  # whether it keeps autograd's graph of each step
-    before: int  # entries, or additions in the graph
+    before: int  # entries, or steps whose graphs it keeps
     after: int
     bytes: int | None
     file: str
     function: str
     line: int
+
+
+class Mark:
+    """Kept by a node of a graph, and by nothing else: so it lives while that node does."""
+
+    def __init__(self, step: int):
+        self.step = step
 
 
 @dataclass
@@ -46,21 +53,8 @@ class Seen:
 
     first_size: int
     size: int
-    step: int
     first_entry: Callable[[], object]  # returns what a container begins with, while that lives
     rises: int = 0
-
-    def goes_on(self, value: object, size: int, step: int) -> bool:
-        """Return whether `value` is what this was, kept and perhaps made larger.
-
-        A list that is made anew, as for each episode, begins with another entry. A sum that runs
-        on has at least one more addition behind it for each step, up to DEEP.
-        """
-        if size < self.size:
-            return False
-        if _is_sized(value):
-            return self.first_entry() is _first(value)
-        return size == DEEP or size - self.size >= step - self.step
 
 
 class Growth:
@@ -68,6 +62,7 @@ class Growth:
 
     def __init__(self):
         self.seen: dict[str, Seen] = {}
+        self.marks: dict[str, list[weakref.ref[Mark]]] = {}  # of the graphs that a variable had
         self.found: dict[str, Grown] = {}
 
     def look(self, frame: FrameType | None, loop: CodeType | None, step: int) -> None:
@@ -76,44 +71,57 @@ class Growth:
             frame = frame.f_back
         if frame is None or loop is None:
             return
-        for name, value in stack.variables(frame).items():
-            is_graph, size = _size(value)
-            if not size or name.startswith("_"):
-                continue
+        around = {name: frame.f_globals[name] for name in loop.co_names if name in frame.f_globals}
+        for name, value in _kept_in(around | stack.variables(frame)):
+            sized = _is_sized(value)
+            size = len(value) if sized else self._steps_kept(name, value, step)
+            line = _line_of(name, sized, loop) if size else 0
+            if not size or name.startswith("_") or not (sized or line or "." in name):
+                continue  # `loss` has a part in the graph that `total += loss` keeps
+            first = _first(value)
             seen = self.seen.get(name)
-            if seen is None or not seen.goes_on(value, size, step):
-                self.seen[name] = Seen(size, size, step, _reference(_first(value)))
+            # A list that is made anew, as for each episode, begins with another entry
+            if seen is None or size < seen.size or (sized and seen.first_entry() is not first):
+                self.seen[name] = Seen(size, size, _reference(first))
                 self.found.pop(name, None)
                 continue
-            seen.rises += size > seen.size or size == DEEP
+            seen.rises += size > seen.size
             seen.size = size
-            seen.step = step
             if seen.rises >= RISES and size >= max(LEAST_GROWN, 2 * seen.first_size):
                 self.found[name] = {
                     "name": name,
-                    "graph": is_graph,
+                    "graph": _graph_of(_last(value) if sized else value) is not None,
                     "before": seen.first_size,
                     "after": size,
                     "bytes": _bytes_of(value),
                     "file": loop.co_filename,
-                    "function": loop.co_name,
-                    "line": _line_of(name, loop),
+                    "function": "<module>" if "." in name else loop.co_name,
+                    "line": line or loop.co_firstlineno,
                 }
 
-
-def _size(value: object) -> tuple[bool, int]:
-    """Return whether it holds a graph, and entries of a container or additions behind a tensor."""
-    if _is_sized(value):
-        return _graph_of(_last(value)) is not None, len(value)
-    depth = 0
-    nodes = [_graph_of(value)]
-    while depth < DEEP:
-        node = next((each for each in nodes if type(each).__name__.startswith("AddBackward")), None)
+    def _steps_kept(self, name: str, value: object, step: int) -> int:
+        """Return over how many steps a tensor's graph reaches back, as far as the looks tell."""
+        node = _graph_of(value)
         if node is None:
-            break
-        depth += 1
-        nodes = [before for before, _ in node.next_functions]
-    return True, depth
+            return 0
+        mark = cast("dict[str, Mark]", node.metadata).setdefault("labkit", Mark(step))
+        alive = [each for each in self.marks.get(name, []) if each() not in (None, mark)]
+        self.marks[name] = [*alive, weakref.ref(mark)]
+        oldest = self.marks[name][0]() or mark
+        return step - oldest.step + 1
+
+
+def _kept_in(variables: dict[str, object]) -> Iterator[tuple[str, object]]:
+    """Yield the variables of a loop, with the lists of a dict, and graphs in other objects."""
+    for name, value in variables.items():
+        yield name, value
+        for key, part in list(value.items()) if type(value) is dict else ():
+            if type(key) is str and _is_sized(part):
+                yield f'{name}["{key}"]', part
+        attributes = {} if isinstance(value, ModuleType) or name == "self" else held(value)
+        for key, part in list(attributes.items()):
+            if _graph_of(_last(part) if _is_sized(part) else part) is not None:
+                yield f"{name}.{key}", part
 
 
 def _is_sized(value: object) -> TypeGuard[list | dict | set | deque]:
@@ -172,13 +180,21 @@ def _graph_of(value: Any) -> Node | None:
     return value.grad_fn if is_array(value) and stack.is_a(value, "torch", "Tensor") else None
 
 
-def _line_of(name: str, code: CodeType) -> int:
-    """Return the line of the loop's function that makes `name` larger, as far as its text tells."""
-    named = rf"(?<![\w.]){re.escape(name)}(?:\[[^\]]*\])?"
-    grows = re.compile(rf"{named}(?:\.(?:append|extend|add|update|insert)\(|\s*\+?=)")
+def _line_of(name: str, sized: bool, code: CodeType) -> int:
+    """Return the line that makes a variable larger, as far as its text tells; 0 without one.
+
+    It is in the loop's function; of an attribute, anywhere in its file.
+    """
+    _, dot, attribute = name.rpartition(".")
+    named = rf"(?:\.{re.escape(attribute)})" if dot else rf"(?<![\w.]){re.escape(name)}"
+    named = re.sub(
+        r'\\\["(.*)"\\\]', r"\\b.*\1.*", named
+    )  # logs["loss"], logs.setdefault("loss", [])
+    more = r"(?:\[[^\]]*\])?(?:\.(?:append|extend|add|update|insert)\(|\s*\+?=)"
+    again = rf"(?:\s*\+=|\b[^=(]*=.*{named}\b)"  # total += loss; out, h = rnn(x, h)
+    grows = re.compile(named + (more if sized else again))
     lines = linecache.getlines(code.co_filename)
-    found = code.co_firstlineno
-    for *_, number in code.co_lines():
-        if number and found < number <= len(lines) and grows.search(lines[number - 1]):
-            found = number
-    return found
+    own = {number for *_, number in code.co_lines() if number and number > code.co_firstlineno}
+    numbers = range(1, len(lines) + 1) if dot else sorted(own)
+    found = [each for each in numbers if each <= len(lines) and grows.search(lines[each - 1])]
+    return found[-1] if found else 0

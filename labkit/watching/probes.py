@@ -18,6 +18,7 @@ from labkit.process.thinning import Thinning
 from labkit.watching import run_folders
 from labkit.watching.growth import Growth
 from labkit.watching.step_log import MORE_IF_ASKED
+from labkit.watching.switches import switches_on
 
 TELEMETRY_AFTER_NS = 1_000_000_000  # a loop of a second is not worth another process
 
@@ -32,6 +33,7 @@ class Probes:
         self.sampler = Sampler(folder, held(loader).get("collate_fn"))
         self.growth = Growth()
         self.has_grown = False  # even if what grew has been emptied since
+        self.switches: set[str] | None = None  # that were on at each look
         self.while_there = folder / FLAG
         self.while_there.touch()
         self.words = Progress(folder, "loop").words  # what the loop is busy with
@@ -55,9 +57,14 @@ class Probes:
         return contextlib.nullcontext() if recording is None else in_workers(loader, recording)
 
     def look(self, frame: FrameType, step: int) -> None:
-        """Look what grows among the variables of the loop, which `frame` runs, at a step."""
+        """Look which switches are on, and what grows among the variables of the loop at a step.
+
+        `frame` runs the loop.
+        """
         self.growth.look(frame, self.sampler.places.loop, step)
         self.has_grown = self.has_grown or bool(self.growth.found)
+        on = switches_on()
+        self.switches = on if self.switches is None else self.switches & on
 
     def start_telemetry(self) -> None:
         """Sample the instruments beside the loop, unless that is done already.
@@ -74,6 +81,8 @@ class Probes:
             self.work.flush(MORE_IF_ASKED)
         if self.sampler.missing and not self.sampler.taken:
             self.log.write_some("no_lines", why=self.sampler.missing)
+        if self.switches:
+            self.log.write_some("switches", on=sorted(self.switches))
         if self.has_grown:
             self.log.write_some("growth", found=list(self.growth.found.values()))
 
