@@ -179,7 +179,9 @@ def test_a_few_large_items_are_named_with_their_share_and_bridged():
     assert "prefetch_factor=8" in found.code
     assert slow_items(some_slow(20, 0.11, cpu=1.0)).cause == "cores"  # they cost little
     main = some_slow(20, 0.8, cpu=1.0, worker=np.full(120, -1))
-    assert "all in worker" not in slow_items(main, knobs={"num_workers": 0}).evidence
+    slow = SlowItems(supply.few_slow(main), (137, 337), (LINE,))
+    found = diagnosed(slow_items=slow, knobs={"num_workers": 0})
+    assert found.cause == "slow_items" and "all in worker" not in found.evidence
 
 
 # -- other programs --------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from labkit.results.record import Event
 KIB_PER_GIB = 2**20
 LEAST_BATCHES = 10  # to speak of slow items among others
 SLOW_TIMES = 10.0  # an ordinary item's time (pytorch/pytorch#105203, #135409)
+SEVERAL = 4  # in one worker: fewer may be there by chance
 FEW_ITEMS = 0.05  # of all, at most
 MOST_BATCHES = 0.9  # with such an item; where all have one, the batch was fetched at once
 
@@ -39,9 +40,9 @@ class FewSlow:
 
     @property
     def worker(self) -> int | None:
-        """The worker that has all of them; None where they are not one's."""
+        """The worker that has all of several; None where they are not one's."""
         workers = set(self.batches.worker.astype(int).tolist())
-        return workers.pop() if len(workers) == 1 else None
+        return workers.pop() if len(workers) == 1 and len(self.batches) >= SEVERAL else None
 
 
 def few_slow(batches: Batches) -> FewSlow | None:
