@@ -20,11 +20,17 @@ from labkit.diagnosis import (
     efficiency,
     gather,
     ranking,
-    worker_remedies,
 )
 from labkit.diagnosis import loader_remedies as feeding
 from labkit.diagnosis.core_use import CoreUse
-from labkit.diagnosis.evidence import Batch, CardEvidence, Evidence, Kernels, WorkerEvidence
+from labkit.diagnosis.evidence import (
+    Batch,
+    CardEvidence,
+    Epochs,
+    Evidence,
+    Kernels,
+    WorkerEvidence,
+)
 from labkit.diagnosis.findings import Finding
 from labkit.diagnosis.gains import with_gains
 from labkit.diagnosis.hot_lines import Line
@@ -34,7 +40,7 @@ from labkit.diagnosis.remedies import LESSONS, Remedy
 from labkit.diagnosis.step_table import StepTable
 from labkit.diagnosis.wording import worded
 from labkit.results.hardware import Machine
-from labkit.results.loader_records import Hang
+from labkit.results.loader_records import Hang, LostCache
 from labkit.results.supply import MemoryGrowth
 from labkit.results.wall_shares import WallShare, WallShares
 from labkit.spec import KNOBS
@@ -151,7 +157,12 @@ FITTING = Evidence(  # a run that most remedies fit
     quick_compute_us=3e3,
     threads=2,
     use=CoreUse(2),
-    workers=WorkerEvidence((0.9, 0.9), hang=Hang(0, None, 40.0, False)),
+    workers=WorkerEvidence(
+        (0.9, 0.9),
+        idle_share=0.2,
+        hang=Hang(0, None, 40.0),
+        lost_cache=LostCache("self.cache", 50.0, 60.0),
+    ),
     knobs={"num_workers": 2, "batch_size": 4},
     batches_an_update=4,
     card=CardEvidence(held_share=0.1),
@@ -164,7 +175,6 @@ FITTING = Evidence(  # a run that most remedies fit
 BUT = {  # what else a remedy needs
     "CHEAPER_ITEMS": {"advised": 2},
     "FETCH_AT_ONCE": {"wait_us": 900.0, "knobs": {"num_workers": 0}},
-    "FEWER_THREADS": {"kind": "cpu"},
     "LARGER_BATCH": {"batches_an_update": 1},
     "MORE_OF_ITS_OWN": {"own_loader": "PrefetchLoader", "knobs": {}},
     "PROCESS_PER_CARD": {"code": LoopCode(cards=2)},
@@ -296,7 +306,7 @@ def test_a_diagnosis_prints_as_a_sentence_shows_as_a_table_and_is_json():
     found = lk.diagnose(fake(steps(wait=20.0), mark="RECORDED on NVIDIA <H200>"))
     assert str(found).startswith("RECORDED on NVIDIA <H200>: Bottleneck input (waiting for data)")
     what, _why, do = repr(found).split("\n")
-    assert "50% of the time; confidence 100%" in what
+    assert what.endswith("50% of the time")
     assert do.startswith("Do: Prepare batches in other processes: num_workers=2. ")
     html = found._repr_html_()
     assert "href='03_dataloader_tuning.ipynb#1.-Workers,-on-real-work'" in html
@@ -359,7 +369,6 @@ BUSY = {"cpu_shares": (0.95, 0.97)}  # on two cores
 ONE = {"cpu_shares": (0.95,)}
 IDLE = {"cpu_shares": (0.9, 0.9), "idle_share": 0.7}
 WAITING = {"cpu_shares": (0.1, 0.2), "item_wait_ms": 9.0}
-SLOW_ITEM = {"slowest_ratio": 30.0, "slow_items": (7,)}
 SIX = 6  # workers that a simulation recommends
 
 
@@ -367,19 +376,12 @@ SIX = 6  # workers that a simulation recommends
     "workers, cause, said, code",
     [(BUSY, "cores", "2 workers on 2 cores", ""),
      (ONE, "too_few_workers", "num_workers=6", "num_workers=6"),
-     ({"cpu_shares": (1.9, 2.1)}, "threads", "one thread", "worker_init_fn=one_thread"),
+     ({"cpu_shares": (1.9, 2.1)}, "threads", "with 2 threads, 4 in all, on 2 cores", "OPENBLAS"),
      (WAITING, "storage_latency", "num_workers=6", "num_workers=6"),
-     (WAITING | {"wait_over_alone": 3.0}, "shared_supply", "fewer bytes", "copytree"),
      (IDLE, "hand_over", "uint8", "div_(255)"),
      (IDLE | {"busiest_over_mean": 1.6}, "uneven_shards", "At most 1.6 times as many",
       "files[info.id ::"),
-     (IDLE | SLOW_ITEM | {"late_share": 0.6}, "slow_items", "the mean time: 7", "in_order=Fals"),
-     (BUSY | SLOW_ITEM | {"late_share": 0.05}, "cores", "cores", ""),
-     (BUSY | {"epoch_start_share": 0.4, "epoch_start_ms": 9e3, "cpu_shares": (0.1,) * 20},
-      "workers_restart", "first batch, for which 20 workers start on 2 cores",
-      "persistent_workers=Tr"),
-     (BUSY | {"first_epoch_ratio": 4.0}, "cold_start", "later epochs", ""),
-     (BUSY | {"hang": Hang(1, None, 90.0, over=False)}, "hang", "worker 1", "timeout=90")],
+     (BUSY | {"hang": Hang(1, None, 90.0)}, "hang", "worker 1", "timeout=90")],
     ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",
 )  # fmt: skip
 def test_what_the_workers_show_names_the_cause_and_the_remedy(workers, cause, said, code):
@@ -390,14 +392,6 @@ def test_what_the_workers_show_names_the_cause_and_the_remedy(workers, cause, sa
     assert code in found.code
     assert "prefetch_factor" not in found.advice  # it hides a cause, and removes none
     assert ("num_workers=" in found.advice) == bool(more)
-
-
-@pytest.mark.parametrize("seen, cause", [({"in_line": 9.0}, "threads"), ({"own": 1.9}, "cores")])
-def test_full_cores_are_the_libraries_threads_only_where_more_are_in_line_than_there_are_workers(
-    seen, cause
-):
-    workers = {"cpu_shares": (0.5,) * 4, "idle_share": 0.0}
-    assert diagnosed(workers, use=CoreUse(2, **seen)).cause == cause
 
 
 @pytest.mark.parametrize(
@@ -538,14 +532,7 @@ def test_a_watched_loader_is_known_to_make_its_batches_on_a_gpu(device, is_moved
 def test_hugging_face_cuts_its_own_shards():
     theirs = dataclasses.replace(LOADER, dataset_type="IterableDataset")
     found = diagnosed(IDLE | {"busiest_over_mean": 1.6}, code=theirs)
-    assert "to_iterable_dataset(num_shards=8)" in found.code
-
-
-def test_fewer_threads_are_not_advised_where_the_step_needs_them_more_than_the_workers_do():
-    workers = WorkerEvidence(**BUSY, in_line_share=0.4)
-    step = {"wait_share": 0.1, "wait_us": 1e3, "compute_us": 9e3, "quick_compute_us": 6e3}
-    evidence = dataclasses.replace(FITTING, kind="cpu", workers=workers, **step)
-    assert worker_remedies.FEWER_THREADS.for_run(evidence) is None
+    assert "to_iterable_dataset(num_shards=8)" in found.advice
 
 
 @pytest.mark.parametrize("shares, named", [([0.35, 0.16, 0.15], True), ([0.14, 0.12, 0.12], False)])
@@ -636,19 +623,10 @@ def test_a_measured_headroom_is_said_and_bounds_what_the_input_may_bring():
     assert diagnosed(uneven).at_most == 1.6 and diagnosed(uneven, headroom=1.3).at_most == 1.3
     told = diagnosed(ONE, headroom=1.3).advice
     assert "With ready batches this loop would do 1.3 times as many steps" in told
-    anew = diagnosed(BUSY | {"epoch_start_share": 0.4}, headroom=1.3)
+    anew = diagnosed(BUSY, epochs=Epochs(0.4, 9e3), headroom=1.3)
     assert anew.at_most == pytest.approx(2.0)  # no replay saw the start of an epoch
     nothing = diagnosed(ONE, headroom=1.0)
     assert "num_workers" not in nothing.advice and not nothing.remedies
-
-
-def test_a_hang_after_which_the_loop_went_on_is_a_warning_and_not_the_verdict():
-    workers = WorkerEvidence(**BUSY, hang=Hang(1, 7, 90.0, over=True))
-    evidence = Evidence("gpu", wait_share=0.5, use=CoreUse(2), workers=workers)
-    verdict, *warnings = ranking.by_cost(evidence)
-    assert (verdict.cause, warnings[-1].cause) == ("cores", "hang_that_ended")
-    last = told(warnings[-1], evidence)
-    assert "90 s" in last.evidence and "item 7" in last.evidence
 
 
 def test_memory_of_the_workers_that_grows_is_said_whatever_it_costs():
@@ -657,10 +635,3 @@ def test_memory_of_the_workers_that_grows_is_said_whatever_it_costs():
     assert "2.0 GiB" in found.evidence and "np.array" in found.code
     kept = diagnosed(ONE | {"memory": MemoryGrowth(2.0, 0.0)}, wait_share=0.0)
     assert "shared" not in kept.evidence and "np.array" not in kept.code
-
-
-def test_a_user_who_has_a_worker_init_fn_does_not_lose_it():
-    init = dataclasses.replace(LOADER, arguments=LOADER.arguments | {"worker_init_fn": "seed"})
-    found = diagnosed({"cpu_shares": (2.0, 2.0)}, code=init)
-    assert found.cause == "threads" and "worker_init_fn" not in found.code
-    assert "OPENBLAS" in found.code

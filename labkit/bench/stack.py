@@ -33,6 +33,7 @@ RECORDERS = _files_of_bench(
     "main_thread",
     "sampler",
     "worker_recorder",
+    "worker_state",
 )
 LIBRARIES = tuple({*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))})
 LIBRARIES += (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")

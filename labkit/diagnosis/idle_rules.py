@@ -12,8 +12,9 @@ from labkit.diagnosis.body_remedies import IN_ANOTHER_PROCESS, NOW_AND_THEN, OUT
 from labkit.diagnosis.copy_remedies import NON_BLOCKING, ONE_BLOCK, OVERLAPPED, PINNED
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import ISSUING, Finding, Measured, bound, costs
-from labkit.diagnosis.pass_rules import why_passes_are_slow
+from labkit.diagnosis.pass_rules import costly_lines
 from labkit.diagnosis.worker_rules import why_workers_are_late
+from labkit.diagnosis.worker_state import crowding_threads, what_workers_show
 from labkit.diagnosis.worker_words import costliest_step
 
 # What prepares data, by the name of a Python function, its file or an annotation
@@ -27,12 +28,13 @@ PREPARES = re.compile(
 def waiting_for_data(evidence: Evidence) -> Finding | None:
     """The loop waits for its next batch.
 
-    Cause: what its workers show (`worker_rules.WORKER_RULES`), else what a watched loop's passes
-    and lines do (`pass_rules.PASS_RULES`); else "stalls", where the worst tenth of the steps has
+    Cause: what the workers' own state shows (`worker_state.STATE_RULES`), or what they did
+    (`worker_rules.WORKER_RULES`), else what a watched loop's passes and lines do
+    (`pass_rules.costly_lines`); else "stalls", where the worst tenth of the steps has
     more than STALLS of the waiting; else "waiting_for_data". It costs the share of the time that is
     spent waiting.
     """
-    found = why_workers_are_late(evidence) or why_passes_are_slow(evidence)
+    found = what_workers_show(evidence) or why_workers_are_late(evidence) or costly_lines(evidence)
     if found is None:
         cause = "stalls" if evidence.stalls else "waiting_for_data"
         found = Finding("input", cause, remedies=feeding.FEED, lines=evidence.loading_lines)
@@ -73,13 +75,19 @@ def cores_taken_by_workers(evidence: Evidence) -> Finding | None:
         mean_ms = (evidence.compute_us or 0.0) / 1e3
         by = f"the quickest steps compute for {quick_ms:.1f} ms, the average one for {mean_ms:.1f}"
     costliest = costliest_step(evidence.computing_lines)
-    cheaper = (feeding.DECODE_SMALLER, worker_remedies.FEWER_THREADS, feeding.LEANER_ITEMS)
+    remedies = (feeding.DECODE_SMALLER, feeding.LEANER_ITEMS)
+    threads = crowding_threads(evidence)
+    if threads is not None:
+        costliest = threads.measured
+        remedies = threads.remedies
+    elif fewer:
+        remedies = feeding.FEED
     return Finding(
         "input",
         "workers_take_the_device's_cores",
         evidence.stolen_by_workers,
         (Measured(seen, evidence.stolen_by_workers, by=by), *costliest),
-        feeding.FEED if fewer else cheaper,
+        remedies,
     )
 
 

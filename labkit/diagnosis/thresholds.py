@@ -48,7 +48,6 @@ DISTURBS = FOREIGN_LOAD / 2  # above it a run alone may come out otherwise: said
 # == steps ==
 ORDINARY = 0.25  # quantile of the steps' compute that stands for an ordinary one
 QUICK = 0.05  # quantile of the steps' compute that stands for one with all cores to itself
-HELD_BACK = 1.5  # times that is an average step whose threads wait for cores
 PAUSE = 1.5  # a step that computes for longer than this many ordinary ones holds a pause
 # Waiting comes in stalls where the worst tenth of the steps has more than this of it
 WORST_STEPS = 0.1
@@ -56,7 +55,6 @@ STALLS = 0.6
 STALLS_FROM = 0.02  # of the time: less waiting is not looked at
 # The run itself uses this share of the cores: none is left for another worker that computes
 CORES_BUSY = 0.9
-CROWD = 2  # workers for a core: PyTorch warns above 1, but those that wait for a disk may be more
 # Below this a worker's batch costs the loop what making it would: handing over 16 small images
 # took the loop 1.2 to 1.9 ms on 2-core VMs (AMD EPYC, Intel Xeon; "handoff" of our own runs), and
 # a loop over a TensorDataset (0.5 ms a batch) fell to a fifth of its speed with 1, 2 or 4 workers
@@ -75,7 +73,6 @@ DRIFT = 1.25  # the last fifth of the steps takes this many times the first
 # The same where nothing else was seen to grow: a virtual machine changes its speed. A loop
 # of even steps was called drifting at 1.3 in one run of four
 DRIFT_ALONE = 1.5
-COLD = 1.3  # the first pass takes this many times a later one
 FEW_SIZES = 3  # of batches: each is a CUDA graph to record
 ROOM = 0.8  # of a card's memory, that a larger batch may take
 PART_OF_BODY = 0.2  # of the body, from which a line or a loop within it is named
@@ -89,16 +86,14 @@ FEWEST_LINES = 20  # samples, of loading, that may speak for lines
 COMPUTES = 0.8  # CPU time over wall time of a worker that hardly ever waits
 IN_LINE = 0.1  # of its time without a core: worth a word
 MOSTLY_WAITS = 0.5  # and below this it is said to wait
-SEVERAL_THREADS = 1.3  # above it more than one thread of a worker computes
+CACHED = 0.5  # of a worker's items, that its cache has when the worker ends
 WORKERS_REST = 0.5  # of the time without work, while the loop waits
-SLOW_ITEM = 10.0  # times the mean item (pytorch/pytorch#105203, #135409)
-SLOW_BATCH = 2.0  # the slowest hundredth of the batches over the median one
-HELD_UP = 0.3  # share of the waiting in which a later batch is ready: delivery in order costs it
+SLOW_SHARE = 0.3  # of preparing items, in a few slow ones; or of the waiting, for their batches
+STUCK_S = 1.0  # for which an item waits: longer than any queue
 # Idle share of workers from which delivery out of order gains: at 0.37 it brought 1.7x, at 0.05
 # nothing (two loops that are in the repository's history)
 REST_BEHIND = 0.1
 UNEVEN = 1.5  # the busiest worker's work over the mean
-SHARED = 1.5  # an item's wait over that with one worker: they share what they wait for
 HANGS_S = 30.0  # without progress; SPDL's case studies have reads of several seconds
 WORKERS_GREW_GIB = 0.5
 

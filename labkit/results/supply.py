@@ -1,4 +1,4 @@
-"""What the times of a loader's batches show together: who held up whom, and what they share."""
+"""What the batches of a loader show together: a few slow items, and memory that grows."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import numpy as np
 
 from labkit.results.loader_records import Batches
 from labkit.results.record import Event
-from labkit.results.step_classes import busy_until
 
-FEW, MANY = 0.65, 0.9  # of the way from one worker that is active to all of them
-LEAST_FEW = 4  # batches that were prepared while few were active, for a ratio
-NEAR = 3  # times the workers: as many batches before and after one are compared with it
 KIB_PER_GIB = 2**20
+LEAST_BATCHES = 10  # to speak of slow items among others
+SLOW_TIMES = 10.0  # an ordinary item's time (pytorch/pytorch#105203, #135409)
+SEVERAL = 4  # in one worker: fewer may be there by chance
+FEW_ITEMS = 0.05  # of all, at most
+MOST_BATCHES = 0.9  # with such an item; where all have one, the batch was fetched at once
 
 
 @dataclass(frozen=True)
@@ -25,80 +26,53 @@ class MemoryGrowth:
     copied: float  # of which so much was shared with the main process before (copy-on-write)
 
 
-def late_share(batches: Batches) -> float | None:
-    """Return the share of the loop's waiting in which a later batch was ready already.
+@dataclass(frozen=True)
+class FewSlow:
+    """A few items that take far longer than the others. Shares are 0 to 1."""
 
-    Batches are delivered in order, so it waits for the one that is late. None where the loop waited
-    for none, or where it is not known when it asked.
+    batches: Batches  # those with such an item
+    one_in: int  # items
+    seconds: float  # that it takes, the median
+    times: float  # an ordinary item's time
+    share: float  # of all the time in which items are prepared
+    held_up: float  # of the loop's waiting, beyond these batches' part of all
+    cpu_share: float  # CPU time over time of these batches
+
+    @property
+    def worker(self) -> int | None:
+        """The worker that has all of several; None where they are not one's."""
+        workers = set(self.batches.worker.astype(int).tolist())
+        return workers.pop() if len(workers) == 1 and len(self.batches) >= SEVERAL else None
+
+
+def few_slow(batches: Batches) -> FewSlow | None:
+    """Return what a few slow items cost; None where there are none, or more than a few.
+
+    A batch tells of its slowest item. The first of a process may open files and import modules.
     """
-    known = (batches.worker >= 0) & ~np.isnan(batches.asked)
-    if len(np.unique(batches.worker[known])) < 2:
+    batches = batches.only((batches.of_process > 0) & (batches.items > 0))
+    if len(batches) < LEAST_BATCHES:
         return None
-    order = np.argsort(batches.asked[known], kind="stable")
-    asked, ready, taken = (
-        column[known][order] for column in (batches.asked, batches.ready, batches.taken)
+    took = batches.fetched - batches.start - batches.in_line_s
+    others = np.maximum(batches.items - 1, 1)
+    usual = np.where(batches.items > 1, (took - batches.slow_s) / others, batches.slow_s)
+    usual_s = max(float(np.median(usual)), 1e-6)
+    slow = batches.slow_s >= SLOW_TIMES * usual_s
+    items = int(batches.items.sum())
+    if not 2 <= slow.sum() <= FEW_ITEMS * items or slow.mean() > MOST_BATCHES:
+        return None
+    found = batches.only(slow)
+    waited = np.nan_to_num(np.clip(batches.taken - batches.asked, 0, None))
+    made = (batches.ready - batches.start - batches.in_line_s).clip(1e-9)
+    return FewSlow(
+        batches=found,
+        one_in=round(items / slow.sum()),
+        seconds=float(np.median(found.slow_s)),
+        times=float(np.median(found.slow_s)) / usual_s,
+        share=float(found.slow_s.sum() / made.sum()),
+        held_up=float(waited[slow].sum() / max(waited.sum(), 1e-9) - slow.mean()),
+        cpu_share=float(found.cpu_s.sum() / made[slow].sum()),
     )
-    waited = float(np.clip(taken - asked, 0, None).sum())
-    if waited <= 0:
-        return None
-    later = np.append(np.minimum.accumulate(ready[::-1])[::-1][1:], np.inf)
-    blocked = np.clip(ready - np.maximum(asked, later), 0, None)
-    return min(1.0, float(blocked.sum()) / waited)
-
-
-def active_workers(batches: Batches) -> np.ndarray:
-    """Return how many workers were busy, on average, while each batch was prepared."""
-    spent = np.zeros(len(batches))
-    for worker in np.unique(batches.worker):
-        own = batches.only(batches.worker == worker)
-        busy = np.column_stack([own.start, own.ready])
-        spent += busy_until(busy, batches.ready) - busy_until(busy, batches.start)
-    return spent / np.maximum(batches.ready - batches.start, 1e-9)
-
-
-def wait_over_alone(batches: Batches) -> float | None:
-    """Return how long an item's wait takes with all workers over its wait with a single one.
-
-    Workers that wait each for themselves take as long beside others; 1 for them. Batches are
-    compared with their neighbours in time, since a cache fills. None where too few batches were
-    prepared while few workers were active, as the last ones of a pass are.
-    """
-    count = len(np.unique(batches.worker))
-    if count < 2:
-        return None
-    chosen = batches.only(_before_gaps(batches) & (batches.worker >= 0) & (batches.of_process > 0))
-    active = active_workers(chosen)
-    took = chosen.ready - chosen.start - chosen.cpu_s - chosen.in_line_s
-    wait = np.clip(took, 0, None) / np.maximum(chosen.items, 1)
-    few = active <= 1 + FEW * (count - 1)
-    many = active >= 1 + MANY * (count - 1)
-    ratios = []
-    for place in np.flatnonzero(few):
-        near = slice(max(0, place - NEAR * count), place + NEAR * count + 1)
-        beside = many[near]
-        if not beside.any():
-            continue
-        crowd = float(np.median(active[near][beside]))
-        crowded = float(np.median(wait[near][beside]))
-        if crowded <= 0:
-            continue
-        slope = (crowded - wait[place]) / (crowd - active[place])
-        alone = wait[place] - slope * (active[place] - 1)
-        ratios.append(crowded / max(alone, crowded / crowd))
-    return float(np.median(ratios)) if len(ratios) >= LEAST_FEW else None
-
-
-def _before_gaps(batches: Batches) -> np.ndarray:
-    """Return the mask of the batches before which no row of their process was left out."""
-    process = np.unique([batches.worker, batches.process], axis=1, return_inverse=True)[1].ravel()
-    order = np.argsort(process, kind="stable")
-    _, first, whose = np.unique(process[order], return_index=True, return_inverse=True)
-    is_gap = np.diff(batches.of_process[order], prepend=0) > 1
-    is_gap[first] = False
-    gaps = np.cumsum(is_gap)
-    mask = np.zeros(len(batches), dtype=bool)
-    mask[order] = gaps == gaps[first][whose.ravel()]
-    return mask
 
 
 def memory_growth(events: Iterable[Event]) -> MemoryGrowth | None:
