@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from labkit.process.events import EventLog
+from labkit.watching.alternation import BLOCK_NS, BLOCK_STEPS, Alternation
 from labkit.watching.log_words import Unit
-from labkit.watching.replay_blocks import BLOCK_NS, BLOCK_STEPS, Blocks
 
 LEAST_PAIRS = 2  # of blocks, for a factor with a range
 DRAWS = 1_000  # of the bootstrap
@@ -39,7 +39,7 @@ class Found:
     perfect: float | None = None  # and with a perfect loader
 
 
-def found_in(blocks: Blocks) -> Found:
+def found_in(blocks: Alternation) -> Found:
     """Return what the blocks say by now."""
     notes = _notes(blocks)
     pairs = len(blocks.pairs)
@@ -65,7 +65,7 @@ def found_in(blocks: Blocks) -> Found:
     )
 
 
-def _notes(blocks: Blocks) -> tuple[str, ...]:
+def _notes(blocks: Alternation) -> tuple[str, ...]:
     """Return what a reader of the numbers has to know."""
     notes = [CANNOT_SHOW]
     if blocks.shares_cores:
@@ -95,7 +95,7 @@ def in_words(found: Found) -> str:
     )
 
 
-def write(blocks: Blocks, log: EventLog) -> None:
+def write(blocks: Alternation, log: EventLog) -> None:
     """Write what the blocks say by now into the log of the loop's run."""
     found = found_in(blocks)
     log.write_some("headroom", **asdict(found), text=in_words(found))
