@@ -80,24 +80,12 @@ LOG_RARELY = Remedy(
 WAIT_ELSEWHERE = Remedy(
     "wait_elsewhere", "Do it in a thread of its own, or between epochs.", "lines"
 )
-VALIDATE_LESS = Remedy(
-    "validate_less",
-    "Validate less often, on fewer, larger batches; in reinforcement learning, roll out several "
-    "environments at once.",
-    "lines",
-)
 FEED_THE_OTHER = Remedy(
     "feed_the_other",
     "Give that DataLoader workers too: num_workers=2 to begin with, and persistent_workers=True; "
     "it prepares its batches in the loop's own process.",
     "workers",
     cost="a process with its memory for each worker, and their start",
-)
-FEED_OR_VALIDATE_LESS = Remedy(
-    "feed_or_validate_less",
-    "Validate less often, or give that DataLoader workers too: num_workers=2 to begin with, and "
-    "persistent_workers=True; it prepares its batches in the loop's own process.",
-    "lines",
 )
 KEEP_THE_OTHER_LOADER = Remedy(
     "keep_the_other_loader",
@@ -118,16 +106,6 @@ ALL_WEIGHTS_AT_ONCE = Remedy(
     'torch._foreach_add_(weights, averages, alpha=-group["lr"])\n',
     check=ROUNDED,
     price=2,
-)
-SAVE_LESS = Remedy(
-    "save_less",
-    "Save checkpoints less often, or in a thread of its own from a copy on the CPU.",
-    "lines",
-)
-LESS_BETWEEN = Remedy(
-    "less_between",
-    "Look at what runs between two epochs: metrics, plots, a loader that is built anew.",
-    "lines",
 )
 KEEP_LESS = Remedy(
     "keep_less",

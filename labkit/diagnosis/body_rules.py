@@ -19,17 +19,15 @@ from labkit.diagnosis.copy_remedies import FEWER_BYTES_OVER, NOT_WAITED_FOR, PIN
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured, bound
 from labkit.diagnosis.hot_lines import Lines
-from labkit.diagnosis.line_work import PERIODIC, LongSteps, long_steps, work_of
+from labkit.diagnosis.line_work import LongSteps, long_steps, work_of
 from labkit.diagnosis.loop_rules import drift_of
 from labkit.diagnosis.remedies import Remedy
 
 WAITING = "waiting: for a sleep, a lock, a network or another program"
-VALIDATES = "passes without gradients (validation, a policy's rollouts, a teacher)"
 BESIDES = {  # what a body does besides training, by the part of it; and what helps
     "python": ("Python", cures.VECTORISE),
     "logging": ("logging and files", cures.LOG_RARELY),
     "waiting": (WAITING, cures.WAIT_ELSEWHERE),
-    "validation": (VALIDATES, cures.VALIDATE_LESS),
 }
 
 
@@ -59,8 +57,8 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     """The body of a watched loop does something besides training: a `part` of `BESIDES`.
 
     Cause: the part, "python", "logging" or "waiting"; "periodic" where IN_LONG_STEPS of it fall
-    into few or regular steps of LONG ordinary ones, as a validation has to. It costs its share of
-    the sampled stacks, as far as the device does not work meanwhile.
+    into few or regular steps of LONG ordinary ones. It costs its share
+    of the sampled stacks, as far as the device does not work meanwhile.
     """
     loop = evidence.loop
     if loop is None or part not in evidence.body:
@@ -70,18 +68,15 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     if drift and drift.share > lost / 2 and (loop.lines.of_part(part) & drift.mask).any():
         return None  # it is what makes the steps longer and longer: said there
     work = work_of(loop.lines, part, loop.spent)
-    if part == "validation" and work.cause != PERIODIC:
-        return None
     words, remedy = BESIDES[part]
     if work.lines and work.lines[0].kind == "collect":
         remedy = cures.COLLECT_RARELY
-    hidden = part != "validation" and may_work_in(evidence, part)
+    hidden = may_work_in(evidence, part)
     seen = f"{of_the_time(hidden)} the body of the loop is not training but {words}"
     measured = [Measured(seen, lost, by=sampled_by(loop.lines, evidence))]
     when = f", {in_which(work.long_steps)}" if work.long_steps else ""
     if work.lines:
         measured.append(Measured(f"of the body is in {work.lines[0].what}{when}", work.share))
-    most = None if part == "validation" else bound(lost)
     return Finding(
         "host",
         work.cause,
@@ -89,7 +84,7 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
         tuple(measured),
         (remedy,),
         lines=work.lines,
-        at_most=most,
+        at_most=bound(lost),
         is_bound=hidden,
     )
 
@@ -130,10 +125,10 @@ def copies_in_the_body(evidence: Evidence) -> Finding | None:
 
 
 def another_loader(evidence: Evidence) -> Finding | None:
-    """The loop's body waits for a DataLoader of its own: of a validation, or read beside.
+    """The loop's body waits for another DataLoader, which it reads beside its own.
 
-    Cause "loader", or "periodic" where it falls into long steps at even distances. It costs its
-    share of the sampled stacks.
+    Cause "loader", unless that falls into long steps at even distances: a validation is counted in
+    the whole time. It costs its share of the sampled stacks.
     """
     loop = evidence.loop
     lost = lost_in_part(evidence, "loader")
@@ -142,6 +137,8 @@ def another_loader(evidence: Evidence) -> Finding | None:
     lines = loop.lines
     mask = lines.of_part("loader")
     when = long_steps(lines, mask, loop.spent)
+    if when and when.every:
+        return None  # `script_rules.beside_training`
     readers = lines.around(mask, "reads")
     costliest = lines.worst(mask)[:1]
     hidden = may_work_in(evidence, "loader")
@@ -150,28 +147,25 @@ def another_loader(evidence: Evidence) -> Finding | None:
     whole = float(lines.share[mask].sum())
     if readers:
         read = f"of that is for the one that is read in {readers[0].what}"
-        read += f", {in_which(when)}" if when else ""
         measured.append(Measured(read, readers[0].share / whole))
     if costliest and costliest[0].call:
         measured.append(Measured(f"of it is in {costliest[0].what}", costliest[0].share / whole))
     return Finding(
         "host",
-        PERIODIC if when and when.every else "loader",
+        "loader",
         lost,
         tuple(measured),
-        (_remedy(lines, mask, when),),
+        (_remedy(lines, mask),),
         lines=(*readers[:1], *costliest),
-        at_most=None if when else bound(lost),  # a validation has a forward pass, too
+        at_most=bound(lost),
         is_bound=hidden,
     )
 
 
-def _remedy(lines: Lines, mask: np.ndarray, when: LongSteps | None) -> Remedy:
+def _remedy(lines: Lines, mask: np.ndarray) -> Remedy:
     """Return what helps against another loader in the body, by where its batches are prepared."""
     here = [line for line in lines.rows(mask & (lines.within != "")) if is_users(line.file)]
     feeds = sum(line.share for line in here) >= lines.share[mask].sum() / 2
-    if when:
-        return cures.FEED_OR_VALIDATE_LESS if feeds else cures.VALIDATE_LESS
     return cures.FEED_THE_OTHER if feeds else cures.KEEP_THE_OTHER_LOADER
 
 
