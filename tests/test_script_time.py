@@ -185,3 +185,14 @@ def test_beside_a_long_validation_the_loops_own_losses_are_parts_of_the_whole_ti
     first, second = script_rules.of_the_whole([waits, validates], evidence)
     assert first is validates and second.lost_share == pytest.approx(0.9 * 0.34, abs=0.02)
     assert script_rules.of_the_whole([waits], evidence) == [waits]
+
+
+def test_a_framework_s_loops_are_named_by_their_loaders():
+    script = Script()
+    epochs(script, lambda: script.over_loader(400))
+    runs = [script.run("train", 10), script.run("val", 18)]
+    for run in runs:
+        run.place = []
+    whole = wall_shares(runs, 0, script.now)
+    found = script_rules.beside_training(Evidence("cpu", whole=whole))
+    assert "the loop over `val_loader`, 4 times" in worded(found).evidence and not found.lines

@@ -99,12 +99,10 @@ def _training(whole: WallShares) -> float:
 
 def _where(part: WallShare) -> str:
     """Return where a part of the time is, in words: its loader, or the line."""
-    if not part.place:
-        return "its line was not seen"
-    named = f"`{part.what}` " if part.what else ""
-    where = f"{named}({part.place})"
-    if part.times:
-        where = f"the loop over {named or 'its loader '}({part.place})"
+    named = f"`{part.what}`" if part.what else ""
+    where = f"the loop over {named or 'its loader'}" if part.times else named
+    where += f" ({part.place})" if part.place else ""
+    where = where.strip() or "its line was not seen"
     if part.every:
         return f"{where}, every {part.every} training steps"
     return f"{where}, {counted(part.times, 'time')}" if part.times else where

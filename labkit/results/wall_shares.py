@@ -131,7 +131,7 @@ def wall_shares(
     whole_ns = max(1, end_ns - start_ns)
     parts = []
     for label, took_ns in spent_ns.most_common():
-        place, what = label[1:] if label.place else stacks.costliest(label.part)
+        place, what = label[1:] if any(label[1:]) else stacks.costliest(label.part)
         part = WallShare(label.part, took_ns / 1e9, took_ns / whole_ns, place, what)
         parts.append(replace(part, **facts.get(label, {}), **stacks.facts.get(label, {})))
     return WallShares(parts, whole_ns / 1e9)

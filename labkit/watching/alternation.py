@@ -10,13 +10,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from labkit.bench.batch_contents import counter_for
 from labkit.bench.loader_knobs import in_flight, knobs_of
 from labkit.process.events import now_ns
-from labkit.watching.batches import one_a_batch
 from labkit.watching.device_in_use import device_in_use
 from labkit.watching.kept_batches import Kept, copied
-from labkit.watching.log_words import Unit
 
 if TYPE_CHECKING:
     from labkit.watching.passes import Pass
@@ -28,25 +25,20 @@ BLOCK_STEPS = 5
 
 
 class Alternation:
-    """The blocks of a loop's steps, and how many samples a second each came to.
+    """The blocks of a loop's steps, and how many steps a second each came to.
 
     The first steps of a block do not count: as many as the workers have batches in flight, and for
     as long as these take them. Meanwhile their queue fills up, or is used up.
     """
 
     def __init__(self, loader: object):
-        knobs = knobs_of(loader)
-        self.batch_size = knobs.get("batch_size")
-        self.in_flight = in_flight(knobs)
+        self.in_flight = in_flight(knobs_of(loader))
         self.kept: deque[Kept] = deque(maxlen=KEPT_BATCHES)
         self.replayed = 0
         self.live_step_ns = 0  # of the last live block
-        self.live_rate = 0.0  # samples a second, and its
-        self.pairs: list[tuple[float, float]] = []  # samples a second: live, kept
+        self.pairs: list[tuple[float, float]] = []  # steps a second: live, kept
         self.changed = False  # a kept batch was, in place
-        self.unit: Unit = "samples"
-        self.count: Callable[[object], int] = one_a_batch  # as the first batch shows
-        self.gpu: object = None  # that the loop computes on, as seen then
+        self.gpu: object = None  # that the loop computes on, as seen at its first batch
         self.begin(live=True)
 
     def begin(self, live: bool) -> None:
@@ -56,14 +48,13 @@ class Alternation:
         self.counts_from = now_ns() + self.in_flight * self.live_step_ns
         self.began_ns = 0  # once its steps count
         self.steps = 0
-        self.samples = 0
 
     @property
     def counts(self) -> bool:
         """Whether the present step counts."""
         return self.began_ns > 0
 
-    def end_step(self, samples: int) -> None:
+    def end_step(self) -> None:
         """Account a step; begin the other kind of block where it is time."""
         now = now_ns()
         if not self.counts:
@@ -72,18 +63,15 @@ class Alternation:
                 self.began_ns = self._now_on_device()
             return
         self.steps += 1
-        self.samples += samples
         if self.steps >= BLOCK_STEPS and now - self.began_ns >= BLOCK_NS:
             self._end_block()
 
     def _end_block(self) -> None:
-        spent_ns = self._now_on_device() - self.began_ns
-        rate = self.samples / spent_ns * 1e9
+        step_ns = (self._now_on_device() - self.began_ns) // self.steps
         if self.is_live:
-            self.live_rate = rate
-            self.live_step_ns = spent_ns // self.steps
+            self.live_step_ns = step_ns
         else:
-            self.pairs.append((self.live_rate, rate))
+            self.pairs.append((1e9 / self.live_step_ns, 1e9 / max(step_ns, 1)))
         self.begin(live=not self.is_live)
 
     def _now_on_device(self) -> int:
@@ -98,9 +86,9 @@ class Alternation:
         return self.in_flight > 0 and self.gpu is None
 
     def keep(self, batch: object) -> None:
-        """Keep a live batch; the first shows what all are."""
+        """Keep a live batch."""
         if not self.kept:
-            self._learn(batch)
+            self.gpu = _gpu_in_use()
         kept = Kept(batch)
         self.kept.append(kept)
         most = max(1, KEPT_BYTES // max(1, kept.bytes))
@@ -114,13 +102,12 @@ class Alternation:
         self.changed = self.changed or kept.is_changed()
         return kept.batch
 
-    def _learn(self, batch: object) -> None:
-        count = counter_for(batch, self.batch_size)
-        self.unit = "samples" if count else "batches"
-        self.count = count or one_a_batch
-        torch = sys.modules.get("torch")
-        device = device_in_use(torch) if torch else None
-        self.gpu = None if device is None or device.type == "cpu" else device
+
+def _gpu_in_use() -> object:
+    """Return the GPU that this process computes on; None on a CPU, or without torch."""
+    torch = sys.modules.get("torch")
+    device = device_in_use(torch) if torch else None
+    return None if device is None or device.type == "cpu" else device
 
 
 class AlternatingPass:
@@ -141,14 +128,15 @@ class AlternatingPass:
         self.recorded = recorded
         self.may_alternate = may
         self.left = length  # batches of this pass; None where that is not known
-        self.samples: int | None = None  # of the step that goes on
+        self.has_begun = False
         blocks.begin(live=True)
 
     def take(self) -> Iterator[object] | None:
         """Return what has the next batch, or none at the end; None: it is the loader's turn."""
         blocks = self.blocks
-        if self.samples is not None and self.may_alternate():
-            blocks.end_step(self.samples)
+        if self.has_begun and self.may_alternate():
+            blocks.end_step()
+        self.has_begun = True
         if self.left is not None:
             self.left -= 1
             if self.left < 0:
@@ -158,9 +146,7 @@ class AlternatingPass:
         if not blocks.is_live:
             if self.recorded is not None:
                 self.recorded.pause()
-            batch = blocks.again()
-            self.samples = blocks.count(batch)
-            return iter((copied(batch),))
+            return iter((copied(blocks.again()),))
         if self.recorded is not None and blocks.counts:
             self.recorded.resume()
         return None
@@ -168,5 +154,4 @@ class AlternatingPass:
     def given(self, batch: object) -> object:
         """Keep a batch of the loader's; return one with the same tensors."""
         self.blocks.keep(batch)
-        self.samples = self.blocks.count(batch)
         return copied(batch)
