@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 KEPT_BATCHES = 8  # batches, at most
 KEPT_BYTES = 256 * 2**20  # and as many as fit; at least one
-BLOCK_NS = 400_000_000  # of counted steps, at least
-BLOCK_STEPS = 5
+# Of live steps that count in a block, as many as take so long; and then as many kept ones
+BLOCK_NS = 400_000_000
+BLOCK_STEPS = 5  # at least
+MOST_STEPS = 50
 
 
 class Alternation:
@@ -36,6 +38,7 @@ class Alternation:
         self.kept: deque[Kept] = deque(maxlen=KEPT_BATCHES)
         self.replayed = 0
         self.live_step_ns = 0  # of the last live block
+        self.live_steps = 0  # in it
         self.pairs: list[tuple[float, float]] = []  # steps a second: live, kept
         self.changed = False  # a kept batch was, in place
         self.gpu: object = None  # that the loop computes on, as seen at its first batch
@@ -63,13 +66,15 @@ class Alternation:
                 self.began_ns = self._now_on_device()
             return
         self.steps += 1
-        if self.steps >= BLOCK_STEPS and now - self.began_ns >= BLOCK_NS:
+        is_long = self.steps >= BLOCK_STEPS and now - self.began_ns >= BLOCK_NS
+        if is_long or self.steps >= (MOST_STEPS if self.is_live else self.live_steps):
             self._end_block()
 
     def _end_block(self) -> None:
         step_ns = (self._now_on_device() - self.began_ns) // self.steps
         if self.is_live:
             self.live_step_ns = step_ns
+            self.live_steps = self.steps
         else:
             self.pairs.append((1e9 / self.live_step_ns, 1e9 / max(step_ns, 1)))
         self.begin(live=not self.is_live)
@@ -146,6 +151,7 @@ class AlternatingPass:
         if not blocks.is_live:
             if self.recorded is not None:
                 self.recorded.pause()
+                self.recorded.handed += 1
             return iter((copied(blocks.again()),))
         if self.recorded is not None and blocks.counts:
             self.recorded.resume()

@@ -69,7 +69,7 @@ def headroom(loader: Iterable[object]) -> Headroom:
 
     Blocks of live batches take turns with blocks of batches that are kept in memory and handed out
     again. A pass has as many batches as before; some of them come more than once, so this run is
-    for measuring, not for training. A block takes 0.4 s and 5 steps or more, and two pairs are
+    for measuring, not for training. A block takes 0.4 s, and 5 to 50 steps, and two pairs are
     needed: `factor` is None after less.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from labkit.process.events import EventLog
-from labkit.watching.alternation import BLOCK_NS, BLOCK_STEPS, Alternation
+from labkit.watching.alternation import BLOCK_STEPS, MOST_STEPS, Alternation
 
 LEAST_PAIRS = 2  # of blocks, for a factor with a range
 DRAWS = 1_000  # of the bootstrap
@@ -76,8 +76,8 @@ def in_words(found: Found) -> str:
     """Say in a sentence what was found."""
     if found.factor is None or found.low is None:
         return (
-            "headroom: the loop ended too soon to tell: it takes two pairs of blocks of "
-            f"{BLOCK_STEPS} steps and {BLOCK_NS / 1e9:g} s each. Train for longer."
+            "headroom: the loop ended too soon to tell: it takes two blocks of live batches, and "
+            f"two of kept ones, of {BLOCK_STEPS} to {MOST_STEPS} steps each. Train for longer."
         )
     interval = f"({found.low:.2f}x to {found.high:.2f}x in {found.pairs} pairs of blocks)"
     would_do = f"headroom: with a perfect loader your loop would do {found.perfect:,.1f}"
