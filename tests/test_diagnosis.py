@@ -569,7 +569,7 @@ def test_validation_that_outweighs_the_training_loop_comes_before_its_loader():
 
     validates = found(loop=0.2, validation=0.7, checkpoints=0.1)
     assert (validates.name, validates.cause) == ("host", "validation")
-    assert "70% of the whole time" in validates.evidence
+    assert "70% of the time after the start" in validates.evidence
     assert found(loop=0.7, validation=0.2).name == "input"
 
 

@@ -19,8 +19,8 @@ from labkit.process import events
 from labkit.process.events import FILE_NAME
 from labkit.results import record
 from labkit.watching import hangs, saves, script_loops, step_log
+from labkit.watching.alternation import Alternation
 from labkit.watching.headroom_found import write as write_headroom
-from labkit.watching.replay_blocks import Blocks
 
 FEW, MANY = 300, 2_400  # times that a writer is asked to write
 
@@ -100,7 +100,7 @@ def loaders_made_anew(watch, count):
 
 def replayed_passes(watch, count):
     for _ in range(count):
-        write_headroom(Blocks([]), watch.recorder.log)
+        write_headroom(Alternation([]), watch.recorder.log)
 
 
 def checkpoints(watch, count):

@@ -177,8 +177,9 @@ def test_of_zipped_loaders_that_of_the_loop_which_trains_and_waits_for_it_most_i
     longer = evenly(40, 1, 5, 5)
     validation = watched_rank(tmp_path, 0, longer, 99, trains=False, loader="validation")
     found = judge_runs([validation, labelled, unlabelled], 0, time.monotonic_ns())
-    assert found.run is unlabelled
-    assert script_words.values_inside(found, headroom=False)["bottleneck"] == "input"
+    assert found.run.path == unlabelled.path
+    findings = script_words.values_inside(found, headroom=False)["findings"]
+    assert {"input", "host"} == {each["name"] for each in findings}  # it validates for long, too
     text = script_words.text_inside(found, None, is_over=True, headroom=False)
     assert "loaders that this loop waits for: `unlabelled` 73%, `labelled` 2%" in text
 

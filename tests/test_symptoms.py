@@ -5,9 +5,9 @@ import re
 from test_house import ROOT
 
 import labkit as lk
-from labkit.diagnosis.findings import DEVICE_LIMIT, ISSUING, NEIGHBOUR
+from labkit.diagnosis.findings import BESIDE_TRAINING, DEVICE_LIMIT, ISSUING, NEIGHBOUR
 from labkit.diagnosis.line_work import COLLATE, PERIODIC
-from labkit.diagnosis.loop_rules import DOUBLE, ELSEWHERE
+from labkit.diagnosis.loop_rules import DOUBLE
 from labkit.diagnosis.pasted import IMPORTS, names_read
 from labkit.diagnosis.symptoms import (
     PAGE_OF,
@@ -32,7 +32,7 @@ TEXTS = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.g
 def causes():
     """Return every cause that a verdict can state."""
     found = {COLLATE, DEVICE_LIMIT, DOUBLE, ISSUING, NEIGHBOUR, PERIODIC, *NO_TRAINING}
-    found |= {cause for cause, _ in ELSEWHERE.values()}
+    found |= BESIDE_TRAINING.keys()
     for path in DIAGNOSIS.glob("*.py"):
         for texts in CAUSE.findall(path.read_text(encoding="utf-8")):
             found |= set(filter(None, texts))

@@ -7,6 +7,7 @@ import threading
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from helpers import Waiting, watched
@@ -15,7 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 import labkit as lk
 from labkit.process.events import now_ns
 from labkit.results.wall_shares import wall_shares
-from labkit.watching import hangs, headroom_found, replay_blocks
+from labkit.watching import alternation, hangs, headroom_found
 
 pytestmark = pytest.mark.usefixtures("watches_end")
 slow = pytest.mark.slow
@@ -160,13 +161,21 @@ def test_the_whole_time_of_a_script_is_shared_out_by_loops_and_adds_up_to_one(tm
     assert {"before the first batch", "between epochs", "checkpoints"} <= parts.keys()
 
 
+NO_LINES = SimpleNamespace(
+    places=[],
+    mask=lambda _phase: [],
+    **{name: np.empty(0, int) for name in ("ended_ns", "seconds", "step", "place")},
+)
+
+
 def test_time_in_a_loop_within_another_counts_once():
     def run(place, trains, *passes):
         ended = [
             {"n": n, "began": began, "ended": ended, "trains": trains}
             for n, (began, ended) in enumerate(passes)
         ]
-        more = {"passes_begun": [], "saves": [], "pauses": [], "steps": 9, "place": [place, 1]}
+        more = {"passes_begun": [], "saves": [], "pauses": [], "steps": 0, "place": [place, 1]}
+        more |= {"loop_code": None, "lines": NO_LINES}
         return SimpleNamespace(passes_ended=ended, **more)
 
     runs = [run("a.py", True, (100, 600), (700, 900)), run("b.py", False, (200, 400))]
@@ -181,7 +190,7 @@ def test_time_in_a_loop_within_another_counts_once():
 
 @pytest.fixture
 def short_blocks(monkeypatch):
-    monkeypatch.setattr(replay_blocks, "BLOCK_NS", 60_000_000)
+    monkeypatch.setattr(alternation, "BLOCK_NS", 60_000_000)
 
 
 @slow

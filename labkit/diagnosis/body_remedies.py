@@ -70,12 +70,6 @@ LOG_RARELY = Remedy(
 WAIT_ELSEWHERE = Remedy(
     "wait_elsewhere", "Do it in a thread of its own, or between epochs.", "lines"
 )
-VALIDATE_LESS = Remedy(
-    "validate_less",
-    "Validate less often, on fewer, larger batches; in reinforcement learning, roll out several "
-    "environments at once.",
-    "lines",
-)
 FEED_THE_OTHER = Remedy(
     "feed_the_other",
     "Make that DataLoader once, outside the loop, with workers of its own: num_workers=2 to begin "
@@ -96,16 +90,6 @@ ALL_WEIGHTS_AT_ONCE = Remedy(
     'torch._foreach_add_(weights, averages, alpha=-group["lr"])\n',
     check=ROUNDED,
     price=2,
-)
-SAVE_LESS = Remedy(
-    "save_less",
-    "Save checkpoints less often, or in a thread of its own from a copy on the CPU.",
-    "lines",
-)
-LESS_BETWEEN = Remedy(
-    "less_between",
-    "Look at what runs between two epochs: metrics, plots, a loader that is built anew.",
-    "lines",
 )
 KEEP_LESS = Remedy(
     "keep_less",

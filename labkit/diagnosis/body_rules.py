@@ -23,18 +23,17 @@ from labkit.diagnosis.copy_remedies import FEWER_BYTES_OVER, NOT_WAITED_FOR, PIN
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured, bound, gain_without
 from labkit.diagnosis.hot_lines import Line, Lines
-from labkit.diagnosis.line_work import PERIODIC, LongSteps, work_of
+from labkit.diagnosis.line_work import PERIODIC, LongSteps, long_steps, work_of
 from labkit.diagnosis.loop_rules import drift_of
+from labkit.diagnosis.script_rules import beside_training
 
 WAITING = "waiting: for a sleep, a lock, a network or another program"
-VALIDATES = "passes without gradients (validation, a policy's rollouts, a teacher)"
 BESIDES = {  # what a body does besides training, by the part of it; and what helps
     "python": ("Python", cures.VECTORISE),
     "logging": ("logging and files", cures.LOG_RARELY),
     "metrics": ("metrics, computed on the CPU in each step", cures.METRICS_RARELY),
     "waiting": (WAITING, cures.WAIT_ELSEWHERE),
     "loader": ("waiting for another DataLoader", cures.FEED_THE_OTHER),
-    "validation": (VALIDATES, cures.VALIDATE_LESS),
 }
 
 
@@ -64,8 +63,8 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     """The body of a watched loop does something besides training: a `part` of `BESIDES`.
 
     Cause: the part, as "python", "logging" or "loader"; "periodic" where IN_LONG_STEPS of it fall
-    into few or regular steps of LONG ordinary ones, as a validation has to. It costs its share of
-    the sampled stacks, as far as the device does not work meanwhile.
+    into few or regular steps of LONG ordinary ones. It costs its share of the sampled stacks, as
+    far as the device does not work meanwhile.
     """
     loop = evidence.loop
     if loop is None or part not in evidence.body:
@@ -79,12 +78,12 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     if there is not None and (of_part & there).sum() > of_part.sum() / 2:
         return None  # said by `one_by_one`
     work = work_of(loop.lines, part, loop.spent)
-    if part == "validation" and work.cause != PERIODIC:
-        return None
+    if work.cause == PERIODIC and part == "loader" and beside_training(evidence):
+        return None  # a validation, which counts in the whole time
     words, remedy = BESIDES[part]
     if work.lines and work.lines[0].kind == "collect":
         remedy = cures.COLLECT_RARELY
-    hidden = part != "validation" and may_work_in(evidence, part)
+    hidden = may_work_in(evidence, part)
     seen = f"{of_the_time(hidden)} the body of the loop is not training but {words}"
     measured = [Measured(seen, lost, by=sampled_by(loop.lines, evidence))]
     when = f", {in_which(work.long_steps)}" if work.long_steps else ""
@@ -93,7 +92,6 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     readers = loop.lines.around(of_part, "reads")[:1]
     if readers:
         measured.append(Measured(f"that loader is read in {readers[0].what}"))
-    most = None if part == "validation" or readers else bound(lost)
     return Finding(
         "host",
         work.cause,
@@ -101,7 +99,7 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
         tuple(measured),
         (remedy,),
         lines=(*readers, *work.lines),
-        at_most=most,
+        at_most=bound(lost),
         is_bound=hidden,
     )
 
@@ -153,6 +151,9 @@ def one_by_one(evidence: Evidence) -> Finding | None:
     if loop is None or there is None or not lost:
         return None
     lines = loop.lines
+    when = long_steps(lines, there, loop.spent)
+    if when and when.every:
+        return None  # a validation's batches, or a picture: no part of each step
     rows = lines.rows(there)[:3]
     inner = next(place.inner for place in lines.places_of(there) if place.inner)
     part = rows[0].share / float(lines.share[lines.mask("body")].sum())

@@ -23,6 +23,11 @@ BOTTLENECKS = {  # every name that a diagnosis can give
     "compute": "the device itself",
     "unsure": "no verdict",
 }
+BESIDE_TRAINING = {  # causes of "host" that are outside the training loop, in words
+    "validation": "validation",
+    "checkpoints": "saving checkpoints",
+    "between_epochs": "what runs between epochs",
+}
 NEIGHBOUR = "neighbour"  # the cause where others use the cores, of a rule and of a doubt
 AT_MOST = 2.0  # a larger gain that only the lost share bounds is not stated: it seldom comes
 ISSUING = "issuing_work"  # the cause where the host issues work while the device waits

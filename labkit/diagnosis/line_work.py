@@ -51,7 +51,7 @@ def work_of(lines: Lines, part: str, spent: np.ndarray) -> PartOfLoop:
     when = long_steps(lines, mask, spent)
     body = float(lines.share[lines.mask("body")].sum())
     share = worst[0].share / max(body, 1e-9) if worst else 0.0
-    if when is None or (part == "validation" and when.every is None):
+    if when is None:
         return PartOfLoop(part, worst, share)
     begins = lines.around(mask, "site")[:1]  # it is known by the line that begins it
     share = begins[0].share / max(body, 1e-9) if begins else share

@@ -10,16 +10,10 @@ from labkit.diagnosis.findings import Finding, Measured
 from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.watched_loop import Drift
-from labkit.results import wall_shares
 from labkit.watching.switches import OF_CHANGING_SIZES, SWITCHES
 
 DOUBLE = "float64"
 SCHEDSTAT = "time in line, Linux's schedstat"
-ELSEWHERE = {  # parts of a script's time that are no training: cause, remedy
-    wall_shares.VALIDATION: ("validation", cures.VALIDATE_LESS),
-    wall_shares.SAVING: ("checkpoints", cures.SAVE_LESS),
-    wall_shares.BETWEEN: ("between_epochs", cures.LESS_BETWEEN),
-}
 
 
 def drift_of(evidence: Evidence) -> Drift | None:
@@ -32,28 +26,6 @@ def drift_of(evidence: Evidence) -> Drift | None:
     is_hot = evidence.card.heat is not None and evidence.card.heat.share >= limits.HELD_DOWN
     slowed = evidence.is_disturbed or is_hot or drift.growth < limits.DRIFT_ALONE
     return None if slowed else drift
-
-
-def elsewhere(evidence: Evidence) -> Finding | None:
-    """More of a script's time goes to validation or checkpoints than to its training loop.
-
-    Cause "validation", "checkpoints" or "between_epochs" (`ELSEWHERE`), the largest. It costs the
-    whole time there.
-    """
-    whole = evidence.whole
-    if whole is None:
-        return None
-    loop = whole.share(wall_shares.TRAINING) + whole.share(wall_shares.LOOP)
-    part = max(ELSEWHERE, key=whole.share)
-    share = whole.share(part)
-    if share <= loop:
-        return None
-    cause, remedy = ELSEWHERE[part]
-    measured = (
-        Measured(f"of the whole time is {part}", share, by="a script's whole time"),
-        Measured("of it is the training loop", loop),
-    )
-    return Finding("host", cause, share, measured, (remedy,))
 
 
 def longer_and_longer(evidence: Evidence) -> Finding | None:

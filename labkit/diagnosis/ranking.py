@@ -11,12 +11,14 @@ from labkit.diagnosis.device_remedies import NOTHING_LEFT, PROFILE_FIRST, USE_TH
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import DEVICE_LIMIT, NEIGHBOUR, Finding, Measured
 from labkit.diagnosis.loop_rules import batches_grow
+from labkit.diagnosis.script_rules import of_the_whole
 
 
 def losses(evidence: Evidence) -> tuple[list[Finding], dict[str, float]]:
     """Return what every rule finds, however small, and each bottleneck's loss: causes add up."""
     every = [rule(evidence) for rule in rules.RULES]
     found = _each_once([finding for finding in every if finding])
+    found = of_the_whole(found, evidence)
     total: dict[str, float] = {}
     for finding in found:
         total[finding.name] = total.get(finding.name, 0.0) + finding.lost_share

@@ -17,6 +17,7 @@ from labkit.diagnosis import (
     idle_rules,
     launch_rules,
     loop_rules,
+    script_rules,
     worker_rules,
 )
 
@@ -32,7 +33,7 @@ RULES = (
     body_rules.copies_in_the_body,
     body_rules.one_by_one,
     body_rules.costly_line,
-    loop_rules.elsewhere,
+    script_rules.beside_training,
     loop_rules.longer_and_longer,
     loop_rules.too_many_threads,
     # A profiler's trace

@@ -53,10 +53,10 @@ class SampledStacks:
 
     There are `samples` of them; `missing` says why none. Of each, as arrays: `phase` (an index
     into `PHASES`), `step` (-1 in workers and between passes), `share` (0 to 1 of wall time, or of
-    the workers' work), `moment` and `seconds` (when it ended, and how long it stands for), `pid`
-    and `at_s` (when, on the clock of `Batches`), `place` (an index into `places`), and of the
-    place `kind` and `within`. Workers took `made_us` to make
-    a batch, None if unknown.
+    the workers' work), `moment` and `ended_ns` (when it ended, in s and by the clock), `seconds`
+    (how long it stands for), `pid` and `at_s` (when, on the clock of `Batches`), `place` (an index
+    into `places`), and of the place `kind` and `within`. Workers took `made_us` to make a batch,
+    None if unknown.
     """
 
     def __init__(self, run: Run):
@@ -89,6 +89,7 @@ class SampledStacks:
         self.moment = moment[keep]
         self.pid = pid[keep]
         self.at_s = (moment_ns[keep] - (run.host_ns[0, 0] if run.steps else 0)) / 1e9
+        self.ended_ns = moment_ns[keep]
         self.seconds = weight[keep] / 1e9
         self.place = place[keep]
         self.kind = kind[keep]

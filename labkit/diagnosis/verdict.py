@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from labkit.diagnosis.findings import BOTTLENECKS, NEIGHBOUR, WordedFinding
+from labkit.diagnosis.findings import BESIDE_TRAINING, BOTTLENECKS, NEIGHBOUR, WordedFinding
 from labkit.diagnosis.symptoms import in_words
 from labkit.results.result import Result, Table
 from labkit.results.text import but_call
@@ -51,7 +51,11 @@ class Diagnosis(Result):
         """The verdict in a few words."""
         blamed = self.rank is not None and self.bottleneck != "communication"
         where = f" on rank {self.rank}" if blamed else ""
-        return f"{self.bottleneck}{where} ({BOTTLENECKS[self.bottleneck]})"
+        first = self.findings[0]
+        about = BESIDE_TRAINING.get(first.cause)
+        if about and first.lines:
+            about += f", {first.lines[0].place}"
+        return f"{self.bottleneck}{where} ({about or BOTTLENECKS[self.bottleneck]})"
 
     def to_dict(self) -> dict[str, object]:
         """Return the diagnosis as JSON types."""

@@ -17,6 +17,7 @@ from labkit.diagnosis.rank_verdict import RanksVerdict, of_ranks
 from labkit.diagnosis.remedies import LESS_WAITING, Remedy
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
+from labkit.process.events import EventLog
 from labkit.results.record import Event
 from labkit.results.run import Run
 from labkit.results.text import counted
@@ -107,17 +108,28 @@ def judge_runs(runs: list[Run], start_ns: int, end_ns: int) -> ScriptVerdict:
     """
     runs = sorted(runs, key=lambda run: (trains(run), run.length_s))
     of_loop = _beside(runs)
-    chosen = {rank_of(run.path): run for run in (*runs, *of_loop)}
+    last = {rank_of(run.path): run for run in (*runs, *of_loop)}
+    chosen = {rank: _with_shares(run, runs, start_ns, end_ns) for rank, run in last.items()}
     judged = of_ranks(chosen, watched_times(chosen))
     run = chosen[judged.rank]
-    of_process = [each for each in runs if process_of(each.path) == process_of(run.path)]
     return ScriptVerdict(
         run,
         judged,
         [each for each in reversed(of_loop) if rank_of(each.path) == judged.rank],
-        wall_shares(of_process, start_ns, end_ns),
+        run.wall_shares,
         _headroom_of(runs),
     )
+
+
+def _with_shares(run: Run, runs: list[Run], start_ns: int, end_ns: int) -> Run:
+    """Write into a run's log how the time of its process was shared out; return it as it is now."""
+    of_process = [each for each in runs if process_of(each.path) == process_of(run.path)]
+    shares = wall_shares(of_process, start_ns, end_ns)
+    if shares is not None:
+        log = EventLog(run.path)
+        log.write("wall", **shares.to_dict())
+        log.close()
+    return Run(run.path)
 
 
 def waited_s(run: Run) -> float:

@@ -1,16 +1,22 @@
-"""Where the whole time of a script went: before, within and between its loops. It adds up to 1."""
+"""Where the whole time of a script went: before, within and between its loops. It adds up to 1.
+
+Passes over loaders and checkpoints have their moments in the log. Validation over anything else,
+such as a list of tensors, is known by the sampled stacks: forward passes outside the training loop,
+or in a line of it that is met in single, long steps alone.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from labkit.results.record import Event
+from labkit.results.sampled_time import BETWEEN, SAVING, VALIDATION, Label, Span, Stacks
 from labkit.results.text import percent
 
 if TYPE_CHECKING:
@@ -18,10 +24,7 @@ if TYPE_CHECKING:
 
 BEFORE = "before the first batch"
 TRAINING = "training loop"
-VALIDATION = "validation"
-SAVING = "checkpoints"
 STOPPED = "stopped by a signal"
-BETWEEN = "between epochs"
 AFTER = "after the last epoch"
 LOOP = "loop"  # where it is not known which of them trains
 NAMED = 0.01  # of the time: a smaller share is not in the sentence
@@ -34,7 +37,15 @@ class WallShare:
     part: str
     seconds: float
     share: float  # of all
-    place: str  # of a loop: "train.py:31"
+    place: str  # of its loop, or the line that takes most of it: "train.py:31"
+    what: str = ""  # the loader that the loop reads, or what that line calls
+    times: int = 0  # passes over that loader
+    every: int | None = None  # training steps from one to the next, where it is within that loop
+    waits: float = 0.0  # share of it that waits for its own loader
+    grad: bool = False  # whether its forward passes record gradients
+
+
+ADDED = ("what", "times", "every", "waits", "grad")  # that older records do not have
 
 
 @dataclass(frozen=True)
@@ -52,7 +63,10 @@ class WallShares:
             for part in values["parts"]:
                 seconds = float(part["seconds"])
                 share = float(part["share"])
-                parts.append(WallShare(str(part["part"]), seconds, share, str(part["place"])))
+                known = {name: part[name] for name in ADDED if name in part}
+                parts.append(
+                    WallShare(str(part["part"]), seconds, share, str(part["place"]), **known)
+                )
             return cls(parts, float(values["seconds"]))
         except (KeyError, TypeError, ValueError):
             return None
@@ -60,6 +74,15 @@ class WallShares:
     def share(self, part: str) -> float:
         """Return the share of the parts of that name, 0 to 1."""
         return sum(each.share for each in self.parts if each.part == part)
+
+    @property
+    def running(self) -> float:
+        """The share of the time, 0 to 1, from the first batch to the last, without stops."""
+        return 1 - sum(map(self.share, (BEFORE, AFTER, STOPPED)))
+
+    def costliest(self, part: str) -> WallShare:
+        """Return the largest of the parts of that name."""
+        return max((each for each in self.parts if each.part == part), key=lambda each: each.share)
 
     def to_dict(self) -> dict[str, object]:
         """Return them as JSON types."""
@@ -76,20 +99,6 @@ class WallShares:
     __repr__ = __str__
 
 
-@dataclass(frozen=True)
-class _Span:
-    """A stretch of time in a part; of spans that overlap the last one counts.
-
-    Of some it is known only how much of the time was `spent_ns` in the part.
-    """
-
-    began_ns: int
-    ended_ns: int
-    part: str
-    place: str = ""
-    spent_ns: int | None = None
-
-
 def wall_shares(
     runs: Sequence[Run], start_ns: int | None = None, end_ns: int | None = None
 ) -> WallShares | None:
@@ -100,34 +109,50 @@ def wall_shares(
     loops = _loops(runs)
     if not loops:
         return None
-    trained = [span for span in loops if span.part != VALIDATION] or loops
+    trained = [span for span in loops if span.label.part != VALIDATION] or loops
     trained_ns = trained[0].began_ns
     over_ns = max(span.ended_ns for span in trained)
     began_ns = loops[0].began_ns
     start_ns = began_ns if start_ns is None else min(start_ns, began_ns)
     end_ns = max(end_ns or 0, *(span.ended_ns for span in loops))
     around = [
-        _Span(start_ns, trained_ns, BEFORE),
-        _Span(trained_ns, over_ns, BETWEEN),
-        _Span(over_ns, end_ns, AFTER),
+        Span(start_ns, trained_ns, Label(BEFORE)),
+        Span(trained_ns, over_ns, Label(BETWEEN)),
+        Span(over_ns, end_ns, Label(AFTER)),
     ]
+    stacks = Stacks(runs, [span for span in loops if span.label.part == VALIDATION])
     saves = [span for run in runs for span in _saves_of(run)]
-    stops = [_Span(each["began"], each["ended"], STOPPED) for run in runs for each in run.pauses]
-    parts = _shared_out([*around, *loops, *saves, *stops], start_ns, end_ns)
-    return WallShares(parts, max(1, end_ns - start_ns) / 1e9)
+    stops = [
+        Span(each["began"], each["ended"], Label(STOPPED)) for run in runs for each in run.pauses
+    ]
+    spans = [*around, *stacks.outside, *loops, *stacks.inside, *saves, *stops]
+    spent_ns = _shared_out(spans, start_ns, end_ns)
+    facts = dict(_facts_of_passes(runs))
+    whole_ns = max(1, end_ns - start_ns)
+    parts = []
+    for label, took_ns in spent_ns.most_common():
+        place, what = label[1:] if any(label[1:]) else stacks.costliest(label.part)
+        part = WallShare(label.part, took_ns / 1e9, took_ns / whole_ns, place, what)
+        parts.append(replace(part, **facts.get(label, {}), **stacks.facts.get(label, {})))
+    return WallShares(parts, whole_ns / 1e9)
 
 
-def _loops(runs: Sequence[Run]) -> list[_Span]:
+def _loops(runs: Sequence[Run]) -> list[Span]:
     """Return every pass of the runs' loops, so that of loops within loops the inner ones count."""
-    loops: list[_Span] = []
+    loops: list[Span] = []
     known = any(map(trains, runs))
     for run in runs:
         part = (TRAINING if trains(run) else VALIDATION) if known else LOOP
-        loops += _passes_of(run, part)
+        loops += _passes_of(run, _label_of(run, part))
     return sorted(loops, key=lambda span: span.began_ns)
 
 
-def _shared_out(spans: list[_Span], start_ns: int, end_ns: int) -> list[WallShare]:
+def _label_of(run: Run, part: str) -> Label:
+    place = f"{PurePath(str(run.place[0])).name}:{run.place[1]}" if run.place else ""
+    return Label(part, place, str((run.loop_code or {}).get("loader") or ""))
+
+
+def _shared_out(spans: list[Span], start_ns: int, end_ns: int) -> Counter[Label]:
     """Share out the time between two moments; where spans overlap, the last of them counts.
 
     What spans sum up comes out of the time between the others, shared as theirs was.
@@ -140,23 +165,19 @@ def _shared_out(spans: list[_Span], start_ns: int, end_ns: int) -> list[WallShar
     for number, span in enumerate(spans):
         begin, end = np.searchsorted(edges, [span.began_ns, span.ended_ns])
         owners[begin:end] = number
-    spent_ns: Counter[tuple[str, str]] = Counter()
+    spent_ns: Counter[Label] = Counter()
     for owner, took_ns in zip(owners, np.diff(edges).tolist(), strict=True):
-        spent_ns[spans[owner].part, spans[owner].place] += took_ns
-    known_ns: Counter[tuple[str, str]] = Counter()
+        spent_ns[spans[owner].label] += took_ns
+    known_ns: Counter[Label] = Counter()
     for span in spans:
-        known_ns[span.part, span.place] += span.ended_ns - span.began_ns
+        known_ns[span.label] += span.ended_ns - span.began_ns
     counted_ns = dict(spent_ns)
     for span in sums:
-        whose = span.part, span.place
-        own_share = counted_ns.get(whose, 0) / max(1, known_ns[whose])  # less loops within them
-        more_ns = int(min((span.spent_ns or 0) * own_share, spent_ns[BETWEEN, ""]))
-        spent_ns[whose] += more_ns
-        spent_ns[BETWEEN, ""] -= more_ns
-    return [
-        WallShare(part, took_ns / 1e9, took_ns / (end_ns - start_ns), place)
-        for (part, place), took_ns in spent_ns.most_common()
-    ]
+        own_share = counted_ns.get(span.label, 0) / max(1, known_ns[span.label])  # less inner loops
+        more_ns = int(min((span.spent_ns or 0) * own_share, spent_ns[Label(BETWEEN)]))
+        spent_ns[span.label] += more_ns
+        spent_ns[Label(BETWEEN)] -= more_ns
+    return spent_ns
 
 
 def trains(run: Run) -> bool:
@@ -164,30 +185,47 @@ def trains(run: Run) -> bool:
     return any(event.get("trains") for event in run.passes_ended)
 
 
-def _saves_of(run: Run) -> list[_Span]:
+def _facts_of_passes(runs: Sequence[Run]) -> Iterable[tuple[Label, dict[str, Any]]]:
+    """Yield what the passes over each validation's loader tell about it."""
+    trained = [run for run in runs if trains(run) and run.steps]
+    asked_ns = np.sort(np.concatenate([[], *(run.host_ns[:, 0] for run in trained)]))
+    for run in runs:
+        passes = run.passes_ended
+        if run in trained or not passes or not run.steps:
+            continue
+        waited_ns = np.diff(run.host_ns[:, :2]).sum()
+        spent_ns = sum(each.get("spent") or each["ended"] - each["began"] for each in passes)
+        facts: dict[str, Any] = {"waits": min(1.0, float(waited_ns / max(spent_ns, 1)))}
+        facts["times"] = sum(each.get("passes") or 1 for each in passes)
+        steps = np.searchsorted(asked_ns, [each["began"] for each in passes])
+        if any(_surrounds(outer, passes[0]) for each in trained for outer in each.passes_ended):
+            facts["every"] = int(np.median(np.diff(steps))) if len(steps) > 1 else None
+        yield _label_of(run, VALIDATION), facts
+
+
+def _surrounds(outer: Event, inner: Event) -> bool:
+    return outer["began"] < inner["began"] and inner["ended"] < outer["ended"]
+
+
+def _saves_of(run: Run) -> list[Span]:
     """Return the checkpoints of a run, and the sum of those that the log leaves out."""
-    saves = [_Span(each["began"], each["ended"], SAVING) for each in run.saves]
+    saves = [Span(each["began"], each["ended"], Label(SAVING)) for each in run.saves]
     known_ns = sum(span.ended_ns - span.began_ns for span in saves)
     for last in run.saves[-1:]:
         left_out_ns = last.get("spent", known_ns) - known_ns
-        saves += [_Span(0, 0, SAVING, spent_ns=left_out_ns)] if left_out_ns > 0 else []
+        saves += [Span(0, 0, Label(SAVING), left_out_ns)] if left_out_ns > 0 else []
     return saves
 
 
-def _passes_of(run: Run, part: str) -> list[_Span]:
+def _passes_of(run: Run, label: Label) -> list[Span]:
     """Return the passes of a run's loop."""
-    place = ""
-    match run.place:
-        case [file, line]:
-            place = f"{PurePath(str(file)).name}:{line}"
     spans = {}
     begun = run.passes_begun
     last_ns = int(run.host_ns[-1, 3]) if begun and run.steps else 0
     for event in run.passes_ended:
-        spent_ns = event.get("spent")
-        spans[event["n"]] = _Span(event["began"], event["ended"], part, place, spent_ns)
+        spans[event["n"]] = Span(event["began"], event["ended"], label, event.get("spent"))
     for event in begun:
         # one that was killed ended with its last step
         if (event.get("began") or last_ns) < last_ns:
-            spans.setdefault(event["n"], _Span(event["began"], last_ns, part, place))
+            spans.setdefault(event["n"], Span(event["began"], last_ns, label))
     return list(spans.values())

@@ -179,7 +179,6 @@ def _of_loops(found: ScriptVerdict, hangs: HangWatch, headroom: bool) -> Judged:
     if hangs.last is not None:
         values["hang"] = values_of_hang(hangs.last, is_over)
     text = text_inside(found, hangs.last, is_over, headroom)
-    _keep(found)
     return Judged(values, text, found.run)
 
 
@@ -187,14 +186,6 @@ def _of_dropped(found: Diagnosis) -> Judged:
     """Return what was found of a loop whose passes were all dropped after a batch."""
     values: Values = {**found.to_dict(), "evidence": found.evidence, "advice": found.advice}
     return Judged(values | {"seen": "inside", "confidence": "medium"}, "\n".join(found.three_lines))
-
-
-def _keep(found: ScriptVerdict) -> None:
-    """Write into the judged run's log how the time of the script was shared out."""
-    if found.shares is not None:
-        log = EventLog(found.run.path)
-        log.write("wall", **found.shares.to_dict())
-        log.close()
 
 
 def _of_nothing(folder: Path, code: int, hang: LiveHang | None) -> Judged:

@@ -1,19 +1,17 @@
 """`lk.headroom(loader)`: how fast your own loop would be with a perfect loader, by replay.
 
-Blocks of live batches and of kept ones, which cost nothing to load, take turns within one run of
-the loop. Both see the same model, machine and moment, so their ratio needs no model of the loader.
-The idea is that of SPDL's CacheDataLoader and DALI's LoaderEvaluator.
+Live batches and kept ones, which cost nothing to load, take turns within one run of the loop. The
+idea is that of SPDL's CacheDataLoader and DALI's LoaderEvaluator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+from labkit.watching.alternation import AlternatingPass, Alternation
 from labkit.watching.batches import length_of
-from labkit.watching.headroom_found import Found, found_in, in_words
+from labkit.watching.headroom_found import Found, found_in, in_words, write
 from labkit.watching.passes import WatchedIterator
-from labkit.watching.replay_blocks import Blocks
-from labkit.watching.replayed_pass import Replay, ReplayedPass
 from labkit.watching.stand_in import StandIn, check_iterable
 
 
@@ -25,13 +23,21 @@ class Headroom(StandIn):
 
     def __init__(self, loader: Iterable[object]):
         super().__init__(loader)
-        self.blocks = Blocks(loader)
+        self.blocks = Alternation(loader)
 
-    def __iter__(self) -> ReplayedPass:
+    def __iter__(self) -> Iterator[object]:
         iterator = iter(self.loader)
         recorded = iterator.current if isinstance(iterator, WatchedIterator) else None
-        replay = Replay(self.blocks, length_of(self.loader), recorded, lambda: True)
-        return ReplayedPass(replay, iterator)
+        turns = AlternatingPass(self.blocks, length_of(self.loader), recorded, lambda: True)
+        while True:
+            instead = turns.take()
+            try:
+                batch = turns.given(next(iterator)) if instead is None else next(instead)
+            except StopIteration:
+                break
+            yield batch
+        if recorded is not None:
+            write(self.blocks, recorded.recorder.log)
 
     @property
     def found(self) -> Found:
@@ -63,7 +69,7 @@ def headroom(loader: Iterable[object]) -> Headroom:
 
     Blocks of live batches take turns with blocks of batches that are kept in memory and handed out
     again. A pass has as many batches as before; some of them come more than once, so this run is
-    for measuring, not for training. A block takes 0.4 s and 5 steps or more, and two pairs are
+    for measuring, not for training. A block takes 0.4 s, and 5 to 50 steps, and two pairs are
     needed: `factor` is None after less.
 
     Args:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from labkit.process.events import EventLog
-from labkit.watching.log_words import Unit
-from labkit.watching.replay_blocks import BLOCK_NS, BLOCK_STEPS, Blocks
+from labkit.watching.alternation import BLOCK_STEPS, MOST_STEPS, Alternation
 
 LEAST_PAIRS = 2  # of blocks, for a factor with a range
 DRAWS = 1_000  # of the bootstrap
@@ -29,22 +28,21 @@ IN_PLACE = "The loop changes its batches in place: replayed ones are not what th
 class Found:
     """What the blocks of a loop say."""
 
-    unit: Unit
     pairs: int
     notes: tuple[str, ...]
     factor: float | None = None  # throughput with a perfect loader over the present one
     low: float | None = None  # 95 % interval of `factor`, from the pairs of blocks
     high: float | None = None
-    live: float | None = None  # samples a second of the loop as it is
+    live: float | None = None  # steps a second of the loop as it is
     perfect: float | None = None  # and with a perfect loader
 
 
-def found_in(blocks: Blocks) -> Found:
+def found_in(blocks: Alternation) -> Found:
     """Return what the blocks say by now."""
     notes = _notes(blocks)
     pairs = len(blocks.pairs)
     if pairs < LEAST_PAIRS:
-        return Found(blocks.unit, pairs, notes)
+        return Found(pairs, notes)
     import numpy as np
 
     live, perfect = np.array(blocks.pairs).T
@@ -54,7 +52,6 @@ def found_in(blocks: Blocks) -> Found:
     factor = float(np.median(ratios))
     usual = float(np.median(live))
     return Found(
-        unit=blocks.unit,
         pairs=pairs,
         notes=notes,
         factor=factor,
@@ -65,7 +62,7 @@ def found_in(blocks: Blocks) -> Found:
     )
 
 
-def _notes(blocks: Blocks) -> tuple[str, ...]:
+def _notes(blocks: Alternation) -> tuple[str, ...]:
     """Return what a reader of the numbers has to know."""
     notes = [CANNOT_SHOW]
     if blocks.shares_cores:
@@ -79,23 +76,22 @@ def in_words(found: Found) -> str:
     """Say in a sentence what was found."""
     if found.factor is None or found.low is None:
         return (
-            "headroom: the loop ended too soon to tell: it takes two pairs of blocks of "
-            f"{BLOCK_STEPS} steps and {BLOCK_NS / 1e9:g} s each. Train for longer."
+            "headroom: the loop ended too soon to tell: it takes two blocks of live batches, and "
+            f"two of kept ones, of {BLOCK_STEPS} to {MOST_STEPS} steps each. Train for longer."
         )
     interval = f"({found.low:.2f}x to {found.high:.2f}x in {found.pairs} pairs of blocks)"
-    would_do = f"headroom: with a perfect loader your loop would do {found.perfect:,.0f}"
+    would_do = f"headroom: with a perfect loader your loop would do {found.perfect:,.1f}"
     if found.low <= WITHIN:
         return (
-            f"{would_do} {found.unit}/s, and it does {found.live:,.0f}: {found.factor:.2f}x "
+            f"{would_do} steps/s, and it does {found.live:,.1f}: {found.factor:.2f}x "
             f"{interval}. The loader does not hold it back."
         )
     return (
-        f"{would_do} {found.unit}/s instead of {found.live:,.0f}: at most {found.factor:.1f}x "
-        f"{interval}."
+        f"{would_do} steps/s instead of {found.live:,.1f}: at most {found.factor:.1f}x {interval}."
     )
 
 
-def write(blocks: Blocks, log: EventLog) -> None:
+def write(blocks: Alternation, log: EventLog) -> None:
     """Write what the blocks say by now into the log of the loop's run."""
     found = found_in(blocks)
     log.write_some("headroom", **asdict(found), text=in_words(found))

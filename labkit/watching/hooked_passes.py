@@ -16,9 +16,9 @@ from weakref import WeakKeyDictionary, ref
 from labkit.bench.before_calls import Before, Call
 from labkit.bench.loader_hook import HOOKS, Recording, install
 from labkit.process.events import now_ns
+from labkit.watching.alternation import AlternatingPass
 from labkit.watching.batches import length_of
 from labkit.watching.passes import Pass
-from labkit.watching.replayed_pass import Replay
 from labkit.watching.script_loops import WatchedLoop, WatchedScript
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ class HookedPass(Pass):
     def __init__(self, loop: WatchedLoop, loader: DataLoader):
         super().__init__(loop.recorder)
         self.loader = ref(loader)
-        self.replay: Replay | None = None
+        self.turns: AlternatingPass | None = None
         if loop.blocks is not None:
             length = loop.recorder.length or length_of(loader)
-            self.replay = Replay(loop.blocks, length, self, lambda: loop.has_trained)
+            self.turns = AlternatingPass(loop.blocks, length, self, lambda: loop.has_trained)
 
     def started(self) -> None:
         """Workers have been started, and torch begins to ask them for batches."""
@@ -45,8 +45,8 @@ class HookedPass(Pass):
     def next_of(self, iterator: object, plain: Callable) -> Callable[[], object]:
         """Return what asks `iterator` for a batch as its `plain` method does, in C but for us."""
         answer = self.answer
-        if self.replay is not None:
-            instead = self.replay.take()
+        if self.turns is not None:
+            instead = self.turns.take()
             if instead is not None:
                 return instead.__next__
             answer = self.answer_to_keep
@@ -56,8 +56,8 @@ class HookedPass(Pass):
 
     def answer_to_keep(self, batch: object) -> object:
         """As `answer`, with a batch of which some may be replayed."""
-        assert self.replay is not None
-        return self.replay.given(self.answer(batch))
+        assert self.turns is not None
+        return self.turns.given(self.answer(batch))
 
     def over(self) -> None:
         """The call is over: it gave a batch, the pass is exhausted, or an error goes through."""

@@ -14,9 +14,9 @@ from labkit.bench import stack
 from labkit.bench.before_calls import held
 from labkit.process.interrupts import OwnErrors, signal_of
 from labkit.watching import headroom_found
+from labkit.watching.alternation import Alternation
 from labkit.watching.messages import say
 from labkit.watching.recorder import Recorder
-from labkit.watching.replay_blocks import Blocks
 from labkit.watching.run_folders import is_recorded, new_folder
 from labkit.watching.saves import hook_saving
 
@@ -38,7 +38,7 @@ class WatchedLoop:
     place: tuple[str, int] | None = None
     dataset: int | None = None  # its id; None once it is gone, as another may get that
     loader: weakref.ref[object] | None = None  # the last that it iterated
-    blocks: Blocks | None = None  # where its headroom is measured
+    blocks: Alternation | None = None  # where its headroom is measured
     has_trained: bool = False  # only then may it be given a batch again: a validation may not
 
     def feed_from(self, loader: object) -> None:
@@ -114,7 +114,7 @@ class WatchedScript:
             self.loops.append(loop)
             loop.feed_from(loader)
             if self.has_headroom:
-                loop.blocks = Blocks(loader)
+                loop.blocks = Alternation(loader)
             hook_saving(self.loops[0].recorder.log)
             return loop
         except Exception as error:

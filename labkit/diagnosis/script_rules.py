@@ -1,0 +1,123 @@
+"""Rules for what a script does beside its training loop: validation, checkpoints, and the rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.evidence import Evidence
+from labkit.diagnosis.findings import BESIDE_TRAINING, Finding, Measured, gain_without
+from labkit.diagnosis.hot_lines import Line
+from labkit.diagnosis.remedies import Remedy
+from labkit.results import wall_shares
+from labkit.results.text import counted
+from labkit.results.wall_shares import WallShare, WallShares
+
+VALIDATE_LESS = Remedy(
+    "validate_less",
+    "Validate less often, on a part of the data, or in larger batches.",
+    "lines",
+)
+NO_GRADIENTS = Remedy(
+    "no_gradients",
+    "Validate in `with torch.inference_mode():`, after model.eval(): it needs no gradients. Then "
+    "less often, on a part of the data, or in larger batches.",
+    "lines",
+)
+FEED_VALIDATION = Remedy(
+    "feed_validation",
+    "Give the validation's DataLoader larger batches, and workers of its own (num_workers=2 to "
+    "begin with, persistent_workers=True); or validate less often, or on a part of the data.",
+    "workers",
+)
+SAVE_LESS = Remedy(
+    "save_less",
+    "Save checkpoints less often, or in a thread of its own from a copy on the CPU.",
+    "lines",
+)
+LESS_BETWEEN = Remedy(
+    "less_between",
+    "Make that line cheaper, or run it less often: metrics, plots, a loader that is built anew.",
+    "lines",
+)
+# Of a script's time; with underscores they are the causes
+PARTS = (wall_shares.VALIDATION, wall_shares.SAVING, wall_shares.BETWEEN)
+
+
+def beside_training(evidence: Evidence) -> Finding | None:
+    """A script spends much of its time on validation, checkpoints, or between its epochs.
+
+    Cause "validation", "checkpoints" or "between_epochs", the largest, where it takes BESIDE of the
+    time from the first batch to the last or more. It costs all of that. What helps a validation
+    depends on whether WAITS_FOR_ITS_LOADER of it do so.
+    """
+    whole = evidence.whole
+    if whole is None or whole.running <= 0:
+        return None
+    part = max(PARTS, key=whole.share)
+    share = whole.share(part) / whole.running
+    if share < limits.BESIDE:
+        return None
+    costliest = whole.costliest(part)
+    measured = [
+        Measured(f"of the time after the start is {part}: {_where(costliest)}", share),
+        Measured("is the training loop", _training(whole)),
+    ]
+    if costliest.waits >= limits.WAITS_FOR_ITS_LOADER:
+        measured.append(Measured("of the validation waits for its own loader", costliest.waits))
+    if costliest.grad:
+        measured.append(Measured("it records gradients, which it does not need"))
+    return Finding(
+        "host",
+        part.replace(" ", "_"),
+        share,
+        tuple(measured),
+        (_remedy(costliest),),
+        _lines(costliest, share),
+        at_most=gain_without(share),
+    )
+
+
+def of_the_whole(found: list[Finding], evidence: Evidence) -> list[Finding]:
+    """Return findings with shares of a script's time, where one is of what is beside its training.
+
+    What the others cost is a share of the training loop's time.
+    """
+    whole = evidence.whole
+    beside = [each for each in found if each.cause in BESIDE_TRAINING]
+    if whole is None or not beside:
+        return found
+    rest = (each for each in found if each not in beside)
+    training = _training(whole)
+    return beside + [replace(each, lost_share=each.lost_share * training) for each in rest]
+
+
+def _training(whole: WallShares) -> float:
+    """Return the share of the time after the start that the training loop has."""
+    return (whole.share(wall_shares.TRAINING) + whole.share(wall_shares.LOOP)) / whole.running
+
+
+def _where(part: WallShare) -> str:
+    """Return where a part of the time is, in words: its loader, or the line."""
+    named = f"`{part.what}`" if part.what else ""
+    where = f"the loop over {named or 'its loader'}" if part.times else named
+    where += f" ({part.place})" if part.place else ""
+    where = where.strip() or "its line was not seen"
+    if part.every:
+        return f"{where}, every {part.every} training steps"
+    return f"{where}, {counted(part.times, 'time')}" if part.times else where
+
+
+def _lines(part: WallShare, share: float) -> tuple[Line, ...]:
+    file, _, number = part.place.rpartition(":")
+    call = "" if part.times else part.what
+    line = Line(file, int(number or 0), "<module>", share, "between", part.part, call)
+    return (line,) if file else ()
+
+
+def _remedy(part: WallShare) -> Remedy:
+    if part.part != wall_shares.VALIDATION:
+        return SAVE_LESS if part.part == wall_shares.SAVING else LESS_BETWEEN
+    if part.waits >= limits.WAITS_FOR_ITS_LOADER:
+        return FEED_VALIDATION
+    return NO_GRADIENTS if part.grad else VALIDATE_LESS
