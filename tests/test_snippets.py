@@ -344,7 +344,7 @@ def test_the_advice_for_a_watched_loop_is_in_the_names_of_its_script():
 
 
 def test_workers_of_a_loop_with_short_passes_are_kept():
-    short = SimpleNamespace(passes=3, pass_s=1.0, restart=0.0, loading=None, cold=0.0)
+    short = SimpleNamespace(passes=3, pass_s=1.0, lines=None)
     evidence = Evidence("cpu", knobs={"num_workers": 0}, use=CoreUse(2), loop=short)
     kept = cures.WORKERS.for_run(evidence)
     assert kept.changes == {"num_workers": 2, "persistent_workers": True}
@@ -458,17 +458,6 @@ def test_a_loader_that_is_gone_before_the_next_one_was_made_anew():
     for dataset in (data, data, [1]):
         loop.feed_from(DataLoader(dataset))
     assert written[-2:] == [False, True]
-
-
-def test_threads_that_wait_for_cores_of_busy_workers_are_given_up_first():
-    busy = WorkerEvidence((0.4,) * 4, in_line_share=0.6)
-    known = {"code": PLAIN, "workers": busy, "use": CoreUse(2), "threads": 2, "wait_us": 9e3,
-             "compute_us": 9e3, "quick_compute_us": 1e3,
-             "knobs": {"num_workers": 4, "batch_size": 32}}  # fmt: skip
-    told = fed(**known)
-    assert "1 of its 2 threads" in told.advice and "torch.set_num_threads(1)" in told.code
-    for calm in ({"compute_us": 1.2e3}, {"code": None}):
-        assert "set_num_threads" not in fed(**known | calm).code, calm
 
 
 def test_batches_out_of_order_are_advised_where_workers_rest_behind_a_late_one():

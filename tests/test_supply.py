@@ -28,52 +28,6 @@ def test_waiting_for_a_late_batch_counts_from_when_a_later_one_was_ready():
     assert supply.late_share(unknown) is None
 
 
-def passes(speed_of):
-    """Simulate passes of batches that each go on at `speed_of(active workers, now)`, 1 in all."""
-    rows = []
-    now = 0.0
-    for _ in range(5):
-        left = 37
-        busy = {}  # worker: when its batch began, and how much of it is done
-        while left or busy:
-            for worker in {0, 1, 2, 3} - set(busy):
-                if left:
-                    busy[worker] = [now, 0.0]
-                    left -= 1
-            speed = speed_of(len(busy), now)
-            now += 0.05
-            for worker, batch in list(busy.items()):
-                batch[1] += speed * 0.05 * (1 + worker / 50)  # they do not keep step
-                if batch[1] >= 1:
-                    rows.append((worker, batch[0], now))
-                    del busy[worker]
-    return batches(*zip(*sorted(rows, key=lambda row: row[1]), strict=True))
-
-
-def shared(active, now):
-    return 1.0 / active
-
-
-@pytest.mark.parametrize(
-    "speed_of, least, most",
-    [
-        (lambda active, now: 1.0, 0.9, 1.3),  # latency
-        (shared, 2.0, 4.1),
-        (lambda active, now: 1 / (1 + 3 * np.exp(-now / 20)), 0.9, 1.3),  # a cache fills
-    ],
-)
-def test_a_shared_supply_is_told_from_latency_and_from_a_cache_that_fills(speed_of, least, most):
-    ratio = supply.wait_over_alone(passes(speed_of))
-    assert ratio is not None and least <= ratio <= most
-
-
-def test_time_in_line_for_a_core_is_no_waiting_for_a_supply():
-    crowded = passes(shared)
-    in_line = np.maximum(crowded.ready - crowded.start - 1.0, 0)
-    seen = dataclasses.replace(crowded, in_line_s=in_line)
-    assert supply.wait_over_alone(seen) == pytest.approx(1.0, abs=0.1)
-
-
 def growth(*readings):
     """What is made of readings of worker, process, and its own and its shared memory, GiB."""
     names = "worker", "pid", "memory"

@@ -16,6 +16,7 @@ KINDS = {  # of work, by the modules that do it; the longest prefix of a module'
     "io": "io _io os posix codecs shutil pickle _pickle sqlite3 _sqlite3 h5py",
     "wait": "time threading _thread queue _queue select selectors multiprocessing "
     "torch.multiprocessing subprocess socket ssl urllib http requests concurrent",
+    "proxy": "multiprocessing.managers",
     "collect": "gc",
     "library": "torch.utils torch.storage torchvision.transforms torchvision.io",
 }

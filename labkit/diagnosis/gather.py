@@ -28,7 +28,7 @@ from labkit.results.hardware import Machine
 from labkit.results.readings import after_warmup, readings, readings_of
 from labkit.results.record import Event
 from labkit.results.run import Run
-from labkit.results.supply import late_share, memory_growth, wait_over_alone
+from labkit.results.supply import late_share, memory_growth
 
 # Loaders that prepare nothing beside the loop by themselves, and torch's
 NOBODYS = ("DataLoader", "generator", "enumerate", "zip", "map", "range", "list", "tuple", "islice")
@@ -92,7 +92,7 @@ def _of_watched(known: Evidence, run: Run) -> Evidence:
         known,
         growth=LoopGrowth(tuple(run.growth), *_swelling(run)),
         weights_dtype=run.weights_dtype,
-        batch=Batch(run.batch_dtype, on_gpu, _usual(run.batch_bytes), _sizes(run)),
+        batch=Batch(run.batch_dtype, on_gpu, _usual(run.batch_bytes), run.batch_shape, _sizes(run)),
         code=code,
         trainer=bool(run.trainer),
         own_loader=None if run.watched in NOBODYS else run.watched,
@@ -140,7 +140,6 @@ def worker_evidence(run: Run) -> WorkerEvidence | None:
         epoch_start_share=sum(starts) / 1e3 / run.length_s if starts else None,
         hang=None if hang is None or hang.worker is None else hang,  # the loop's own
         late_share=late_share(seen.batches),
-        wait_over_alone=wait_over_alone(seen.batches),
         memory=memory_growth(seen.events),
         item_wait_ms=fmean(max(0.0, w.item_ms - w.item_cpu_ms) for w in workers),
     )

@@ -46,7 +46,6 @@ DISTURBS = FOREIGN_LOAD / 2  # above it a run alone may come out otherwise: said
 # == steps ==
 ORDINARY = 0.25  # quantile of the steps' compute that stands for an ordinary one
 QUICK = 0.05  # quantile of the steps' compute that stands for one with all cores to itself
-HELD_BACK = 1.5  # times that is an average step whose threads wait for cores
 PAUSE = 1.5  # a step that computes for longer than this many ordinary ones holds a pause
 # Waiting comes in stalls where the worst tenth of the steps has more than this of it
 WORST_STEPS = 0.1
@@ -80,7 +79,7 @@ OWN_UPDATE = 0.25  # of the body, in a user's own update of the weights: worth r
 # ms of a step's compute on a CPU, above which a GPU is named: 200 launches take a GPU 1 to 2
 WORTH_A_CARD_MS = 5.0
 CROWDED = 1.5  # threads in line and at work, for each core: more of them than cores for them
-MOST_OF_LOADING = 0.5  # share of the loader's work at one place that makes this place the cause
+MOST_OF_LOADING = 0.5  # share of the time of making batches in one function: that is the cause
 FEWEST_LINES = 20  # samples, of loading, that may speak for lines
 
 # == what the workers show; from public reports, not calibrated ==
@@ -96,7 +95,6 @@ HELD_UP = 0.3  # share of the waiting in which a later batch is ready: delivery 
 # nothing (two loops that are in the repository's history)
 REST_BEHIND = 0.1
 UNEVEN = 1.5  # the busiest worker's work over the mean
-SHARED = 1.5  # an item's wait over that with one worker: they share what they wait for
 HANGS_S = 30.0  # without progress; SPDL's case studies have reads of several seconds
 WORKERS_GREW_GIB = 0.5
 

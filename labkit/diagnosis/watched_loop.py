@@ -10,7 +10,7 @@ import numpy as np
 from labkit.bench.kind_names import INNER_SYNC
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.hot_lines import Lines
-from labkit.diagnosis.line_work import PartOfLoop, loading_of, share_after_sync
+from labkit.diagnosis.line_work import share_after_sync
 from labkit.results.run import Run
 from labkit.results.step_classes import body_seconds
 
@@ -40,11 +40,9 @@ class Loop:
     spent: np.ndarray = field(repr=False)  # (steps,) s, of all steps: how long their bodies took
     copied: float  # of the waiting beside a GPU that rests, 0 to 1: a trainer copies the batch
     drift: Drift | None
-    restart: float  # spent on the first batches of later passes, for which workers start anew
     passes: int
     pass_s: float  # of wall time, on average
-    cold: float  # by which the first pass was slower than the later ones
-    first_pass: int  # its steps
+    cold: float  # for which the first pass waited longer than the later ones
 
     def shares(self, all_of_it: float, *groups: float) -> dict[str, float]:
         """Return the part (0 to 1) of a body that each group takes, from their summed shares."""
@@ -73,11 +71,6 @@ class Loop:
         waits = sum(kinds.get(kind, 0.0) for kind in ("sync", INNER_SYNC, "copy"))
         return waits / max(sum(kinds.values()), 1e-9)
 
-    @cached_property
-    def loading(self) -> PartOfLoop | None:
-        """What stands out in preparing items."""
-        return loading_of(self.lines)
-
 
 def loop_of(run: Run) -> Loop | None:
     """Return what the loop of a watched run shows; None of other runs."""
@@ -104,11 +97,9 @@ def loop_of(run: Run) -> Loop | None:
         spent=spent,
         copied=0.0 if run.machine.kind != "gpu" or run.launches_only else _copied(found, stamps),
         drift=_drift(spent[first:], run.batch_bytes[first:], first, wall, found),
-        restart=_restarts(stamps, starts) / wall if run.pipeline.num_workers else 0.0,
         passes=len(starts),
         pass_s=wall / len(starts),
         cold=_cold(stamps, starts) / wall,
-        first_pass=starts[1] if len(starts) > 1 else len(stamps),
     )
 
 
@@ -165,19 +156,12 @@ def _larger(spent: np.ndarray, batch_bytes: np.ndarray) -> float | None:
     return float(larger[-1]) if grows and is_explained.all() else None
 
 
-def _restarts(stamps: np.ndarray, starts: list[int]) -> float:
-    """Return the time (s) for which the first batches of later passes made the loop wait."""
-    wait = stamps[:, 1] - stamps[:, 0]
-    return float(np.clip(wait[starts[1:]] - np.median(wait), 0, None).sum())
-
-
 def _cold(stamps: np.ndarray, starts: list[int]) -> float:
-    """Return the time (s) that the first pass took more than a later one; `starts` are steps."""
+    """Return the time (s) that the first pass waited more than a later one; `starts` are steps."""
     if len(starts) < 2 or starts[1] < limits.MIN_STEPS:
         return 0.0
-    passes = np.split(np.diff(stamps[:, 5], prepend=0.0), starts[1:])
+    waits = np.split(stamps[:, 1] - stamps[:, 0], starts[1:])
     # without the first step of each
-    medians = [float(np.median(steps[1:])) if len(steps) > 1 else 0.0 for steps in passes]
-    rest = float(np.median(medians[1:]))
-    slower = rest > 0 and medians[0] > limits.COLD * rest
-    return (medians[0] - rest) * starts[1] if slower else 0.0
+    means = [float(np.mean(steps[1:])) if len(steps) > 1 else 0.0 for steps in waits]
+    rest = float(np.mean(means[1:]))
+    return (means[0] - rest) * starts[1] if means[0] > limits.COLD * rest else 0.0

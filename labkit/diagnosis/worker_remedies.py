@@ -3,34 +3,12 @@
 from __future__ import annotations
 
 from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.copy_remedies import SCALED, sends_images
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.loader_words import epochs_unseen, remade_said
 from labkit.diagnosis.remedies import LESS_WAITING, Fit, Remedy
 
 HUGGING_FACE = {"IterableDataset", "Dataset"}  # classes of its `datasets`
-
-
-def fewer_threads(evidence: Evidence) -> Fit | None:
-    """Fit a model on the CPU whose threads wait for cores that busy workers have.
-
-    A parallel operator ends with its last thread. Where a worker has the core of one, the others
-    spin until the scheduler gives it back, once for each operator. A step that no fewer threads
-    would make shorter than it is now, with its wait, keeps them.
-    """
-    workers = evidence.workers
-    threads = evidence.threads or 1
-    alone_us = evidence.quick_compute_us
-    cores = evidence.use.cores
-    if workers is None or evidence.code is None or not alone_us or evidence.kind != "cpu":
-        return None
-    compute_us = evidence.compute_us or 0.0
-    if compute_us < limits.HELD_BACK * alone_us or not cores:
-        return None
-    wanted = workers.workers * min(1.0, workers.cpu_share + (workers.in_line_share or 0.0))
-    kept = max(1, min(threads, round(cores - wanted)))
-    if kept == threads or alone_us * threads / kept > compute_us + (evidence.wait_us or 0.0):
-        return None
-    return Fit(words={"threads": kept, "now": threads})
 
 
 def workers_rest(evidence: Evidence) -> bool:
@@ -99,15 +77,6 @@ READ_ONCE = Remedy(
     "epochs",
     cost="disk space",
 )
-FEWER_THREADS = Remedy(
-    "fewer_threads",
-    "Let the model compute with $threads of its $now threads, and leave the other cores to the "
-    "workers: each operator waits for the last of its threads, and workers have the cores.",
-    "workers",
-    fewer_threads,
-    code="torch.set_num_threads($threads)  # the other cores are for the workers\n",
-    check=LESS_WAITING,
-)
 ONE_THREAD = Remedy(
     "one_thread_a_worker",
     "Let the libraries in each worker compute with one thread; PyTorch limits only its own.",
@@ -137,22 +106,20 @@ LARGER_READS = Remedy(
     "workers",
     check=LESS_WAITING,
 )
-FEWER_BYTES = Remedy(
-    "fewer_bytes",
-    "More workers bring nothing, since they share one supply: read fewer bytes (smaller images, "
-    "compressed shards), copy the data to a local disk, or keep it in memory.",
-    "items",
-    code="shutil.copytree(remote, local, dirs_exist_ok=True)  # once, before training\n",
-    cost="disk space",
-    check=LESS_WAITING,
-)
 UINT8_BATCHES = Remedy(
     "uint8_batches",
-    "Hand over less: uint8 tensors instead of float32, tensors instead of lists, smaller batches; "
-    "and compare pin_memory on and off.",
+    "Send images as uint8, a quarter of the bytes of float32: the dataset returns pixels from 0 to "
+    "255, and the loop scales and normalises them.",
     "items",
-    code="# the dataset returns uint8 tensors; in the loop:\n"
-    "images = images.to(device, non_blocking=True).float().div_(255)\n",
+    sends_images,
+    code=SCALED,
+    check=LESS_WAITING,
+)
+FEWER_PIECES = Remedy(
+    "fewer_pieces",
+    "Send less from a worker: one tensor for each part of a batch in place of lists, dicts and "
+    "many small tensors; and compare pin_memory on and off.",
+    "items",
     check=LESS_WAITING,
 )
 RESHARD = Remedy(

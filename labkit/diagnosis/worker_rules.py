@@ -1,33 +1,23 @@
-"""Why the loop waits for data, by what its loader's workers did.
+"""Why the loop waits for data: what its loader's workers did, and the lines that make batches.
 
-Each rule looks for one cause in the `WorkerEvidence`; the first of `WORKER_RULES` that finds its
-own speaks. It costs the loop's waiting for data, which `idle_rules.waiting_for_data` fills in.
+Each rule looks for one cause; the first of `WORKER_RULES` that finds its own speaks (of
+`LOADER_RULES` for a loader without workers). It costs the loop's waiting for data, which
+`idle_rules.waiting_for_data` fills in.
 """
 
 from __future__ import annotations
+
+import math
 
 from labkit.diagnosis import loader_remedies as feeding
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis import worker_remedies as cures
 from labkit.diagnosis import worker_words as words
 from labkit.diagnosis.evidence import Evidence, WorkerEvidence
-from labkit.diagnosis.findings import Finding, Measured, late_batches
-from labkit.diagnosis.line_work import COLLATE
+from labkit.diagnosis.findings import Finding, Measured, gain_without, late_batches
+from labkit.diagnosis.hot_lines import COLLATE
+from labkit.diagnosis.known_calls import KNOWN_CALL
 from labkit.results.text import counted
-
-
-def _computing(evidence: Evidence, workers: WorkerEvidence) -> float:
-    """Return the share of its time in which a worker computes, or would if it had a core.
-
-    Time in line for a core is no waiting for storage.
-    """
-    share = workers.cpu_share
-    if workers.in_line_share is not None:
-        return max(share, min(1.0, share + workers.in_line_share))
-    if not evidence.is_crowded:
-        return share
-    in_line = (evidence.use.in_line or 0.0) / workers.workers
-    return max(share, min(1.0, share + in_line))
 
 
 def worker_hangs(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -38,8 +28,7 @@ def worker_hangs(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     hang = workers.hang
     if hang is None or hang.over or hang.seconds < limits.HANGS_S:
         return None
-    measured = (words.no_progress(hang), *words.costliest_step(evidence.loading_lines))
-    return late_batches("hang", *measured, remedies=(cures.GIVE_UP_WAITING,))
+    return late_batches("hang", words.no_progress(hang), remedies=(cures.GIVE_UP_WAITING,))
 
 
 def hang_that_ended(evidence: Evidence) -> Finding | None:
@@ -75,29 +64,25 @@ def workers_restart(evidence: Evidence, workers: WorkerEvidence) -> Finding | No
     )
 
 
-def cold_start(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
+def cold_start(evidence: Evidence, workers: WorkerEvidence | None) -> Finding | None:
     """The first epoch is slower than the later ones: the page cache was cold.
 
     Cause "cold_start", where a batch of it took COLD times one of the later epochs; in a watched
-    loop, where half of the waiting was in it as well.
+    loop, where what its first pass took longer is half of the waiting or more.
     """
-    ratio = workers.first_epoch_ratio
     loop = evidence.loop
-    if ratio is None or ratio < limits.COLD:
+    ratio = (workers.first_epoch_ratio if workers else None) or 0.0
+    if loop is not None:
+        if not loop.cold or loop.cold < evidence.wait_share / 2:
+            return None
+        seen = "of the time is what the first pass took longer than the later ones"
+        measured = Measured(seen, loop.cold)
+    elif ratio < limits.COLD:
         return None
-    if loop and loop.cold < evidence.wait_share / 2:  # it was slow, and most waiting came later
-        return None
-    return late_batches(
-        "cold_start",
-        Measured(
-            "as long as those of later epochs",
-            ratio,
-            "times",
-            words.TIMED,
-            "items of the first epoch take",
-        ),
-        remedies=(cures.READ_ONCE,),
-    )
+    else:
+        first = "items of the first epoch take"
+        measured = Measured("as long as those of later epochs", ratio, "times", words.TIMED, first)
+    return late_batches("cold_start", measured, remedies=(cures.READ_ONCE, *feeding.FEED))
 
 
 def slow_items(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -145,22 +130,68 @@ def uneven_shards(evidence: Evidence, workers: WorkerEvidence) -> Finding | None
     )
 
 
+def slow_code_in_the_loop(evidence: Evidence, _workers: WorkerEvidence | None) -> Finding | None:
+    """The loop waits for the user's own code in its own process: sampler, dataset, collate.
+
+    Cause "slow_line", "item" or "collate", where one function has MOST_OF_LOADING of the waiting.
+    """
+    return _slow_code(evidence, "waiting")
+
+
+def slow_code_in_workers(evidence: Evidence, _workers: WorkerEvidence | None) -> Finding | None:
+    """One function of the user's own has most of the time of the workers, whatever the cores do.
+
+    Cause "item" or "collate", where it has MOST_OF_LOADING of it.
+    """
+    return _slow_code(evidence, "worker")
+
+
+def _slow_code(evidence: Evidence, phase: str) -> Finding | None:
+    """Return the finding that the code with most of a phase is slow; None where none has most."""
+    code = evidence.loop.lines.slow_code.get(phase) if evidence.loop else None
+    if code is None:
+        return None
+    cause = "item" if code.within else "slow_line"
+    if code.within == COLLATE:
+        cause = COLLATE
+    bounds = [gain_without(evidence.wait_share), evidence.headroom or math.inf]
+    part = code.shares[0]
+    is_in_loop = phase == "waiting"
+    bounds.append(gain_without(part * evidence.wait_share if is_in_loop else part))
+    better = feeding.cheaper_line(code.lines[0], min(bounds))
+    # No number of workers makes a sampler quicker, nor what a loop with workers does by itself
+    helps = not is_in_loop or not evidence.num_workers
+    settings = feeding.SETTINGS if helps else ()
+    is_known = better.key == KNOWN_CALL
+    return late_batches(
+        cause,
+        *words.slow_code(code, evidence.num_workers or 0),
+        remedies=(better, *settings) if is_known else (*settings, better),
+        lines=code.lines,
+    )
+
+
 def hand_over(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
-    """The workers rest while the loop waits: batches are late on their way.
+    """Sending a batch from a worker to the loop takes longer than making it.
 
     Cause "hand_over", where the average worker had no batch to make for WORKERS_REST of the time,
-    and no other program took the loop's core.
+    also while the loop waits, and no other program took the loop's core; or where items are so
+    cheap that they are better taken a whole batch at a time.
     """
-    if workers.idle_share is None or workers.idle_share < limits.WORKERS_REST:
-        return None
-    if evidence.is_crowded:  # the loop had no core to take a batch on
+    idle = workers.idle_share or 0.0
+    rests = idle >= limits.WORKERS_REST and idle + evidence.wait_share > 1
+    rests = rests and not evidence.is_crowded
+    is_cheap = evidence.loop is not None and feeding.at_once(evidence) is not None
+    if not rests and not is_cheap:
         return None
     rest = "of the time the workers have nothing to do while the loop waits"
+    made = evidence.lines.made_us if evidence.lines else None
     return late_batches(
         "hand_over",
-        Measured(rest, workers.idle_share, by=words.TIMED),
-        words.took("to hand a batch over", workers.hand_over_ms),
-        remedies=(cures.UINT8_BATCHES,),
+        Measured(rest, workers.idle_share, by=words.TIMED) if rests else None,
+        words.took("of a worker's time for a batch", made and made / 1e3) if is_cheap else None,
+        words.took("to send a batch from a worker to the loop", workers.hand_over_ms),
+        remedies=(cures.UINT8_BATCHES, feeding.FETCH_AT_ONCE, feeding.IN_LOOP, cures.FEWER_PIECES),
     )
 
 
@@ -176,11 +207,7 @@ def threads(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     stand_in_line = in_line > single and not evidence.is_crowded  # others make every thread do so
     if workers.cpu_share < limits.SEVERAL_THREADS and not stand_in_line:
         return None
-    measured = (
-        words.cpu(workers),
-        words.in_line(in_line, single) if stand_in_line else None,
-        *words.costliest_step(evidence.computing_lines),
-    )
+    measured = (words.cpu(workers), words.in_line(in_line, single) if stand_in_line else None)
     remedies = (cures.ONE_THREAD, cures.ONE_THREAD_EVERYWHERE)
     return late_batches("threads", *measured, remedies=remedies)
 
@@ -197,22 +224,11 @@ def cores(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
         return None
     full = workers.wanted_cores >= limits.COMPUTES * use.cores
     full = full or (use.own or 0.0) >= limits.CORES_BUSY * use.cores
-    computing = _computing(evidence, workers)
+    computing = workers.computing_share
     if computing < limits.MOSTLY_WAITS or (computing < limits.COMPUTES and not full):
         return None
-    remedies = (
-        feeding.WHOLE_TENSORS,
-        cures.FEWER_THREADS,
-        feeding.DECODE_SMALLER,
-        feeding.AUGMENT_ON_DEVICE,
-        feeding.LEANER_ITEMS,
-    )
-    measured = (
-        words.cpu(workers),
-        words.on_cores(evidence, workers),
-        *words.costliest_step(evidence.computing_lines),
-    )
-    return late_batches("cores", *measured, remedies=remedies)
+    measured = (words.cpu(workers), words.on_cores(evidence, workers))
+    return late_batches("cores", *measured, remedies=(feeding.FETCH_AT_ONCE, feeding.CHEAPER_ITEMS))
 
 
 def too_few_workers(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -223,51 +239,27 @@ def too_few_workers(evidence: Evidence, workers: WorkerEvidence) -> Finding | No
     """
     advised = evidence.advised
     more = advised is None or advised > workers.workers
-    if _computing(evidence, workers) < limits.COMPUTES or evidence.stalls or not more:
+    if workers.computing_share < limits.COMPUTES or evidence.stalls or not more:
         return None
-    remedies = (feeding.WHOLE_TENSORS, feeding.WORKERS, feeding.CHEAPER_ITEMS)
+    remedies = (feeding.FETCH_AT_ONCE, feeding.WORKERS, feeding.CHEAPER_ITEMS)
     measured = (words.cpu(workers), words.on_cores(evidence, workers))
     return late_batches("too_few_workers", *measured, remedies=remedies)
-
-
-def shared_supply(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
-    """The workers wait, and the longer the more of them there are.
-
-    Cause "shared_supply", where an item waits SHARED times as long as with one worker, and the
-    workers compute for less than MOSTLY_WAITS of their time.
-    """
-    slower = workers.wait_over_alone
-    if slower is None or slower < limits.SHARED:
-        return None
-    if _computing(evidence, workers) >= limits.MOSTLY_WAITS:
-        return None
-    alone = "as long as with a single worker"
-    return late_batches(
-        "shared_supply",
-        words.cpu(workers),
-        Measured(alone, slower, "times", words.TIMED, "each item waits"),
-        remedies=(cures.FEWER_BYTES,),
-    )
 
 
 def storage_latency(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     """The workers wait for storage or a network, each for itself.
 
     Cause "storage_latency", where they compute for less than MOSTLY_WAITS of their time, the
-    waiting does not come in stalls, and it is not the collate function that waits.
+    waiting does not come in stalls.
     """
-    if _computing(evidence, workers) >= limits.MOSTLY_WAITS or evidence.stalls:
+    if workers.computing_share >= limits.MOSTLY_WAITS or evidence.stalls:
         return None
-    loading = evidence.loop.loading if evidence.loop else None
-    if loading is not None and loading.cause == COLLATE:
-        return None  # it is the collate function that waits
     measured = (
         words.cpu(workers),
         words.took("of waiting for each item", workers.item_wait_ms),
     )
     remedies = (feeding.WORKERS, cures.LARGER_READS)
-    lines = loading.lines if loading is not None else ()
-    return late_batches("storage_latency", *measured, remedies=remedies, lines=lines)
+    return late_batches("storage_latency", *measured, remedies=remedies)
 
 
 WORKER_RULES = (
@@ -276,21 +268,27 @@ WORKER_RULES = (
     cold_start,
     slow_items,
     uneven_shards,
+    slow_code_in_the_loop,
     hand_over,
     threads,
+    slow_code_in_workers,
     cores,
     too_few_workers,
-    shared_supply,
     storage_latency,
 )
 
 
-def why_workers_are_late(evidence: Evidence) -> Finding | None:
-    """Return the cause that the workers show; None where they were not seen, or show none."""
+# Where no worker was seen
+LOADER_RULES = (cold_start, slow_code_in_the_loop, slow_code_in_workers)
+
+
+def why_batches_are_late(evidence: Evidence) -> Finding | None:
+    """Return the cause that the loader shows; None where it was not seen, or shows none."""
     workers = evidence.workers
     if workers is None:
-        return None
-    found = (rule(evidence, workers) for rule in WORKER_RULES)
+        found = (rule(evidence, None) for rule in LOADER_RULES)
+    else:
+        found = (rule(evidence, workers) for rule in WORKER_RULES)
     return next(filter(None, found), None)
 
 
