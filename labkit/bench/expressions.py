@@ -42,8 +42,11 @@ def _parsed(code: CodeType, instruction: int, line_now: int | None) -> ast.expr 
     for written in (f"({text})", text):  # an expression, or `x += y`
         with contextlib.suppress(SyntaxError, ValueError):
             parsed = syntax_of(written)
-            if parsed.body and isinstance(parsed.body[0], ast.For):
-                parsed = parsed.body[0].iter  # it asks for the next item; the body is not its own
+            statement = parsed.body[0] if parsed.body else None
+            if isinstance(statement, ast.With):
+                return statement.items[0].context_expr  # it enters or leaves that
+            if isinstance(statement, ast.For):
+                parsed = statement.iter  # it asks for the next item; the body is not its own
             for node in ast.walk(parsed):
                 if isinstance(node, OPERATIONS):
                     return node

@@ -117,7 +117,6 @@ class WorkerEvidence:
     in_line_share: float | None = None  # of that time: without a core, on average of the workers
     idle_share: float | None = None  # time in which the average worker had no batch to make
     late_share: float | None = None  # of the loop's waiting: a later batch was ready meanwhile
-    hand_over_ms: float | None = None  # from a batch that is ready to the loop that has it
     slowest_ratio: float | None = None  # time of the slowest item over the mean
     slow_batch_ratio: float | None = None  # time of the slowest hundredth of batches over median
     slow_items: tuple[int | str, ...] = ()  # their indices in the dataset

@@ -130,7 +130,6 @@ def worker_evidence(run: Run) -> WorkerEvidence | None:
         cpu_shares=tuple(worker.cpu_share for worker in workers),
         in_line_share=fmean(worker.in_line_share for worker in workers) or None,
         idle_share=seen.idle_share,
-        hand_over_ms=seen.hand_over_ms,
         slowest_ratio=max(worker.slowest_ratio for worker in workers),
         slow_batch_ratio=max(worker.p99_ms / max(worker.p50_ms, 1e-6) for worker in workers),
         slow_items=tuple(dict.fromkeys(item.index for item in seen.slowest)),

@@ -13,7 +13,7 @@ from labkit.diagnosis.copy_remedies import NON_BLOCKING, ONE_BLOCK, OVERLAPPED, 
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import ISSUING, Finding, Measured, bound, costs
 from labkit.diagnosis.worker_rules import why_batches_are_late
-from labkit.diagnosis.worker_words import costliest_line
+from labkit.diagnosis.worker_words import costliest_lines
 
 # What prepares data, by the name of a Python function, its file or an annotation
 PREPARES = re.compile(
@@ -35,7 +35,7 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
         cause = "stalls" if evidence.stalls else "waiting_for_data"
         found = Finding("input", cause, remedies=feeding.FEED)
     lines = found.lines or evidence.loading_lines
-    also = () if found.lines else costliest_line(evidence)
+    also = () if found.lines else costliest_lines(evidence)
     waits = [
         Measured(
             "of the time is spent waiting for the next batch",
@@ -76,7 +76,7 @@ def cores_taken_by_workers(evidence: Evidence) -> Finding | None:
         "input",
         "workers_take_the_device's_cores",
         evidence.stolen_by_workers,
-        (Measured(seen, evidence.stolen_by_workers, by=by), *costliest_line(evidence)),
+        (Measured(seen, evidence.stolen_by_workers, by=by), *costliest_lines(evidence)),
         feeding.FEED if fewer else (feeding.CHEAPER_ITEMS,),
         evidence.loading_lines,
     )

@@ -44,24 +44,25 @@ def at_once(evidence: Evidence) -> Fit | None:
     That is a TensorDataset, any batch that is made as fast as a worker sends one, and items in
     which the user's own code has less than half of the workers' time.
     """
-    whole = "batch_size" in evidence.knobs and evidence.knobs["batch_size"] is None
-    if whole:  # that is done, as far as a loader goes
+    code = evidence.code or LoopCode()
+    if evidence.knobs.get("batch_size", 1) is None and "batch_sampler" not in (
+        code.arguments or {}
+    ):
+        # that is done, as far as a loader goes
         return Fit(words={"how": LARGER}) if quickly_made(evidence) else None
-    known = evidence.code is not None and bool(evidence.code.batches_at_once())
-    fits = known or quickly_made(evidence) or _torch_stacks(evidence)
-    return Fit(words={"how": AT_ONCE}) if fits else None
+    known = bool(code.batches_at_once())
+    stacks = (torchs_share(evidence) or 0.0) >= limits.MOST_OF_LOADING
+    return Fit(words={"how": AT_ONCE}) if known or stacks or quickly_made(evidence) else None
 
 
-def _torch_stacks(evidence: Evidence) -> bool:
-    """Return whether torch's own part of making items and batches is most of it."""
+def torchs_share(evidence: Evidence) -> float | None:
+    """Return the part of making batches that is torch's own; None where too little was sampled."""
     lines = evidence.loop.lines if evidence.loop else None
     phase = "worker" if evidence.num_workers else "waiting"
     if lines is None or lines.mask(phase).sum() < limits.FEWEST_LINES:
-        return False
-    items = lines.mask(phase) & (lines.within != "")
-    torchs = items & ~lines.making(phase)
-    whole = lines.share[lines.mask(phase)].sum()
-    return bool(lines.share[torchs].sum() >= limits.MOST_OF_LOADING * whole)
+        return None
+    torchs = lines.mask(phase) & (lines.within != "") & ~lines.making(phase)
+    return float(lines.share[torchs].sum() / lines.share[lines.mask(phase)].sum())
 
 
 def made_in_the_loop(evidence: Evidence) -> Fit | None:
@@ -106,9 +107,9 @@ def cores_full(evidence: Evidence) -> bool:
     """Return whether a run has no core for another worker that computes."""
     cores = evidence.use.cores or math.inf
     workers = evidence.workers
-    computes = workers is not None and workers.computing_share >= limits.COMPUTES
-    if computes and (evidence.num_workers or 0) >= cores:
-        return True
+    if workers is not None and workers.workers >= cores:
+        if workers.computing_share >= limits.COMPUTES:
+            return True
     return (evidence.use.own or 0.0) >= limits.CORES_BUSY * cores
 
 
@@ -127,21 +128,13 @@ def other_workers(evidence: Evidence) -> Fit | None:
     return Fit(changes, other_number(evidence, number, "persistent_workers" in changes))
 
 
-def no_loader_to_set(evidence: Evidence) -> bool:
-    """Fit a loop whose batches no DataLoader makes."""
-    is_unknown = evidence.num_workers is None and evidence.trace is None
-    return is_unknown and not quickly_made(evidence)
-
-
-def some_workers(evidence: Evidence) -> bool:
-    """Fit such a loop that takes its batches from nothing that might have workers."""
-    return no_loader_to_set(evidence) and evidence.own_loader is None
-
-
-def more_of_its_own(evidence: Evidence) -> Fit | None:
-    """Fit such a loop over a loader of another package, or of the user's own."""
+def no_loader_to_set(evidence: Evidence) -> Fit | None:
+    """Fit a loop whose batches no DataLoader makes: another package's loader, or user's code."""
+    if evidence.num_workers is not None or evidence.trace or quickly_made(evidence):
+        return None
     loader = evidence.own_loader
-    return Fit(words={"loader": loader}) if loader and no_loader_to_set(evidence) else None
+    more = f"Give the {loader} more workers or threads of its own; if it has none, p"
+    return Fit(words={"how": more if loader else "P"})
 
 
 def cheaper_items(evidence: Evidence) -> Fit | None:
@@ -206,16 +199,9 @@ WORKERS = Remedy(
 )
 SOME_WORKERS = Remedy(
     "some_workers",
-    "Prepare batches in other processes: a DataLoader with workers.",
+    "${how}repare batches in other processes: a DataLoader with workers.",
     "workers",
-    some_workers,
-)
-MORE_OF_ITS_OWN = Remedy(
-    "more_of_its_own",
-    "Give the $loader more workers or threads of its own, or less work per item; if it has none, "
-    "prepare batches in other processes: a DataLoader with workers.",
-    "workers",
-    more_of_its_own,
+    no_loader_to_set,
 )
 BEHIND = Remedy(
     "less_work_per_item",
@@ -238,7 +224,6 @@ SETTINGS = (  # in the order in which they are tried
     DEEPER_QUEUE,
     WORKERS,
     SOME_WORKERS,
-    MORE_OF_ITS_OWN,
 )
 FEED = (*SETTINGS, BEHIND, CHEAPER_ITEMS)
 

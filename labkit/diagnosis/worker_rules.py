@@ -16,7 +16,7 @@ from labkit.diagnosis import worker_words as words
 from labkit.diagnosis.evidence import Evidence, WorkerEvidence
 from labkit.diagnosis.findings import Finding, Measured, gain_without, late_batches
 from labkit.diagnosis.hot_lines import COLLATE
-from labkit.diagnosis.known_calls import KNOWN_CALL
+from labkit.diagnosis.known_calls import known_call
 from labkit.results.text import counted
 
 
@@ -118,7 +118,6 @@ def uneven_shards(evidence: Evidence, workers: WorkerEvidence) -> Finding | None
     uneven = workers.busiest_over_mean
     if uneven is None or uneven < limits.UNEVEN:
         return None
-    fed = 1 / max(1 - evidence.wait_share, 0.01)  # the device alone would allow no more
     return Finding(
         "input",
         "uneven_shards",
@@ -126,7 +125,7 @@ def uneven_shards(evidence: Evidence, workers: WorkerEvidence) -> Finding | None
             Measured("the mean", uneven, "times", words.TIMED, "the busiest worker's work is"),
         ),
         remedies=(cures.DEAL_FILES_OUT, cures.RESHARD),
-        at_most=min(uneven, fed),
+        at_most=uneven,
     )
 
 
@@ -154,19 +153,21 @@ def _slow_code(evidence: Evidence, phase: str) -> Finding | None:
     cause = "item" if code.within else "slow_line"
     if code.within == COLLATE:
         cause = COLLATE
-    bounds = [gain_without(evidence.wait_share), evidence.headroom or math.inf]
-    part = code.shares[0]
+    first, *others = code.lines
+    row = known_call(first)
+    alike = [first, *(line for line in others if row is not None and known_call(line) == row)]
+    part = sum(share for line, share in zip(code.lines, code.shares, strict=True) if line in alike)
     is_in_loop = phase == "waiting"
+    bounds = [gain_without(evidence.wait_share), evidence.headroom or math.inf]
     bounds.append(gain_without(part * evidence.wait_share if is_in_loop else part))
-    better = feeding.cheaper_line(code.lines[0], min(bounds))
+    better = feeding.cheaper_line(first, min(bounds))
     # No number of workers makes a sampler quicker, nor what a loop with workers does by itself
     helps = not is_in_loop or not evidence.num_workers
     settings = feeding.SETTINGS if helps else ()
-    is_known = better.key == KNOWN_CALL
     return late_batches(
         cause,
         *words.slow_code(code, evidence.num_workers or 0),
-        remedies=(better, *settings) if is_known else (*settings, better),
+        remedies=(better, *settings) if row else (*settings, better),
         lines=code.lines,
     )
 
@@ -185,12 +186,12 @@ def hand_over(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     if not rests and not is_cheap:
         return None
     rest = "of the time the workers have nothing to do while the loop waits"
-    made = evidence.lines.made_us if evidence.lines else None
+    torchs = "of the workers' time is torch's own: taking items one by one, stacking, sending"
+    share = feeding.torchs_share(evidence)
     return late_batches(
         "hand_over",
         Measured(rest, workers.idle_share, by=words.TIMED) if rests else None,
-        words.took("of a worker's time for a batch", made and made / 1e3) if is_cheap else None,
-        words.took("to send a batch from a worker to the loop", workers.hand_over_ms),
+        Measured(torchs, share) if share and is_cheap else None,
         remedies=(cures.UINT8_BATCHES, feeding.FETCH_AT_ONCE, feeding.IN_LOOP, cures.FEWER_PIECES),
     )
 
@@ -216,16 +217,10 @@ def cores(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     """The workers compute all the time, and there is no core for another one.
 
     Cause "cores", where there are as many workers as cores and each computes for COMPUTES of its
-    time; MOSTLY_WAITS is enough where together they want COMPUTES of the cores, or the run used
-    CORES_BUSY of them.
+    time; MOSTLY_WAITS is enough where the run used CORES_BUSY of them.
     """
-    use = evidence.use
-    if use.cores is None or workers.workers < use.cores:
-        return None
-    full = workers.wanted_cores >= limits.COMPUTES * use.cores
-    full = full or (use.own or 0.0) >= limits.CORES_BUSY * use.cores
-    computing = workers.computing_share
-    if computing < limits.MOSTLY_WAITS or (computing < limits.COMPUTES and not full):
+    few = workers.workers < (evidence.use.cores or math.inf)
+    if few or workers.computing_share < limits.MOSTLY_WAITS or not feeding.cores_full(evidence):
         return None
     measured = (words.cpu(workers), words.on_cores(evidence, workers))
     return late_batches("cores", *measured, remedies=(feeding.FETCH_AT_ONCE, feeding.CHEAPER_ITEMS))

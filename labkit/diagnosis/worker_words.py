@@ -10,6 +10,7 @@ from labkit.results.loader_records import Hang
 from labkit.results.text import counted
 
 TIMED = "timed in the workers"
+WHOSE = {"worker": "of the workers' time", "waiting": "of the waiting"}  # by phase of a line
 WORTH_A_WORD = 0.15  # of its process's time: a line with less is not named beside the costliest
 
 
@@ -39,24 +40,25 @@ def took(what: str, took_ms: float | None) -> Measured | None:
 
 def slow_code(code: SlowCode, workers: int) -> tuple[Measured, ...]:
     """Return what slow code takes of its process's time, line by line, and where it runs."""
-    where = "of the workers' time"
+    where = WHOSE[code.phase]
     if code.phase == "waiting":
-        where = "of the waiting, in the loop's own process"
+        where += ", in the loop's own process"
         where += f" while its {counted(workers, 'worker')} can do nothing," if workers else ","
     first, *others = zip(code.lines, code.shares, strict=True)
     also = [Measured(f"in {line.what}", part) for line, part in others if part >= WORTH_A_WORD]
     return Measured(f"{where} is {first[0].what}", first[1]), *also
 
 
-def costliest_line(evidence: Evidence) -> tuple[Measured, ...]:
-    """Return the line with the largest part of making batches, where lines were sampled."""
-    lines = evidence.loading_lines
-    if not lines:
-        return ()
-    if lines[0].phase == "worker":
-        return (Measured(f"of the workers' time is {lines[0].what}", lines[0].share),)
-    part = lines[0].share / max(evidence.wait_share, lines[0].share)
-    return (Measured(f"of the waiting is {lines[0].what}", part),)
+def costliest_lines(evidence: Evidence) -> tuple[Measured, ...]:
+    """Return the line with the largest part of making batches in each process, if it has much."""
+    found = []
+    for phase, whose in WHOSE.items():
+        lines = evidence.lines.rows(evidence.lines.making(phase)) if evidence.lines else ()
+        whole = 1.0 if phase == "worker" else evidence.wait_share
+        if lines and lines[0].share >= WORTH_A_WORD * whole > 0:
+            part = min(lines[0].share / whole, 1.0)
+            found.append(Measured(f"{whose} is {lines[0].what}", part))
+    return tuple(found)
 
 
 def no_progress(hang: Hang) -> Measured:

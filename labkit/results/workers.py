@@ -156,17 +156,6 @@ class LoaderWorkers:
         return fmean(each.idle_share for each in self) if self else None
 
     @cached_property
-    def hand_over_ms(self) -> float | None:
-        """Median time from a batch's being ready to the loop's having it, while the loop waits.
-
-        None where the loop waited for no batch of a worker, or there are no workers.
-        """
-        batches = self.batches
-        waited_for = (batches.worker >= 0) & (batches.asked < batches.ready)
-        took = (batches.taken - batches.ready)[waited_for & (batches.taken >= batches.ready)]
-        return float(np.median(took) * 1e3) if len(took) else None
-
-    @cached_property
     def epoch_start_ms(self) -> list[float]:
         """The wait for the first batch of each pass, with the start of the workers."""
         host_ns = self.run.host_ns
