@@ -163,6 +163,7 @@ BUT = {  # what else a remedy needs
     "CHEAPER_ITEMS": {"advised": 2},
     "FETCH_AT_ONCE": {"wait_us": 900.0, "knobs": {"num_workers": 0}},
     "LARGER_BATCH": {"batches_an_update": 1},
+    "RESHARD": {"code": LoopCode(dataset_type="IterableDataset")},
     "SOME_WORKERS": {"own_loader": "PrefetchLoader", "knobs": {}},
     "NO_NAN_FILTER": {"trainer": True, "code": LoopCode(training="args")},
     "PROCESS_PER_CARD": {"code": LoopCode(cards=2)},

@@ -141,7 +141,7 @@ class WorkerEvidence:
     @property
     def computing_share(self) -> float:
         """The part of its time in which a worker computes, or would if it had a core."""
-        return max(self.cpu_share, min(1.0, self.cpu_share + (self.in_line_share or 0.0)))
+        return self.cpu_share + (self.in_line_share or 0.0)
 
     @property
     def wanted_cores(self) -> float:

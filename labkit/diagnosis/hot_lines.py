@@ -21,7 +21,6 @@ CELL = re.compile(r"ipykernel_\d+|<ipython-input")  # in the name of a notebook 
 QUOTED = re.compile(r"""(["'])(?:(?!\1).)*\1""")  # a text in a line of source
 LONGEST = 80  # characters of such a line
 SHOWN = 12  # rows of the table
-SECOND = 0.25  # of a line's time, that names a call of another kind there: `a.backward(); b.step()`
 SPREAD = 0.5  # a function whose costliest line has less of it than this is named as a whole
 COLLATE = "collate"  # what a loader is busy with where it puts items together
 MAKING = ("waiting", "worker")  # phases in which batches are made: in the loop's process, in others
@@ -213,27 +212,15 @@ def _group(place: Place) -> tuple[str, str, str]:
 
 
 def _line_of(shares: dict[Place, float], phase: str) -> Line:
-    """Return one line of code from the places in it, and their shares.
-
-    It has the kind and the site of most of its time, and the calls of each kind with much of it.
-    """
-    total = sum(shares.values())
-    ordered = added(shares.items())
-    calls: dict[str, str] = {}
-    named = set()
-    for place, share in ordered.items():
-        is_much = not calls or share >= SECOND * total
-        if place.call and place.kind not in named and is_much:
-            named.add(place.kind)
-            calls.setdefault(place.call.partition("(")[0], place.call)
-    most = next(iter(ordered))
+    """Return one line of code from the places in it, and their shares: as most of its time was."""
+    most = next(iter(added(shares.items())))
     return Line(
         file=most.file,
         line=most.line,
         function=most.function,
-        share=total,
+        share=sum(shares.values()),
         phase=phase,
         kind=most.kind,
-        call=", ".join(calls.values()),
+        call=most.call,
         site=most.site,
     )

@@ -24,18 +24,14 @@ NO_WORKERS = {"num_workers": 0, **WITHOUT_WORKERS}
 # -- conditions ------------------------------------------------------------------------------------
 
 
-def _made_us(evidence: Evidence) -> float:
-    """Return the time to make a batch on a core of its own, µs; infinite where it is not known."""
-    count = evidence.num_workers
-    if not count:
-        return evidence.wait_us or math.inf
-    made = (evidence.lines.made_us if evidence.lines else None) or math.inf
-    return made * min(1, (evidence.use.cores or math.inf) / (count + 1))
-
-
 def quickly_made(evidence: Evidence) -> bool:
-    """Return whether a batch is made as fast as a worker hands one over."""
-    return _made_us(evidence) < limits.HANDOFF_US and evidence.trace_has_workers is None
+    """Return whether a batch is made, on a core of its own, as fast as a worker sends one."""
+    count = evidence.num_workers
+    made_us = evidence.wait_us
+    if count:
+        made_us = evidence.lines.made_us if evidence.lines else None
+        made_us = (made_us or math.inf) * min(1, (evidence.use.cores or math.inf) / (count + 1))
+    return (made_us or math.inf) < limits.HANDOFF_US and evidence.trace_has_workers is None
 
 
 def at_once(evidence: Evidence) -> Fit | None:
@@ -106,11 +102,12 @@ def _workers_to_try(evidence: Evidence) -> int | None:
 def cores_full(evidence: Evidence) -> bool:
     """Return whether a run has no core for another worker that computes."""
     cores = evidence.use.cores or math.inf
+    if (evidence.use.own or 0.0) >= limits.CORES_BUSY * cores:
+        return True
     workers = evidence.workers
-    if workers is not None and workers.workers >= cores:
-        if workers.computing_share >= limits.COMPUTES:
-            return True
-    return (evidence.use.own or 0.0) >= limits.CORES_BUSY * cores
+    if workers is None or workers.workers < cores:
+        return False
+    return workers.computing_share >= limits.COMPUTES
 
 
 def other_workers(evidence: Evidence) -> Fit | None:
@@ -123,7 +120,7 @@ def other_workers(evidence: Evidence) -> Fit | None:
         return None
     changes: dict[str, Setting] = {"num_workers": number}
     loop = evidence.loop
-    if not now and loop is not None and loop.passes > 1 and loop.pass_s < limits.SHORT_PASS_S:
+    if not now and loop is not None and loop.passes > 1:
         changes["persistent_workers"] = True
     return Fit(changes, other_number(evidence, number, "persistent_workers" in changes))
 

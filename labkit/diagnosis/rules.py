@@ -22,7 +22,7 @@ from labkit.diagnosis import (
 
 RULES = (
     # The device has nothing to compute
-    idle_rules.waiting_for_data,  # of rules for why: `worker_rules`, `pass_rules`
+    idle_rules.waiting_for_data,  # of rules for why: `worker_rules`
     idle_rules.cores_taken_by_workers,
     idle_rules.copies,
     idle_rules.host_work,

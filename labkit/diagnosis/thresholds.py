@@ -59,8 +59,6 @@ CROWD = 2  # workers for a core: PyTorch warns above 1, but those that wait for 
 # a loop over a TensorDataset (0.5 ms a batch) fell to a fifth of its speed with 1, 2 or 4 workers
 # (medians of 14 passes in turn, Xeon); fetched at once it gained 1.2x
 HANDOFF_US = 1_500.0
-# A pass so short is not worth the start of workers: 0.1 s each to fork, some s to spawn
-SHORT_PASS_S = 10.0
 
 # == a watched loop (calibrated on one half of the scripts in maintain/scripts) ==
 

@@ -41,7 +41,6 @@ class Loop:
     copied: float  # of the waiting beside a GPU that rests, 0 to 1: a trainer copies the batch
     drift: Drift | None
     passes: int
-    pass_s: float  # of wall time, on average
     cold: float  # for which the first pass waited longer than the later ones
 
     def shares(self, all_of_it: float, *groups: float) -> dict[str, float]:
@@ -98,7 +97,6 @@ def loop_of(run: Run) -> Loop | None:
         copied=0.0 if run.machine.kind != "gpu" or run.launches_only else _copied(found, stamps),
         drift=_drift(spent[first:], run.batch_bytes[first:], first, wall, found),
         passes=len(starts),
-        pass_s=wall / len(starts),
         cold=_cold(stamps, starts) / wall,
     )
 

@@ -23,18 +23,15 @@ def own_init(evidence: Evidence) -> bool:
     return "worker_init_fn" not in (arguments or {})
 
 
-def reshardable(evidence: Evidence) -> Fit | None:
-    """Fit a loader whose workers were seen: that many shards, or a multiple of it."""
-    if evidence.workers is None:
-        return None
-    count = evidence.workers.workers
-    return Fit(words={"workers": count, "shards": 4 * count})
+def cuts_shards(evidence: Evidence) -> bool:
+    """Return whether a dataset is one of Hugging Face, which shares out shards that it cuts."""
+    return evidence.code is not None and evidence.code.dataset_type in HUGGING_FACE
 
 
-def files_to_deal_out(evidence: Evidence) -> Fit | None:
-    """Fit a dataset of the user's own class, which shares its data out itself."""
-    kind = evidence.code and evidence.code.dataset_type
-    return reshardable(evidence) if kind not in HUGGING_FACE else None
+def shards(evidence: Evidence) -> Fit | None:
+    """Return how many shards suit a loader whose workers were seen."""
+    count = evidence.workers.workers if evidence.workers else 0
+    return Fit(words={"workers": count, "shards": 4 * count}) if count else None
 
 
 def stuck(evidence: Evidence) -> Fit | None:
@@ -99,13 +96,6 @@ ONE_THREAD_EVERYWHERE = Remedy(
     cost="a model on the CPU has one thread, too, until torch.set_num_threads",
     check="CPU time over wall time near 1 in each worker",
 )
-LARGER_READS = Remedy(
-    "larger_reads",
-    "Read less often and more at a time: shards (tar, Parquet) instead of a file for each item, "
-    "or several reads in flight.",
-    "workers",
-    check=LESS_WAITING,
-)
 UINT8_BATCHES = Remedy(
     "uint8_batches",
     "Send images as uint8, a quarter of the bytes of float32: the dataset returns pixels from 0 to "
@@ -126,7 +116,7 @@ RESHARD = Remedy(
     "reshard",
     "Cut the data into shards of one size, a multiple of the $workers workers: $shards, say.",
     "items",
-    reshardable,
+    lambda evidence: shards(evidence) if cuts_shards(evidence) else None,
     code="dataset = dataset.to_iterable_dataset(num_shards=$shards)\n",
     cost="writing the data once more",
     check="every worker is as busy as the next one",
@@ -137,7 +127,7 @@ DEAL_FILES_OUT = Remedy(
     "sort them by size first; where one holds most of the data, cut it into shards of one size, "
     "$shards in all, say.",
     "items",
-    files_to_deal_out,
+    lambda evidence: None if cuts_shards(evidence) else shards(evidence),
     code="info = torch.utils.data.get_worker_info()  # in the dataset's __iter__\n"
     "files = self.files[info.id :: info.num_workers]\n",
     cost="another order of the items",

@@ -229,12 +229,10 @@ def cores(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
 def too_few_workers(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     """The workers compute all the time, and there are cores for more of them.
 
-    Cause "too_few_workers", where each computes for COMPUTES of its time, the waiting does not come
-    in stalls, and no simulation advises against more.
+    Cause "too_few_workers", where each computes for COMPUTES of its time, and the waiting does not
+    come in stalls.
     """
-    advised = evidence.advised
-    more = advised is None or advised > workers.workers
-    if workers.computing_share < limits.COMPUTES or evidence.stalls or not more:
+    if workers.computing_share < limits.COMPUTES or evidence.stalls:
         return None
     remedies = (feeding.FETCH_AT_ONCE, feeding.WORKERS, feeding.CHEAPER_ITEMS)
     measured = (words.cpu(workers), words.on_cores(evidence, workers))
@@ -253,7 +251,7 @@ def storage_latency(evidence: Evidence, workers: WorkerEvidence) -> Finding | No
         words.cpu(workers),
         words.took("of waiting for each item", workers.item_wait_ms),
     )
-    remedies = (feeding.WORKERS, cures.LARGER_READS)
+    remedies = (feeding.WORKERS, feeding.CHEAPER_ITEMS)
     return late_batches("storage_latency", *measured, remedies=remedies)
 
 
