@@ -23,7 +23,14 @@ from labkit.diagnosis import (
 from labkit.diagnosis import loader_remedies as feeding
 from labkit.diagnosis.card_formats import tensor_formats
 from labkit.diagnosis.core_use import CoreUse
-from labkit.diagnosis.evidence import Batch, CardEvidence, Evidence, Kernels, WorkerEvidence
+from labkit.diagnosis.evidence import (
+    Batch,
+    CardEvidence,
+    Epochs,
+    Evidence,
+    Kernels,
+    WorkerEvidence,
+)
 from labkit.diagnosis.findings import Finding
 from labkit.diagnosis.gains import with_gains
 from labkit.diagnosis.hot_lines import Line
@@ -32,7 +39,7 @@ from labkit.diagnosis.remedies import LESSONS, Remedy
 from labkit.diagnosis.step_table import StepTable
 from labkit.diagnosis.wording import worded
 from labkit.results.hardware import Machine
-from labkit.results.loader_records import Hang
+from labkit.results.loader_records import Hang, LostCache
 from labkit.results.supply import MemoryGrowth
 from labkit.results.wall_shares import WallShare, WallShares
 from labkit.spec import KNOBS
@@ -149,7 +156,12 @@ FITTING = Evidence(  # a run that most remedies fit
     quick_compute_us=3e3,
     threads=2,
     use=CoreUse(2),
-    workers=WorkerEvidence((0.9, 0.9), hang=Hang(0, None, 40.0, False)),
+    workers=WorkerEvidence(
+        (0.9, 0.9),
+        idle_share=0.2,
+        hang=Hang(0, None, 40.0),
+        lost_cache=LostCache("self.cache", 50.0, 60.0),
+    ),
     knobs={"num_workers": 2, "batch_size": 4},
     batches_an_update=4,
     card=CardEvidence(held_share=0.1),
@@ -294,7 +306,7 @@ def test_a_diagnosis_prints_as_a_sentence_shows_as_a_table_and_is_json():
     found = lk.diagnose(fake(steps(wait=20.0), mark="RECORDED on NVIDIA <H200>"))
     assert str(found).startswith("RECORDED on NVIDIA <H200>: Bottleneck input (waiting for data)")
     what, _why, do = repr(found).split("\n")
-    assert "50% of the time; confidence 100%" in what
+    assert what.endswith("50% of the time")
     assert do.startswith("Do: Prepare batches in other processes: num_workers=2. ")
     html = found._repr_html_()
     assert "href='03_dataloader_tuning.ipynb#1.-Workers,-on-real-work'" in html
@@ -357,7 +369,6 @@ BUSY = {"cpu_shares": (0.95, 0.97)}  # on two cores
 ONE = {"cpu_shares": (0.95,)}
 IDLE = {"cpu_shares": (0.9, 0.9), "idle_share": 0.7}
 WAITING = {"cpu_shares": (0.1, 0.2), "item_wait_ms": 9.0}
-SLOW_ITEM = {"slowest_ratio": 30.0, "slow_items": (7,)}
 SIX = 6  # workers that a simulation recommends
 
 
@@ -365,18 +376,12 @@ SIX = 6  # workers that a simulation recommends
     "workers, cause, said, code",
     [(BUSY, "cores", "2 workers on 2 cores", ""),
      (ONE, "too_few_workers", "num_workers=6", "num_workers=6"),
-     ({"cpu_shares": (1.9, 2.1)}, "threads", "one thread", "worker_init_fn=one_thread"),
+     ({"cpu_shares": (1.9, 2.1)}, "threads", "with 2 threads, 4 in all, on 2 cores", "OPENBLAS"),
      (WAITING, "storage_latency", "num_workers=6", "num_workers=6"),
      (IDLE, "hand_over", "one tensor for each part of a batch", ""),
      (IDLE | {"busiest_over_mean": 1.6}, "uneven_shards", "At most 1.6 times as many",
       "files[info.id ::"),
-     (IDLE | SLOW_ITEM | {"late_share": 0.6}, "slow_items", "the mean time: 7", "in_order=Fals"),
-     (BUSY | SLOW_ITEM | {"late_share": 0.05}, "cores", "cores", ""),
-     (BUSY | {"epoch_start_share": 0.4, "epoch_start_ms": 9e3, "cpu_shares": (0.1,) * 20},
-      "workers_restart", "first batch, for which 20 workers start on 2 cores",
-      "persistent_workers=Tr"),
-     (BUSY | {"first_epoch_ratio": 4.0}, "cold_start", "later epochs", ""),
-     (BUSY | {"hang": Hang(1, None, 90.0, over=False)}, "hang", "worker 1", "timeout=90")],
+     (BUSY | {"hang": Hang(1, None, 90.0)}, "hang", "worker 1", "timeout=90")],
     ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",
 )  # fmt: skip
 def test_what_the_workers_show_names_the_cause_and_the_remedy(workers, cause, said, code):
@@ -387,14 +392,6 @@ def test_what_the_workers_show_names_the_cause_and_the_remedy(workers, cause, sa
     assert code in found.code
     assert "prefetch_factor" not in found.advice  # it hides a cause, and removes none
     assert ("num_workers=" in found.advice) == bool(more)
-
-
-@pytest.mark.parametrize("seen, cause", [({"in_line": 9.0}, "threads"), ({"own": 1.9}, "cores")])
-def test_full_cores_are_the_libraries_threads_only_where_more_are_in_line_than_there_are_workers(
-    seen, cause
-):
-    workers = {"cpu_shares": (0.5,) * 4, "idle_share": 0.0}
-    assert diagnosed(workers, use=CoreUse(2, **seen)).cause == cause
 
 
 @pytest.mark.parametrize(
@@ -535,7 +532,7 @@ def test_a_watched_loader_is_known_to_make_its_batches_on_a_gpu(device, is_moved
 def test_hugging_face_cuts_its_own_shards():
     theirs = dataclasses.replace(LOADER, dataset_type="IterableDataset")
     found = diagnosed(IDLE | {"busiest_over_mean": 1.6}, code=theirs)
-    assert "to_iterable_dataset(num_shards=8)" in found.code
+    assert "to_iterable_dataset(num_shards=8)" in found.advice
 
 
 def test_a_loop_without_workers_is_not_told_that_these_have_all_cores():
@@ -592,19 +589,10 @@ def test_a_measured_headroom_is_said_and_bounds_what_the_input_may_bring():
     assert diagnosed(uneven).at_most == 1.6 and diagnosed(uneven, headroom=1.3).at_most == 1.3
     told = diagnosed(ONE, headroom=1.3).advice
     assert "With ready batches this loop would do 1.3 times as many steps" in told
-    anew = diagnosed(BUSY | {"epoch_start_share": 0.4}, headroom=1.3)
+    anew = diagnosed(BUSY, epochs=Epochs(0.4, 9e3), headroom=1.3)
     assert anew.at_most == pytest.approx(2.0)  # no replay saw the start of an epoch
     nothing = diagnosed(ONE, headroom=1.0)
     assert "num_workers" not in nothing.advice and not nothing.remedies
-
-
-def test_a_hang_after_which_the_loop_went_on_is_a_warning_and_not_the_verdict():
-    workers = WorkerEvidence(**BUSY, hang=Hang(1, 7, 90.0, over=True))
-    evidence = Evidence("gpu", wait_share=0.5, use=CoreUse(2), workers=workers)
-    verdict, *warnings = ranking.by_cost(evidence)
-    assert (verdict.cause, warnings[-1].cause) == ("cores", "hang_that_ended")
-    last = told(warnings[-1], evidence)
-    assert "90 s" in last.evidence and "item 7" in last.evidence
 
 
 def test_memory_of_the_workers_that_grows_is_said_whatever_it_costs():
@@ -613,10 +601,3 @@ def test_memory_of_the_workers_that_grows_is_said_whatever_it_costs():
     assert "2.0 GiB" in found.evidence and "np.array" in found.code
     kept = diagnosed(ONE | {"memory": MemoryGrowth(2.0, 0.0)}, wait_share=0.0)
     assert "shared" not in kept.evidence and "np.array" not in kept.code
-
-
-def test_a_user_who_has_a_worker_init_fn_does_not_lose_it():
-    init = dataclasses.replace(LOADER, arguments=LOADER.arguments | {"worker_init_fn": "seed"})
-    found = diagnosed({"cpu_shares": (2.0, 2.0)}, code=init)
-    assert found.cause == "threads" and "worker_init_fn" not in found.code
-    assert "OPENBLAS" in found.code

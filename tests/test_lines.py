@@ -105,6 +105,7 @@ def watched_loop(
     batch_bytes=None,
     rss_gib=(1.0, 1.0),
     cpu=0.5,
+    line_cpu=0.02,
 ):
     """Return the run of a watched loop that does nothing but `work`, a kind and a call."""
     ends = 1000.0 + np.cumsum(steps_ms)
@@ -112,7 +113,7 @@ def watched_loop(
     steps = [{"t": (begin, begin, begin, end)} for _, begin, end in rows]
     for step, size in zip(steps, () if batch_bytes is None else batch_bytes, strict=False):
         step["bytes"] = int(size)
-    use = {"cpus": 2, "own_cpu": 0.5, "cpu": cpu, "line_cpu": 0.02}
+    use = {"cpus": 2, "own_cpu": 0.5, "cpu": cpu, "line_cpu": line_cpu}
     looks = ends[::25]
     memory = np.linspace(*rss_gib, len(looks)).tolist()
     read = [

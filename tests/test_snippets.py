@@ -29,7 +29,7 @@ from labkit.diagnosis.device_remedies import (
     LARGER_BATCH,
     PROCESS_PER_CARD,
 )
-from labkit.diagnosis.evidence import Batch, Evidence, WorkerEvidence
+from labkit.diagnosis.evidence import Batch, Epochs, Evidence
 from labkit.diagnosis.findings import Finding
 from labkit.diagnosis.gains import with_gains
 from labkit.diagnosis.loader_code import ARGUMENTS, LoopCode
@@ -83,7 +83,7 @@ LOADERS = [
     "torch.utils.data.DataLoader(TensorDataset(torch.arange(64.0)), batch_size=8, shuffle=True)",
 ]
 PLAIN = LoopCode(loader="loader", call="DataLoader", arguments={"dataset": "data"})
-RESTARTED = WorkerEvidence((0.9, 0.9), epoch_start_share=0.4)
+RESTARTED = Epochs(0.4, 900.0)
 CHANGES = [
     {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False},
     {"prefetch_factor": 4, "num_workers": 1},
@@ -208,7 +208,7 @@ def test_what_is_printed_runs_in_a_script_with_other_names_or_none(kind, user_mo
     names = {"__name__": "train"}
     exec(SCRIPTS[kind], names)
     code = LoopCode.of(in_script(names, "call_of(made)", call_of=call_of))
-    lines = [fed(code=code, workers=RESTARTED, knobs={"num_workers": 2}).code]
+    lines = [fed(code=code, epochs=RESTARTED, knobs={"num_workers": 2}).code]
     lines += [fed(code=code, advised=4).code]
     lines += [ready_to_paste(code.lines(changes), code.names) for changes in CHANGES + STEP_CHANGES]
     lines += [in_script(names, "tuner(made, seconds=1)", tuner=tuner).found.snippet]
@@ -422,7 +422,7 @@ def test_workers_are_kept_with_a_word_on_what_set_epoch_sets_where_there_is_one(
     data = TensorDataset(torch.zeros(64))
     for sampler in (None, Order(data)):
         code = LoopCode.of(call_of(DataLoader(data, 8, sampler=sampler)))
-        told = fed(code=code, workers=RESTARTED, knobs={"num_workers": 2})
+        told = fed(code=code, epochs=RESTARTED, knobs={"num_workers": 2})
         assert told.cause == "workers_restart" and "persistent_workers=True" in told.advice
         assert ("do not see what set_epoch() sets" in told.advice) == (sampler is not None)
 
@@ -430,7 +430,7 @@ def test_workers_are_kept_with_a_word_on_what_set_epoch_sets_where_there_is_one(
 @pytest.mark.parametrize("remade", ["loader", "dataset"])
 def test_workers_that_end_with_the_loader_of_each_epoch_are_kept_by_making_it_once(remade):
     knobs = {"num_workers": 2, "persistent_workers": True}
-    told = fed(code=dataclasses.replace(PLAIN, remade=remade), workers=RESTARTED, knobs=knobs)
+    told = fed(code=dataclasses.replace(PLAIN, remade=remade), epochs=RESTARTED, knobs=knobs)
     assert "the loader made once, above the loop over the epochs" in told.advice
     assert told.code == ""  # names of the loop need not be known there
 
@@ -458,14 +458,6 @@ def test_a_loader_that_is_gone_before_the_next_one_was_made_anew():
     for dataset in (data, data, [1]):
         loop.feed_from(DataLoader(dataset))
     assert written[-2:] == [False, True]
-
-
-def test_batches_out_of_order_are_advised_where_workers_rest_behind_a_late_one():
-    for idle, is_told in ((0.4, True), (0.05, False)):
-        late = {"late_share": 0.9, "slowest_ratio": 40.0, "slow_batch_ratio": 5.0}
-        workers = WorkerEvidence((0.1, 0.1), idle_share=idle, **late)
-        told = fed(workers=workers, wait_share=0.9, knobs={"num_workers": 2})
-        assert ("in_order=False" in told.advice) == is_told
 
 
 def test_no_line_is_printed_that_would_drop_an_argument_or_name_what_is_not_there():

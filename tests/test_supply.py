@@ -17,15 +17,42 @@ def batches(worker, start, ready, **more):
     return Batches(**columns | {"items": columns["items"] + 8, "of_process": columns["items"] + 1})
 
 
-def test_waiting_for_a_late_batch_counts_from_when_a_later_one_was_ready():
-    # the loop asks for batch 0 at 0 and has it at 10; batch 1 was ready at 4
-    seen = batches([0, 1], [0, 0], [10, 4], asked=[0, 10], taken=[10, 10])
-    assert supply.late_share(seen) == pytest.approx(0.6)
-    in_turn = batches([0, 1], [0, 0], [4, 5], asked=[0, 4], taken=[4, 5])
-    assert supply.late_share(in_turn) == 0.0
-    assert supply.late_share(batches([0, 0], [0, 5], [5, 9])) is None  # a single worker
-    unknown = batches([0, 1], [0, 0], [1, 2], asked=[np.nan] * 2)
-    assert supply.late_share(unknown) is None
+def some_slow(every, seconds, cpu=0.0, count=120, **more):
+    """Batches of 8 items of 10 ms by two workers; one in `every` has an item of so many seconds."""
+    slow = np.where(np.arange(count) % every == every // 2, seconds, 0.01)
+    took = 0.07 + slow
+    start = np.arange(count) * 0.1
+    workers = more.pop("worker", np.arange(count) % 2)
+    known = {"ready": start + took, "fetched": start + took, "slow_s": slow, "cpu_s": cpu * took}
+    return batches(workers, start, **known | more)
+
+
+@pytest.mark.parametrize(
+    "seen, one_in",
+    [
+        (some_slow(20, 2.0), 160),
+        (some_slow(20, 0.05), None),  # 5 times the others
+        (some_slow(2, 2.0), None),  # one in 16: they are many
+        (some_slow(1, 2.0), None),  # each batch: fetched at once, its time is the batch's
+        (some_slow(200, 2.0), None),  # a single one
+        (some_slow(20, 2.0, count=8), None),
+    ],
+)
+def test_a_few_items_that_take_far_longer_are_told_with_how_often(seen, one_in):
+    found = supply.few_slow(seen)
+    assert (found and found.one_in) == one_in
+    if found is not None:
+        assert found.worker == 0  # every tenth batch of each 20 is the first worker's
+        assert found.seconds == pytest.approx(2.0) and found.times == pytest.approx(200, rel=0.01)
+
+
+def test_the_loop_is_held_up_where_it_waits_for_the_batches_with_slow_items():
+    asked = np.arange(120) * 0.1
+    waits = np.where(np.arange(120) % 20 == 10, 1.5, 0.0)
+    seen = some_slow(20, 2.0, asked=asked, taken=asked + waits)
+    assert supply.few_slow(seen).held_up == pytest.approx(0.95)
+    evenly = some_slow(20, 2.0, asked=asked, taken=asked + 0.1)
+    assert supply.few_slow(evenly).held_up == pytest.approx(0.0)
 
 
 def growth(*readings):

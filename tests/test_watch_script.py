@@ -391,17 +391,15 @@ def test_other_programs_that_compute_on_the_card_are_named_and_none_that_draws(m
 
 
 def test_the_programs_that_use_most_of_the_cores_are_named_and_none_of_the_run(monkeypatch):
-    def process(pid, parent, spent_s):
-        times = [SimpleNamespace(user=seconds, system=0.0) for seconds in (0.0, spent_s)]
-        return Mock(pid=pid, **{"ppid.return_value": parent, "cpu_times.side_effect": times})
+    def process(pid, parent, percent):
+        return Mock(pid=pid, **{"ppid.return_value": parent, "cpu_percent.return_value": percent})
 
-    init = process(1, 0, 0.5)
-    run = [process(50, 1, 3.0), process(51, 50, 10.0)]
-    others = [process(60, 1, 4.0), process(61, 60, 9.0)]
+    init = process(1, 0, 5.0)
+    run = [process(50, 1, 30.0), process(51, 50, 100.0)]
+    others = [process(60, 1, 40.0), process(61, 60, 90.0)]
     monkeypatch.setattr(telemetry.psutil, "process_iter", lambda: [init, *run, *others])
     monkeypatch.setattr(telemetry, "name_of", {60: "chrome", 61: "python"}.get)
     programs = telemetry.OtherPrograms({50})
-    programs.use.looked_at -= 10
     found = [(each["pid"], each["name"], round(each["cores"], 1)) for each in programs.read()]
     assert found == [(61, "python", 0.9), (60, "chrome", 0.4)]
 

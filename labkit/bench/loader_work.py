@@ -25,6 +25,7 @@ from labkit.bench.loader_progress import (
     plain_index,
 )
 from labkit.bench.loader_rows import BatchRow, ItemTimes
+from labkit.bench.worker_state import WorkerState
 from labkit.process.events import EventLog, now_ns
 
 GATHER_NS = 100_000_000  # between two writes of a process, at first
@@ -78,6 +79,7 @@ class LoaderWork:
         self.bytes_read = BytesRead()
         self.memory = Memory() if while_there and worker >= 0 else None
         self.memory_due = 0
+        self.state: WorkerState | None = None  # of a worker
         self.streams = False
         self.streamed = 0  # items of the pass
         self.passes = -1
@@ -270,6 +272,8 @@ class LoaderWork:
                 totals=self.totals,
                 slowest=self.slowest,
                 memory=self._memory_now(),
+                threads=self.state and self.state.library_threads(),
+                cached=self.state and self.state.cached(),
             )
             self.laps = []
             self.kept = []

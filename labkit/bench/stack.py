@@ -36,6 +36,7 @@ RECORDERS = _files_of_bench(
     "main_thread",
     "sampler",
     "worker_recorder",
+    "worker_state",
 ) | {os.path.join(HOME, "process", "interrupts.py")}
 LIBRARIES = tuple({*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))})
 LIBRARIES += (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")

@@ -21,7 +21,6 @@ from typing import Any, TypedDict
 import psutil
 
 from labkit import quotas
-from labkit.bench.cpu_use import CpuUse
 from labkit.bench.gpu_meter import GpuMeter, OtherProcess, name_of
 from labkit.bench.lifetime import wait_for_run
 from labkit.bench.spare_card import spare_card
@@ -109,15 +108,15 @@ class CpuMeter:
     def __init__(self, bench_pid: int):
         self.bench = psutil.Process(bench_pid)
         self.tasks = Path(f"/proc/{bench_pid}/task")
-        self.workers: dict[str, psutil.Process] = {}
-        self.use = CpuUse()
+        self.below: dict[int, psutil.Process] = {}  # all that it started, and what these did
         self.waited: dict[str, int] = {}  # ns that each of their threads stood in line for a core
         self.cores = quotas.cpu_cores().of
         psutil.cpu_percent()
-        self.use.look(self._family())
+        self.looked_at = time.monotonic()
+        self.spent_s = sum(map(_spent_s, self._family()))
 
     def read(self) -> CpuReading:
-        """Return one sample; None of the run where one of its processes has just ended."""
+        """Return one sample; None of the run where it has just ended."""
         reading: CpuReading = {
             "cpu": psutil.cpu_percent() / 100,
             "own_cpu": None,
@@ -131,19 +130,22 @@ class CpuMeter:
         return reading
 
     def _read_family(self, reading: CpuReading) -> None:
-        """Fill in what is known of the run's own processes; raises psutil.Error if one is gone."""
+        """Fill in what is known of the run's own processes; raises psutil.Error if it is gone."""
         family = self._family()
-        resident = sum(process.memory_info().rss for process in family)
+        resident = self.bench.memory_info().rss + sum(map(_resident, family[:-1]))
         reading["rss_gib"] = round(resident / 2**30, 4)
-        cores = self.use.look(family)
-        if len(cores) < len(family):
-            return
-        reading["own_cpu"] = round(sum(cores.values()) / self.cores, 3)
+        now = time.monotonic()
+        spent_s = sum(map(_spent_s, family))
+        elapsed_s = max(now - self.looked_at, 1e-9)
+        own = (spent_s - self.spent_s) / elapsed_s / self.cores
+        self.looked_at = now
+        self.spent_s = spent_s
+        reading["own_cpu"] = round(max(0.0, own), 3)
         waited: dict[str, int] = {}
         for process in family:
             waited.update(_in_line_ns(process.pid))
         if waited and self.waited:
-            elapsed_ns = self.use.elapsed_s * 1e9
+            elapsed_ns = elapsed_s * 1e9
             more = {thread: ns - self.waited.get(thread, ns) for thread, ns in waited.items()}
             launching = sum(ns for thread, ns in more.items() if self._launches(thread))
             reading["line_cpu"] = round(sum(more.values()) / elapsed_ns / self.cores, 3)
@@ -158,13 +160,43 @@ class CpuMeter:
         return place.name == str(self.bench.pid) or _thread_name(place).startswith(AUTOGRAD)
 
     def _family(self) -> list[psutil.Process]:
-        """Return the bench and its workers; psutil would look at every process: milliseconds."""
+        """Return all that the bench started, each before what started it, and the bench as last.
+
+        Psutil would look at every process: milliseconds.
+        """
         if not self.tasks.exists():  # another system than Linux
-            return [self.bench, *self.bench.children()]
-        with contextlib.suppress(OSError):  # a thread has just ended
-            pids = " ".join(task.read_text() for task in self.tasks.glob("*/children")).split()
-            self.workers = {pid: self.workers.get(pid) or psutil.Process(int(pid)) for pid in pids}
-        return [self.bench, *self.workers.values()]
+            return [*reversed(self.bench.children(recursive=True)), self.bench]
+        pids = _children(self.bench.pid, "*")
+        for pid in pids:  # grows meanwhile
+            pids += _children(pid, str(pid))
+        found: dict[int, psutil.Process] = {}
+        for pid in pids:
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                found[pid] = self.below.get(pid) or psutil.Process(pid)
+        self.below = found
+        return [*reversed(found.values()), self.bench]
+
+
+def _children(pid: int, threads: str) -> list[int]:
+    """Return the processes that threads of a process have started (Linux)."""
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob(f"{threads}/children"):
+        with contextlib.suppress(OSError):  # the thread has just ended
+            found += map(int, path.read_text().split())
+    return found
+
+
+def _spent_s(process: psutil.Process) -> float:
+    """Return the CPU time of a process and of those that it started and that have ended, s."""
+    with contextlib.suppress(psutil.Error):  # it has ended: its parent has its time
+        return sum(process.cpu_times()[:4])
+    return 0.0
+
+
+def _resident(process: psutil.Process) -> int:
+    with contextlib.suppress(psutil.Error):
+        return process.memory_info().rss
+    return 0
 
 
 @functools.lru_cache(4096)
@@ -187,22 +219,22 @@ class OtherPrograms:
     def __init__(self, own: set[int]):
         """`own` are the processes that, with all that they started, are the run."""
         self.own = own
-        self.use = CpuUse()
         self.read()
 
     def read(self) -> list[BusyProgram]:
         """Return those since the last call, the busiest first."""
-        parents: dict[psutil.Process, int] = {}
-        for process in psutil.process_iter():
+        parents: dict[int, int] = {}
+        cores: dict[int, float] = {}
+        for process in psutil.process_iter():  # the same objects again, which know the last look
             with contextlib.suppress(psutil.Error):
-                parents[process] = process.ppid()
-        by_pid = {process.pid: parent for process, parent in parents.items()}
-        cores = self.use.look(each for each in parents if not self._is_own(each.pid, by_pid))
-        busiest = sorted(cores, key=lambda process: -cores[process])[:MOST_NAMED]
+                parents[process.pid] = process.ppid()
+                cores[process.pid] = process.cpu_percent() / 100
+        others = [pid for pid in cores if not self._is_own(pid, parents)]
+        busiest = sorted(others, key=lambda pid: -cores[pid])[:MOST_NAMED]
         return [
-            {"pid": each.pid, "name": name_of(each.pid), "cores": round(cores[each], 2)}
-            for each in busiest
-            if cores[each] >= LEAST_CORES
+            {"pid": pid, "name": name_of(pid), "cores": round(cores[pid], 2)}
+            for pid in busiest
+            if cores[pid] >= LEAST_CORES
         ]
 
     def _is_own(self, pid: int, parents: dict[int, int]) -> bool:

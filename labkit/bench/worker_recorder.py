@@ -13,6 +13,7 @@ from labkit.bench.loader_hook import HOOKS, Recording
 from labkit.bench.loader_knobs import torch_loader
 from labkit.bench.loader_work import LoaderWork
 from labkit.bench.sampler import Sampler
+from labkit.bench.worker_state import WorkerState
 
 
 @contextlib.contextmanager
@@ -61,8 +62,9 @@ class WorkerStart:
             sampler.start()
             util.Finalize(None, sampler.flush, exitpriority=10)
             log = sampler.log
-        number = worker.get_worker_info().id
-        work = LoaderWork(log, number, self.workers, while_there, start or 1)
+        info = worker.get_worker_info()
+        work = LoaderWork(log, info.id, self.workers, while_there, start or 1)
+        work.state = WorkerState(info.dataset)
         loader_hook.install()
         HOOKS.of_worker = work
         util.Finalize(None, work.flush, exitpriority=10)

@@ -30,6 +30,13 @@ class CoreUse:
         """Whether other programs use enough of the machine to change the run's times."""
         return self.others_share > FOREIGN_LOAD
 
+    @property
+    def without_core(self) -> float | None:
+        """The part (0 to 1) of the time in which the run's threads had work, but no core."""
+        if self.own is None or self.in_line is None:
+            return None
+        return self.in_line / max(self.own + self.in_line, 1e-9)
+
     @classmethod
     def of(cls, run: Run) -> CoreUse:
         """Return what was recorded of a run."""

@@ -116,9 +116,11 @@ def contradiction(evidence: Evidence) -> Finding | None:
 
 
 def device_shared(evidence: Evidence, watched: bool, first: Finding) -> Finding | None:
-    """Others worked on the device: a GPU's other processes, or what took the CPU's core."""
+    """Others worked on the device, or had the cores that a watched loop's threads waited for."""
     if evidence.kind == "gpu":
-        return _gpu_shared(evidence)
+        shared = _gpu_shared(evidence)
+        if shared or first.name == "compute":
+            return shared
     limit = limits.FOREIGN_LOAD
     taken = evidence.stolen_by_others
     use = evidence.use
@@ -133,19 +135,16 @@ def device_shared(evidence: Evidence, watched: bool, first: Finding) -> Finding 
         seen = "of the time another program had the core that the model's thread needed"
         by = f"thread CPU time; threshold {limit:.0%}"
         return doubt(NEIGHBOUR, Measured(seen, taken, by=by), *known, remedy=STOP_OTHERS)
-    if watched and use.is_shared and _may_be_others(evidence, first):
-        seen = "a watched loop cannot tell how much longer that made its steps"
-        return doubt(NEIGHBOUR, *known, Measured(seen), remedy=STOP_OTHERS)
-    return None
-
-
-def _may_be_others(evidence: Evidence, first: Finding) -> bool:
-    """Return whether others may have made a watched loop's steps long: its thread is not timed."""
-    slow = first.name in ("compute", "launch") and first.cause != "padding"
-    in_line = evidence.use.in_line
-    waited = in_line is None or in_line > limits.FOREIGN_LOAD
-    longer_and_longer = evidence.loop is not None and evidence.loop.own_drift is not None
-    return (slow or first.cause == "cold_start") and (waited or longer_and_longer)
+    if not watched or not use.is_shared or first.cause == "padding":
+        return None
+    missed = use.without_core
+    if missed is None:
+        return doubt(NEIGHBOUR, *known, remedy=STOP_OTHERS)
+    drifts = evidence.loop is not None and evidence.loop.own_drift is not None
+    if missed <= limit and not drifts:
+        return None
+    seen = "of the time in which this program had work, it waited for a core"
+    return doubt(NEIGHBOUR, *known, Measured(seen, missed), remedy=STOP_OTHERS)
 
 
 def _gpu_shared(evidence: Evidence) -> Finding | None:

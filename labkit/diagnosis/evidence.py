@@ -18,8 +18,8 @@ from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.watched_loop import Loop
 from labkit.diagnosis.witnesses import Heat, Witness, deciding
 from labkit.knobs import Setting
-from labkit.results.loader_records import Hang
-from labkit.results.supply import MemoryGrowth
+from labkit.results.loader_records import Hang, LostCache
+from labkit.results.supply import FewSlow, MemoryGrowth
 from labkit.results.wall_shares import WallShares
 from labkit.watching.growth import Grown
 
@@ -116,14 +116,9 @@ class WorkerEvidence:
     cpu_shares: tuple[float, ...]  # of each worker: CPU time over the time it prepares items
     in_line_share: float | None = None  # of that time: without a core, on average of the workers
     idle_share: float | None = None  # time in which the average worker had no batch to make
-    late_share: float | None = None  # of the loop's waiting: a later batch was ready meanwhile
-    slowest_ratio: float | None = None  # time of the slowest item over the mean
-    slow_batch_ratio: float | None = None  # time of the slowest hundredth of batches over median
-    slow_items: tuple[int | str, ...] = ()  # their indices in the dataset
+    library_threads: int = 0  # that compute in each beside its own; 0: none, or not counted
+    lost_cache: LostCache | None = None
     busiest_over_mean: float | None = None  # time at work of the busiest worker over the mean
-    first_epoch_ratio: float | None = None  # time of a batch in the first epoch over later ones
-    epoch_start_ms: float | None = None  # from the start of a later epoch to its first batch
-    epoch_start_share: float | None = None  # and what all of these take
     memory: MemoryGrowth | None = None
     hang: Hang | None = None  # of a worker that had work, and finished no item
     item_wait_ms: float | None = None
@@ -147,6 +142,24 @@ class WorkerEvidence:
     def wanted_cores(self) -> float:
         """The cores that they compute on, on average."""
         return sum(self.cpu_shares) * (1 - (self.idle_share or 0.0))
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """How the waiting is spread over the epochs, as shares of the time."""
+
+    starts: float = 0.0  # waits for the first batches of later ones
+    starts_ms: float = 0.0  # for each of them, on average
+    first: float = 0.0  # by which the first epoch waited longer than as many steps of later ones
+
+
+@dataclass(frozen=True)
+class SlowItems:
+    """A few items that take far longer than the others: which, what they cost, and where."""
+
+    cost: FewSlow
+    indices: tuple[int | str, ...] = ()  # of the slowest, in the dataset
+    lines: tuple[Line, ...] = ()  # that their batches were at, the costliest first
 
 
 @dataclass(frozen=True)
@@ -185,6 +198,8 @@ class Evidence:
     xray: Xray | None = None
     kernels: Kernels | None = None
     workers: WorkerEvidence | None = None
+    slow_items: SlowItems | None = None
+    epochs: Epochs = Epochs()
     lines: Lines | None = None
     whole: WallShares | None = None  # of a script's time, in its loops and outside of them
     trace: TraceFacts | None = None  # where a profiler's trace is all there is

@@ -14,9 +14,11 @@ from labkit.diagnosis.core_use import CoreUse, mean_known
 from labkit.diagnosis.evidence import (
     Batch,
     CardEvidence,
+    Epochs,
     Evidence,
     Launches,
     LoopGrowth,
+    SlowItems,
     WorkerEvidence,
     Xray,
 )
@@ -28,7 +30,7 @@ from labkit.results.hardware import Machine
 from labkit.results.readings import after_warmup, readings, readings_of
 from labkit.results.record import Event
 from labkit.results.run import Run
-from labkit.results.supply import late_share, memory_growth
+from labkit.results.supply import few_slow, memory_growth
 
 # Loaders that prepare nothing beside the loop by themselves, and torch's
 NOBODYS = ("DataLoader", "generator", "enumerate", "zip", "map", "range", "list", "tuple", "islice")
@@ -58,6 +60,8 @@ def known_of(run: Run, wait: np.ndarray, compute: np.ndarray, ranks_cores: float
         lines=run.lines if run.samples_of_lines else None,
         loop=loop,
         workers=worker_evidence(run),
+        slow_items=_slow_items(run),
+        epochs=_epochs(run),
         whole=run.wall_shares,
         knobs=run.pipeline.to_dict(),
         trains=not parts or bool({"backward", "optimizer"} & parts),
@@ -122,26 +126,49 @@ def worker_evidence(run: Run) -> WorkerEvidence | None:
     workers = [worker for worker in seen if worker.worker >= 0]
     if not workers:
         return None
-    starts = seen.epoch_start_ms[1:]
-    first, *later = seen.epoch_item_ms
     hang = seen.hang
     busy_ms = [worker.busy_ms for worker in workers]
     return WorkerEvidence(
         cpu_shares=tuple(worker.cpu_share for worker in workers),
         in_line_share=fmean(worker.in_line_share for worker in workers) or None,
         idle_share=seen.idle_share,
-        slowest_ratio=max(worker.slowest_ratio for worker in workers),
-        slow_batch_ratio=max(worker.p99_ms / max(worker.p50_ms, 1e-6) for worker in workers),
-        slow_items=tuple(dict.fromkeys(item.index for item in seen.slowest)),
+        library_threads=max(worker.library_threads for worker in workers),
+        lost_cache=seen.lost_cache,
         busiest_over_mean=max(busy_ms) / fmean(busy_ms),
-        first_epoch_ratio=first / fmean(later) if later and fmean(later) else None,
-        epoch_start_ms=fmean(starts) if starts else None,
-        epoch_start_share=sum(starts) / 1e3 / run.length_s if starts else None,
         hang=None if hang is None or hang.worker is None else hang,  # the loop's own
-        late_share=late_share(seen.batches),
         memory=memory_growth(seen.events),
         item_wait_ms=fmean(max(0.0, w.item_ms - w.item_cpu_ms) for w in workers),
     )
+
+
+def _epochs(run: Run) -> Epochs:
+    """Return what the loop waited for at the start of its later epochs, and in the first one."""
+    firsts = sorted({step for step in run.first_steps or () if step < run.steps})
+    if len(firsts) < 2:
+        return Epochs()
+    asked, ready = run.host_ns[:, :2].T
+    wait_s = (ready - asked) / 1e9
+    starts_s = wait_s[firsts[1:]]
+    is_start = np.isin(np.arange(len(wait_s)), firsts)
+    first, later = wait_s[: firsts[1]], wait_s[firsts[1] :]
+    usual_s = fmean(later[~is_start[firsts[1] :]]) if len(later) > len(starts_s) else 0.0
+    longer_s = float(first[1:].sum()) - usual_s * (len(first) - 1)
+    wall_s = max(run.length_s, 1e-9)
+    return Epochs(
+        starts=float(starts_s.sum()) / wall_s,
+        starts_ms=1e3 * fmean(starts_s),
+        first=max(0.0, longer_s) / wall_s if len(first) >= limits.MIN_STEPS else 0.0,
+    )
+
+
+def _slow_items(run: Run) -> SlowItems | None:
+    """Return what a few items cost that take far longer than the others; None where none do."""
+    cost = few_slow(run.workers.batches) if run.workers else None
+    if cost is None:
+        return None
+    indices = tuple(dict.fromkeys(item.index for item in run.workers.slowest))
+    lines = run.lines.worst(run.lines.while_made(cost.batches)) if run.samples_of_lines else ()
+    return SlowItems(cost, indices, lines)
 
 
 def _usual(values: np.ndarray) -> float | None:

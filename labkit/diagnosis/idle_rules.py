@@ -13,6 +13,7 @@ from labkit.diagnosis.copy_remedies import NON_BLOCKING, ONE_BLOCK, OVERLAPPED, 
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import ISSUING, Finding, Measured, bound, costs
 from labkit.diagnosis.worker_rules import why_batches_are_late
+from labkit.diagnosis.worker_state import crowding_threads, what_workers_show
 from labkit.diagnosis.worker_words import costliest_lines
 
 # What prepares data, by the name of a Python function, its file or an annotation
@@ -26,11 +27,12 @@ PREPARES = re.compile(
 def waiting_for_data(evidence: Evidence) -> Finding | None:
     """The loop waits for its next batch.
 
-    Cause: what its workers and the lines that make batches show (`worker_rules`); else "stalls",
-    where the worst tenth of the steps has more than STALLS of the waiting; else "waiting_for_data".
-    The costliest line is named with each. It costs the share of the time that is spent waiting.
+    Cause: what the workers' own state shows (`worker_state.STATE_RULES`), or what they did and the
+    lines that make batches (`worker_rules`); else "stalls", where the worst tenth of the steps has
+    more than STALLS of the waiting; else "waiting_for_data". The costliest line is named with each.
+    It costs the share of the time that is spent waiting.
     """
-    found = why_batches_are_late(evidence)
+    found = what_workers_show(evidence) or why_batches_are_late(evidence)
     if found is None:
         cause = "stalls" if evidence.stalls else "waiting_for_data"
         found = Finding("input", cause, remedies=feeding.FEED)
@@ -72,13 +74,16 @@ def cores_taken_by_workers(evidence: Evidence) -> Finding | None:
         quick_ms = (evidence.quick_compute_us or 0.0) / 1e3
         mean_ms = (evidence.compute_us or 0.0) / 1e3
         by = f"the quickest steps compute for {quick_ms:.1f} ms, the average one for {mean_ms:.1f}"
+    threads = crowding_threads(evidence)
+    measured = costliest_lines(evidence) if threads is None else threads.measured
+    remedies = feeding.FEED if fewer else (feeding.CHEAPER_ITEMS,)
     return Finding(
         "input",
         "workers_take_the_device's_cores",
         evidence.stolen_by_workers,
-        (Measured(seen, evidence.stolen_by_workers, by=by), *costliest_lines(evidence)),
-        feeding.FEED if fewer else (feeding.CHEAPER_ITEMS,),
-        evidence.loading_lines,
+        (Measured(seen, evidence.stolen_by_workers, by=by), *measured),
+        remedies if threads is None else threads.remedies,
+        evidence.loading_lines if threads is None else (),
     )
 
 

@@ -50,9 +50,7 @@ def by_cost(evidence: Evidence) -> tuple[Finding, ...]:
     causes = {finding.cause for finding in named}
     warned = [rule(evidence) for rule in rules.WARNINGS]
     named += [finding for finding in warned if finding and finding.cause not in causes]
-    verdict = tuple(named) or (_healthy(evidence, total),)
-    past = [rule(evidence) for rule in rules.PAST]
-    return (*verdict, *filter(None, past))
+    return tuple(named) or (_healthy(evidence, total),)
 
 
 def helpful_first(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:

@@ -22,7 +22,7 @@ from labkit.diagnosis import (
 
 RULES = (
     # The device has nothing to compute
-    idle_rules.waiting_for_data,  # of rules for why: `worker_rules`
+    idle_rules.waiting_for_data,  # of rules for why: `worker_state`, `worker_rules`
     idle_rules.cores_taken_by_workers,
     idle_rules.copies,
     idle_rules.host_work,
@@ -58,5 +58,3 @@ WARNINGS = (
     worker_rules.memory_growth,
     loop_rules.double_precision,
 )
-# What is said after the verdict: it is over
-PAST = (worker_rules.hang_that_ended,)

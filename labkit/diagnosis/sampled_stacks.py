@@ -14,6 +14,7 @@ import numpy as np
 
 from labkit.bench.kind_names import INNER_SYNC
 from labkit.bench.places import Place
+from labkit.results.loader_records import Batches
 from labkit.results.record import Event
 from labkit.results.run import Run
 
@@ -50,8 +51,9 @@ class SampledStacks:
 
     There are `samples` of them; `missing` says why none. Of each, as arrays: `phase` (an index
     into `PHASES`), `step` (-1 in workers and between passes), `share` (0 to 1 of wall time, or of
-    the workers' work), `moment` and `seconds` (when it ended, and how long it stands for), `place`
-    (an index into `places`), and of the place `kind` and `within`. Workers took `made_us` to make
+    the workers' work), `moment` and `seconds` (when it ended, and how long it stands for), `pid`
+    and `at_s` (when, on the clock of `Batches`), `place` (an index into `places`), and of the
+    place `kind` and `within`. Workers took `made_us` to make
     a batch, None if unknown.
     """
 
@@ -83,6 +85,8 @@ class SampledStacks:
         self.step = np.where(phase <= BODY, step, -1)[keep]
         self.share = share[keep]
         self.moment = moment[keep]
+        self.pid = pid[keep]
+        self.at_s = (moment_ns[keep] - (run.host_ns[0, 0] if run.steps else 0)) / 1e9
         self.seconds = weight[keep] / 1e9
         self.place = place[keep]
         self.kind = kind[keep]
@@ -102,6 +106,13 @@ class SampledStacks:
     def mask(self, phase: str) -> np.ndarray:
         """Return the mask of the samples (samples,) of a phase."""
         return self.phase == PHASES.index(phase)
+
+    def while_made(self, batches: Batches) -> np.ndarray:
+        """Return the mask of the samples (samples,) that were taken while batches were made."""
+        mask = np.zeros(len(self.pid), dtype=bool)
+        for pid, start, ready in zip(batches.process, batches.start, batches.ready, strict=True):
+            mask |= (self.pid == pid) & (self.at_s > start) & (self.at_s <= ready)
+        return mask & np.isin(self.phase, (WAITING, WORKER))
 
     def of_part(self, part: str) -> np.ndarray:
         """Return the mask of the samples (samples,) in a part of the body, see `PART_OF_KIND`."""

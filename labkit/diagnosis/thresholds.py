@@ -53,7 +53,6 @@ STALLS = 0.6
 STALLS_FROM = 0.02  # of the time: less waiting is not looked at
 # The run itself uses this share of the cores: none is left for another worker that computes
 CORES_BUSY = 0.9
-CROWD = 2  # workers for a core: PyTorch warns above 1, but those that wait for a disk may be more
 # Below this a worker's batch costs the loop what making it would: handing over 16 small images
 # took the loop 1.2 to 1.9 ms on 2-core VMs (AMD EPYC, Intel Xeon; "handoff" of our own runs), and
 # a loop over a TensorDataset (0.5 ms a batch) fell to a fifth of its speed with 1, 2 or 4 workers
@@ -70,7 +69,6 @@ DRIFT = 1.25  # the last fifth of the steps takes this many times the first
 # The same where nothing else was seen to grow: a virtual machine changes its speed. A loop
 # of even steps was called drifting at 1.3 in one run of four
 DRIFT_ALONE = 1.5
-COLD = 1.3  # the first pass takes this many times a later one
 FEW_SIZES = 3  # of batches: each is a CUDA graph to record
 ROOM = 0.8  # of a card's memory, that a larger batch may take
 OWN_UPDATE = 0.25  # of the body, in a user's own update of the weights: worth rewriting
@@ -84,11 +82,10 @@ FEWEST_LINES = 20  # samples, of loading, that may speak for lines
 COMPUTES = 0.8  # CPU time over wall time of a worker that hardly ever waits
 IN_LINE = 0.1  # of its time without a core: worth a word
 MOSTLY_WAITS = 0.5  # and below this it is said to wait
-SEVERAL_THREADS = 1.3  # above it more than one thread of a worker computes
+CACHED = 0.5  # of a worker's items, that its cache has when the worker ends
 WORKERS_REST = 0.5  # of the time without work, while the loop waits
-SLOW_ITEM = 10.0  # times the mean item (pytorch/pytorch#105203, #135409)
-SLOW_BATCH = 2.0  # the slowest hundredth of the batches over the median one
-HELD_UP = 0.3  # share of the waiting in which a later batch is ready: delivery in order costs it
+SLOW_SHARE = 0.3  # of preparing items, in a few slow ones; or of the waiting, for their batches
+STUCK_S = 1.0  # for which an item waits: longer than any queue
 # Idle share of workers from which delivery out of order gains: at 0.37 it brought 1.7x, at 0.05
 # nothing (two loops that are in the repository's history)
 REST_BEHIND = 0.1

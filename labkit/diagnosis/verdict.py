@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from labkit.diagnosis.findings import BOTTLENECKS, WordedFinding
+from labkit.diagnosis.findings import BOTTLENECKS, NEIGHBOUR, WordedFinding
 from labkit.diagnosis.symptoms import in_words
 from labkit.results.result import Result, Table
 from labkit.results.text import but_call
@@ -66,19 +66,30 @@ class Diagnosis(Result):
 
     @property
     def three_lines(self) -> tuple[str, str, str]:
-        """What holds the run back, why (the numbers of this run), and what to do about it."""
-        first = self.findings[0]
-        mark = f"{self.mark}: " if self.mark else ""
-        what = f"{mark}Bottleneck {self.headline}"
+        """What holds the run back, why (the numbers of this run), and what to do about it.
+
+        Other programs that had the cores come first, and then what was seen all the same.
+        """
+        first, *rest = self.findings
+        told = [f"Bottleneck {self.headline}", *self.caveats]
         if first.lost_share:
-            what += f": {first.lost} of the time"
-        what += f"; confidence {self.confidence:.0%}" if self.confidence else ""
-        what += "".join(f". {caveat.rstrip('.')}" for caveat in self.caveats)
-        code = first.code.strip()
+            told[0] += f": {first.lost} of the time"
+        why = first.evidence
+        do = first.advice
+        shown = first
+        if first.cause == NEIGHBOUR:
+            told = [*self.caveats, told[0]]
+            for shown in rest[:1]:
+                seen = f"{shown.title}, {shown.lost} of the time"
+                why += f" Seen all the same: {seen}: {shown.evidence}"
+                do += f" If they stay: {shown.advice}"
+        code = shown.code.strip()
         if "\n" in code:
             code = "".join(f"\n    {line}" for line in code.splitlines())
-        do = f"Do: {first.advice}" + (f" In PyTorch: {code}" if code else "")
-        return what.rstrip("."), f"Why: {first.evidence}", do
+        do += f" In PyTorch: {code}" if code else ""
+        what = ". ".join(each.rstrip(".") for each in told)
+        mark = f"{self.mark}: " if self.mark else ""
+        return f"{mark}{what}", f"Why: {why}", f"Do: {do}"
 
     @property
     def details(self) -> Table:
@@ -89,8 +100,7 @@ class Diagnosis(Result):
         """Return the findings, the costliest first, and what can be copied of the first remedy."""
         shown = self.findings[:SHOWN]
         rows = [(f.title, f.lost, f.evidence, f.advice) for f in shown]
-        sure = f"{self.source}; confidence {self.confidence:.0%}"
-        foot = [sure, *self.notes, *self.caveats]
+        foot = [self.source, *self.notes, *self.caveats]
         copies: dict[str, str] = {}
         for finding in shown:
             cause = in_words(finding.cause)

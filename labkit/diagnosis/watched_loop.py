@@ -41,7 +41,6 @@ class Loop:
     copied: float  # of the waiting beside a GPU that rests, 0 to 1: a trainer copies the batch
     drift: Drift | None
     passes: int
-    cold: float  # for which the first pass waited longer than the later ones
 
     def shares(self, all_of_it: float, *groups: float) -> dict[str, float]:
         """Return the part (0 to 1) of a body that each group takes, from their summed shares."""
@@ -97,7 +96,6 @@ def loop_of(run: Run) -> Loop | None:
         copied=0.0 if run.machine.kind != "gpu" or run.launches_only else _copied(found, stamps),
         drift=_drift(spent[first:], run.batch_bytes[first:], first, wall, found),
         passes=len(starts),
-        cold=_cold(stamps, starts) / wall,
     )
 
 
@@ -152,14 +150,3 @@ def _larger(spent: np.ndarray, batch_bytes: np.ndarray) -> float | None:
     grows = larger[-1] >= limits.DRIFT
     is_explained = longer < limits.DRIFT * np.maximum(larger, 1.0) ** 2
     return float(larger[-1]) if grows and is_explained.all() else None
-
-
-def _cold(stamps: np.ndarray, starts: list[int]) -> float:
-    """Return the time (s) that the first pass waited more than a later one; `starts` are steps."""
-    if len(starts) < 2 or starts[1] < limits.MIN_STEPS:
-        return 0.0
-    waits = np.split(stamps[:, 1] - stamps[:, 0], starts[1:])
-    # without the first step of each
-    means = [float(np.mean(steps[1:])) if len(steps) > 1 else 0.0 for steps in waits]
-    rest = float(np.mean(means[1:]))
-    return (means[0] - rest) * starts[1] if means[0] > limits.COLD * rest else 0.0

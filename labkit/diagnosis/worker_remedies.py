@@ -1,4 +1,4 @@
-"""Remedies for what the workers of a loader show: starts, threads, order, shards, memory, hangs."""
+"""Remedies for what the workers of a loader show: starts, threads, slow items, memory, hangs."""
 
 from __future__ import annotations
 
@@ -7,31 +7,24 @@ from labkit.diagnosis.copy_remedies import SCALED, sends_images
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.loader_words import epochs_unseen, remade_said
 from labkit.diagnosis.remedies import LESS_WAITING, Fit, Remedy
-
-HUGGING_FACE = {"IterableDataset", "Dataset"}  # classes of its `datasets`
-
-
-def workers_rest(evidence: Evidence) -> bool:
-    """Fit workers that rest after a late batch: others make as many batches in any order."""
-    idle = evidence.workers.idle_share if evidence.workers else None
-    return idle is None or idle >= limits.REST_BEHIND
+from labkit.spec import PYTORCH_PREFETCH
 
 
-def own_init(evidence: Evidence) -> bool:
-    """Fit a loader without a worker_init_fn of its own, which this one would replace."""
-    arguments = evidence.code and evidence.code.arguments
-    return "worker_init_fn" not in (arguments or {})
+def workers_rest(evidence: Evidence) -> Fit | None:
+    """Fit workers that rest behind a late batch: a longer queue, or any order, has them go on."""
+    workers = evidence.workers
+    if workers is None or workers.workers < 2 or (workers.idle_share or 0) < limits.REST_BEHIND:
+        return None
+    now = evidence.knobs.get("prefetch_factor") or PYTORCH_PREFETCH
+    return Fit({"prefetch_factor": 4 * int(now)})
 
 
-def cuts_shards(evidence: Evidence) -> bool:
-    """Return whether a dataset is one of Hugging Face, which shares out shards that it cuts."""
-    return evidence.code is not None and evidence.code.dataset_type in HUGGING_FACE
-
-
-def shards(evidence: Evidence) -> Fit | None:
-    """Return how many shards suit a loader whose workers were seen."""
-    count = evidence.workers.workers if evidence.workers else 0
-    return Fit(words={"workers": count, "shards": 4 * count}) if count else None
+def reshardable(evidence: Evidence) -> Fit | None:
+    """Fit a loader whose workers were seen: that many shards, or a multiple of it."""
+    if evidence.workers is None:
+        return None
+    count = evidence.workers.workers
+    return Fit(words={"workers": count, "shards": 4 * count})
 
 
 def stuck(evidence: Evidence) -> Fit | None:
@@ -48,6 +41,13 @@ def started_anew(evidence: Evidence) -> Fit | None:
         return None
     words = {"epochs": epochs_unseen(code), "remade": remade}
     return Fit({"persistent_workers": True}, words)
+
+
+def cache_to_keep(evidence: Evidence) -> Fit | None:
+    """Fit workers that end with each epoch, and a cache of the dataset's with them."""
+    anew = started_anew(evidence)
+    lost = evidence.workers.lost_cache if evidence.workers else None
+    return anew and lost and Fit(anew.settings, {**anew.words, "cache": lost.name})
 
 
 PERSISTENT = Remedy(
@@ -76,25 +76,15 @@ READ_ONCE = Remedy(
 )
 ONE_THREAD = Remedy(
     "one_thread_a_worker",
-    "Let the libraries in each worker compute with one thread; PyTorch limits only its own.",
-    "workers",
-    own_init,
-    arguments={"worker_init_fn": "one_thread"},
-    code="def one_thread(worker):  # pip install threadpoolctl\n"
-    "    import threadpoolctl\n\n"
-    "    threadpoolctl.threadpool_limits(1)  # OpenBLAS, MKL and OpenMP\n"
-    "    # cv2.setNumThreads(0)  # where the dataset uses OpenCV\n\n",
-    check="CPU time over wall time near 1 in each worker",
-)
-ONE_THREAD_EVERYWHERE = Remedy(
-    "one_thread_everywhere",
-    "Limit the libraries to one thread before NumPy is imported, and OpenCV with "
-    "cv2.setNumThreads(0).",
+    "Let the libraries compute with one thread: OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 "
+    "MKL_NUM_THREADS=1 in front of the command, or these lines above all imports (PyTorch limits "
+    "only its own threads; OpenCV needs cv2.setNumThreads(0) in the dataset). `labkit tune` tries "
+    "it on your script.",
     "workers",
     code='for library in ("OMP", "OPENBLAS", "MKL"):  # above all other imports\n'
     '    os.environ[f"{library}_NUM_THREADS"] = "1"\n',
-    cost="a model on the CPU has one thread, too, until torch.set_num_threads",
-    check="CPU time over wall time near 1 in each worker",
+    cost="a model on the CPU has one thread, too, until torch.set_num_threads(4), say",
+    check="the script itself, which is then faster",
 )
 UINT8_BATCHES = Remedy(
     "uint8_batches",
@@ -112,43 +102,50 @@ FEWER_PIECES = Remedy(
     "items",
     check=LESS_WAITING,
 )
-RESHARD = Remedy(
-    "reshard",
-    "Cut the data into shards of one size, a multiple of the $workers workers: $shards, say.",
+EVEN_SHARDS = Remedy(
+    "even_shards",
+    "Cut the data into shards of one size, a multiple of the $workers workers ($shards, say; "
+    "datasets: to_iterable_dataset(num_shards=$shards)), and deal them out to the workers in turn, "
+    "not in blocks.",
     "items",
-    lambda evidence: shards(evidence) if cuts_shards(evidence) else None,
-    code="dataset = dataset.to_iterable_dataset(num_shards=$shards)\n",
-    cost="writing the data once more",
-    check="every worker is as busy as the next one",
-)
-DEAL_FILES_OUT = Remedy(
-    "deal_files_out",
-    "Deal the files out to the $workers workers in turn, not in blocks. Where their sizes differ, "
-    "sort them by size first; where one holds most of the data, cut it into shards of one size, "
-    "$shards in all, say.",
-    "items",
-    lambda evidence: None if cuts_shards(evidence) else shards(evidence),
+    reshardable,
     code="info = torch.utils.data.get_worker_info()  # in the dataset's __iter__\n"
     "files = self.files[info.id :: info.num_workers]\n",
     cost="another order of the items",
     check="every worker is as busy as the next one",
 )
-OUT_OF_ORDER = Remedy(
-    "out_of_order",
-    "Shrink the slowest items before training (or decode those JPEGs smaller: draft), or hand "
-    "batches out as they are ready: in_order=False (torch 2.6). The order then differs from run to "
-    "run.",
+BRIDGE = Remedy(
+    "bridge_slow_items",
+    "Let the other workers go on meanwhile: a longer queue, prefetch_factor=$prefetch_factor, or "
+    "batches as they are ready, in_order=False (torch 2.6), whose order differs from run to run.",
     "queue",
     workers_rest,
-    arguments={"in_order": "False"},
-    cost="batches in an order that is not reproducible",
+    cost="memory for the batches kept ready",
     check=LESS_WAITING,
 )
 SLOW_ITEMS_OFFLINE = Remedy(
     "slow_items_offline",
-    "Treat these items before training: shrink them, convert them or leave them out. A large JPEG "
-    "is also cheaper to decode smaller: image.draft('RGB', (size, size)).",
+    "Treat these items before training: shrink, convert, cut or cache them, or leave them out; or "
+    "sort the data so that a batch has items of one size.",
     "items",
+    check=LESS_WAITING,
+)
+WHAT_IT_WAITS_FOR = Remedy(
+    "what_it_waits_for",
+    "Find out what that line waits for (a server, a lock, a disk), and give it a time limit: try "
+    "again, or take another item. Until then a longer queue bridges part of it: prefetch_factor=8, "
+    "more workers, or in_order=False, whose order differs from run to run.",
+    "queue",
+    check=LESS_WAITING,
+)
+KEEP_THE_CACHE = Remedy(
+    "keep_the_cache",
+    "Keep the workers between epochs, and `$cache` with them: persistent_workers=True$remade. Each "
+    "worker still fills its own; filled before the first epoch, in the main process, forked "
+    "workers share it, and on disk it outlives the script.$epochs",
+    "epochs",
+    cache_to_keep,
+    cost="the cache's memory in each worker",
     check=LESS_WAITING,
 )
 GIVE_UP_WAITING = Remedy(

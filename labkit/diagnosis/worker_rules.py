@@ -17,7 +17,6 @@ from labkit.diagnosis.evidence import Evidence, WorkerEvidence
 from labkit.diagnosis.findings import Finding, Measured, gain_without, late_batches
 from labkit.diagnosis.hot_lines import COLLATE
 from labkit.diagnosis.known_calls import known_call
-from labkit.results.text import counted
 
 
 def worker_hangs(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -26,88 +25,9 @@ def worker_hangs(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     Cause "hang", where that lasted HANGS_S or longer.
     """
     hang = workers.hang
-    if hang is None or hang.over or hang.seconds < limits.HANGS_S:
+    if hang is None or hang.seconds < limits.HANGS_S:
         return None
     return late_batches("hang", words.no_progress(hang), remedies=(cures.GIVE_UP_WAITING,))
-
-
-def hang_that_ended(evidence: Evidence) -> Finding | None:
-    """A worker made no progress for long, and then the loop went on: worth a word, no more.
-
-    Cause "hang_that_ended".
-    """
-    hang = evidence.workers.hang if evidence.workers else None
-    if hang is None or not hang.over:
-        return None
-    return late_batches(
-        "hang_that_ended", words.no_progress(hang), remedies=(cures.GIVE_UP_WAITING,)
-    )
-
-
-def workers_restart(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
-    """The first batch of every epoch waits for workers that start anew.
-
-    Cause "workers_restart", where these first batches make up half of the waiting. More workers
-    than CROWD for a core are said beside it: each of them starts on one.
-    """
-    share = workers.epoch_start_share or 0.0
-    if share < evidence.wait_share / 2 or not share:
-        return None
-    starts = Measured("of the time is the start of later epochs", share, by=words.TIMED)
-    what = "to an epoch's first batch"
-    cores = evidence.use.cores
-    if cores and workers.workers > limits.CROWD * cores:
-        what += f", for which {workers.workers} workers start on {counted(cores, 'core')}"
-    each = words.took(what, workers.epoch_start_ms)
-    return late_batches(
-        "workers_restart", starts, each, remedies=(cures.PERSISTENT, cures.LONGER_PASSES)
-    )
-
-
-def cold_start(evidence: Evidence, workers: WorkerEvidence | None) -> Finding | None:
-    """The first epoch is slower than the later ones: the page cache was cold.
-
-    Cause "cold_start", where a batch of it took COLD times one of the later epochs; in a watched
-    loop, where what its first pass took longer is half of the waiting or more.
-    """
-    loop = evidence.loop
-    ratio = (workers.first_epoch_ratio if workers else None) or 0.0
-    if loop is not None:
-        if not loop.cold or loop.cold < evidence.wait_share / 2:
-            return None
-        seen = "of the time is what the first pass took longer than the later ones"
-        measured = Measured(seen, loop.cold)
-    elif ratio < limits.COLD:
-        return None
-    else:
-        first = "items of the first epoch take"
-        measured = Measured("as long as those of later epochs", ratio, "times", words.TIMED, first)
-    return late_batches("cold_start", measured, remedies=(cures.READ_ONCE, *feeding.FEED))
-
-
-def slow_items(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
-    """A few items take far longer than the others, and the next batch in order waits for them.
-
-    Cause "slow_items", where the slowest took SLOW_ITEM times the mean, and a later batch was ready
-    for HELD_UP of the waiting; where that was not measured, the slowest hundredth of the batches
-    took SLOW_BATCH times the median one.
-    """
-    ratio = workers.slowest_ratio
-    if ratio is None or ratio < limits.SLOW_ITEM:
-        return None
-    late = workers.late_share
-    if late is not None and late < limits.HELD_UP:
-        return None  # no batch had to wait for them
-    if late is None and (workers.slow_batch_ratio or 0.0) < limits.SLOW_BATCH:
-        return None  # too few of them to hold a batch up now and then
-    behind = None
-    if late is not None:
-        behind = Measured("of the waiting a later batch was ready already", late)
-    elif workers.idle_share is not None:
-        seen = "of the time the other workers have nothing to do"
-        behind = Measured(seen, workers.idle_share)
-    remedies = (cures.OUT_OF_ORDER, cures.SLOW_ITEMS_OFFLINE)
-    return late_batches("slow_items", words.slowest(workers), behind, remedies=remedies)
 
 
 def uneven_shards(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
@@ -124,7 +44,7 @@ def uneven_shards(evidence: Evidence, workers: WorkerEvidence) -> Finding | None
         measured=(
             Measured("the mean", uneven, "times", words.TIMED, "the busiest worker's work is"),
         ),
-        remedies=(cures.DEAL_FILES_OUT, cures.RESHARD),
+        remedies=(cures.EVEN_SHARDS,),
         at_most=uneven,
     )
 
@@ -196,23 +116,6 @@ def hand_over(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     )
 
 
-def threads(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
-    """Libraries in the workers compute with several threads each.
-
-    Cause "threads", where a worker uses SEVERAL_THREADS cores; or where more threads stand in line
-    for a core than there would be with one a worker, and no other program makes them.
-    """
-    # Where the cores are full, they stand in line: more of them than processes of one thread
-    single = workers.workers + (evidence.threads or 1)
-    in_line = evidence.use.in_line or 0.0
-    stand_in_line = in_line > single and not evidence.is_crowded  # others make every thread do so
-    if workers.cpu_share < limits.SEVERAL_THREADS and not stand_in_line:
-        return None
-    measured = (words.cpu(workers), words.in_line(in_line, single) if stand_in_line else None)
-    remedies = (cures.ONE_THREAD, cures.ONE_THREAD_EVERYWHERE)
-    return late_batches("threads", *measured, remedies=remedies)
-
-
 def cores(evidence: Evidence, workers: WorkerEvidence) -> Finding | None:
     """The workers compute all the time, and there is no core for another one.
 
@@ -257,13 +160,9 @@ def storage_latency(evidence: Evidence, workers: WorkerEvidence) -> Finding | No
 
 WORKER_RULES = (
     worker_hangs,
-    workers_restart,
-    cold_start,
-    slow_items,
     uneven_shards,
     slow_code_in_the_loop,
     hand_over,
-    threads,
     slow_code_in_workers,
     cores,
     too_few_workers,
@@ -272,7 +171,7 @@ WORKER_RULES = (
 
 
 # Where no worker was seen
-LOADER_RULES = (cold_start, slow_code_in_the_loop, slow_code_in_workers)
+LOADER_RULES = (slow_code_in_the_loop, slow_code_in_workers)
 
 
 def why_batches_are_late(evidence: Evidence) -> Finding | None:

@@ -65,20 +65,4 @@ def no_progress(hang: Hang) -> Measured:
     """Return for how long a worker finished nothing."""
     item = "" if hang.index is None else f", at item {hang.index}"
     seen = f"since worker {hang.worker} last made progress{item}"
-    if hang.over:
-        seen = f"passed without progress of worker {hang.worker}{item}; then the loop went on"
     return Measured(seen, hang.seconds, "s", TIMED)
-
-
-def slowest(workers: WorkerEvidence) -> Measured:
-    """Return how slow the slowest items are, and which."""
-    mean = "the mean time"
-    if workers.slow_items:
-        mean += f": {', '.join(map(str, workers.slow_items[:5]))}"
-    return Measured(mean, workers.slowest_ratio, "times", TIMED, "the slowest items take")
-
-
-def in_line(threads: float, single: int) -> Measured:
-    """Return how many threads stand in line for a core, where one each would be `single`."""
-    seen = f"threads wait for a free core, more than the {single} of the workers and the model"
-    return Measured(seen, threads, "number", "Linux's schedstat")

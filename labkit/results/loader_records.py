@@ -38,7 +38,7 @@ class Worker:
     item_ms: float  # mean time of an item, without that in line for a core
     item_cpu_ms: float  # mean CPU time of an item, collating included
     slowest: list[SlowItem]
-    slowest_ratio: float  # of the slowest item's time over the mean time of an item
+    library_threads: int  # that compute in it beside its own: OpenBLAS, OpenMP, OpenCV, ...
     last_progress_s: float  # on the run's clock: when its last batch was ready
 
 
@@ -61,13 +61,22 @@ class Batches(Columns):
     cpu_s: np.ndarray
     in_line_s: np.ndarray  # for which the process's thread had no core
     items: np.ndarray
+    slow_s: np.ndarray  # of the slowest of them
+
+
+@dataclass(frozen=True)
+class LostCache:
+    """What the dataset kept in its workers, and what ended with them."""
+
+    name: str  # "self.cache"
+    entries: float  # of a worker's process, on average
+    items: float  # that it prepared
 
 
 @dataclass(frozen=True)
 class Hang:
-    """The last time for which nothing moved, as it was when it was seen."""
+    """A stretch to the end of the record in which nothing moved."""
 
     worker: int | None  # that held the loop up; None: its own process
     index: int | str | None  # of the item
     seconds: float  # how long it lasted, as far as is known
-    over: bool  # whether the loop went on afterwards

@@ -1,4 +1,4 @@
-"""What a loader's workers show together: who held up whom, and what they keep in memory."""
+"""What the batches of a loader show together: a few slow items, and memory that grows."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from labkit.results.loader_records import Batches
 from labkit.results.record import Event
 
 KIB_PER_GIB = 2**20
+LEAST_BATCHES = 10  # to speak of slow items among others
+SLOW_TIMES = 10.0  # an ordinary item's time (pytorch/pytorch#105203, #135409)
+FEW_ITEMS = 0.05  # of all, at most
+MOST_BATCHES = 0.9  # with such an item; where all have one, the batch was fetched at once
 
 
 @dataclass(frozen=True)
@@ -21,25 +25,53 @@ class MemoryGrowth:
     copied: float  # of which so much was shared with the main process before (copy-on-write)
 
 
-def late_share(batches: Batches) -> float | None:
-    """Return the share of the loop's waiting in which a later batch was ready already.
+@dataclass(frozen=True)
+class FewSlow:
+    """A few items that take far longer than the others. Shares are 0 to 1."""
 
-    Batches are delivered in order, so it waits for the one that is late. None where the loop waited
-    for none, or where it is not known when it asked.
+    batches: Batches  # those with such an item
+    one_in: int  # items
+    seconds: float  # that it takes, the median
+    times: float  # an ordinary item's time
+    share: float  # of all the time in which items are prepared
+    held_up: float  # of the loop's waiting, beyond these batches' part of all
+    cpu_share: float  # CPU time over time of these batches
+
+    @property
+    def worker(self) -> int | None:
+        """The worker that has all of them; None where they are not one's."""
+        workers = set(self.batches.worker.astype(int).tolist())
+        return workers.pop() if len(workers) == 1 else None
+
+
+def few_slow(batches: Batches) -> FewSlow | None:
+    """Return what a few slow items cost; None where there are none, or more than a few.
+
+    A batch tells of its slowest item. The first of a process may open files and import modules.
     """
-    known = (batches.worker >= 0) & ~np.isnan(batches.asked)
-    if len(np.unique(batches.worker[known])) < 2:
+    batches = batches.only((batches.of_process > 0) & (batches.items > 0))
+    if len(batches) < LEAST_BATCHES:
         return None
-    order = np.argsort(batches.asked[known], kind="stable")
-    asked, ready, taken = (
-        column[known][order] for column in (batches.asked, batches.ready, batches.taken)
+    took = batches.fetched - batches.start - batches.in_line_s
+    others = np.maximum(batches.items - 1, 1)
+    usual = np.where(batches.items > 1, (took - batches.slow_s) / others, batches.slow_s)
+    usual_s = max(float(np.median(usual)), 1e-6)
+    slow = batches.slow_s >= SLOW_TIMES * usual_s
+    items = int(batches.items.sum())
+    if not 2 <= slow.sum() <= FEW_ITEMS * items or slow.mean() > MOST_BATCHES:
+        return None
+    found = batches.only(slow)
+    waited = np.nan_to_num(np.clip(batches.taken - batches.asked, 0, None))
+    made = (batches.ready - batches.start - batches.in_line_s).clip(1e-9)
+    return FewSlow(
+        batches=found,
+        one_in=round(items / slow.sum()),
+        seconds=float(np.median(found.slow_s)),
+        times=float(np.median(found.slow_s)) / usual_s,
+        share=float(found.slow_s.sum() / made.sum()),
+        held_up=float(waited[slow].sum() / max(waited.sum(), 1e-9) - slow.mean()),
+        cpu_share=float(found.cpu_s.sum() / made[slow].sum()),
     )
-    waited = float(np.clip(taken - asked, 0, None).sum())
-    if waited <= 0:
-        return None
-    later = np.append(np.minimum.accumulate(ready[::-1])[::-1][1:], np.inf)
-    blocked = np.clip(ready - np.maximum(asked, later), 0, None)
-    return min(1.0, float(blocked.sum()) / waited)
 
 
 def memory_growth(events: Iterable[Event]) -> MemoryGrowth | None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from labkit.bench.loader_rows import BatchRow
 from labkit.results.event_shapes import fits
-from labkit.results.loader_records import Batches, Hang, SlowItem, Worker
+from labkit.results.loader_records import Batches, Hang, LostCache, SlowItem, Worker
 from labkit.results.steps import HOST
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class LoaderWorkers:
             item_ms=item_ms,
             item_cpu_ms=totals["cpu_ns"] / 1e6 / max(1, totals["items"]),
             slowest=slowest,
-            slowest_ratio=slowest[0].ms / item_ms if slowest and item_ms > 0 else 1.0,
+            library_threads=max(event.get("threads") or 0 for event in last.values()),
             last_progress_s=float(own.ready.max()),
         )
 
@@ -119,6 +119,7 @@ class LoaderWorkers:
             cpu_s=column["cpu_ns"] / 1e9,
             in_line_s=column["line_ns"] / 1e9,
             items=column["items"].astype(int),
+            slow_s=np.maximum(column["slow_ns"] - column["line_ns"], 0) / 1e9,
         )
 
     def _seconds(self, at_ns: np.ndarray) -> np.ndarray:
@@ -156,42 +157,36 @@ class LoaderWorkers:
         return fmean(each.idle_share for each in self) if self else None
 
     @cached_property
-    def epoch_start_ms(self) -> list[float]:
-        """The wait for the first batch of each pass, with the start of the workers."""
-        host_ns = self.run.host_ns
-        firsts = sorted({step for step in self.run.first_steps if step < len(host_ns)})
-        asked, ready = host_ns[firsts, :2].T
-        return ((ready - asked) / 1e6).tolist()
-
-    @cached_property
-    def epoch_item_ms(self) -> list[float]:
-        """The mean time of an item in each pass: the first is slow where the page cache is cold."""
-        batches = self.batches
-        took_ms = (batches.fetched - batches.start) * 1e3 / np.maximum(batches.items, 1)
-        counts = np.bincount(batches.epoch)
-        sums_ms = np.bincount(batches.epoch, took_ms)
-        return (sums_ms[counts > 0] / counts[counts > 0]).tolist()
-
-    @cached_property
     def slowest(self) -> list[SlowItem]:
         """The slowest items of all workers, the slowest first."""
         return _slowest(item for worker in self for item in worker.slowest)
 
     @cached_property
+    def lost_cache(self) -> LostCache | None:
+        """What workers kept that ended with their pass; None where they go on, or kept nothing."""
+        last = {event["pid"]: event for event in self.events if event["worker"] != MAIN}
+        kept = [event for event in last.values() if event.get("cached")]
+        if not kept or len(last) <= len(self):
+            return None
+        name = Counter(event["cached"][0] for event in kept).most_common(1)[0][0]
+        entries = sum(event["cached"][1] for event in kept if event["cached"][0] == name)
+        items = sum(event["totals"]["items"] for event in last.values())
+        return LostCache(name, entries / len(last), items / len(last))
+
+    @cached_property
     def hang(self) -> Hang | None:
-        """The last hang that was seen; None without one."""
+        """The hang that the run ended in; None where it went on."""
         seen = self.run.event("hang")
         if seen is None:
             return None
         seen_ns = seen["t_ns"]
         worker = seen.get("worker")
-        stamps_ns = self.run.host_ns[:, HOST.index("done" if worker is None else "ready")]
-        moved_ns = np.append(stamps_ns, (self.run.event("done") or seen).get("t_ns", seen_ns))
-        moved_ns = moved_ns[moved_ns > seen_ns]
+        moved_ns = self.run.host_ns[:, HOST.index("done" if worker is None else "ready")]
+        if self.run.event("done") or (moved_ns > seen_ns).any():
+            return None
         ended_ns = (self.run.event("end") or seen).get("t_ns", seen_ns)
-        last_ns = int(min(moved_ns, default=max(seen_ns, ended_ns)))
-        seconds = seen["seconds"] + (last_ns - seen_ns) / 1e9
-        return Hang(worker, seen.get("index"), seconds, len(moved_ns) > 0)
+        seconds = seen["seconds"] + max(ended_ns - seen_ns, 0) / 1e9
+        return Hang(worker, seen.get("index"), seconds)
 
     @cached_property
     def rows(self) -> pandas.DataFrame:

@@ -1,0 +1,112 @@
+"""What builds up in a loader's worker: threads that libraries compute with, and a cache.
+
+No code of the user's runs: only built-in containers and `functools`' caches are asked for entries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import threading
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from labkit.bench.before_calls import held
+
+TASKS = Path("/proc/self/task")
+COMPUTES = 0.25  # of the CPU time of the worker's own thread, that another one has which computes
+MAPPINGS = (dict, OrderedDict, defaultdict)
+NUMBERS = (int, float, bool, type(None))  # a mapping to these counts something, and is no cache
+DEEP = 3  # objects within objects, as of a dataset that wraps another one
+MOST_OBJECTS = 64
+LOOKED_AT = 64  # entries of a list
+
+
+def cpu_of_threads() -> dict[int, int]:
+    """Return the CPU time of each thread of this process by its number, ns."""
+    if TASKS.is_dir():
+        return {int(number): _ran_ns(number) for number in os.listdir(TASKS)}
+    import psutil
+
+    threads = psutil.Process().threads()
+    return {each.id: int(1e9 * (each.user_time + each.system_time)) for each in threads}
+
+
+def _ran_ns(thread: str) -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):  # it has just ended
+        return int((TASKS / thread / "schedstat").read_text().split()[0])
+    return 0
+
+
+class WorkerState:
+    """Looks at a worker from its start on, where only its own threads are there."""
+
+    def __init__(self, dataset: object):
+        self.dataset = dataset
+        self.threads = set(cpu_of_threads())
+        self.entries = dict(entries_of(dataset))
+
+    def library_threads(self) -> int:
+        """Return how many threads compute that neither the worker nor Python has started."""
+        spent_ns = cpu_of_threads()
+        least = max(1.0, COMPUTES * spent_ns.get(threading.get_native_id(), 0))
+        own = self.threads | {thread.native_id for thread in threading.enumerate()}
+        return sum(ns >= least for number, ns in spent_ns.items() if number not in own)
+
+    def cached(self) -> tuple[str, int] | None:
+        """Return the cache that took up most entries since the start, and how many; or None."""
+        before = self.entries
+        gained = [
+            (count - before[name], name)
+            for name, count in entries_of(self.dataset)
+            if name in before
+        ]
+        most, name = max(gained, default=(0, ""))
+        return (name, most) if most > 0 else None
+
+
+def entries_of(dataset: object) -> Iterator[tuple[str, int]]:
+    """Yield each thing that may be a cache of a dataset, and how many entries it has.
+
+    That are its attributes, those of what it holds, and what its class and module have.
+    """
+    kind = type(dataset)
+    objects = [("self.", dataset, 0)]
+    for place, (prefix, thing, depth) in enumerate(objects):  # grows meanwhile
+        attributes = held(thing)
+        yield from _caches(prefix, attributes)
+        if depth < DEEP and place < MOST_OBJECTS:
+            for name, each in attributes.items():
+                if held(each) and type(each).__module__ != "builtins":  # no module, no function
+                    objects.append((f"{prefix}{name}.", each, depth + 1))
+    for each in kind.__mro__:
+        yield from _caches("", vars(each))
+    yield from _caches("", held(sys.modules.get(kind.__module__)))
+
+
+def _caches(prefix: str, names: Mapping[str, object]) -> Iterator[tuple[str, int]]:
+    for name, value in list(names.items()):
+        count = _entries(value)
+        if count is not None and not name.startswith("__"):
+            yield f"{prefix}{name}", count
+
+
+def _entries(value: Any) -> int | None:
+    """Return how many entries it has; None of what is no cache.
+
+    Of a list its empty places (None) are counted, below 0: a cache fills them, and a log is only
+    appended to.
+    """
+    if type(value) is functools._lru_cache_wrapper:
+        return value.cache_info().currsize
+    if type(value) in MAPPINGS:
+        last = next(reversed(value.values()), "")
+        return None if type(last) in NUMBERS else len(value)
+    if type(value) is list and value:
+        some = value[:: max(1, len(value) // LOOKED_AT)]
+        return -round(len(value) * sum(each is None for each in some) / len(some))
+    return None
