@@ -29,7 +29,7 @@ from labkit.diagnosis.device_remedies import (
     LARGER_BATCH,
     PROCESS_PER_CARD,
 )
-from labkit.diagnosis.evidence import Batch, Epochs, Evidence
+from labkit.diagnosis.evidence import Batch, Epochs, Evidence, WorkerEvidence
 from labkit.diagnosis.findings import Finding
 from labkit.diagnosis.gains import with_gains
 from labkit.diagnosis.loader_code import ARGUMENTS, LoopCode
