@@ -34,7 +34,6 @@ from labkit.diagnosis.evidence import (
 from labkit.diagnosis.findings import Finding
 from labkit.diagnosis.gains import with_gains
 from labkit.diagnosis.hot_lines import Line
-from labkit.diagnosis.line_work import loading_of
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.remedies import LESSONS, Remedy
 from labkit.diagnosis.step_table import StepTable
@@ -176,10 +175,10 @@ BUT = {  # what else a remedy needs
     "CHEAPER_ITEMS": {"advised": 2},
     "FETCH_AT_ONCE": {"wait_us": 900.0, "knobs": {"num_workers": 0}},
     "LARGER_BATCH": {"batches_an_update": 1},
+    "SOME_WORKERS": {"own_loader": "PrefetchLoader", "knobs": {}},
     "MORE_OF_ITS_OWN": {"own_loader": "PrefetchLoader", "knobs": {}},
     "PROCESS_PER_CARD": {"code": LoopCode(cards=2)},
     "TWICE_THE_BATCH": {"batches_an_update": 1},
-    "WHOLE_TENSORS": {"code": TENSORS},
 }
 
 
@@ -214,7 +213,7 @@ def test_time_outside_the_compute_is_named_after_what_took_it(time, bottleneck, 
     found = lk.diagnose(fake(steps(**time)))
     assert found.bottleneck == bottleneck
     assert found.findings[0].lost_share == pytest.approx(15 / 35, abs=0.03)
-    assert "% of the time" in found.evidence and "threshold" in found.evidence
+    assert "% of the time" in found.evidence
     assert expect in found.advice
 
 
@@ -378,7 +377,7 @@ SIX = 6  # workers that a simulation recommends
      (ONE, "too_few_workers", "num_workers=6", "num_workers=6"),
      ({"cpu_shares": (1.9, 2.1)}, "threads", "with 2 threads, 4 in all, on 2 cores", "OPENBLAS"),
      (WAITING, "storage_latency", "num_workers=6", "num_workers=6"),
-     (IDLE, "hand_over", "uint8", "div_(255)"),
+     (IDLE, "hand_over", "one tensor for each part of a batch", ""),
      (IDLE | {"busiest_over_mean": 1.6}, "uneven_shards", "At most 1.6 times as many",
       "files[info.id ::"),
      (BUSY | {"hang": Hang(1, None, 90.0)}, "hang", "worker 1", "timeout=90")],
@@ -415,7 +414,7 @@ def test_a_step_that_is_not_timed_loses_to_workers_what_its_quickest_ones_do_not
 
 
 def test_whole_tensors_are_fetched_a_batch_at_once_before_workers_take_them_apart():
-    assert "fetch a batch at once" in diagnosed(ONE, advised=SIX, code=TENSORS).advice
+    assert "Fetch a batch at once" in diagnosed(ONE, advised=SIX, code=TENSORS).advice
     already = {"num_workers": 2, "batch_size": None}
     assert "num_workers=6" in diagnosed(ONE, advised=SIX, code=TENSORS, knobs=already).advice
 
@@ -535,31 +534,9 @@ def test_hugging_face_cuts_its_own_shards():
     assert "to_iterable_dataset(num_shards=8)" in found.advice
 
 
-@pytest.mark.parametrize("shares, named", [([0.35, 0.16, 0.15], True), ([0.14, 0.12, 0.12], False)])
-def test_the_costliest_of_a_few_lines_that_share_the_loading_is_named(shares, named):
-    rows = [
-        Line("train.py", 27, "Sales.__getitem__", share, "waiting", "library", "f()")
-        for share in shares
-    ]
-    lines = SimpleNamespace(
-        within=np.full(100, "item"),
-        share=np.full(100, 0.01),
-        mask=lambda _phase: np.ones(100, bool),
-        rows=lambda _mask: rows,
-        worst=lambda _mask: [],
-    )
-    work = loading_of(lines)
-    assert (work and (work.cause, work.share)) == (("item", pytest.approx(0.35)) if named else None)
-
-
 def test_a_loop_without_workers_is_not_told_that_these_have_all_cores():
     found = diagnosed(use=CoreUse(2, own=1.9), knobs={"num_workers": 0}, advised=0)
     assert "cores are busy" not in found.advice
-
-
-def test_workers_whose_cores_others_have_are_not_said_to_wait_for_storage():
-    beside = CoreUse(2, others=1.5, in_line=1.4)
-    assert diagnosed({"cpu_shares": (0.25, 0.25)}, use=beside).cause == "cores"
 
 
 def test_validation_that_outweighs_the_training_loop_comes_before_its_loader():
@@ -571,25 +548,6 @@ def test_validation_that_outweighs_the_training_loop_comes_before_its_loader():
     assert (validates.name, validates.cause) == ("host", "validation")
     assert "70% of the time after the start" in validates.evidence
     assert found(loop=0.7, validation=0.2).name == "input"
-
-
-@pytest.mark.parametrize(
-    "call, function, kind, code",
-    [
-        ("Image.open()", "__getitem__", "library", "draft"),
-        ("self.scan_once()", "JSONDecoder.raw_decode", "library", ""),
-        ("time.sleep()", "__getitem__", "wait", None),  # that needs no core
-    ],
-)
-def test_a_step_that_fills_the_cores_is_named_and_made_cheaper_where_it_is_known(
-    call, function, kind, code, monkeypatch
-):
-    line = Line("train.py", 9, function, 0.8, "worker", kind, call)
-    monkeypatch.setattr("labkit.diagnosis.evidence.loading_mask", lambda _lines: None)
-    lines = SimpleNamespace(rows=lambda _mask: (line,), made_us=None)
-    found = diagnosed(BUSY, lines=lines)
-    assert ("train.py:9" in found.evidence) == (code is not None)
-    assert (code or "") in found.code and bool(code) == bool(found.code)
 
 
 @pytest.mark.parametrize(
@@ -608,14 +566,21 @@ def test_a_watched_loop_is_told_what_to_try_and_promised_nothing(workers, cores,
     assert found.expected is None and found.at_most == pytest.approx(2.0)
 
 
-def test_a_setting_to_try_stands_behind_a_remedy_that_is_none():
-    finding = Finding("input", "item", 0.5, (), (feeding.CHEAPER_LINE, *feeding.FEED))
+def test_what_is_known_of_a_line_goes_before_settings_and_these_before_making_it_cheaper():
     evidence = Evidence("gpu", code=LOADER, knobs={"num_workers": 0}, use=CoreUse(2))
-    assert (
-        "keep the result, or before training. Or try num_workers=2. At"
-        in told(finding, evidence).advice
-    )
-    assert "Or try" not in told(finding, dataclasses.replace(evidence, code=None)).advice
+    line = Line("train.py", 9, "Photos.__getitem__", 0.8, "worker", "python", "slow()")
+
+    def said(line):
+        cheaper = feeding.cheaper_line(line, 1.6)
+        is_known = cheaper.key == "known_call"
+        remedies = (cheaper, *feeding.FEED) if is_known else (*feeding.FEED, cheaper)
+        return told(Finding("input", "item", 0.5, (), remedies), evidence).advice
+
+    known = said(dataclasses.replace(line, call="json.loads()"))
+    assert "is first needed. At most 1.6 times as many steps. Or try num_workers=2." in known
+    other = said(line)
+    assert "num_workers=2. At most 2.0 times as many steps. Or make `slow()` in Photos." in other
+    assert "before training. At most 1.6 times as many steps." in other
 
 
 def test_a_measured_headroom_is_said_and_bounds_what_the_input_may_bring():

@@ -15,13 +15,15 @@ import labkit as lk
 from labkit.bench import spare_card
 from labkit.diagnosis.copy_remedies import FEWER_BYTES_OVER
 from labkit.diagnosis.device_remedies import LARGER_AND_FEWER, USE_THE_CARD
-from labkit.diagnosis.evidence import CardEvidence, Evidence
+from labkit.diagnosis.evidence import Batch, CardEvidence, Evidence
 from labkit.diagnosis.gather import _of_cpu
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.step_table import StepTable
+from labkit.diagnosis.worker_remedies import UINT8_BATCHES
 from labkit.watching.device_in_use import device_of
 
 HERE = Path(__file__).parent
+IMAGES = Batch("float32", bytes=4e7, shape=(64, 3, 224, 224))
 MICRO = Evidence(
     "gpu",
     batches_an_update=4,
@@ -69,10 +71,20 @@ def test_and_not_where_they_are_few_already_or_no_thread_would_pin(tmp_path, dty
     assert found.cause == "copies" and found.remedies[0].key == first
 
 
-def test_what_a_trainer_copies_has_no_line_to_paste():
-    line = "images = images.to(device"
-    assert line in FEWER_BYTES_OVER.for_run(Evidence("gpu")).code
-    assert not FEWER_BYTES_OVER.for_run(Evidence("gpu", trainer=True)).code
+@pytest.mark.parametrize(
+    "batch, trainer, is_told",
+    [
+        (IMAGES, False, True),
+        (IMAGES, True, False),  # it copies by itself
+        (dataclasses.replace(IMAGES, shape=(64, 5000)), False, False),  # features
+        (dataclasses.replace(IMAGES, bytes=4e4), False, False),
+        (dataclasses.replace(IMAGES, dtype="float64"), False, False),
+    ],
+)
+def test_only_large_float32_images_have_lines_to_send_them_as_bytes(batch, trainer, is_told):
+    code = FEWER_BYTES_OVER.for_run(Evidence("gpu", batch=batch, trainer=trainer)).code
+    assert ("images = images.to(device" in code) == is_told
+    assert bool(UINT8_BATCHES.for_run(Evidence("cpu", batch=batch))) == (batch == IMAGES)
 
 
 FOUR_EACH = {"event": "pass", "t_ns": 1, "n": 0, "began": 0, "ended": 1, "gathered": [[4, 94]]}

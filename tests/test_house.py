@@ -12,7 +12,7 @@ import torch
 import labkit as lk
 from labkit.bench.measure import call
 from labkit.bench.stopwatch import Bench
-from labkit.diagnosis import pass_rules, ranking, rules, worker_rules, worker_state
+from labkit.diagnosis import ranking, rules, worker_rules, worker_state
 from labkit.diagnosis.findings import BOTTLENECKS, Finding, Measured
 from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.step_table import StepTable
@@ -116,7 +116,7 @@ def test_a_knob_acts_in_the_bench_and_in_the_script_that_lk_script_prints():
 
 def test_a_rule_says_its_cause_and_names_the_thresholds_that_it_reads():
     every = *rules.RULES, *rules.WARNINGS, *worker_rules.WORKER_RULES, *worker_state.STATE_RULES
-    for rule in (*every, pass_rules.costly_lines):
+    for rule in every:
         function = getattr(rule, "func", rule)
         said = inspect.getdoc(function)
         assert "Cause" in said, function

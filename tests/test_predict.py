@@ -205,7 +205,7 @@ def test_what_the_run_does_not_tell_is_not_predicted(textbook, changes, word):
     "lack, says",
     [
         ({"without": "items"}, "run it again"),  # an old record
-        ({"without": "handoff"}, "handing a batch over"),
+        ({"without": "handoff"}, "sending a batch"),
         ({"spec": WATCHED}, "watched"),
         ({"steps": STEPS[:4]}, "batches"),
         ({"steps": STEPS[:2]}, "too few steps"),

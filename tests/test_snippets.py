@@ -29,7 +29,7 @@ from labkit.diagnosis.device_remedies import (
     LARGER_BATCH,
     PROCESS_PER_CARD,
 )
-from labkit.diagnosis.evidence import Batch, Epochs, Evidence
+from labkit.diagnosis.evidence import Batch, Epochs, Evidence, WorkerEvidence
 from labkit.diagnosis.findings import Finding
 from labkit.diagnosis.gains import with_gains
 from labkit.diagnosis.loader_code import ARGUMENTS, LoopCode
@@ -344,7 +344,7 @@ def test_the_advice_for_a_watched_loop_is_in_the_names_of_its_script():
 
 
 def test_workers_of_a_loop_with_short_passes_are_kept():
-    short = SimpleNamespace(passes=3, pass_s=1.0, loading=None)
+    short = SimpleNamespace(passes=3, lines=None)
     evidence = Evidence("cpu", knobs={"num_workers": 0}, use=CoreUse(2), loop=short)
     kept = cures.WORKERS.for_run(evidence)
     assert kept.changes == {"num_workers": 2, "persistent_workers": True}
@@ -478,3 +478,58 @@ def test_a_trainers_user_is_given_a_line_that_changes_their_training_arguments()
     assert finding.code == f"from dataclasses import replace\n\n{line}"
     assert "(args, bf16=True)" in trainer_lines("args", {"precision": "bf16"})
     assert trainer_lines(None, {"num_workers": 2}) == ""  # no name to be written by
+
+
+# A loop over features, which are no images, with every name that an example has
+FEATURES = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+device = torch.device("cpu")
+dataset = TensorDataset(torch.randn(64, 20), torch.arange(64) % 2)
+loader = DataLoader(dataset, batch_size=8, shuffle=True)
+model = nn.Linear(20, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+images, labels = next(iter(loader))
+inputs = batch = images
+"""
+OF_LOADERS = [remedy for (name, _), remedy in REMEDIES.items() if name in ("loader", "worker")]
+COPIES = [remedy for (name, _), remedy in REMEDIES.items() if name == "copy"]
+
+
+@pytest.mark.parametrize("remedy", OF_LOADERS + COPIES, ids=lambda remedy: remedy.key)
+def test_pasted_code_runs_in_a_watched_script_and_leaves_a_batch_of_no_images_as_it_is(
+    remedy, monkeypatch
+):
+    monkeypatch.setattr(os, "environ", {})
+    code = LoopCode.of(
+        {
+            "loader": "loader",
+            "model": "model",
+            "optimizer": "optimizer",
+            "call": "DataLoader",
+            "arguments": {"dataset": "dataset", "batch_size": "8", "shuffle": "True"},
+            "dataset_type": "TensorDataset",
+        }
+    )
+    workers = WorkerEvidence((0.9, 0.9), idle_share=0.7)
+    shape = Batch("float32", bytes=4e7, shape=(64, 3, 224, 224))
+    evidence = Evidence("gpu", workers=workers, batch=shape, code=code, wait_share=0.5)
+    filled = remedy.for_run(dataclasses.replace(evidence, knobs={"num_workers": 2}))
+    if filled is None and "$" not in remedy.code:  # for another loop: it may be tried in this one
+        filled = dataclasses.replace(remedy, fits=lambda _: True).for_run(evidence)
+    if filled is None:
+        pytest.skip("not for such a loop")
+    told = worded(Finding("input", "item", 0.5, (), (filled,)), evidence).code
+    script = {"__name__": "train"}
+    exec(FEATURES, script)
+    before = script["images"].clone()
+    exec(told, script)  # as it is printed
+    example = "\n".join(line.removeprefix("# ") for line in told.splitlines())
+    names = "images =", "inputs =", "batch ="
+    if any(name in example for name in names):  # and as somebody takes it out of its comments
+        lines = [line for line in example.splitlines() if line.startswith(("if ", " ", *names))]
+        exec("\n".join(lines), script)
+    assert torch.equal(script["images"], before) and script["images"].dtype == torch.float32
+    list(script["loader"])

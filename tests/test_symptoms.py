@@ -6,7 +6,8 @@ from test_house import ROOT
 
 import labkit as lk
 from labkit.diagnosis.findings import BESIDE_TRAINING, DEVICE_LIMIT, ISSUING, NEIGHBOUR
-from labkit.diagnosis.line_work import COLLATE, PERIODIC
+from labkit.diagnosis.hot_lines import COLLATE
+from labkit.diagnosis.line_work import PERIODIC
 from labkit.diagnosis.loop_rules import DOUBLE
 from labkit.diagnosis.pasted import IMPORTS, names_read
 from labkit.diagnosis.symptoms import (

@@ -16,6 +16,7 @@ KINDS = {  # of work, by the modules that do it; the longest prefix of a module'
     "io": "io _io os posix codecs shutil pickle _pickle sqlite3 _sqlite3 h5py",
     "wait": "time threading _thread queue _queue select selectors multiprocessing "
     "torch.multiprocessing subprocess socket ssl urllib http requests concurrent",
+    "proxy": "multiprocessing.managers",
     "collect": "gc",
     "metric": "torchmetrics torcheval ignite.metrics sklearn.metrics evaluate seqeval sacrebleu "
     "rouge_score pycocotools skimage.metrics",

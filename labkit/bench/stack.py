@@ -26,6 +26,7 @@ def _files_of_bench(*modules: str) -> frozenset[str]:
 STAND_FOR_USERS = _files_of_bench("data", "models", "loop")
 # What times the items of a loader, and what samples: its time is labkit's own cost
 RECORDERS = _files_of_bench(
+    "before_calls",
     "loader_clocks",
     "loader_hook",
     "loader_progress",
@@ -34,7 +35,7 @@ RECORDERS = _files_of_bench(
     "sampler",
     "worker_recorder",
     "worker_state",
-)
+) | {os.path.join(HOME, "process", "interrupts.py")}
 LIBRARIES = tuple({*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))})
 LIBRARIES += (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 

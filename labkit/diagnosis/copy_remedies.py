@@ -11,13 +11,31 @@ from labkit.diagnosis.remedies import Fit, Remedy
 ONE_BLOCK = Remedy("one_block", "Send one contiguous block per batch.", "copies", on="cpu")
 
 
+LARGE = 2**20  # bytes of a batch, from which fewer of them are worth a change
+SMALLEST_PX = 24  # of an image's sides
+CHANNELS = (1, 3, 4)
+SCALED = (
+    "# in the loop, once the dataset returns images as uint8 (0 to 255), not scaled:\n"
+    "if images.dtype == torch.uint8:\n"
+    "    images = images.to(device, non_blocking=True).float() / 255\n"
+)
+
+
 def sends_floats(evidence: Evidence) -> Fit | None:
-    """Fit batches of floats, with a line for the user's own loop."""
+    """Fit batches of floats, with lines for the user's own loop where they are images."""
     if evidence.batch.dtype not in (None, "float32", "float64"):
         return None
-    line = "images = images.to(device, non_blocking=True).float() / 255\n"
-    hint = "# where the dataset returns images as uint8, not normalised:\n"
-    return Fit(words={"line": "" if evidence.trainer else f"{hint}{line}"})
+    is_told = sends_images(evidence) and not evidence.trainer
+    return Fit(words={"lines": SCALED if is_told else ""})
+
+
+def sends_images(evidence: Evidence) -> bool:
+    """Fit large batches of float32 that have the shape of images: (batch, channels, y, x)."""
+    batch = evidence.batch
+    shape = batch.shape or ()
+    if batch.dtype != "float32" or (batch.bytes or 0) < LARGE or len(shape) != 4:
+        return False
+    return shape[1] in CHANNELS and min(shape[2:]) >= SMALLEST_PX
 
 
 def bytes_first(evidence: Evidence, share: float) -> bool:
@@ -59,7 +77,7 @@ FEWER_BYTES_OVER = Remedy(
     "copies",
     sends_floats,
     on="gpu",
-    code="$line",
+    code="$lines",
 )
 OVERLAPPED = Remedy(
     "copy_ahead",

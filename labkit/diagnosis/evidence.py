@@ -13,8 +13,7 @@ from statistics import fmean
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.core_use import CoreUse
-from labkit.diagnosis.hot_lines import Line, Lines
-from labkit.diagnosis.line_work import loading_mask
+from labkit.diagnosis.hot_lines import MAKING, Line, Lines
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.watched_loop import Loop
 from labkit.diagnosis.witnesses import Heat, Witness, deciding
@@ -96,6 +95,7 @@ class Batch:
     dtype: str | None = None  # of the largest array in the first one
     on_gpu: bool = False  # whether the loader makes them on a GPU, as no worker could
     bytes: float | None = None  # of its large arrays, in an ordinary step
+    shape: tuple[int, ...] | None = None  # of that array
     sizes: int = 1  # different ones that were seen, as of texts padded to the longest of a batch
 
 
@@ -118,7 +118,6 @@ class WorkerEvidence:
     idle_share: float | None = None  # time in which the average worker had no batch to make
     library_threads: int = 0  # that compute in each beside its own; 0: none, or not counted
     lost_cache: LostCache | None = None
-    hand_over_ms: float | None = None  # from a batch that is ready to the loop that has it
     busiest_over_mean: float | None = None  # time at work of the busiest worker over the mean
     memory: MemoryGrowth | None = None
     hang: Hang | None = None  # of a worker that had work, and finished no item
@@ -133,6 +132,11 @@ class WorkerEvidence:
     def cpu_share(self) -> float:
         """The mean over the workers; above 1 where several threads of one compute."""
         return fmean(self.cpu_shares)
+
+    @property
+    def computing_share(self) -> float:
+        """The part of its time in which a worker computes, or would if it had a core."""
+        return self.cpu_share + (self.in_line_share or 0.0)
 
     @property
     def wanted_cores(self) -> float:
@@ -298,11 +302,8 @@ class Evidence:
 
     @property
     def loading_lines(self) -> tuple[Line, ...]:
-        """The costliest lines of preparing items, where enough of it was sampled."""
-        return self.lines.rows(loading_mask(self.lines))[:3] if self.lines else ()
-
-    @property
-    def computing_lines(self) -> tuple[Line, ...]:
-        """The costliest lines of preparing items that need a core: none that sleep or wait."""
-        lines = self.lines.rows(loading_mask(self.lines)) if self.lines else ()
-        return tuple(line for line in lines if line.kind != "wait")[:3]
+        """The costliest lines that make batches, where enough was sampled: workers' go first."""
+        if self.lines is None:
+            return ()
+        found = (self.lines.rows(self.lines.making(phase)) for phase in reversed(MAKING))
+        return next(filter(None, found), ())[:3]

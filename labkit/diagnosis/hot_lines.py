@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from labkit.bench.places import Place, Where
+from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.sampled_stacks import PHASES, WORKER, SampledStacks, added
 from labkit.results.result import Result, Table
 from labkit.results.run import Run
 
 CELL = re.compile(r"ipykernel_\d+|<ipython-input")  # in the name of a notebook cell's file
+QUOTED = re.compile(r"""(["'])(?:(?!\1).)*\1""")  # a text in a line of source
+LONGEST = 80  # characters of such a line
 SHOWN = 12  # rows of the table
-SECOND = 0.25  # of a line's time, that names a call of another kind there: `a.backward(); b.step()`
 SPREAD = 0.5  # a function whose costliest line has less of it than this is named as a whole
+COLLATE = "collate"  # what a loader is busy with where it puts items together
+MAKING = ("waiting", "worker")  # phases in which batches are made: in the loop's process, in others
+TORCHS = re.compile(r"(^|[/\\])torch[/\\](utils[/\\]data|storage|multiprocessing|_\w+)")
 
 
 @dataclass(frozen=True)
@@ -49,11 +56,27 @@ class Line:
     def what(self) -> str:
         """What is done there, and where: "`json.dumps()` in log() (train.py:42)"."""
         within = "" if self.function == "<module>" else " in"
-        return f"`{self.call}`{within} {self.address}" if self.call else self.address
+        text = self.call or self.source
+        return f"`{text}`{within} {self.address}" if text else self.address
+
+    @property
+    def source(self) -> str:
+        """The line as it stands in its file, without texts; "" where the file is not here."""
+        return QUOTED.sub("'...'", linecache.getline(self.file, self.line).strip())[:LONGEST]
 
     def to_dict(self) -> dict[str, object]:
         """Return the line as JSON types."""
         return {**asdict(self), "share": round(self.share, 4)}
+
+
+@dataclass(frozen=True)
+class SlowCode:
+    """The function, or the collate code, that takes most of making batches in a process."""
+
+    within: str  # "item" or "collate"; "" of a sampler, or of what is no DataLoader
+    phase: str  # one of `MAKING`: where it runs
+    lines: tuple[Line, ...]  # the costliest first
+    shares: tuple[float, ...]  # 0 to 1, of the time there, that each of them takes
 
 
 class Lines(SampledStacks, Result):
@@ -77,6 +100,39 @@ class Lines(SampledStacks, Result):
         lines.sort(key=lambda line: -line.share)
         self._rows[key] = tuple(lines)
         return self._rows[key]
+
+    def making(self, phase: str) -> np.ndarray:
+        """Return the mask of the samples of a phase in which code that is not torch's made batches.
+
+        It is empty where there are too few of them.
+        """
+        theirs = [
+            not TORCHS.search(each.file) and (each.file, each.line) != (each.site or ())[:2]
+            for each in self.places
+        ]
+        found = self.mask(phase) & np.array(theirs, bool)[self.place]
+        return found & (found.sum() >= limits.FEWEST_LINES)
+
+    @cached_property
+    def slow_code(self) -> dict[str, SlowCode]:
+        """The code with most of the time in which batches are made, by phase, where one has it."""
+        found = {phase: self._slow_code(phase) for phase in MAKING}
+        return {phase: code for phase, code in found.items() if code}
+
+    def _slow_code(self, phase: str) -> SlowCode | None:
+        made = self.making(phase)
+        if not made.any():
+            return None
+        groups = [_group(each) for each in self.places]
+        by_place = np.bincount(self.place[made], self.share[made], len(groups))
+        by_group = added(zip(groups, by_place.tolist(), strict=True))
+        most = next(iter(by_group))
+        whole = float(self.share[self.mask(phase)].sum())
+        if by_group[most] < limits.MOST_OF_LOADING * whole:
+            return None
+        here = np.array([group == most for group in groups])[self.place]
+        rows = self.rows(made & here)[:3]
+        return SlowCode(most[0], phase, rows, tuple(row.share / whole for row in rows))
 
     def around(self, mask: np.ndarray, what: str) -> tuple[Line, ...]:
         """Return the lines around the samples of `mask`, the costliest first.
@@ -148,28 +204,23 @@ class Lines(SampledStacks, Result):
         }
 
 
-def _line_of(shares: dict[Place, float], phase: str) -> Line:
-    """Return one line of code from the places in it, and their shares.
+def _group(place: Place) -> tuple[str, str, str]:
+    """Return what a place of making batches belongs to: all of collating, else its function."""
+    if place.within == COLLATE:
+        return COLLATE, "", ""
+    return place.within, place.file, place.function.partition(".<")[0]  # with what it comprehends
 
-    It has the kind and the site of most of its time, and the calls of each kind with much of it.
-    """
-    total = sum(shares.values())
-    ordered = added(shares.items())
-    calls: dict[str, str] = {}
-    named = set()
-    for place, share in ordered.items():
-        is_much = not calls or share >= SECOND * total
-        if place.call and place.kind not in named and is_much:
-            named.add(place.kind)
-            calls.setdefault(place.call.partition("(")[0], place.call)
-    most = next(iter(ordered))
+
+def _line_of(shares: dict[Place, float], phase: str) -> Line:
+    """Return one line of code from the places in it, and their shares: as most of its time was."""
+    most = next(iter(added(shares.items())))
     return Line(
         file=most.file,
         line=most.line,
         function=most.function,
-        share=total,
+        share=sum(shares.values()),
         phase=phase,
         kind=most.kind,
-        call=", ".join(calls.values()),
+        call=most.call,
         site=most.site,
     )

@@ -12,10 +12,9 @@ from labkit.diagnosis.body_remedies import IN_ANOTHER_PROCESS, NOW_AND_THEN, OUT
 from labkit.diagnosis.copy_remedies import NON_BLOCKING, ONE_BLOCK, OVERLAPPED, PINNED
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import ISSUING, Finding, Measured, bound, costs
-from labkit.diagnosis.pass_rules import costly_lines
-from labkit.diagnosis.worker_rules import why_workers_are_late
+from labkit.diagnosis.worker_rules import why_batches_are_late
 from labkit.diagnosis.worker_state import crowding_threads, what_workers_show
-from labkit.diagnosis.worker_words import costliest_step
+from labkit.diagnosis.worker_words import costliest_lines
 
 # What prepares data, by the name of a Python function, its file or an annotation
 PREPARES = re.compile(
@@ -28,16 +27,17 @@ PREPARES = re.compile(
 def waiting_for_data(evidence: Evidence) -> Finding | None:
     """The loop waits for its next batch.
 
-    Cause: what the workers' own state shows (`worker_state.STATE_RULES`), or what they did
-    (`worker_rules.WORKER_RULES`), else what a watched loop's passes and lines do
-    (`pass_rules.costly_lines`); else "stalls", where the worst tenth of the steps has
-    more than STALLS of the waiting; else "waiting_for_data". It costs the share of the time that is
-    spent waiting.
+    Cause: what the workers' own state shows (`worker_state.STATE_RULES`), or what they did and the
+    lines that make batches (`worker_rules`); else "stalls", where the worst tenth of the steps has
+    more than STALLS of the waiting; else "waiting_for_data". The costliest line is named with each.
+    It costs the share of the time that is spent waiting.
     """
-    found = what_workers_show(evidence) or why_workers_are_late(evidence) or costly_lines(evidence)
+    found = what_workers_show(evidence) or why_batches_are_late(evidence)
     if found is None:
         cause = "stalls" if evidence.stalls else "waiting_for_data"
-        found = Finding("input", cause, remedies=feeding.FEED, lines=evidence.loading_lines)
+        found = Finding("input", cause, remedies=feeding.FEED)
+    lines = found.lines or evidence.loading_lines
+    also = () if found.lines else costliest_lines(evidence)
     waits = [
         Measured(
             "of the time is spent waiting for the next batch",
@@ -51,8 +51,8 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
     if evidence.headroom is not None:
         seen = ("the throughput", evidence.headroom, "times", "replayed batches")
         waits.append(Measured(*seen, "a perfect loader would give"))
-    measured = (*waits, *found.measured)
-    return replace(found, lost_share=evidence.wait_share, measured=measured)
+    measured = (*waits, *found.measured, *also)
+    return replace(found, lost_share=evidence.wait_share, measured=measured, lines=lines)
 
 
 def cores_taken_by_workers(evidence: Evidence) -> Finding | None:
@@ -74,20 +74,16 @@ def cores_taken_by_workers(evidence: Evidence) -> Finding | None:
         quick_ms = (evidence.quick_compute_us or 0.0) / 1e3
         mean_ms = (evidence.compute_us or 0.0) / 1e3
         by = f"the quickest steps compute for {quick_ms:.1f} ms, the average one for {mean_ms:.1f}"
-    costliest = costliest_step(evidence.computing_lines)
-    remedies = (feeding.DECODE_SMALLER, feeding.LEANER_ITEMS)
     threads = crowding_threads(evidence)
-    if threads is not None:
-        costliest = threads.measured
-        remedies = threads.remedies
-    elif fewer:
-        remedies = feeding.FEED
+    measured = costliest_lines(evidence) if threads is None else threads.measured
+    remedies = feeding.FEED if fewer else (feeding.CHEAPER_ITEMS,)
     return Finding(
         "input",
         "workers_take_the_device's_cores",
         evidence.stolen_by_workers,
-        (Measured(seen, evidence.stolen_by_workers, by=by), *costliest),
-        remedies,
+        (Measured(seen, evidence.stolen_by_workers, by=by), *measured),
+        remedies if threads is None else threads.remedies,
+        evidence.loading_lines if threads is None else (),
     )
 
 

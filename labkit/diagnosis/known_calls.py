@@ -20,6 +20,7 @@ from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.remedies import LESS_WAITING, SAME_LOSSES, Remedy
 
 FILE = Path(__file__).parents[1] / "data" / "known_calls.csv"
+KNOWN_CALL = "known_call"  # the key of what a row says to do
 MOST = 0.3  # share of its process's time, from which a known call is the first thing to change
 LOADING = ("worker", "waiting")  # phases of a line that prepares items
 
@@ -50,23 +51,28 @@ def known_call(line: Line) -> KnownCall | None:
     if line.kind in ("sync", INNER_SYNC):
         return None
     where = "loading" if line.phase in LOADING else "body"
+    text = f"{line.call} ({line.kind})"  # of a manager's proxy the call alone does not tell it
     for row in known_calls():
-        if row.where in ("", where) and line.call and re.search(row.call, line.call):
+        if row.where in ("", where) and line.call and re.search(row.call, text):
             return row
     return None
+
+
+def remedy_of(line: Line, row: KnownCall) -> Remedy:
+    """Return what a row says to do about a line."""
+    is_loading = line.phase in LOADING
+    return Remedy(
+        KNOWN_CALL,
+        f"`{line.call}` ({line.place}): {row.slow}. {row.do}",
+        "items" if is_loading else "lines",
+        check=LESS_WAITING if is_loading else SAME_LOSSES,
+    )
 
 
 def known_first(finding: Finding) -> Finding:
     """Put in front what helps the line that takes most of a finding's time, if that is known."""
     line = finding.lines[0] if finding.lines else None
     row = known_call(line) if line is not None and line.share >= MOST else None
-    if line is None or row is None:
+    if line is None or row is None or any(each.key == KNOWN_CALL for each in finding.remedies):
         return finding
-    is_loading = line.phase in LOADING
-    remedy = Remedy(
-        "known_call",
-        f"`{line.call}` ({line.place}): {row.slow}. {row.do}",
-        "items" if is_loading else "lines",
-        check=LESS_WAITING if is_loading else SAME_LOSSES,
-    )
-    return replace(finding, remedies=(remedy, *finding.remedies), expected=None)
+    return replace(finding, remedies=(remedy_of(line, row), *finding.remedies), expected=None)

@@ -1,4 +1,4 @@
-"""What the sampled lines of a loop show: the work of its body, and how items are prepared."""
+"""What the sampled lines of a loop show of the work of its body."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from labkit.bench.kind_names import INNER_SYNC
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.hot_lines import Line, Lines
 
-COLLATE = "collate"
 PERIODIC = "periodic"
-ITEMS = ("__getitem__", "__getitems__", "__iter__", "__next__")  # where all of it is, anyway
 LAUNCHES = (  # kinds of work in which a body may give the device something to do
     "forward",
     "backward",
@@ -36,7 +34,7 @@ class LongSteps:
 
 @dataclass(frozen=True)
 class PartOfLoop:
-    """What a part of the loop, or of its loader, does, and the lines that it does it in."""
+    """What a part of the loop does, and the lines that it does it in."""
 
     cause: str
     lines: tuple[Line, ...]
@@ -104,33 +102,3 @@ def long_steps(lines: Lines, mask: np.ndarray, spent: np.ndarray) -> LongSteps |
         return LongSteps(len(steps), every)
     few = len(steps) <= limits.FEW_LONG_STEPS * len(spent)
     return LongSteps(len(steps)) if few else None
-
-
-def loading_of(lines: Lines) -> PartOfLoop | None:
-    """Return collating, or the line, helper function, Python code or few lines with most of it."""
-    work = loading_mask(lines)
-    whole = float(lines.share[work].sum())
-    if whole <= 0:
-        return None
-    collates = work & (lines.within == COLLATE)
-    part = float(lines.share[collates].sum()) / whole
-    if part >= limits.MOST_OF_LOADING:
-        return PartOfLoop(COLLATE, lines.worst(collates), part)
-    rows = lines.rows(work & ~collates)[:3]
-    most = lines.worst(work & ~collates)
-    least = limits.MOST_OF_LOADING * whole
-    is_all_of_it = bool(most) and most[0].function.endswith(ITEMS)
-    found = most if most and most[0].share >= least and not is_all_of_it else rows
-    if sum(line.share for line in found) < least:
-        return None
-    return PartOfLoop("item", found, found[0].share / whole)
-
-
-def loading_mask(lines: Lines) -> np.ndarray:
-    """Return the mask of samples in which the loader worked, in workers or in the loop itself.
-
-    It is empty where there are too few of them.
-    """
-    work = lines.mask("worker")
-    work = work if work.any() else lines.mask("waiting") & (lines.within != "")
-    return work & (work.sum() >= limits.FEWEST_LINES)

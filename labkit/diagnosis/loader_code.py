@@ -187,7 +187,8 @@ class LoopCode:
     def batches_at_once(self) -> str:
         """Return the statement that makes a loader which indexes its dataset a batch at a time.
 
-        "" where the dataset is not known to take a list of indices, or an argument of the loader
+        It does so in the loop: to send such a batch from a worker takes longer than to make it. ""
+        where the dataset is not known to take a list of indices, or an argument of the loader
         stands against it.
         """
         arguments = self._known_arguments()
@@ -205,7 +206,9 @@ class LoopCode:
             order = f"{kind}({arguments['dataset']}{more})"
         drop_last = parts["drop_last"] or "False"
         arguments["sampler"] = f"BatchSampler({order}, batch_size={size}, drop_last={drop_last})"
-        line = replace(self, arguments=arguments).loader_line({"batch_size": None})
+        line = replace(self, arguments=arguments).loader_line(
+            {"batch_size": None, "num_workers": 0}
+        )
         return f"{line}\n"
 
     def _step_line(self, name: str, value: Setting) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
-from functools import partial
+from dataclasses import replace
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
+from labkit.diagnosis.hot_lines import Line
+from labkit.diagnosis.known_calls import known_call, remedy_of
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.loader_words import AT_ONCE, other_number
+from labkit.diagnosis.loader_words import AT_ONCE, LARGER, other_number
 from labkit.diagnosis.recommendation import LEAST_MAX_WORKERS
 from labkit.diagnosis.remedies import LESS_WAITING, Fit, Remedy
 from labkit.knobs import Setting
@@ -18,47 +19,46 @@ from labkit.spec import PYTORCH_PREFETCH, WITHOUT_WORKERS
 FEWEST = 2  # workers to begin with
 MOST_AT_FIRST = 4
 DEEPEST = 16  # a deeper queue than this takes memory and hides what is wrong
-TORCHS_LOADER = re.compile(r"torch[/\\]utils[/\\]data[/\\]")
 NO_WORKERS = {"num_workers": 0, **WITHOUT_WORKERS}
 
 # -- conditions ------------------------------------------------------------------------------------
 
 
-def _made_us(evidence: Evidence) -> float:
-    """Return the time to make a batch on a core of its own, µs; infinite where it is not known."""
-    count = evidence.num_workers
-    if not count:
-        return evidence.wait_us or math.inf
-    made = (evidence.lines.made_us if evidence.lines else None) or math.inf
-    return made * min(1, (evidence.use.cores or math.inf) / (count + 1))
-
-
 def quickly_made(evidence: Evidence) -> bool:
-    """Return whether a batch is made as fast as a worker hands one over."""
-    return _made_us(evidence) < limits.HANDOFF_US and evidence.trace_has_workers is None
+    """Return whether a batch is made, on a core of its own, as fast as a worker sends one."""
+    count = evidence.num_workers
+    made_us = evidence.wait_us
+    if count:
+        made_us = evidence.lines.made_us if evidence.lines else None
+        made_us = (made_us or math.inf) * min(1, (evidence.use.cores or math.inf) / (count + 1))
+    return (made_us or math.inf) < limits.HANDOFF_US and evidence.trace_has_workers is None
 
 
-def fetched_at_once(evidence: Evidence) -> Fit | None:
-    """Fit batches that are made as fast as handed over: no worker brings anything."""
-    if not quickly_made(evidence):
-        return None
-    how = AT_ONCE
-    if evidence.knobs.get("batch_size", 1) is None:  # that is done, as far as a loader goes
-        how = "use larger batches, or index the tensors without a DataLoader"
-    return Fit(words={"ms": round(_made_us(evidence) / 1e3, 1), "how": how})
+def at_once(evidence: Evidence) -> Fit | None:
+    """Fit items so cheap that torch's taking them one by one, and stacking them, is the work.
 
-
-def taken_apart(evidence: Evidence) -> Fit | None:
-    """Fit tensors that the loader takes apart item by item, and stacks again.
-
-    That is a TensorDataset, and any dataset that costs less than torch's own part of the work.
+    That is a TensorDataset, any batch that is made as fast as a worker sends one, and items in
+    which the user's own code has less than half of the workers' time.
     """
-    if quickly_made(evidence) or evidence.knobs.get("batch_size", 1) is None:
+    code = evidence.code or LoopCode()
+    if evidence.knobs.get("batch_size", 1) is None and "batch_sampler" not in (
+        code.arguments or {}
+    ):
+        # that is done, as far as a loader goes
+        return Fit(words={"how": LARGER}) if quickly_made(evidence) else None
+    known = bool(code.batches_at_once())
+    stacks = (torchs_share(evidence) or 0.0) >= limits.MOST_OF_LOADING
+    return Fit(words={"how": AT_ONCE}) if known or stacks or quickly_made(evidence) else None
+
+
+def torchs_share(evidence: Evidence) -> float | None:
+    """Return the part of making batches that is torch's own; None where too little was sampled."""
+    lines = evidence.loop.lines if evidence.loop else None
+    phase = "worker" if evidence.num_workers else "waiting"
+    if lines is None or lines.mask(phase).sum() < limits.FEWEST_LINES:
         return None
-    loading = evidence.loop.loading if evidence.loop else None
-    is_torchs = loading is not None and bool(TORCHS_LOADER.search(loading.lines[0].file))
-    is_whole = evidence.code is not None and bool(evidence.code.batches_at_once())
-    return Fit(words={"how": AT_ONCE}) if is_whole or is_torchs else None
+    torchs = lines.mask(phase) & (lines.within != "") & ~lines.making(phase)
+    return float(lines.share[torchs].sum() / lines.share[lines.mask(phase)].sum())
 
 
 def made_in_the_loop(evidence: Evidence) -> Fit | None:
@@ -100,8 +100,14 @@ def _workers_to_try(evidence: Evidence) -> int | None:
 
 
 def cores_full(evidence: Evidence) -> bool:
-    """Return whether a run used all of its cores."""
-    return (evidence.use.own or 0.0) >= limits.CORES_BUSY * (evidence.use.cores or math.inf)
+    """Return whether a run has no core for another worker that computes."""
+    cores = evidence.use.cores or math.inf
+    if (evidence.use.own or 0.0) >= limits.CORES_BUSY * cores:
+        return True
+    workers = evidence.workers
+    if workers is None or workers.workers < cores:
+        return False
+    return workers.computing_share >= limits.COMPUTES
 
 
 def other_workers(evidence: Evidence) -> Fit | None:
@@ -110,30 +116,22 @@ def other_workers(evidence: Evidence) -> Fit | None:
     now = evidence.num_workers or 0
     if number in (None, 0, now) or evidence.batch.on_gpu:
         return None
-    if quickly_made(evidence) or taken_apart(evidence):
+    if at_once(evidence):
         return None
     changes: dict[str, Setting] = {"num_workers": number}
     loop = evidence.loop
-    if not now and loop is not None and loop.passes > 1 and loop.pass_s < limits.SHORT_PASS_S:
+    if not now and loop is not None and loop.passes > 1:
         changes["persistent_workers"] = True
     return Fit(changes, other_number(evidence, number, "persistent_workers" in changes))
 
 
-def no_loader_to_set(evidence: Evidence) -> bool:
-    """Fit a loop whose batches no DataLoader makes."""
-    is_unknown = evidence.num_workers is None and evidence.trace is None
-    return is_unknown and not quickly_made(evidence)
-
-
-def some_workers(evidence: Evidence) -> bool:
-    """Fit such a loop that takes its batches from nothing that might have workers."""
-    return no_loader_to_set(evidence) and evidence.own_loader is None
-
-
-def more_of_its_own(evidence: Evidence) -> Fit | None:
-    """Fit such a loop over a loader of another package, or of the user's own."""
+def no_loader_to_set(evidence: Evidence) -> Fit | None:
+    """Fit a loop whose batches no DataLoader makes: another package's loader, or user's code."""
+    if evidence.num_workers is not None or evidence.trace or quickly_made(evidence):
+        return None
     loader = evidence.own_loader
-    return Fit(words={"loader": loader}) if loader and no_loader_to_set(evidence) else None
+    more = f"Give the {loader} more workers or threads of its own; if it has none, p"
+    return Fit(words={"how": more if loader else "P"})
 
 
 def cheaper_items(evidence: Evidence) -> Fit | None:
@@ -151,14 +149,6 @@ def cheaper_items(evidence: Evidence) -> Fit | None:
     return Fit(words={"why": why})
 
 
-FETCH_AT_ONCE = Remedy(
-    "fetch_at_once",
-    "$ms ms a batch is no more than handing one over from a worker takes, so workers gain "
-    "nothing: $how.",
-    "workers",
-    fetched_at_once,
-    loader_of=LoopCode.batches_at_once,
-)
 KEEP_IN_RAM = Remedy(
     "keep_items_in_RAM",
     "The loader makes its batches on the GPU, which no forked worker can use. Keep the items in "
@@ -170,17 +160,19 @@ KEEP_IN_RAM = Remedy(
     "labels = labels.to(device, non_blocking=True)\n",
     check=LESS_WAITING,
 )
-WHOLE_TENSORS = Remedy(
+FETCH_AT_ONCE = Remedy(
     "fetch_at_once",
-    "Taking cheap items one by one and stacking them is most of the work: $how.",
+    "The items are cheap: taking them one by one, stacking them and sending them from a worker is "
+    "most of the work. $how.",
     "items",
-    taken_apart,
+    at_once,
     loader_of=LoopCode.batches_at_once,
     check=LESS_WAITING,
 )
 IN_LOOP = Remedy(
     "batches_in_the_loop",
-    "Make batches in the loop (num_workers=0): handing them over costs more than it saves.",
+    "Make batches in the loop (num_workers=0): to send them from another process costs more than "
+    "it saves.",
     "workers",
     made_in_the_loop,
     cost="the loop waits while it makes a batch",
@@ -204,16 +196,9 @@ WORKERS = Remedy(
 )
 SOME_WORKERS = Remedy(
     "some_workers",
-    "Prepare batches in other processes: a DataLoader with workers.",
+    "${how}repare batches in other processes: a DataLoader with workers.",
     "workers",
-    some_workers,
-)
-MORE_OF_ITS_OWN = Remedy(
-    "more_of_its_own",
-    "Give the $loader more workers or threads of its own, or less work per item; if it has none, "
-    "prepare batches in other processes: a DataLoader with workers.",
-    "workers",
-    more_of_its_own,
+    no_loader_to_set,
 )
 BEHIND = Remedy(
     "less_work_per_item",
@@ -229,77 +214,26 @@ CHEAPER_ITEMS = Remedy(
     cheaper_items,
     check=LESS_WAITING,
 )
-FEED = (
-    WHOLE_TENSORS,
+SETTINGS = (  # in the order in which they are tried
+    FETCH_AT_ONCE,
     KEEP_IN_RAM,
     IN_LOOP,
-    FETCH_AT_ONCE,
     DEEPER_QUEUE,
     WORKERS,
     SOME_WORKERS,
-    MORE_OF_ITS_OWN,
-    BEHIND,
-    CHEAPER_ITEMS,
 )
-
-# -- cheaper items ---------------------------------------------------------------------------------
-
-STEPS = {  # what the costliest line of preparing an item may be, by its names
-    "decode": re.compile(r"(?i)open|decode|convert|imread|load_image|read_image|\bload\b"),
-    "augment": re.compile(r"(?i)transform|augment|jitter|rotat|resiz|crop|flip|blur|normaliz"),
-}
-PARSES = re.compile(r"(?i)json|pickle|yaml|csv|xml|utf|token|text")  # it decodes no image
+FEED = (*SETTINGS, BEHIND, CHEAPER_ITEMS)
 
 
-def item_does(step: str, evidence: Evidence) -> bool:
-    """Fit items most of whose time goes to one of the `STEPS`."""
-    named = [f"{line.call} {line.function}" for line in evidence.computing_lines[:1]]
-    return any(STEPS[step].search(name) and not PARSES.search(name) for name in named)
-
-
-def single_items(evidence: Evidence) -> bool:
-    """Fit items of the user's own code: not those of a quick batch, nor whole tensors."""
-    return not quickly_made(evidence) and not taken_apart(evidence)
-
-
-LEANER_ITEMS = Remedy(
-    "leaner_items",
-    "Do less work per item, or do it once before training.",
-    "items",
-    check=LESS_WAITING,
-)
-DECODE_SMALLER = Remedy(
-    "decode_smaller",
-    "Decode less: let the JPEG decoder scale the image down, or store the images at the size that "
-    "the model takes.",
-    "items",
-    partial(item_does, "decode"),
-    code="image = Image.open(path)\nimage.draft('RGB', (size, size))  # at 1/2, 1/4 or 1/8\n",
-    cost="pixels that are rounded otherwise",
-    check="the metric, and a smaller share of waiting",
-)
-AUGMENT_ON_DEVICE = Remedy(
-    "augment_on_device",
-    "Augment the batch on the device instead of each item in a worker.",
-    "items",
-    partial(item_does, "augment"),
-    code="from torchvision.transforms import v2\n\n"
-    "augment = v2.Compose([...])  # the transforms that the dataset has now\n"
-    "images = augment(images.to(device, non_blocking=True))  # in the loop\n",
-    cost="device time; one draw for the whole batch, unless the transform draws per image",
-    check="the metric, and a smaller share of waiting",
-)
-CHEAPER_LINE = Remedy(
-    "cheaper_line",
-    "Make that line cheaper: do it once and keep the result, or before training.",
-    "items",
-    single_items,
-    check=LESS_WAITING,
-)
-LEANER_COLLATE = Remedy(
-    "leaner_collate",
-    "Let collate_fn stack arrays of one size, and do the rest per item or offline.",
-    "items",
-    single_items,
-    check=LESS_WAITING,
-)
+def cheaper_line(line: Line, at_most: float) -> Remedy:
+    """Return what makes a line of making batches cheaper: what is known of its call, if it is."""
+    row = known_call(line)
+    if row is not None:
+        return replace(remedy_of(line, row), at_most=at_most)
+    return Remedy(
+        "cheaper_line",
+        f"Make {line.what} cheaper: do it once and keep the result, or before training.",
+        "items",
+        check=LESS_WAITING,
+        at_most=at_most,
+    )

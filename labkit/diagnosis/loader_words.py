@@ -7,9 +7,10 @@ from labkit.diagnosis.loader_code import LoopCode
 from labkit.results.text import counted
 
 AT_ONCE = (
-    "fetch a batch at once. Index the tensors with a batch of indices; where dataset[[0, 1]] "
+    "Fetch a batch at once: index the tensors with a batch of indices; where dataset[[0, 1]] "
     "works, a BatchSampler as the DataLoader's sampler does so"
 )
+LARGER = "Use larger batches, or index the tensors without a DataLoader"
 
 GUARDED = (
     ' Here a worker imports the script anew: let it train under `if __name__ == "__main__":` alone '

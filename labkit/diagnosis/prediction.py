@@ -138,7 +138,9 @@ def predict_from(
         target = _target(known.pipeline, changes)
         step, notes = _step(run, known.pipeline, target)
         if target.num_workers and not known.pipeline.num_workers and not known.handoff:
-            raise CannotPredict("handing a batch over was not measured: run it with num_workers=1")
+            raise CannotPredict(
+                "sending a batch from a worker was not measured: run it with num_workers=1"
+            )
         rates, shares, cores, stretches = simulations.of_setting(target, step, draws)
         missed = simulations.missed
     except CannotPredict as why:

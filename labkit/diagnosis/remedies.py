@@ -83,6 +83,7 @@ class Remedy:
     loader_of: Callable[[LoopCode], str] | None = None
     cost: str = "nothing"
     check: str = SAME_LOSSES  # what tells that it helped
+    at_most: float | None = None  # times as many steps, where a line bounds what it brings
     price: int = 1  # 1 (cheap) to 3 (dear), for choosing among remedies
     changes: Mapping[str, Setting] = field(default_factory=dict)  # filled in by `for_run`
 

@@ -44,6 +44,7 @@ PART_OF_KIND = {  # the parts of a loop's body, by the kinds of work they are ma
     "io": "logging",
     "checkpoint": "logging",
     "wait": "waiting",
+    "proxy": "waiting",  # of a manager's process
 }
 OPERATORS = ("forward", "torch", "optimizer", "sync", "copy")  # kinds of work of single operators
 

@@ -10,11 +10,11 @@ PAGES = {  # the name of a page: the causes that it explains
         "all_ranks_are_short_of_data",
         "data_prepared_outside_a_DataLoader",
     ),
-    "costly-items": ("item", "collate", "cores"),
+    "costly-items": ("item", "collate", "slow_line", "cores"),
     "slow-storage": ("storage_latency",),
     "slow-items": ("slow_items", "stuck", "stalls"),
     "uneven-shards": ("uneven_shards",),
-    "hand-over": ("hand_over",),
+    "sending-batches": ("hand_over",),
     "threads": ("threads",),
     "epoch-start": ("workers_restart", "lost_cache", "one_batch_a_pass", "cold_start"),
     "hang": ("hang",),
@@ -82,6 +82,7 @@ UNDERSCORED_IN_JSON = (
     "slow_items",
     "uneven_shards",
     "hand_over",
+    "slow_line",
     "workers_restart",
     "lost_cache",
     "cold_start",
@@ -89,6 +90,7 @@ UNDERSCORED_IN_JSON = (
     "one_by_one",
     "between_epochs",
 )
+SAID = {"hand_over": "sending batches"}  # of a cause whose key says it less plainly
 PAGE_OF = {cause: page for page, causes in PAGES.items() for cause in causes}
 
 
@@ -100,7 +102,7 @@ def page_of(cause: str) -> str:
 
 def in_words(cause: str) -> str:
     """Return a cause as a person reads it."""
-    return cause.replace("_", " ")
+    return SAID.get(cause, cause.replace("_", " "))
 
 
 def in_json(cause: str) -> str:

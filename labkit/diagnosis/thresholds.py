@@ -60,8 +60,6 @@ CORES_BUSY = 0.9
 # a loop over a TensorDataset (0.5 ms a batch) fell to a fifth of its speed with 1, 2 or 4 workers
 # (medians of 14 passes in turn, Xeon); fetched at once it gained 1.2x
 HANDOFF_US = 1_500.0
-# A pass so short is not worth the start of workers: 0.1 s each to fork, some s to spawn
-SHORT_PASS_S = 10.0
 
 # == a watched loop (calibrated on one half of the scripts in maintain/scripts) ==
 
@@ -81,7 +79,7 @@ PART_OF_BODY = 0.2  # of the body, from which a line or a loop within it is name
 # ms of a step's compute on a CPU, above which a GPU is named: 200 launches take a GPU 1 to 2
 WORTH_A_CARD_MS = 5.0
 CROWDED = 1.5  # threads in line and at work, for each core: more of them than cores for them
-MOST_OF_LOADING = 0.5  # share of the loader's work at one place that makes this place the cause
+MOST_OF_LOADING = 0.5  # share of the time of making batches in one function: that is the cause
 FEWEST_LINES = 20  # samples, of loading, that may speak for lines
 
 # == what the workers show; from public reports, not calibrated ==

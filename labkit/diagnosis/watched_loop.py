@@ -10,7 +10,7 @@ import numpy as np
 from labkit.bench.kind_names import INNER_SYNC
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.hot_lines import Lines
-from labkit.diagnosis.line_work import PartOfLoop, loading_of, share_after_sync
+from labkit.diagnosis.line_work import share_after_sync
 from labkit.results.run import Run
 from labkit.results.step_classes import body_seconds
 
@@ -41,7 +41,6 @@ class Loop:
     copied: float  # of the waiting beside a GPU that rests, 0 to 1: a trainer copies the batch
     drift: Drift | None
     passes: int
-    pass_s: float  # of wall time, on average
 
     def shares(self, all_of_it: float, *groups: float) -> dict[str, float]:
         """Return the part (0 to 1) of a body that each group takes, from their summed shares."""
@@ -70,11 +69,6 @@ class Loop:
         waits = sum(kinds.get(kind, 0.0) for kind in ("sync", INNER_SYNC, "copy"))
         return waits / max(sum(kinds.values()), 1e-9)
 
-    @cached_property
-    def loading(self) -> PartOfLoop | None:
-        """What stands out in preparing items."""
-        return loading_of(self.lines)
-
 
 def loop_of(run: Run) -> Loop | None:
     """Return what the loop of a watched run shows; None of other runs."""
@@ -102,7 +96,6 @@ def loop_of(run: Run) -> Loop | None:
         copied=0.0 if run.machine.kind != "gpu" or run.launches_only else _copied(found, stamps),
         drift=_drift(spent[first:], run.batch_bytes[first:], first, wall, found),
         passes=len(starts),
-        pass_s=wall / len(starts),
     )
 
 

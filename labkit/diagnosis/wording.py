@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured, Unit, WordedFinding
 from labkit.diagnosis.pasted import ready_to_paste
@@ -54,11 +53,9 @@ def measured_text(measured: Measured) -> str:
 
 
 def why(finding: Finding) -> str:
-    """Return the numbers of a finding, with the instrument and the threshold."""
+    """Return the numbers of a finding, with the instruments."""
     text = "; ".join(measured_text(each) for each in finding.measured)
-    behind = [each.by for each in finding.measured if each.by]
-    if finding.lost_share:
-        behind.append(f"threshold {limits.WORTH_NAMING[finding.name]:.0%}")
+    behind = dict.fromkeys(each.by for each in finding.measured if each.by)
     text += f" ({'; '.join(behind)})" if behind else ""
     return f"{text}." if text else ""
 
@@ -69,8 +66,8 @@ def _advice(finding: Finding, evidence: Evidence | None) -> str:
         return NOTHING_TO_SET if finding.lost_share else ""
     parts = [
         finding.remedies[0].text,
-        "" if _of_bench(evidence) else _setting_beside(finding),
         _expectation(finding, evidence),
+        "" if _of_bench(evidence) else _beside(finding),
         _where_to_read(finding),
     ]
     return " ".join(filter(None, parts))
@@ -81,15 +78,25 @@ def _of_bench(evidence: Evidence | None) -> bool:
     return evidence is not None and evidence.code is None
 
 
-def _setting_beside(finding: Finding) -> str:
-    """Return the setting to try where the first remedy of a loader is none."""
-    if finding.name != "input" or finding.remedies[0].changes:
+def _beside(finding: Finding) -> str:
+    """Return what else to try against a loader: a setting, or the line to make cheaper."""
+    first, *others = finding.remedies
+    if finding.name != "input":
         return ""
-    tried = next((each.changes for each in finding.remedies if each.changes), None)
+    if first.changes:
+        line = next((each for each in others if each.at_most), None)
+        if line is None or not line.at_most:
+            return ""
+        return f"Or {line.text[0].lower()}{line.text[1:]} {_at_most(line.at_most)}"
+    tried = next((each.changes for each in others if each.changes), None)
     if tried is None:
         return ""
     named = {name: value for name, value in tried.items() if value or name == "num_workers"}
     return f"Or try {as_typed(named)}."
+
+
+def _at_most(gain: float) -> str:
+    return f"At most {gain:.1f} times as many steps."
 
 
 def _where_to_read(finding: Finding) -> str:
@@ -106,12 +113,12 @@ def _expectation(finding: Finding, evidence: Evidence | None) -> str:
         return f"Expect {value:.1f}x the throughput ({low:.1f}x to {high:.1f}x)."
     if finding.at_most and _of_bench(evidence):
         return f"Expect {finding.at_most:.1f}x the throughput at most."
-    if finding.at_most:
-        is_measured = evidence is not None and finding.at_most == evidence.headroom
-        how = "With ready batches this loop would do" if is_measured else "At most"
-        return f"{how} {finding.at_most:.1f} times as many steps."
-    remedy = finding.remedies[0]
-    can_be_tuned = finding.name == "input" and remedy.changes
+    bound = finding.remedies[0].at_most or finding.at_most
+    if bound and evidence is not None and bound == evidence.headroom:
+        return f"With ready batches this loop would do {bound:.1f} times as many steps."
+    if bound:
+        return _at_most(bound)
+    can_be_tuned = finding.name == "input" and any(each.changes for each in finding.remedies)
     how = "`labkit tune`" if can_be_tuned else "a run before and after"
     return f"What it brings is unknown: measure it with {how}."
 

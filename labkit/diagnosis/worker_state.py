@@ -11,7 +11,7 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis import worker_remedies as cures
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured, late_batches
-from labkit.diagnosis.worker_words import TIMED, costliest_step
+from labkit.diagnosis.worker_words import TIMED
 from labkit.results.text import counted
 
 
@@ -31,7 +31,6 @@ def crowding_threads(evidence: Evidence) -> Finding | None:
     seen = f"each of {counted(workers.workers, 'worker')} computes with {each} threads"
     measured = (
         Measured(f"{seen}, {each * workers.workers} in all, on {counted(cores, 'core')}", by=TIMED),
-        *costliest_step(evidence.computing_lines),
     )
     return late_batches("threads", *measured, remedies=(cures.ONE_THREAD,))
 
@@ -51,7 +50,6 @@ def cache_that_ends(evidence: Evidence) -> Finding | None:
     return late_batches(
         "lost_cache",
         Measured(f"{kept}{lost.items:.0f} items; the next worker begins with none"),
-        *costliest_step(evidence.loading_lines),
         remedies=(cures.KEEP_THE_CACHE,),
     )
 
@@ -83,7 +81,6 @@ def cold_start(evidence: Evidence) -> Finding | None:
     return late_batches(
         "cold_start",
         Measured(longer, evidence.epochs.first),
-        *costliest_step(evidence.loading_lines),
         remedies=(cures.READ_ONCE,),
     )
 

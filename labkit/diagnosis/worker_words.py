@@ -5,11 +5,13 @@ from __future__ import annotations
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence, WorkerEvidence
 from labkit.diagnosis.findings import Measured
-from labkit.diagnosis.hot_lines import Line
+from labkit.diagnosis.hot_lines import SlowCode
 from labkit.results.loader_records import Hang
 from labkit.results.text import counted
 
 TIMED = "timed in the workers"
+WHOSE = {"worker": "of the workers' time", "waiting": "of the waiting"}  # by phase of a line
+WORTH_A_WORD = 0.15  # of its process's time: a line with less is not named beside the costliest
 
 
 def cpu(workers: WorkerEvidence) -> Measured:
@@ -17,7 +19,7 @@ def cpu(workers: WorkerEvidence) -> Measured:
     each = "the worker" if workers.workers == 1 else f"each of {workers.workers} workers"
     seen = f"CPU in {each} while it prepares items"
     if (workers.in_line_share or 0.0) > limits.IN_LINE:
-        seen += f", and {workers.in_line_share:.0%} in line for a core"
+        seen += f", and {workers.in_line_share:.0%} waiting for a free core"
     return Measured(seen, workers.cpu_share, by=TIMED)
 
 
@@ -36,11 +38,27 @@ def took(what: str, took_ms: float | None) -> Measured | None:
     return None if took_ms is None else Measured(what, took_ms, "ms")
 
 
-def costliest_step(lines: tuple[Line, ...]) -> tuple[Measured, ...]:
-    """Return the first of the lines that prepare an item, the costliest step of it."""
-    return tuple(
-        Measured(f"of the workers' time is in {line.what}", line.share) for line in lines[:1]
-    )
+def slow_code(code: SlowCode, workers: int) -> tuple[Measured, ...]:
+    """Return what slow code takes of its process's time, line by line, and where it runs."""
+    where = WHOSE[code.phase]
+    if code.phase == "waiting":
+        where += ", in the loop's own process"
+        where += f" while its {counted(workers, 'worker')} can do nothing," if workers else ","
+    first, *others = zip(code.lines, code.shares, strict=True)
+    also = [Measured(f"in {line.what}", part) for line, part in others if part >= WORTH_A_WORD]
+    return Measured(f"{where} is {first[0].what}", first[1]), *also
+
+
+def costliest_lines(evidence: Evidence) -> tuple[Measured, ...]:
+    """Return the line with the largest part of making batches in each process, if it has much."""
+    found = []
+    for phase, whose in WHOSE.items():
+        lines = evidence.lines.rows(evidence.lines.making(phase)) if evidence.lines else ()
+        whole = 1.0 if phase == "worker" else evidence.wait_share
+        if lines and lines[0].share >= WORTH_A_WORD * whole > 0:
+            part = min(lines[0].share / whole, 1.0)
+            found.append(Measured(f"{whose} is {lines[0].what}", part))
+    return tuple(found)
 
 
 def no_progress(hang: Hang) -> Measured:

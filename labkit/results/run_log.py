@@ -175,6 +175,12 @@ class RunLog(EventLogResult):
         return self._fact("job", "batch_dtype")
 
     @property
+    def batch_shape(self) -> tuple[int, ...] | None:
+        """The shape of that array; None if unknown."""
+        shape = self._fact("job", "batch_shape")
+        return shape and tuple(shape)
+
+    @property
     def exchange_ns(self) -> np.ndarray:
         """When a rank had its last gradient, and when all were averaged: (steps, 2), ns.
 

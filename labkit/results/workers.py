@@ -157,17 +157,6 @@ class LoaderWorkers:
         return fmean(each.idle_share for each in self) if self else None
 
     @cached_property
-    def hand_over_ms(self) -> float | None:
-        """Median time from a batch's being ready to the loop's having it, while the loop waits.
-
-        None where the loop waited for no batch of a worker, or there are no workers.
-        """
-        batches = self.batches
-        waited_for = (batches.worker >= 0) & (batches.asked < batches.ready)
-        took = (batches.taken - batches.ready)[waited_for & (batches.taken >= batches.ready)]
-        return float(np.median(took) * 1e3) if len(took) else None
-
-    @cached_property
     def slowest(self) -> list[SlowItem]:
         """The slowest items of all workers, the slowest first."""
         return _slowest(item for worker in self for item in worker.slowest)

@@ -59,6 +59,7 @@ class BatchFacts:
         self.unit: Unit = "samples"
         self.measure: Callable[[object], int] = unknown_bytes  # its bytes
         self.dtype: str | None = None
+        self.shape: list[int] | None = None  # of the largest array in it
         self.on_gpu = False  # whether the loader makes them there
         self.looked_at = 0  # batches, for their padding
         self.padding = 0.0  # the sum of its shares of them
@@ -77,6 +78,7 @@ class BatchFacts:
         with OwnErrors():
             largest, places = large_arrays(batch)
             self.dtype = dtype_of_most([largest])
+            self.shape = list(largest.shape)
             self.on_gpu = is_a(largest, "torch", "Tensor") and not largest.is_cpu
             self.measure = bytes_along(places)
 

@@ -208,7 +208,7 @@ class Recorder:
                 self.log.write("spare_card", name=spare)
         kinds = {"weights_dtype": trained.dtype, "batch_dtype": self.batches.dtype}
         kinds |= {"unit": self.batches.unit, "batch_on_gpu": self.batches.on_gpu}
-        kinds |= {"may_fuse": trained.may_fuse}
+        kinds |= {"may_fuse": trained.may_fuse, "batch_shape": self.batches.shape}
         self.log.write("job", pipeline=self.knobs, not_applied={}, **kinds)
         self.log.write("begin", warmup=warmup)
 

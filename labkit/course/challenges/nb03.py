@@ -35,7 +35,7 @@ RIDE_OVER = KnobChallenge(
     text="The disk stalls for 600 ms in one of 21 batches. Train at least 1.6 times as fast all "
     "the same, with the same four workers. Waiting batches take memory: keep at most 64 ready.",
     hints=(
-        "Batches are handed over in order: while one worker stalls, the others fill the queue.",
+        "Batches come in order: while one worker stalls, the others fill the queue.",
         "21 batches keep four workers busy for 230 ms, a stall included. How many is that in 600 "
         "ms? That many places ride over a stall.",
     ),
