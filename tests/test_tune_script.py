@@ -5,8 +5,10 @@ The search is tested on made-up runs whose rates are known; what happens to a sc
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -66,7 +68,8 @@ def command_of(folder, **parts):
 def left_over(folder):
     """Return the processes that still run a script, and its shared memory."""
     running = [each.info["cmdline"] or [] for each in psutil.process_iter(["cmdline"])]
-    shared = [*Path("/dev/shm").glob("torch_*")] if os.path.isdir("/dev/shm") else []
+    named = [path.name.split("_") for path in Path("/dev/shm").glob("torch_[0-9]*")]
+    shared = [name for name in named if not psutil.pid_exists(int(name[1]))]  # torch_<pid>_...
     return [line for line in running if str(folder) in " ".join(line)], shared
 
 
@@ -150,6 +153,45 @@ def test_the_terminal_says_what_will_happen_and_a_copy_keeps_the_folder_as_it_is
     assert "interrupted (as by Ctrl-C)" in said and "--cwd-copy" in said
 
 
+@pytest.mark.slow
+def test_a_ctrl_c_in_the_middle_keeps_what_is_known_and_leaves_nothing(tmp_path):
+    home = tmp_path / "home"
+    named = "torch.multiprocessing.set_sharing_strategy('file_system')"  # segments and sockets
+    command_of(tmp_path, first=f"torch.set_num_threads(1); {named}", workers=1)
+    (scratch := tmp_path / "scratch").mkdir()
+    line = [sys.executable, "-m", "labkit", "tune", "--seconds", "0.3", "--"]
+    tuning = subprocess.Popen(
+        [*line, sys.executable, "train.py"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ
+        | {
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "LABKIT_HOME": str(home),
+            "TMPDIR": str(scratch),
+        },
+    )
+    said = []
+    for said_line in tuning.stdout:
+        said.append(said_line)
+        if said_line.startswith("ready batches"):  # the next run has begun, or is about to
+            break
+    while not psutil.Process(tuning.pid).children(recursive=True):
+        pass
+    for _ in range(2):  # impatient
+        tuning.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+    said = "".join([*said, *tuning.stdout])
+    assert tuning.wait() == 130, said
+    assert "this is what was done by then" in said and "nothing faster so far" in said
+    assert "ready batches" in said.partition("this is what was done by then")[2]
+    assert "import torch" not in said  # there is nothing to paste
+    assert left_over(tmp_path) == ([], [])
+    assert not [*home.glob("runs/*")] and not [*scratch.glob("torch-shm-dir*")]
+
+
 SEEN = {"batches": 300, "seconds": 3.0, "wait": 0.5, "longest_wait_s": 0.01, "losses": []}
 
 
@@ -168,12 +210,11 @@ def searched(rates, *, others=lambda _run: 0.0, budget_s=600.0, start=0, epochs=
         return Outcome(rates(knobs), None, None)
 
     bench.measure = measure
-    bench.outcome = lambda _tried: Outcome(rates(knobs), None, None)
     knobs = LoaderSetting(num_workers=start).but().to_dict()
     tuning = Tuning("train.py", knobs, command="python train.py", tie=0.03, epochs=epochs)
     tuning.site = "train.py:9"
     how = {"budget_s": budget_s, "cores": 4, "max_workers": 12, "on_card": False}
-    return ScriptSearch(tuning, bench, tried_with(knobs), **how).run(), bench.count
+    return ScriptSearch(tuning, bench, **how).run(), bench.count
 
 
 def test_where_ready_batches_gain_nothing_two_runs_say_so():
@@ -237,7 +278,8 @@ def test_a_pair_with_other_neighbours_is_measured_again_and_a_shared_machine_is_
 
 def test_what_the_budget_leaves_out_is_said():
     tuning, runs = searched(waiting, budget_s=0.0)
-    assert runs == 1 and "The budget is spent" in str(tuning)
+    assert runs == 2 and "The budget is spent" in str(tuning) and "--budget" in str(tuning)
+    assert "no time to try a change" in tuning.headline and tuning.ready_gain == 10
 
 
 def test_a_window_counts_steady_batches_and_whole_epochs():

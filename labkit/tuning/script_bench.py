@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -30,6 +29,7 @@ from labkit.process import folders
 from labkit.process.death_signal import die_with
 from labkit.process.events import now_ns
 from labkit.process.family import LINUX, MARK, end_marked, exit_name
+from labkit.process.interrupts import held
 from labkit.process.leftovers import remove_segments
 from labkit.process.run_mark import delete_run
 from labkit.results.run import Run
@@ -78,6 +78,7 @@ class ScriptBench:
         self.best: float | None = None  # batches/s; where it is known, what is far below ends early
         self.to_the_end = False  # whether nothing is to end early
         self.tried: list[Tried] = []
+        self.first: Tried | None = None  # where it is to be measured, and is not to run again
         self.count = 0  # of them
         self.each: Callable[[Run], object] | None = None  # a run of a script has no Run to show
 
@@ -90,6 +91,11 @@ class ScriptBench:
         """Run the script as it is, watched; raises RuntimeError where nothing can be tried."""
         tried = self._run({}, watched=True)
         seen = tried.seen
+        if seen is not None and seen["ended"] == "no loader":
+            raise RuntimeError(
+                f"its optimizer made {seen['steps']} steps, and none on a batch of a DataLoader: "
+                "there is no loader to change. `labkit watch` says where its time goes."
+            )
         if seen is None or not seen["site"]:
             raise RuntimeError(tried.error or NO_STEP)
         if seen["world"] > 1:
@@ -109,8 +115,12 @@ class ScriptBench:
         return tried
 
     def measure(self, knobs: Settings, rate: float | None = None) -> Outcome:
-        """Run the script with knobs: arguments of its loader and those of `ScriptSearch`."""
-        return self.outcome(self._run(knobs))
+        """Run the script with knobs: arguments of its loader and those of `ScriptSearch`.
+
+        The first time, it is the run of the script as it is that is there already.
+        """
+        tried, self.first = self.first, None
+        return self.outcome(tried or self._run(knobs))
 
     def outcome(self, tried: Tried) -> Outcome:
         """Return the rate that a run came to, or why it has none."""
@@ -209,7 +219,8 @@ class ScriptProcess:
                 time.sleep(LOOK_S)
             self.others = self.load.others
         finally:
-            self.end(folder)
+            with held():  # a second Ctrl-C would leave its workers
+                self.end(folder)
         return seen_in(folder)
 
     def end(self, folder: Path) -> None:
@@ -304,8 +315,3 @@ def setting_of(seen: Seen) -> LoaderSetting:
     """Return the loader's arguments as a script has them."""
     known = {name: value for name, value in seen["loader"].items() if value is not None}
     return LoaderSetting.of(cast("Settings", known))
-
-
-def shown(command: list[str]) -> str:
-    """Return a command as it is typed."""
-    return shlex.join(command)

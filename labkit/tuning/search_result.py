@@ -218,14 +218,15 @@ class Tuning(SearchResult):
     @property
     def headline(self) -> str:
         """The result in one line."""
-        state = " (interrupted: the best so far)" if self.interrupted else ""
+        unsure = ", unconfirmed" if self.command else ""
+        state = f" (interrupted: the best so far{unsure})" if self.interrupted else ""
         if not self.winner:
             return f"Tuning({self.name}): nothing measured{'' if state else ' yet'}"
         took = f", found in {self.seconds:.0f} s" if self.done else ""
         rate = f"{self.winner.rate:,.0f} {self.unit}"
         if self.command and not self.changes:
-            why = f": {self.stopped}" if self.stopped else ""
-            return f"Tuning({self.name}){state}: nothing to change{why}; {rate}{took}"
+            why = self.stopped or "nothing faster so far"
+            return f"Tuning({self.name}){state}: {why}; {rate}{took}"
         alone = " (the loader alone: no step was given)" if self.loader_alone else ""
         rate = f"{rate}, {self.speedup:.2f}x the baseline{alone}"
         if self.pairs:
@@ -266,6 +267,8 @@ class Tuning(SearchResult):
     def _script_lines(self) -> str:
         """Return the lines that change a script; those for its first lines come first."""
         changes = self.changes
+        if not changes:
+            return ""
         lines = []
         if threads := changes.pop("library_threads", None):
             lines.append("# before NumPy, OpenCV and torch are imported; or set them in the shell")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import shutil
 import sys
 from dataclasses import dataclass, replace
@@ -97,7 +96,7 @@ def watch_script(
     }
     text = found.text
     if found.values["bottleneck"] == "input":
-        text += f"\nto try settings on it: labkit tune -- {shlex.join(shown_command(command))}"
+        text += "\nto try settings on it: labkit tune -- <the same command>"  # it may hold a secret
     return replace(found, values=of_script | found.values, text=text), code
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from labkit.bench.stack import is_users
 from labkit.knobs import Settings
 from labkit.process.interrupts import OwnErrors
 from labkit.spec import LOADER_KNOBS, WITHOUT_WORKERS
@@ -34,6 +35,7 @@ KEPT_BATCHES = 8  # that ready batches consist of
 LOSSES = 5  # of the first steps, that are compared
 WARM_STEPS = 3  # after what the queue held at the start
 LONGEST_WARM_S = 5.0
+WITHOUT_LOADER = 50  # steps of the optimizer before any DataLoader: the script needs none
 FEWEST_STEPS = 30  # in the window; with fewer, a rate is a guess
 LONGEST_S = 4.0  # times `seconds` that a window may take to have that many
 EARLY_S = 1.0  # of steady steps, after which one that is clearly worse is ended
@@ -67,7 +69,7 @@ class Seen(TypedDict):
     epochs: bool  # whether the window is made of whole epochs
     losses: list[float]  # of the first backward passes
     world: int  # processes that train together
-    ended: str  # "window", "slow" or "over": the script ended by itself
+    ended: str  # "window", "slow", "no loader" or "over": the script ended by itself
 
 
 class Site:
@@ -158,6 +160,7 @@ class TriedScript:
         self.folder = folder
         self.pid = os.getpid()
         self.sites: dict[str, Site] = {}
+        self.of_datasets: dict[int, tuple[Site, object]] = {}  # by their ids; kept, so none is new
         self.now_in: Site | None = None  # whose batch came last
         self.training: Site | None = None  # whose batches the optimizer's steps are on
         self.window: Window | None = None
@@ -187,9 +190,9 @@ class TriedScript:
         def made(loader: Any, /, *args: Any, **kwargs: Any) -> None:
             site = None
             with OwnErrors():
-                site = self.site_of(sys._getframe(1), loader)
+                bound = signature.bind(loader, *args, **kwargs)
+                site = self.site_of(sys._getframe(1), loader, bound.arguments["dataset"])
                 if self.order["site"] == site.name:
-                    bound = signature.bind(loader, *args, **kwargs)
                     args, kwargs = with_changes(bound, self.order["changes"])
             make(loader, *args, **kwargs)
             if site is not None:
@@ -238,8 +241,12 @@ class TriedScript:
 
         autograd.backward = backward
 
-    def site_of(self, frame: FrameType | None, loader: object) -> Site:
-        """Return where a loader is made: the first line that is not its own class's."""
+    def site_of(self, frame: FrameType | None, loader: object, dataset: object) -> Site:
+        """Return where a loader is made: the first line that is not its own class's.
+
+        A library makes loaders of the script's, those for training and for validation on the same
+        line: there the dataset tells which it is.
+        """
         while frame is not None and (
             frame.f_globals.get("__name__", "").startswith("torch.utils.data")
             or (frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is loader)
@@ -247,7 +254,13 @@ class TriedScript:
             frame = frame.f_back
         name = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
         function = frame.f_code.co_name if frame else ""
-        return self.sites.setdefault(name, Site(name, function))
+        if frame is not None and not is_users(frame.f_code.co_filename):
+            if id(dataset) in self.of_datasets:
+                return self.of_datasets[id(dataset)][0]
+            name += f" (dataset {len(self.of_datasets) + 1})"
+        site = self.sites.setdefault(name, Site(name, function))
+        self.of_datasets[id(dataset)] = (site, dataset)
+        return site
 
     def ready(
         self, site: Site, loader: Any, iterate: Callable[[], Iterator[object]]
@@ -294,6 +307,9 @@ class TriedScript:
             return
         self.steps += 1
         site = self.now_in
+        if site is None and self.steps == WITHOUT_LOADER:
+            self.write("no loader")
+            raise KeyboardInterrupt
         if site is None or self.ended:
             return
         site.steps += 1
