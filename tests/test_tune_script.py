@@ -31,6 +31,10 @@ class Slow(torch.utils.data.Dataset):
     def __getitem__(self, i):
         time.sleep({item_s})
         return torch.full((8,), float(i)), i % 2
+def feed_itself():
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    for step in range(10**9):
+        optimizer.step()
 def main():
     {first}
     model = torch.nn.Linear(8, 2)
@@ -76,8 +80,8 @@ def left_over(folder):
 def test_a_script_is_run_as_it_is_then_with_workers_and_nothing_is_left(tmp_path):
     bench = ScriptBench(command_of(tmp_path), 0.5)
     seen = bench.look().seen
-    assert seen["site"].endswith("train.py:13") and seen["loader"]["num_workers"] == 0
-    assert seen["ended"] == "window" and seen["dataset"] == "Slow" and bench.unit == "samples/s"
+    assert seen["site"].endswith("train.py:17") and seen["loader"]["num_workers"] == 0
+    assert seen["ended"] == "window" and bench.unit == "samples/s"
     alone = bench.outcome(bench.tried[0]).rate
     more = bench.measure({"num_workers": 4, "library_threads": 1}).rate
     ready = bench.measure({"ready": True}).rate
@@ -115,8 +119,9 @@ def test_each_run_has_a_scratch_folder_of_its_own_that_goes(tmp_path):
     [
         ({"first": "input('which one?')"}, "asks something on stdin"),
         ({"first": "raise OSError('no data')"}, "the script failed (exit code 1): OSError: no"),
-        ({"length": 40}, "its training loop ended after 10 steps"),
+        ({"length": 40}, "to compare: give it more epochs or data"),
         ({"length": 0}, NO_STEP),
+        ({"first": "feed_itself()"}, NO_STEP),
     ],
 )
 def test_what_cannot_be_tuned_says_why(tmp_path, parts, said):
@@ -124,6 +129,13 @@ def test_what_cannot_be_tuned_says_why(tmp_path, parts, said):
         ScriptBench(command_of(tmp_path, **parts), 0.3).look()
     assert said in str(refused.value)
     assert not left_over(tmp_path)[0]
+
+
+@pytest.mark.slow
+def test_steps_too_slow_to_compare_are_told_from_a_loop_that_is_too_short(tmp_path, monkeypatch):
+    monkeypatch.setattr("labkit.tuning.script_bench.FIRST_STEP_S", 20.0)
+    with pytest.raises(RuntimeError, match="made . steps in .*: give --seconds 1, or smaller"):
+        ScriptBench(command_of(tmp_path, step="time.sleep(8)"), 0.25).look()
 
 
 def test_a_command_that_is_none_is_refused_before_anything_runs():
@@ -267,6 +279,41 @@ def one_worker(knobs):
 def test_nothing_is_recommended_that_does_not_gain_in_pairs(rates, start, said):
     tuning, _ = searched(rates, start=start)
     assert not tuning.changes and not tuning.snippet and said in str(tuning)
+
+
+def test_a_setting_that_was_tried_in_vain_is_not_advised_and_no_column_is_empty():
+    tuning, _ = searched(one_worker, start=1)
+    remedies = [
+        SimpleNamespace(text="Store it smaller.", changes={}),
+        SimpleNamespace(text="", changes={"num_workers": 2}),
+    ]
+    said = ("What", "Why", "Do: Store it smaller. Or try num_workers=2. See a page.")
+    tuning.verdict = SimpleNamespace(
+        bottleneck="input", three_lines=said, findings=[SimpleNamespace(remedies=remedies)]
+    )
+    text = str(tuning)
+    assert text.endswith("Do: Store it smaller.") and "Or try" not in text
+    assert "predicted" not in text and "losses" not in text.splitlines()[1]
+    tuning, _ = searched(lambda knobs: 105 if knobs.get("ready") else 100)
+    tuning.verdict = SimpleNamespace(bottleneck="unsure", three_lines=("unsure", "", ""))
+    assert "unsure" not in str(tuning)  # the run was stopped by us
+
+
+def test_in_a_library_the_dataset_tells_which_loader_is_made():
+    order = Order(
+        site="", changes={}, ready=False, torch_threads=None, seconds=1.0, epochs=None, floor=None
+    )
+    tried = trial_hook.TriedScript(order, Path())
+    names = {"sys": sys}
+    code = compile("def make(): return sys._getframe()", "/x/site-packages/trainer.py", "exec")
+    exec(code, names)
+    training, validation, wrapped = [1], [2], [3]
+    site = tried.site_of(names["make"](), None, training)
+    assert tried.site_of(names["make"](), None, validation) is not site
+    assert tried.site_of(names["make"](), None, training) is site
+    own = tried.site_of(sys._getframe(), None, wrapped)
+    assert own.name.startswith(__file__) and "(" not in own.name
+    assert tried.site_of(names["make"](), None, wrapped) is own  # as accelerate's prepare() does
 
 
 def test_a_pair_with_other_neighbours_is_measured_again_and_a_shared_machine_is_said():

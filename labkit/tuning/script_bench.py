@@ -37,7 +37,7 @@ from labkit.spec import LOADER_KNOBS
 from labkit.tuning.search_result import THREADS
 from labkit.tuning.settings import LoaderSetting
 from labkit.tuning.trial import Outcome
-from labkit.watching.run_folders import SITE
+from labkit.watching.run_folders import hooked
 from labkit.watching.trial_hook import FEWEST_STEPS, ORDER, Order, Seen
 
 FIRST_STEP_S = 60.0  # in which a training step has to be seen
@@ -46,8 +46,8 @@ LOOK_S = 0.05
 WRITTEN = "written"  # the folder for a script's files, in $LABKIT_TUNE_DIR
 TAIL = 2000  # characters of its output that are read for why it failed
 NO_STEP = (
-    f"no optimizer made three steps on batches of a DataLoader within {FIRST_STEP_S:.0f} s: there "
-    "is no loader to change. `labkit watch` says where its time goes."
+    f"in its first {FIRST_STEP_S:.0f} s no optimizer made three steps on batches of a DataLoader: "
+    "there is no loader to change. `labkit watch` says where its time goes."
 )
 
 
@@ -71,6 +71,7 @@ class ScriptBench:
         """`command` as a shell takes it; `seconds` of steady steps are timed in each run."""
         self.command = runnable(command)
         self.seconds = seconds
+        self.longest_s = FIRST_STEP_S + 10 * seconds
         self.cwd = cwd
         self.site: str | None = None
         self.epochs: bool | None = None
@@ -91,11 +92,6 @@ class ScriptBench:
         """Run the script as it is, watched; raises RuntimeError where nothing can be tried."""
         tried = self._run({}, watched=True)
         seen = tried.seen
-        if seen is not None and seen["ended"] == "no loader":
-            raise RuntimeError(
-                f"its optimizer made {seen['steps']} steps, and none on a batch of a DataLoader: "
-                "there is no loader to change. `labkit watch` says where its time goes."
-            )
         if seen is None or not seen["site"]:
             raise RuntimeError(tried.error or NO_STEP)
         if seen["world"] > 1:
@@ -104,9 +100,12 @@ class ScriptBench:
                 "(torchrun --nproc-per-node=1)."
             )
         if seen["batches"] < FEWEST_STEPS and seen["ended"] == "over":
+            do = "give it more epochs or data"
+            if tried.seconds > self.longest_s:  # it was ended
+                do = f"give --seconds {4 * self.seconds:.0f}, or smaller steps"
             raise RuntimeError(
-                f"its training loop ended after {seen['steps']} steps, too few to compare: give it "
-                f"more epochs or data, so that {FEWEST_STEPS} and more can be timed."
+                f"its training loop made {seen['steps']} steps in {tried.seconds:.0f} s, too few "
+                f"to compare: {do}, so that {FEWEST_STEPS} and more can be timed."
             )
         self.site = seen["site"]
         self.epochs = seen["epochs"]
@@ -159,7 +158,7 @@ class ScriptBench:
         (folder / ORDER).write_text(json.dumps(order), encoding="utf-8")
         start_ns = now_ns()
         process = ScriptProcess(self.command, self._environment(folder, knobs, watched), self.cwd)
-        seen = process.wait(folder, FIRST_STEP_S + 10 * self.seconds)
+        seen = process.wait(folder, self.longest_s)
         tried = Tried(seen, None, (now_ns() - start_ns) / 1e9, process.others, order["ready"])
         if seen is None:
             tried.error = process.why_nothing(folder)
@@ -169,14 +168,9 @@ class ScriptBench:
         return tried
 
     def _environment(self, folder: Path, knobs: Settings, watched: bool) -> Mapping[str, str]:
-        paths = filter(None, [str(SITE), os.environ.get("PYTHONPATH")])
         (folder / WRITTEN).mkdir()
-        env = os.environ | {
-            "LABKIT_TRIAL": str(folder),
-            "LABKIT_TUNE_DIR": str(folder / WRITTEN),
-            "PYTHONPATH": os.pathsep.join(paths),
-            MARK: str(folder),
-        }
+        env = hooked(LABKIT_TRIAL=str(folder), LABKIT_TUNE_DIR=str(folder / WRITTEN))
+        env[MARK] = str(folder)
         if watched:
             env["LABKIT_WATCHING"] = str(folder)
         if knobs.get("library_threads"):
@@ -204,6 +198,7 @@ class ScriptProcess:
         self.pids: set[int] = {self.process.pid}
         self.load = Load()
         self.others = 0.0
+        self.was_ended = False  # by us
         self.last_lines: list[str] = []  # of its output, once it is over
 
     def wait(self, folder: Path, longest_s: float) -> Seen | None:
@@ -226,6 +221,7 @@ class ScriptProcess:
     def end(self, folder: Path) -> None:
         """Interrupt what still runs, then kill what does not end; remove what it had in memory."""
         if self.process.poll() is None:
+            self.was_ended = True
             with contextlib.suppress(OSError):
                 self.process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -246,7 +242,7 @@ class ScriptProcess:
             return "the script asks something on stdin, which is closed: give it as arguments."
         if (folder / "failed").exists():
             return f"labkit could not be loaded: {(folder / 'failed').read_text('utf-8')}"
-        if code and code != -signal.SIGINT and lines:
+        if code and not self.was_ended and lines:
             return f"the script failed ({exit_name(code)}): {lines[-1]}"
         return NO_STEP
 
@@ -295,18 +291,18 @@ def seen_in(folder: Path) -> Seen | None:
     return max(found, key=lambda seen: seen["steps"], default=None)
 
 
-def runnable(command: list[str]) -> list[str]:
+def runnable(command: list[str], by: str = "tune") -> list[str]:
     """Return a command, our own Python before a script that is no program; ValueError of none."""
     command = command[1:] if command[:1] == ["--"] else command
     if not command:
-        raise ValueError("give the script to tune: labkit tune -- python train.py")
+        raise ValueError(f"give the script to {by}: labkit {by} -- python train.py")
     is_program = shutil.which(command[0]) is not None
     if command[0].endswith(".py") and Path(command[0]).is_file() and not is_program:
         return [sys.executable, *command]
     if not is_program:
         raise ValueError(
             f"cannot start {command[0]!r}: there is no such program. Give the command as a shell "
-            "takes it: labkit tune -- python train.py"
+            f"takes it: labkit {by} -- python train.py"
         )
     return command
 

@@ -93,11 +93,13 @@ class ScriptSearch(LoaderSearch):
         elif not self.on_card and self.best.setting.num_workers:
             yield from self.change(torch_threads=max(1, self.cores - 1))
 
-    def change(self, **more: int | bool) -> Iterator[Trial]:
-        """Yield the best so far with one more change."""
+    def change(
+        self, why: str = "added to the best so far", **more: int | bool | None
+    ) -> Iterator[Trial]:
+        """Yield the best so far with one more change, if that is new."""
         knobs = self.best.knobs | more
         if all(trial.knobs != knobs for trial in self.found.tried):
-            yield Trial.changing(self.found.start, knobs, "added to the best so far")
+            yield Trial.changing(self.found.start, knobs, why)
 
     def queues(self) -> Iterator[Trial]:
         """Yield a longer queue where the best waits, and some waits are far longer than others."""
@@ -111,12 +113,10 @@ class ScriptSearch(LoaderSearch):
             yield from self.change(prefetch_factor=deeper)
 
     def may_run(self, setting: LoaderSetting, why: str) -> Iterator[Trial]:
-        """Yield the best so far with another loader, if that is new and no cheaper one failed."""
-        knobs = self.best.knobs | setting.to_dict()
-        for trial in self.found.tried:
-            if trial.knobs == knobs or (trial.error and trial.setting.cost <= setting.cost):
-                return
-        yield Trial.changing(self.found.start, knobs, why)
+        """Yield the best so far with another loader, if no cheaper one failed."""
+        failed = [trial.setting.cost for trial in self.found.tried if trial.error]
+        if all(cost > setting.cost for cost in failed):
+            yield from self.change(why, **setting.to_dict())
 
     def confirmed(self, best: Trial) -> Trial:
         """Return `best` where it gains in pairs of runs in turn, else the script as it is."""

@@ -150,7 +150,6 @@ def script_tuner(
         verdict=first.verdict,
         epochs=first.seen["epochs"],
         unit=bench.unit,
-        unpredicted=None,
         code=LoopCode.of(first.watched.loop_code if first.watched else None),
     )
     return ScriptSearch(

@@ -58,9 +58,7 @@ class Seen(TypedDict):
     """What one trial saw."""
 
     site: str  # "file:line" where the loader of the training loop is made; "" without one
-    function: str
     loader: dict[str, object]  # its arguments, by name
-    dataset: str  # the class of its dataset
     batches: int  # that the loop took in the window
     seconds: float  # that the window took
     wait: float  # share of it in which the loop waited for a batch
@@ -75,11 +73,9 @@ class Seen(TypedDict):
 class Site:
     """A place in the code where loaders are made, and what its loaders did."""
 
-    def __init__(self, name: str, function: str):
+    def __init__(self, name: str):
         self.name = name
-        self.function = function
         self.settings: dict[str, Any] = {}
-        self.dataset = ""
         self.kept: list[object] | None = None  # batches, once they are ready
         self.steps = 0  # of the optimizer, on a batch of one of its loaders
 
@@ -197,7 +193,6 @@ class TriedScript:
             make(loader, *args, **kwargs)
             if site is not None:
                 site.settings = {name: getattr(loader, name, None) for name in LOADER_KNOBS}
-                site.dataset = type(loader.dataset).__name__
                 loader._labkit_site = site
 
         @functools.wraps(iterate)
@@ -253,12 +248,11 @@ class TriedScript:
         ):
             frame = frame.f_back
         name = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
-        function = frame.f_code.co_name if frame else ""
         if frame is not None and not is_users(frame.f_code.co_filename):
             if id(dataset) in self.of_datasets:
                 return self.of_datasets[id(dataset)][0]
             name += f" (dataset {len(self.of_datasets) + 1})"
-        site = self.sites.setdefault(name, Site(name, function))
+        site = self.sites.setdefault(name, Site(name))
         self.of_datasets[id(dataset)] = (site, dataset)
         return site
 
@@ -348,9 +342,7 @@ class TriedScript:
         seconds = max(0.0, window.seconds(end_s)) if window else 0.0
         seen = Seen(
             site=site.name if site else "",
-            function=site.function if site else "",
             loader=site.settings if site else {},
-            dataset=site.dataset if site else "",
             batches=window.batches if window else 0,
             seconds=seconds,
             wait=window.waited_s / seconds if window and seconds else 0.0,
