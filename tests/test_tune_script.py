@@ -81,7 +81,7 @@ def test_a_script_is_run_as_it_is_then_with_workers_and_nothing_is_left(tmp_path
     bench = ScriptBench(command_of(tmp_path), 0.5)
     seen = bench.look().seen
     assert seen["site"].endswith("train.py:17") and seen["loader"]["num_workers"] == 0
-    assert seen["ended"] == "window" and bench.unit == "samples/s"
+    assert seen["ended"] == "window" and bench.batch_size == 4
     alone = bench.outcome(bench.tried[0]).rate
     more = bench.measure({"num_workers": 4, "library_threads": 1}).rate
     ready = bench.measure({"ready": True}).rate

@@ -35,7 +35,6 @@ from labkit.process.run_mark import delete_run
 from labkit.results.run import Run
 from labkit.spec import LOADER_KNOBS
 from labkit.tuning.search_result import THREADS
-from labkit.tuning.settings import LoaderSetting
 from labkit.tuning.trial import Outcome
 from labkit.watching.run_folders import hooked
 from labkit.watching.trial_hook import FEWEST_STEPS, ORDER, Order, Seen
@@ -83,11 +82,6 @@ class ScriptBench:
         self.count = 0  # of them
         self.each: Callable[[Run], object] | None = None  # a run of a script has no Run to show
 
-    @property
-    def unit(self) -> str:
-        """What a rate counts."""
-        return "samples/s" if self.batch_size else "batches/s"
-
     def look(self) -> Tried:
         """Run the script as it is, watched; raises RuntimeError where nothing can be tried."""
         tried = self._run({}, watched=True)
@@ -105,7 +99,7 @@ class ScriptBench:
                 do = f"give --seconds {4 * self.seconds:.0f}, or smaller steps"
             raise RuntimeError(
                 f"its training loop made {seen['steps']} steps in {tried.seconds:.0f} s, too few "
-                f"to compare: {do}, so that {FEWEST_STEPS} and more can be timed."
+                f"to compare: {do}."
             )
         self.site = seen["site"]
         self.epochs = seen["epochs"]
@@ -159,7 +153,7 @@ class ScriptBench:
         start_ns = now_ns()
         process = ScriptProcess(self.command, self._environment(folder, knobs, watched), self.cwd)
         seen = process.wait(folder, self.longest_s)
-        tried = Tried(seen, None, (now_ns() - start_ns) / 1e9, process.others, order["ready"])
+        tried = Tried(seen, None, (now_ns() - start_ns) / 1e9, process.load.others, order["ready"])
         if seen is None:
             tried.error = process.why_nothing(folder)
         elif watched and (runs := runs_in(folder)):
@@ -197,7 +191,6 @@ class ScriptProcess:
         )
         self.pids: set[int] = {self.process.pid}
         self.load = Load()
-        self.others = 0.0
         self.was_ended = False  # by us
         self.last_lines: list[str] = []  # of its output, once it is over
 
@@ -212,7 +205,6 @@ class ScriptProcess:
                     told = True
                     deadline = time.monotonic() + GRACE_S
                 time.sleep(LOOK_S)
-            self.others = self.load.others
         finally:
             with held():  # a second Ctrl-C would leave its workers
                 self.end(folder)
@@ -251,8 +243,10 @@ class Load:
     """Who uses the cores while a script runs."""
 
     def __init__(self):
-        self.began = self.last = (time.monotonic(), busy_s())
+        self.began_s = time.monotonic()
+        self.busy_s = busy_s()
         self.own_s = 0.0
+        self.others = 0.0  # the share of the cores that others used, 0 to 1
 
     def look(self, root: int) -> set[int]:
         """Add up what a process and those below it have used; return their pids."""
@@ -268,15 +262,9 @@ class Load:
                     own_s += getattr(times, "children_system", 0.0)
                     pids.add(each.pid)
         self.own_s = max(self.own_s, own_s)
-        self.last = (time.monotonic(), busy_s())
+        cores_s = (time.monotonic() - self.began_s) * (psutil.cpu_count() or 1)
+        self.others = max(0.0, (busy_s() - self.busy_s - self.own_s) / cores_s)
         return pids
-
-    @property
-    def others(self) -> float:
-        """The share of the cores that others used, 0 to 1."""
-        seconds = self.last[0] - self.began[0]
-        used_s = self.last[1] - self.began[1] - self.own_s
-        return max(0.0, used_s / seconds / (psutil.cpu_count() or 1)) if seconds > 0 else 0.0
 
 
 def busy_s() -> float:
@@ -305,9 +293,3 @@ def runnable(command: list[str], by: str = "tune") -> list[str]:
             f"takes it: labkit {by} -- python train.py"
         )
     return command
-
-
-def setting_of(seen: Seen) -> LoaderSetting:
-    """Return the loader's arguments as a script has them."""
-    known = {name: value for name, value in seen["loader"].items() if value is not None}
-    return LoaderSetting.of(cast("Settings", known))

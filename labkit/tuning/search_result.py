@@ -261,8 +261,7 @@ class Tuning(SearchResult):
         if not self.command:
             return found
         kept = [place for place, title in enumerate(HEAD) if title not in ("predicted", "losses")]
-        rows = [[row[place] for place in kept] for row in found.rows]
-        head = [found.head[place] for place in kept]
+        head, *rows = ([row[place] for place in kept] for row in (found.head, *found.rows))
         foot = found.foot
         verdict = self.verdict if self.done and self.stopped else None
         if verdict is not None and verdict.bottleneck != "unsure":

@@ -20,7 +20,7 @@ from labkit.spec import KNOBS, LOADER_KNOBS, Pipeline
 from labkit.tuning.improve import Improver, lacking
 from labkit.tuning.loader_search import WORTH, LoaderSearch
 from labkit.tuning.memory import too_large
-from labkit.tuning.script_bench import ScriptBench, setting_of
+from labkit.tuning.script_bench import ScriptBench
 from labkit.tuning.script_search import ScriptSearch
 from labkit.tuning.search_result import Ladder, Tuning
 from labkit.tuning.settings import LoaderSetting
@@ -138,18 +138,19 @@ def script_tuner(
     bench = ScriptBench(command, seconds, cwd)
     first = bench.first = bench.look()
     assert first.seen is not None
+    known = {name: value for name, value in first.seen["loader"].items() if value is not None}
     here = machine()
     cores = here.cpu_cores or 1
     tuning = Tuning(
         shown_command(bench.command)[-1],
-        setting_of(first.seen).to_dict(),
+        LoaderSetting.of(cast("Settings", known)).to_dict(),
         line=here.line,
         tie=WORTH,
         command=shlex.join(bench.command),
         site=Path(first.seen["site"]).name,
         verdict=first.verdict,
         epochs=first.seen["epochs"],
-        unit=bench.unit,
+        unit="samples/s" if bench.batch_size else "batches/s",
         code=LoopCode.of(first.watched.loop_code if first.watched else None),
     )
     return ScriptSearch(
