@@ -217,8 +217,7 @@ class Tuning(SearchResult):
     @property
     def headline(self) -> str:
         """The result in one line."""
-        unsure = ", unconfirmed" if self.command else ""
-        state = f" (interrupted: the best so far{unsure})" if self.interrupted else ""
+        state = " (interrupted: the best so far, unconfirmed)" if self.interrupted else ""
         if not self.winner:
             return f"Tuning({self.name}): nothing measured{'' if state else ' yet'}"
         took = f", found in {self.seconds:.0f} s" if self.done else ""
