@@ -131,11 +131,13 @@ def test_what_cannot_be_tuned_says_why(tmp_path, parts, said):
     assert not left_over(tmp_path)[0]
 
 
-@pytest.mark.slow
-def test_steps_too_slow_to_compare_are_told_from_a_loop_that_is_too_short(tmp_path, monkeypatch):
-    monkeypatch.setattr("labkit.tuning.script_bench.FIRST_STEP_S", 20.0)
-    with pytest.raises(RuntimeError, match="made . steps in .*: give --seconds 1, or smaller"):
-        ScriptBench(command_of(tmp_path, step="time.sleep(8)"), 0.25).look()
+@pytest.mark.parametrize("seconds, do", [(200.0, "give --seconds 12, or"), (9.0, "more epochs")])
+def test_steps_too_slow_to_compare_are_told_from_a_loop_that_is_too_short(tmp_path, seconds, do):
+    bench = ScriptBench(command_of(tmp_path), 3.0)
+    seen = {"site": "train.py:9", "world": 1, "batches": 2, "steps": 5, "ended": "over"}
+    bench._run = lambda *_, **__: Tried(seen, None, seconds, 0.0)
+    with pytest.raises(RuntimeError, match=f"made 5 steps in {seconds:.0f} s, .*{do}"):
+        bench.look()
 
 
 def test_a_command_that_is_none_is_refused_before_anything_runs():
