@@ -5,8 +5,10 @@ The search is tested on made-up runs whose rates are known; what happens to a sc
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,6 +31,10 @@ class Slow(torch.utils.data.Dataset):
     def __getitem__(self, i):
         time.sleep({item_s})
         return torch.full((8,), float(i)), i % 2
+def feed_itself():
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    for step in range(10**9):
+        optimizer.step()
 def main():
     {first}
     model = torch.nn.Linear(8, 2)
@@ -66,15 +72,16 @@ def command_of(folder, **parts):
 def left_over(folder):
     """Return the processes that still run a script, and its shared memory."""
     running = [each.info["cmdline"] or [] for each in psutil.process_iter(["cmdline"])]
-    shared = [*Path("/dev/shm").glob("torch_*")] if os.path.isdir("/dev/shm") else []
+    named = [path.name.split("_") for path in Path("/dev/shm").glob("torch_[0-9]*")]
+    shared = [name for name in named if not psutil.pid_exists(int(name[1]))]  # torch_<pid>_...
     return [line for line in running if str(folder) in " ".join(line)], shared
 
 
 def test_a_script_is_run_as_it_is_then_with_workers_and_nothing_is_left(tmp_path):
     bench = ScriptBench(command_of(tmp_path), 0.5)
     seen = bench.look().seen
-    assert seen["site"].endswith("train.py:13") and seen["loader"]["num_workers"] == 0
-    assert seen["ended"] == "window" and seen["dataset"] == "Slow" and bench.unit == "samples/s"
+    assert seen["site"].endswith("train.py:17") and seen["loader"]["num_workers"] == 0
+    assert seen["ended"] == "window" and bench.batch_size == 4
     alone = bench.outcome(bench.tried[0]).rate
     more = bench.measure({"num_workers": 4, "library_threads": 1}).rate
     ready = bench.measure({"ready": True}).rate
@@ -112,8 +119,9 @@ def test_each_run_has_a_scratch_folder_of_its_own_that_goes(tmp_path):
     [
         ({"first": "input('which one?')"}, "asks something on stdin"),
         ({"first": "raise OSError('no data')"}, "the script failed (exit code 1): OSError: no"),
-        ({"length": 40}, "its training loop ended after 10 steps"),
+        ({"length": 40}, "to compare: give it more epochs or data"),
         ({"length": 0}, NO_STEP),
+        ({"first": "feed_itself()"}, NO_STEP),
     ],
 )
 def test_what_cannot_be_tuned_says_why(tmp_path, parts, said):
@@ -121,6 +129,15 @@ def test_what_cannot_be_tuned_says_why(tmp_path, parts, said):
         ScriptBench(command_of(tmp_path, **parts), 0.3).look()
     assert said in str(refused.value)
     assert not left_over(tmp_path)[0]
+
+
+@pytest.mark.parametrize("seconds, do", [(200.0, "give --seconds 12, or"), (9.0, "more epochs")])
+def test_steps_too_slow_to_compare_are_told_from_a_loop_that_is_too_short(tmp_path, seconds, do):
+    bench = ScriptBench(command_of(tmp_path), 3.0)
+    seen = {"site": "train.py:9", "world": 1, "batches": 2, "steps": 5, "ended": "over"}
+    bench._run = lambda *_, **__: Tried(seen, None, seconds, 0.0)
+    with pytest.raises(RuntimeError, match=f"made 5 steps in {seconds:.0f} s, .*{do}"):
+        bench.look()
 
 
 def test_a_command_that_is_none_is_refused_before_anything_runs():
@@ -150,6 +167,45 @@ def test_the_terminal_says_what_will_happen_and_a_copy_keeps_the_folder_as_it_is
     assert "interrupted (as by Ctrl-C)" in said and "--cwd-copy" in said
 
 
+@pytest.mark.slow
+def test_a_ctrl_c_in_the_middle_keeps_what_is_known_and_leaves_nothing(tmp_path):
+    home = tmp_path / "home"
+    named = "torch.multiprocessing.set_sharing_strategy('file_system')"  # segments and sockets
+    command_of(tmp_path, first=f"torch.set_num_threads(1); {named}", workers=1)
+    (scratch := tmp_path / "scratch").mkdir()
+    line = [sys.executable, "-m", "labkit", "tune", "--seconds", "0.3", "--"]
+    tuning = subprocess.Popen(
+        [*line, sys.executable, "train.py"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ
+        | {
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "LABKIT_HOME": str(home),
+            "TMPDIR": str(scratch),
+        },
+    )
+    said = []
+    for said_line in tuning.stdout:
+        said.append(said_line)
+        if said_line.startswith("ready batches"):  # the next run has begun, or is about to
+            break
+    while not psutil.Process(tuning.pid).children(recursive=True):
+        pass
+    for _ in range(2):  # impatient
+        tuning.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+    said = "".join([*said, *tuning.stdout])
+    assert tuning.wait() == 130, said
+    assert "this is what was done by then" in said and "nothing faster so far" in said
+    assert "ready batches" in said.partition("this is what was done by then")[2]
+    assert "import torch" not in said  # there is nothing to paste
+    assert left_over(tmp_path) == ([], [])
+    assert not [*home.glob("runs/*")] and not [*scratch.glob("torch-shm-dir*")]
+
+
 SEEN = {"batches": 300, "seconds": 3.0, "wait": 0.5, "longest_wait_s": 0.01, "losses": []}
 
 
@@ -168,12 +224,11 @@ def searched(rates, *, others=lambda _run: 0.0, budget_s=600.0, start=0, epochs=
         return Outcome(rates(knobs), None, None)
 
     bench.measure = measure
-    bench.outcome = lambda _tried: Outcome(rates(knobs), None, None)
     knobs = LoaderSetting(num_workers=start).but().to_dict()
     tuning = Tuning("train.py", knobs, command="python train.py", tie=0.03, epochs=epochs)
     tuning.site = "train.py:9"
     how = {"budget_s": budget_s, "cores": 4, "max_workers": 12, "on_card": False}
-    return ScriptSearch(tuning, bench, tried_with(knobs), **how).run(), bench.count
+    return ScriptSearch(tuning, bench, **how).run(), bench.count
 
 
 def test_where_ready_batches_gain_nothing_two_runs_say_so():
@@ -228,6 +283,41 @@ def test_nothing_is_recommended_that_does_not_gain_in_pairs(rates, start, said):
     assert not tuning.changes and not tuning.snippet and said in str(tuning)
 
 
+def test_a_setting_that_was_tried_in_vain_is_not_advised_and_no_column_is_empty():
+    tuning, _ = searched(one_worker, start=1)
+    remedies = [
+        SimpleNamespace(text="Store it smaller.", changes={}),
+        SimpleNamespace(text="", changes={"num_workers": 2}),
+    ]
+    said = ("What", "Why", "Do: Store it smaller. Or try num_workers=2. See a page.")
+    tuning.verdict = SimpleNamespace(
+        bottleneck="input", three_lines=said, findings=[SimpleNamespace(remedies=remedies)]
+    )
+    text = str(tuning)
+    assert text.endswith("Do: Store it smaller.") and "Or try" not in text
+    assert "predicted" not in text and "losses" not in text.splitlines()[1]
+    tuning, _ = searched(lambda knobs: 105 if knobs.get("ready") else 100)
+    tuning.verdict = SimpleNamespace(bottleneck="unsure", three_lines=("unsure", "", ""))
+    assert "unsure" not in str(tuning)  # the run was stopped by us
+
+
+def test_in_a_library_the_dataset_tells_which_loader_is_made():
+    order = Order(
+        site="", changes={}, ready=False, torch_threads=None, seconds=1.0, epochs=None, floor=None
+    )
+    tried = trial_hook.TriedScript(order, Path())
+    names = {"sys": sys}
+    code = compile("def make(): return sys._getframe()", "/x/site-packages/trainer.py", "exec")
+    exec(code, names)
+    training, validation, wrapped = [1], [2], [3]
+    site = tried.site_of(names["make"](), None, training)
+    assert tried.site_of(names["make"](), None, validation) is not site
+    assert tried.site_of(names["make"](), None, training) is site
+    own = tried.site_of(sys._getframe(), None, wrapped)
+    assert own.name.startswith(__file__) and "(" not in own.name
+    assert tried.site_of(names["make"](), None, wrapped) is own  # as accelerate's prepare() does
+
+
 def test_a_pair_with_other_neighbours_is_measured_again_and_a_shared_machine_is_said():
     tuning, alone = searched(waiting)
     loud, more = searched(waiting, others=lambda run: 0.5 * (run == alone))
@@ -237,7 +327,8 @@ def test_a_pair_with_other_neighbours_is_measured_again_and_a_shared_machine_is_
 
 def test_what_the_budget_leaves_out_is_said():
     tuning, runs = searched(waiting, budget_s=0.0)
-    assert runs == 1 and "The budget is spent" in str(tuning)
+    assert runs == 2 and "The budget is spent" in str(tuning) and "--budget" in str(tuning)
+    assert "no time to try a change" in tuning.headline and tuning.ready_gain == 10
 
 
 def test_a_window_counts_steady_batches_and_whole_epochs():

@@ -20,6 +20,7 @@ OWN_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 MARK = "LABKIT_RUN"  # in the environment of a run's processes: the run's folder
 # They clean up after the others and leave by themselves when the last one is gone (Linux)
 CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
+CLEANERS_S = 3.0  # to do so in: torch's waits 2 s for another process before it removes its socket
 
 
 def _read(pid: int | str, what: str) -> bytes:
@@ -99,13 +100,15 @@ def end_marked(folder: str | os.PathLike, sessions: set[int], until_s: float) ->
 
 
 def _end(alive: Callable[[], list[int]]) -> None:
-    """SIGKILL all that are `alive` until none is, cleaners at the deadline only."""
-    deadline = time.monotonic() + 1.0
-    while (pids := alive()) and time.monotonic() < deadline + 0.5:  # hung in a driver
-        is_over = time.monotonic() >= deadline
-        for pid in pids:
-            if is_over or not any(name in _read(pid, "cmdline") for name in CLEANERS):
-                _kill(pid)
+    """SIGKILL all that are `alive` until none is, cleaners only where they do not leave."""
+    began_s = time.monotonic()
+    while pids := set(alive()):
+        cleaners = {pid for pid in pids if any(name in _read(pid, "cmdline") for name in CLEANERS)}
+        seconds = time.monotonic() - began_s
+        if seconds > (CLEANERS_S if cleaners else 1.0) + 0.5:  # hung in a driver
+            return
+        for pid in pids if seconds > CLEANERS_S else pids - cleaners:
+            _kill(pid)
         time.sleep(0.003)
 
 

@@ -22,7 +22,7 @@ from labkit.process.run_mark import delete_run, is_run
 from labkit.process.step_ring import recover
 
 PLAN_NAME = "launch.json"
-LONGEST_END_S = 2.0  # that ending the processes of a run takes
+LONGEST_END_S = 4.0  # that ending the processes of a run takes
 CLOCK_STEP_S = 1.0  # that the clock may be set by, from a process's start to its log's last line
 PAYLOADS = "*.pkl"  # the user's own objects, on their way to a bench that ended before
 LONGEST_PATH = 103  # bytes of a Unix socket's path on macOS; 107 on Linux

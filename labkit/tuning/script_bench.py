@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -30,14 +29,14 @@ from labkit.process import folders
 from labkit.process.death_signal import die_with
 from labkit.process.events import now_ns
 from labkit.process.family import LINUX, MARK, end_marked, exit_name
+from labkit.process.interrupts import held
 from labkit.process.leftovers import remove_segments
 from labkit.process.run_mark import delete_run
 from labkit.results.run import Run
 from labkit.spec import LOADER_KNOBS
 from labkit.tuning.search_result import THREADS
-from labkit.tuning.settings import LoaderSetting
 from labkit.tuning.trial import Outcome
-from labkit.watching.run_folders import SITE
+from labkit.watching.run_folders import hooked
 from labkit.watching.trial_hook import FEWEST_STEPS, ORDER, Order, Seen
 
 FIRST_STEP_S = 60.0  # in which a training step has to be seen
@@ -46,8 +45,8 @@ LOOK_S = 0.05
 WRITTEN = "written"  # the folder for a script's files, in $LABKIT_TUNE_DIR
 TAIL = 2000  # characters of its output that are read for why it failed
 NO_STEP = (
-    f"no optimizer made three steps on batches of a DataLoader within {FIRST_STEP_S:.0f} s: there "
-    "is no loader to change. `labkit watch` says where its time goes."
+    f"in its first {FIRST_STEP_S:.0f} s no optimizer made three steps on batches of a DataLoader: "
+    "there is no loader to change. `labkit watch` says where its time goes."
 )
 
 
@@ -71,6 +70,7 @@ class ScriptBench:
         """`command` as a shell takes it; `seconds` of steady steps are timed in each run."""
         self.command = runnable(command)
         self.seconds = seconds
+        self.longest_s = FIRST_STEP_S + 10 * seconds
         self.cwd = cwd
         self.site: str | None = None
         self.epochs: bool | None = None
@@ -78,13 +78,9 @@ class ScriptBench:
         self.best: float | None = None  # batches/s; where it is known, what is far below ends early
         self.to_the_end = False  # whether nothing is to end early
         self.tried: list[Tried] = []
+        self.first: Tried | None = None  # where it is to be measured, and is not to run again
         self.count = 0  # of them
         self.each: Callable[[Run], object] | None = None  # a run of a script has no Run to show
-
-    @property
-    def unit(self) -> str:
-        """What a rate counts."""
-        return "samples/s" if self.batch_size else "batches/s"
 
     def look(self) -> Tried:
         """Run the script as it is, watched; raises RuntimeError where nothing can be tried."""
@@ -98,9 +94,12 @@ class ScriptBench:
                 "(torchrun --nproc-per-node=1)."
             )
         if seen["batches"] < FEWEST_STEPS and seen["ended"] == "over":
+            do = "give it more epochs or data"
+            if tried.seconds > self.longest_s:  # it was ended
+                do = f"give --seconds {4 * self.seconds:.0f}, or smaller steps"
             raise RuntimeError(
-                f"its training loop ended after {seen['steps']} steps, too few to compare: give it "
-                f"more epochs or data, so that {FEWEST_STEPS} and more can be timed."
+                f"its training loop made {seen['steps']} steps in {tried.seconds:.0f} s, too few "
+                f"to compare: {do}."
             )
         self.site = seen["site"]
         self.epochs = seen["epochs"]
@@ -109,8 +108,12 @@ class ScriptBench:
         return tried
 
     def measure(self, knobs: Settings, rate: float | None = None) -> Outcome:
-        """Run the script with knobs: arguments of its loader and those of `ScriptSearch`."""
-        return self.outcome(self._run(knobs))
+        """Run the script with knobs: arguments of its loader and those of `ScriptSearch`.
+
+        The first time, it is the run of the script as it is that is there already.
+        """
+        tried, self.first = self.first, None
+        return self.outcome(tried or self._run(knobs))
 
     def outcome(self, tried: Tried) -> Outcome:
         """Return the rate that a run came to, or why it has none."""
@@ -149,8 +152,8 @@ class ScriptBench:
         (folder / ORDER).write_text(json.dumps(order), encoding="utf-8")
         start_ns = now_ns()
         process = ScriptProcess(self.command, self._environment(folder, knobs, watched), self.cwd)
-        seen = process.wait(folder, FIRST_STEP_S + 10 * self.seconds)
-        tried = Tried(seen, None, (now_ns() - start_ns) / 1e9, process.others, order["ready"])
+        seen = process.wait(folder, self.longest_s)
+        tried = Tried(seen, None, (now_ns() - start_ns) / 1e9, process.load.others, order["ready"])
         if seen is None:
             tried.error = process.why_nothing(folder)
         elif watched and (runs := runs_in(folder)):
@@ -159,14 +162,9 @@ class ScriptBench:
         return tried
 
     def _environment(self, folder: Path, knobs: Settings, watched: bool) -> Mapping[str, str]:
-        paths = filter(None, [str(SITE), os.environ.get("PYTHONPATH")])
         (folder / WRITTEN).mkdir()
-        env = os.environ | {
-            "LABKIT_TRIAL": str(folder),
-            "LABKIT_TUNE_DIR": str(folder / WRITTEN),
-            "PYTHONPATH": os.pathsep.join(paths),
-            MARK: str(folder),
-        }
+        env = hooked(LABKIT_TRIAL=str(folder), LABKIT_TUNE_DIR=str(folder / WRITTEN))
+        env[MARK] = str(folder)
         if watched:
             env["LABKIT_WATCHING"] = str(folder)
         if knobs.get("library_threads"):
@@ -193,7 +191,7 @@ class ScriptProcess:
         )
         self.pids: set[int] = {self.process.pid}
         self.load = Load()
-        self.others = 0.0
+        self.was_ended = False  # by us
         self.last_lines: list[str] = []  # of its output, once it is over
 
     def wait(self, folder: Path, longest_s: float) -> Seen | None:
@@ -207,14 +205,15 @@ class ScriptProcess:
                     told = True
                     deadline = time.monotonic() + GRACE_S
                 time.sleep(LOOK_S)
-            self.others = self.load.others
         finally:
-            self.end(folder)
+            with held():  # a second Ctrl-C would leave its workers
+                self.end(folder)
         return seen_in(folder)
 
     def end(self, folder: Path) -> None:
         """Interrupt what still runs, then kill what does not end; remove what it had in memory."""
         if self.process.poll() is None:
+            self.was_ended = True
             with contextlib.suppress(OSError):
                 self.process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -235,7 +234,7 @@ class ScriptProcess:
             return "the script asks something on stdin, which is closed: give it as arguments."
         if (folder / "failed").exists():
             return f"labkit could not be loaded: {(folder / 'failed').read_text('utf-8')}"
-        if code and code != -signal.SIGINT and lines:
+        if code and not self.was_ended and lines:
             return f"the script failed ({exit_name(code)}): {lines[-1]}"
         return NO_STEP
 
@@ -244,8 +243,10 @@ class Load:
     """Who uses the cores while a script runs."""
 
     def __init__(self):
-        self.began = self.last = (time.monotonic(), busy_s())
+        self.began_s = time.monotonic()
+        self.busy_s = busy_s()
         self.own_s = 0.0
+        self.others = 0.0  # the share of the cores that others used, 0 to 1
 
     def look(self, root: int) -> set[int]:
         """Add up what a process and those below it have used; return their pids."""
@@ -261,15 +262,9 @@ class Load:
                     own_s += getattr(times, "children_system", 0.0)
                     pids.add(each.pid)
         self.own_s = max(self.own_s, own_s)
-        self.last = (time.monotonic(), busy_s())
+        cores_s = (time.monotonic() - self.began_s) * (psutil.cpu_count() or 1)
+        self.others = max(0.0, (busy_s() - self.busy_s - self.own_s) / cores_s)
         return pids
-
-    @property
-    def others(self) -> float:
-        """The share of the cores that others used, 0 to 1."""
-        seconds = self.last[0] - self.began[0]
-        used_s = self.last[1] - self.began[1] - self.own_s
-        return max(0.0, used_s / seconds / (psutil.cpu_count() or 1)) if seconds > 0 else 0.0
 
 
 def busy_s() -> float:
@@ -284,28 +279,17 @@ def seen_in(folder: Path) -> Seen | None:
     return max(found, key=lambda seen: seen["steps"], default=None)
 
 
-def runnable(command: list[str]) -> list[str]:
+def runnable(command: list[str], by: str = "tune") -> list[str]:
     """Return a command, our own Python before a script that is no program; ValueError of none."""
     command = command[1:] if command[:1] == ["--"] else command
     if not command:
-        raise ValueError("give the script to tune: labkit tune -- python train.py")
+        raise ValueError(f"give the script to {by}: labkit {by} -- python train.py")
     is_program = shutil.which(command[0]) is not None
     if command[0].endswith(".py") and Path(command[0]).is_file() and not is_program:
         return [sys.executable, *command]
     if not is_program:
         raise ValueError(
             f"cannot start {command[0]!r}: there is no such program. Give the command as a shell "
-            "takes it: labkit tune -- python train.py"
+            f"takes it: labkit {by} -- python train.py"
         )
     return command
-
-
-def setting_of(seen: Seen) -> LoaderSetting:
-    """Return the loader's arguments as a script has them."""
-    known = {name: value for name, value in seen["loader"].items() if value is not None}
-    return LoaderSetting.of(cast("Settings", known))
-
-
-def shown(command: list[str]) -> str:
-    """Return a command as it is typed."""
-    return shlex.join(command)

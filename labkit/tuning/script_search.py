@@ -10,10 +10,11 @@ from labkit.tuning.loader_search import WORTH, LoaderSearch
 from labkit.tuning.script_bench import ScriptBench, Tried
 from labkit.tuning.search_result import Tuning
 from labkit.tuning.settings import LoaderSetting
-from labkit.tuning.trial import Outcome, Trial
+from labkit.tuning.trial import Trial
 
 READY_GAIN = 1.10  # with ready batches; where they gain less, the loader is not the limit
 PAIRS = 3  # of runs in turn, with the change and without
+USUAL_RUNS = 18  # of a whole search
 NEIGHBOURS = 0.10  # share of the cores by which the two runs of a pair may differ in others' use
 REPEATS = 2  # of pairs that differ more
 UNEVEN = 5.0  # a longest wait of so many steps' time asks for a longer queue
@@ -31,48 +32,42 @@ class ScriptSearch(LoaderSearch):
     bench: ScriptBench
 
     def __init__(
-        self, found: Tuning, bench: ScriptBench, first: Tried, *, budget_s: float, cores: int,
+        self, found: Tuning, bench: ScriptBench, *, budget_s: float, cores: int,
         max_workers: int, on_card: bool,
     ):  # fmt: skip
-        """`first` is the run of the script as it is; `budget_s` is for all that follows it."""
+        """`budget_s` is for all that follows the run of the script as it is."""
         super().__init__(
             found, bench, lambda *_: None, lambda *_: None, max_workers=max_workers,
             try_pinned=on_card,
         )  # fmt: skip
-        self.first: Tried | None = first
         self.cores = cores
         self.on_card = on_card
         self.until_s = time.monotonic() + budget_s
         self.runs: dict[int, list[Tried]] = {}  # of each trial, by its id
 
     def measure(self, trial: Trial) -> None:
-        """Run a trial once (more); the first is the run that there is already."""
-        if self.first is not None:
-            self.found.tried.append(trial)
-            self.found.latest = trial
-            outcome = self.bench.outcome(self.first)
-            tried, self.first = self.first, None
-            self._note(trial, tried, outcome)
-            return
+        """Run a trial once (more), and keep what was seen."""
         super().measure(trial)
         tried = self.bench.tried[-1]
         self.runs.setdefault(id(trial), []).append(tried)
         is_slow = tried.seen is not None and tried.seen["ended"] == "slow"
         trial.remark = "ended early: clearly slower" if is_slow else ""
 
-    def _note(self, trial: Trial, tried: Tried, outcome: Outcome) -> None:
-        trial.error = outcome.error
-        if outcome.rate:
-            trial.rates.append(outcome.rate)
-        self.runs.setdefault(id(trial), []).append(tried)
-
     def propose(self) -> Trial | None:
-        """Return what to try next, as long as there is time to confirm what is found."""
-        reserve_s = 2 * PAIRS * median(tried.seconds for tried in self.bench.tried)
-        if time.monotonic() + reserve_s > self.until_s:
-            self.found.notes.append("The budget is spent: what would have come next was not tried.")
+        """Return what to try next, as long as there is time to confirm what is found.
+
+        Ready batches are tried in any case: they tell whether a change can bring anything.
+        """
+        proposed = super().propose()
+        run_s = median(tried.seconds for tried in self.bench.tried)
+        is_spent = time.monotonic() + 2 * PAIRS * run_s > self.until_s
+        if proposed is not None and not proposed.is_bound and is_spent:
+            self.found.notes.append(
+                "The budget is spent: what would have come next was not tried. One run of this "
+                f"script takes {run_s:.0f} s: --budget {USUAL_RUNS * run_s:.0f} is enough for most."
+            )
             return None
-        return super().propose()
+        return proposed
 
     def trials(self) -> Iterator[Trial]:
         """Yield ready batches, and where they gain, one change of the loader after the other."""
@@ -98,11 +93,13 @@ class ScriptSearch(LoaderSearch):
         elif not self.on_card and self.best.setting.num_workers:
             yield from self.change(torch_threads=max(1, self.cores - 1))
 
-    def change(self, **more: int | bool) -> Iterator[Trial]:
-        """Yield the best so far with one more change."""
+    def change(
+        self, why: str = "added to the best so far", **more: int | bool | None
+    ) -> Iterator[Trial]:
+        """Yield the best so far with one more change, if that is new."""
         knobs = self.best.knobs | more
         if all(trial.knobs != knobs for trial in self.found.tried):
-            yield Trial.changing(self.found.start, knobs, "the best so far, with this")
+            yield Trial.changing(self.found.start, knobs, why)
 
     def queues(self) -> Iterator[Trial]:
         """Yield a longer queue where the best waits, and some waits are far longer than others."""
@@ -116,18 +113,18 @@ class ScriptSearch(LoaderSearch):
             yield from self.change(prefetch_factor=deeper)
 
     def may_run(self, setting: LoaderSetting, why: str) -> Iterator[Trial]:
-        """Yield the best so far with another loader, if that is new and no cheaper one failed."""
-        knobs = self.best.knobs | setting.to_dict()
-        for trial in self.found.tried:
-            if trial.knobs == knobs or (trial.error and trial.setting.cost <= setting.cost):
-                return
-        yield Trial.changing(self.found.start, knobs, why)
+        """Yield the best so far with another loader, if no cheaper one failed."""
+        failed = [trial.setting.cost for trial in self.found.tried if trial.error]
+        if all(cost > setting.cost for cost in failed):
+            yield from self.change(why, **setting.to_dict())
 
     def confirmed(self, best: Trial) -> Trial:
         """Return `best` where it gains in pairs of runs in turn, else the script as it is."""
         start = self.found.tried[0]
         if best is start:
-            self.found.stopped = self.found.stopped or "nothing that was tried is faster"
+            was_changed = any(not trial.is_bound for trial in self.found.tried[1:])
+            why = "nothing that was tried is faster" if was_changed else "no time to try a change"
+            self.found.stopped = self.found.stopped or why
             return start
         repeats = REPEATS
         self.bench.to_the_end = True
@@ -159,9 +156,8 @@ class ScriptSearch(LoaderSearch):
         found = self.found
         others = max(tried.others for tried in self.bench.tried)
         if others > NEIGHBOURS:
-            found.notes.append(
-                f"Other programs used up to {others:.0%} of the cores: only the pairs count."
-            )
+            worth = "only the pairs count" if found.pairs else "these numbers are doubtful"
+            found.notes.append(f"Other programs used up to {others:.0%} of the cores: {worth}.")
         start = self._losses(found.tried[0])
         new = self._losses(winner)
         if winner is not found.tried[0] and start and new and len(start) > 1:

@@ -43,7 +43,6 @@ class SearchResult(Result):
     done: bool = False
     seconds: float = 0.0  # that it took
     unit: str = "samples/s"  # of all rates
-    unpredicted: str | None = "not predicted"  # said of such a trial; None where none ever is
 
     @property
     def baseline(self) -> Trial | None:
@@ -144,7 +143,7 @@ class SearchResult(Result):
 
     def _row(self, trial: Trial) -> tuple[str | None, ...]:
         """Return the cells of one trial."""
-        predicted = str(trial.expected) if trial.expected else self.unpredicted
+        predicted = str(trial.expected) if trial.expected else "not predicted"
         again = f" ({len(trial.rates)} runs)" if len(trial.rates) > 1 else ""
         return (
             trial.what,
@@ -218,14 +217,14 @@ class Tuning(SearchResult):
     @property
     def headline(self) -> str:
         """The result in one line."""
-        state = " (interrupted: the best so far)" if self.interrupted else ""
+        state = " (interrupted: the best so far, unconfirmed)" if self.interrupted else ""
         if not self.winner:
             return f"Tuning({self.name}): nothing measured{'' if state else ' yet'}"
         took = f", found in {self.seconds:.0f} s" if self.done else ""
         rate = f"{self.winner.rate:,.0f} {self.unit}"
         if self.command and not self.changes:
-            why = f": {self.stopped}" if self.stopped else ""
-            return f"Tuning({self.name}){state}: nothing to change{why}; {rate}{took}"
+            why = self.stopped or "nothing faster so far"
+            return f"Tuning({self.name}){state}: {why}; {rate}{took}"
         alone = " (the loader alone: no step was given)" if self.loader_alone else ""
         rate = f"{rate}, {self.speedup:.2f}x the baseline{alone}"
         if self.pairs:
@@ -258,14 +257,25 @@ class Tuning(SearchResult):
     def table(self, now: str = "") -> Table:
         """Return every trial; of a script whose loader is not the limit, also what is."""
         found = super().table(now)
-        if not (self.done and self.stopped and self.verdict is not None):
+        if not self.command:
             return found
-        said = ["What holds it back, as `labkit watch` says:", *self.verdict.three_lines]
-        return replace(found, foot=[*said, *found.foot])
+        kept = [place for place, title in enumerate(HEAD) if title not in ("predicted", "losses")]
+        head, *rows = ([row[place] for place in kept] for row in (found.head, *found.rows))
+        foot = found.foot
+        verdict = self.verdict if self.done and self.stopped else None
+        if verdict is not None and verdict.bottleneck != "unsure":
+            what, why, do = verdict.three_lines
+            if not all(trial.is_bound for trial in self.tried[1:]):  # settings were no cure
+                rest = [each.text for each in verdict.findings[0].remedies if not each.changes]
+                do = f"Do: {rest[0]}" if rest else ""
+            foot = ["What holds it back, as `labkit watch` says:", what, why, do, *foot]
+        return replace(found, rows=rows, head=head, foot=foot, left=(0, 3, 4))
 
     def _script_lines(self) -> str:
         """Return the lines that change a script; those for its first lines come first."""
         changes = self.changes
+        if not changes:
+            return ""
         lines = []
         if threads := changes.pop("library_threads", None):
             lines.append("# before NumPy, OpenCV and torch are imported; or set them in the shell")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +14,13 @@ from labkit.diagnosis.loader_words import too_many
 from labkit.diagnosis.recommendation import LEAST_MAX_WORKERS
 from labkit.knobs import Settings
 from labkit.results.hardware import Machine, check_device, machine
+from labkit.results.privacy import shown_command
 from labkit.results.run import Run
 from labkit.spec import KNOBS, LOADER_KNOBS, Pipeline
 from labkit.tuning.improve import Improver
 from labkit.tuning.loader_search import WORTH, LoaderSearch
 from labkit.tuning.memory import too_large
-from labkit.tuning.script_bench import ScriptBench, setting_of, shown
+from labkit.tuning.script_bench import ScriptBench
 from labkit.tuning.script_search import ScriptSearch
 from labkit.tuning.search_result import Ladder, Tuning
 from labkit.tuning.settings import LoaderSetting
@@ -134,27 +136,26 @@ def script_tuner(
         RuntimeError: No training loop with a DataLoader was seen in it, and why.
     """
     bench = ScriptBench(command, seconds, cwd)
-    first = bench.look()
+    first = bench.first = bench.look()
     assert first.seen is not None
+    known = {name: value for name, value in first.seen["loader"].items() if value is not None}
     here = machine()
     cores = here.cpu_cores or 1
     tuning = Tuning(
-        shown(bench.command[-1:]),
-        setting_of(first.seen).to_dict(),
+        shown_command(bench.command)[-1],
+        LoaderSetting.of(cast("Settings", known)).to_dict(),
         line=here.line,
         tie=WORTH,
-        command=shown(bench.command),
+        command=shlex.join(bench.command),
         site=Path(first.seen["site"]).name,
         verdict=first.verdict,
         epochs=first.seen["epochs"],
-        unit=bench.unit,
-        unpredicted=None,
+        unit="samples/s" if bench.batch_size else "batches/s",
         code=LoopCode.of(first.watched.loop_code if first.watched else None),
     )
     return ScriptSearch(
         tuning,
         bench,
-        first,
         budget_s=budget,
         cores=cores,
         max_workers=max(LEAST_MAX_WORKERS, 2 * cores),

@@ -263,11 +263,11 @@ def trial_line(tuning: Tuning) -> str:
     failed = trial.error or not trial.rates
     rate = "failed" if failed else f"{trial.rates[-1]:,.0f} {tuning.unit}"
     hoped = f" (predicted {trial.expected})" if trial.expected else ""
-    again = f", run {len(trial.rates)}" if len(trial.rates) > 1 else f": {trial.why}"
+    again = f", run {len(trial.rates)}" if len(trial.rates) > 1 else f" ({trial.why})"
     verdict = tuning.verdict_on(trial)
     said = f"; {verdict}" if verdict else ""
     what = trial.what if tuning.command else trial.setting
-    return f"{what}: {rate}{hoped}{said}{again}"
+    return f"{what}: {rate}{hoped}{again}{said}"
 
 
 def rung_line(trial: Trial) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import tempfile
 from pathlib import Path
 
 from labkit.process import folders
-from labkit.tuning.script_bench import runnable, shown
+from labkit.tuning.script_bench import runnable
 from labkit.tuning.search_result import Tuning
 from labkit.view.running import tune_script
 from labkit.watching.messages import say
@@ -22,7 +23,7 @@ NOTICE = (
 def tune_command(command: list[str], budget: float, in_copy: bool, seconds: float = 3.0) -> Tuning:
     """Tune a script in this folder, or in a copy of it that is removed afterwards."""
     place = "in a copy of this folder, which is removed" if in_copy else "here (see --cwd-copy)"
-    say(NOTICE.format(shown(runnable(command)), budget, place), by="labkit tune")
+    say(NOTICE.format(shlex.join(runnable(command)), budget, place), by="labkit tune")
     if not in_copy:
         return tune_script(command, seconds=seconds, budget=budget)
     with tempfile.TemporaryDirectory(dir=folders.home()) as scratch:

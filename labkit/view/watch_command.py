@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
-import shutil
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,12 +22,13 @@ from labkit.results import saving
 from labkit.results.privacy import shown_command
 from labkit.results.run import Run
 from labkit.results.wall_shares import trains
+from labkit.tuning.script_bench import runnable
 from labkit.view import report
 from labkit.view.script_words import Values, text_inside, values_inside, values_of_hang
 from labkit.watching.foreground import Foreground, hold_closed_streams
 from labkit.watching.hangs import HangWatch, LiveHang
 from labkit.watching.messages import say
-from labkit.watching.run_folders import SITE, folders_in
+from labkit.watching.run_folders import folders_in, hooked
 from labkit.watching.script_process import NOT_LOADED, ScriptTelemetry, why_nothing
 
 # What `labkit watch --json` says where nothing was recorded
@@ -42,8 +41,6 @@ NOTHING: Values = {
     "advice": "",
 }
 _say = partial(say, by="labkit watch")
-
-START = "Give the command as a shell takes it: labkit watch -- python train.py"
 
 
 @dataclass(frozen=True)
@@ -75,11 +72,7 @@ def watch_script(
         ValueError: There is no command, or it cannot be started.
     """
     hold_closed_streams()
-    command = command[1:] if command[:1] == ["--"] else command
-    if not command:
-        raise ValueError("give the script to watch: labkit watch -- python train.py")
-    if command[0].endswith(".py") and Path(command[0]).is_file() and not shutil.which(command[0]):
-        command = [sys.executable, *command]
+    command = runnable(command, "watch")
     start_ns = now_ns()
     try:
         folder = folders.new_run()
@@ -97,7 +90,7 @@ def watch_script(
     }
     text = found.text
     if found.values["bottleneck"] == "input":
-        text += f"\nto try settings on it: labkit tune -- {shlex.join(shown_command(command))}"
+        text += "\nto try settings on it: labkit tune -- <the same command>"  # it may hold a secret
     return replace(found, values=of_script | found.values, text=text), code
 
 
@@ -105,8 +98,7 @@ def _recorded(
     folder: Path, command: list[str], quiet_stdout: bool, headroom: bool
 ) -> tuple[int, Judged]:
     """Run a command whose loops are recorded into `folder`; return its exit code and verdict."""
-    paths = filter(None, [str(SITE), os.environ.get("PYTHONPATH")])
-    env = os.environ | {"LABKIT_WATCHING": str(folder), "PYTHONPATH": os.pathsep.join(paths)}
+    env = hooked(LABKIT_WATCHING=str(folder))
     env |= {"LABKIT_HEADROOM": "1"} if headroom else {}
     telemetry = ScriptTelemetry(folder)
     hangs = HangWatch(telemetry.look, _say)
@@ -142,7 +134,7 @@ def _run(
     try:
         code = foreground.run(command, env, 2 if quiet_stdout else None)
     except OSError as error:
-        raise ValueError(f"cannot start {command[0]!r}: {error.strerror}. {START}") from None
+        raise ValueError(f"cannot start {command[0]!r}: {error.strerror}") from None
     return 128 - code if code < 0 else code
 
 

@@ -12,6 +12,12 @@ SITE = Path(__file__).parent / "site"  # on the PYTHONPATH of what `labkit watch
 of_script: str | None = os.environ.get("LABKIT_WATCHING") or None
 
 
+def hooked(**more: str) -> dict[str, str]:
+    """Return our environment, with more, in which a script's Python finds the hook."""
+    paths = filter(None, [str(SITE), os.environ.get("PYTHONPATH")])
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | more
+
+
 def new_folder(pid: int) -> Path | None:
     """Make the folder for the run of another loop of this process.
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from labkit.bench.stack import is_users
 from labkit.knobs import Settings
 from labkit.process.interrupts import OwnErrors
 from labkit.spec import LOADER_KNOBS, WITHOUT_WORKERS
@@ -34,6 +35,7 @@ KEPT_BATCHES = 8  # that ready batches consist of
 LOSSES = 5  # of the first steps, that are compared
 WARM_STEPS = 3  # after what the queue held at the start
 LONGEST_WARM_S = 5.0
+WITHOUT_LOADER = 50  # steps of the optimizer before any DataLoader: the script needs none
 FEWEST_STEPS = 30  # in the window; with fewer, a rate is a guess
 LONGEST_S = 4.0  # times `seconds` that a window may take to have that many
 EARLY_S = 1.0  # of steady steps, after which one that is clearly worse is ended
@@ -56,9 +58,7 @@ class Seen(TypedDict):
     """What one trial saw."""
 
     site: str  # "file:line" where the loader of the training loop is made; "" without one
-    function: str
     loader: dict[str, object]  # its arguments, by name
-    dataset: str  # the class of its dataset
     batches: int  # that the loop took in the window
     seconds: float  # that the window took
     wait: float  # share of it in which the loop waited for a batch
@@ -67,17 +67,15 @@ class Seen(TypedDict):
     epochs: bool  # whether the window is made of whole epochs
     losses: list[float]  # of the first backward passes
     world: int  # processes that train together
-    ended: str  # "window", "slow" or "over": the script ended by itself
+    ended: str  # "window", "slow", "no loader" or "over": the script ended by itself
 
 
 class Site:
     """A place in the code where loaders are made, and what its loaders did."""
 
-    def __init__(self, name: str, function: str):
+    def __init__(self, name: str):
         self.name = name
-        self.function = function
         self.settings: dict[str, Any] = {}
-        self.dataset = ""
         self.kept: list[object] | None = None  # batches, once they are ready
         self.steps = 0  # of the optimizer, on a batch of one of its loaders
 
@@ -158,6 +156,7 @@ class TriedScript:
         self.folder = folder
         self.pid = os.getpid()
         self.sites: dict[str, Site] = {}
+        self.of_datasets: dict[int, tuple[Site, object]] = {}  # by their ids; kept, so none is new
         self.now_in: Site | None = None  # whose batch came last
         self.training: Site | None = None  # whose batches the optimizer's steps are on
         self.window: Window | None = None
@@ -187,14 +186,13 @@ class TriedScript:
         def made(loader: Any, /, *args: Any, **kwargs: Any) -> None:
             site = None
             with OwnErrors():
-                site = self.site_of(sys._getframe(1), loader)
+                bound = signature.bind(loader, *args, **kwargs)
+                site = self.site_of(sys._getframe(1), loader, bound.arguments["dataset"])
                 if self.order["site"] == site.name:
-                    bound = signature.bind(loader, *args, **kwargs)
                     args, kwargs = with_changes(bound, self.order["changes"])
             make(loader, *args, **kwargs)
             if site is not None:
                 site.settings = {name: getattr(loader, name, None) for name in LOADER_KNOBS}
-                site.dataset = type(loader.dataset).__name__
                 loader._labkit_site = site
 
         @functools.wraps(iterate)
@@ -238,16 +236,25 @@ class TriedScript:
 
         autograd.backward = backward
 
-    def site_of(self, frame: FrameType | None, loader: object) -> Site:
-        """Return where a loader is made: the first line that is not its own class's."""
+    def site_of(self, frame: FrameType | None, loader: object, dataset: object) -> Site:
+        """Return where a loader is made: the first line that is not its own class's.
+
+        A library makes loaders of the script's, those for training and for validation on the same
+        line: there the dataset tells which it is.
+        """
         while frame is not None and (
             frame.f_globals.get("__name__", "").startswith("torch.utils.data")
             or (frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is loader)
         ):
             frame = frame.f_back
         name = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
-        function = frame.f_code.co_name if frame else ""
-        return self.sites.setdefault(name, Site(name, function))
+        if frame is not None and not is_users(frame.f_code.co_filename):
+            if id(dataset) in self.of_datasets:
+                return self.of_datasets[id(dataset)][0]
+            name += f" (dataset {len(self.of_datasets) + 1})"
+        site = self.sites.setdefault(name, Site(name))
+        self.of_datasets[id(dataset)] = (site, dataset)
+        return site
 
     def ready(
         self, site: Site, loader: Any, iterate: Callable[[], Iterator[object]]
@@ -294,6 +301,9 @@ class TriedScript:
             return
         self.steps += 1
         site = self.now_in
+        if site is None and self.steps == WITHOUT_LOADER:
+            self.write("no loader")
+            raise KeyboardInterrupt
         if site is None or self.ended:
             return
         site.steps += 1
@@ -332,9 +342,7 @@ class TriedScript:
         seconds = max(0.0, window.seconds(end_s)) if window else 0.0
         seen = Seen(
             site=site.name if site else "",
-            function=site.function if site else "",
             loader=site.settings if site else {},
-            dataset=site.dataset if site else "",
             batches=window.batches if window else 0,
             seconds=seconds,
             wait=window.waited_s / seconds if window and seconds else 0.0,
