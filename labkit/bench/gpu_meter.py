@@ -25,22 +25,6 @@ class OtherProcess(TypedDict):
     name: str
 
 
-class GpuReading(TypedDict):
-    """One sample of a card, as the `telemetry` event holds it."""
-
-    gpu_now: float | None  # what nvidia-smi prints, 0 to 1
-    gpu: list[tuple[int, float]] | None  # the driver's own samples: (t_ns, 0 to 1)
-    memory_gib: float | None
-    power_w: float | None
-    power_limit_w: float | None
-    energy_j: float | None
-    sm_mhz: int | None
-    clock_reasons: int | None  # bits: 0x4 is the power limit, 0x60 heat
-    others: int | None  # processes with a compute context that are not the run's
-    others_sm: float | None  # share of the time in which their kernels ran
-    gpm: dict[str, float | None] | None
-
-
 def first_answer(*questions: Callable[[], Answer]) -> Answer | None:
     """Return the first answer, or None where this card or driver has none."""
     for question in questions:
@@ -75,31 +59,23 @@ class GpuMeter:
         self.epoch_ns = time.time_ns() - now_ns()  # the driver stamps in wall-clock time
         self.gpm = first_answer(lambda: GpmMeter(self.card))
 
-    def read(self) -> GpuReading:
+    def read(self) -> dict[str, Any]:
         """Return one sample of everything the card reports, None where it does not."""
         card = self.card
-        return {
-            "gpu_now": first_answer(lambda: _used(pynvml.nvmlDeviceGetUtilizationRates(card))),
-            "gpu": first_answer(self._driver_samples),
-            "memory_gib": first_answer(lambda: _used_gib(pynvml.nvmlDeviceGetMemoryInfo(card))),
-            "power_w": self._thousandth(pynvml.nvmlDeviceGetPowerUsage),
-            "power_limit_w": self._thousandth(pynvml.nvmlDeviceGetEnforcedPowerLimit),
-            "energy_j": self._thousandth(pynvml.nvmlDeviceGetTotalEnergyConsumption),
-            "sm_mhz": first_answer(
-                lambda: pynvml.nvmlDeviceGetClockInfo(card, pynvml.NVML_CLOCK_SM)
-            ),
-            "clock_reasons": first_answer(
-                lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(card),
-                lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(card),  # before 535
-            ),
-            "others": first_answer(self._others),
-            "others_sm": first_answer(self._others_sm),
-            "gpm": None if self.gpm is None else first_answer(self.gpm.read),
+        answers: dict[str, Callable[[], Any]] = {
+            "gpu_now": lambda: _used(pynvml.nvmlDeviceGetUtilizationRates(card)),
+            "gpu": self._driver_samples,
+            "memory_gib": lambda: round(pynvml.nvmlDeviceGetMemoryInfo(card).used / 2**30, 3),
+            "power_w": lambda: pynvml.nvmlDeviceGetPowerUsage(card) / 1e3,
+            "power_limit_w": lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1e3,
+            "energy_j": lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(card) / 1e3,
+            "sm_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(card, pynvml.NVML_CLOCK_SM),
+            "clock_reasons": lambda: clock_reasons(card),
+            "others": self._others,
+            "others_sm": self._others_sm,
+            "gpm": lambda: self.gpm and self.gpm.read(),
         }
-
-    def _thousandth(self, ask: Callable[[object], int]) -> float | None:
-        """Return W or J of a card that answers in mW or mJ."""
-        return first_answer(lambda: ask(self.card) / 1e3)
+        return {name: first_answer(ask) for name, ask in answers.items()}
 
     def _driver_samples(self) -> list[tuple[int, float]]:
         """Return the driver's own utilization samples since the last call: (t_ns, 0 to 1)."""
@@ -196,12 +172,17 @@ class GpmMeter:
         return found
 
 
+def clock_reasons(card: object) -> int | None:
+    """Return why the clock is as it is, in bits: 0x4 is the power limit, 0x60 heat."""
+    return first_answer(
+        lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(card),
+        lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(card),  # before driver 535
+    )
+
+
 def _used(rates: Any) -> float:
+    """Return what nvidia-smi prints, 0 to 1."""
     return rates.gpu / 100
-
-
-def _used_gib(memory: Any) -> float:
-    return round(memory.used / 2**30, 3)
 
 
 def _metrics_in(query: Any) -> Sequence[Any]:

@@ -43,7 +43,7 @@ class WorkerStart:
     """What a recorded loader's workers begin with, in the place of its `worker_init_fn`."""
 
     def __init__(self, iterator: object, recording: Recording, own: Callable[[int], None] | None):
-        self.recording = recording
+        self.recording = recording._replace(work=None)  # of the main process, whose memory it maps
         self.collate = held(iterator)["_collate_fn"]
         self.workers = held(iterator)["_num_workers"]
         self.own = own
