@@ -106,9 +106,9 @@ def evidence_of(tmp_path, monkeypatch, *places, **more):
     folder = tmp_path / str(len(list(tmp_path.iterdir())))
     folder.mkdir()
     lines = sampled(folder, *places, pid=0)
-    nothing = {"copied": 0.0, "drift": None, "restart": 0.0, "passes": 1, "pass_s": 1.0}
+    nothing = {"copied": 0.0, "drift": None, "passes": 1}
     spent = np.ones(200)
-    loop = Loop(lines, spent, spent, spent, **nothing, cold=0.0, first_pass=200)
+    loop = Loop(lines, spent, spent, spent, **nothing)
     return dataclasses.replace(HEALTHY, loop=loop, body=lines.body, **more)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import gc
 import inspect
@@ -112,13 +113,23 @@ def locals_of(frame: FrameType) -> dict[str, object]:
     code = frame.f_code
     if sys.version_info >= (3, 13) or not code.co_flags & inspect.CO_OPTIMIZED:
         return dict(frame.f_locals)
-    if sys.gettrace() or sys.getprofile() or {"locals", "vars"} & {*code.co_names}:
+    if sys.gettrace() or sys.getprofile() or _calls_locals(code):
         return {}
     kept = frame.f_locals
     names = dict(kept)
     for name in code.co_varnames + code.co_cellvars + code.co_freevars:
         kept.pop(name, None)  # what `exec` has added stays
     return names
+
+
+@functools.lru_cache(4096)
+def _calls_locals(code: CodeType) -> bool:
+    """Return whether a function calls `locals()` or `vars()`, as against `vars(arguments)`."""
+    for step, after in itertools.pairwise(dis.get_instructions(code)):
+        is_global = step.opname == "LOAD_GLOBAL" and step.argval in ("locals", "vars")
+        if is_global and after.argval == 0:  # arguments of the call
+            return True
+    return False
 
 
 def variables(frame: FrameType) -> dict[str, object]:

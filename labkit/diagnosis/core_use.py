@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean
@@ -31,11 +32,15 @@ class CoreUse:
         return self.others_share > FOREIGN_LOAD
 
     @property
-    def without_core(self) -> float | None:
-        """The part (0 to 1) of the time in which the run's threads had work, but no core."""
+    def taken(self) -> float | None:
+        """The part (0 to 1) of the time of the run's threads in which others had their cores.
+
+        With the cores alone the run would have used as many as it had threads at work or in line.
+        """
         if self.own is None or self.in_line is None:
             return None
-        return self.in_line / max(self.own + self.in_line, 1e-9)
+        alone = min(self.own + self.in_line, self.cores or math.inf)
+        return max(0.0, 1 - self.own / max(alone, 1e-9))
 
     @classmethod
     def of(cls, run: Run, ranks_cores: float = 0.0) -> CoreUse:

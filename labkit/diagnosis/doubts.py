@@ -10,6 +10,8 @@ from labkit.diagnosis.remedies import Remedy
 from labkit.results.text import counted
 from labkit.spec import GRAPH_MODES
 
+# Causes that workers seem to have which only lack a core
+OF_SLOW_WORKERS = ("cores", "too_few_workers", "slow_items", "uneven_shards", "waiting_for_data")
 RUN_LONGER = Remedy("run_longer", "Run longer (more steps), on a quiet machine.")
 STOP_OTHERS = Remedy("stop_others", "Stop the other work and run again.")
 LOOK_INSIDE = Remedy(
@@ -128,14 +130,17 @@ def device_shared(evidence: Evidence, watched: bool, first: Finding) -> Finding 
         return doubt(NEIGHBOUR, Measured(seen, taken, by=by), *known, remedy=STOP_OTHERS)
     if not watched or not use.is_shared or first.cause == "padding":
         return None
-    missed = use.without_core
-    if missed is None:
+    if use.taken is None:
         return doubt(NEIGHBOUR, *known, remedy=STOP_OTHERS)
     drifts = evidence.loop is not None and evidence.loop.own_drift is not None
-    if missed <= limit and not drifts:
-        return None
-    seen = "of the time in which this program had work, it waited for a core"
-    return doubt(NEIGHBOUR, *known, Measured(seen, missed), remedy=STOP_OTHERS)
+    # What makes all of the program slower in proportion leaves its lines and their shares as they
+    # are; workers that get no core look slow
+    slow = first.name in ("compute", "launch") or first.cause == "cold_start"
+    starved = first.cause in OF_SLOW_WORKERS and use.taken > limits.MOSTLY_OTHERS
+    if slow and (use.taken > limit or drifts) or starved:
+        seen = "of the time in which this program had work, others had its cores"
+        return doubt(NEIGHBOUR, *known, Measured(seen, use.taken), remedy=STOP_OTHERS)
+    return None
 
 
 def _gpu_shared(evidence: Evidence) -> Finding | None:

@@ -43,6 +43,7 @@ LINES_SEEN = 0.75
 # Share of time in which other programs had the core of the model's thread, or computed on its GPU
 # (NVML, per process). Above it nothing is called healthy, and no loader with workers slow.
 FOREIGN_LOAD = 0.20
+MOSTLY_OTHERS = 0.5  # of a watched program's time, taken by others: alone it ran twice as fast
 DISTURBS = FOREIGN_LOAD / 2  # above it a run alone may come out otherwise: said with the verdict
 
 # == steps ==
