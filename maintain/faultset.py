@@ -19,6 +19,7 @@ import sys
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pandas as pd
@@ -366,8 +367,9 @@ def base_here() -> Here:
     if speedup is None and is_gpu:
         rounded = finished(Pipeline(**base | {"precision": "fp16", "xray": False}))
         half = rounded.pipeline.precision
-        speedup = plain.median_compute_ms / rounded.median_compute_ms
-    step_ms = plain.median_compute_ms
+        plain_ms, rounded_ms = (median(run.steps_ms[:, 2]) for run in (plain, rounded))
+        speedup = plain_ms / rounded_ms
+    step_ms = median(plain.steps_ms[:, 2])
     if speedup and speedup > FASTER:
         base["precision"] = half
         step_ms /= speedup

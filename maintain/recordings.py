@@ -26,7 +26,7 @@ from labkit.results import privacy, saving
 from labkit.results.hardware import machine
 from labkit.results.launch import launch
 from labkit.results.library import load
-from labkit.results.record import Event, read_record
+from labkit.results.record import Event, events_of
 from labkit.results.result import Result, Table
 from labkit.results.run import Run
 from labkit.spec import Pipeline
@@ -174,7 +174,7 @@ def _make(each: Wanted, target: Path) -> str | None:
 
 def ship(source: Path, target: Path, *, name: str, title: str) -> None:
     """Write the record at `source` (a folder or a file) to `target` (.jsonl.gz), fit to ship."""
-    kept = [*_kept(read_record(source))]
+    kept = [*_kept(list(events_of(source)))]
     kept[0] |= {"name": name, "title": title}
     whole = [json.dumps(event, allow_nan=False) for event in kept]
     whole += load(source).extra_lines()  # what was read from an x-ray: the trace stays behind

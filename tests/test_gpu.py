@@ -6,6 +6,7 @@ have is a skip that says so. tests/on_standin.py has what a stand-in can tell.
 
 import os
 import shutil
+import statistics
 import subprocess
 import time
 
@@ -148,7 +149,8 @@ def test_a_starved_and_a_fed_run_differ_as_the_lesson_says_and_a_step_has_its_si
     assert fed.utilization > starved.utilization + 0.15
     drift_s = abs(starved.event("drift")["drift_us"]) / 1e6
     assert drift_s < 0.1 * starved.step_ms / 1e3  # of the device's clock from the host's
-    assert 1 / 3 < fed.median_compute_ms / model_size.STEP_MS < 3, fed.pipeline.depth
+    compute_ms = statistics.median(fed.steps_ms[:, 2])
+    assert 1 / 3 < compute_ms / model_size.STEP_MS < 3, fed.pipeline.depth
 
 
 def test_busy_is_an_upper_bound_and_the_x_ray_sees_the_gaps():

@@ -11,7 +11,7 @@ from helpers import ended, until
 import labkit as lk
 from labkit.process import device_lock
 from labkit.results.failures import REMEDIES
-from labkit.results.record import read_record
+from labkit.results.record import events_of
 from labkit.results.run import Run
 from labkit.spec import KNOBS, Distributed, Pipeline
 from labkit.view import panel_words
@@ -30,7 +30,7 @@ def played():
     path = record_of("workers-6")
 
     def launch(asked):
-        left = read_record(path)  # of which each look finds one more
+        left = list(events_of(path))  # of which each look finds one more
 
         def stop():
             left[:] = [{"event": "end", "t_ns": 0, "stop": "asked", "code": None}]

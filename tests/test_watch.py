@@ -110,7 +110,7 @@ def test_waiting_and_body_are_told_apart_and_the_rest_is_not_claimed(starved):
     assert run.pipeline.batch_size == 4 and "loop body" in repr(run)
     with pytest.raises(ValueError, match="watched"):
         run.pipeline.but(num_workers=2)
-    assert "so far: input" in progress_line(starved._recorder)
+    assert "waiting for data" in progress_line(starved._recorder)
     diagnosis = starved.diagnose()
     assert diagnosis.bottleneck == "input"
     assert any("loop body" in note for note in diagnosis.notes)

@@ -1,17 +1,23 @@
-"""Which 16-bit formats a card's Tensor Cores have: advice names no other."""
+"""Which number formats an NVIDIA card has: advice names no other."""
 
 from __future__ import annotations
 
 import re
 
-from labkit.bench.card_age import too_old_for
-
+AMPERE = 8.0  # compute capability of the first cards with BF16 and TF32
 # Cards whose Tensor Cores compute in FP16 alone, and cards without Tensor Cores
 FP16_ONLY = re.compile(r"V100|TITAN V|T4\b|TITAN RTX|RTX (?:20\d\d|[3-8]000\b(?! Ada))")
 NO_TENSOR_CORES = re.compile(r"P100|P40|P4\b|GTX|TITAN X|K80|K40|M40|M60|\bT\d{3,4}\b|MX\d{3}")
 # Their matrix units are not Tensor Cores, and their capabilities are numbers of another kind
 NOT_NVIDIA = re.compile(r"AMD|Radeon|Instinct|Intel|Apple")
 BOTH = re.compile(r"A100|A800|A10\b|A30|A40|RTX (?:[345]0\d\d|A\d000)|[HB]\d00|L4|L40|GB\d00")
+
+
+def too_old_for(name: str, capability: str | float | None) -> str | None:
+    """Return why an NVIDIA card has no BF16 or TF32; None where it has, or is of another maker."""
+    if not capability or float(capability) >= AMPERE:
+        return None
+    return f"{name.upper()} needs compute capability {AMPERE} (Ampere); this card has {capability}"
 
 
 def tensor_formats(name: str | None, capability: str | None) -> tuple[str, ...] | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from labkit.bench import devices
-from labkit.bench.card_age import too_old_for
+from labkit.bench.card_formats import too_old_for
 
 NUMBER_FORMATS = {  # the dtype of the tensors
     "fp64": torch.float64,

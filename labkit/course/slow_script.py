@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.bench.card_age import too_old_for
+from labkit.bench.card_formats import too_old_for
 from labkit.bench.quick_runs import quick_run
 from labkit.knobs import Settings, Spec, check_names, declares_knobs, knob
 from labkit.orders import ScriptAsked

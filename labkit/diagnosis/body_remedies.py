@@ -105,9 +105,9 @@ WATCH_SIZES = Remedy(
 )
 KEEP_NUMBERS = Remedy(
     "keep_numbers",
-    "Keep numbers instead of tensors with the graphs that made them.",
+    "Keep numbers instead of tensors with the graphs that made them: add loss.item(), append "
+    "loss.detach(); and call backward() on the loss of this step alone.",
     "lines",
-    code="total += loss.item()  # or: losses.append(loss.detach())\n",
 )
 THREADS = Remedy(
     "threads_as_cores",

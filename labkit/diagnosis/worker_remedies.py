@@ -57,16 +57,6 @@ PERSISTENT = Remedy(
     started_anew,
     cost="the workers' memory between epochs",
 )
-LONGER_PASSES = Remedy(
-    "longer_passes",
-    "Draw the items of several epochs in one pass over the loader, and make fewer passes: between "
-    "passes its workers have nothing to do, and each pass waits for its first batch anew.",
-    "epochs",
-    lambda evidence: bool(evidence.num_workers) and started_anew(evidence) is None,
-    code="# in place of shuffle=True: a pass is ten epochs, so make a tenth of them\n"
-    "sampler = RandomSampler(dataset, num_samples=10 * len(dataset))\n",
-    check=LESS_WAITING,
-)
 READ_ONCE = Remedy(
     "read_once",
     "Build what the first epoch builds, and read what it reads, once before training. Where the "

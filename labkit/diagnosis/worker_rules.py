@@ -152,7 +152,7 @@ def storage_latency(evidence: Evidence, workers: WorkerEvidence) -> Finding | No
         return None
     measured = (
         words.cpu(workers),
-        words.took("of waiting for each item", workers.item_wait_ms),
+        Measured("of waiting for each item", workers.item_wait_ms, "ms"),
     )
     remedies = (feeding.WORKERS, feeding.CHEAPER_ITEMS)
     return late_batches("storage_latency", *measured, remedies=remedies)

@@ -66,7 +66,7 @@ def workers_restart(evidence: Evidence) -> Finding | None:
         "workers_restart",
         Measured("of the time is the start of later epochs", epochs.starts),
         Measured("to an epoch's first batch", epochs.starts_ms, "ms"),
-        remedies=(cures.PERSISTENT, cures.LONGER_PASSES),
+        remedies=(cures.PERSISTENT, *feeding.SETTINGS),
     )
 
 

@@ -33,11 +33,6 @@ def on_cores(evidence: Evidence, workers: WorkerEvidence) -> Measured | None:
     )
 
 
-def took(what: str, took_ms: float | None) -> Measured | None:
-    """Return how long something took; None where that was not measured."""
-    return None if took_ms is None else Measured(what, took_ms, "ms")
-
-
 def slow_code(code: SlowCode, workers: int) -> tuple[Measured, ...]:
     """Return what slow code takes of its process's time, line by line, and where it runs."""
     where = WHOSE[code.phase]

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from labkit.process.device_lock import DeviceBusy
 from labkit.results import waiting
 from labkit.results.failures import reason_of_failure
 from labkit.results.hardware import Machine
@@ -88,11 +87,6 @@ class EventLogResult(LogReader):
     def steps_made(self) -> int | None:
         """As `steps`, with those that the log leaves out."""
         return self.steps
-
-    @property
-    def found_device_busy(self) -> bool:
-        """Whether it failed before it began, because another run kept the device."""
-        return self._fact("error", "kind") == DeviceBusy.__name__
 
     @property
     def ended(self) -> str:

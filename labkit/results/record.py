@@ -79,11 +79,6 @@ class Tail:
             yield from filter(None, map(event_on, lines))
 
 
-def read_record(path: str | os.PathLike[str]) -> list[Event]:
-    """Read and check a whole record; raise RecordError on anything that is not one."""
-    return list(events_of(path))
-
-
 def events_of(path: str | os.PathLike[str]) -> Iterator[Event]:
     """Yield the events of a record one by one; raise RecordError on anything that is not one.
 

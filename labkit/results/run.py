@@ -224,12 +224,6 @@ class Run(RunLog):
         """Mean rest of a step, ms: launch gaps, host work between."""
         return self._mean_of(3, 5)
 
-    @property
-    def median_compute_ms(self) -> float | None:
-        """As `compute_ms`, the median: free of the odd interrupted step."""
-        steps_ms = self.steps_ms
-        return float(np.median(steps_ms[:, 2])) if len(steps_ms) else None
-
     @live_property
     def spread(self) -> float | None:
         """Unevenness: IQR over median of the throughput of the run's five stretches."""

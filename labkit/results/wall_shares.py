@@ -7,6 +7,7 @@ or in a line of it that is met in single, long steps alone.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -45,9 +46,6 @@ class WallShare:
     grad: bool = False  # whether its forward passes record gradients
 
 
-ADDED = ("what", "times", "every", "waits", "grad")  # that older records do not have
-
-
 @dataclass(frozen=True)
 class WallShares:
     """The parts of the time from the start of a script to its end; their shares add up to 1."""
@@ -59,15 +57,9 @@ class WallShares:
     def from_dict(cls, values: Event) -> WallShares | None:
         """Read what `to_dict` returned from a record; None where that is not sound."""
         try:
-            parts = []
-            for part in values["parts"]:
-                seconds = float(part["seconds"])
-                share = float(part["share"])
-                known = {name: part[name] for name in ADDED if name in part}
-                parts.append(
-                    WallShare(str(part["part"]), seconds, share, str(part["place"]), **known)
-                )
-            return cls(parts, float(values["seconds"]))
+            parts = [WallShare(**part) for part in values["parts"]]
+            added = sum(each.seconds + each.share + each.times + each.waits for each in parts)
+            return cls(parts, float(values["seconds"])) if math.isfinite(added) else None
         except (KeyError, TypeError, ValueError):
             return None
 

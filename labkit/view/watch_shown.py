@@ -5,13 +5,11 @@ from __future__ import annotations
 import html
 import linecache
 
-from labkit.diagnosis import thresholds
 from labkit.diagnosis.hot_lines import CELL, Lines
 from labkit.diagnosis.sampled_stacks import WORKER
 from labkit.results.run import Run
 from labkit.view.display import Display, StaticFigure
 from labkit.watching.recorder import Recorder
-from labkit.watching.tally import Tally
 
 TO_TRY = "to try settings on it: lk.tune(loader, step=...)"
 LEAST_SHARE = 0.01  # of the time: a line of a cell with less is not marked
@@ -30,16 +28,7 @@ def progress_line(recorder: Recorder) -> str:
             most = "at most " if kind == "gpu" else ""  # gaps between kernels count as busy
             busy = f"{kind.upper()} busy {most}{tally.busy / tally.wall:.0%}"
             parts.append(f"{busy}, waiting for data {tally.wait / tally.wall:.0%}")
-            parts.append(verdict_so_far(tally))
-    return " · ".join(filter(None, parts))
-
-
-def verdict_so_far(tally: Tally) -> str:
-    """Say as much as sums tell; "" while there are too few steps."""
-    if tally.steps < thresholds.MIN_STEPS or not tally.wall:
-        return ""
-    waiting = tally.wait / tally.wall >= thresholds.WORTH_NAMING["input"]
-    return f"so far: {'input' if waiting else 'not input'}"  # what the body does is not in sums
+    return " · ".join(parts)
 
 
 def leave(display: Display, run: Run) -> None:

@@ -105,7 +105,7 @@ GRID = {
     "library_threads": (None, 1),
     "persistent_workers": (False, True),
 }
-ROUNDS = 5
+ROUNDS = 3
 
 
 def grid(start: LoaderSetting) -> list[dict[str, object]]:
