@@ -274,14 +274,13 @@ def test_a_hang_is_named_with_its_worker_item_and_line_and_a_loop_that_moves_is_
     if sys.platform == "linux":
         assert "test_workers.py" in text and "time.sleep()" in text
     run = watched.run
-    hang = run.workers.hang
-    assert (hang.index, hang.worker, hang.over) == (21, 1 if workers else None, True)
-    assert hang.seconds > 1_000
+    assert run.workers.hang is None
     still = tmp_path / "still.jsonl"  # as of a loop that somebody interrupted
     with still.open("w") as log:
         for line in (run.path / "events.jsonl").open():
             event = json.loads(line)
             if event["event"] != "done" and event.get("i", 0) < 5:
                 log.write(line)
-    assert not lk.load(still).workers.hang.over
+    hang = lk.load(still).workers.hang
+    assert (hang.index, hang.worker) == (21, 1 if workers else None) and hang.seconds > 1_000
     assert not list(run.path.glob("progress-*"))

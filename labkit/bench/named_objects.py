@@ -34,7 +34,7 @@ def module_of(value: object) -> str:
     inside = [part for _, part in parts_of(value) or ()][:8]
     if any(is_a(each, "torch", "Tensor") for each in (value, *inside)):
         return "torch"  # of a subclass too
-    own = value if isinstance(value, NAMED) else type(value)
+    own = value if issubclass(type(value), NAMED) else type(value)
     name = getattr(own, "__module__", None) or getattr(own, "__name__", "")
     return name if isinstance(name, str) else ""
 
@@ -46,7 +46,8 @@ def objects_along(path: str, frame: FrameType) -> list[object]:
     found = [scope[name] for scope in scopes if name in scope][:1]
     for attribute in attributes if found else ():
         holder = found[-1]
-        kept = dict(vars(holder)) if isinstance(holder, (ModuleType, type)) else held(holder)
+        named = issubclass(type(holder), (ModuleType, type))  # no object is asked for its class
+        kept = dict(vars(holder)) if named else held(holder)
         places = (kept, *(kept.get(part) for part in WEIGHTS))
         known = [each[attribute] for each in places if type(each) is dict and attribute in each]
         if not known:

@@ -118,7 +118,7 @@ def _kept_in(variables: dict[str, object]) -> Iterator[tuple[str, object]]:
         for key, part in list(value.items()) if type(value) is dict else ():
             if type(key) is str and _is_sized(part):
                 yield f'{name}["{key}"]', part
-        attributes = {} if isinstance(value, ModuleType) or name == "self" else held(value)
+        attributes = {} if issubclass(type(value), ModuleType) or name == "self" else held(value)
         for key, part in list(attributes.items()):
             if _graph_of(_last(part) if _is_sized(part) else part) is not None:
                 yield f"{name}.{key}", part
