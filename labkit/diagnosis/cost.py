@@ -42,7 +42,6 @@ ROWS = (
     CostRow("  of it for an idle device", "idle_usd_per_epoch", "USD", shown_unknown=False),
     CostRow("energy", "kwh_per_epoch", "kWh"),
     CostRow("  of it while idle", "idle_kwh_per_epoch", "kWh", shown_unknown=False),
-    CostRow("electricity", "electricity_usd_per_epoch", "USD", shown_unknown=False),
     CostRow("carbon", "kg_co2_per_epoch", "kg CO2e"),
     CostRow("energy of a sample", "joules_per_sample", "J"),
 )
@@ -60,14 +59,12 @@ class Cost(Result):
     idle_energy_share: float | None
     samples_per_epoch: int
     usd_per_hour: float | None
-    usd_per_kwh: float | None
     kg_co2_per_kwh: float
     before: Cost | None  # of the run that this one is compared with
     joules_per_sample: float | None
     hours_per_epoch: float
     kwh_per_epoch: float | None
     usd_per_epoch: float | None  # rent
-    electricity_usd_per_epoch: float | None  # part of the rent where the device is rented
     kg_co2_per_epoch: float | None
     idle_usd_per_epoch: float | None  # rent paid for an idle device
     idle_kwh_per_epoch: float | None
@@ -85,8 +82,6 @@ class Cost(Result):
             rows.append((row.label, *(cells if self.before else cells[1:2])))
         rent = _text(self.usd_per_hour, "USD/h") or "unknown: give usd_per_hour"
         foot = f"rent {rent}; grid {self.kg_co2_per_kwh:g} kg CO2e/kWh"
-        if self.usd_per_kwh is not None:
-            foot += f"; electricity {self.usd_per_kwh:g} USD/kWh"
         if self.watts is None:
             foot += "; energy was not measured: no readable counter, so no joules and no carbon"
         return Table(
@@ -113,7 +108,6 @@ def cost(
     run: Run,
     *,
     usd_per_hour: float | None = None,
-    usd_per_kwh: float | None = None,
     kg_co2_per_kwh: float | None = None,
     samples_per_epoch: int | None = None,
     before: Run | None = None,
@@ -121,12 +115,11 @@ def cost(
     """Return what a run costs in energy, money and carbon: per sample, per epoch, and while idle.
 
     Rent is by default `USD_PER_HOUR` of `labkit.diagnosis.cost`, the grid the world's average, an
-    epoch ImageNet's; electricity is left out without a price. `before` is a Run to compare with, at
+    epoch ImageNet's. `before` is a Run to compare with, at
     the same prices. ValueError: a price below 0 or not finite, or a run without numbers.
     """
     given = {
         "usd_per_hour": usd_per_hour,
-        "usd_per_kwh": usd_per_kwh,
         "kg_co2_per_kwh": kg_co2_per_kwh,
         "samples_per_epoch": samples_per_epoch,
     }
@@ -149,14 +142,12 @@ def cost(
         idle_energy_share=idle_energy_share,
         samples_per_epoch=samples,
         usd_per_hour=rent,
-        usd_per_kwh=usd_per_kwh,
         kg_co2_per_kwh=grid,
         before=None if before is None else cost(before, **given),
         joules_per_sample=joules,
         hours_per_epoch=hours,
         kwh_per_epoch=kwh,
         usd_per_epoch=usd,
-        electricity_usd_per_epoch=_times(kwh, usd_per_kwh),
         kg_co2_per_epoch=_times(kwh, grid),
         idle_usd_per_epoch=_times(usd, None if run.utilization is None else 1 - run.utilization),
         idle_kwh_per_epoch=_times(kwh, idle_energy_share),

@@ -11,15 +11,15 @@ import csv
 import functools
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 from labkit.bench.kind_names import INNER_SYNC
 from labkit.diagnosis.findings import Finding
 from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.remedies import LESS_WAITING, SAME_LOSSES, Remedy
+from labkit.results.templates import DATA
 
-FILE = Path(__file__).parents[1] / "data" / "known_calls.csv"
+FILE = DATA / "known_calls.csv"
 KNOWN_CALL = "known_call"  # the key of what a row says to do
 MOST = 0.3  # share of its process's time, from which a known call is the first thing to change
 LOADING = ("worker", "waiting")  # phases of a line that prepares items
@@ -71,8 +71,10 @@ def remedy_of(line: Line, row: KnownCall) -> Remedy:
 
 def known_first(finding: Finding) -> Finding:
     """Put in front what helps the line that takes most of a finding's time, if that is known."""
-    line = finding.lines[0] if finding.lines else None
-    row = known_call(line) if line is not None and line.share >= MOST else None
-    if line is None or row is None or any(each.key == KNOWN_CALL for each in finding.remedies):
+    if not finding.lines:
+        return finding
+    line = finding.lines[0]
+    row = known_call(line) if line.share >= MOST else None
+    if row is None or any(each.key == KNOWN_CALL for each in finding.remedies):
         return finding
     return replace(finding, remedies=(remedy_of(line, row), *finding.remedies), expected=None)

@@ -67,6 +67,11 @@ class LoaderSearch(Search[Tuning]):
         """The cheapest of the trials that tie with the fastest."""
         return cheapest_of_fastest(self.found.tried, self.found.tie) or self.found.tried[0]
 
+    @property
+    def measured(self) -> list[Trial]:
+        """The trials that came to a rate, but for what only bounds the others."""
+        return [each for each in self.found.tried if each.rates and not each.is_bound]
+
     def run(self) -> Tuning:
         """Search to the end, and say what the numbers are worth, also after an interrupt."""
         try:
@@ -105,15 +110,9 @@ class LoaderSearch(Search[Tuning]):
 
     def gained(self, count: int) -> bool:
         """Return whether so many workers beat every trial with fewer."""
-        own = fewer = 0.0
-        for trial in self.found.tried:
-            if trial.is_bound or not trial.rates:
-                continue
-            if trial.setting.num_workers == count:
-                own = max(own, trial.speed)
-            elif trial.setting.num_workers < count:
-                fewer = max(fewer, trial.speed)
-        return own >= (1 + WORTH) * fewer
+        fewer = [each.speed for each in self.measured if each.setting.num_workers < count]
+        own = [each.speed for each in self.measured if each.setting.num_workers == count]
+        return max(own, default=0.0) >= (1 + WORTH) * max(fewer, default=0.0)
 
     def neighbours(self) -> Iterator[Trial]:
         """Yield the next larger and the next smaller number of workers, until neither is better."""

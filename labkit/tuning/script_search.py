@@ -82,9 +82,8 @@ class ScriptSearch(LoaderSearch):
         if start.setting.num_workers:
             yield from self.change(library_threads=1)
         yield from self.worker_counts()
+        yield from self.one_thread_each()
         yield from self.neighbours()
-        if self.best.setting.num_workers:
-            yield from self.change(library_threads=1)
         yield from self.queues()
         if self.found.epochs and self.best.setting.num_workers:
             yield from self.change(persistent_workers=True)
@@ -94,12 +93,22 @@ class ScriptSearch(LoaderSearch):
             yield from self.change(torch_threads=max(1, self.cores - 1))
 
     def change(
-        self, why: str = "added to the best so far", **more: int | bool | None
+        self, why: str = "added to the best so far", trial: Trial | None = None, **more: int | None
     ) -> Iterator[Trial]:
-        """Yield the best so far with one more change, if that is new."""
-        knobs = self.best.knobs | more
-        if all(trial.knobs != knobs for trial in self.found.tried):
+        """Yield a trial, the best so far if none is given, with one more change, if that is new."""
+        knobs = (trial or self.best).knobs | more
+        if all(each.knobs != knobs for each in self.found.tried):
             yield Trial.changing(self.found.start, knobs, why)
+
+    def one_thread_each(self) -> Iterator[Trial]:
+        """Yield the fastest with workers, each of one thread.
+
+        Threads of the model and of every worker take each other's cores: workers may seem to lose.
+        """
+        working = [each for each in self.measured if each.setting.num_workers]
+        if working:
+            fastest = max(working, key=lambda trial: trial.speed)
+            yield from self.change("workers of one thread each", fastest, library_threads=1)
 
     def queues(self) -> Iterator[Trial]:
         """Yield a longer queue where the best waits, and some waits are far longer than others."""

@@ -93,7 +93,7 @@ SCRIPTS = {
     "threads": script(THREADS, "num_workers=2", width=256),
     "photos": script(PHOTO, "num_workers=0", before=PHOTOS, width=768),
     "text": script(TEXT, "num_workers=0", before=TEXTS),
-    "rows": script(ROW, "num_workers=0", before=ROWS),
+    "rows": script(ROW, "num_workers=0", length=4000, before=ROWS),
     "tensors": SCRIPT.format(data=TENSORS, arguments="num_workers=2", width=64, hidden=64),
     "short epochs": script(SHARED, "num_workers=4", length=160),
     "heavy tail": script(TAIL, "num_workers=2"),
