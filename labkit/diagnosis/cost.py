@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from labkit.diagnosis import power
 from labkit.results.hardware import Machine
@@ -27,23 +26,15 @@ SAMPLES_PER_EPOCH = 1_281_167  # the training images of ImageNet-1k (ILSVRC 2012
 J_PER_KWH = 3.6e6
 
 
-class CostRow(NamedTuple):
-    """A row of the table."""
-
-    label: str
-    name: str  # of the attribute
-    unit: str
-    shown_unknown: bool = True  # whether it stays where neither run has the number
-
-
+# Of the table: what it is called, the attribute, its unit
 ROWS = (
-    CostRow("time", "hours_per_epoch", "h"),
-    CostRow("rent", "usd_per_epoch", "USD"),
-    CostRow("  of it for an idle device", "idle_usd_per_epoch", "USD", shown_unknown=False),
-    CostRow("energy", "kwh_per_epoch", "kWh"),
-    CostRow("  of it while idle", "idle_kwh_per_epoch", "kWh", shown_unknown=False),
-    CostRow("carbon", "kg_co2_per_epoch", "kg CO2e"),
-    CostRow("energy of a sample", "joules_per_sample", "J"),
+    ("time", "hours_per_epoch", "h"),
+    ("rent", "usd_per_epoch", "USD"),
+    ("  of it for an idle device", "idle_usd_per_epoch", "USD"),
+    ("energy", "kwh_per_epoch", "kWh"),
+    ("  of it while idle", "idle_kwh_per_epoch", "kWh"),
+    ("carbon", "kg_co2_per_epoch", "kg CO2e"),
+    ("energy of a sample", "joules_per_sample", "J"),
 )
 
 
@@ -72,14 +63,12 @@ class Cost(Result):
     def table(self) -> Table:
         """Return the costs of an epoch and a sample, beside those of the run before."""
         rows = []
-        for row in ROWS:
-            now = getattr(self, row.name)
-            old = getattr(self.before, row.name, None)
-            if now is None and old is None and not row.shown_unknown:
-                continue
+        for label, name, unit in ROWS:
+            now = getattr(self, name)
+            old = getattr(self.before, name, None)
             ratio = _apart(now, old) if old and now else None
-            cells = (_text(old, row.unit), _text(now, row.unit), ratio)
-            rows.append((row.label, *(cells if self.before else cells[1:2])))
+            cells = (_text(old, unit), _text(now, unit), ratio)
+            rows.append((label, *(cells if self.before else cells[1:2])))
         rent = _text(self.usd_per_hour, "USD/h") or "unknown: give usd_per_hour"
         foot = f"rent {rent}; grid {self.kg_co2_per_kwh:g} kg CO2e/kWh"
         if self.watts is None:

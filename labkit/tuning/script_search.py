@@ -85,8 +85,10 @@ class ScriptSearch(LoaderSearch):
         yield from self.one_thread_each()
         yield from self.neighbours()
         yield from self.queues()
-        if self.found.epochs and self.best.setting.num_workers:
-            yield from self.change(persistent_workers=True)
+        if self.best.setting.num_workers:
+            yield from self.change(library_threads=1)
+            if self.found.epochs:
+                yield from self.change(persistent_workers=True)
         if self.on_card and not self.best.setting.pin_memory:
             yield from self.change(pin_memory=True)
         elif not self.on_card and self.best.setting.num_workers:
@@ -122,7 +124,12 @@ class ScriptSearch(LoaderSearch):
             yield from self.change(prefetch_factor=deeper)
 
     def may_run(self, setting: LoaderSetting, why: str) -> Iterator[Trial]:
-        """Yield the best so far with another loader, if no cheaper one failed."""
+        """Yield the best so far with another loader, if no cheaper one failed.
+
+        Where runs span epochs workers are kept: else their start would speak against many of them.
+        """
+        if self.found.epochs and setting.num_workers:
+            setting = setting.but(persistent_workers=True)
         failed = [trial.setting.cost for trial in self.found.tried if trial.error]
         if all(cost > setting.cost for cost in failed):
             yield from self.change(why, **setting.to_dict())
