@@ -5,9 +5,11 @@ The search is tested on made-up runs whose rates are known; what happens to a sc
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -172,7 +174,7 @@ def test_a_ctrl_c_in_the_middle_keeps_what_is_known_and_leaves_nothing(tmp_path)
     home = tmp_path / "home"
     named = "torch.multiprocessing.set_sharing_strategy('file_system')"  # segments and sockets
     command_of(tmp_path, first=f"torch.set_num_threads(1); {named}", workers=1, item_s=0.02)
-    (scratch := tmp_path / "scratch").mkdir()
+    scratch = Path(tempfile.mkdtemp())  # short: the path of a socket has 108 characters at most
     line = [sys.executable, "-m", "labkit", "tune", "--seconds", "0.3", "--"]
     tuning = subprocess.Popen(
         [*line, sys.executable, "train.py"],
@@ -205,6 +207,7 @@ def test_a_ctrl_c_in_the_middle_keeps_what_is_known_and_leaves_nothing(tmp_path)
     assert "import torch" not in said  # there is nothing to paste
     assert left_over(tmp_path) == ([], [])
     assert not [*home.glob("runs/*")] and not [*scratch.glob("torch-shm-dir*")]
+    shutil.rmtree(scratch)
 
 
 SEEN = {"batches": 300, "seconds": 3.0, "wait": 0.5, "longest_wait_s": 0.01, "losses": []}
