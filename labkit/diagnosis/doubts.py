@@ -130,15 +130,15 @@ def device_shared(evidence: Evidence, watched: bool, first: Finding) -> Finding 
         return doubt(NEIGHBOUR, Measured(seen, taken, by=by), *known, remedy=STOP_OTHERS)
     if not watched or not use.is_shared or first.cause == "padding":
         return None
-    if use.taken is None:
-        return doubt(NEIGHBOUR, *known, remedy=STOP_OTHERS)
     drifts = evidence.loop is not None and evidence.loop.own_drift is not None
     # What makes all of the program slower in proportion leaves its lines and their shares as they
     # are; workers that get no core look slow
     slow = first.name in ("compute", "launch") or first.cause == "cold_start"
+    seen = "of the time in which this program had work, others had its cores"
+    if use.taken is None:  # outside Linux
+        return doubt(NEIGHBOUR, *known, remedy=STOP_OTHERS) if slow else None
     starved = first.cause in OF_SLOW_WORKERS and use.taken > limits.MOSTLY_OTHERS
     if slow and (use.taken > limit or drifts) or starved:
-        seen = "of the time in which this program had work, others had its cores"
         return doubt(NEIGHBOUR, *known, Measured(seen, use.taken), remedy=STOP_OTHERS)
     return None
 

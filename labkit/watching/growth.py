@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
 SIZED = (list, dict, set, deque)
+MOST_PARTS = 256  # of a dict: a cache of a million entries is not walked through
 LEAST_GROWN = 32  # entries, or steps whose graphs are kept: what is smaller is no growth
 RISES = 3  # looks in a row at which it was larger: what is emptied now and then is no growth
 
@@ -115,7 +116,8 @@ def _kept_in(variables: dict[str, object]) -> Iterator[tuple[str, object]]:
     """Yield the variables of a loop, with the lists of a dict, and graphs in other objects."""
     for name, value in variables.items():
         yield name, value
-        for key, part in list(value.items()) if type(value) is dict else ():
+        parts = value if type(value) is dict and len(value) <= MOST_PARTS else {}
+        for key, part in list(parts.items()):
             if type(key) is str and _is_sized(part):
                 yield f'{name}["{key}"]', part
         attributes = {} if issubclass(type(value), ModuleType) or name == "self" else held(value)
