@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Py
     from labkit.course.claims import check
     from labkit.course.score import guess, score
     from labkit.diagnosis.cost import cost
-    from labkit.diagnosis.diagnosis import diagnose
+    from labkit.diagnosis.judge import diagnose
     from labkit.diagnosis.prediction import predict
     from labkit.results.hardware import machine
     from labkit.results.library import load, recorded
@@ -40,7 +40,7 @@ _HOMES = {  # public name: the module that defines it
     "challenge": "labkit.course.challenge",
     "check": "labkit.course.claims",
     "cost": "labkit.diagnosis.cost",
-    "diagnose": "labkit.diagnosis.diagnosis",
+    "diagnose": "labkit.diagnosis.judge",
     "distributed": "labkit.view.running",
     "guess": "labkit.course.score",
     "headroom": "labkit.watching.headroom",

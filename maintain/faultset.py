@@ -23,8 +23,8 @@ from statistics import median
 from typing import Any
 
 import pandas as pd
-
 from labkit.diagnosis.diagnosis import diagnose
+
 from labkit.diagnosis.findings import NEIGHBOUR
 from labkit.knobs import check_names
 from labkit.results.hardware import Machine, machine

@@ -14,28 +14,19 @@ import torch
 import labkit as lk
 from labkit.bench import model_parts
 from labkit.bench.card_formats import tensor_formats
-from labkit.diagnosis import (
-    compute_rules,
-    device_remedies,
-    efficiency,
-    gather,
-    ranking,
-)
-from labkit.diagnosis import loader_remedies as feeding
+from labkit.diagnosis import efficiency, gather, judge
+from labkit.diagnosis.causes import compute, launches, loader
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.evidence import (
     Batch,
-    CardEvidence,
     Epochs,
     Evidence,
     Kernels,
     WorkerEvidence,
 )
-from labkit.diagnosis.findings import Finding
-from labkit.diagnosis.gains import with_gains
+from labkit.diagnosis.findings import LESSONS, Finding, Remedy
 from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.remedies import LESSONS, Remedy
 from labkit.diagnosis.step_table import StepTable
 from labkit.diagnosis.wording import worded
 from labkit.results.hardware import Machine
@@ -125,21 +116,17 @@ def on_gpu(kernel_us, knobs=(), ms=None, **more):
     return lk.diagnose(fake(ms, "gpu", xray=seen, pipeline=lk.Pipeline(**dict(knobs))))
 
 
-def told(finding, evidence):
-    """A finding with its remedies filled in and in words, as `diagnose` returns it."""
-    return worded(with_gains(finding, evidence, None), evidence)
-
-
 def diagnosed(workers=None, **more):
     """What is said of a loop that waits half of the time for workers that show this."""
     known = {"kind": "gpu", "wait_share": 0.5, "compute_share": 0.5, "code": LOADER}
     known |= {"knobs": {"num_workers": 2}, "use": CoreUse(2)}
     evidence = Evidence(**known | more, workers=workers and WorkerEvidence(**workers))
-    return told(ranking.by_cost(evidence)[0], evidence)
+    return worded(judge.by_cost(evidence)[0], evidence)
 
 
 def test_every_remedy_is_taught_in_a_section_that_is_there():
-    assert {row.lesson for row in rows_of_remedies().values()} == {"", *LESSONS}
+    taught = {made(name).lesson for name in rows_of_remedies()}
+    assert taught | {"ranks"} == {"", *LESSONS}  # of ranks there are words alone
     for name, heading in LESSONS.values():
         cells = json.loads((NOTEBOOKS_FOLDER / name).read_text())["cells"]
         lines = [line.strip() for cell in cells for line in cell["source"]]
@@ -164,7 +151,6 @@ FITTING = Evidence(  # a run that most remedies fit
     ),
     knobs={"num_workers": 2, "batch_size": 4},
     batches_an_update=4,
-    card=CardEvidence(held_share=0.1),
     formats=("bf16",),
     batch=Batch("float64"),
     spare_card="H200",
@@ -172,32 +158,37 @@ FITTING = Evidence(  # a run that most remedies fit
     code=LOADER,
 )
 BUT = {  # what else a remedy needs
-    "CHEAPER_ITEMS": {"advised": 2},
-    "FETCH_AT_ONCE": {"wait_us": 900.0, "knobs": {"num_workers": 0}},
-    "LARGER_BATCH": {"batches_an_update": 1},
-    "SOME_WORKERS": {"own_loader": "PrefetchLoader", "knobs": {}},
-    "MORE_OF_ITS_OWN": {"own_loader": "PrefetchLoader", "knobs": {}},
-    "PROCESS_PER_CARD": {"code": LoopCode(cards=2)},
-    "TWICE_THE_BATCH": {"batches_an_update": 1},
+    "one_block": {"kind": "cpu"},
+    "more_per_call": {"kind": "cpu"},
+    "use_the_card": {"kind": "cpu", "weights_dtype": "float32"},
+    "cheaper_items": {"advised": 2},
+    "batches_in_the_loop": {"advised": 0},
+    "fetch_at_once": {"wait_us": 900.0, "knobs": {"num_workers": 0}},
+    "some_workers": {"own_loader": "PrefetchLoader", "knobs": {}},
+    "keep_items_in_RAM": {"batch": Batch(on_gpu=True), "knobs": {"num_workers": 0}},
+    "not_waited_for": {"knobs": {"pin_memory": True}},
+    "copy_ahead": {"knobs": {"pin_memory": True}},
+    "uint8_batches": {"batch": Batch("float32", bytes=4e7, shape=(64, 3, 224, 224))},
 }
 
 
 def rows_of_remedies():
-    rules = [vars(sys.modules[name]) for name in sys.modules if name.startswith("labkit.diagnosis")]
-    named = [item for names in rules for item in names.items()]
+    rooms = [sys.modules[name] for name in sys.modules if name.startswith("labkit.diagnosis")]
+    named = [item for room in rooms for item in vars(room).items()]
     return {name: value for name, value in named if isinstance(value, Remedy)}
 
 
-@pytest.mark.parametrize("row", rows_of_remedies().items(), ids=lambda row: row[0])
-def test_every_remedy_is_filled_in_for_what_it_fits(row):
-    """Whose `fits` has words needs evidence in FITTING, or in BUT: else these are missing here."""
-    name, remedy = row
-    evidence = dataclasses.replace(FITTING, **{"kind": remedy.on or "gpu"} | BUT.get(name, {}))
-    always = dataclasses.replace(remedy, fits=lambda _evidence: True)
-    filled = remedy.for_run(evidence, rank=1) or always.for_run(evidence, rank=1)
+def made(name):
+    known = {"kind": "gpu", **BUT.get(name, {})}
+    return rows_of_remedies()[name].for_run(dataclasses.replace(FITTING, **known))
+
+
+@pytest.mark.parametrize("name", rows_of_remedies())
+def test_every_remedy_is_filled_in_for_what_it_fits(name):
+    """One that asks for evidence needs it in FITTING, or in BUT: else it is missing here."""
+    filled = made(name)
     assert filled.changes.keys() <= KNOBS.keys()
-    assert "$" not in f"{filled.text} {filled.code} {filled.arguments}"
-    assert "None" not in f"{filled.text} {filled.arguments}"
+    assert "None" not in filled.text
     compile(filled.code, name, "exec")
 
 
@@ -407,7 +398,7 @@ def test_a_step_that_is_not_timed_loses_to_workers_what_its_quickest_ones_do_not
     ms = steps(wait=4.0, compute=80.0)
     ms[::8, 2] = 30.0
     run = fake(ms, own=np.nan, pipeline=lk.Pipeline(num_workers=4))
-    found = ranking.by_cost(StepTable(run).evidence())[0]
+    found = judge.by_cost(StepTable(run).evidence())[0]
     assert found.cause.startswith(cause)
     if cause == "workers_take":  # 75 ms of 79 are computed, in place of 30
         assert found.lost_share == pytest.approx(45 / 79, abs=0.02)
@@ -456,7 +447,7 @@ def test_only_an_optimizer_that_could_be_fused_is_told_to():
         (object(), True),  # who knows
     ):
         evidence = Evidence("gpu", may_fuse=loader_call.may_fuse(optimizer))
-        assert bool(device_remedies.FUSED_OPTIMIZER.for_run(evidence)) == is_told
+        assert bool(launches.fused_optimizer.for_run(evidence)) == is_told
 
 
 class Own(torch.nn.Linear):
@@ -505,7 +496,7 @@ def test_only_a_run_that_has_an_xray_is_told_to_switch_it_on(knob, key):
 def test_padding_costs_no_time_of_an_optimizers_step(kind, lost):
     parts = {"forward": 0.2, "backward": 0.3, "optimizer": 0.5}
     loop = SimpleNamespace(lines=SimpleNamespace(body=parts))
-    found = compute_rules.padding(Evidence(kind, loop=loop, padding_share=0.4, compute_share=0.9))
+    found = compute.padding(Evidence(kind, loop=loop, padding_share=0.4, compute_share=0.9))
     assert found.lost_share == pytest.approx(lost) and found.is_bound
 
 
@@ -571,10 +562,10 @@ def test_what_is_known_of_a_line_goes_before_settings_and_these_before_making_it
     line = Line("train.py", 9, "Photos.__getitem__", 0.8, "worker", "python", "slow()")
 
     def said(line):
-        cheaper = feeding.cheaper_line(line, 1.6)
+        cheaper = loader.cheaper_line(line, 1.6)
         is_known = cheaper.key == "known_call"
-        remedies = (cheaper, *feeding.FEED) if is_known else (*feeding.FEED, cheaper)
-        return told(Finding("input", "item", 0.5, (), remedies), evidence).advice
+        remedies = (cheaper, *loader.FEED) if is_known else (*loader.FEED, cheaper)
+        return worded(Finding("input", "item", 0.5, (), remedies), evidence).advice
 
     known = said(dataclasses.replace(line, call="json.loads()"))
     assert "is first needed. At most 1.6 times as many steps. Or try num_workers=2." in known

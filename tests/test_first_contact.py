@@ -24,7 +24,9 @@ from labkit.bench import (
     step_variants,
 )
 from labkit.bench.first_call import FirstCallHook
-from labkit.diagnosis import device_remedies, efficiency, step_table
+from labkit.diagnosis import efficiency, step_table
+from labkit.diagnosis.causes.compute import fuse
+from labkit.diagnosis.causes.launches import compiled
 from labkit.diagnosis.evidence import Evidence, Kernels, Xray
 from labkit.results.hardware import Machine
 from labkit.results.step_classes import body_seconds
@@ -195,8 +197,8 @@ def test_compiling_is_advised_only_where_it_can_act(device, capability, compiles
     assert not Machine.from_dict(facts | {"compile_lacks": "no Triton"}).compiles
     run = logged(tmp_path, facts, lk.Pipeline().to_dict(), *host_steps(1.0, 5.0))
     evidence = step_table.StepTable(run).evidence()
-    for remedy in (device_remedies.COMPILE, device_remedies.FUSE):
-        assert bool(remedy.fits(evidence)) == compiles
+    for remedy in (compiled, fuse):
+        assert bool(remedy.for_run(evidence)) == compiles
 
 
 def test_a_loop_on_several_cards_has_no_mfu_of_one():

@@ -13,24 +13,17 @@ from played_gpu import load
 
 import labkit as lk
 from labkit.bench import spare_card
-from labkit.diagnosis.copy_remedies import FEWER_BYTES_OVER
-from labkit.diagnosis.device_remedies import LARGER_AND_FEWER, USE_THE_CARD
-from labkit.diagnosis.evidence import Batch, CardEvidence, Evidence
+from labkit.diagnosis.causes.compute import use_the_card
+from labkit.diagnosis.causes.copies import fewer_bytes_over
+from labkit.diagnosis.causes.workers import uint8_batches
+from labkit.diagnosis.evidence import Batch, Evidence
 from labkit.diagnosis.gather import _of_cpu
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.step_table import StepTable
-from labkit.diagnosis.worker_remedies import UINT8_BATCHES
 from labkit.watching.device_in_use import device_of
 
 HERE = Path(__file__).parent
 IMAGES = Batch("float32", bytes=4e7, shape=(64, 3, 224, 224))
-MICRO = Evidence(
-    "gpu",
-    batches_an_update=4,
-    card=CardEvidence(held_share=0.1),
-    knobs={"batch_size": 8},
-    code=LoopCode("loader"),
-)
 
 
 def of_h200(name):
@@ -82,42 +75,12 @@ def test_and_not_where_they_are_few_already_or_no_thread_would_pin(tmp_path, dty
     ],
 )
 def test_only_large_float32_images_have_lines_to_send_them_as_bytes(batch, trainer, is_told):
-    code = FEWER_BYTES_OVER.for_run(Evidence("gpu", batch=batch, trainer=trainer)).code
+    code = fewer_bytes_over.for_run(Evidence("gpu", batch=batch, trainer=trainer)).code
     assert ("images = images.to(device" in code) == is_told
-    assert bool(UINT8_BATCHES.for_run(Evidence("cpu", batch=batch))) == (batch == IMAGES)
+    assert bool(uint8_batches.for_run(Evidence("cpu", batch=batch))) == (batch == IMAGES)
 
 
 FOUR_EACH = {"event": "pass", "t_ns": 1, "n": 0, "began": 0, "ended": 1, "gathered": [[4, 94]]}
-
-
-def test_an_update_from_small_batches_is_made_of_larger_ones_where_the_card_has_room(tmp_path):
-    # compiled 428 samples/s, as it was 401
-    assert of_h200("micro_batches").batches_an_update is None  # recorded before it was counted
-    run = with_events(tmp_path, "micro_batches", FOUR_EACH)
-    found = run.diagnose().findings[0]
-    assert found.remedies[0].changes == {"batch_size": 32}
-    assert "# an update after each batch, its loss divided by 1, not 4" in found.code
-    assert "batch_size=32" in found.code
-    assert "larger_batch" not in [each.key for each in found.remedies]
-
-
-@pytest.mark.parametrize(
-    "changed, settings",
-    [
-        ({}, {"batch_size": 32}),
-        ({"code": None}, {"batch_size": 32, "accumulation_steps": 1}),
-        ({"trainer": True}, {"batch_size": 32, "accumulation_steps": 1}),
-        ({"card": CardEvidence(held_share=0.3)}, {"batch_size": 16}),
-        ({"card": CardEvidence()}, None),
-        ({"batches_an_update": 1}, None),
-        ({"batches_an_update": 6, "card": CardEvidence(held_share=0.3)}, {"batch_size": 16}),
-        ({"knobs": {"batch_size": 1}}, None),
-        ({"code": LoopCode("loader", arguments={"batch_sampler": "own"})}, None),
-    ],
-)
-def test_how_much_larger_a_batch_may_be_is_a_question_of_the_cards_memory(changed, settings):
-    remedy = LARGER_AND_FEWER.for_run(dataclasses.replace(MICRO, **changed))
-    assert (remedy and remedy.changes) == settings
 
 
 def test_batches_that_differ_in_size_are_seen_in_a_record(tmp_path):
@@ -182,10 +145,10 @@ def test_a_model_left_on_the_cpu_beside_a_card_is_the_first_thing_said(tmp_path,
 
 def test_what_a_card_is_advised_with_depends_on_who_writes_the_loop():
     loop = Evidence("cpu", spare_card="NVIDIA H200", code=LoopCode("loader", model="net"))
-    remedy = USE_THE_CARD.for_run(loop)
+    remedy = use_the_card.for_run(loop)
     assert "Train on the NVIDIA H200" in remedy.text and "net = net.to(device)" in remedy.code
-    assert USE_THE_CARD.for_run(dataclasses.replace(loop, spare_card=None)) is None
-    by_trainer = USE_THE_CARD.for_run(dataclasses.replace(loop, trainer=True))
+    assert use_the_card.for_run(dataclasses.replace(loop, spare_card=None)) is None
+    by_trainer = use_the_card.for_run(dataclasses.replace(loop, trainer=True))
     assert "use_cpu" in by_trainer.text and not by_trainer.code
 
 

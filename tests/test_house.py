@@ -12,9 +12,8 @@ import torch
 import labkit as lk
 from labkit.bench.measure import call
 from labkit.bench.stopwatch import Bench
-from labkit.diagnosis import ranking, rules, worker_rules, worker_state
-from labkit.diagnosis.findings import BOTTLENECKS, Finding, Measured
-from labkit.diagnosis.remedies import Remedy
+from labkit.diagnosis import cause, judge
+from labkit.diagnosis.findings import BOTTLENECKS, Finding, Measured, Remedy
 from labkit.diagnosis.step_table import StepTable
 from labkit.diagnosis.wording import worded
 from labkit.knobs import declares_knobs, knob
@@ -114,22 +113,22 @@ def test_a_knob_acts_in_the_bench_and_in_the_script_that_lk_script_prints():
         assert name == "xray" or re.search(rf"\b{name}\b", script), f"no {name} in train.py.jinja"
 
 
-def test_a_rule_says_its_cause_and_names_the_thresholds_that_it_reads():
-    every = *rules.RULES, *rules.WARNINGS, *worker_rules.WORKER_RULES, *worker_state.STATE_RULES
-    for rule in every:
+def test_a_cause_names_the_thresholds_that_it_reads():
+    for rule, _ in cause.CAUSES:
         function = getattr(rule, "func", rule)
         said = inspect.getdoc(function)
-        assert "Cause" in said, function
         for threshold in re.findall(r"limits\.(\w+)", inspect.getsource(function)):
             assert threshold in said, function
 
 
-def test_a_finding_is_returned_by_a_rule(monkeypatch):
-    known = {"Finding": Finding, "Measured": Measured, "Remedy": Remedy}
-    exec(recipe("A finding"), known, names := {})
-    monkeypatch.setattr(rules, "RULES", (names["without_workers"],))
+def test_a_cause_is_a_function_with_its_page(monkeypatch):
+    monkeypatch.setattr(cause, "CAUSES", [])
+    known = {each.__name__: each for each in (Finding, Measured, Remedy, cause.cause)}
+    exec(recipe("A cause"), known)
     run = lk.recorded("workers-0")
-    [finding] = map(worded, ranking.by_cost(StepTable(run).evidence()))
+    evidence = StepTable(run).evidence()
+    [finding] = [worded(each, evidence, run) for each in judge.by_cost(evidence)]
     assert finding.lost_share == pytest.approx(run.wait_ms / run.step_ms, rel=0.05)
-    assert finding.advice.startswith("Try num_workers=4. What it brings is unknown")
+    assert finding.advice.startswith("Try num_workers=4. Expect")
+    assert finding.page == "symptoms/too-few-workers.md"
     assert finding.name in BOTTLENECKS

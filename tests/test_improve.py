@@ -9,8 +9,7 @@ import torch
 
 import labkit as lk
 from labkit.diagnosis.estimate import Estimate
-from labkit.diagnosis.findings import Finding
-from labkit.diagnosis.remedies import Remedy
+from labkit.diagnosis.findings import Finding, Remedy
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
 from labkit.results.hardware import Machine

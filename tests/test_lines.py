@@ -34,8 +34,8 @@ from labkit.bench import (
 )
 from labkit.bench.batch_contents import padding_of
 from labkit.bench.places import Places
-from labkit.diagnosis import body_rules, wording
 from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.causes import body
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.hot_lines import Line
 from labkit.watching.growth import Growth
@@ -671,9 +671,9 @@ def test_samples_within_another_loader_of_the_body_are_its_own_with_the_line_tha
     assert lines.kind.tolist() == ["loader"]
     loop = SimpleNamespace(lines=lines, spent=np.ones(40), own_drift=None)
     evidence = Evidence("cpu", compute_share=0.9, body={"loader": 0.5}, loop=loop)
-    found = body_rules.in_the_body(evidence, "loader")
+    found = body.in_the_body(evidence, "loader")
     assert (found.name, found.cause, found.lost_share) == ("host", "loader", 0.45)
-    assert f"evaluate() (test_lines.py:{line})" in wording.why(found)
+    assert f"evaluate() (test_lines.py:{line})" in found.evidence
     assert "num_workers=2" in found.remedies[0].text
 
 

@@ -9,7 +9,8 @@ import torch
 from test_lines import grown_in, noted, packaged, sampled
 
 from labkit.bench.places import Places
-from labkit.diagnosis import body_rules, loop_rules, ranking, sampled_stacks, wording
+from labkit.diagnosis import judge, sampled_stacks
+from labkit.diagnosis.causes import body, machine
 from labkit.diagnosis.evidence import Batch, Evidence
 from labkit.diagnosis.watched_loop import Loop
 from labkit.watching.switches import switches_on
@@ -120,30 +121,30 @@ def test_operators_one_by_one_are_named_with_their_loop_and_how_often_it_turns(
 ):
     within = [place("forward", 12, INNER, "self.cell()"), place("python", 13, INNER)]
     evidence = evidence_of(tmp_path, monkeypatch, *within, place("backward", 20))
-    first = ranking.by_cost(evidence)[0]
+    first = judge.by_cost(evidence)[0]
     assert (first.name, first.cause, first.lines[0].line) == ("launch", "one_by_one", 12)
-    assert "`for t in range(x.size(1)):` in step() (train.py:11), 50 times" in wording.why(first)
+    assert "`for t in range(x.size(1)):` in step() (train.py:11), 50 times" in first.evidence
     assert "nn.LSTM" in first.remedies[0].text
     over_weights = [*INNER[:4], "for p in net.parameters():"]
     evidence = evidence_of(tmp_path, monkeypatch, place("torch", 12, over_weights))
-    assert "torch._foreach_add_" in ranking.by_cost(evidence)[0].remedies[0].code
+    assert "torch._foreach_add_" in judge.by_cost(evidence)[0].remedies[0].code
 
 
 def test_a_loop_of_plain_python_is_no_loop_of_operators(tmp_path, monkeypatch):
     evidence = evidence_of(tmp_path, monkeypatch, place("python", 12, INNER))
-    assert body_rules.one_by_one(evidence) is None
+    assert body.one_by_one(evidence) is None
 
 
 def test_the_largest_line_besides_the_model_is_the_finding_on_a_cpu(tmp_path, monkeypatch):
     places = place("torch", 14, call="torch.linalg.svd()"), place("forward", 10)
     evidence = evidence_of(tmp_path, monkeypatch, *places, place("backward", 16))
-    first = ranking.by_cost(evidence)[0]
+    first = judge.by_cost(evidence)[0]
     assert (first.name, first.cause) == ("compute", "line")
-    assert "`torch.linalg.svd()` in step() (train.py:14)" in wording.why(first)
+    assert "`torch.linalg.svd()` in step() (train.py:14)" in first.evidence
     alike = evidence_of(tmp_path, monkeypatch, *[place("forward", line) for line in range(9)])
-    assert body_rules.costly_line(alike) is None
+    assert body.costly_line(alike) is None
     on_gpu = dataclasses.replace(evidence, kind="gpu")
-    assert body_rules.costly_line(on_gpu) is None
+    assert body.costly_line(on_gpu) is None
 
 
 SKLEARN = """
@@ -167,7 +168,7 @@ def test_metrics_are_told_by_their_package_and_by_the_name_of_a_function():
 
 def test_metrics_on_the_cpu_in_each_step_are_done_rarely(tmp_path, monkeypatch):
     evidence = evidence_of(tmp_path, monkeypatch, place("metric", 12), place("backward", 20))
-    found = body_rules.in_the_body(evidence, "metrics")
+    found = body.in_the_body(evidence, "metrics")
     assert found and found.cause == "metrics" and "every 100 steps" in found.remedies[0].text
 
 
@@ -198,15 +199,15 @@ def test_graphs_kept_in_a_list_of_a_dict_in_a_sum_and_in_a_hidden_state_are_name
 
 def test_a_debugging_aid_that_is_left_on_is_said_first_and_what_may_be_wanted_last():
     waits = dataclasses.replace(HEALTHY, wait_share=0.5, compute_share=0.5)
-    found = ranking.by_cost(dataclasses.replace(waits, switches=("anomaly mode",)))
+    found = judge.by_cost(dataclasses.replace(waits, switches=("anomaly mode",)))
     assert [each.cause for each in found] == ["switch", "waiting_for_data"]
     assert "Delete torch.autograd.set_detect_anomaly(True)." in found[0].remedies[0].text
-    found = ranking.by_cost(dataclasses.replace(waits, switches=("deterministic mode",)))
+    found = judge.by_cost(dataclasses.replace(waits, switches=("deterministic mode",)))
     assert [each.cause for each in found] == ["waiting_for_data", "switch"]
     searches = dataclasses.replace(HEALTHY, switches=("cudnn.benchmark",), batch=Batch(sizes=2))
-    assert loop_rules.set_on_purpose(searches) is None
+    assert machine.set_on_purpose(searches) is None
     changing = dataclasses.replace(searches, batch=Batch(sizes=40))
-    assert loop_rules.set_on_purpose(changing) is not None
+    assert machine.set_on_purpose(changing) is not None
 
 
 def test_switches_are_read_in_the_process(monkeypatch):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from labkit.bench.places import Place
-from labkit.diagnosis import script_rules
+from labkit.diagnosis.causes import script as script_rules
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding
 from labkit.diagnosis.wording import worded

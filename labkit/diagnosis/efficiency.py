@@ -13,8 +13,7 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.device_peaks import Peak
 from labkit.diagnosis.doubts import LOOK_INSIDE, MAKERS_PROFILER, PROFILE
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import DEVICE_LIMIT, Finding, Measured
-from labkit.diagnosis.remedies import Remedy
+from labkit.diagnosis.findings import DEVICE_LIMIT, Finding, Measured, Remedy
 from labkit.results.record import Event
 from labkit.results.run import Run
 from labkit.results.text import percent

@@ -1,8 +1,9 @@
-"""What is known of a run: the rules of the diagnosis look at nothing else.
+"""What is known of a run: the causes of the diagnosis look at nothing else.
 
 That is numbers, and for a cause's place in the code the sampled lines behind them (`lines`, and
 `loop` of a watched one). A share is a part of the wall time, 0 to 1, unless its comment says of
-what. None: not measured.
+what. A field that was not measured is None here, and raises `NotMeasured` where a cause asks for
+it (`Asked`): the cause is then not judged, and the verdict can say so.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
+from typing import Any, cast
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.core_use import CoreUse
@@ -23,9 +25,43 @@ from labkit.results.supply import FewSlow, MemoryGrowth
 from labkit.results.wall_shares import WallShares
 from labkit.watching.growth import Grown
 
+UNKNOWN: Any = None  # of a field that may not have been measured
+
+
+class NotMeasured(LookupError):
+    """A cause asked for what was not measured; its text is the name of the field."""
+
+
+class Asked:
+    """Evidence as a cause asks for it: what was not measured raises `NotMeasured`.
+
+    `known(name)` gives None for that, where a cause can do without it.
+    """
+
+    def __init__(self, record: object):
+        self._record = record
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._record, name)
+        if value is None:
+            raise NotMeasured(name)
+        return Asked(value) if isinstance(value, GROUPS) else value
+
+    def known(self, name: str) -> Any:
+        """Return a field, None where it was not measured."""
+        return getattr(self._record, name)
+
+
+class Measures:
+    """Facts of a run, of which some may not have been measured."""
+
+    def known(self, name: str) -> Any:
+        """Return a field, None where it was not measured; `Asked` has the same."""
+        return getattr(self, name)
+
 
 @dataclass(frozen=True)
-class Xray:
+class Xray(Measures):
     """The compute of a few steps as the bench's own profiling saw it; times are for one step."""
 
     steps: float
@@ -35,9 +71,9 @@ class Xray:
     tiny_ops: float
     elementwise_us: float
     fusible_us: float  # of these, what one fused pass would save
-    heavy_us: float | None = None  # in products and convolutions
-    fixed_share: float | None = None  # of a step, that does not grow with the batch
-    bf16_speedup: float | None = None  # of the same compute, measured
+    heavy_us: float | Any = UNKNOWN  # in products and convolutions
+    fixed_share: float | Any = UNKNOWN  # of a step, that does not grow with the batch
+    bf16_speedup: float | Any = UNKNOWN  # of the same compute, measured
 
     def share(self, time_us: float) -> float:
         """Return a time as a share of the compute."""
@@ -45,15 +81,15 @@ class Xray:
 
 
 @dataclass(frozen=True)
-class Kernels:
+class Kernels(Measures):
     """What a profiler saw run on a GPU. Shares are of kernel time."""
 
     kernel_us: float  # of the average step
     cuda_graphs: bool = False  # these hide kernels from some profilers
     tensor_core_share: float = 0.0
-    eligible_share: float | None = None  # in operators that could use Tensor Cores
-    unaligned_share: float | None = None  # in products of sizes that are no multiple of 8
-    moving_share: float | None = None  # in elementwise kernels, which only move data
+    eligible_share: float | Any = UNKNOWN  # in operators that could use Tensor Cores
+    unaligned_share: float | Any = UNKNOWN  # in products of sizes that are no multiple of 8
+    moving_share: float | Any = UNKNOWN  # in elementwise kernels, which only move data
 
 
 @dataclass(frozen=True)
@@ -65,63 +101,63 @@ class Launches:
 
 
 @dataclass(frozen=True)
-class CardEvidence:
+class CardEvidence(Measures):
     """What a GPU's events and counters tell, and the processes on it."""
 
-    launches: Launches | None = None
-    others_share: float | None = None  # other processes' kernels ran on it
-    heat: Heat | None = None
+    launches: Launches | Any = UNKNOWN
+    others_share: float | Any = UNKNOWN  # other processes' kernels ran on it
+    heat: Heat | Any = UNKNOWN
     witnesses: tuple[Witness, ...] = ()  # what can tell whether it works while it is busy
     certain_share: float = 0.0  # it certainly worked, whatever the host did
     may_never_rest: bool = False  # whether one that never rests would read no higher
     ahead_share: float = 0.0  # it works on what had been issued in full
-    held_share: float | None = None  # of its memory, at the most, by everything on it
+    held_share: float | Any = UNKNOWN  # of its memory, at the most, by everything on it
 
 
 @dataclass(frozen=True)
-class TraceFacts:
+class TraceFacts(Measures):
     """What a profiler's trace tells beside its times."""
 
-    has_workers: bool | None = None  # whether its loader has workers
+    has_workers: bool | Any = UNKNOWN  # whether its loader has workers
     outside_where: tuple[str, ...] = ()  # functions in which the host was busy outside of PyTorch
-    late_rank: int | None = None  # of several, the one that the others wait for
+    late_rank: int | Any = UNKNOWN  # of several, the one that the others wait for
     late_said: str = ""
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(Measures):
     """What is known of a watched loop's batches."""
 
-    dtype: str | None = None  # of the largest array in the first one
+    dtype: str | Any = UNKNOWN  # of the largest array in the first one
     on_gpu: bool = False  # whether the loader makes them on a GPU, as no worker could
-    bytes: float | None = None  # of its large arrays, in an ordinary step
-    shape: tuple[int, ...] | None = None  # of that array
+    bytes: float | Any = UNKNOWN  # of its large arrays, in an ordinary step
+    shape: tuple[int, ...] | Any = UNKNOWN  # of that array
     sizes: int = 1  # different ones that were seen, as of texts padded to the longest of a batch
 
 
 @dataclass(frozen=True)
-class LoopGrowth:
+class LoopGrowth(Measures):
     """What grew while a loop was watched."""
 
     variables: tuple[Grown, ...] = ()
     # GiB that its processes held, early and late, where this rose to the end
-    early_gib: float | None = None
-    late_gib: float | None = None
+    early_gib: float | Any = UNKNOWN
+    late_gib: float | Any = UNKNOWN
 
 
 @dataclass(frozen=True)
-class WorkerEvidence:
+class WorkerEvidence(Measures):
     """What the loader's workers did while the loop ran."""
 
     cpu_shares: tuple[float, ...]  # of each worker: CPU time over the time it prepares items
-    in_line_share: float | None = None  # of that time: without a core, on average of the workers
-    idle_share: float | None = None  # time in which the average worker had no batch to make
+    in_line_share: float | Any = UNKNOWN  # of that time: without a core, on average of the workers
+    idle_share: float | Any = UNKNOWN  # time in which the average worker had no batch to make
     library_threads: int = 0  # that compute in each beside its own; 0: none, or not counted
-    lost_cache: LostCache | None = None
-    busiest_over_mean: float | None = None  # time at work of the busiest worker over the mean
-    memory: MemoryGrowth | None = None
-    hang: Hang | None = None  # of a worker that had work, and finished no item
-    item_wait_ms: float | None = None
+    lost_cache: LostCache | Any = UNKNOWN
+    busiest_over_mean: float | Any = UNKNOWN  # time at work of the busiest worker over the mean
+    memory: MemoryGrowth | Any = UNKNOWN
+    hang: Hang | Any = UNKNOWN  # of a worker that had work, and finished no item
+    item_wait_ms: float | Any = UNKNOWN
 
     @property
     def workers(self) -> int:
@@ -163,7 +199,7 @@ class SlowItems:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Evidence(Measures):
     """One run, or one trace, in numbers."""
 
     kind: str  # "cpu" or "gpu": what the device is
@@ -181,56 +217,55 @@ class Evidence:
 
     pause_share: float = 0.0  # compute beyond that of ordinary steps, in single ones
     stall_share: float = 0.0  # of the waiting: in the worst tenth of the steps
-    padding_share: float | None = None  # of the tokens computed
+    padding_share: float | Any = UNKNOWN  # of the tokens computed
     padding_beyond: float = 0.0  # and of those beyond the longest text of their batch
-    wait_us: float | None = None  # of the average step
-    compute_us: float | None = None  # of the average step
-    quick_compute_us: float | None = None  # of the quickest twentieth of the steps
+    wait_us: float | Any = UNKNOWN  # of the average step
+    compute_us: float | Any = UNKNOWN  # of the average step
+    quick_compute_us: float | Any = UNKNOWN  # of the quickest twentieth of the steps
     launches_only: bool = False  # a step's parts are the host's: the device's times are not known
 
     # The machine, and who else uses it
     use: CoreUse = CoreUse()
-    threads: int | None = None  # that torch computes an operator with, on a CPU
-    stolen_by_workers: float | None = None  # our workers had the core that the model needed
+    threads: int | Any = UNKNOWN  # that torch computes an operator with, on a CPU
+    stolen_by_workers: float | Any = UNKNOWN  # our workers had the core that the model needed
     stolen_by_others: float = 0.0  # other programs had it
     card: CardEvidence = CardEvidence()
 
     # What looked inside
-    xray: Xray | None = None
-    kernels: Kernels | None = None
-    workers: WorkerEvidence | None = None
-    slow_items: SlowItems | None = None
+    xray: Xray | Any = UNKNOWN
+    kernels: Kernels | Any = UNKNOWN
+    workers: WorkerEvidence | Any = UNKNOWN
+    slow_items: SlowItems | Any = UNKNOWN
     epochs: Epochs = Epochs()
-    lines: Lines | None = None
-    whole: WallShares | None = None  # of a script's time, in its loops and outside of them
-    trace: TraceFacts | None = None  # where a profiler's trace is all there is
+    lines: Lines | Any = UNKNOWN
+    whole: WallShares | Any = UNKNOWN  # of a script's time, in its loops and outside of them
+    trace: TraceFacts | Any = UNKNOWN  # where a profiler's trace is all there is
 
     # A watched loop
-    loop: Loop | None = None
+    loop: Loop | Any = UNKNOWN
     host_wait_share: float = 0.0  # its host waits for a batch, whatever the device does
     body: Mapping[str, float] = field(default_factory=dict)  # of its body: no training
     growth: LoopGrowth = LoopGrowth()  # of what a watched loop keeps
     switches: tuple[str, ...] = ()  # process-wide ones that are on, as `SWITCHES` names them
-    weights_dtype: str | None = None  # of most of what it trains, as "float32"
-    own_loader: str | None = (
-        None  # the class of its loader, where that is neither torch's nor Python's
-    )
-    spare_card: str | None = None  # the name of a GPU here that its model on the CPU leaves alone
-    may_fuse: bool | None = None  # whether its optimizer has a fused version that is not in use
-    batches_an_update: int | None = None  # None where that is not known, or not always as many
+    weights_dtype: str | Any = UNKNOWN  # of most of what it trains, as "float32"
+    # The class of its loader, where that is neither torch's nor Python's
+    own_loader: str | Any = UNKNOWN
+    spare_card: str | Any = UNKNOWN  # the name of a GPU here that its model on the CPU leaves alone
+    may_fuse: bool | Any = UNKNOWN  # whether its optimizer has a fused version that is not in use
+    batches_an_update: int | Any = UNKNOWN  # None where that is not known, or not always as many
     imports_script: bool = False  # whether a worker of its loader starts by importing the script
     batch: Batch = Batch()
 
     # The settings, and what the simulation makes of them
     knobs: Mapping[str, Setting] = field(default_factory=dict)
-    code: LoopCode | None = None  # how a user's script writes its loop; None: a Pipeline's script
+    code: LoopCode | Any = UNKNOWN  # how a user's script writes its loop; None: a Pipeline's script
     trainer: bool = False  # whether the loop is that of Hugging Face's Trainer
     trains: bool = True  # rather than only infers
-    formats: tuple[str, ...] | None = None  # of 16 bits, on Tensor Cores; None: card unknown
+    formats: tuple[str, ...] | Any = UNKNOWN  # of 16 bits, on Tensor Cores; None: card unknown
     compiles: bool = True  # whether torch.compile can act on the device
-    advised: int | None = None  # workers that a simulation recommends
-    deeper_queue: int | None = None  # a prefetch_factor that helps against stalls
-    headroom: float | None = None  # the gain of a perfect loader, by replay within a pass
+    advised: int | Any = UNKNOWN  # workers that a simulation recommends
+    deeper_queue: int | Any = UNKNOWN  # a prefetch_factor that helps against stalls
+    headroom: float | Any = UNKNOWN  # the gain of a perfect loader, by replay within a pass
 
     @property
     def num_workers(self) -> int | None:
@@ -239,24 +274,14 @@ class Evidence:
         return None if count is None else int(count)
 
     @property
-    def trace_has_workers(self) -> bool | None:
-        """Whether the loader of a trace has workers; None where that is not known, or no trace."""
-        return self.trace.has_workers if self.trace else None
+    def has_workers(self) -> bool:
+        """Whether it is known to have any."""
+        return bool(self.num_workers)
 
     @property
     def crowded_by(self) -> float:
         """The larger of the shares of the cores and of the model's core that others had."""
         return max(self.use.others_share, self.stolen_by_others)
-
-    @property
-    def is_crowded(self) -> bool:
-        """Whether others use so much of the machine that the run's times are not its own."""
-        return self.crowded_by > limits.FOREIGN_LOAD
-
-    @property
-    def is_disturbed(self) -> bool:
-        """Whether others use enough of it that a run alone may come out differently."""
-        return self.crowded_by > limits.DISTURBS
 
     @property
     def fills_cores(self) -> bool:
@@ -277,21 +302,11 @@ class Evidence:
         return self.knobs.get("xray") is not None
 
     @property
-    def looked_inside(self) -> bool:
-        """Whether a profiler saw what happens inside the compute."""
-        return self.xray is not None or self.kernels is not None or self.trace is not None
-
-    @property
     def gaps_may_hide(self) -> bool:
         """Whether a GPU that looks busy may wait for launches, and nothing can tell."""
         if self.kind != "gpu" or self.kernels is not None or self.launches_only:
             return False
         return deciding(self.card.witnesses) is None
-
-    @property
-    def stalls(self) -> bool:
-        """Whether the loop waits seldom and long."""
-        return self.stall_share > limits.STALLS and self.wait_share > limits.STALLS_FROM
 
     @property
     def gap_share(self) -> float:
@@ -301,9 +316,23 @@ class Evidence:
         return max(0.0, 1 - self.kernels.kernel_us / self.compute_us)
 
     @property
+    def stalls(self) -> bool:
+        """Whether the loop waits seldom and long."""
+        return self.stall_share > limits.STALLS and self.wait_share > limits.STALLS_FROM
+
+    @property
     def loading_lines(self) -> tuple[Line, ...]:
         """The costliest lines that make batches, where enough was sampled: workers' go first."""
         if self.lines is None:
             return ()
         found = (self.lines.rows(self.lines.making(phase)) for phase in reversed(MAKING))
         return next(filter(None, found), ())[:3]
+
+
+def asking(evidence: Evidence) -> Evidence:
+    """Return the evidence as a cause asks for it."""
+    return evidence if isinstance(evidence, Asked) else cast(Evidence, Asked(evidence))
+
+
+# Records whose own fields may not have been measured
+GROUPS = (Xray, Kernels, CardEvidence, TraceFacts, Batch, LoopGrowth, WorkerEvidence)

@@ -1,14 +1,18 @@
-"""What the diagnosis finds, as data: `wording` puts it into words."""
+"""What the diagnosis finds, as data: a number, a remedy, a finding; `wording` adds the advice."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from labkit.diagnosis.estimate import Estimate
+from labkit.diagnosis.evidence import Evidence, NotMeasured, asking
 from labkit.diagnosis.hot_lines import Line
-from labkit.diagnosis.remedies import LESSONS, Remedy
+from labkit.diagnosis.loader_code import LoopCode
+from labkit.diagnosis.pasted import ready_to_paste
 from labkit.diagnosis.symptoms import in_json, in_words, page_of
+from labkit.knobs import Setting
 
 HIGHEST_LOSS = 0.98  # of the time; more would promise an absurd gain
 BOTTLENECKS = {  # every name that a diagnosis can give
@@ -28,11 +32,44 @@ BESIDE_TRAINING = {  # causes of "host" that are outside the training loop, in w
     "checkpoints": "saving checkpoints",
     "between_epochs": "what runs between epochs",
 }
-NEIGHBOUR = "neighbour"  # the cause where others use the cores, of a rule and of a doubt
+NEIGHBOUR = "neighbour"  # the cause where others use the cores
 AT_MOST = 2.0  # a larger gain that only the lost share bounds is not stated: it seldom comes
-ISSUING = "issuing_work"  # the cause where the host issues work while the device waits
 DEVICE_LIMIT = "the_device_is_the_limit"  # the cause where no loss is worth a name
-Unit = Literal["share", "ms", "s", "times", "cores", "GiB", "number", "count"]
+
+TUNING = "03_dataloader_tuning.ipynb"
+BATCHES = "04_batch_sizing.ipynb"
+KERNELS = "07_compile_and_kernels.ipynb"
+RANKS = "09_beyond_one_gpu.ipynb"
+LESSONS = {  # the section that teaches a remedy: notebook, heading
+    "workers": (TUNING, "1. Workers, on real work"),
+    "queue": (TUNING, "4. A queue that rides over a stall"),
+    "epochs": (TUNING, "5. The start of every epoch"),
+    "items": (TUNING, "6. A lean `__getitem__`"),
+    "copies": (TUNING, "7. Pinned memory, and what it costs"),
+    "launches": (KERNELS, "2. A chain: launches at one end, bytes at the other"),
+    "lines": ("02_sawtooth_diagnosis.ipynb", "7. Which line costs the time?"),
+    "fusion": (KERNELS, "1. Count the bytes"),
+    "formats": ("05_mixed_precision.ipynb", "3. A training step in each format"),
+    "exchange": (RANKS, "3. `no_sync`: do not exchange what nobody uses"),
+    "ranks": (RANKS, "4. One rank is short of data"),
+    "batch": (BATCHES, "1. What a larger batch buys"),
+    "padding": (BATCHES, "4. Text: the padding in a batch"),
+}
+SAME_LOSSES = "the same losses, in less time a step"
+ROUNDED = "losses within rounding of before, in less time a step"
+ANOTHER_TRAINING = "the metric: the training is a different one"
+LESS_WAITING = "the loop waits for a smaller share of the time"
+
+FORMATS = {
+    "share": "{:.0%}",
+    "ms": "{:.1f} ms",
+    "s": "{:.0f} s",
+    "times": "{:.1f}x",
+    "cores": "{:.1f} cores",
+    "GiB": "{:.1f} GiB",
+    "count": "{:.0f}",
+}
+Unit = Literal["share", "ms", "s", "times", "cores", "GiB", "count"]
 
 
 @dataclass(frozen=True)
@@ -41,17 +78,67 @@ class Measured:
 
     what: str  # the words after the number
     value: float | None = None  # None: words alone, such as where in the code it was
-    unit: Unit = "share"  # `wording.FORMATS` prints it
+    unit: Unit = "share"  # `FORMATS` prints it
     by: str = ""  # which instrument measured it
     before: str = ""  # the words in front of it
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return self.what
+        return f"{self.before} {FORMATS[self.unit].format(self.value)} {self.what}".strip()
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A change that helps against some cause: settings that a program can try, or code to paste."""
+
+    key: str  # what it does, in a word or few, for programs
+    text: str  # what to change
+    lesson: str = ""  # a key of `LESSONS`
+    changes: Mapping[str, Setting] = field(default_factory=dict)  # {knob: value}
+    code: str = ""  # PyTorch to paste, before the lines that make those changes
+    # Writes a user's loader anew, where more of its call changes than single settings
+    loader_of: Callable[[LoopCode], str] | None = None
+    cost: str = "nothing"
+    check: str = SAME_LOSSES  # what tells that it helped
+    at_most: float | None = None  # times as many steps, where a line bounds what it brings
+    price: int = 1  # 1 (cheap) to 3 (dear), for choosing among remedies
+    # Makes it for a run, None where it is not for that one: see `remedy`
+    make: Callable[[Evidence], Remedy | None] | None = None
+
+    def for_run(self, evidence: Evidence) -> Remedy | None:
+        """Return the remedy as it is for a run, or None where it is not for it."""
+        if self.make is None:
+            return self
+        try:
+            return self.make(asking(evidence))
+        except NotMeasured:
+            return None
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the remedy as JSON types; what it should bring is its finding's `expected`."""
+        return {
+            "key": self.key,
+            "text": self.text,
+            "changes": dict(self.changes),
+            "code": ready_to_paste(self.code, ()),
+            "cost": self.cost,
+            "check": self.check,
+            "price": self.price,
+        }
+
+
+def remedy(make: Callable[[Evidence], Remedy | None]) -> Remedy:
+    """Return a remedy whose settings and words depend on the run: a function makes it."""
+    return Remedy(make.__name__, make.__doc__ or "", make=make)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule finds: one thing that costs device time, or a reason to give no verdict."""
+    """One thing that costs device time, or a reason to give no verdict."""
 
     name: str  # the bottleneck, one of `BOTTLENECKS`
-    cause: str  # what the rule that found it is about: "slow_items"
+    cause: str  # "slow_items"
     lost_share: float = 0.0  # of wall time (0 to 1), that would be saved if it were gone
     measured: tuple[Measured, ...] = ()
     remedies: tuple[Remedy, ...] = ()  # the one to try first in front
@@ -59,7 +146,18 @@ class Finding:
     rank: int | None = None  # of several ranks, the one to blame
     at_most: float | None = None  # times the throughput, whatever is done against it
     is_bound: bool = False  # whether `lost_share` is the most that it may cost
+    # Of a diagnosis alone, which `wording.worded` fills in
     expected: Estimate | None = None  # times the throughput with the first remedy; None: not known
+    advice: str = ""  # what to change first, and what to expect of it
+    code: str = ""  # what to type for the first remedy
+
+    @property
+    def evidence(self) -> str:
+        """The numbers, with the instruments, as a sentence."""
+        text = "; ".join(map(str, self.measured))
+        behind = dict.fromkeys(each.by for each in self.measured if each.by)
+        text += f" ({'; '.join(behind)})" if behind else ""
+        return f"{text}." if text else ""
 
     @property
     def title(self) -> str:
@@ -74,16 +172,12 @@ class Finding:
         return f"{'at most ' if self.is_bound else ''}{self.lost_share:.0%}"
 
     @property
-    def lesson(self) -> tuple[str, str] | None:
-        """The notebook's file and the heading of the section that teaches the first remedy."""
-        if not self.remedies or not self.lost_share or not self.remedies[0].lesson:
-            return None
-        return LESSONS[self.remedies[0].lesson]
-
-    @property
     def link(self) -> str:
-        """The section as an address in the folder of the notebooks; "" without one."""
-        return f"{self.lesson[0]}#{self.lesson[1].replace(' ', '-')}" if self.lesson else ""
+        """The section that teaches the first remedy, in the folder of the notebooks; or ""."""
+        if not self.remedies or not self.lost_share or not self.remedies[0].lesson:
+            return ""
+        file, heading = LESSONS[self.remedies[0].lesson]
+        return f"{file}#{heading.replace(' ', '-')}"
 
     @property
     def page(self) -> str:
@@ -94,22 +188,13 @@ class Finding:
     def places(self) -> dict[str, str]:
         """Where to read on, in words, each with its address in the folder of the notebooks."""
         named = {}
-        if self.lesson:
-            file, heading = self.lesson
+        if self.link:
+            file, heading = LESSONS[self.remedies[0].lesson]
             section, title = heading.rstrip("?").split(". ", 1)
             named[f"notebook {file[:2]}, section {section} ({title})"] = self.link
         if self.page:
             named[self.page] = self.page
         return named
-
-
-@dataclass(frozen=True, kw_only=True)
-class WordedFinding(Finding):
-    """A finding as a diagnosis has it: `wording.worded` makes it from one without words."""
-
-    evidence: str  # the numbers, as a sentence
-    advice: str  # what to change first, and what to expect of it
-    code: str  # what to type for the first remedy
 
     def to_dict(self) -> dict[str, object]:
         """Return the finding as JSON types."""
@@ -122,31 +207,13 @@ class WordedFinding(Finding):
             "measured": [asdict(each) for each in self.measured],
             "rank": self.rank,
             "lines": [line.to_dict() for line in self.lines],
-            "remedies": [remedy.to_dict() for remedy in self.remedies],
+            "remedies": [each.to_dict() for each in self.remedies],
             "expected": self.expected,
             "at_most": self.at_most,
             "code": self.code,
             "lesson": self.link,
             "page": self.page,
         }
-
-
-def costs(
-    name: str, cause: str, lost_share: float, seen: str, by: str, *remedies: Remedy
-) -> Finding:
-    """Return a finding of which one number is known, what it costs: `seen` says of what that is."""
-    return Finding(name, cause, lost_share, (Measured(seen, lost_share, by=by),), remedies)
-
-
-def late_batches(
-    cause: str,
-    *measured: Measured | None,
-    remedies: tuple[Remedy, ...],
-    lines: tuple[Line, ...] = (),
-) -> Finding:
-    """Return a cause of the waiting for data with its numbers, as far as they were measured."""
-    known = tuple(each for each in measured if each is not None)
-    return Finding("input", cause, measured=known, remedies=remedies, lines=lines)
 
 
 def bound(lost_share: float) -> float | None:

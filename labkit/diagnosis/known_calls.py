@@ -14,9 +14,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from labkit.bench.kind_names import INNER_SYNC
-from labkit.diagnosis.findings import Finding
+from labkit.diagnosis.findings import LESS_WAITING, SAME_LOSSES, Finding, Remedy
 from labkit.diagnosis.hot_lines import Line
-from labkit.diagnosis.remedies import LESS_WAITING, SAME_LOSSES, Remedy
 from labkit.results.templates import DATA
 
 FILE = DATA / "known_calls.csv"

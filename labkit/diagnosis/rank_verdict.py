@@ -14,12 +14,10 @@ from statistics import fmean
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.confidence import resampled
 from labkit.diagnosis.core_use import CoreUse
-from labkit.diagnosis.findings import Finding, Measured, WordedFinding, bound
+from labkit.diagnosis.findings import Finding, Measured, Remedy, bound
+from labkit.diagnosis.judge import of_run, resampled
 from labkit.diagnosis.rank_times import RankTimes, may_wait
-from labkit.diagnosis.remedies import Remedy
-from labkit.diagnosis.run_verdict import of_run
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
 from labkit.results.run import Run
@@ -147,7 +145,7 @@ def _exchange(times: RankTimes) -> Finding:
 # -- why -------------------------------------------------------------------------------------------
 
 
-def _told(found: Finding, runs: Mapping[int, Run], blamed: int, own: Diagnosis) -> WordedFinding:
+def _told(found: Finding, runs: Mapping[int, Run], blamed: int, own: Diagnosis) -> Finding:
     """Return a finding in words, with what the rank to blame shows when it is judged alone."""
     found = replace(found, at_most=bound(found.lost_share))
     longer = _longer_line(runs, blamed) if found.name == "straggler" else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from labkit.diagnosis.findings import BESIDE_TRAINING, BOTTLENECKS, NEIGHBOUR, WordedFinding
+from labkit.diagnosis.findings import BESIDE_TRAINING, BOTTLENECKS, NEIGHBOUR, Finding
 from labkit.diagnosis.symptoms import in_words
 from labkit.results.result import Result, Table
 from labkit.results.text import but_call
@@ -16,7 +16,7 @@ SHOWN = 4  # findings of the details
 class Diagnosis(Result):
     """What holds a run back."""
 
-    findings: tuple[WordedFinding, ...]  # what costs device time, ranked by how much
+    findings: tuple[Finding, ...]  # what costs device time, ranked by how much
     # 0 to 1: the share of resampled runs (steps drawn anew with replacement) with the same verdict;
     # of a trace, how far the first loss is ahead of the second or of its threshold
     confidence: float

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 
-from labkit.bench.kind_names import INNER_SYNC
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.hot_lines import Lines
-from labkit.diagnosis.line_work import share_after_sync
 from labkit.results.run import Run
 from labkit.results.step_classes import body_seconds
 
@@ -53,21 +50,6 @@ class Loop:
     def own_drift(self) -> Drift | None:
         """How its steps grow, where their batches do not explain that."""
         return None if self.drift is None or self.drift.larger else self.drift
-
-    @cached_property
-    def after_sync(self) -> dict[str, float]:
-        """The share (0 to 1) of each part in `NO_TRAINING` that follows a wait for the device."""
-        return {part: share_after_sync(self.lines, part) for part in NO_TRAINING}
-
-    @cached_property
-    def waits(self) -> float:
-        """The share of the body in which the host reads from the device, or copies to it.
-
-        Either waits for what the device has queued.
-        """
-        kinds = self.lines.kinds("body")
-        waits = sum(kinds.get(kind, 0.0) for kind in ("sync", INNER_SYNC, "copy"))
-        return waits / max(sum(kinds.values()), 1e-9)
 
 
 def loop_of(run: Run) -> Loop | None:

@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.findings import Finding, Measured
+from labkit.diagnosis.findings import LESS_WAITING, Finding, Measured, Remedy
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.pasted import ready_to_paste
 from labkit.diagnosis.rank_times import watched_times
 from labkit.diagnosis.rank_verdict import RanksVerdict, of_ranks
-from labkit.diagnosis.remedies import LESS_WAITING, Remedy
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
 from labkit.process.events import EventLog

@@ -1,63 +1,93 @@
-"""Findings as sentences: what holds a run back, why, and what to do.
-
-A rule states each number and what it is a number of; here these become lines of text.
-"""
+"""What to do about a finding: its remedies as they are for a run, in words and as code to paste."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from dataclasses import replace
 
+from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import Finding, Measured, Unit, WordedFinding
+from labkit.diagnosis.findings import Finding, Remedy, gain_without
+from labkit.diagnosis.known_calls import known_first
 from labkit.diagnosis.pasted import ready_to_paste
-from labkit.diagnosis.prediction import WORTH
-from labkit.diagnosis.remedies import Remedy
+from labkit.diagnosis.prediction import WORTH, predict
 from labkit.diagnosis.trainer_code import OF_LOADER, trainer_lines
 from labkit.knobs import as_typed
+from labkit.results.run import Run
 from labkit.results.script import changed_lines, script_for_any_device
 from labkit.spec import knobs_with
 
-FORMATS: Mapping[Unit, str] = {
-    "share": "{:.0%}",
-    "ms": "{:.1f} ms",
-    "s": "{:.0f} s",
-    "times": "{:.1f}x",
-    "cores": "{:.1f} cores",
-    "GiB": "{:.1f} GiB",
-    "number": "{:.2g}",
-    "count": "{:.0f}",
-}
 NOTHING_TO_SET = f"No setting is expected to gain as much as {WORTH:.0%}."
 NAMED = re.compile(rf"\b({'|'.join(OF_LOADER)})\b")  # arguments that a Trainer has other names for
 
 
-def worded(finding: Finding, evidence: Evidence | None = None) -> WordedFinding:
-    """Return a finding with its evidence, its advice and the code to paste, in words.
+def worded(finding: Finding, evidence: Evidence | None = None, run: Run | None = None) -> Finding:
+    """Return a finding with the remedies that are for its run, the advice and the code to paste.
 
     Without evidence there are no settings to fill in, and no code.
     """
+    if evidence is not None:
+        finding = with_gains(finding, evidence, run)
+        finding = known_first(finding) if evidence.loop is not None else finding
     advice = _advice(finding, evidence)
     if evidence is not None and evidence.trainer:
         advice = NAMED.sub(lambda named: OF_LOADER[named[0]], advice)
     code = "" if evidence is None else _code(finding, evidence)
-    return WordedFinding(**vars(finding), evidence=why(finding), advice=advice, code=code)
+    return replace(finding, advice=advice, code=code)
 
 
-def measured_text(measured: Measured) -> str:
-    """Return one number and what it is."""
-    if measured.value is None:
-        return measured.what
-    number = FORMATS[measured.unit].format(measured.value)
-    return f"{measured.before} {number} {measured.what}".strip()
+def with_gains(finding: Finding, evidence: Evidence, run: Run | None) -> Finding:
+    """Return a finding with its remedies filled in for a run, and what the first should bring.
+
+    That is known of a bench's own pipeline alone, by simulation: a remedy that is sure to gain goes
+    before the others, and one that would gain no more than noise is left out. Of a user's loop the
+    most is known that batches which are ready would bring.
+    """
+    filled = filter(None, (remedy.for_run(evidence) for remedy in finding.remedies))
+    found = [(remedy, _gain(remedy, finding, evidence, run)) for remedy in filled]
+    kept = [(remedy, gain) for remedy, gain in found if gain is None or gain.value > 1 + WORTH]
+    kept.sort(key=lambda each: each[1] is None or each[1].low <= 1)  # the sure ones in front
+    most = _most(finding, evidence)
+    if most is not None and most <= 1 + WORTH:
+        kept = []  # the loader does not hold this loop back
+    return replace(
+        finding,
+        remedies=tuple(remedy for remedy, _ in kept),
+        expected=kept[0][1] if kept else None,
+        at_most=finding.at_most if most is None else min(finding.at_most or most, most),
+    )
 
 
-def why(finding: Finding) -> str:
-    """Return the numbers of a finding, with the instruments."""
-    text = "; ".join(measured_text(each) for each in finding.measured)
-    behind = dict.fromkeys(each.by for each in finding.measured if each.by)
-    text += f" ({'; '.join(behind)})" if behind else ""
-    return f"{text}." if text else ""
+def _most(finding: Finding, evidence: Evidence) -> float | None:
+    """Return the gain of batches that are ready, for a user's loop; None where nothing bounds it.
+
+    Replay leaves out the start of a pass, for which workers that start anew make a loop wait.
+    Workers that have a CPU's cores make its steps longer, too.
+    """
+    if finding.name != "input" or evidence.code is None or not finding.lost_share:
+        return None
+    if evidence.headroom is not None and finding.cause != "workers_restart":
+        return evidence.headroom
+    beside = evidence.kind == "cpu" and evidence.has_workers
+    return None if beside else gain_without(finding.lost_share)
+
+
+def _gain(remedy: Remedy, finding: Finding, evidence: Evidence, run: Run | None) -> Estimate | None:
+    """Return the gain of a remedy's settings; None where nothing simulates it."""
+    changes = remedy.changes
+    if not changes or run is None or run.watched or not run.throughput:
+        return None
+    found = predict(run, **changes).estimate
+    gain = found and found.times(1 / run.throughput)
+    count = changes.get("num_workers")
+    fewer = count is not None and int(count) < (evidence.num_workers or 0)
+    if gain is None or finding.name != "input" or fewer:  # these give a CPU's model its cores back
+        return gain
+    most = 1 / max(evidence.compute_share, 0.01)  # of a loader for which the device never waits
+    return gain.no_more_than(Estimate(most, most, most))
+
+
+# -- in words --------------------------------------------------------------------------------------
 
 
 def _advice(finding: Finding, evidence: Evidence | None) -> str:
@@ -68,7 +98,7 @@ def _advice(finding: Finding, evidence: Evidence | None) -> str:
         finding.remedies[0].text,
         _expectation(finding, evidence),
         "" if _of_bench(evidence) else _beside(finding),
-        _where_to_read(finding),
+        f"See {', and '.join(finding.places)}." if finding.places else "",
     ]
     return " ".join(filter(None, parts))
 
@@ -99,11 +129,6 @@ def _at_most(gain: float) -> str:
     return f"At most {gain:.1f} times as many steps."
 
 
-def _where_to_read(finding: Finding) -> str:
-    """Return the section that teaches the first remedy, and the page of the cause."""
-    return f"See {', and '.join(finding.places)}." if finding.places else ""
-
-
 def _expectation(finding: Finding, evidence: Evidence | None) -> str:
     """Return what the first remedy should bring a bench's pipeline, or a user's loop at most."""
     if not finding.lost_share:
@@ -121,6 +146,9 @@ def _expectation(finding: Finding, evidence: Evidence | None) -> str:
     can_be_tuned = finding.name == "input" and any(each.changes for each in finding.remedies)
     how = "`labkit tune`" if can_be_tuned else "a run before and after"
     return f"What it brings is unknown: measure it with {how}."
+
+
+# -- as code ---------------------------------------------------------------------------------------
 
 
 def _code(finding: Finding, evidence: Evidence) -> str:
@@ -156,7 +184,4 @@ def _changed(remedy: Remedy, evidence: Evidence) -> str:
         return remedy.loader_of(code)
     if evidence.trainer:
         return trainer_lines(code.training, remedy.changes, code.cards)
-    if remedy.arguments:
-        line = code.loader_line({}, remedy.arguments)
-        return f"{line}\n" if line else ""
     return code.lines(remedy.changes)

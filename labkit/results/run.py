@@ -293,7 +293,7 @@ class Run(RunLog):
 
     def diagnose(self) -> Diagnosis:
         """Name what holds the run back, with evidence and advice."""
-        from labkit.diagnosis.diagnosis import diagnose
+        from labkit.diagnosis.judge import diagnose
 
         return diagnose(self)
 

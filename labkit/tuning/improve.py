@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable, Collection, Iterator
 
 from labkit.diagnosis.estimate import Estimate
-from labkit.diagnosis.findings import Finding, gain_without
+from labkit.diagnosis.findings import Finding, Remedy, gain_without
 from labkit.diagnosis.losses import TOLERANCE, agree
-from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.knobs import Settings
 from labkit.results.run import Run

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from labkit.diagnosis.causes.loader import epochs_unseen
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.estimate import Estimate
-from labkit.diagnosis.loader_words import epochs_unseen
 from labkit.diagnosis.recommendation import WORKER_COUNTS
 from labkit.knobs import Settings
 from labkit.process import launcher

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import cast
 
 from labkit.bench.loader_knobs import knobs_of
+from labkit.diagnosis.causes.loader import too_many
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.loader_words import too_many
 from labkit.diagnosis.recommendation import LEAST_MAX_WORKERS
 from labkit.knobs import Settings
 from labkit.results.hardware import Machine, check_device, machine

@@ -1,14 +1,14 @@
-"""Rules for what a script does beside its training loop: validation, checkpoints, and the rest."""
+"""What a script does beside its training loop: validation, checkpoints, and the rest."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.cause import cause
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import BESIDE_TRAINING, Finding, Measured, gain_without
+from labkit.diagnosis.findings import BESIDE_TRAINING, Finding, Measured, Remedy, gain_without
 from labkit.diagnosis.hot_lines import Line
-from labkit.diagnosis.remedies import Remedy
 from labkit.results import wall_shares
 from labkit.results.text import counted
 from labkit.results.wall_shares import WallShare, WallShares
@@ -44,6 +44,7 @@ LESS_BETWEEN = Remedy(
 PARTS = (wall_shares.VALIDATION, wall_shares.SAVING, wall_shares.BETWEEN)
 
 
+@cause("periodic", *BESIDE_TRAINING)
 def beside_training(evidence: Evidence) -> Finding | None:
     """A script spends much of its time on validation, checkpoints, or between its epochs.
 
@@ -52,7 +53,7 @@ def beside_training(evidence: Evidence) -> Finding | None:
     depends on whether WAITS_FOR_ITS_LOADER of it do so.
     """
     whole = evidence.whole
-    if whole is None or whole.running <= 0:
+    if whole.running <= 0:
         return None
     part = max(PARTS, key=whole.share)
     share = whole.share(part) / whole.running
@@ -83,7 +84,7 @@ def of_the_whole(found: list[Finding], evidence: Evidence) -> list[Finding]:
 
     What the others cost is a share of the training loop's time.
     """
-    whole = evidence.whole
+    whole = evidence.known("whole")
     beside = [each for each in found if each.cause in BESIDE_TRAINING]
     if whole is None or not beside:
         return found

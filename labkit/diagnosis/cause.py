@@ -1,0 +1,60 @@
+"""A cause: a function that looks at the evidence, with the page that explains what it finds.
+
+It takes the `Evidence` (as `Asked` gives it) and returns a `Finding`, however little it costs, or
+None; where it asks for what was not measured it is not judged. Its docstring has the condition, and
+the thresholds in it by their names in `thresholds.py`. The functions stand in
+`labkit/diagnosis/causes`, in the order in which they are asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from labkit.diagnosis.evidence import Evidence, NotMeasured, asking
+from labkit.diagnosis.findings import Finding
+from labkit.diagnosis.symptoms import explains
+
+Rule = Callable[[Evidence], Finding | None]
+LOSS = "loss"  # what costs device time: the losses of each bottleneck add up
+LATE = "late"  # why the loop waits for data: the first that is found counts
+FIRST = "first"  # said before all else: it slows everything that was measured
+WARNING = "warning"  # said whatever it costs
+LAST = "last"  # said after the verdict: it may be there on purpose
+
+
+class Cause(NamedTuple):
+    """A rule, and when it is asked."""
+
+    rule: Rule
+    when: str
+
+
+CAUSES: list[Cause] = []
+
+
+def cause(page: str, *names: str, when: str = LOSS) -> Callable[[Rule], Rule]:
+    """Register a rule that finds causes of these names, which a page of the symptoms explains."""
+    explains(page, *names)
+
+    def registered(rule: Rule) -> Rule:
+        CAUSES.append(Cause(rule, when))
+        return rule
+
+    return registered
+
+
+def found(evidence: Evidence, when: str = LOSS) -> Iterator[Finding]:
+    """Yield what the causes of a kind find that can be judged from this evidence."""
+    for each in CAUSES:
+        finding = asked(each.rule, evidence) if each.when == when else None
+        if finding is not None:
+            yield finding
+
+
+def asked(rule: Rule, evidence: Evidence) -> Finding | None:
+    """Return what a rule finds; None also where it asks for what was not measured."""
+    try:
+        return rule(asking(evidence))
+    except NotMeasured:
+        return None

@@ -1,0 +1,344 @@
+"""What the samples show of a watched loop's body besides training, and how its steps grow."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+import numpy as np
+
+from labkit.bench.kind_names import METRIC
+from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.cause import WARNING, asked, cause
+from labkit.diagnosis.causes.copies import lost_in_body
+from labkit.diagnosis.causes.script import beside_training
+from labkit.diagnosis.evidence import Evidence
+from labkit.diagnosis.findings import ROUNDED, Finding, Measured, Remedy, bound, gain_without
+from labkit.diagnosis.hot_lines import Line, Lines
+from labkit.diagnosis.line_work import PERIODIC, LongSteps, long_steps, work_of
+from labkit.diagnosis.symptoms import explains
+from labkit.diagnosis.watched_loop import Drift
+
+
+def rarely(key: str, text: str) -> Remedy:
+    """Return a remedy of words for a line of the body."""
+    return Remedy(key, text, "lines")
+
+
+VECTORISE = rarely(
+    "vectorise",
+    "Vectorise it, do it in tensor operations, or take it out of the loop. What prepares a batch "
+    "belongs in the dataset or in collate_fn, where the loader's workers do it.",
+)
+METRICS_RARELY = rarely(
+    "metrics_rarely",
+    "Keep what the metric needs as tensors on the device (.detach(), no .cpu() or .numpy()), and "
+    "compute it every 100 steps or at the end of the epoch.",
+)
+COLLECT_RARELY = rarely(
+    "collect_rarely",
+    "Take gc.collect() out of the loop, and torch.cuda.empty_cache() with it: Python collects by "
+    "itself, and memory given back to the driver has to be asked for again in the next step.",
+)
+LOG_RARELY = rarely(
+    "log_rarely",
+    "Do it in every 50th step or less, buffered and without fsync, or in a thread of its own.",
+)
+WAIT_ELSEWHERE = rarely("wait_elsewhere", "Do it in a thread of its own, or between epochs.")
+FEED_THE_OTHER = Remedy(
+    "feed_the_other",
+    "Make that DataLoader once, outside the loop, with workers of its own: num_workers=2 to begin "
+    "with, and persistent_workers=True. Or read it less often: a validation every few epochs.",
+    "workers",
+    cost="a process with its memory for each worker, and their start",
+)
+WAITING = "waiting: for a sleep, a lock, a network or another program"
+BESIDES = {  # what a body does besides training, by the part of it; and what helps
+    "python": ("Python", VECTORISE),
+    "logging": ("logging and files", LOG_RARELY),
+    "metrics": ("metrics, computed on the CPU in each step", METRICS_RARELY),
+    "waiting": (WAITING, WAIT_ELSEWHERE),
+    "loader": ("waiting for another DataLoader", FEED_THE_OTHER),
+}
+
+
+def sampled_by(lines: Lines, evidence: Evidence) -> str:
+    """Say by what a loop's body was measured."""
+    return f"{lines.samples} sampled stacks, {evidence.source}"
+
+
+def in_which(steps: LongSteps) -> str:
+    """Return which steps are long, in words: "in every 10th step"."""
+    every = steps.every
+    if every is None:
+        return f"in {steps.count} single steps"
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(every % 10, "th")
+    ending = "th" if every % 100 in (11, 12, 13) else ending
+    return f"in every {every}{ending} step"
+
+
+def in_loops(lines: Lines) -> np.ndarray | None:
+    """Return the mask of the samples in a loop within the step that runs operators one by one.
+
+    None where it takes less than PART_OF_BODY of the body.
+    """
+    if not lines.enough("body"):
+        return None
+    there = lines.in_loops()
+    part = lines.share[there].sum() / max(lines.share[lines.mask("body")].sum(), 1e-9)
+    return there if part >= limits.PART_OF_BODY else None
+
+
+def lost_in_loops(evidence: Evidence) -> float:
+    """Return what a loop within the step may cost that runs operators one by one."""
+    lines = evidence.loop.lines
+    there = in_loops(lines)
+    if there is None:
+        return 0.0
+    share = lines.share[there].sum() / lines.share[lines.mask("body")].sum()
+    return lost_in_body(evidence, float(share))
+
+
+explains("periodic", PERIODIC)
+
+
+def in_the_body(evidence: Evidence, part: str) -> Finding | None:
+    """The body of a watched loop does something besides training: a `part` of `BESIDES`.
+
+    Cause: the part, as "python", "logging" or "loader"; "periodic" where IN_LONG_STEPS of it fall
+    into few or regular steps of LONG ordinary ones. It costs its share of the sampled stacks; on a
+    GPU, which may work meanwhile on what is queued, at most that.
+    """
+    loop = evidence.loop
+    lines = loop.lines
+    if part not in evidence.body:
+        return None
+    lost = lost_in_body(evidence, evidence.body[part])
+    of_part = lines.of_part(part)
+    drift = drift_of(evidence)
+    if drift and drift.share > lost / 2 and (of_part & drift.mask).any():
+        return None  # it is what makes the steps longer and longer: said there
+    there = in_loops(lines)
+    if there is not None and (of_part & there).sum() > of_part.sum() / 2:
+        return None  # said by `one_by_one`
+    work = work_of(lines, part, loop.spent)
+    if work.cause == PERIODIC and part == "loader" and asked(beside_training, evidence):
+        return None  # a validation, which counts in the whole time
+    words, remedy = BESIDES[part]
+    if work.lines and work.lines[0].kind == "collect":
+        remedy = COLLECT_RARELY
+    is_bound = evidence.kind == "gpu"
+    of_time = "of the time"
+    if is_bound:
+        of_time += ", at most, is lost: while the device may work on what is queued,"
+    seen = f"{of_time} the body of the loop is not training but {words}"
+    measured = [Measured(seen, lost, by=sampled_by(lines, evidence))]
+    when = f", {in_which(work.long_steps)}" if work.long_steps else ""
+    if work.lines:
+        measured.append(Measured(f"of the body is in {work.lines[0].what}{when}", work.share))
+    readers = lines.around(of_part, "reads")[:1]
+    if readers:
+        measured.append(Measured(f"that loader is read in {readers[0].what}"))
+    return Finding(
+        "host",
+        work.cause,
+        lost,
+        tuple(measured),
+        (remedy,),
+        lines=(*readers, *work.lines),
+        at_most=bound(lost),
+        is_bound=is_bound,
+    )
+
+
+for _part in BESIDES:
+    cause("loop-body", _part)(partial(in_the_body, part=_part))
+
+ALL_AT_ONCE = Remedy(
+    "all_at_once",
+    "Put the whole tensor through in one call: batched or reduced operators (over classes: "
+    "one_hot, bincount), torch.vmap, nn.LSTM or nn.GRU in place of a cell for each time step. "
+    "Where each turn needs the one before it: torch.compile.",
+    "launches",
+    check=ROUNDED,
+    price=2,
+)
+ALL_WEIGHTS_AT_ONCE = Remedy(
+    "all_weights_at_once",
+    "Use a built-in optimizer with fused=True or foreach=True, or update all weights of a group in "
+    "one call with torch._foreach_*, in place of several small operators for each of them.",
+    "launches",
+    code="# in step(), for a group of weights: momentum, as an example\n"
+    'weights = [each for each in group["params"] if each.grad is not None]\n'
+    "gradients = [each.grad for each in weights]\n"
+    'averages = [self.state[each]["average"] for each in weights]\n'
+    'torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])\n'
+    'torch._foreach_add_(weights, averages, alpha=-group["lr"])\n',
+    check=ROUNDED,
+    price=2,
+)
+
+
+@cause("loop-body", "one_by_one")
+def one_by_one(evidence: Evidence) -> Finding | None:
+    """A loop within the step runs operators one by one: over samples, time steps, classes, weights.
+
+    It is found where that takes PART_OF_BODY of the body or more. It costs that share; the backward
+    pass of these operators comes on top.
+    """
+    lines = evidence.loop.lines
+    there = in_loops(lines)
+    lost = lost_in_loops(evidence)
+    if there is None or not lost:
+        return None
+    when = long_steps(lines, there, evidence.loop.spent)
+    if when and when.every:
+        return None  # a validation's batches, or a picture: no part of each step
+    rows = lines.rows(there)[:3]
+    inner = next(place.inner for place in lines.places_of(there) if place.inner)
+    part = rows[0].share / float(lines.share[lines.mask("body")].sum())
+    header = Line(inner.file, inner.line, inner.function, rows[0].share, "body", "loop", inner.text)
+    often = f", {inner.turns} times in each step" if inner.turns else ""
+    seen = f"of the time is in loops inside the step, most in {header.what}{often}"
+    over_weights = re.search("param|weight|grad", inner.text + rows[0].call)
+    measured = (
+        Measured(seen, lost, by=sampled_by(lines, evidence)),
+        Measured(f"of the body is in {rows[0].what}", part),
+    )
+    remedy = ALL_WEIGHTS_AT_ONCE if over_weights else ALL_AT_ONCE
+    return Finding("launch", "one_by_one", lost, measured, (remedy,), lines=rows)
+
+
+CHEAPER_LINE = rarely(
+    "cheaper_line",
+    "Do what this line does less often, on less data or in a cheaper way; leave it out for a few "
+    "steps to see what it costs.",
+)
+
+
+@cause("loop-body", "line")
+def costly_line(evidence: Evidence) -> Finding | None:
+    """A single line of the body's tensor operations stands out, beside the model and its update.
+
+    It is found where that takes PART_OF_BODY of the body or more on a CPU; a GPU computes it at
+    another time than its host issues it. It costs its share of the stacks, at most.
+    """
+    lines = evidence.loop.lines
+    if evidence.kind != "cpu" or not lines.enough("body"):
+        return None
+    there = in_loops(lines)
+    beside = lines.mask("body") & np.isin(lines.kind, ("torch", "copy", "sync"))
+    rows = lines.rows(beside if there is None else beside & ~there)
+    part = rows[0].share / float(lines.share[lines.mask("body")].sum()) if rows else 0.0
+    if part < limits.PART_OF_BODY:
+        return None
+    lost = lost_in_body(evidence, part)
+    seen = f"of the time is in {rows[0].what}, which is not the model, its backward pass or update"
+    return Finding(
+        "compute",
+        "line",
+        lost,
+        (Measured(seen, lost, by=sampled_by(lines, evidence)),),
+        (METRICS_RARELY if METRIC.search(rows[0].function) else CHEAPER_LINE,),
+        lines=rows[:3],
+        at_most=gain_without(lost),
+        is_bound=True,
+    )
+
+
+# -- steps that grow, and what is kept -------------------------------------------------------------
+
+KEEP_LESS = rarely(
+    "keep_less",
+    "Something is kept from step to step, such as a list that grows: empty it now and then, or "
+    "memory runs out some time.",
+)
+WATCH_SIZES = rarely(
+    "watch_sizes",
+    "Look at that line: print every 100th step's time beside the sizes of what it works on. They "
+    "grow where something is collected, and may grow on purpose (longer texts, larger images).",
+)
+KEEP_NUMBERS = rarely(
+    "keep_numbers",
+    "Keep numbers instead of tensors with the graphs that made them: add loss.item(), append "
+    "loss.detach(); and call backward() on the loss of this step alone.",
+)
+
+
+def drift_of(evidence: Evidence) -> Drift | None:
+    """Return how a watched loop's steps grow; None where the machine may have slowed instead."""
+    drift = evidence.loop.own_drift
+    if drift is None or kept(evidence) is not None:
+        return drift
+    is_disturbed = evidence.crowded_by > limits.DISTURBS
+    if evidence.growth.known("late_gib") is not None:
+        return None if is_disturbed else drift
+    heat = evidence.card.known("heat")
+    is_hot = heat is not None and heat.share >= limits.HELD_DOWN
+    return None if is_disturbed or is_hot or drift.growth < limits.DRIFT_ALONE else drift
+
+
+@cause("growth", "drift")
+def longer_and_longer(evidence: Evidence) -> Finding | None:
+    """A watched loop's steps take longer and longer.
+
+    It is found where the last fifth of the steps takes DRIFT times the first; DRIFT_ALONE times
+    where neither memory nor a variable was seen to grow. Batches that grow as much explain it, and
+    so may other programs or heat. It costs what the later steps take beyond the first.
+    """
+    drift = drift_of(evidence)
+    if drift is None:
+        return None
+    lines = evidence.loop.lines.worst(drift.mask)
+    first = "as long as the first"
+    measured = [
+        Measured(first, drift.growth, "times", evidence.source, before="the last steps take")
+    ]
+    if lines:
+        measured.append(Measured(f"what grows is {lines[0].what}"))
+    remedies = (WATCH_SIZES,)
+    grown = kept(evidence)
+    risen = _risen(evidence)
+    if grown:
+        measured += grown.measured
+        remedies = grown.remedies
+        lines = grown.lines + lines
+    elif risen:
+        measured += risen
+        remedies = (KEEP_LESS,)
+    return Finding("host", "drift", drift.share, tuple(measured), remedies, lines)
+
+
+def _risen(evidence: Evidence) -> list[Measured]:
+    """Return the memory that rose, in words; none where it did not."""
+    growth = evidence.growth
+    if growth.known("late_gib") is None:
+        return []
+    held = f"{growth.early_gib:.2g} to {growth.late_gib:.2g} GiB"
+    return [Measured(f"the program's memory rose from {held}")]
+
+
+@cause("growth", when=WARNING)
+def kept(evidence: Evidence) -> Finding | None:
+    """Something grows from step to step: it may cost no time, but ends in want of memory.
+
+    Cause "drift", where a variable grows that holds graphs of tensors, or BLAMED of the memory that
+    the program gained.
+    """
+    growth = evidence.growth
+    risen = _risen(evidence)
+    gained = growth.late_gib - growth.early_gib if risen else 0.0
+    least = limits.BLAMED * gained * 2**30  # bytes that explain why the memory rose
+    graphs = [each for each in growth.variables if each["graph"]]
+    large = [each for each in growth.variables if risen and (each.get("bytes") or 0) >= least]
+    if not graphs and not large:
+        return None
+    line = max(graphs or large, key=lambda each: (each.get("bytes") or 0, each["after"]))
+    name = line["name"]
+    where = Line(line["file"], line["line"], line["function"], 0.0, "body", "python", name)
+    seen = f"`{name}` in {where.address} grew from {line['before']} to {line['after']} while the "
+    measured = [Measured(f"{seen}loop was watched"), *risen]
+    if graphs:
+        measured.append(Measured("it keeps tensors with the graphs that made them"))
+    remedy = KEEP_NUMBERS if graphs else KEEP_LESS
+    return Finding("host", "drift", measured=tuple(measured), remedies=(remedy,), lines=(where,))

@@ -1,0 +1,181 @@
+"""The device waits for a copy from the host."""
+
+from __future__ import annotations
+
+from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.cause import cause
+from labkit.diagnosis.evidence import Evidence
+from labkit.diagnosis.findings import Finding, Measured, Remedy, bound, remedy
+from labkit.diagnosis.hot_lines import Lines
+
+LARGE = 2**20  # bytes of a batch, from which fewer of them are worth a change
+SMALLEST_PX = 24  # of an image's sides
+CHANNELS = (1, 3, 4)
+SCALED = (
+    "# in the loop, once the dataset returns images as uint8 (0 to 255), not scaled:\n"
+    "if images.dtype == torch.uint8:\n"
+    "    images = images.to(device, non_blocking=True).float() / 255\n"
+)
+
+
+def sends_images(evidence: Evidence) -> bool:
+    """Return whether batches are large, float32, and of images' shape: (batch, channels, y, x)."""
+    batch = evidence.batch
+    shape = batch.known("shape") or ()
+    if batch.known("dtype") != "float32" or (batch.known("bytes") or 0) < LARGE or len(shape) != 4:
+        return False
+    return shape[1] in CHANNELS and min(shape[2:]) >= SMALLEST_PX
+
+
+def sends_floats(evidence: Evidence) -> bool:
+    """Return whether batches may be of floats, which fewer bytes could stand for."""
+    return evidence.batch.known("dtype") in (None, "float32", "float64")
+
+
+@remedy
+def one_block(evidence: Evidence) -> Remedy | None:
+    """A CPU, which copies within its own memory."""
+    block = Remedy("one_block", "Send one contiguous block per batch.", "copies")
+    return block if evidence.kind == "cpu" else None
+
+
+@remedy
+def pin_memory(evidence: Evidence) -> Remedy | None:
+    """A GPU whose batches are in pageable memory."""
+    knobs = evidence.knobs
+    if evidence.kind != "gpu" or knobs.get("pin_memory") or knobs.get("non_blocking"):
+        return None
+    return Remedy(
+        "pin_memory",
+        "Send one contiguous block per batch from pinned memory: pin_memory=True, then "
+        "non_blocking=True.",
+        "copies",
+        {"pin_memory": True, "non_blocking": True},
+        cost="locked host memory for the batches kept ready",
+    )
+
+
+@remedy
+def not_waited_for(evidence: Evidence) -> Remedy | None:
+    """A loop whose batches are in pinned memory, and whose own code waits for their copies."""
+    knobs = evidence.knobs
+    if evidence.kind != "gpu" or evidence.trainer or not knobs.get("pin_memory"):
+        return None
+    is_bench = evidence.known("loop") is None
+    if is_bench and knobs.get("non_blocking"):
+        return None
+    return Remedy(
+        "non_blocking" if is_bench else "not_waited_for",
+        "Start the copy of a batch without waiting for it: non_blocking=True. It does nothing for "
+        "a batch in a class of your own that has no pin_memory(): that is not pinned.",
+        "copies",
+        {"non_blocking": True} if is_bench else {},
+        code="" if is_bench else "batch = batch.to(device, non_blocking=True)\n",
+    )
+
+
+@remedy
+def fewer_bytes_over(evidence: Evidence) -> Remedy | None:
+    """Batches of floats, with lines for the user's own loop where they are images."""
+    if evidence.kind != "gpu" or not sends_floats(evidence):
+        return None
+    return Remedy(
+        "fewer_bytes_over",
+        "Copy fewer bytes: images as uint8, a quarter of float32, other numbers as int16 or "
+        "float16, half of it; convert and normalise them on the device.",
+        "copies",
+        code=SCALED if sends_images(evidence) and not evidence.trainer else "",
+    )
+
+
+@remedy
+def copy_ahead(evidence: Evidence) -> Remedy | None:
+    """A bench whose batches are in pinned memory, and that copies none ahead."""
+    knobs = evidence.knobs
+    if evidence.kind != "gpu" or not knobs.get("pin_memory") or knobs.get("prefetch_to_device"):
+        return None
+    return Remedy(
+        "copy_ahead",
+        "Copy the next batch under the compute of this one (prefetch_to_device=True).",
+        "copies",
+        {"prefetch_to_device": True},
+        cost="device memory for one more batch",
+    )
+
+
+@cause("copies", "copies")
+def copies(evidence: Evidence) -> Finding:
+    """The device waits for a copy from the host. It costs the share of the time spent so."""
+    lost = evidence.copy_share
+    seen = Measured("of the time the device waits for a copy", lost, by=evidence.source)
+    remedies = (one_block, pin_memory, copy_ahead, not_waited_for)
+    return Finding("transfer", "copies", lost, (seen,), remedies, at_most=bound(lost))
+
+
+def lost_in_body(evidence: Evidence, share: float) -> float:
+    """Return what a share of a loop's body may cost: nothing while the device works all the same.
+
+    `may_never_rest`: where it may, no host's work in the body is known to cost anything.
+    """
+    if evidence.card.may_never_rest:
+        return 0.0
+    return min(share * evidence.compute_share, max(1 - evidence.card.certain_share, 0.0))
+
+
+def share_of_body(lines: Lines, kind: str) -> float:
+    """Return the share of a body in a kind of work; 0 with too few samples."""
+    if not lines.enough("body"):
+        return 0.0
+    body = lines.mask("body")
+    return float(lines.share[body & (lines.kind == kind)].sum() / lines.share[body].sum())
+
+
+def lost_to_copies(evidence: Evidence) -> tuple[float, float]:
+    """Return the share of time that the host stands at a copy to a GPU with an empty queue.
+
+    With it comes how many bytes a second move meanwhile. A copy that blocks also waits for what the
+    device has queued: where few bytes move, that is all that it does, and the share is 0.
+    """
+    lines = evidence.loop.lines
+    if evidence.kind != "gpu" or not evidence.compute_share:
+        return 0.0, 0.0
+    # What had been issued in full is done while the host waits for its batch, then at the copy
+    behind_the_queue = max(evidence.card.ahead_share - evidence.host_wait_share, 0.0)
+    copying = share_of_body(lines, "copy") * (1 - evidence.host_wait_share) - behind_the_queue
+    copying_s = copying / evidence.compute_share * evidence.compute_us / 1e6
+    moved = evidence.batch.known("bytes") or 0.0
+    if copying <= 0 or moved < limits.COPIES_BYTES_S * copying_s:
+        return 0.0, 0.0
+    lost = min(copying, lost_in_body(evidence, share_of_body(lines, "copy")))
+    return lost, moved / copying_s
+
+
+@cause("copies")
+def copies_in_the_body(evidence: Evidence) -> Finding | None:
+    """The host stands at a copy to a GPU, in a watched loop: cause "copies" as well.
+
+    It is found where the batches move at COPIES_BYTES_S or more, and costs the share of the stacks
+    at the copy. Fewer bytes are the first remedy where copies take COPIES_LEAD of the time: what
+    pinned memory could hide is shorter then.
+    """
+    lines = evidence.loop.lines
+    lost, bytes_s = lost_to_copies(evidence)
+    if not lost:
+        return None
+    worst = lines.worst(lines.mask("body") & (lines.kind == "copy"))
+    seen = f"of the time the host waits for the copy of a batch to the device, in {worst[0].what}"
+    rate = f"the batches' {evidence.batch.bytes / 2**20:.0f} MiB move at {bytes_s / 1e9:.1f} GB/s"
+    pins = evidence.knobs.get("pin_memory") or not evidence.has_workers
+    remedies = (pin_memory, not_waited_for, fewer_bytes_over)
+    if lost > limits.COPIES_LEAD and not pins and sends_floats(evidence):
+        remedies = (fewer_bytes_over,)  # pinned memory would make such a loop slower
+    by = f"{lines.samples} sampled stacks, {evidence.source}"
+    return Finding(
+        "transfer",
+        "copies",
+        lost,
+        (Measured(seen, lost, by=by), Measured(rate)),
+        remedies,
+        lines=worst,
+        at_most=bound(lost),
+    )
