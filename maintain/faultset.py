@@ -23,9 +23,9 @@ from statistics import median
 from typing import Any
 
 import pandas as pd
-from labkit.diagnosis.diagnosis import diagnose
 
 from labkit.diagnosis.findings import NEIGHBOUR
+from labkit.diagnosis.judge import diagnose
 from labkit.knobs import check_names
 from labkit.results.hardware import Machine, machine
 from labkit.results.launch import launch

@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 
 import pytest
-from labkit.diagnosis.diagnosis import diagnose
 from planted import QUICK, wait_until
 from test_diagnosis import fake, steps
 
 from labkit.diagnosis.findings import NEIGHBOUR
+from labkit.diagnosis.judge import diagnose
 from labkit.process import handle
 from labkit.process.events import EventLog
 from labkit.results.launch import launch

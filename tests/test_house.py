@@ -114,7 +114,7 @@ def test_a_knob_acts_in_the_bench_and_in_the_script_that_lk_script_prints():
 
 
 def test_a_cause_names_the_thresholds_that_it_reads():
-    for rule, _ in cause.CAUSES:
+    for rule, *_ in cause.CAUSES:
         function = getattr(rule, "func", rule)
         said = inspect.getdoc(function)
         for threshold in re.findall(r"limits\.(\w+)", inspect.getsource(function)):

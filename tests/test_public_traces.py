@@ -6,10 +6,10 @@ import urllib
 from unittest.mock import Mock
 
 import pytest
-from labkit.diagnosis.diagnosis import diagnose
 from test_trace import STEP, kernel
 
 import labkit as lk
+from labkit.diagnosis.judge import diagnose
 from labkit.results import public_files, shipped
 from labkit.traces.file import TraceError
 from labkit.traces.public import FILE, LANES_FILE

@@ -24,10 +24,11 @@ LAST = "last"  # said after the verdict: it may be there on purpose
 
 
 class Cause(NamedTuple):
-    """A rule, and when it is asked."""
+    """A rule, when it is asked, and the causes that it may name."""
 
     rule: Rule
     when: str
+    names: tuple[str, ...]
 
 
 CAUSES: list[Cause] = []
@@ -38,7 +39,7 @@ def cause(page: str, *names: str, when: str = LOSS) -> Callable[[Rule], Rule]:
     explains(page, *names)
 
     def registered(rule: Rule) -> Rule:
-        CAUSES.append(Cause(rule, when))
+        CAUSES.append(Cause(rule, when, names))
         return rule
 
     return registered
@@ -58,3 +59,20 @@ def asked(rule: Rule, evidence: Evidence) -> Finding | None:
         return rule(asking(evidence))
     except NotMeasured:
         return None
+
+
+def not_judged(evidence: Evidence) -> dict[str, list[str]]:
+    """Return the instruments that a run could have had and had not, and what asked for them."""
+    could_have = {
+        "xray": evidence.could_look,
+        "workers": evidence.has_workers,
+        **dict.fromkeys(("kernels", "heat", "launches"), evidence.kind == "gpu"),
+    }
+    missing: dict[str, list[str]] = {}
+    for each in CAUSES:
+        try:
+            each.rule(asking(evidence))
+        except NotMeasured as lacking:
+            if could_have.get(str(lacking)):
+                missing.setdefault(str(lacking), []).extend(each.names)
+    return missing

@@ -111,7 +111,6 @@ class CardEvidence(Measures):
     certain_share: float = 0.0  # it certainly worked, whatever the host did
     may_never_rest: bool = False  # whether one that never rests would read no higher
     ahead_share: float = 0.0  # it works on what had been issued in full
-    held_share: float | Any = UNKNOWN  # of its memory, at the most, by everything on it
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from labkit.diagnosis.trace_evidence import kernels_of
 from labkit.diagnosis.watched_loop import loop_of
 from labkit.diagnosis.witnesses import throttled, witnesses
 from labkit.results.hardware import Machine
-from labkit.results.readings import after_warmup, readings, readings_of
+from labkit.results.readings import after_warmup, readings
 from labkit.results.record import Event
 from labkit.results.run import Run
 from labkit.results.supply import few_slow, memory_growth
@@ -215,7 +215,6 @@ def _of_gpu(known: Evidence, run: Run) -> Evidence:
         certain_share=max((run.busy_at_least or 0.0, *(each.at_least for each in seen))),
         may_never_rest=any(each.may_be_all for each in seen),
         ahead_share=0.0 if run.launches_only else run.busy_at_least or 0.0,
-        held_share=_held(run),
     )
     return replace(
         known,
@@ -223,14 +222,6 @@ def _of_gpu(known: Evidence, run: Run) -> Evidence:
         kernels=kernels,
         formats=tensor_formats(machine.name, machine.compute_capability),
     )
-
-
-def _held(run: Run) -> float | None:
-    """Return the largest share of the card's memory that was held; None where nothing tells."""
-    _, held_gib = readings_of(run, "memory_gib")
-    known = held_gib[np.isfinite(held_gib)]
-    of_gib = run.machine.memory_gib
-    return float(known.max() / of_gib) if len(known) and of_gib else None
 
 
 def _xray(seen: Event | None) -> Xray | None:

@@ -90,6 +90,7 @@ def of_run(run: Run, ranks_cores: float = 0.0) -> Diagnosis:
         source,
         (*unseen, *doubts.not_seen(evidence)),
         doubts.caveats(evidence, run, table.seconds),
+        cause.not_judged(evidence),
         of_pipeline=evidence.loop is None,
         mark=run.mark,
     )
@@ -101,7 +102,9 @@ def of_traced(traced: Breakdown | RankTraces) -> Diagnosis:
     findings, most = trusted(by_cost(evidence), evidence)
     told = tuple(worded(each, evidence) for each in findings)
     confidence = min(lead(evidence), most)
-    return Diagnosis(told, confidence, traced.source, tuple(doubts.not_seen(evidence)))
+    unseen = tuple(doubts.not_seen(evidence))
+    unjudged = cause.not_judged(evidence)
+    return Diagnosis(told, confidence, traced.source, unseen, not_judged=unjudged)
 
 
 def of_published(known: PublicTrace) -> Diagnosis:

@@ -75,7 +75,6 @@ DRIFT = 1.25  # the last fifth of the steps takes this many times the first
 # of even steps was called drifting at 1.3 in one run of four
 DRIFT_ALONE = 1.5
 FEW_SIZES = 3  # of batches: each is a CUDA graph to record
-ROOM = 0.8  # of a card's memory, that a larger batch may take
 PART_OF_BODY = 0.2  # of the body, from which a line or a loop within it is named
 # ms of a step's compute on a CPU, above which a GPU is named: 200 launches take a GPU 1 to 2
 WORTH_A_CARD_MS = 5.0
@@ -129,14 +128,6 @@ COPIES_BYTES_S = 1.5e9
 # Above this share of the time a thread that pins takes longer than the rest of a step. On an H200,
 # with copies at 92 %, pinned memory brought 0.8x; at 34 %, 1.6x
 COPIES_LEAD = 0.5
-
-# In a watched loop with a GPU. A body's work costs all of its time where AFTER_SYNC of it follows a
-# wait for the device (the rest leaves room for samples that a scheduler shifted), and less than
-# STILL_QUEUED of the time is spent on what was queued at a step's end. Where the host waits for
-# the device for WAITS_FOR_DEVICE of the body, the work before that costs its time at most
-AFTER_SYNC = 0.9
-STILL_QUEUED = 0.05
-WAITS_FOR_DEVICE = 0.05
 
 # == second witnesses of a busy GPU ==
 # GPM's SM activity over the busy share. NVIDIA's DCGM user guide, "Profiling Metrics": 0.8 or more

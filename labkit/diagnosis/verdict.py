@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from labkit.diagnosis.findings import BESIDE_TRAINING, BOTTLENECKS, NEIGHBOUR, Finding
 from labkit.diagnosis.symptoms import in_words
@@ -10,6 +11,13 @@ from labkit.results.result import Result, Table
 from labkit.results.text import but_call
 
 SHOWN = 4  # findings of the details
+WITHOUT = {  # what is said where evidence of this name is missing
+    "xray": "no x-ray looked inside the steps (xray=True)",
+    "workers": "the loader's workers were not timed",
+    "kernels": "no profiler saw the GPU's kernels",
+    "heat": "the driver did not tell why the GPU's clock was held down",
+    "launches": "nothing timed the threads that launch kernels",
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -23,6 +31,8 @@ class Diagnosis(Result):
     source: str  # where it was measured
     notes: tuple[str, ...] = ()  # what limits the verdict
     caveats: tuple[str, ...] = ()  # what limits it so severely that the first line says it
+    # What was not measured, as the evidence names it, and the causes that this left unjudged
+    not_judged: Mapping[str, Sequence[str]] = field(default_factory=dict)
     of_pipeline: bool = False  # rather than of somebody's loop or trace
     mark: str | None = None  # says RECORDED, and on what, where it was not measured here
 
@@ -66,6 +76,7 @@ class Diagnosis(Result):
             "source": self.source,
             "notes": [*self.notes, *self.caveats],
             "rank": self.rank,
+            "not_judged": {name: list(causes) for name, causes in self.not_judged.items()},
         }
 
     @property
@@ -105,6 +116,9 @@ class Diagnosis(Result):
         shown = self.findings[:SHOWN]
         rows = [(f.title, f.lost, f.evidence, f.advice) for f in shown]
         foot = [self.source, *self.notes, *self.caveats]
+        for name, causes in self.not_judged.items():
+            named = ", ".join(map(in_words, causes))
+            foot.append(f"Not judged, as {WITHOUT[name]}: {named}.")
         copies: dict[str, str] = {}
         for finding in shown:
             cause = in_words(finding.cause)

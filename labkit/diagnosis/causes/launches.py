@@ -368,8 +368,9 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
     """A second instrument says that a GPU, busy by its events, did little.
 
     Cause "gaps_or_small_kernels", or "sync" where the body's lines wait for the device for
-    WORTH_NAMING of it. It is found where the instrument (the SMs' activity, power) reads less than SMS_REST or POWER_RESTS; it
-    costs what the instrument leaves of the busy time, without what the body's other causes find.
+    WORTH_NAMING of it. It is found where the instrument (the SMs' activity, power) reads less than
+    SMS_REST or POWER_RESTS; it costs what the instrument leaves of the busy time, without what the
+    body's other causes find.
     """
     witness = deciding(evidence.card.witnesses)
     if witness is None or witness.works:
