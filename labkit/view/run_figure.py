@@ -41,7 +41,7 @@ SLOW_STEPS = 6  # of the slower of two runs, whose windows are of one length
 NEAR_STEPS = 1000  # before and after the middle, of which the window is taken
 STEPS_A_BIN = 3  # of the utilization: finer bins would show single teeth, aliased
 MAX_BINS = 120
-TALL = {"teeth": 1.1, "whole": 1.4, "a step": 0.25}  # of the axes, relative to each other
+TEETH, WHOLE, STEP = 1.1, 1.4, 0.25  # heights of the axes, relative to each other
 LINE_PX = 27  # of a line of code
 AROUND_PX = 30
 MOST_LINES = 6  # of the loop, and half as many of the workers
@@ -68,7 +68,7 @@ def draw_run(run: Run, before: Run | None) -> Figure:
     if before is not None and before.utilization is None:
         before = None  # the header says so
     runs = {"this run": run} if before is None else {"before": before, "this run": run}
-    tall = [*[TALL["teeth"]] * len(runs), TALL["whole"], TALL["a step"] * len(runs)]
+    tall = [*[TEETH] * len(runs), WHOLE, STEP * len(runs)]
     height_px = FIGURE_PX[before is not None]
     bars = line_bars(run.lines) if run.watched else []
     if bars:
@@ -195,21 +195,21 @@ def draw_mean_steps(axes: Axes, runs: Mapping[str, Run]) -> None:
     rows = {name: step_parts(run, micro[name]) for name, run in runs.items()}
     *then, now = rows.values()
     whole_ms = sum(now.values())
-    parts = {part: colour for part, (_, colour) in PARTS.items()}
-    if any(run.watched for run in runs.values()):
-        del parts["copy"]  # somewhere inside the loop's body
-    named = []
-    for part, colour in parts.items():
-        name = PARTS[part][0] if "copy" in parts or part != "compute" else "loop body"
+    named = {}
+    for part, (name, colour) in PARTS.items():
         numbers = f"{ms(now[part])} ms ({now[part] / whole_ms:.0%})"
         for earlier in then:
             numbers = f"{ms(earlier[part])} → {ms(now[part])} ms"
-        named.append((f"{name} {numbers}", colour))
-    stack(axes, rows, parts)
+        named[part] = (f"{name} {numbers}", colour)
+    if any(run.watched for run in runs.values()):
+        del named["copy"]  # somewhere inside the loop's body
+        text, colour = named["compute"]
+        named["compute"] = (text.replace("compute", "loop body"), colour)
+    stack(axes, rows, {part: colour for part, (_, colour) in named.items()})
     for row, spent in enumerate(rows.values()):
         total_ms = sum(spent.values())
         write_beside(axes, total_ms, row, f"{ms(total_ms)} ms")
-    legend_above(axes, patches(named))
+    legend_above(axes, patches(named.values()))
     axes.set_xlabel(f"ms of the mean {what}: what the device did, or waited for (warm-up left out)")
 
 
