@@ -214,7 +214,6 @@ def tune(options: argparse.Namespace) -> Outcome:
         metavar="FILE",
         help="write the verdict, the pictures and the settings as one self-contained page",
     ),
-    option("--markdown", metavar="FILE", help="write the verdict for an issue or a pull request"),
     FORCE,
     option(
         "--headroom",
@@ -241,10 +240,10 @@ def watch(options: argparse.Namespace) -> Outcome:
       labkit watch --html report.html -- python train.py
       labkit watch --json -- torchrun --nproc-per-node=2 train.py > verdict.json
     """
-    from labkit.view.watch_command import watch_script, write_reports
+    from labkit.view.watch_command import watch_script, write_report
 
     found, code = watch_script(options.script, options.json, options.headroom)
-    write_reports(found, options.html, options.markdown, options.force)
+    write_report(found, options.html, options.force)
     if options.whole_command:
         found.values["command"] = options.script[options.script[0] == "--" :]  # without that mark
     if found.text and not options.json:  # stdout is the script's own

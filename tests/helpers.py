@@ -54,7 +54,7 @@ def watched(command, **more):
 
 async def ended(shown):
     """Wait for a panel's run to be over, and for its buttons to say so."""
-    await asyncio.wait_for(shown.session.task, 120)
+    await asyncio.wait_for(shown.task, 120)
     assert not shown.running and not shown.run_button.disabled and shown.stop_button.disabled
 
 

@@ -162,7 +162,6 @@ def colab(monkeypatch):
         monkeypatch.setattr(display, "in_notebook", lambda: True)
         shown = Mock()
         monkeypatch.setattr("IPython.display.display", shown)
-        monkeypatch.setattr("labkit.view.widget_or_text.display", shown)
         return shown
 
     return set_up

@@ -5,7 +5,6 @@ import linecache
 import pickle
 import threading
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import cloudpickle
 import pytest
@@ -15,7 +14,7 @@ from played_gpu import load
 import labkit as lk
 from labkit.bench import measure as bench_measure
 from labkit.bench import stopwatch, triton_kernels
-from labkit.view import function_panel, measuring, versions
+from labkit.view import function_panel, measuring
 from labkit.view.controls import Control
 from labkit.view.drawing import Drawing
 from labkit.view.function_payload import FunctionPayload
@@ -256,26 +255,13 @@ def test_a_point_joins_the_rows_and_one_measured_again_replaces_its_own(tmp_path
     assert len(grid) == 3 and grid.added[0].in_words == "30 ms"
 
 
-def test_the_rows_before_an_edit_are_found_once_the_text_differs(tmp_path, monkeypatch):
-    monkeypatch.setattr(versions, "_versions", {})
-    rows = [measured_rows(tmp_path / str(number), row(1, 10)) for number in range(4)]
-    texts = ["one", "one", "two", "two"]
-    found = [
-        versions.earlier_version(Mock(source=text), measured)
-        for text, measured in zip(texts, rows, strict=True)
-    ]
-    assert found == [None, None, rows[1], rows[1]]
-
-
-def test_a_title_may_be_computed_and_earlier_rows_are_paler(tmp_path):
+def test_a_title_may_be_computed(tmp_path):
     now = measured_rows(tmp_path / "now", row(1, 5), row(2, 6))
-    before = measured_rows(tmp_path / "before", row(1, 10), row(2, 20))
     drawing = Drawing("n", "ms", title=lambda rows: f"at best {rows['ms'].min():.0f} ms")
-    figure = drawing.figure(now, before)
-    assert figure.get_suptitle() == "at best 5 ms"
-    assert {line.get_alpha() for line in figure.axes[0].lines} == {1.0, 0.35}
+    figure = drawing.figure(now)
+    assert figure.texts[0].get_text() == "at best 5 ms"
     failing = Drawing("n", "ms", title=lambda rows: rows["none"])
-    assert "KeyError" in failing.figure(now).get_suptitle()
+    assert "KeyError" in failing.figure(now).texts[0].get_text()
 
 
 def test_an_argument_named_as_one_of_measures_own_is_refused():

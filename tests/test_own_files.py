@@ -295,7 +295,7 @@ def record():
 
 WRITES = {
     **{f"run{suffix}": lambda path, **how: record().export(path, **how)
-       for suffix in (".html", ".md", ".csv", ".png", ".svg", ".pdf")},
+       for suffix in (".html", ".csv", ".png", ".svg", ".pdf")},
     **{f"run{suffix}": lambda path, **how: record().save(path, **how)
        for suffix in (".jsonl", ".jsonl.gz")},
     "train.py": lambda path, **how: lk.script(Pipeline()).save(path, **how),

@@ -14,8 +14,8 @@ from labkit.results.failures import REMEDIES
 from labkit.results.record import events_of
 from labkit.results.run import Run
 from labkit.spec import KNOBS, Distributed, Pipeline
-from labkit.view import panel_words
 from labkit.view.controls import Control
+from labkit.view.pipeline_panel import run_verdict
 
 QUICK = Pipeline(dataset="sleep", prep_ms=10, steps=20, seconds=None)
 
@@ -138,7 +138,7 @@ def test_a_starved_run_is_told_what_a_perfect_loader_would_give_and_a_fed_one_is
     shown = with_runs("workers-0")
     perfect = shown.run.throughput / (1 - shown.run.diagnose().findings[0].lost_share)
     assert f"With a perfect loader: about {perfect:,.0f} samples/s." in shown.verdict.value
-    assert "perfect loader" not in panel_words.run_verdict(load_recorded("batch-256"))
+    assert "perfect loader" not in run_verdict(load_recorded("batch-256"))
 
 
 # -- run, follow, stop ---------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def test_ten_presses_of_run_start_one_run_stop_ends_it_and_the_kernel_stays_free
         await until(lambda: shown.view.tick >= 3)  # and not only when the run has ended
         await press_ten_times()
         assert shown.running and "labkit-old" in shown.verdict._dom_classes  # it is not this run's
-        assert shown.session.task.get_loop() is asyncio.get_running_loop()
+        assert shown.task.get_loop() is asyncio.get_running_loop()
         await asyncio.to_thread(shown.stop_button.click)
         await ended(shown)
         assert [run.outcome for run in shown.runs] == ["stopped"]
@@ -202,7 +202,7 @@ def test_no_run_is_left_behind_when_drawing_breaks_or_the_panel_is_closed(monkey
         await until(lambda: closed.view.tick > 0)
         closed.close()
         for shown in (broken, closed):
-            await asyncio.wait_for(shown.session.task, 120)
+            await asyncio.wait_for(shown.task, 120)
             assert shown.run.outcome == "stopped" and not shown.run.running
         assert "KeyError: &#x27;&lt;canvas&gt;&#x27;" in broken.verdict.value
 

@@ -3,13 +3,11 @@
 import io
 import math
 import warnings
-from types import SimpleNamespace
 
 import numpy as np
 import played_gpu
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from PIL import Image
@@ -17,8 +15,6 @@ from played_gpu import CPU, END, GPU, MS
 
 from labkit.results.sweep import Sweep
 from labkit.spec import Pipeline
-from labkit.view.lines_figure import draw_lines
-from labkit.view.primitives import Bar
 from labkit.view.run_figure import curves
 from labkit.view.several_figures import draw_sweep
 
@@ -95,7 +91,7 @@ def test_a_figure_says_that_other_programs_had_the_cores(record):
 
 def test_a_run_before_is_named_and_the_title_says_what_the_change_brought(record):
     figure = record(1, num_workers=4).plot(before=record())
-    assert labels(figure.axes[2].yaxis) == ["this run", "before"]
+    assert labels(figure.axes[-1].yaxis) == ["before", "this run"]
     shown = texts(figure)
     assert "num_workers=4: 5.4x the throughput, CPU busy 90%" in shown
     assert "waiting for data 50.0 → 1.0 ms" in shown and "before: num_workers=0" in shown
@@ -126,7 +122,7 @@ def test_runs_without_numbers_say_why_and_show_their_error_as_it_is(record):
     assert all(text in late for text in ("failed after 60 steps", "SIGKILL", "mean 17%"))
     figure = record().plot(before=failed(record))
     assert "failed, without numbers to draw" in texts(figure)
-    assert labels(figure.axes[2].yaxis) == ["this run"]
+    assert labels(figure.axes[-1].yaxis) == ["this run"]
 
 
 def test_missing_samples_of_an_instrument_are_gaps_never_zero(record):
@@ -142,14 +138,7 @@ def test_missing_samples_of_an_instrument_are_gaps_never_zero(record):
 def test_a_micro_batch_is_never_compared_with_a_whole_one(record):
     micro = record(accumulation_steps=8)
     figure = micro.plot(before=record(compute=80))
-    assert "80.0 → 80.0 ms" in texts(figure) and "mean update" in figure.axes[2].get_xlabel()
-
-
-def test_the_body_of_a_watched_loop_and_its_lines_have_one_scale():
-    body, lines = axes = Figure().subplots(2)
-    bar = Bar("train.py:9", 0.2, "20% between", "grey")
-    draw_lines(axes, SimpleNamespace(body={"forward": 0.6, "python": 0.3}), [bar])
-    assert body.get_xlim() == lines.get_xlim()
+    assert "80.0 → 80.0 ms" in texts(figure) and "mean update" in figure.axes[-1].get_xlabel()
 
 
 # -- on the page ---------------------------------------------------------------------------------

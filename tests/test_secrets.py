@@ -248,7 +248,7 @@ def test_nothing_that_a_run_leaves_holds_a_secret_that_was_planted(tmp_path):
     script.write_text(PLANTED)
     names = dict.fromkeys(VARIABLES.split(), SECRET)
     env = os.environ | names | {"LABKIT_HOME": str(home), "LABKIT_QUICK": "1", "LABKIT_WARM": "0"}
-    watch = ["-m", "labkit", "watch", "--json", "--html", reports / "w.html", "--markdown"]
+    watch = ["-m", "labkit", "watch", "--json", "--html"]
     script_words = ["--", sys.executable, script, "--token", SECRET, SECRET]
 
     def ran(*words):
@@ -256,14 +256,14 @@ def test_nothing_that_a_run_leaves_holds_a_secret_that_was_planted(tmp_path):
             [sys.executable, *map(str, words)], env=env, capture_output=True, text=True, timeout=240
         )
 
-    done = ran(*watch, reports / "w.md", *script_words)
+    done = ran(*watch, reports / "w.html", *script_words)
     found = json.loads(done.stdout)
     assert found["seen"] == "inside" and SECRET not in done.stdout, done.stderr
     assert str(home) not in "".join(page.read_text() for page in reports.iterdir())
     run = lk.load(found["record"])
     run.export(reports / "run.html")
     run.save(reports / "run.jsonl.gz", anonymous=True)
-    done = ran(*watch, reports / "f.md", "--whole-command", *script_words, "fail")
+    done = ran(*watch, reports / "f.html", "--whole-command", *script_words, "fail")
     assert done.returncode == 1 and json.loads(done.stdout)["command"][-1] == "fail"
     assert ran(script, "bench", SECRET).returncode == 0
     assert len(list(home.glob("runs/*"))) >= 4

@@ -15,7 +15,7 @@ from labkit.diagnosis.causes.compute import profile_the_operators
 from labkit.diagnosis.evidence import Evidence
 from labkit.results.step_classes import CLASSES
 from labkit.results.sweep import Sweep
-from labkit.view.panel_words import run_verdict
+from labkit.view.pipeline_panel import run_verdict
 from labkit.view.several_figures import draw_sweep
 from labkit.watching.step_timer import StepTimer
 

@@ -3,9 +3,9 @@
 What an answer is, and how it is tried, is in `knob_challenge.py` and `code_challenge.py`; the
 challenges themselves are in `challenges/`, one file for each notebook.
 
-A result close to its mark is measured again; if the repeats lie on both sides of the mark, it is
-too noisy to judge. Whatever the answer is, the user gets a verdict and what the answer measured,
-never a traceback of ours. Tries and passes are kept in the score, by the challenge's key.
+A result that misses its mark by so little that noise may be the reason is measured again. Whatever
+the answer is, the user gets a verdict and what the answer measured, never a traceback of ours.
+Tries and passes are kept in the score, by the challenge's key.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from __future__ import annotations
 import html
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from labkit.course import score_book
 from labkit.course.goals import Goal
@@ -27,19 +27,12 @@ from labkit.results.result import Result, Table
 from labkit.results.run import Run
 from labkit.spec import Pipeline
 
-REPEATS = 3  # of a measurement that is close to its mark, baseline included
-TOO_NOISY = "Too noisy to judge: repeats lie on both sides of the mark. Run this cell again."
+MOST_REPEATS = 3  # of a measurement that hardly misses its mark
 FOLDER = Path(__file__).with_name("challenges")
 
 Answer = Callable[..., Any]  # the user's function or class
 Measured = Mapping[Goal, float | None]  # what one try of an answer measured
 Finished = TypeVar("Finished", Run, Measurements)
-# Of a verdict; an answer whose run did not finish "crashed"
-Kind = Literal["passed", "not yet", "too noisy", "no answer", "crashed"]
-
-
-class Unfinished(Exception):
-    """A run that was to be judged did not finish; the message says why."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -47,13 +40,13 @@ class Verdict(Result):
     """The outcome of a check; truthy if the challenge is passed."""
 
     key: str
-    kind: Kind
+    passed: bool
     lines: tuple[str, ...] = ()  # what was expected, and what was measured
     why: str = ""  # why there is no judgement
     hint: str = ""
 
     def __bool__(self) -> bool:
-        return self.kind == "passed"
+        return self.passed
 
     def table(self) -> Table:
         """Return a line for each goal, and below them the reason and the hint."""
@@ -73,17 +66,12 @@ class Challenge:
     example: Pipeline | SlowScript | Answer  # of an answer that passes
 
     @property
-    def kind_of_answer(self) -> str:
-        """The kind of answer that is expected, as half a sentence: "The answer is a function"."""
-        raise NotImplementedError
-
-    @property
     def rules(self) -> str:
         """The kind of answer that is expected, and what it may change."""
-        return f"{self.kind_of_answer}."
+        raise NotImplementedError
 
-    def attempt(self, answer: object, number: int) -> Measured:
-        """Try an answer for the `number`th time, from 0; raises ValueError, Unfinished."""
+    def attempt(self, answer: object) -> Measured:
+        """Try an answer; raises ValueError where it is none, or does not finish."""
         raise NotImplementedError
 
     @property
@@ -94,14 +82,31 @@ class Challenge:
     def check(self, answer: object) -> Verdict:
         """Run the answer apart from the kernel and judge it. `...` stands for no answer yet."""
         if answer is None or answer is ...:
-            return Verdict(self.key, "no answer", why="No answer yet.")
+            return Verdict(self.key, passed=False, why="No answer yet.")
+        lines = ()
+        why = ""
+        passed = False
         try:
-            verdict = self._judge(answer)
-        except Unfinished as why:
-            verdict = Verdict(self.key, "crashed", why=str(why))
+            measured = self._measured(answer)
+            lines = tuple(goal.judged(value) for goal, value in measured.items())
+            passed = all(goal.met(value) for goal, value in measured.items())
         except Exception as problem:  # whatever the user's answer raises
-            verdict = Verdict(self.key, "not yet", why=str(problem))
-        return verdict if verdict.kind == "too noisy" else self._counted(verdict)
+            why = str(problem)
+        tries = self.tries + 1
+        before = score_book.entry("challenges", self.key).get("passed", False)
+        score_book.keep("challenges", self.key, passed=passed or before, tries=tries)
+        hint = "" if passed else self.hints[min(tries, len(self.hints)) - 1]
+        return Verdict(self.key, passed, lines, why, hint)
+
+    def _measured(self, answer: object) -> Measured:
+        """Measure the answer, and again where noise may have kept it from its marks."""
+        measured = {}
+        for _ in range(MOST_REPEATS):
+            measured = self.attempt(answer)
+            is_met = all(goal.met(value) for goal, value in measured.items())
+            if is_met or not all(goal.near(value) for goal, value in measured.items()):
+                break
+        return measured
 
     def solution(self) -> Pipeline | SlowScript | str:
         """Return a solution that passes; after a first try only."""
@@ -111,35 +116,6 @@ class Challenge:
             return inspect.getsource(self.example).rstrip()
         return self.example
 
-    def _judge(self, answer: object) -> Verdict:
-        """Measure the answer, more than once where noise could decide, and compare with the marks.
-
-        Repeats on both sides of a mark are no verdict, unless another goal is clearly missed.
-        """
-        attempts = [self.attempt(answer, 0)]
-        if any(goal.near(value) for goal, value in attempts[0].items()):
-            attempts += [self.attempt(answer, number) for number in range(1, REPEATS)]
-        lines = []
-        kind: Kind = "passed"
-        for goal in attempts[0]:
-            values = [measured[goal] for measured in attempts]
-            lines.append(goal.judged(values))
-            if not any(map(goal.met, values)):
-                kind = "not yet"
-            elif not all(map(goal.met, values)) and kind == "passed":
-                kind = "too noisy"
-        why = TOO_NOISY if kind == "too noisy" else ""
-        return Verdict(self.key, kind, tuple(lines), why)
-
-    def _counted(self, verdict: Verdict) -> Verdict:
-        """Keep a try in the score; return the verdict with the next hint if it is not a pass."""
-        tries = self.tries + 1
-        passed = bool(verdict) or score_book.entry("challenges", self.key).get("passed", False)
-        score_book.keep("challenges", self.key, passed=passed, tries=tries)
-        if verdict:
-            return verdict
-        return replace(verdict, hint=self.hints[min(tries, len(self.hints)) - 1])
-
     def __repr__(self) -> str:
         return f"Challenge {self.key}: {self.title}\n{self.text}\n{self.rules}"
 
@@ -148,10 +124,10 @@ class Challenge:
 
 
 def finished(started: Finished) -> Finished:
-    """Return what was started when it is over; raises Unfinished."""
+    """Return what was started when it is over; raises ValueError where it did not finish."""
     started.wait_or_raise()
     if started.outcome != "finished":
-        raise Unfinished(f"It did not finish. {started.error or started.outcome}")
+        raise ValueError(f"It did not finish. {started.error or started.outcome}")
     return started
 
 

@@ -28,15 +28,15 @@ class CodeChallenge(Challenge):
     numbers_of: Callable[[Answer], Numbers]
 
     @property
-    def kind_of_answer(self) -> str:
+    def rules(self) -> str:
         """A function or a class, as the example is."""
-        return f"The answer is a {'class' if isinstance(self.example, type) else 'function'}"
+        return f"The answer is a {'class' if isinstance(self.example, type) else 'function'}."
 
-    def attempt(self, answer: object, number: int) -> Measured:
+    def attempt(self, answer: object) -> Measured:
         """Try the answer out in a process of its own."""
         is_kind = isinstance(answer, type) or not isinstance(self.example, type)
         if not callable(answer) or not is_kind:
-            raise ValueError(f"{self.kind_of_answer}, this is {type(answer).__name__}.")
+            raise ValueError(f"{self.rules} This is {type(answer).__name__}.")
         measured = self.on_the_bench(answer)
         if isinstance(measured, str):
             raise ValueError(measured)

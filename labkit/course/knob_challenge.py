@@ -13,17 +13,18 @@ from labkit.results.launch import launch
 from labkit.results.run import Run
 from labkit.spec import Pipeline
 
-Measure = Callable[[Run, "Run | None"], "float | None"]  # of an answer's run and the baseline's
+# Measures an answer's run, and where it has to the run of what was given, which it starts
+Measure = Callable[[Run, Callable[[], Run]], float | None]
 
 
-def faster(times: float) -> Goal:
-    """Return the goal of a multiple of the baseline's samples/s; see `speedup`."""
-    return Goal("samples/s over the baseline's", at_least=times, close=0.1, needs_baseline=True)
+def faster(times: float) -> dict[Goal, Measure]:
+    """Return the goal of a multiple of the baseline's samples/s."""
+    return {Goal("samples/s over the baseline's", at_least=times, close=0.1): speedup}
 
 
-def speedup(run: Run, baseline: Run | None) -> float | None:
+def speedup(run: Run, baseline: Callable[[], Run]) -> float | None:
     """Return how many times the baseline's samples/s a run has; None where one is not known."""
-    before = baseline.throughput if baseline else None
+    before = baseline().throughput
     return run.throughput / before if run.throughput and before else None
 
 
@@ -36,21 +37,19 @@ class KnobChallenge(Challenge):
     free: tuple[str, ...]
 
     @property
-    def kind_of_answer(self) -> str:
-        """A dict or a spec."""
-        return f"The answer is a dict of changes or a {type(self.start).__name__}"
-
-    @property
     def rules(self) -> str:
         """The kind of answer that is expected, what it may change, and of what."""
-        free = ", ".join(self.free)
-        return f"{self.kind_of_answer}; only {free} may change.\n\n{self.start}"
+        return f"{self._kind}; only {', '.join(self.free)} may change.\n\n{self.start}"
+
+    @property
+    def _kind(self) -> str:
+        return f"The answer is a dict of changes or a {type(self.start).__name__}"
 
     def spec(self, answer: object) -> Pipeline | SlowScript:
         """Return what is to be run; raises ValueError, saying why, if that is not an answer."""
         spec = self.start.but(**answer) if isinstance(answer, dict) else answer
         if not isinstance(spec, type(self.start)):
-            raise ValueError(f"{self.kind_of_answer}, this is {type(answer).__name__}.")
+            raise ValueError(f"{self._kind}, this is {type(answer).__name__}.")
         given = vars(self.start)
         changed = [name for name, value in vars(spec).items() if value != given[name]]
         if not changed:
@@ -60,15 +59,13 @@ class KnobChallenge(Challenge):
             raise ValueError(f"Leave {', '.join(held)} as given: {only}.")
         return spec
 
-    def attempt(self, answer: object, number: int) -> Measured:
-        """Run the answer, and once in a session the `number`th baseline."""
+    def attempt(self, answer: object) -> Measured:
+        """Run the answer, and once in a session the baseline."""
         run = finished(launch(self.spec(answer)))
-        compares = any(goal.needs_baseline for goal in self.goals)
-        baseline = baseline_run(self.start, number) if compares else None
-        return {goal: measure(run, baseline) for goal, measure in self.goals.items()}
+        return {goal: of(run, lambda: baseline_run(self.start)) for goal, of in self.goals.items()}
 
 
 @cache
-def baseline_run(base: Pipeline | SlowScript, _number: int) -> Run:
-    """Return the run of the given spec that has this number in this session."""
+def baseline_run(base: Pipeline | SlowScript) -> Run:
+    """Return this session's run of the given spec."""
     return finished(launch(base))

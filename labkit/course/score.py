@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from datetime import datetime, timezone
+import numbers
+from dataclasses import dataclass
 from typing import TypeGuard
 
 from labkit.course.score_book import Guessed, keep, read
 from labkit.results.result import Result, Table
 from labkit.results.run import Run
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat("T", "seconds")
 
 
 @dataclass(repr=False)
@@ -22,22 +18,17 @@ class Guess(Result):
 
     question: str
     value: Guessed | None
-    made: str = field(default_factory=_now)
     measured: Guessed | None = None
-    note: str = ""  # why it is no guess, or why it is not scored
     published: bool = False  # others measured it
 
     def settle(self, measured: Guessed | Run | None, *, published: bool = False) -> Guess:
         """Compare the guess with what was measured.
 
         Args:
-            measured: A number or a choice, or a Run whose utilization is taken. A run that was
-                started before the guess was made is shown but not scored.
+            measured: A number or a choice, or a Run whose utilization is taken.
             published: Others measured it, not this machine.
         """
         if isinstance(measured, Run):
-            if measured.utc and measured.utc < self.made:  # both UTC, to the second
-                self.note = "No points: the run was there before the guess."
             measured = measured.utilization
         self.measured = measured if measured == measured else None  # NaN: a row without a number
         self.published = published
@@ -47,26 +38,19 @@ class Guess(Result):
 
     @property
     def points(self) -> int | None:
-        """0 to 3, as `points` says; None where there was no guess or it came late."""
-        if self.value is None or self.measured is None or self.note:
-            return None
+        """0 to 3, as `points` says; None where there was no guess, or nothing was measured."""
         return points(self.value, self.measured)
 
     def table(self) -> Table:
-        """Return the guess beside what was measured, and their ratio; without one, a line."""
+        """Return the guess beside what was measured, and the points; without one, a line."""
         how = "published" if self.published else "measured"
-        value = self.value
-        measured = self.measured
-        if value is None and not self.note:
-            came = "" if measured is None else f", {how} {shown(measured)}"
-            return Table([], title=f"{self.question}: no guess{came}")
-        rows = [("your guess", "none" if value is None else shown(value))]
-        if measured is not None:
-            rows.append((how, shown(measured)))
-            if value and not isinstance(value, str) and not isinstance(measured, str):
-                rows.append(("ratio", shown(measured / value)))
-        rows.append(("points", "-" if self.points is None else f"{self.points} of 3"))
-        return Table(rows, title=self.question, foot=(self.note,), left=(0, 1))
+        came = "nothing" if self.measured is None else shown(self.measured)
+        if self.value is None:
+            return Table([], title=f"{self.question}: no guess, {how} {came}")
+        rows = [("your guess", shown(self.value)), (how, came)]
+        if self.points is not None:
+            rows.append(("points", f"{self.points} of 3"))
+        return Table(rows, title=self.question, left=(0, 1))
 
 
 def shown(value: Guessed) -> str:
@@ -76,25 +60,29 @@ def shown(value: Guessed) -> str:
     return str(value)[:60]
 
 
-def guess(question: str, value: object = None) -> Guess:
+def guess(question: str, value: Guessed | None = None) -> Guess:
     """Write a guess down, before the run that settles it: `bet.settle(run)` afterwards.
 
     Args:
         question: What is guessed, with its unit.
-        value: A finite number or a choice (a text); None or `...` skips it. Anything else is no
-            guess, and the table says so.
+        value: A finite number or a choice (a text); None or `...` skips it. Anything else is a
+            ValueError.
     """
     if value is None or value is ...:
         return Guess(question, None)
-    if not _is_guess(value):
-        why = f"{value!r} is no guess: give a number, a text, or None to skip it."
-        return Guess(question, None, note=why)
+    if not is_guess(value):
+        raise ValueError(f"{value!r} is no guess: give a number, a text, or None to skip it.")
     keep("guesses", question, guess=value, measured=None)
     return Guess(question, value)
 
 
-def points(guess: Guessed, measured: Guessed) -> int:
-    """Return 3 for a guess within 10 % or a right choice, 2 within 25 %, 1 within a factor of 2."""
+def points(guess: object, measured: object) -> int | None:
+    """Return 3 for a guess within 10 % or a right choice, 2 within 25 %, 1 within a factor of 2.
+
+    None where one of them is neither a number nor a choice.
+    """
+    if not is_guess(guess) or not is_guess(measured):
+        return None
     if guess == measured:
         return 3
     if isinstance(guess, str) or isinstance(measured, str) or min(guess, measured) <= 0:
@@ -103,8 +91,9 @@ def points(guess: Guessed, measured: Guessed) -> int:
     return sum(factor <= limit for limit in (1.1, 1.25, 2))
 
 
-def _is_guess(value: object) -> TypeGuard[Guessed]:
-    if isinstance(value, int | float) and not isinstance(value, bool):
+def is_guess(value: object) -> TypeGuard[Guessed]:
+    """Return whether a value is a finite number or a text."""
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
         return math.isfinite(value)
     return isinstance(value, str)
 
@@ -130,16 +119,7 @@ class Score(Result):
 def score() -> Score:
     """Return the score so far."""
     book = read()
-    settled = []
-    for made in book["guesses"].values():
-        guessed = made.get("guess")
-        measured = made.get("measured")
-        if _is_guess(guessed) and _is_guess(measured):
-            settled.append(points(guessed, measured))
-    challenges = book["challenges"].values()
-    return Score(
-        guess_points=sum(settled),
-        guesses=len(settled),
-        solved=sum(each.get("passed") is True for each in challenges),
-        challenges=len(challenges),
-    )
+    found = [points(each.get("guess"), each.get("measured")) for each in book["guesses"].values()]
+    settled = [each for each in found if each is not None]
+    solved = [each.get("passed") is True for each in book["challenges"].values()]
+    return Score(sum(settled), len(settled), sum(solved), len(solved))

@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
-from typing import TypedDict, cast
+from typing import Any
 
 from labkit.results.plain_file import text_of
 
@@ -20,28 +19,17 @@ KINDS = ("guesses", "challenges")
 QUIET = ("PYTEST_CURRENT_TEST", "LABKIT_NO_SCORE")  # set where nobody is playing
 
 Guessed = float | str  # a number or a choice
-
-
-class Values(TypedDict, total=False):
-    """What is kept of one guess or challenge, as JSON types."""
-
-    kind: str  # one of KINDS
-    name: str
-    guess: Guessed | None
-    measured: Guessed | None
-    passed: bool
-    tries: int
-
+Values = dict[str, Any]  # what is kept of one guess or challenge, as JSON types
 
 _unwritten: list[Values] = []  # what this session could not write
 
 
-def keep(kind: str, name: str, **values: Guessed | None) -> None:
+def keep(kind: str, name: str, **values: object) -> None:
     """Remember `values` of one guess or challenge; never raises.
 
     Each call appends a line to the file, so that notebooks which play at once lose nothing.
     """
-    _unwritten.append(cast("Values", {"kind": kind, "name": name, **values}))
+    _unwritten.append({"kind": kind, "name": name, **values})
     if _nobody_plays():
         return
     text = "\n".join(json.dumps(line, default=str) for line in _unwritten)
@@ -53,12 +41,17 @@ def keep(kind: str, name: str, **values: Guessed | None) -> None:
 
 def read() -> dict[str, dict[str, Values]]:
     """Return {kind: {name: values}}; lines that are no entries of a score are skipped."""
+    text = ""
+    with contextlib.suppress(OSError):
+        text = "" if _nobody_plays() else text_of(FILE_NAME, MAX_BYTES)
+    lines = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
+            lines.append(json.loads(line))
     book: dict[str, dict[str, Values]] = {kind: {} for kind in KINDS}
-    for line in [*_stored(), *_unwritten]:
-        kind = line.get("kind")
-        name = line.get("name")
-        if kind in KINDS and isinstance(name, str):
-            book[kind].setdefault(name, {}).update(line)
+    for line in [*lines, *_unwritten]:
+        if isinstance(line, dict) and line.get("kind") in KINDS:
+            book[line["kind"]].setdefault(str(line.get("name")), {}).update(line)
     return book
 
 
@@ -69,14 +62,3 @@ def entry(kind: str, name: str) -> Values:
 
 def _nobody_plays() -> bool:
     return any(name in os.environ for name in QUIET)
-
-
-def _stored() -> Iterator[Values]:
-    """Yield the lines of the file that can be read."""
-    with contextlib.suppress(OSError):
-        text = "" if _nobody_plays() else text_of(FILE_NAME, MAX_BYTES)
-        for line in text.splitlines():
-            with contextlib.suppress(ValueError, RecursionError):
-                values = json.loads(line)
-                if isinstance(values, dict):
-                    yield cast("Values", values)

@@ -142,16 +142,12 @@ def other_work(run: Run, first: Run) -> str | None:
             return f"not a finished run of the slow script: {each!r}"
     if run.samples != first.samples:
         return "not the same samples"
-    losses = np.array(run.loss)
-    first_losses = np.array(first.loss)
-    mean = first_losses.mean()
-    apart = abs(losses - first_losses)
-    allowed = SAME_LOSS * np.maximum(abs(first_losses), mean)
-    if any(each.pipeline.to_dict()["precision"] in HALF_PRECISION for each in (run, first)):
-        apart = abs(losses.mean() - mean)
-        allowed = SAME_MEAN_LOSS * abs(mean)
-    is_same = (apart <= allowed).all()  # not where one is NaN
-    return None if is_same else f"other losses: {losses.mean():.4f} in the mean, it was {mean:.4f}"
+    losses = np.array([run.loss, first.loss])
+    now, mean = losses.mean(axis=1)
+    is_same = abs(now - mean) <= SAME_MEAN_LOSS * mean
+    if not any(each.pipeline.precision in HALF_PRECISION for each in (run, first)):
+        is_same = (np.ptp(losses, axis=0) <= SAME_LOSS * np.maximum(losses[1], mean)).all()
+    return None if is_same else f"other losses: {now:.4f} in the mean, it was {mean:.4f}"
 
 
 def changed_code(fix: str) -> Script:

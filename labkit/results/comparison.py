@@ -129,9 +129,7 @@ class Comparison(Result):
 
     def plot(self) -> Figure:
         """Draw both runs on one time scale, the earlier one above, as a matplotlib Figure."""
-        from labkit.view.pair_figure import draw_pair
-
-        return draw_pair(self.before, self.after)
+        return self.after.plot(self.before)
 
     def to_dict(self) -> dict[str, object]:
         """Return the comparison as JSON types."""

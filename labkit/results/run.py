@@ -303,7 +303,7 @@ class Run(RunLog):
 
     @of_one_moment
     def export(self, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
-        """Write the run as .html, .md, .csv, .png, .svg or .pdf; return the path.
+        """Write the run as .html, .csv, .png, .svg or .pdf; return the path.
 
         Raises ValueError on another suffix, and where a file is there that labkit did not write so.
         """

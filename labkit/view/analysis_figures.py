@@ -13,7 +13,7 @@ from labkit.traces.breakdown import Breakdown
 from labkit.traces.compare import Change, TraceComparison
 from labkit.traces.public import PublicTrace
 from labkit.traces.ranks import RankTraces
-from labkit.view.primitives import Bar, Lane, draw_lanes, hbars, rows_in
+from labkit.view.primitives import AROUND_IN, ROW_IN, Bar, Lane, draw_lanes, hbars
 from labkit.view.rows_figure import plot
 from labkit.view.style import (
     BLUE,
@@ -47,13 +47,13 @@ CAUSES = {
     "kernel_wait_us": "kernel wait (short gaps)",
     "other_us": "other",
 }
-CLASS_OF_LANE = {  # rows of a picture of a trace: the classes that they show
-    "CPU operators": "cpu_exec",
-    "DataLoader": "dataloader",
-    "CUDA calls": "runtime",
-    "kernels": "kernel",
-    "collectives": "communication",
-    "copies": "memcpy",
+COLOUR_OF_LANE = {  # rows of a picture of a trace, as the classes that they show
+    "CPU operators": SKY,
+    "DataLoader": WAIT,
+    "CUDA calls": VERMILION,
+    "kernels": COMPUTE,
+    "collectives": BLUE,
+    "copies": COPY,
 }
 TITLES = {
     "classes": "the average step by class (grey line: before)",
@@ -61,6 +61,7 @@ TITLES = {
     "operators": "operators that changed most: host time",
 }
 LANE_IN = 0.26  # inches that a lane is high
+LANES_AROUND_IN = 0.4
 MOST_KERNELS = 6
 NAME_LENGTH = 44  # characters of a kernel's name
 SOURCE_LENGTH = 60
@@ -97,12 +98,8 @@ def _kernel_bars(breakdown: Breakdown) -> list[Bar]:
     bars = []
     for kernel in breakdown.top_kernels[:MOST_KERNELS]:
         took_us = kernel.total_us / breakdown.steps
-        text = _ms(took_us)
-        colour = COMPUTE
-        if kernel.tensor_core:
-            text += " (Tensor Cores)"
-            colour = "#004D40"
-        bars.append(Bar(_short(kernel.name), took_us, text, colour))
+        text = f"{_ms(took_us)}{' (Tensor Cores)' if kernel.tensor_core else ''}"
+        bars.append(Bar(_short(kernel.name), took_us, text, COMPUTE))
     return bars
 
 
@@ -130,12 +127,11 @@ def draw_timeline(
     rows = []
     for label, spans in rows_of.items():
         kind = label.split(": ")[-1]
-        active = np.diff(spans.clip(start, end)).sum() / (end - start)
+        active = np.diff(spans.clip(start, end)).any()
         if active or kind == "kernels":  # no kernel says something, no copy does not
-            _, colour = CLASSES[CLASS_OF_LANE[kind]]
-            rows.append(Lane(label, [(colour, spans)]))
+            rows.append(Lane(label, [(COLOUR_OF_LANE[kind], spans)]))
     header = [(drawable(source, 200), BOLD)]
-    figure, (axes,) = page(header, [(0.1, LANE_IN * len(rows))], left_in=1.6)
+    figure, [axes] = page(header, [LANES_AROUND_IN + LANE_IN * len(rows)])
     draw_lanes(axes, rows[::-1], start, end)
     if steps is not None:
         place = axes.get_xaxis_transform()
@@ -195,8 +191,8 @@ def draw_reference(known: PublicTrace) -> Figure:
 
 def _bars_page(header: str, panels: Mapping[str, list[Bar]]) -> Figure:
     """Return a figure of some bars below each title."""
-    sizes = [(0.36, rows_in(len(bars))) for bars in panels.values()]
-    figure, drawn = page([(header, BOLD)], sizes, left_in=3.1, bottom_in=0.15)
+    heights = [AROUND_IN + ROW_IN * len(bars) for bars in panels.values()]
+    figure, drawn = page([(header, BOLD)], heights)
     for axes, (title, bars) in zip(drawn, panels.items(), strict=True):
         hbars(axes, bars)
         axes.set_title(title, loc="left")
@@ -212,5 +208,4 @@ def _short(name: str) -> str:
     """Cut a demangled C++ name to what tells kernels apart: no namespaces, no parameter list."""
     name = name.removeprefix("void ").split("(")[0] or name
     head, angle, arguments = name.partition("<")
-    arguments = arguments.replace("at::native::", "").replace("at::detail::", "")
     return drawable(head.rsplit("::", 1)[-1] + angle + arguments, NAME_LENGTH)

@@ -1,10 +1,9 @@
-"""A control of a panel for each knob: a slider, a list, a switch or a number to type."""
+"""A control of a panel for each knob: a slider, a list or a switch."""
 
 from __future__ import annotations
 
 import html
 import re
-from collections.abc import Sequence
 
 import ipywidgets as widgets
 
@@ -16,15 +15,10 @@ Widget = (
     | widgets.Checkbox
     | widgets.IntSlider
     | widgets.FloatSlider
-    | widgets.BoundedIntText
-    | widgets.BoundedFloatText
 )
 MOST_ON_A_SLIDER = 300  # whole numbers that a slider of 200 px still lets one hit
-MOST_OF_A_SLIDER = 1e6  # above it, a number is typed
-# The stops of a slider with "auto": round numbers, and for whole ones powers of two and between
-MANTISSAS = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
-ROUND = [0.0, 0.5, *(float(first * 10**power) for power in range(5) for first in MANTISSAS)]
-WHOLE = [0, 1, *(first * 2**power for power in range(14) for first in (2, 3))]
+# The stops of a slider over more of them, or over numbers and "auto": powers of two and between
+STOPS = (0, 0.5, *(first * 2**power for power in range(31) for first in (1, 1.5)))
 NONE = "None"  # stands for None in a widget, which would take None itself as nothing chosen
 Value = int | float | str | None  # of a knob
 DEVICES = ("auto", "cpu", "cuda", "mps")
@@ -64,41 +58,27 @@ class Control(widgets.VBox):
 
 def make_widget(knob: Knob, value: Value) -> Widget:
     """Return the widget that suits the knob, set to `value`, unable to leave the knob's range."""
-    if knob.choices:
-        return chooser([*([None] if knob.auto else []), *knob.choices], value, knob)
     if knob.kind == "bool":
         return widgets.Checkbox(value, description="on", indent=False)
+    unset = [("auto" if knob.auto else "off", NONE)] if knob.takes_none else []
+    chosen = NONE if value is None else value
     if knob.low is None or knob.high is None:
-        return chooser([*DEVICES, value], value, knob)
-    whole = knob.kind == "int"
-    now = {float(value)} if isinstance(value, (int, float)) else set()
+        choices = dict.fromkeys([*(knob.choices or DEVICES), value])
+        named = [(shown(each), each) for each in choices if each is not None]
+        return widgets.Dropdown(options=[*unset, *named], value=chosen)
+    now = [] if value is None else [float(value)]
     high = min(knob.high, max([knob.reach or knob.high, *now]))
-    if knob.auto:
-        stops = {stop for stop in (WHOLE if whole else ROUND) if knob.low <= stop <= high}
-        sorted_stops = sorted(stops | now)
-        return chooser([None, *(map(int, sorted_stops) if whole else sorted_stops)], value, knob)
-    if high - knob.low > (MOST_ON_A_SLIDER if whole else MOST_OF_A_SLIDER):
-        box = widgets.BoundedIntText if whole else widgets.BoundedFloatText
-        return box(value, min=knob.low, max=knob.high)
-    if whole:
+    is_whole = knob.kind == "int"
+    if knob.auto or (is_whole and high - knob.low > MOST_ON_A_SLIDER):
+        stops = {float(stop) for stop in STOPS if knob.low <= stop <= high} | {*now}
+        if is_whole:
+            stops = {int(stop) for stop in stops if stop.is_integer()}
+        named = [(shown(stop), stop) for stop in sorted(stops)]
+        return widgets.SelectionSlider(options=[*unset, *named], value=chosen)
+    if is_whole:
         return widgets.IntSlider(value, min=knob.low, max=high)
     step = 10 ** len(str(int(high))) / 1000
     return widgets.FloatSlider(value, min=knob.low, max=high, step=step, readout_format=".1f")
-
-
-def chooser(
-    values: Sequence[Value], value: Value, knob: Knob
-) -> widgets.SelectionSlider | widgets.Dropdown:
-    """Return a slider over numbers, else a drop-down, at `value`."""
-    options = []
-    for each in dict.fromkeys(values):
-        if each is None:
-            options.append(("auto" if knob.auto else "off", NONE))
-        else:
-            options.append((shown(each), each))
-    chosen = NONE if value is None else value
-    kind = widgets.Dropdown if knob.choices or knob.low is None else widgets.SelectionSlider
-    return kind(options=options, value=chosen)
 
 
 def shown(value: object) -> str:

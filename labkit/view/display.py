@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 PERIOD_S = 0.2  # s between two updates: a person reads no faster
 FIGURE_TEXT = "<labkit figure>"  # the same for every figure: nbval compares texts
-FIGURE_PX = {False: 660, True: 720}  # height of a run's figure, 900 wide; True: with the run before
-RANKS_PX = 460  # usual height of a figure of ranks, and of a sweep
-SWEEP_PX = 500
+FIGURE_PX = {False: 660, True: 780}  # height of a figure, 900 wide; True: with the run before
 LEAST_IPYWIDGETS = 8
 SHARPNESS = 1.5  # pixels of a stored figure per CSS pixel: sharp enough, and small in the notebook
 
@@ -76,7 +74,7 @@ class Display:
 
     def line(self, text: str, rich: object = None) -> None:
         """Say how far it is, a few times a second; `rich` is shown in its place in a notebook."""
-        if self.due and (text != self.text or rich is not None):
+        if self.due:
             self._show(text, rich, "")
             self.text = text
             self.shown_at = time.monotonic()
@@ -86,7 +84,6 @@ class Display:
         if self.handle is not None or text or sys.stderr.isatty():
             self._show(text, rich, "\n")
         self.text = ""
-        self.shown_at = 0.0
 
     def _show(self, text: str, rich: object, end: str) -> None:
         if self.handle is not None:
@@ -95,8 +92,7 @@ class Display:
             self.handle.update(HTML(f"<code>{html.escape(text)}</code>") if rich is None else rich)
             return
         start = "\r" if sys.stderr.isatty() else ""
-        padded = printable(text).ljust(len(self.text))  # over what the line before left
-        shown = padded.rstrip(" ") if end else padded
+        shown = printable(text).ljust(len(self.text))  # over what the line before left
         print(f"{start}{shown}", end=end, file=sys.stderr, flush=True)
 
 
@@ -109,23 +105,20 @@ class StaticFigure:
         self.text = text
 
     @classmethod
-    def of(
-        cls, result: Run | Ranks | Sweep, before: Run | None = None, least_px: int = 0
-    ) -> StaticFigure:
+    def of(cls, result: Run | Ranks | Sweep, before: Run | None = None) -> StaticFigure:
         """Draw what came out, over `before`; a text only, where nothing was measured."""
         measured = result.best if isinstance(result, Sweep) else result.throughput
         if measured is None:
             return cls(b"", 0, closing_line(result))
-        figure = result.plot(before) if isinstance(result, Run) else result.plot()
-        return cls.drawn(figure, least_px)
+        return cls.drawn(result.plot(before) if isinstance(result, Run) else result.plot())
 
     @classmethod
-    def drawn(cls, figure: Figure, least_px: int = 0) -> StaticFigure:
-        """Render a matplotlib Figure at its own size, but at least `least_px` high."""
+    def drawn(cls, figure: Figure) -> StaticFigure:
+        """Render a matplotlib Figure at its own size."""
         from labkit.view.style import png_of
 
         width = round(figure.get_figwidth() * figure.dpi)
-        return cls(png_of(figure, SHARPNESS, least_px), width, FIGURE_TEXT)
+        return cls(png_of(figure, SHARPNESS), width, FIGURE_TEXT)
 
     def html(self, alt: str) -> str:
         """Return it as an image in a page, with a text for who cannot see it."""
@@ -145,11 +138,6 @@ def stage_line(run: EventLogResult) -> str:
     stage = run.stage
     name = f"waiting: {stage['name']}" if stage.get("waiting") else stage["name"]
     return f"{name} {stage['done']}/{stage['total']}" if stage.get("total") else name
-
-
-def recorded_mark(run: EventLogResult) -> str:
-    """Return the mark of numbers from other hardware; "" for a run made here."""
-    return f"RECORDED · {run.machine.name}" if run.recorded else ""
 
 
 def closing_line(result: Run | Ranks | Sweep) -> str:

@@ -30,38 +30,32 @@ class Drawing:
     beside: Rows | None = None
     log: str | None = None
 
-    def figure(self, rows: Measurements, earlier: Measurements | None = None) -> Figure | None:
-        """Draw the rows over those of an earlier version, paler; None without an x or a y."""
+    def figure(self, rows: Measurements) -> Figure | None:
+        """Draw the rows; None without an x or a y."""
         axes = self.axes(rows.rows)
         if axes is None:
             return None
         from labkit.view.rows_figure import plot
 
         x, y, by = axes
-        if earlier is not None and not {x, y, by or x} <= {*earlier.rows}:
-            earlier = None  # another experiment under the same name
         title = self.title_of(rows)
-        return plot(rows, x, y, by, beside=self.beside, earlier=earlier, title=title, log=self.log)
+        return plot(rows, x, y, by, beside=self.beside, title=title, log=self.log)
 
-    def picture(
-        self, rows: Measurements, earlier: Measurements | None = None
-    ) -> StaticFigure | None:
+    def picture(self, rows: Measurements) -> StaticFigure | None:
         """Return the figure for a page; None where there is none."""
-        drawn = self.figure(rows, earlier)
+        drawn = self.figure(rows)
         return drawn and StaticFigure.drawn(drawn)
 
     def axes(self, rows: pandas.DataFrame) -> tuple[str, str, str | None] | None:
         """Return x, y and by: as asked, else arguments that vary and the best known measure."""
         known = [name for name in BEST_FIRST if name in rows and rows[name].notna().any()]
         y = self.y or next(iter(known), None)
-        arguments = [name for name in rows if name not in (*TIMED, y) and not has_lists(rows[name])]
-        varying = [name for name in arguments if rows[name].nunique() > 1]
+        own = [name for name in rows if name not in (*TIMED, y)]
+        varying = [name for name in own if rows[name].astype(str).nunique() > 1]
         x = self.x or next(iter(varying), None)
         if x is None or y is None or not {x, y} <= {*rows} or rows[y].isna().all():
             return None
-        by = self.by
-        if self.x is None and by is None and len(varying) > 1:
-            by = varying[1]
+        by = self.by if self.x or self.by else next(iter(varying[1:]), None)
         return x, y, by if by in rows else None
 
     def title_of(self, measured: Measurements) -> str:
@@ -77,8 +71,3 @@ class Drawing:
         except Exception as error:  # whatever the user's function raises
             unfinished = measured.running or measured.added
             return "" if unfinished else f"title: {type(error).__name__}: {error}"
-
-
-def has_lists(column: pandas.Series) -> bool:
-    """Return whether a function returned lists in this column, such as the loss of each step."""
-    return any(isinstance(value, (list, dict)) for value in column)

@@ -15,7 +15,6 @@ from labkit.results.payload import CannotSend, import_path, pickled, sizes_of, w
 
 MOST_MIB = 64  # of a function with what it refers to
 PAYLOAD = "function.pkl"
-PLAIN = (bool, int, float, str, type(None))  # values that tell one version from another
 
 
 def signature_of(function: Callable[..., object]) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
@@ -36,38 +35,27 @@ class FunctionPayload:
 
     def __init__(self, function: FunctionType):
         triton_kernels.allow()
-        self.function = function
-        self.refers_to = referred_to(function)
-        for name, value in self.refers_to.items():
+        refers_to = referred_to(function)
+        for name, value in refers_to.items():
             if getattr(value, "is_cuda", False) is True:
                 raise ValueError(
                     f"{function.__name__} uses {name}, a tensor on the GPU: make it inside, on "
                     "bench.device."
                 )
-        others = self.refers_to.values()
-        functions = [function, *(each for each in others if isinstance(each, FunctionType))]
+        others = [each for each in refers_to.values() if isinstance(each, FunctionType)]
+        functions = [function, *others]
         code = {each.__name__: linecache.getlines(each.__code__.co_filename) for each in functions}
-        plain = {name: each for name, each in self.refers_to.items() if isinstance(each, PLAIN)}
-        self.source = f"{plain}{[source_of(each) for each in functions]}"
         try:
             self.pickled = pickled((function, code))
         except Exception as error:  # whatever the user's objects raise
-            why = f"{self.culprit()} cannot be sent to another process: {error}"
-            raise ValueError(why) from None
+            why = f"{culprit_of(function, refers_to)} cannot be sent to another process"
+            raise ValueError(f"{why}: {error}") from None
         mib = len(self.pickled) / 2**20
         if mib > MOST_MIB:
             raise ValueError(
                 f"{function.__name__} takes {mib:.0f} MiB of data along (at most {MOST_MIB}): make "
                 "what is large inside."
             )
-
-    def culprit(self) -> str:
-        """Name what cannot be sent: the first thing the function refers to that cannot."""
-        try:
-            sizes_of(self.refers_to)
-        except CannotSend as found:
-            return f"{found.name}, which {self.function.__name__} uses,"
-        return self.function.__name__
 
     def place(self, folder: Path) -> FunctionSource:
         """Write the function into the run's folder, for its owner alone; return where it is."""
@@ -79,12 +67,13 @@ class FunctionPayload:
         return spec.to_spec()
 
 
-def source_of(function: FunctionType) -> str:
-    """Return a function's text; "" where nobody kept it."""
+def culprit_of(function: FunctionType, refers_to: dict[str, object]) -> str:
+    """Name what cannot be sent: the first thing a function refers to that cannot."""
     try:
-        return inspect.getsource(function)
-    except (OSError, TypeError):
-        return ""
+        sizes_of(refers_to)
+    except CannotSend as found:
+        return f"{found.name}, which {function.__name__} uses,"
+    return function.__name__
 
 
 def referred_to(function: FunctionType) -> dict[str, object]:

@@ -57,7 +57,7 @@ class LiveView(anywidget.AnyWidget):
     def show_before(self, before: Run | None) -> None:
         """Draw `before`'s utilization faintly behind; None removes it."""
         self.overlay = b"" if before is None else live_frame(before)
-        self.overlay_name = (display.recorded_mark(before) if before else "") or "run before"
+        self.overlay_name = (before.mark if before else None) or "run before"
 
     def update(self, running: Run | Ranks) -> None:
         """Show what it has done by now."""
@@ -82,7 +82,7 @@ class LiveView(anywidget.AnyWidget):
             self.drawn_steps = 0
             self.frame = b""
             self.device = "device"
-            self.badge = display.recorded_mark(what)
+            self.badge = what.mark or ""
         if run is None:
             return
         if run.machine.kind != "unknown":
@@ -109,11 +109,10 @@ class LiveView(anywidget.AnyWidget):
 class RunDisplay:
     """Shows one run or one after another while they go on, and leaves what came out."""
 
-    def __init__(self, before: Run | None = None, height: int | None = None):
-        """Draw over `before`; `height` is that of the figure in the end, px, else a run's."""
+    def __init__(self, before: Run | None = None):
         self.before = before
         self.run: Run | Ranks | None = None
-        self.view = LiveView(before, height or display.FIGURE_PX[before is not None])
+        self.view = LiveView(before, display.FIGURE_PX[before is not None])
         self.shown = display.Display(self.view)
 
     def next(self, title: str) -> None:
@@ -136,11 +135,9 @@ class RunDisplay:
         """Leave the figure of a Run, Ranks or Sweep, or the closing line of the last run."""
         last = self.run if isinstance(result, Sweep) else result
         if self.shown.handle is not None:
-            drawn = display.StaticFigure.of(result, self.before, self.view.height)
-            self.shown.final(rich=drawn)
+            self.shown.final(rich=display.StaticFigure.of(result, self.before))
         elif last is not None:
-            parts = [display.recorded_mark(last), display.closing_line(last)]
-            self.shown.final(self.view.title + " ".join(filter(None, parts)))
+            self.shown.final(self.view.title + display.closing_line(last))
         self.view.close()
 
 

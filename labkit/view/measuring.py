@@ -15,7 +15,6 @@ from labkit.results.measurements import Measurements
 from labkit.view.display import Display, stage_line, why_no_widgets
 from labkit.view.drawing import Drawing
 from labkit.view.function_payload import FunctionPayload, signature_of
-from labkit.view.versions import earlier_version
 
 if TYPE_CHECKING:
     import pandas
@@ -42,8 +41,7 @@ def measure(
     """Measure your own function for each combination of the given values, in its own process.
 
     A notebook shows a panel: the rows as a figure, a control for each argument, and **Measure**,
-    which measures one more point and adds it to the figure and to `.rows`. Once the cell is edited
-    and run again, the rows of the version before stay beside, paler.
+    which measures one more point and adds it to the figure and to `.rows`.
 
     ```python
     def matmul(bench, n, dtype):
@@ -84,7 +82,10 @@ def measure(
     with held():
         started = launch(spec, source=source)
         if wait and in_notebook() and why_no_widgets() is None:
-            show_panel(started, spec, source, drawing)
+            from labkit.view.function_panel import FunctionPanel
+
+            panel = FunctionPanel(spec, source, drawing, started)
+            wait_for_rows(started, panel.tell, panel.settle)
         elif wait:
             watch_rows(started, drawing)
     return checked(started) if wait else started
@@ -120,17 +121,6 @@ def checked(measured: Measurements) -> Measurements:
     if why:
         raise RuntimeError(f"{measured.name}: {why}")
     return measured
-
-
-def show_panel(
-    measured: Measurements, spec: Grid, source: FunctionPayload, drawing: Drawing
-) -> None:
-    """Show the rows in a panel as they come, until all are there."""
-    from labkit.view.function_panel import FunctionPanel
-
-    panel = FunctionPanel(spec, source, drawing)
-    panel.follow(measured, earlier_version(source, measured))
-    wait_for_rows(measured, panel.tell, panel.settle)
 
 
 def watch_rows(measured: Measurements, drawing: Drawing | None = None) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import anywidget
+
 HERE = Path(__file__).parent
 STYLE_SHEET = HERE / "live.css"
 
@@ -11,3 +13,10 @@ STYLE_SHEET = HERE / "live.css"
 def script_of(*names: str) -> str:
     """Return files of JavaScript, joined: the page loads a widget's as one module."""
     return "\n".join((HERE / name).read_text("utf-8") for name in names)
+
+
+class PanelAccess(anywidget.AnyWidget):
+    """Shows nothing: it names the controls of the panel it stands in, and keeps the focus there."""
+
+    _esm = script_of("panel_access.js")
+    _css = STYLE_SHEET

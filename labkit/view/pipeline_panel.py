@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import html
 from collections.abc import Sequence
 
 import ipywidgets as widgets
 
+from labkit.diagnosis.findings import gain_without
 from labkit.diagnosis.prediction import Prediction
 from labkit.knobs import check_names
 from labkit.results.hardware import check_device
 from labkit.results.launch import launch
 from labkit.results.run import Run
 from labkit.spec import KNOBS, Pipeline
-from labkit.view.controls import Control, knobs_in_words
+from labkit.view.controls import Control, knobs_in_words, shown
 from labkit.view.live import LiveView
-from labkit.view.panel import Panel
-from labkit.view.panel_parts import Comparison, fade, grid_of
-from labkit.view.panel_words import difference, run_verdict
+from labkit.view.panel import Panel, fade
 from labkit.view.prediction_bar import PredictionBar, expected
+from labkit.view.run_header import busy_of, device_of
 from labkit.view.running import pipeline_with
 
 USUAL_KNOBS = ("num_workers", "prefetch_factor", "batch_size", "io_ms")
@@ -51,13 +52,11 @@ class PipelinePanel(Panel):
         self.runs: list[Run] = []  # oldest first
         self.opened_with = self.values
         self.bars = PredictionBar()
-        self._forecasted: tuple[Pipeline, Run] | None = None  # what was predicted, from which run
-        self._found: Prediction | None = None
+        self._found: Prediction | None = None  # what is expected of the controls
         self.view = LiveView()
-        self.comparison = Comparison()
-        parts = [grid_of(self.controls.values()), self.buttons, self.bars, self.view, self.verdict]
-        self.assemble([*parts, self.comparison])
-        self.verdict.say("Set the knobs and press Run.")
+        self.comparison = widgets.HTML()
+        self.assemble([self.bars, self.view, self.verdict, self.comparison])
+        self.say("Set the knobs and press Run.")
         self._changed()
 
     # What is asked, and what has run
@@ -109,7 +108,7 @@ class PipelinePanel(Panel):
         """Run, from the press of the button to the last figure."""
         await asyncio.to_thread(check_device, self.asked.device)  # or the kernel waits for torch
         run, before = self._begin()
-        await self.session.follow(run, self.view.follow)
+        await self.follow(run, self.view.follow)
         self._show(run, before)
 
     def launch(self, asked: Pipeline) -> Run:
@@ -120,9 +119,9 @@ class PipelinePanel(Panel):
         """Start what is asked; return the run and the one before it that has numbers."""
         asked = self.asked
         before = self.measured()
-        self.forecast(asked)
-        self.view.show_before(before)
         run = self.launch(asked)
+        self.view.show_before(before)
+        self.forecast(asked)
         self.runs.append(run)
         return run, before
 
@@ -131,36 +130,30 @@ class PipelinePanel(Panel):
     def forecast(self, asked: Pipeline) -> None:
         """Draw what is expected of `asked` from the last run; about 30 ms."""
         run = self.measured()
-        base = None if run is None else (asked, run)
-        if base is not None and base == self._forecasted:
-            return
-        self._forecasted = base
         self._found = None if run is None else expected(run, asked)
         self.view.expected = self.bars.show(self._found, run)
 
-    def settle(self, run: Run) -> None:
-        """Draw what came beside what was predicted; without that, what is expected now."""
-        if run.throughput and self._found is not None and self._forecasted is not None:
-            self.view.expected = self.bars.show(self._found, self._forecasted[1], run)
+    def _show(self, run: Run, before: Run | None) -> None:
+        """Show how `run` ended, what differs from the one before, and what had been predicted."""
+        self.view.finish(run)
+        if run.error:
+            self.say(run.error, good=False)
+        elif run.throughput is not None:
+            self.say(run_verdict(run))
+        else:
+            self.say(f"{run.outcome.capitalize()}: too short to tell.")
+        lines = html.escape("\n".join(differences(run, before)))
+        self.comparison.value = f"<div class='labkit-said'>{lines}</div>"
+        if run.throughput and self._found is not None:
+            self.view.expected = self.bars.show(self._found, before, run)
         elif not self.refused:
             self.forecast(self.asked)
 
-    def _show(self, run: Run, before: Run | None) -> None:
-        """Show how `run` ended, and what differs from another."""
-        self.view.finish(run)
-        measured = run.throughput is not None
-        if run.error:
-            self.verdict.say(run.error, good=False)
-        elif measured:
-            self.verdict.say(run_verdict(run))
-        else:
-            self.verdict.say(f"{run.outcome.capitalize()}: too short to tell.")
-        self.comparison.say(difference(run, before if measured else None))
-        self.settle(run)
-
-    @property
-    def _old_when_busy(self) -> tuple[widgets.DOMWidget, ...]:
-        return self.verdict, self.comparison
+    def _show_busy(self, busy: bool, in_cell: bool = False) -> None:
+        """Enable what can be pressed, and make faint what is not of what goes on."""
+        super()._show_busy(busy, in_cell)
+        for part in (self.verdict, self.comparison):
+            fade(part, busy)
 
     def _changed(self) -> None:
         """Say at once what the controls would bring, or where they do not go together."""
@@ -172,7 +165,7 @@ class PipelinePanel(Panel):
             return
         self._refuse("")
         if was_refused:
-            self.verdict.say("The controls go together again: press Run.")
+            self.say("The controls go together again: press Run.")
         if not self.running:
             self.forecast(asked)
 
@@ -183,4 +176,29 @@ class PipelinePanel(Panel):
         self.run_button.disabled = self.refused or self.running
         fade(self.bars, bool(why))
         if why:
-            self.verdict.say(why, good=False)
+            self.say(why, good=False)
+
+
+def run_verdict(run: Run) -> str:
+    """Say how busy the device was, what limits the run, and from which step its loss is NaN."""
+    found = run.diagnose()
+    said = f"{busy_of(run)}. {found}"
+    if found.bottleneck == "input" and run.throughput:
+        perfect = run.throughput * gain_without(found.findings[0].lost_share)
+        said += f"\nWith a perfect loader: about {perfect:,.0f} samples/s."
+    gone = [] if run.watched else [step for step, loss in enumerate(run.loss) if loss != loss]
+    if gone:
+        said += f" The loss is NaN from step {gone[0]} on: see notebook 05."
+    return said
+
+
+def differences(run: Run, before: Run | None) -> list[str]:
+    """Say what was changed, what it brought, and what could not be applied."""
+    lines = [f"{knob} was not applied: {why}." for knob, why in run.not_applied.items()]
+    if before is None or run.throughput is None:
+        return lines
+    compared = run.compare(before)
+    moved = [f"{knob} {shown(old)} → {shown(new)}" for knob, (old, new) in compared.changed.items()]
+    what = ", ".join(moved) or "nothing changed"
+    busy = f"{device_of(run)} busy {before.busy_text} → {run.busy_text}"
+    return [f"Against the run before ({what}): {busy}. {compared.verdict}", *lines]

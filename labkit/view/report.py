@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ MARK = "<!-- written by labkit -->"
 
 
 def export(run: Run, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
-    """Write a run in the format of the path's suffix: .html, .md, .png, .svg, .pdf or .csv.
+    """Write a run in the format of the path's suffix: .html, .png, .svg, .pdf or .csv.
 
     Args:
         run: A run with steps.
@@ -37,13 +36,13 @@ def export(run: Run, path: str | os.PathLike[str], overwrite: bool = False) -> P
     suffix = path.suffix.lower()
     if suffix in saving.FIGURES:
         return saving.save_figure(run.plot(), path, overwrite)
-    texts = {".html": html_page, ".md": markdown, ".csv": lambda run: run.frame.to_csv()}
-    if suffix not in texts:
-        known = ".html, .md, .csv, .png, .svg or .pdf"
+    if suffix not in (".html", ".csv"):
+        known = ".html, .csv, .png, .svg or .pdf"
         raise ValueError(
             f"export({str(path)!r}): the format follows from the suffix; give {known}."
         )
-    return saving.save_text(path, texts[suffix](run), overwrite)
+    text = html_page(run) if suffix == ".html" else run.frame.to_csv()
+    return saving.save_text(path, text, overwrite)
 
 
 def html_page(run: Run, verdict: str = "") -> str:
@@ -55,7 +54,7 @@ def html_page(run: Run, verdict: str = "") -> str:
     return template("report.html").render(
         mark=MARK,
         run=run,
-        headline=_headline(run),
+        headline=": ".join(filter(None, [run.mark, run.diagnose().headline])),
         verdict=for_others(verdict or str(run.diagnose())),
         run_png=_png(run.plot()),
         workers_png=_png(run.workers.plot()) if run.workers.batches else "",
@@ -67,19 +66,6 @@ def page_of(result: Result) -> str:
     """Return a result's table as a self-contained page of HTML."""
     table = for_others(result._repr_html_())
     return f'<!DOCTYPE html>\n{MARK}\n<meta charset="utf-8">\n<title>labkit</title>\n{table}\n'
-
-
-def markdown(run: Run, verdict: str = "") -> str:
-    """Return the verdict, the numbers and the machine for an issue or a pull request."""
-    found = run.diagnose()
-    text = f"{for_others(verdict or str(found))}\n\n{run.numbers}\n{run.machine.line}"
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
-    return f"{MARK}\n### {found.headline}\n\n{fence}text\n{text}\n{fence}\n"
-
-
-def _headline(run: Run) -> str:
-    recorded = f"{run.mark}: " if run.mark else ""
-    return f"{recorded}{run.diagnose().headline}"
 
 
 def _png(figure: Figure) -> str:

@@ -1,4 +1,4 @@
-"""The figure of one run: its teeth, its utilization over the whole run, and its mean step.
+"""The figure of a run, and of the one before it: teeth, the whole run, and the mean step.
 
 The teeth are true intervals, never samples, and only those of a short window are drawn, so that a
 run of a million steps is as quick to draw as one of a hundred. A watched run has the costliest
@@ -7,18 +7,18 @@ lines of its code as well.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter, ScalarFormatter
 
+from labkit.diagnosis.hot_lines import Lines
 from labkit.results.readings import driver_readings, readings_of
 from labkit.results.run import Run
-from labkit.results.step_classes import AHEAD
-from labkit.results.text import counted
 from labkit.view.display import FIGURE_PX
-from labkit.view.lines_figure import draw_lines, line_bars, lines_panels
-from labkit.view.primitives import Lane, draw_lanes, patches, rows_in, stack
+from labkit.view.primitives import Bar, Lane, draw_lanes, hbars, patches, stack, write_beside
 from labkit.view.run_header import device_of, run_header
 from labkit.view.style import (
     BEFORE,
@@ -26,34 +26,36 @@ from labkit.view.style import (
     COMPUTE,
     COPY,
     GREY,
-    INSTRUMENT,
     LOUD,
     PARTS,
+    SKY,
     WAIT,
     legend_above,
     ms,
     our_style,
     page,
-    room_in,
 )
 
-WINDOW_STEPS = 10  # steps in the window
-MOST_IN_WINDOW = 24  # at most: two rounds of the workers, where they are many
+WINDOW_STEPS = (10, 24)  # steps in the window, at least and at most: two rounds of the workers
+SLOW_STEPS = 6  # of the slower of two runs, whose windows are of one length
+NEAR_STEPS = 1000  # before and after the middle, of which the window is taken
 STEPS_A_BIN = 3  # of the utilization: finer bins would show single teeth, aliased
 MAX_BINS = 120
-SPACES_IN = (0.30, 0.72, 0.80)  # above the three axes
-MANY = 100  # readings of the telemetry: the dots of more would merge into a band
-LINE = {"marker": ".", "markersize": 3, "linewidth": 1.0, "color": INSTRUMENT}
-INSTRUMENTS = {  # how their curves are drawn
-    "all CPU cores (psutil)": LINE,
-    "NVML's samples": {"marker": ".", "markersize": 5, "linestyle": "none", "color": BLUE},
-    "nvidia-smi": LINE | {"drawstyle": "steps-post"},
-}
+TEETH, WHOLE, STEP = 1.1, 1.4, 0.25  # heights of the axes, relative to each other
+LINE_PX = 27  # of a line of code
+AROUND_PX = 30
+MOST_LINES = 6  # of the loop, and half as many of the workers
+LEAST_SHARE = 0.02  # of the time, of a line that is drawn
+PLACE_LENGTH = 20  # characters of a line's place
+LINE_LENGTH = 64
+COLOURS = {"waiting": WAIT, "worker": WAIT, "between": BEFORE}  # of lines, by their phase
+SINCE = "s since the first batch was asked for"
+INSTRUMENTS = {"all CPU cores (psutil)": SKY, "NVML's samples": BLUE, "nvidia-smi": SKY}
 
 
 @our_style
 def draw_run(run: Run, before: Run | None) -> Figure:
-    """Draw `run`; the utilization and the mean step of `before` beside it, where given.
+    """Draw `run`, and `before` beside it where given.
 
     A run too short to have numbers gets a figure that says so, and why.
     """
@@ -65,59 +67,63 @@ def draw_run(run: Run, before: Run | None) -> Figure:
         return page([*header, (why, GREY if run.error else LOUD)], [])[0]
     if before is not None and before.utilization is None:
         before = None  # the header says so
-    mean_in = rows_in(2 if before else 1)
-    free_in = room_in(FIGURE_PX[before is not None], header) - mean_in - sum(SPACES_IN)
-    tall_in = (max(0.9, 0.45 * free_in), max(1.1, 0.55 * free_in), mean_in)
-    panels = list(zip(SPACES_IN, tall_in, strict=True))
+    runs = {"this run": run} if before is None else {"before": before, "this run": run}
+    tall = [*[TEETH] * len(runs), WHOLE, STEP * len(runs)]
+    height_px = FIGURE_PX[before is not None]
     bars = line_bars(run.lines) if run.watched else []
     if bars:
-        panels += lines_panels(run.lines, bars)
-    figure, (teeth, whole, step, *rest) = page(header, panels)
-    marked_s = _draw_teeth(teeth, run)
-    _draw_whole(whole, run, before, marked_s)
-    draw_mean_steps(step, run, before)
+        bars_px = AROUND_PX + LINE_PX * len(bars)
+        tall.append(sum(tall) * bars_px / height_px)
+        height_px += bars_px
+    figure, axes = page(header, tall, height_px)
+    length_s = window_s(runs.values())
+    marked_s = 0.0, 0.0
+    for place, (name, each) in zip(axes, runs.items(), strict=False):
+        what = "The teeth" if before is None else f"{name}: {each.in_short}"
+        marked_s = _draw_teeth(place, each, length_s, what)
+    axes[len(runs) - 1].set_xlabel(f"{SINCE}: the marked stretch below, enlarged")
+    _draw_whole(axes[len(runs)], run, before, marked_s)
+    draw_mean_steps(axes[len(runs) + 1], runs)
     if bars:
-        draw_lines(rest, run.lines, bars)
+        hbars(axes[-1], bars)
+        title = "share of the time, by line of your code (of workers: of their work)"
+        axes[-1].set_title(title, loc="left")
     return figure
 
 
-def teeth_window(run: Run) -> tuple[int, int]:
-    """Return a short window in the middle of a run: its first step, and the one after its last."""
+def window_s(runs: Collection[Run]) -> float:
+    """Return how much of each run is drawn enlarged, s: a few steps, of the slower one."""
+    steps = SLOW_STEPS
+    if len(runs) == 1:
+        [run] = runs
+        steps = np.clip(2 * (run.pipeline.num_workers or 0), *WINDOW_STEPS)
+    measured_s = [run.length_s - end_of(run, max(run.warmup, 1)) for run in runs]
+    longest_ms = max(run.step_ms or 0.0 for run in runs)
+    return max(min(steps * longest_ms / 1e3, *measured_s), 1e-6)
+
+
+def _draw_teeth(axes: Axes, run: Run, length_s: float, what: str) -> tuple[float, float]:
+    """Draw lanes of true intervals in the middle of a run; return from when to when, s."""
     first = max(run.warmup, 1)
-    wanted = min(max(WINDOW_STEPS, 2 * (run.pipeline.num_workers or 0)), MOST_IN_WINDOW)
-    count = min(wanted, run.steps - first)
-    start = first + (run.steps - first - count) // 2
-    return start, start + count
-
-
-def teeth_lanes(run: Run, near: np.ndarray) -> list[Lane]:
-    """Return what the device did, and what the loop waited for, of `near`: (n, 6), s."""
+    middle = (first + run.steps) // 2
+    near = run.stretch(max(0, middle - NEAR_STEPS), min(run.steps, middle + NEAR_STEPS))
+    earliest = end_of(run, first)
+    start = np.clip(end_of(run, middle) - length_s / 2, earliest, run.length_s - length_s)
     lanes = [Lane("loop waits for data", [(WAIT, near[:, 0:2])], 0.6)]
     if not run.watched:
         lanes.append(Lane("copy", [(COPY, near[:, 2:4])], 0.6))
-    return [*lanes, Lane(f"{device_of(run)} busy", [(COMPUTE, near[:, 4:6])], 2.0)]
-
-
-def _draw_teeth(axes: Axes, run: Run) -> tuple[float, float]:
-    """Draw lanes of true intervals; return from when to when, s."""
-    first, end_step = teeth_window(run)
-    start = end_of(run, first)
-    end = max(end_of(run, end_step), start + 1e-6)
-    near = run.stretch(max(0, first - AHEAD), end_step + AHEAD)  # the host may be ahead
-    draw_lanes(axes, teeth_lanes(run, near), start, end)
+    lanes.append(Lane(f"{device_of(run)} busy", [(COMPUTE, near[:, 4:6])], 2.0))
+    draw_lanes(axes, lanes, start, start + length_s)
     axes.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(ScalarFormatter(useOffset=False))
-    axes.set_xlabel("s since the first batch was asked for: the marked stretch below, enlarged")
-    count = counted(end_step - first, "step")
-    width = ms((end - start) * 1e3)
-    axes.set_title(f"The teeth: true intervals of {count} ({width} ms)", loc="left")
-    return start, end
+    axes.set_title(f"{what} (true intervals of {ms(1e3 * length_s)} ms)", loc="left")
+    return start, start + length_s
 
 
 def _draw_whole(axes: Axes, run: Run, before: Run | None, marked_s: tuple[float, float]) -> None:
     """Draw utilization from the true intervals, the instruments' samples, warm-up and mean."""
-    bin_ms = 1e3 * run.length_s / bins_of(run)
-    width = f"{ms(bin_ms)} ms" if bin_ms < 1000 else f"{ms(bin_ms / 1e3)} s"
+    bin_s = run.length_s / bins_of(run)
+    width = f"{ms(1e3 * bin_s)} ms" if bin_s < 1 else f"{ms(bin_s)} s"
     what = "gaps between kernels included" if run.utilization_is_upper_bound else "true intervals"
     look = {"facecolor": COMPUTE, "alpha": 0.35, "linewidth": 0}
     axes.stairs(*_binned(run), fill=True, label=f"busy share of every {width} ({what})", **look)
@@ -125,20 +131,24 @@ def _draw_whole(axes: Axes, run: Run, before: Run | None, marked_s: tuple[float,
     if run.warmup:
         warm = {"color": "#EEEEEE", "linewidth": 0, "zorder": 0}
         axes.axvspan(0, end_of(run, run.warmup), label="warm-up", **warm)
-    thin = {"markersize": 1.5, "alpha": 0.6} if len(run.telemetry) > MANY else {}
     for name, (seconds, shares) in curves(run).items():
-        axes.plot(seconds, shares, label=name, zorder=3, **INSTRUMENTS[name] | thin)
+        axes.plot(seconds, shares, ".-", markersize=2.5, lw=0.8, c=INSTRUMENTS[name], label=name)
     if before is not None:
         look = {"color": BEFORE, "linewidth": 1.0, "alpha": 0.75, "zorder": 3}
         axes.stairs(*_binned(before), label="before", **look)
     axes.axvspan(*marked_s, facecolor="none", edgecolor="black", linewidth=0.9, zorder=2)
-    _mark_mean(axes, run)
+    mean = run.utilization or 0.0
+    axes.axhline(mean, color="black", linestyle="--", linewidth=1, zorder=5)
+    at_most = "\n≤" if run.utilization_is_upper_bound else ""  # one line would be too long
+    beside = axes.get_yaxis_transform()
+    text = f"mean{at_most} {mean:.0%}"
+    axes.text(1.01, mean, text, transform=beside, va="center", weight="bold")
     length_s = max(run.length_s, before.length_s if before else 0)
     axes.set(xlim=(0, length_s), ylim=(0, 1.03), yticks=[0, 0.25, 0.5, 0.75, 1])
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.set_ylabel(f"{device_of(run)} busy")
-    axes.set_xlabel("s since the first batch was asked for: the whole run")
-    legend_above(axes, axes.get_legend_handles_labels()[0])
+    axes.set_xlabel(f"{SINCE}: the whole run")
+    legend_above(axes)
 
 
 def curves(run: Run) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -151,25 +161,6 @@ def curves(run: Run) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     else:
         found = {"NVML's samples": driver_readings(run), "nvidia-smi": readings_of(run, "gpu_now")}
     return {name: known for name, known in found.items() if np.isfinite(known[1]).any()}
-
-
-def _mark_mean(axes: Axes, run: Run) -> None:
-    """Draw the mean utilization as a line over the measured steps, its number at the end."""
-    mean = run.utilization or 0.0
-    start = end_of(run, max(run.warmup, 1))
-    axes.plot([start, run.length_s], [mean, mean], "--", color="black", linewidth=1, zorder=5)
-    axes.axhline(mean, color="black", linestyle=":", linewidth=0.5)  # leads on to its number
-    at_most = "\n≤" if run.utilization_is_upper_bound else ""  # one line would be too long
-    axes.annotate(
-        f"mean{at_most} {mean:.0%}",
-        (1, mean),
-        (5, 0),
-        xycoords=("axes fraction", "data"),
-        textcoords="offset points",
-        va="center",
-        fontweight="bold",
-        annotation_clip=False,
-    )
 
 
 def end_of(run: Run, steps: int) -> float:
@@ -193,27 +184,44 @@ def step_parts(run: Run, steps: int) -> dict[str, float]:
     return {part: steps * (getattr(run, f"{part}_ms") or 0.0) for part in PARTS}
 
 
-def draw_mean_steps(axes: Axes, run: Run, before: Run | None) -> None:
-    """Draw the mean step; every number is in the legend, the wide ones inside too."""
-    runs = {"this run": run} if before is None else {"this run": run, "before": before}
-    micro = {name: each.pipeline.accumulation_steps or 1 for name, each in runs.items()}
+def draw_mean_steps(axes: Axes, runs: Mapping[str, Run]) -> None:
+    """Draw the mean step of each run; every number of the last one is in the legend."""
+    micro = {name: run.pipeline.accumulation_steps or 1 for name, run in runs.items()}
     what = "step"
     if len(set(micro.values())) > 1:  # a micro-batch beside a whole batch compares nothing
-        what = "update ({} micro-batches, {} before)".format(*micro.values())
+        what = "update ({} micro-batches before, {} now)".format(*micro.values())
     else:
         micro = dict.fromkeys(micro, 1)
-    rows = {name: step_parts(each, micro[name]) for name, each in runs.items()}
-    now, *then = rows.values()
-    total_ms = sum(now.values())
+    rows = {name: step_parts(run, micro[name]) for name, run in runs.items()}
+    *then, now = rows.values()
+    whole_ms = sum(now.values())
     named = {}
     for part, (name, colour) in PARTS.items():
-        if run.watched and part == "copy":
-            continue  # somewhere inside the loop's body
-        numbers = f"{ms(now[part])} ms ({now[part] / total_ms:.0%})"
+        numbers = f"{ms(now[part])} ms ({now[part] / whole_ms:.0%})"
         for earlier in then:
             numbers = f"{ms(earlier[part])} → {ms(now[part])} ms"
-        name = "loop body" if run.watched and part == "compute" else name
         named[part] = (f"{name} {numbers}", colour)
-    stack(axes, rows, named, ms, " ms")
+    if any(run.watched for run in runs.values()):
+        del named["copy"]  # somewhere inside the loop's body
+        text, colour = named["compute"]
+        named["compute"] = (text.replace("compute", "loop body"), colour)
+    stack(axes, rows, {part: colour for part, (_, colour) in named.items()})
+    for row, spent in enumerate(rows.values()):
+        total_ms = sum(spent.values())
+        write_beside(axes, total_ms, row, f"{ms(total_ms)} ms")
     legend_above(axes, patches(named.values()))
     axes.set_xlabel(f"ms of the mean {what}: what the device did, or waited for (warm-up left out)")
+
+
+def line_bars(lines: Lines) -> list[Bar]:
+    """Return a bar for each of the costliest lines of a loop and of its workers."""
+    loop = [line for line in lines.lines if line.phase != "worker"][:MOST_LINES]
+    workers = [line for line in lines.lines if line.phase == "worker"][: MOST_LINES // 2]
+    bars = []
+    for line in [*loop, *workers]:
+        if line.share >= LEAST_SHARE:
+            what = f"{line.phase}, {line.function}(): {line.call or line.kind}"
+            text = f"{line.share:.0%} {what}"[:LINE_LENGTH]
+            colour = COLOURS.get(line.phase, COMPUTE)
+            bars.append(Bar(line.place[-PLACE_LENGTH:], line.share, text, colour))
+    return bars

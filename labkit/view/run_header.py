@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 
 from labkit.diagnosis.core_use import CoreUse
 from labkit.knobs import as_typed
@@ -12,26 +11,30 @@ from labkit.results.ranks import Ranks
 from labkit.results.run import Run
 from labkit.results.run_text import delays_of
 from labkit.results.text import noise
-from labkit.view.style import BEFORE, BOLD, GREY, LOUD, PLAIN, Font, TextLine
+from labkit.view.style import BOLD, GREY, LOUD, TextLine
 
 TITLE_LENGTH = 60  # characters of the knobs in a title
 KNOBS_LENGTH = 240  # and in the line below it
 
 
+def header_of(title: str, texts: Iterable[str], runs: Sequence[Run | Ranks]) -> list[TextLine]:
+    """Return a header: whether the first run was made elsewhere, the title, texts, machines."""
+    recorded = [(run.mark, LOUD) for run in runs[:1] if run.mark]
+    machines = dict.fromkeys(run.machine.line for run in runs if run.machine.kind != "unknown")
+    return [*recorded, (title, BOLD), *((text, GREY) for text in [*texts, *machines] if text)]
+
+
 def run_header(run: Run, before: Run | None) -> list[TextLine]:
-    """Return the header of one run's figure; `before` is drawn in grey behind it."""
-    lines = [*recorded_line([run]), (message(run, before), BOLD)]
-    rate = f"{run.throughput:,.0f} {run.unit}/s" if before and run.throughput else ""
-    lines.append(("; ".join(filter(None, [rate, delays_of([run])])), PLAIN))
-    if before is not None:
-        lines.append((_before(run, before), Font(colour=BEFORE)))
-    lines.append((knobs_line(run), GREY))
-    if run.not_applied:
-        lines.append((f"not applied on this device: {', '.join(run.not_applied)}", GREY))
-    if run.mfu_text:
-        lines.append((f"MFU of {run.peak}", GREY))
-    lines += machine_lines([run] if before is None else [run, before])
-    return [line for line in lines if line[0]] + doubts(run)
+    """Return the header of one run's figure; `before` is drawn beside it."""
+    runs = [run] if before is None else [run, before]
+    texts = [
+        delays_of(runs),
+        knobs_line(run),
+        f"before: {_before(run, before)}" if before else "",
+        f"not applied on this device: {', '.join(run.not_applied)}" if run.not_applied else "",
+        f"MFU of {run.peak}" if run.mfu_text else "",
+    ]
+    return header_of(message(run, before), texts, runs) + doubts(run)
 
 
 def message(run: Run, before: Run | None = None) -> str:
@@ -41,28 +44,8 @@ def message(run: Run, before: Run | None = None) -> str:
     busy = busy_of(run)
     if before is None or not before.throughput:
         return f"{run.throughput:,.0f} {run.unit}/s, {busy}"
-    changed = _apart(before, run, TITLE_LENGTH)
     gain = run.throughput / before.throughput
-    return f"{changed}: {gain:.1f}x the throughput, {busy}"
-
-
-def several_header(title: str, texts: Iterable[str], runs: Iterable[Run | Ranks]) -> list[TextLine]:
-    """Return the header of a figure of several runs; empty texts are left out."""
-    runs = list(runs)
-    lines = [(text, PLAIN) for text in texts if text]
-    return [*recorded_line(runs), (title, BOLD), *lines, *machine_lines(runs)]
-
-
-def recorded_line(runs: Iterable[Run | Ranks]) -> list[TextLine]:
-    """Return the line that says what was not measured here; none where all was."""
-    names = sorted({run.machine.name for run in runs if run.recorded})
-    return [(f"RECORDED on {', '.join(names)}", replace(LOUD, size=10))] if names else []
-
-
-def machine_lines(runs: Iterable[Run | Ranks]) -> list[TextLine]:
-    """Return a line for each machine that the runs are from."""
-    known = dict.fromkeys(run.machine.line for run in runs if run.machine.kind != "unknown")
-    return [(line, GREY) for line in known]
+    return f"{_apart(before, run, TITLE_LENGTH)}: {gain:.1f}x the throughput, {busy}"
 
 
 def doubts(run: Run | Ranks) -> list[TextLine]:
@@ -96,13 +79,9 @@ def busy_of(run: Run) -> str:
 
 def _before(run: Run, before: Run) -> str:
     """Name the run before by the knobs in which it differs, and say where it is from."""
-    mark = f"{before.mark}, " if before.recorded else ""
-    name = f"before: {mark}{_apart(run, before, KNOBS_LENGTH)}"
-    if before.utilization is None:
-        return f"{name}: {before.outcome}, without numbers to draw"
-    text = f"{name}: {message(before)}"
-    delays = delays_of([before])
-    return text if delays == delays_of([run]) else f"{text}; {delays or 'no simulated delay'}"
+    missing = "" if before.throughput else f": {before.outcome}, without numbers to draw"
+    name = f"{_apart(run, before, KNOBS_LENGTH)}{missing}"
+    return f"{before.mark}, {name}" if before.mark else name
 
 
 def _apart(old: Run, new: Run, length: int) -> str:

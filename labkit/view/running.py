@@ -16,11 +16,10 @@ from labkit.results.run import Run
 from labkit.results.sweep import Sweep
 from labkit.spec import Distributed, Pipeline
 from labkit.tuning.search import AnyResult, Search
-from labkit.tuning.search_result import Interrupted, Ladder, Tuning
+from labkit.tuning.search_result import Interrupted, Ladder, SearchResult, Tuning
 from labkit.tuning.set_up import improver, script_tuner, tuner
-from labkit.tuning.trial import Trial
 from labkit.view import wandb_log
-from labkit.view.display import RANKS_PX, SWEEP_PX, Display
+from labkit.view.display import Display
 from labkit.view.last import remember
 from labkit.view.live import RunDisplay
 from labkit.view.live_frame import live_line
@@ -94,7 +93,7 @@ def sweep(pipeline: Pipeline | None = None, **knobs: object) -> Sweep:
     swept = Sweep(pipeline or Pipeline(), knobs)
     for name in swept.knobs.get("device", ()):
         check_device(str(name))
-    shown = RunDisplay(height=SWEEP_PX)
+    shown = RunDisplay()
     remember(sweep, swept)
 
     def begun(setting: Settings) -> None:
@@ -114,7 +113,7 @@ def sweep(pipeline: Pipeline | None = None, **knobs: object) -> Sweep:
 def follow(started: Started, before: Run | None = None) -> Started:
     """Show a live run until it has ended: a canvas in a notebook, a line of text elsewhere."""
     with held() as pressed:
-        shown = RunDisplay(before, RANKS_PX if isinstance(started, Ranks) else None)
+        shown = RunDisplay(before)
         try:
             started.wait(each=shown.update)
         finally:
@@ -174,8 +173,7 @@ def tune(
         max_workers=max_workers,
         seconds=seconds,
     )
-    tuning = search.found
-    return searched(tune, search, lambda: trial_line(tuning))
+    return searched(tune, search)
 
 
 def tune_script(
@@ -194,8 +192,7 @@ def tune_script(
         RuntimeError: No training loop with a DataLoader was seen in it, and why.
     """
     search = script_tuner(command, seconds=seconds, budget=budget, cwd=cwd)
-    tuning = search.found
-    return searched(tune, search, lambda: trial_line(tuning))
+    return searched(tune, search)
 
 
 def improve(
@@ -221,23 +218,20 @@ def improve(
         RuntimeError: The starting point cannot be measured, with the reason.
     """
     search = improver(Pipeline() if pipeline is None else pipeline, may_change, seconds)
-    ladder = search.found
-    return searched(improve, search, lambda: rung_line(ladder.tried[-1]))
+    return searched(improve, search)
 
 
-def searched(
-    function: Callable[..., object], search: Search[AnyResult], last_line: Callable[[], str]
-) -> AnyResult:
+def searched(function: Callable[..., object], search: Search[AnyResult]) -> AnyResult:
     """Show a search until it has ended: a table of its trials, and below it the run that goes on.
 
-    `last_line` says what the last trial came to, for a terminal.
+    A terminal has a line for each trial.
     """
     found = search.found
     remember(function, found)
     display = Display()
 
     def judged() -> None:
-        display.final(last_line(), found.table("going on"))
+        display.final(trial_line(found), found.table("going on"))
 
     def running(run: Run) -> None:
         if display.due:
@@ -255,25 +249,14 @@ def searched(
     return found
 
 
-def trial_line(tuning: Tuning) -> str:
-    """Say in one line what the last trial gave, what was expected of it, and why it was tried."""
-    trial = tuning.latest
+def trial_line(found: SearchResult) -> str:
+    """Say in one line what the last trial gave, what was expected of it, and what became of it."""
+    trial = found.latest
     if trial is None:
-        return tuning.headline
+        return found.headline
     failed = trial.error or not trial.rates
-    rate = "failed" if failed else f"{trial.rates[-1]:,.0f} {tuning.unit}"
+    rate = "failed" if failed else f"{trial.rates[-1]:,.0f} {found.unit}"
     hoped = f" (predicted {trial.expected})" if trial.expected else ""
     again = f", run {len(trial.rates)}" if len(trial.rates) > 1 else f" ({trial.why})"
-    verdict = tuning.verdict_on(trial)
-    said = f"; {verdict}" if verdict else ""
-    what = trial.what if tuning.command else trial.setting
-    return f"{what}: {rate}{hoped}{again}{said}"
-
-
-def rung_line(trial: Trial) -> str:
-    """Say in one line what was found, changed, expected and measured."""
-    rate = f"{trial.rate:,.0f} samples/s" if trial.rate else "no number"
-    if not trial.changes:
-        return f"start: {rate}"
-    hoped = f" (predicted {trial.expected})" if trial.expected else ""
-    return f"{trial.why} -> {trial.what}: {rate}{hoped}: {trial.said}"
+    verdict = found.verdict_on(trial)
+    return f"{trial.what}: {rate}{hoped}{again}{verdict and f'; {verdict}'}"

@@ -1,9 +1,6 @@
-"""The rows of a table as `lk.plot` draws them: a series for each colour, with its notes."""
+"""The rows of a table as `lk.plot` draws them, each with what it is called and its colour."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas
@@ -11,124 +8,60 @@ import pandas
 from labkit.results.measurements import UNITS, Measurements
 from labkit.view.style import LINES, drawable
 
-NAMED_BY_UNIT = UNITS | {"kib": "KiB", "mib": "MiB"}
-ENDINGS = {
-    "_per_s": "/s",
-    "_ms": ", ms",
-    "_s": ", s",
-    "_w": ", W",
-    "_gb": ", GB",
-    "_kib": ", KiB",
-    "_mib": ", MiB",
-    "_gib": ", GiB",
-}
-MARKERS = ("o", "s", "D", "^", "v", "P", "X")  # the first is for the user's own points
+UNITS_AT_END = UNITS | {"s": "s", "w": "W", "gb": "GB", "kib": "KiB", "mib": "MiB", "gib": "GiB"}
 LONGEST_NAME = 80
-PALER = 0.35  # opacity
 OF_GITHUB = "://github.com/"
-
 
 Rows = pandas.DataFrame | Measurements
 
 
-@dataclass(frozen=True)
-class Series:
-    """Rows that have one colour and one entry in the legend."""
+def tidied(
+    table: Rows, x: str, y: str, by: str | None = None, beside: Rows | None = None
+) -> pandas.DataFrame:
+    """Return what is drawn of a table, and of one beside it; the same value has the same colour.
 
-    label: str
-    names: list[str]  # of x, in words
-    places: np.ndarray | None  # x as numbers; None where it is text
-    values: np.ndarray  # of y; NaN where a row has none
-    reasons: list[str]  # why; "" where a row has one
-    spread: np.ndarray  # half of the interquartile range; 0 where it is unknown
-    noisy: np.ndarray
-    colour: str
-    marker: str
-    is_beside: bool
-    alpha: float = 1.0
+    Columns: `x` (NaN where it is text) and its `name` in words; `y`, NaN where there is none, and
+    `why`; `spread`, half of the interquartile range; `noisy`; `is_beside`; `label` and `colour`,
+    the same for rows that a line joins. Raises ValueError where a column is missing.
+    """
+    own = _tidied(table, x, y, by)
+    value = _words_of(frame_of(table), by)
+    name = value if beside is None else value.where(value != "", _name_of(table))
+    tables = [own.assign(label=name, key=value, is_beside=False)]
+    if beside is not None:
+        frame = frame_of(beside)
+        card = _words_of(frame, None if "card" in (x, by) else "card")
+        value = _words_of(frame, by)
+        parts = zip(card, value, origins_of(beside), strict=True)
+        name = [", ".join(filter(None, each)) or "beside" for each in parts]
+        made = _tidied(beside, x, y).assign(label=name, is_beside=True)
+        tables.append(made.assign(key=value.where(value != "", made["label"])))
+    found = pandas.concat(tables, ignore_index=True)
+    found["label"] = [drawable(label, LONGEST_NAME) for label in found["label"]]
+    found["colour"] = np.array(LINES)[pandas.factorize(found["key"])[0] % len(LINES)]
+    return found
 
-    def gaps(self, nothing: str) -> list[str]:
-        """Say why rows have nothing to draw: "float32: out of memory (512)"."""
-        found: dict[str, list[str]] = {}
-        for name, value, reason in zip(self.names, self.values, self.reasons, strict=True):
-            if np.isnan(value):
-                found.setdefault(drawable(reason or nothing, LONGEST_NAME), []).append(name)
-        label = f"{self.label}: " if self.label else ""
-        return [f"{label}{why} ({', '.join(names)})" for why, names in found.items()]
 
-
-class SeriesMaker:
-    """Makes the series of a table and of one beside it; the same value has the same colour."""
-
-    def __init__(self, x: str, y: str, by: str | None):
-        self.x = x
-        self.y = y
-        self.by = by
-        self.colours: dict[str, str] = {}
-
-    def own(self, table: Rows, name: str = "") -> list[Series]:
-        """Return a series for each value of `by`; `name` is that of rows without one."""
-        found = []
-        for value, rows in groups_of(self._checked(table, self.by), self.by):
-            found.append(self._series(rows, value or name, value, MARKERS[0], is_beside=False))
-        return found
-
-    def paler(self, table: Rows) -> list[Series]:
-        """Return the series of an earlier version of the user's own; one name stands for all."""
-        found = []
-        for series in self.own(table):
-            label = "" if found else "paler: before the change"
-            found.append(replace(series, alpha=PALER, label=label))
-        return found
-
-    def beside(self, table: Rows) -> list[Series]:
-        """Return a series for each value of `by` of each card, of which `by` may be unknown."""
-        by_card = None if "card" in (self.x, self.by) else "card"
-        found = []
-        frame = self._checked(table)
-        for number, (card, of_card) in enumerate(groups_of(frame, by_card), 1):
-            for value, rows in groups_of(of_card, self.by):
-                said = filter(None, [card, value, origin_of(table, rows)])
-                label = ", ".join(said) or "beside"
-                key = value or f"beside {card}"
-                marker = MARKERS[number % len(MARKERS)]
-                found.append(self._series(rows, label, key, marker, is_beside=True))
-        return found
-
-    def _checked(self, table: Rows, by: str | None = None) -> pandas.DataFrame:
-        """Return a table's rows; raise ValueError where a column is missing."""
-        frame = frame_of(table)
-        for column in filter(None, (self.x, self.y, by)):
-            if column not in frame:
-                raise ValueError(f"No column {column!r}; there are: {', '.join(frame.columns)}.")
-        return frame
-
-    def _series(
-        self, rows: pandas.DataFrame, label: str, key: str, marker: str, is_beside: bool
-    ) -> Series:
-        """Return a series of these rows, in the order of a numeric x."""
-        is_number = is_numeric(rows[self.x])
-        if is_number:
-            rows = rows.sort_values(self.x, kind="stable")
-        iqr = f"iqr_{self.y}"
-        columns = dict.fromkeys([*rows, "error", "noisy", iqr])
-        rows = rows.reindex(columns=list(columns))  # NaN in those that are not there
-        reasons = [error if isinstance(error, str) else "" for error in rows["error"]]
-        values = numbers(rows, self.y)
-        values[~np.isfinite(values) | (np.array(reasons, str) != "")] = np.nan
-        noisy = rows["noisy"].eq(True).to_numpy(bool)  # None is not
-        return Series(
-            label=drawable(label, LONGEST_NAME),
-            names=[word(value) for value in rows[self.x]],
-            places=numbers(rows, self.x) if is_number else None,
-            values=values,
-            reasons=reasons,
-            spread=np.nan_to_num(numbers(rows, iqr) / 2),
-            noisy=noisy & ~np.isnan(values),
-            colour=self.colours.setdefault(key, LINES[len(self.colours) % len(LINES)]),
-            marker=marker,
-            is_beside=is_beside,
-        )
+def _tidied(table: Rows, x: str, y: str, by: str | None = None) -> pandas.DataFrame:
+    """Return the columns of `tidied` that a row alone tells."""
+    frame = frame_of(table)
+    for column in filter(None, (x, y, by)):
+        if column not in frame:
+            raise ValueError(f"No column {column!r}; there are: {', '.join(frame.columns)}.")
+    iqr = f"iqr_{y}"
+    frame = frame.reindex(columns=list(dict.fromkeys([*frame, "error", "noisy", iqr])))
+    found = pandas.DataFrame(
+        {
+            "x": numbers(frame, x) if is_numeric(frame[x]) else np.nan,
+            "name": [word(each) for each in frame[x]],
+            "y": numbers(frame, y),
+            "why": [each if isinstance(each, str) else "" for each in frame["error"]],
+            "spread": np.nan_to_num(numbers(frame, iqr) / 2),
+        }
+    )
+    found.loc[~np.isfinite(found["y"]) | (found["why"] != ""), "y"] = np.nan
+    found["noisy"] = frame["noisy"].eq(True).to_numpy(bool) & found["y"].notna()  # None is not
+    return found
 
 
 def frame_of(table: Rows) -> pandas.DataFrame:
@@ -136,18 +69,13 @@ def frame_of(table: Rows) -> pandas.DataFrame:
     return table if isinstance(table, pandas.DataFrame) else table.rows
 
 
-def groups_of(
-    frame: pandas.DataFrame, column: str | None
-) -> Iterator[tuple[str, pandas.DataFrame]]:
-    """Yield each value of a column in words, with its rows; all rows where there is no column."""
+def _words_of(frame: pandas.DataFrame, column: str | None) -> pandas.Series:
+    """Return each value of a column in words, "batch size 64" of a number; "" without a column."""
     if column is None or column not in frame:
-        yield "", frame
-        return
-    words = pandas.Series([word(value) for value in frame[column]], frame.index, dtype=object)
+        return pandas.Series("", range(len(frame)))
     is_name = frame[column].dtype != bool and not is_numeric(frame[column])
-    for value in words.unique():
-        name = value if is_name else f"{column.replace('_', ' ')} {value}"
-        yield name, frame.loc[words == value]
+    what = "" if is_name else f"{column.replace('_', ' ')} "
+    return pandas.Series([f"{what}{word(value)}" for value in frame[column]], dtype=object)
 
 
 def numbers(rows: pandas.DataFrame, column: str) -> np.ndarray:
@@ -165,21 +93,21 @@ def is_numeric(column: pandas.Series) -> bool:
     return types.is_numeric_dtype(column) and not types.is_bool_dtype(column)
 
 
-def origin_of(table: Rows, rows: pandas.DataFrame) -> str:
-    """Say who measured these rows of a table, if others did: "published by OWNER/REPOSITORY"."""
+def origins_of(table: Rows) -> list[str]:
+    """Say of each row who measured it, if others did: "published by OWNER/REPOSITORY"."""
+    frame = frame_of(table)
     if not isinstance(table, pandas.DataFrame):
-        return table.mark or ""
-    if "source" not in rows or rows.empty:
-        return ""
-    names = []
-    for source in rows["source"].astype(str).unique():
-        names.append("/".join(source.split("/")[3:5]) if OF_GITHUB in source else source)
-    return f"published by {', '.join(dict.fromkeys(names))}"
+        return [table.mark or ""] * len(frame)
+    found = []
+    for source in frame["source"].astype(str) if "source" in frame else [""] * len(frame):
+        who = "/".join(source.split("/")[3:5]) if OF_GITHUB in source else source
+        found.append(f"published by {who}" if who else "")
+    return found
 
 
-def name_of(table: Rows) -> str:
+def _name_of(table: Rows) -> str:
     """Return what the legend calls the user's own rows, which have another table beside them."""
-    origin = origin_of(table, frame_of(table))
+    origin = next(iter(origins_of(table)), "")
     if origin or isinstance(table, pandas.DataFrame):
         return origin or "your rows"
     return f"measured here, {table.machine.name}"
@@ -187,12 +115,13 @@ def name_of(table: Rows) -> str:
 
 def with_unit(column: str) -> str:
     """Return a column's name as an axis says it: "TFLOP/s", "step, ms", "batch size"."""
-    if column in NAMED_BY_UNIT:
-        return NAMED_BY_UNIT[column]
-    for ending, unit in ENDINGS.items():
-        if column.endswith(ending):
-            return column.removesuffix(ending).replace("_", " ") + unit
-    return column.replace("_", " ")
+    if column in UNITS_AT_END:
+        return UNITS_AT_END[column]
+    words = column.replace("_per_", "/")
+    name, _, unit = words.rpartition("_")
+    if name and unit in UNITS_AT_END:
+        words = f"{name}, {UNITS_AT_END[unit]}"
+    return words.replace("_", " ")
 
 
 def word(value: object) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 
 import numpy as np
 import pandas
@@ -16,18 +15,11 @@ from labkit.results.ranks import RankRun, Ranks
 from labkit.results.run_text import delays_of
 from labkit.results.sweep import Sweep
 from labkit.results.text import counted
-from labkit.view.display import RANKS_PX
-from labkit.view.marks import bars_in, draw_legend, draw_series, is_lines, legend_in
-from labkit.view.primitives import Lane, draw_lanes, patches, rows_in, stack
-from labkit.view.rows_figure import HOLLOW
-from labkit.view.run_header import (
-    KNOBS_LENGTH,
-    device_of,
-    doubts,
-    several_header,
-    shortened,
-)
-from labkit.view.series import Series, SeriesMaker
+from labkit.view.display import FIGURE_PX
+from labkit.view.primitives import Lane, draw_lanes, patches, stack
+from labkit.view.rows_figure import HOLLOW, draw_rows, height_in, is_lines
+from labkit.view.run_header import KNOBS_LENGTH, device_of, doubts, header_of, shortened
+from labkit.view.series import tidied
 from labkit.view.style import (
     BLUE,
     COMPUTE,
@@ -38,12 +30,9 @@ from labkit.view.style import (
     legend_above,
     our_style,
     page,
-    room_in,
-    whole_percent,
 )
 
 RATE = "samples_per_s"
-MOST_SHOWN = 10  # points of one line that still have room for their numbers
 WINDOW_STEPS = 6  # steps in the window
 RANK_PARTS = {  # part of RankTimes: (name, colour), as stacked
     "wait": ("waiting for data", WAIT),
@@ -66,25 +55,20 @@ def draw_sweep(sweep: Sweep) -> Figure:
     bound = ", at most" if any(run.utilization_is_upper_bound for run in sweep.runs) else ""
     busy = f"{device} busy{bound}, %"
     rows = rows_of(sweep, busy)
-    by = "setting" if others else None
-    rates, shares = (SeriesMaker(knob, column, by).own(rows) for column in (RATE, busy))
     fixed = {name: v for name, v in sweep.pipeline.changed().items() if name not in sweep.knobs}
     hollow = HOLLOW if any(run.noisy for run in sweep.runs) else ""
     texts = [_left_out(sweep), delays_of(sweep.runs, sweep.knobs), as_typed(fixed), hollow]
-    legend = legend_in(rates)
-    panels = [(0.14 + legend, 1.8), (0.22, 1.3)]
-    if not is_lines(rates):
-        panels = [(0.14 + legend, bars_in(rates)), (0.55, bars_in(rates))]
-    figure, (above, below) = page(several_header(_message(sweep), texts, sweep.runs), panels)
-    draw_series(above, rates, knob, RATE, None)
-    draw_series(below, shares, knob, busy, None)
-    draw_legend(above)
-    if is_lines(rates):
-        below.set(ylim=(0, 105), yticks=[0, 25, 50, 75, 100])
-        above.set_xlabel("")
-        above.tick_params(labelbottom=False)
-        _write_values(above, rates)
-        _write_values(below, shares)
+    by = "setting" if others else None
+    drawn = {column: tidied(rows, knob, column, by) for column in (RATE, busy)}
+    heights = list(map(height_in, drawn.values()))
+    height_px = FIGURE_PX[False] if is_lines(drawn[RATE]) else 0
+    header = header_of(_message(sweep), texts, sweep.runs)
+    figure, axes = page(header, heights, height_px)
+    for place, (column, each) in zip(axes, drawn.items(), strict=True):
+        draw_rows(place, each, knob, column, None)
+    if is_lines(drawn[busy]):
+        axes[1].set(ylim=(0, 105), yticks=[0, 25, 50, 75, 100])
+    legend_above(axes[0])
     return figure
 
 
@@ -108,18 +92,6 @@ def rows_of(sweep: Sweep, busy: str) -> pandas.DataFrame:
     return pandas.DataFrame(rows)
 
 
-def _write_values(axes: Axes, series: Sequence[Series]) -> None:
-    """Write the numbers over the points of a single line."""
-    if len(series) > 1 or len(series[0].values) > MOST_SHOWN:
-        return
-    axes.set_ylim(top=1.17 * axes.get_ylim()[1])
-    look = {"ha": "center", "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.6}}
-    for place, value in zip(np.asarray(series[0].places), series[0].values, strict=True):
-        if not np.isnan(value):
-            text = f"{value:,.0f}"
-            axes.annotate(text, (place, value), (0, 6), textcoords="offset points", **look)
-
-
 def _message(sweep: Sweep) -> str:
     """Return the title: the best setting, and what it brings over the slowest."""
     rates = [run.throughput for run in sweep.runs if run.throughput]
@@ -132,13 +104,12 @@ def _message(sweep: Sweep) -> str:
 
 
 def _left_out(sweep: Sweep) -> str:
-    """Say how many runs are missing, and why the first one has no numbers."""
+    """Say how many runs are missing, and why others have no numbers."""
     missing = len(sweep.settings) - len(sweep.runs)
     notes = [f"{missing} not run"] if missing else []
     for setting, run in zip(sweep.settings, sweep.runs, strict=False):
         if run.throughput is None:
-            why = run.error or run.outcome
-            return "; ".join([*notes, f"no numbers: {as_typed(setting)}: {why}"])
+            notes.append(f"no numbers: {as_typed(setting)}: {run.error or run.outcome}")
     return "; ".join(notes)
 
 
@@ -151,32 +122,22 @@ def draw_ranks(ranks: Ranks) -> Figure:
     knobs = shortened(ranks.asked.changed() | no_sync, KNOBS_LENGTH)
     if times is None:
         why = ranks.error or f"{ranks.outcome} after {ranks.steps} steps: too few to measure"
-        lines = several_header(f"{count}, no numbers", [knobs], [ranks])
-        return page([*lines, (why, LOUD)], [])[0]
+        header = header_of(f"{count}, no numbers", [knobs], [ranks])
+        return page([*header, (why, LOUD)], [])[0]
     rate = f"{ranks.throughput:,.0f} samples/s together"
     title = f"{count}: {rate}; bottleneck: {ranks.diagnose().headline}"
-    header = [*several_header(title, [_delays(ranks), knobs], [ranks]), *doubts(ranks)]
-    spaces = (0.32, 0.62)
-    tall = max(rows_in(len(times.ranks)), (room_in(RANKS_PX, header) - sum(spaces)) / 2)
-    figure, (lanes, shares) = page(header, [(space, tall) for space in spaces])
+    starved = [f"rank {rank}: {as_typed(knobs)}" for rank, knobs in ranks.starve.items()]
+    texts = [delays_of([ranks]), *starved, knobs]
+    header = [*header_of(title, texts, [ranks]), *doubts(ranks)]
+    figure, (lanes, shares) = page(header, [1, 1], FIGURE_PX[False])
     _draw_lanes(lanes, [rank for rank in ranks if rank.steps])
     rows = {}
     for row, rank in enumerate(times.ranks):
-        values = {part: float(getattr(times, part)[row]) for part in RANK_PARTS}
-        rows[f"rank {rank}"] = values
-    stack(shares, rows, RANK_PARTS, whole_percent)
-    shares.set_xlabel("share of wall time, warm-up left out")
-    shares.set_xlim(0, 1)
+        rows[f"rank {rank}"] = {part: float(getattr(times, part)[row]) for part in RANK_PARTS}
+    stack(shares, rows, {part: colour for part, (_, colour) in RANK_PARTS.items()})
+    shares.set(xlabel="share of wall time, warm-up left out", xlim=(0, 1))
     shares.xaxis.set_major_formatter(PercentFormatter(1))
     return figure
-
-
-def _delays(ranks: Ranks) -> str:
-    """Return the simulated delays, and which ranks were given another loader."""
-    each = [] if 0 in ranks.starve else [ranks.pipeline.simulated_delay]
-    each += [f"rank {rank}: {as_typed(knobs)}" for rank, knobs in ranks.starve.items()]
-    text = "; ".join(filter(None, each))
-    return f"simulated delay: {text}" if text else ""
 
 
 def _draw_lanes(axes: Axes, runs: list[RankRun]) -> None:
@@ -196,7 +157,7 @@ def _draw_lanes(axes: Axes, runs: list[RankRun]) -> None:
         lanes.append(Lane(f"rank {run.rank}", spans))
     end_ns = max(run.stamps_ns(steps)[-1, -1] for run in runs)
     draw_lanes(axes, lanes, 0, (end_ns - zero_ns) / 1e6)
-    axes.set_xlabel("ms, on one clock; steps in the middle of the run", labelpad=1)
+    axes.set_xlabel("ms, on one clock; steps in the middle of the run")
     legend_above(axes, patches(RANK_PARTS.values()))
 
 

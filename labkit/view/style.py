@@ -16,6 +16,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from PIL import Image
 
 # Colours that are told apart with colour-blind eyes too (Okabe and Ito; the purple is Paul Tol's)
@@ -31,38 +32,34 @@ PARTS = {
 }
 WAIT, COPY, COMPUTE, OTHER = (colour for _, colour in PARTS.values())
 BEFORE = "#555555"  # the run before this one
-INSTRUMENT = SKY  # what an instrument said
 ALARM = "#C8501A"  # RECORDED, failed, noisy
 
 # In a notebook: a grey of 4.9 to 1 against white and 3.8 to 1 against JupyterLab's dark page, and
 # the least difference between red, green and blue that makes a colour
 INK = 0.44
 NEUTRAL = 0.05
-INSIDE = "#201800"  # of text in a light bar: dark on every page, so not neutral
+INSIDE = "#201800"  # of text in a bar: dark on every page, so not neutral
 
 WIDTH_IN = 9.0
 DPI = 100  # 900 pixels: the width of a notebook's cell
-LEFT_IN = 1.25
-RIGHT_IN = 0.90
 TOP_IN = 0.12
-BOTTOM_IN = 0.48
-LINE_IN = 0.19
-LEGEND_ROW_IN = 0.17
+LINE_IN = 0.19  # of the header
 CHARACTER_IN = 0.0077  # at most, on average, per point of font size
 BOLD_IS_WIDER = 1.17
 TEXT_SIZE = 8.5
-LEGEND_SIZE = 8
+SIDES = 0.84  # of the figure's width, at most, for a legend: beside it are the names of the axes
 
 RC = {
     "axes.prop_cycle": cycler(color=LINES),
     "font.size": TEXT_SIZE,
     "axes.titlesize": 9,
     "axes.labelsize": TEXT_SIZE,
-    "legend.fontsize": LEGEND_SIZE,
+    "legend.fontsize": 8,
     "xtick.labelsize": 8,
     "ytick.labelsize": 8,
     "axes.spines.top": False,
     "axes.spines.right": False,
+    "text.parse_math": False,  # a "$" in a name is no formula
 }
 # Decorates a drawing function: the kit's look, whatever style the user has set
 our_style = matplotlib.style.context(["default", RC])
@@ -101,16 +98,15 @@ if "IPython" in sys.modules:
     register(sys.modules["IPython"].get_ipython())
 
 
-def png_of(figure: Figure, sharpness: float = 1.0, least_px: int = 0) -> bytes:
-    """Return a figure as PNG in 128 colours, at least `least_px` high before sharpening."""
+def png_of(figure: Figure, sharpness: float = 1.0) -> bytes:
+    """Return a figure as PNG in 128 colours."""
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png", dpi=sharpness * figure.dpi, metadata={"Software": None})
     with Image.open(drawn) as image:
         clear = on_any_paper(np.asarray(image.convert("RGB")))
-    height = max(len(clear), round(sharpness * least_px))
-    whole = Image.fromarray(clear).crop((0, 0, clear.shape[1], height))
+    few = Image.fromarray(clear).quantize(128, Image.Quantize.FASTOCTREE)
     packed = io.BytesIO()
-    whole.quantize(128, Image.Quantize.FASTOCTREE).save(packed, format="png", optimize=True)
+    few.save(packed, format="png", optimize=True)
     return packed.getvalue()
 
 
@@ -129,38 +125,26 @@ def on_any_paper(pixels: np.ndarray) -> np.ndarray:
 
 
 def page(
-    lines: Sequence[TextLine],
-    panels: Sequence[tuple[float, float]],
-    left_in: float = LEFT_IN,
-    bottom_in: float = BOTTOM_IN,
+    lines: Sequence[TextLine], heights_in: Sequence[float], height_px: int = 0
 ) -> tuple[Picture, list[Axes]]:
-    """Return a Picture with a header, and its axes from top to bottom; sizes are in inches.
+    """Return a Picture with a header, and below it axes of these heights.
 
-    Each of the `lines` is wrapped; `panels` are (the space above, the height) of each axes.
+    Each of the `lines` is wrapped. The heights are in inches, with what stands around the axes;
+    where the whole picture has a `height_px`, they only say how the axes share it.
     """
     rows = wrapped(lines)
-    below = bottom_in if panels else TOP_IN
-    height = TOP_IN + LINE_IN * len(rows) + sum(map(sum, panels)) + below
-    figure = Picture(figsize=(WIDTH_IN, height), dpi=DPI, facecolor="white")
-    top = height - TOP_IN
-    for text, font in rows:
-        figure.text(
-            0.12 / WIDTH_IN,
-            top / height,
-            text,
-            fontsize=font.size,
-            color=font.colour,
-            fontweight="bold" if font.bold else "normal",
-            va="top",
-            parse_math=False,
-        )
-        top -= LINE_IN
-    axes = []
-    width = (WIDTH_IN - left_in - RIGHT_IN) / WIDTH_IN
-    for space, tall in panels:
-        top -= space + tall
-        axes.append(figure.add_axes((left_in / WIDTH_IN, top / height, width, tall / height)))
-    return figure, axes
+    header = TOP_IN + LINE_IN * len(rows)
+    height = height_px / DPI or header + sum(heights_in) + TOP_IN
+    layout = ConstrainedLayoutEngine(h_pad=0.06, w_pad=0.1, rect=(0, 0, 1, 1 - header / height))
+    figure = Picture(figsize=(WIDTH_IN, height), dpi=DPI, facecolor="white", layout=layout)
+    for number, (text, font) in enumerate(rows):
+        top = 1 - (TOP_IN + number * LINE_IN) / height
+        weight = "bold" if font.bold else "normal"
+        figure.text(0.01, top, text, size=font.size, color=font.colour, weight=weight, va="top")
+    if not heights_in:
+        return figure, []
+    drawn = figure.subplots(len(heights_in), height_ratios=heights_in, squeeze=False)
+    return figure, list(drawn[:, 0])
 
 
 def wrapped(lines: Sequence[TextLine]) -> list[TextLine]:
@@ -173,32 +157,23 @@ def wrapped(lines: Sequence[TextLine]) -> list[TextLine]:
     return rows
 
 
-def room_in(height_px: float, lines: Sequence[TextLine]) -> float:
-    """Return the inches that a header leaves to the axes of a page of this height."""
-    return height_px / DPI - TOP_IN - LINE_IN * len(wrapped(lines)) - BOTTOM_IN
-
-
-def legend_columns(labels: Sequence[str]) -> int:
-    """Return how many of the labels have room in one row over the axes."""
-    widest = max(map(len, labels), default=0) * CHARACTER_IN * LEGEND_SIZE + 0.45
-    return max(1, min(len(labels), int((WIDTH_IN - LEFT_IN - RIGHT_IN) / widest)))
-
-
-def legend_above(axes: Axes, handles: Sequence[Artist], columns: int | None = None) -> None:
-    """Put a legend over the axes, where it can hide nothing; in one row, or in `columns`."""
-    drawn = axes.legend(
-        handles=handles,
-        loc="lower left",
-        bbox_to_anchor=(0, 1.0),
-        frameon=False,
-        ncols=columns or max(1, len(handles)),
-        borderaxespad=0.2,
-        handlelength=1.5,
-        columnspacing=1.4,
-        labelspacing=0.3,
-    )
-    for text in drawn.get_texts():
-        text.set_parse_math(False)  # a "$" in a name is no formula
+def legend_above(axes: Axes, handles: Sequence[Artist] = ()) -> None:
+    """Name what is drawn over the axes, where it can hide nothing, in as few rows as it takes."""
+    handles = handles or axes.get_legend_handles_labels()[0]
+    for columns in range(len(handles), 0, -1):
+        drawn = axes.legend(
+            handles=handles,
+            loc="lower left",
+            bbox_to_anchor=(0, 1.0),
+            frameon=False,
+            ncols=columns,
+            borderaxespad=0.2,
+            handlelength=1.5,
+            columnspacing=1.4,
+            labelspacing=0.3,
+        )
+        if drawn.get_window_extent().width < SIDES * WIDTH_IN * DPI:
+            return
 
 
 def drawable(text: str, length: int = 600) -> str:

@@ -19,25 +19,10 @@ import psutil
 
 from labkit.results.library import load
 from labkit.results.run import Run
-from labkit.results.step_classes import split_steps
 
 Mode = Literal["offline", "online", "disabled"]
 PATIENCE_S = 120  # then this process gives up, whatever the server does
 POINTS = 500  # of the utilization timeline
-PART_COLUMNS = ("wait_ms", "copy_ms", "compute_ms", "other_ms")
-NUMBERS = (
-    "outcome",
-    "error",
-    "throughput",
-    "utilization",
-    "step_ms",
-    *PART_COLUMNS,
-    "mfu",
-    "mbu",
-    "peak_memory_gib",
-    "energy_j",
-    "noisy",
-)
 OF_DIAGNOSIS = ("bottleneck", "confidence", "evidence", "advice")
 Asked = bool | str | dict[str, str] | None
 
@@ -62,7 +47,10 @@ def command(asked: Asked) -> list[str] | None:
 
 def summary(run: Run) -> dict[str, object]:
     """Return the run's numbers and its diagnosis, as W&B's summary keeps them."""
-    found = {name: value for name, value in run.to_dict().items() if name in NUMBERS}
+    told = run.to_dict().items()
+    found: dict[str, object] = {
+        name: value for name, value in told if isinstance(value, (int, float, str))
+    }
     if run.recorded:
         found["recorded_on"] = run.machine.name
     if run.utilization is not None:
@@ -85,12 +73,7 @@ def log(run: Run, folder: Path, project: str, mode: Mode, name: str = "") -> Non
     )
     session.define_metric("seconds")
     session.define_metric("utilization", step_metric="seconds")
-    parts_ms = 1e3 * split_steps(run.stamps)  # of every step but the first
-    for step, loss in enumerate(run.loss):
-        row = {"loss": loss}
-        if step:
-            wait, copy, compute, launch, other = parts_ms[step - 1]
-            row |= dict(zip(PART_COLUMNS, (wait, copy, compute, launch + other), strict=True))
+    for step, row in run.frame.to_dict("index").items():
         session.log(row, step=step)
     for second, share in np.column_stack(run.timeline(POINTS)).tolist():
         session.log({"seconds": second, "utilization": share})

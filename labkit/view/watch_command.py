@@ -147,21 +147,18 @@ def _note_stops(folder: Path, stops_ns: list[tuple[int, int]]) -> None:
         log.close()
 
 
-def write_reports(found: Judged, html: str | None, markdown: str | None, overwrite: bool) -> None:
-    """Write what was found as a page of HTML and as Markdown, to the paths that are given.
+def write_report(found: Judged, path: str | None, overwrite: bool) -> None:
+    """Write what was found as a page of HTML, where a path is given.
 
     The script has run: what cannot be written is said, and changes neither verdict nor exit code.
     """
-    for path, text_of in ((html, report.html_page), (markdown, report.markdown)):
-        if not path:
-            continue
-        if found.run is None:
-            _say(f"{path} is not written: no training step was seen.")
-        else:
-            try:
-                saving.save_text(path, text_of(found.run, found.text), overwrite)
-            except (OSError, ValueError) as error:
-                _say(f"{path} is not written: {error}")
+    if path and found.run is None:
+        _say(f"{path} is not written: no training step was seen.")
+    elif path and found.run:
+        try:
+            saving.save_text(path, report.html_page(found.run, found.text), overwrite)
+        except (OSError, ValueError) as error:
+            _say(f"{path} is not written: {error}")
 
 
 def _of_loops(found: ScriptVerdict, hangs: HangWatch, headroom: bool) -> Judged:

@@ -10,18 +10,15 @@ from labkit.results.workers import MAIN, LoaderWorkers
 from labkit.view.primitives import Lane, draw_lanes, patches
 from labkit.view.style import BLUE, BOLD, COMPUTE, PLAIN, SKY, WAIT, legend_above, our_style, page
 
-HELD = "#DDDDDD"
 LEGEND = (
     ("the loop waits", WAIT),
     ("loop body", COMPUTE),
     ("fetches items", BLUE),
     ("collates", SKY),
-    ("its batches wait to be taken", HELD),
 )
 LANE_IN = 0.26
-SPACE_IN = 0.36
+AROUND_IN = 0.8
 MOST_LANES = 16  # of workers
-LATEST = 0.5  # of the run, after the start of the workers: the window begins no later
 
 
 @our_style
@@ -31,46 +28,27 @@ def draw_workers(workers: LoaderWorkers, start_s: float | None, seconds: float) 
     if not len(batches):
         why = "Nothing to draw: nothing was recorded of the loader's workers."
         return page([(why, PLAIN)], [])[0]
-    if start_s is None:  # where most workers have begun, and all of it was recorded
-        first = float(np.min(batches.start))
-        last = float(np.max(batches.ready))
-        start_s = max(first, min(first + LATEST * (last - first), last - seconds))
+    if start_s is None:  # from the middle of what was recorded on
+        start_s = float(np.min(batches.start) + np.max(batches.ready) - seconds) / 2
     numbers = [each.worker for each in workers][:MOST_LANES]
     lanes = [_worker_lane(batches, number) for number in reversed(numbers)]
-    lanes.append(_loop_lane(workers))
-    figure, (axes,) = page([(_title(workers), BOLD)], [(SPACE_IN, LANE_IN * len(lanes))])
+    asked, ready, _, done = (workers.run.host_ns - workers.run.host_ns[0, 0]).T / 1e9
+    body = (COMPUTE, np.column_stack([ready, done]))
+    lanes.append(Lane("the loop", [(WAIT, np.column_stack([asked, ready])), body]))
+    title = f"Inside the loader: CPU time is {workers.cpu_share:.0%} of the time to prepare a batch"
+    if workers[0].worker != MAIN:
+        title += f"; workers are idle for {workers.idle_share:.0%}"
+    figure, [axes] = page([(title, BOLD)], [AROUND_IN + LANE_IN * len(lanes)])
     draw_lanes(axes, lanes, start_s, start_s + seconds)
     axes.set_xlabel("seconds since the first batch was asked for")
     legend_above(axes, patches(LEGEND))
     return figure
 
 
-def _title(workers: LoaderWorkers) -> str:
-    text = f"Inside the loader: CPU time is {workers.cpu_share:.0%} of the time to prepare a batch"
-    if workers[0].worker == MAIN:
-        return text
-    return f"{text}; workers are idle for {workers.idle_share:.0%}"
-
-
-def _loop_lane(workers: LoaderWorkers) -> Lane:
-    host_ns = workers.run.host_ns
-    asked, ready, _, done = (host_ns - host_ns[0, 0]).T / 1e9
-    waits = np.column_stack([asked, ready])
-    return Lane("the loop", [(WAIT, waits), (COMPUTE, np.column_stack([ready, done]))])
-
-
 def _worker_lane(batches: Batches, number: int) -> Lane:
     own = batches.worker == number
-    start = batches.start[own]
     fetched = batches.fetched[own]
-    ready = batches.ready[own]
-    spans = []
-    if number != MAIN and len(start):
-        taken = batches.taken[own]
-        held_until = np.fmax.accumulate(np.where(np.isnan(taken), ready, taken))
-        until_next = np.append(start[1:], held_until[-1])
-        held = np.clip(held_until, ready, np.maximum(until_next, ready))
-        spans.append((HELD, np.column_stack([ready, held])))
-    spans.append((BLUE, np.column_stack([start, fetched])))
-    spans.append((SKY, np.column_stack([fetched, ready])))
+    fetching = np.column_stack([batches.start[own], fetched])
+    collating = np.column_stack([fetched, batches.ready[own]])
+    spans = [(BLUE, fetching), (SKY, collating)]
     return Lane("main process" if number == MAIN else f"worker {number}", spans)

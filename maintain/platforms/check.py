@@ -69,7 +69,7 @@ PANEL = """
 async def press():
     shown = lk.panel(lk.Pipeline(num_workers=2, seconds=0.5, xray=False))
     shown.run_button.click()
-    await asyncio.wait_for(shown.session.task, 100)
+    await asyncio.wait_for(shown.task, 100)
     assert shown.run.outcome == "finished" and shown.run.throughput, shown.run
 
 asyncio.run(press())

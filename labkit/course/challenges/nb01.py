@@ -14,18 +14,16 @@ TIMED = 20  # calls
 class SimulatedDevice:
     """A device whose calls return at once, and whose first call is slow."""
 
-    def __init__(self, first_ms: float, each_ms: float):
+    def __init__(self, each_ms: float):
         self.now_ms = 0.0
-        self.free_at_ms = 0.0
-        self.next_ms = first_ms
+        self.free_at_ms = 300.0
         self.each_ms = each_ms
         self.calls = 0
 
     def work(self) -> None:
         """Start a call, which takes the caller 0.02 ms."""
         self.now_ms += 0.02
-        self.free_at_ms = max(self.free_at_ms, self.now_ms) + self.next_ms
-        self.next_ms = self.each_ms
+        self.free_at_ms = max(self.free_at_ms, self.now_ms) + self.each_ms
         self.calls += 1
 
     def wait(self) -> None:
@@ -66,12 +64,9 @@ def stopwatch(answer: Answer) -> Numbers:
     slow. Write a function of (work, wait, clock) that returns the milliseconds that one call takes,
     from at least ten calls. clock() returns the time in ms.
     """
-    errors = []
-    calls = []
-    generator = random.Random(7)
-    for _ in range(6):
-        device = SimulatedDevice(generator.uniform(100, 500), generator.uniform(1, 20))
-        measured = answer(device.work, device.wait, device.clock)
-        errors.append(abs(measured / device.each_ms - 1))
-        calls.append(device.calls)
-    return {ERROR: max(errors), "calls": min(calls)}
+    devices = [SimulatedDevice(random.uniform(1, 20)) for _ in range(6)]
+    errors = [
+        abs(answer(device.work, device.wait, device.clock) / device.each_ms - 1)
+        for device in devices
+    ]
+    return {ERROR: max(errors), "calls": min(device.calls for device in devices)}

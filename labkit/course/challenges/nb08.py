@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from labkit.course.goals import Goal
-from labkit.course.knob_challenge import KnobChallenge, faster, speedup
+from labkit.course.knob_challenge import KnobChallenge, faster
 from labkit.course.slow_script import SlowScript
 from labkit.results.run import Run
 
 
-def fixes_made(run: Run, _baseline: Run | None) -> float:
+def fixes_made(run: Run, _baseline: object) -> float:
     """Return how many fixes a run of the slow script has."""
     return len((run.event("spec") or {})["script"]["fixes"])
 
@@ -25,5 +25,5 @@ TWO_FIXES = KnobChallenge(
     start=SlowScript(),
     example=SlowScript(("items", "copies")),  # on a GPU "data" and "items" are not enough
     free=("fixes",),
-    goals={faster(1.7): speedup, Goal("fixes", at_most=2): fixes_made},
+    goals=faster(1.7) | {Goal("fixes", at_most=2): fixes_made},
 )
