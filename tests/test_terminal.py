@@ -20,11 +20,12 @@ from labkit.tuning.search_result import Interrupted
 from labkit.view import display
 
 COUNTS = """
+import labkit
 from labkit.bench.flops import *
-from labkit.bench.model_size import plain_job
+from labkit.bench.resolve_config import resolve_config
 cpu = torch.device("cpu")
 with without_compiler():
-    count_plain_step(Trainer(plain_job(cpu), cpu))
+    count_plain_step(Trainer(resolve_config(labkit.Pipeline().to_dict(), cpu)[0], cpu))
 """
 
 

@@ -13,12 +13,11 @@ from unittest.mock import Mock
 
 import psutil
 import pytest
-import torch
 from planted import wait_until
 from played_gpu import CPU, lines_of, written
 
 import labkit as lk
-from labkit.bench import gpu_meter, rank, telemetry
+from labkit.bench import gpu_meter, telemetry
 from labkit.diagnosis.watched_script import one_batch_a_pass
 from labkit.results.failures import with_remedy
 from labkit.view import watch_command
@@ -367,14 +366,6 @@ def test_a_time_in_which_it_was_stopped_is_no_part_of_a_step(tmp_path):
     parts_ns = (run.stamps[:, [1, 5]] - run.stamps[:, [0, 1]]) * 1e9
     assert parts_ns.round().tolist() == [[10, 10]] * 4
     assert run.length_s * 1e9 == pytest.approx(80)
-
-
-def test_a_rank_on_a_gpu_has_its_own_card_sampled_into_its_own_log(tmp_path, monkeypatch):
-    sampled = []
-    monkeypatch.setattr(rank, "telemetry_beside", sampled.append)
-    rank.watch_card(torch.device("cpu"), tmp_path, 0)
-    rank.watch_card(torch.device("cuda", 1), tmp_path, 1)
-    assert sampled == [tmp_path / "rank1"]
 
 
 def test_other_programs_that_compute_on_the_card_are_named(monkeypatch):

@@ -32,7 +32,6 @@ from labkit.bench.quick_runs import shorten
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.sampler import Sampler
 from labkit.bench.timeline import make_timeline
-from labkit.bench.unusable_cards import unused_gpu
 from labkit.bench.user_dataset import EndlessBatches
 from labkit.bench.user_step import OwnStep
 from labkit.bench.worker_recorder import in_workers
@@ -53,7 +52,7 @@ def do(order: RunOrder | RowsOrder, folder: Path, log: EventLog) -> None:
         resources.use_fixed_threads()
     device = devices.find_device(order["pipeline"]["device"])
     devices.use(device)
-    here = machine.describe(device) | {"unused_gpu": unused_gpu()}
+    here = machine.describe(device) | {"unused_gpu": devices.unused_gpu()}
     log.write("machine", **here)
     hold(Path(order["cache"]), here.get("uuid") or device.type, order["run"], waiting=log.waiting)
     if "measure" in order:
