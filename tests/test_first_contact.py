@@ -1,13 +1,10 @@
 """What a first real GPU meets, told by functions, cells and logs: nothing here needs a card."""
 
-import os
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
-import pynvml
 import pytest
 import torch
 from played_gpu import GPU, host_steps, play
@@ -16,7 +13,6 @@ from played_gpu import log as logged
 import labkit as lk
 from labkit import course
 from labkit.bench import (
-    gpu_meter,
     handoff,
 )
 from labkit.bench.first_call import FirstCallHook
@@ -187,17 +183,6 @@ def test_a_loop_on_several_cards_has_no_mfu_of_one():
     first.write(log, 64)
     assert log.write.call_args.args == ("no_work",)
     assert "4 cards" in log.write.call_args.kwargs["why"]
-
-
-def test_what_computed_on_a_card_before_its_meter_was_there_is_not_counted(monkeypatch):
-    monkeypatch.setattr(gpu_meter, "GpmMeter", Mock())
-    for name in ("nvmlInit", "nvmlDeviceGetHandleByUUID"):
-        monkeypatch.setattr(pynvml, name, Mock())
-    asked = Mock(return_value=[])
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetProcessUtilization", asked)
-    before_us = time.time_ns() // 1000
-    assert gpu_meter.GpuMeter("uuid", os.getpid())._others_sm() is None
-    assert asked.call_args.args[1] >= before_us
 
 
 class PlayedEvent:

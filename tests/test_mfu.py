@@ -29,10 +29,10 @@ def plain_job(**knobs):
     return resolve_config(lk.Pipeline(**knobs).to_dict(), CPU)[0]
 
 
-def work_of(folder, trainer, **how):
+def work_of(folder, trainer):
     """Return what `write_work` writes last of a trainer, but for when."""
     log = EventLog(folder)
-    assert flops.write_work(trainer, log, **how)
+    flops.write_work(trainer, log)
     log.close()
     return Tail(folder / "events.jsonl").read()[-1] | {"t_ns": 0}
 
@@ -69,7 +69,7 @@ def test_the_flops_of_the_courses_models_are_those_of_the_formula(model, tmp_pat
     work = work_of(tmp_path, trainer)
     assert work["flops"] == pytest.approx(by_hand(job), rel=0.01)
     assert work["samples"] == 5
-    assert work_of(tmp_path, trainer, only_known=True) == work  # later runs know it
+    assert work_of(tmp_path, trainer) == work  # later runs know it
 
 
 def test_the_bytes_of_an_mlp_are_those_of_the_formula(tmp_path):

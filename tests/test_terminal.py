@@ -19,15 +19,6 @@ from labkit.terminal import COMMANDS, PARSER
 from labkit.tuning.search_result import Interrupted
 from labkit.view import display
 
-COUNTS = """
-import labkit
-from labkit.bench.flops import *
-from labkit.bench.resolve_config import resolve_config
-cpu = torch.device("cpu")
-with without_compiler():
-    count_plain_step(Trainer(resolve_config(labkit.Pipeline().to_dict(), cpu)[0], cpu))
-"""
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -36,7 +27,6 @@ with without_compiler():
         ("import labkit; labkit.Pipeline", "torch numpy"),
         ("import labkit.view.live, labkit.view.panel", "torch"),
         ("import labkit.view.watch_command", "torch matplotlib pandas"),  # the user's script waits
-        (COUNTS, "torch._dynamo"),
     ],
 )
 def test_what_is_not_needed_yet_is_not_loaded(begins, without):

@@ -38,7 +38,7 @@ from labkit.bench.worker_recorder import in_workers
 from labkit.orders import RowsOrder, RunOrder
 from labkit.process.device_lock import hold
 from labkit.process.events import EventLog
-from labkit.spec import Job
+from labkit.spec import LOADER_KNOBS, Job
 
 LEAST_WARMUP = 3  # steps left out of the statistics, where no more batches are prefetched
 
@@ -71,13 +71,14 @@ def run_pipeline(order: RunOrder, device: torch.device, folder: Path, log: Event
     job, not_applied = resolve_config(order["pipeline"], device, size_model=not own)
     if not own:
         shorten(job, not_applied)
-    knobs = user_parts.knobs_on_parts(job) if own else vars(job)
+    knobs = vars(job)
+    if own:  # the others act on no part of the reader's
+        knobs = {name: knobs[name] for name in LOADER_KNOBS}
     log.write("job", pipeline=knobs, not_applied=not_applied)
     trainer, loader = prepare(order, job, device, folder, log)
     timeline = make_timeline(log, folder, device)
     with lines_of(loader, folder):
         iterator = begun(loader, job, log)
-        counted = isinstance(trainer, OwnStep) or write_work(trainer, log, only_known=True)
         xray.keep_time(job)
         steps = train(trainer, iterator, timeline, job)
     log.write("memory", peak_bytes=resources.peak_bytes(device))
@@ -87,8 +88,7 @@ def run_pipeline(order: RunOrder, device: torch.device, folder: Path, log: Event
         return
     xray.look(trainer, iterator, job, steps, folder, log)
     handoff.look(data.noise_batch(job), steps, log, trainer)
-    if not counted:
-        write_work(trainer, log)
+    write_work(trainer, log)
 
 
 def prepare(

@@ -15,8 +15,9 @@ CPU_INFO = Path("/proc/cpuinfo")
 BRAND = "machdep.cpu.brand_string"  # macOS
 
 
-def plain_machine(name: str) -> dict[str, Any]:
+def plain_machine() -> dict[str, Any]:
     """Describe a machine without its accelerators, as JSON types."""
+    name = cpu_name()
     cores = quotas.cpu_cores()
     return {
         "device": "cpu",

@@ -15,7 +15,7 @@ import torch
 from labkit import quotas
 from labkit.bench import devices
 from labkit.bench.compiling import compile_lacks
-from labkit.bench.host import cpu_name, plain_machine
+from labkit.bench.host import plain_machine
 from labkit.bench.resources import use_fixed_threads
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")  # Linux
@@ -25,7 +25,7 @@ UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 def describe(device: torch.device) -> dict[str, Any]:
     """Describe the machine as seen from `device`, as JSON types."""
     ram_gib = _gib(quotas.ram_bytes())
-    found = plain_machine(cpu_name())
+    found = plain_machine()
     found["versions"]["torch"] = torch.__version__
     if torch.version.cuda:
         found["versions"]["cuda"] = torch.version.cuda

@@ -27,7 +27,6 @@ from labkit.knobs import Settings
 from labkit.orders import RanksOrder
 from labkit.process.device_lock import hold
 from labkit.process.events import EventLog
-from labkit.spec import Job
 
 
 def run(order: RanksOrder, folder: Path, log: EventLog) -> None:
@@ -53,7 +52,8 @@ def run(order: RanksOrder, folder: Path, log: EventLog) -> None:
     shorten(job, not_applied)
     log.write("job", pipeline=vars(job), not_applied=not_applied)
     job.shard = (rank, ranks)
-    items = first_makes_files(rank, job, Path(order["cache"]) / "data", log)
+    files = Path(order["cache"]) / "data"
+    items = data.make_dataset(job, files, partial(log.stage, "making images"))
     trainer = built(lambda: DistributedTrainer(job, device, order["no_sync"]), log)
     if rank == ranks - 1:  # for tests: one rank breaks, the others do not
         items = planted(order["fault"], items, trainer)
@@ -70,30 +70,18 @@ def describe(device: torch.device, rank: int, folder: Path, log: EventLog) -> No
         EventLog(folder).write("machine", **facts | {"uuid": None})
 
 
-def first_makes_files(rank: int, job: Job, cache: Path, log: EventLog) -> data.Images:
-    """Return the dataset; the first rank makes missing files, while the others wait."""
-    if rank:
-        dist.barrier()
-    items = data.make_dataset(job, cache, partial(log.stage, "making images"))
-    if not rank:
-        dist.barrier()
-    return items
-
-
 def train_together(trainer: DistributedTrainer, items: data.Images, log: EventLog) -> None:
     """Train in step with the other ranks, until the time is up for all."""
     job = trainer.job
     timeline = rank_timeline(log, trainer.device, trainer.comm)
     iterator = begun(data.make_loader(items, job), job, log)
-    counted = flops.write_work(trainer, log, only_known=True)
     dist.barrier()  # or the first step would wait for whoever started last
     shared_end = SharedEnd(job.seconds, job.accumulation_steps)
     trainer.after_step = shared_end
     job.seconds = None
     train(trainer, iterator, timeline, job)
     log.write("memory", peak_bytes=resources.peak_bytes(trainer.device))
-    if not counted:
-        flops.write_work(trainer, log)
+    flops.write_work(trainer, log)
     shared_end.wait()
     dist.barrier()  # nobody closes a connection that another one still uses
 

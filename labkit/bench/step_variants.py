@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from labkit.bench import devices, formats, resources
+from labkit.bench import devices, formats
 from labkit.bench.loop import Trainer
 
 ROUNDS = 7
@@ -57,21 +57,15 @@ def other_settings(
 
 
 def _times_as_long(trainer: Trainer, variants: dict[str, StepVariant]) -> dict[str, float]:
-    """Return how many times as long as a plain step each takes; those there is no room for are out.
+    """Return how many times as long as a plain step each takes.
 
     The first of each warms up: on a GPU it loads kernels.
     """
     times: dict[str, list[float]] = {name: [] for name in variants}
     started = time.perf_counter()
     for turn in range(1 + ROUNDS):
-        for name in list(variants):
-            try:
-                times[name].append(_timed(trainer, variants[name]))
-            except RuntimeError as error:
-                if name == "plain" or not resources.refused(error):
-                    raise
-                trainer.optimizer.zero_grad(set_to_none=True)
-                del variants[name], times[name]
+        for name, variant in variants.items():
+            times[name].append(_timed(trainer, variant))
         is_slow = trainer.device.type == "cpu" and "bf16" in variants
         if is_slow and times["bf16"][-1] > HOPELESS * times["plain"][-1]:
             del variants["bf16"]  # the time is better spent on the others

@@ -185,31 +185,28 @@ def _in_line_ns(pid: int) -> Iterator[tuple[str, int]]:
 class OtherPrograms:
     """The programs outside of the run that use the machine's cores most."""
 
-    def __init__(self, own: set[int]):
+    def __init__(self, own: list[psutil.Process]):
         """`own` are the processes that, with all that they started, are the run."""
         self.own = own
         self.read()
 
     def read(self) -> list[dict[str, Any]]:
         """Return those since the last call, the busiest first."""
-        parents: dict[int, int] = {}
+        own = {each.pid for each in self.own}
+        for each in self.own:
+            with contextlib.suppress(psutil.Error):
+                own |= {child.pid for child in each.children(recursive=True)}
         cores: dict[int, float] = {}
         for process in psutil.process_iter():  # the same objects again, which know the last look
             with contextlib.suppress(psutil.Error):
-                parents[process.pid] = process.ppid()
-                cores[process.pid] = process.cpu_percent() / 100
-        others = [pid for pid in cores if not self._is_own(pid, parents)]
-        busiest = sorted(others, key=lambda pid: -cores[pid])[:MOST_NAMED]
+                cores[process.pid] = round(process.cpu_percent() / 100, 2)
+        others = {pid: used for pid, used in cores.items() if pid not in own}
+        busiest = sorted(others, key=lambda pid: -others[pid])[:MOST_NAMED]
         return [
-            {"pid": pid, "name": name_of(pid), "cores": round(cores[pid], 2)}
+            {"pid": pid, "name": name_of(pid), "cores": others[pid]}
             for pid in busiest
-            if cores[pid] >= LEAST_CORES
+            if others[pid] >= LEAST_CORES
         ]
-
-    def _is_own(self, pid: int, parents: dict[int, int]) -> bool:
-        while pid in parents and pid not in self.own and parents[pid] != pid:
-            pid = parents[pid]
-        return pid in self.own
 
 
 def _card_of(uuid: str | None, bench_pid: int, log: EventLog) -> GpuMeter | None:
@@ -241,7 +238,7 @@ def main(parent: int, while_there: Path | None = None) -> None:
     spare = machine["kind"] == "cpu" and spare_card(machine["versions"].get("cuda"))
     if spare:
         log.write("spare_card", name=spare)
-    programs = OtherPrograms({hello["pid"], parent})
+    programs = OtherPrograms(lifetime.processes)
     begun = time.monotonic()
     due = begun
     for count in itertools.count():

@@ -25,12 +25,6 @@ def launch(order: RanksOrder, folder: Path, log: EventLog) -> int | None:
     """Start torchrun, and wait for it; return the exit code, None if it is 0."""
     log.write("hello", pid=os.getpid())
     log.stage("importing torch")
-    from torch import distributed
-
-    if not distributed.is_available():
-        raise RuntimeError(
-            "this PyTorch was built without torch.distributed: install a wheel from pytorch.org."
-        )
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -18,7 +18,7 @@ from labkit.bench.user_dataset import EndlessBatches, NamesTheItem, checked
 from labkit.bench.user_step import OwnStep
 from labkit.knobs import Settings
 from labkit.orders import UserSource
-from labkit.spec import LOADER_KNOBS, Job
+from labkit.spec import Job
 
 
 def fetch(source: UserSource, folder: Path) -> Any:
@@ -55,8 +55,3 @@ def prepare(source: UserSource, job: Job, folder: Path) -> tuple[OwnStep, Endles
 def named(part: object) -> object:
     """Return a part, or what it names: "module:name"."""
     return pkgutil.resolve_name(part) if isinstance(part, str) else part
-
-
-def knobs_on_parts(job: Job) -> dict[str, object]:
-    """Return the knobs that act on the reader's parts."""
-    return {name: getattr(job, name) for name in LOADER_KNOBS}
