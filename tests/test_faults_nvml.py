@@ -312,7 +312,7 @@ def test_a_call_that_hangs_ends_the_samples_and_nothing_else(stub, monkeypatch):
     code = f"""
 import sys, labkit.bench.telemetry as t
 wait = t.wait_for
-t.wait_for = lambda *a: [e | {{"uuid": {OWN!r}}} for e in wait(*a)]
+t.wait_for = lambda *a: wait(*a) | {{"uuid": {OWN!r}}}
 t.main(int(sys.argv[1]))
 """
     monkeypatch.setattr(handle, "TELEMETRY", [sys.executable, "-c", code])
