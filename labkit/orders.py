@@ -50,18 +50,10 @@ class ScriptAsked(Asked):
     script: dict[str, list[str]]  # {"fixes": their names}
 
 
-class FunctionSource(TypedDict):
-    """Where the function that `lk.measure` calls is found."""
+class UserSource(TypedDict):
+    """Where a user's own objects are found: a dataset with what goes with it, or a function."""
 
     payload: str  # a file in the run's folder
-    path: list[str]  # to import from
-
-
-class DataSource(TypedDict):
-    """Where a user's own dataset is found, and what goes with it."""
-
-    imports: dict[str, str]  # {part: "module:name"}
-    payload: str | None  # a file in the run's folder: the parts that are given as objects
     cwd: str
     path: list[str]  # to import from
 
@@ -83,7 +75,7 @@ class PipelineOrder(Order):
 class DataOrder(Order):
     """Feed the user's own dataset to their own step, or to none."""
 
-    source: DataSource
+    source: UserSource
 
 
 @final
@@ -95,7 +87,7 @@ class ScriptOrder(Order, ScriptAsked):
 class RowsOrder(Order, RowsAsked):
     """Call a function for each row."""
 
-    source: FunctionSource
+    source: UserSource
 
 
 @final

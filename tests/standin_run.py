@@ -9,8 +9,8 @@ import torch
 import labkit as lk
 from labkit import quotas
 from labkit.bench import devices, flops, machine
+from labkit.bench.data import noise_batch
 from labkit.bench.loop import Trainer, train
-from labkit.bench.model_size import noise_batch
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.timeline import make_timeline
 from labkit.process.events import VERSION, EventLog

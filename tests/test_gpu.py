@@ -21,7 +21,6 @@ from labkit.results.launch import launch
 from labkit.results.record import Tail
 
 torch = pytest.importorskip("torch")
-from labkit.bench import model_size  # noqa: E402
 from labkit.bench.timeline import Step, make_timeline  # noqa: E402
 
 has_smi = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no nvidia-smi")
@@ -150,7 +149,7 @@ def test_a_starved_and_a_fed_run_differ_as_the_lesson_says_and_a_step_has_its_si
     drift_s = abs(starved.event("drift")["drift_us"]) / 1e6
     assert drift_s < 0.1 * starved.step_ms / 1e3  # of the device's clock from the host's
     compute_ms = statistics.median(fed.steps_ms[:, 2])
-    assert 1 / 3 < compute_ms / model_size.STEP_MS < 3, fed.pipeline.depth
+    assert 1 / 3 < compute_ms / 10 < 3, fed.pipeline.depth
 
 
 def test_busy_is_an_upper_bound_and_the_x_ray_sees_the_gaps():

@@ -351,7 +351,6 @@ MAY_PICKLE = {
     "results/payload.py",  # only writes, to processes that this one starts
     "bench/by_value.py",  # only writes, to workers that this process starts
     "bench/user_parts.py",
-    "bench/measure.py",
 }
 PICKLES = {"pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib", "yaml"}
 RUNS_CODE = re.compile(

@@ -18,7 +18,6 @@ from labkit.results import hardware
 from labkit.watching import device_in_use
 
 ROOT = Path(lk.__file__).parents[1]
-CARDS = {"cpu": None, "cuda:0": "NVIDIA V100 cannot be used: old. Remedy: none", "cuda:1": None}
 UNUSED = "NVIDIA T4 cannot be used: its driver is too old. Remedy: a newer one"
 
 
@@ -70,13 +69,11 @@ def here(monkeypatch):
 @pytest.mark.parametrize(
     "device, has, unused, says",
     [
-        ("cuda:99", {"cpu": None}, None, "it is not here: use one of 'auto', 'cpu'."),
-        ("cuda", {"cpu": None}, None, "it is not here"),
-        ("mps", {"cpu": None}, None, "it is not here"),
-        ("cuda", {"cpu": None}, UNUSED, "NVIDIA T4 cannot be used.*Remedy: a newer one"),
-        ("cuda:2", CARDS, None, "it is not here: use one of 'auto', 'cpu', 'cuda:1'"),
-        ("cuda:0", CARDS, None, "NVIDIA V100 cannot be used: old"),
-        ("cuda", CARDS, None, "NVIDIA V100 cannot be used: old"),
+        ("cuda:99", ["cpu"], None, "it is not here: use one of 'auto', 'cpu'."),
+        ("cuda", ["cpu"], None, "it is not here"),
+        ("mps", ["cpu"], None, "it is not here"),
+        ("cuda", ["cpu"], UNUSED, "NVIDIA T4 cannot be used.*Remedy: a newer one"),
+        ("cuda:2", ["cpu", "cuda:0"], None, "it is not here: use one of 'auto', 'cpu', 'cuda:0'"),
     ],
 )
 @pytest.mark.parametrize(
@@ -101,13 +98,13 @@ def test_a_device_that_is_named_and_not_here_is_refused_before_anything_starts(
 
 
 def test_ranks_without_a_card_each_are_refused(here):
-    here({"devices": {"cpu": None, "cuda:0": None}})
+    here({"devices": ["cpu", "cuda:0"]})
     with pytest.raises(ValueError, match="device='cuda': 2 ranks need a card each and 1 can"):
         lk.distributed(device="cuda", ranks=2)
 
 
 def test_the_command_line_calls_that_bad_input(here, capsys):
-    here({"devices": {"cpu": None}})
+    here({"devices": ["cpu"]})
     assert main(["run", "--set", "device=cuda:99", "--json"]) == 2
     printed = capsys.readouterr()
     assert not printed.out and printed.err.startswith("labkit: device='cuda:99': it is not here")
@@ -115,8 +112,8 @@ def test_the_command_line_calls_that_bad_input(here, capsys):
 
 @pytest.mark.parametrize("device", ["auto", "cpu", "cuda:1", "cuda:0"])
 def test_a_device_that_is_here_is_taken_also_where_it_was_hidden_before(device, here):
-    hidden = {"devices": {"cpu": None}}
-    asked = here(hidden, {"devices": {"cpu": None, "cuda:0": None, "cuda:1": None}})
+    hidden = {"devices": ["cpu"]}
+    asked = here(hidden, {"devices": ["cpu", "cuda:0", "cuda:1"]})
     with pytest.raises(AssertionError, match="a run started"):
         lk.run(device=device)
     assert asked.call_count == (2 if device.startswith("cuda") else 0)
@@ -127,7 +124,6 @@ def no_driver(monkeypatch):
     """A torch for CUDA whose driver is missing or too old, where NVML still counts a card."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_90"])
     refused = Mock(side_effect=AssertionError("CUDA was started"))
     for name in ("get_device_capability", "get_device_properties", "get_device_name", "_lazy_init"):
         monkeypatch.setattr(torch.cuda, name, refused)
@@ -136,7 +132,7 @@ def no_driver(monkeypatch):
 
 def test_nothing_starts_cuda_where_there_is_no_driver(no_driver):
     assert devices.find_device("auto").type == "cpu"
-    assert devices.why_not().keys() <= {"cpu", "mps"} and not devices.usable_cards()
+    assert set(devices.usable()) <= {"cpu", "mps"}
     with pytest.raises(RuntimeError, match="device='cuda:0': it is not here"):
         devices.find_device("cuda:0")
     facts, clock = device_in_use.machine_and_clock(Mock(), torch.device("cuda"))  # a FakeTensor's

@@ -13,7 +13,7 @@ import torch
 import labkit as lk
 from labkit.bench import flops, peaks
 from labkit.bench.loop import Trainer
-from labkit.bench.model_size import plain_job
+from labkit.bench.resolve_config import resolve_config
 from labkit.bench.stopwatch import Bench, Skipped
 from labkit.diagnosis.device_peaks import Peaks
 from labkit.process.events import EventLog
@@ -25,10 +25,14 @@ from labkit.view.wandb_log import summary
 CPU = torch.device("cpu")
 
 
-def work_of(folder, trainer, **how):
+def plain_job(**knobs):
+    return resolve_config(lk.Pipeline(**knobs).to_dict(), CPU)[0]
+
+
+def work_of(folder, trainer):
     """Return what `write_work` writes last of a trainer, but for when."""
     log = EventLog(folder)
-    assert flops.write_work(trainer, log, **how)
+    flops.write_work(trainer, log)
     log.close()
     return Tail(folder / "events.jsonl").read()[-1] | {"t_ns": 0}
 
@@ -60,16 +64,16 @@ def by_hand(job):
 @pytest.mark.parametrize("model", ["mlp", "cnn", "transformer"])
 def test_the_flops_of_the_courses_models_are_those_of_the_formula(model, tmp_path):
     knobs = {"batch_size": 5, "width": 32, "depth": 3, "image_px": 32}
-    job = plain_job(CPU, model=model, io_ms=0.0, **knobs)
+    job = plain_job(model=model, io_ms=0.0, **knobs)
     trainer = Trainer(job, CPU)
     work = work_of(tmp_path, trainer)
     assert work["flops"] == pytest.approx(by_hand(job), rel=0.01)
     assert work["samples"] == 5
-    assert work_of(tmp_path, trainer, only_known=True) == work  # later runs know it
+    assert work_of(tmp_path, trainer) == work  # later runs know it
 
 
 def test_the_bytes_of_an_mlp_are_those_of_the_formula(tmp_path):
-    job = plain_job(CPU, model="mlp", width=64, depth=2, accumulation_steps=4)
+    job = plain_job(model="mlp", width=64, depth=2, accumulation_steps=4)
     trainer = Trainer(job, CPU)
     weights = 4 * sum(p.numel() for p in trainer.model.parameters())
     numbers = 3 * job.image_px**2 + 2 * 64 + 10  # image, hidden layers, the loss's log-softmax

@@ -184,9 +184,9 @@ def images(home, plant):
 
 
 def kept(home, plant):
-    plant(folders.part("depths") / "one.txt")
-    assert "4" not in folder_rights.text_of(home / "depths" / "one.txt")
-    kept_files.keep(home / "depths" / "one.txt", "4")
+    plant(folders.part("peaks") / "one.txt")
+    assert "4" not in folder_rights.text_of(home / "peaks" / "one.txt")
+    kept_files.keep(home / "peaks" / "one.txt", "4")
 
 
 def ledger(home, plant):

@@ -15,7 +15,6 @@ from played_gpu import CPU, END, GPU, MS, load, written
 
 import labkit as lk
 from labkit.bench import devices
-from labkit.bench.rank_devices import device_kind
 from labkit.diagnosis.rank_times import watched_times
 from labkit.diagnosis.rank_verdict import of_ranks
 from labkit.diagnosis.watched_script import judge_runs
@@ -301,12 +300,13 @@ def test_bad_settings_are_refused_before_anything_starts(bad, says):
 
 @pytest.mark.parametrize("count, kind", [(0, "cpu"), (1, "cpu"), (2, "cuda")])
 def test_two_ranks_use_cards_where_each_has_its_own(monkeypatch, count, kind):
-    monkeypatch.setattr(devices, "usable_cards", lambda: range(count))
+    monkeypatch.setattr(devices, "card_count", lambda: count)
     here = torch.device("cuda:0" if count else "cpu")
     monkeypatch.setattr(devices, "find_device", lambda wanted: here)
-    found, why = device_kind("auto", 2)
+    found, why = devices.of_rank("auto", 2, rank=1)
+    assert (found.type, found.index) == (kind, 1 if kind == "cuda" else None)
     # is there a GPU that they do without?
-    assert found == kind and ("2 ranks have 1 between them" in str(why)) == (count == 1)
+    assert ("2 ranks have 1 between them" in str(why)) == (count == 1)
 
 
 def test_ranks_on_the_cpu_are_not_compared_with_one_process_on_a_gpu(tmp_path):

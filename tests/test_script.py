@@ -88,7 +88,7 @@ def test_a_pipelines_script_has_what_its_device_can_do():
     script = lk.script(Pipeline(**SHORT, pin_memory=True))
     assert "Left out: pin_memory (there is no CUDA device" in script.replace("\n", " ")
     assert "pin_memory=True," not in script.partition("import")[2]
-    with pytest.raises(ValueError, match="width=None is chosen by timing"):
+    with pytest.raises(ValueError, match="width=None is chosen for the device"):
         lk.script(Pipeline(device="cuda"))
     elsewhere = lk.script(Pipeline(device="cuda", width=64, depth=4, pin_memory=True))
     assert "pin_memory=True" in elsewhere.partition("DataLoader(")[2]

@@ -19,14 +19,6 @@ from labkit.terminal import COMMANDS, PARSER
 from labkit.tuning.search_result import Interrupted
 from labkit.view import display
 
-COUNTS = """
-from labkit.bench.flops import *
-from labkit.bench.model_size import plain_job
-cpu = torch.device("cpu")
-with without_compiler():
-    count_plain_step(Trainer(plain_job(cpu), cpu))
-"""
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -35,7 +27,6 @@ with without_compiler():
         ("import labkit; labkit.Pipeline", "torch numpy"),
         ("import labkit.view.live, labkit.view.panel", "torch"),
         ("import labkit.view.watch_command", "torch matplotlib pandas"),  # the user's script waits
-        (COUNTS, "torch._dynamo"),
     ],
 )
 def test_what_is_not_needed_yet_is_not_loaded(begins, without):

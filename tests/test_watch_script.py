@@ -13,12 +13,11 @@ from unittest.mock import Mock
 
 import psutil
 import pytest
-import torch
 from planted import wait_until
 from played_gpu import CPU, lines_of, written
 
 import labkit as lk
-from labkit.bench import gpu_meter, rank, telemetry
+from labkit.bench import gpu_meter, telemetry
 from labkit.diagnosis.watched_script import one_batch_a_pass
 from labkit.results.failures import with_remedy
 from labkit.view import watch_command
@@ -369,14 +368,6 @@ def test_a_time_in_which_it_was_stopped_is_no_part_of_a_step(tmp_path):
     assert run.length_s * 1e9 == pytest.approx(80)
 
 
-def test_a_rank_on_a_gpu_has_its_own_card_sampled_into_its_own_log(tmp_path, monkeypatch):
-    sampled = []
-    monkeypatch.setattr(rank, "telemetry_beside", sampled.append)
-    rank.watch_card(torch.device("cpu"), tmp_path, 0)
-    rank.watch_card(torch.device("cuda", 1), tmp_path, 1)
-    assert sampled == [tmp_path / "rank1"]
-
-
 def test_other_programs_that_compute_on_the_card_are_named(monkeypatch):
     own = os.getpid()
     other = os.getppid()
@@ -392,16 +383,18 @@ def test_other_programs_that_compute_on_the_card_are_named(monkeypatch):
 
 
 def test_the_programs_that_use_most_of_the_cores_are_named_and_none_of_the_run(monkeypatch):
-    def process(pid, parent, percent):
-        return Mock(pid=pid, **{"ppid.return_value": parent, "cpu_percent.return_value": percent})
+    def process(pid, percent, *children):
+        return Mock(
+            pid=pid, **{"children.return_value": children, "cpu_percent.return_value": percent}
+        )
 
-    init = process(1, 0, 5.0)
-    run = [process(50, 1, 30.0), process(51, 50, 100.0)]
-    others = [process(60, 1, 40.0), process(61, 60, 90.0)]
-    monkeypatch.setattr(telemetry.psutil, "process_iter", lambda: [init, *run, *others])
+    worker = process(51, 100.0)
+    run = process(50, 30.0, worker)
+    others = [process(1, 5.0), process(60, 40.0), process(61, 90.0)]
+    monkeypatch.setattr(telemetry.psutil, "process_iter", lambda: [run, worker, *others])
     monkeypatch.setattr(telemetry, "name_of", {60: "chrome", 61: "python"}.get)
-    programs = telemetry.OtherPrograms({50})
-    found = [(each["pid"], each["name"], round(each["cores"], 1)) for each in programs.read()]
+    programs = telemetry.OtherPrograms([run])
+    found = [(each["pid"], each["name"], each["cores"]) for each in programs.read()]
     assert found == [(61, "python", 0.9), (60, "chrome", 0.4)]
 
 

@@ -64,11 +64,16 @@ def part_at(batch: object, keys: Keys) -> Any:
 
 def leaves(batch: object) -> Iterator[object]:
     """Yield what is in a batch, however deep in lists, tuples and mappings."""
+    return (part for part, _ in _leaves(batch, ()))
+
+
+def _leaves(batch: object, keys: Keys) -> Iterator[tuple[Any, Keys]]:
+    """Yield every part of a batch that is no container, and the keys that lead to it."""
     parts = parts_of(batch)
     if parts is None:
-        yield batch
-    for _, part in parts or ():
-        yield from leaves(part)
+        yield batch, keys
+    for key, part in parts or ():
+        yield from _leaves(part, (*keys, key))
 
 
 def counter_for(batch: object, batch_size: int | None) -> Callable[[Any], int] | None:
@@ -129,17 +134,9 @@ def large_arrays(batch: object) -> tuple[Any, list[Keys]]:
 
     ValueError where there is none.
     """
-    found = list(_arrays(batch, ()))
+    found = [(part, keys) for part, keys in _leaves(batch, ()) if is_array(part)]
     largest, _ = max(found, key=lambda each: each[0].nbytes)
     return largest, [keys for array, keys in found if 4 * array.nbytes >= largest.nbytes]
-
-
-def _arrays(batch: object, keys: Keys) -> Iterator[tuple[Any, Keys]]:
-    """Yield every array in a batch, and the keys that lead to it."""
-    if is_array(batch):
-        yield batch, keys
-    for key, part in parts_of(batch) or ():
-        yield from _arrays(part, (*keys, key))
 
 
 def dtype_of_most(arrays: Iterable[Any]) -> str | None:

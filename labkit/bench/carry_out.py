@@ -32,14 +32,13 @@ from labkit.bench.quick_runs import shorten
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.sampler import Sampler
 from labkit.bench.timeline import make_timeline
-from labkit.bench.unusable_cards import unused_gpu
 from labkit.bench.user_dataset import EndlessBatches
 from labkit.bench.user_step import OwnStep
 from labkit.bench.worker_recorder import in_workers
 from labkit.orders import RowsOrder, RunOrder
 from labkit.process.device_lock import hold
 from labkit.process.events import EventLog
-from labkit.spec import Job
+from labkit.spec import LOADER_KNOBS, Job
 
 LEAST_WARMUP = 3  # steps left out of the statistics, where no more batches are prefetched
 
@@ -53,7 +52,7 @@ def do(order: RunOrder | RowsOrder, folder: Path, log: EventLog) -> None:
         resources.use_fixed_threads()
     device = devices.find_device(order["pipeline"]["device"])
     devices.use(device)
-    here = machine.describe(device) | {"unused_gpu": unused_gpu()}
+    here = machine.describe(device) | {"unused_gpu": devices.unused_gpu()}
     log.write("machine", **here)
     hold(Path(order["cache"]), here.get("uuid") or device.type, order["run"], waiting=log.waiting)
     if "measure" in order:
@@ -72,13 +71,14 @@ def run_pipeline(order: RunOrder, device: torch.device, folder: Path, log: Event
     job, not_applied = resolve_config(order["pipeline"], device, size_model=not own)
     if not own:
         shorten(job, not_applied)
-    knobs = user_parts.knobs_on_parts(job) if own else vars(job)
+    knobs = vars(job)
+    if own:  # the others act on no part of the reader's
+        knobs = {name: knobs[name] for name in LOADER_KNOBS}
     log.write("job", pipeline=knobs, not_applied=not_applied)
     trainer, loader = prepare(order, job, device, folder, log)
     timeline = make_timeline(log, folder, device)
     with lines_of(loader, folder):
         iterator = begun(loader, job, log)
-        counted = isinstance(trainer, OwnStep) or write_work(trainer, log, only_known=True)
         xray.keep_time(job)
         steps = train(trainer, iterator, timeline, job)
     log.write("memory", peak_bytes=resources.peak_bytes(device))
@@ -88,8 +88,7 @@ def run_pipeline(order: RunOrder, device: torch.device, folder: Path, log: Event
         return
     xray.look(trainer, iterator, job, steps, folder, log)
     handoff.look(data.noise_batch(job), steps, log, trainer)
-    if not counted:
-        write_work(trainer, log)
+    write_work(trainer, log)
 
 
 def prepare(

@@ -231,13 +231,11 @@ def array_file(cache: Path, px: int, progress: Callable[[int, int], None]) -> Pa
     """Return the same images decoded and resized to `px`: an .npy of (images, 3, px, px) uint8."""
 
     def make(folder: Path) -> None:
-        array = np.lib.format.open_memmap(
-            folder / "images.npy", mode="w+", dtype=np.uint8, shape=(IMAGE_COUNT, 3, px, px)
-        )
-        for index, file in enumerate(sorted(jpeg_folder(cache, 2 * px, progress).iterdir())):
+        images = []
+        for file in sorted(jpeg_folder(cache, 2 * px, progress).iterdir()):
             with Image.open(file) as image:
-                array[index] = np.asarray(image.resize((px, px))).transpose(2, 0, 1)
-        array.flush()
+                images.append(np.asarray(image.resize((px, px))).transpose(2, 0, 1))
+        np.save(folder / "images.npy", np.stack(images))
 
     return _once(cache, f"array-v{RECIPE}-{IMAGE_COUNT}x{px}px", make) / "images.npy"
 

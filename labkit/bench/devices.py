@@ -1,82 +1,104 @@
-"""Which device a run uses."""
+"""Which device a run uses, and why a card that is here is not used."""
 
 from __future__ import annotations
 
 import contextlib
 
-import psutil
 import pynvml
 import torch
 
-from labkit.bench.unusable_cards import lacks_kernels, started_cards, unused_gpu
-
-IDLE_MEMORY = 0.05  # of a card's: what a driver and a desktop hold
-# And a CUDA context of ours, where a container hides which processes are ours
-IDLE_BYTES = 2**30
+KNOWN = ("cpu", "cuda", "mps")  # torch's names of what labkit measures on
+INSTALL = "install the torch for this card and its driver: https://pytorch.org/get-started/locally"
+HELD_BYTES = 2**30  # of a card's memory; steps in which cards are compared
 
 
 def find_device(wanted: str = "auto") -> torch.device:
     """Return the torch device for the `device` knob; raise RuntimeError where it is not here."""
+    here = usable()
     if wanted == "auto":
-        wanted = "mps" if torch.backends.mps.is_available() else "cpu"
-        if cards := usable_cards():
-            wanted = f"cuda:{least_busy(cards)}"
-    if wanted == "cpu":
-        return torch.device(wanted)
-    here = why_not()
+        cards = range(card_count())
+        wanted = f"cuda:{min(cards, key=_memory_held)}" if cards else here[-1]
     name = "cuda:0" if wanted == "cuda" else wanted
-    why = here[name] if name in here else unused_gpu() or f"it is not here; {', '.join(here)} are."
-    if why:
+    if name not in here:
+        why = unused_gpu() or f"it is not here; {', '.join(here)} are."
         raise RuntimeError(f"device={wanted!r}: {why}")
     return torch.device(name)
 
 
-def why_not() -> dict[str, str | None]:
-    """Return each device that is here, and why torch cannot use it; None where it can."""
-    here: dict[str, str | None] = {"cpu": None}
-    for index in started_cards():
-        here[f"cuda:{index}"] = lacks_kernels(index)
-    if torch.backends.mps.is_available():
-        here["mps"] = None
-    return here
+def usable() -> list[str]:
+    """Return the devices that a run can use, the CPU first."""
+    cards = [f"cuda:{index}" for index in range(card_count())]
+    return ["cpu", *cards, *(["mps"] if torch.backends.mps.is_available() else [])]
 
 
-def usable_cards() -> list[int]:
-    """Return the CUDA devices for whose architecture this torch has kernels."""
-    return [index for index in started_cards() if not lacks_kernels(index)]
+def card_count() -> int:
+    """Return how many CUDA devices torch can start: none without a driver that fits it.
 
-
-def least_busy(cards: list[int]) -> int:
-    """Return the card on which others compute least, as NVML tells; the first of equals."""
-    if len(cards) == 1:
-        return cards[0]
-    return min(cards, key=lambda index: (busy_with_others(index), index))
-
-
-def busy_with_others(index: int) -> float:
-    """Return a card's utilization, 0 to 1, where somebody else holds memory there; 0 if unknown.
-
-    Our own last run may still be in the driver's window, but its memory is free.
+    `device_count` alone counts by NVML also those that a driver is too old for.
     """
+    can_start = torch.cuda.is_available() and not torch.version.hip
+    return torch.cuda.device_count() if can_start else 0
+
+
+def _memory_held(index: int) -> int:
+    """Return the GiB that are in use on a card; 0 where NVML does not tell."""
     with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
         card = pynvml.nvmlDeviceGetHandleByUUID(card_uuid(index))
-        memory = pynvml.nvmlDeviceGetMemoryInfo(card)
-        # pynvml's structures have no types
-        held = float(memory.used) - _held_by_us(card)
-        if held > max(IDLE_MEMORY * float(memory.total), IDLE_BYTES):
-            return float(pynvml.nvmlDeviceGetUtilizationRates(card).gpu) / 100
-    return 0.0
-
-
-def _held_by_us(card: object) -> int:
-    """Return the bytes on a card of this process and of those it comes from, such as a kernel."""
-    this = psutil.Process()
-    ours = {process.pid for process in (this, *this.parents())}
-    with contextlib.suppress(pynvml.NVMLError):
-        running = pynvml.nvmlDeviceGetComputeRunningProcesses(card)
-        return sum(each.usedGpuMemory or 0 for each in running if each.pid in ours)
+        return int(pynvml.nvmlDeviceGetMemoryInfo(card).used) // HELD_BYTES
     return 0
+
+
+def of_rank(wanted: str, ranks: int, rank: int) -> tuple[torch.device, str | None]:
+    """Return a rank's device, and why it is not the GPU that a single run would use, if so."""
+    count = card_count()
+    if wanted != "cpu" and count >= ranks:
+        return torch.device("cuda", rank), None
+    why = f"each rank needs a CUDA device of its own, and {ranks} ranks have {count} between them"
+    on_gpu = find_device(wanted).type != "cpu"
+    return torch.device("cpu"), f"{why}: all train on the CPU" if on_gpu else None
+
+
+def is_known(device: torch.device) -> bool:
+    """Whether labkit measures on a device; ROCm's are called CUDA, and are none of these."""
+    return device.type in KNOWN and not (device.type == "cuda" and torch.version.hip)
+
+
+def unused_gpu() -> str | None:
+    """Say which card is here and not used, why, and the remedy; None if none."""
+    other = torch.accelerator.current_accelerator(check_available=True)
+    if other is not None and not is_known(other):
+        why = "labkit measures on CUDA, Apple's GPU and the CPU only"
+        return _unusable(name_of_other(other), why, "none here; the numbers are the CPU's")
+    if card_count():
+        return None
+    with contextlib.suppress(pynvml.NVMLError):  # there is no driver
+        pynvml.nvmlInit()
+        name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
+        facts = f"driver {pynvml.nvmlSystemGetDriverVersion()}, torch {torch.__version__}"
+        return _unusable(name, f"{_why_not_started()} ({facts})", INSTALL)
+    return None
+
+
+def _unusable(name: str, why: str, remedy: str) -> str:
+    return f"{name} cannot be used: {why}. Remedy: {remedy}"
+
+
+def _why_not_started() -> str:
+    """Return why CUDA does not start, in torch's own words."""
+    try:
+        torch.cuda.init()
+    except Exception as error:
+        return str(error).strip().split("\n")[0].rstrip(".")
+    return "torch gives no reason"
+
+
+def name_of_other(device: torch.device) -> str:
+    """Return the name of an accelerator that labkit does not know, such as "Arc (XPU)"."""
+    kind = "ROCm" if device.type == "cuda" else device.type.upper()
+    with contextlib.suppress(Exception):  # whatever its module lacks, it has a type
+        return f"{torch.get_device_module(device).get_device_name()} ({kind})"
+    return kind
 
 
 def card_uuid(device: torch.device | int) -> str:

@@ -22,27 +22,22 @@ class FirstArguments(NamedTuple):
 
     args: tuple[object, ...]
     kwargs: dict[str, object]
-    autocasts: bool
-    formats: dict[str, str]  # {"convolution" or "product": the number format it runs in}
-    device: torch.device
     rows: int  # of the first argument
+    device: torch.device
+    autocasts: bool
+    number_format: str  # of its weights, or of autocast
 
 
 def _on_meta(value: object) -> object:
     return without_numbers(value) if isinstance(value, torch.Tensor) else value
 
 
-def _formats_of(weights: torch.Tensor) -> tuple[bool, dict[str, str]]:
-    """Return whether autocast is on, and the format of each kind of work with these weights."""
-    device = weights.device
-    autocasts = torch.is_autocast_enabled(device.type)
-    dtype = torch.get_autocast_dtype(device.type) if autocasts else weights.dtype
-    kind = next(name for name, known in formats.NUMBER_FORMATS.items() if known is dtype)
-    # as they are set now: convolutions and matrix products have a setting each
-    kinds = {"convolution": kind, "product": kind}
-    if kind == "fp32":
-        kinds = {work: formats.fp32_runs_in(work, device) for work in kinds}
-    return autocasts, kinds
+def _format_of(weights: torch.Tensor) -> tuple[bool, str]:
+    """Return whether autocast is on, and the number format of work with these weights."""
+    kind = weights.device.type
+    autocasts = torch.is_autocast_enabled(kind)
+    dtype = torch.get_autocast_dtype(kind) if autocasts else weights.dtype
+    return autocasts, next(name for name, each in formats.NUMBER_FORMATS.items() if each is dtype)
 
 
 class UncopiedHook:
@@ -106,10 +101,10 @@ class FirstCallHook:
             return
         with contextlib.suppress(Exception):
             weights = next(module.parameters())
-            autocasts, kinds = _formats_of(weights)
             rows = len(tree_leaves((args, kwargs))[0])
             args, kwargs = tree_map(_on_meta, (args, kwargs))
-            self.given = FirstArguments(args, kwargs, autocasts, kinds, weights.device, rows)
+            seen = _format_of(weights)
+            self.given = FirstArguments(args, kwargs, rows, weights.device, *seen)
 
     def _look_inside(self, part: torch.nn.Module, _args: tuple[object, ...]) -> None:
         if torch.compiler.is_compiling():
@@ -118,8 +113,8 @@ class FirstCallHook:
             return
         self.knows_formats = True
         with contextlib.suppress(Exception):
-            autocasts, kinds = _formats_of(next(part.parameters()))
-            self.given = self.given._replace(autocasts=autocasts, formats=kinds)
+            autocasts, kind = _format_of(next(part.parameters()))
+            self.given = self.given._replace(autocasts=autocasts, number_format=kind)
 
     def write(self, log: EventLog, samples: int | None) -> None:
         """Write the `work` event of a batch of `samples`; None: as many as the call has rows."""
@@ -140,12 +135,14 @@ class FirstCallHook:
             if cards > 1:
                 raise RuntimeError(f"DataParallel computes on {cards} cards; a peak is that of one")
             took = count(self.model, train)
-            most = "convolution" if 2 * took["convolution_flops"] > took["flops"] else "product"
-            rows = samples or given.rows
+            kind = given.number_format
+            if kind == "fp32":  # convolutions and matrix products have a setting each
+                most = "convolution" if 2 * took["convolution_flops"] > took["flops"] else "product"
+                kind = formats.fp32_runs_in(most, given.device)
             return work_event(
                 took,
-                rows,
-                given.formats[most],
+                samples or given.rows,
+                kind,
                 given.device,
                 halves_activations=given.autocasts,
             )

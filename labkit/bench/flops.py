@@ -15,10 +15,8 @@ import contextlib
 import copy
 import hashlib
 import json
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -177,68 +175,35 @@ def storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
     return {storage._cdata: storage.nbytes() for storage in found}
 
 
-class NoCompiler(ModuleType):
-    """Stands in for torch._dynamo: operators on the meta device ask it to leave them alone."""
+def write_work(trainer: Trainer, log: EventLog) -> None:
+    """Write the `work` event: what a step takes. Never ends the run.
 
-    @staticmethod
-    def disable(function: Callable, *_: object, **__: object) -> Callable:
-        """Return what will not be compiled."""
-        return function
-
-
-@contextlib.contextmanager
-def without_compiler() -> Iterator[None]:
-    """Keep torch from importing torch.compile here, which about doubles the time counting takes.
-
-    Only for a process that compiles nothing afterwards: functions called meanwhile stay without
-    the guard that keeps the compiler out of them.
+    Counting imports sympy and the compiler, two seconds: so it is the last thing that a first run
+    does, and kept for later ones of the same model, with a batch of any size.
     """
-    name = "torch._dynamo"
-    if name in sys.modules:
-        yield
-        return
-    sys.modules[name] = NoCompiler(name)
-    try:
-        yield
-    finally:
-        del sys.modules[name]
+    write_or_why(log, "work", lambda: _work_of(trainer))
 
 
-def write_work(trainer: Trainer, log: EventLog, only_known: bool = False) -> bool:
-    """Write the `work` event: what a step takes; return False where it would have to be counted.
-
-    Counting imports sympy and Triton, a second: so it is the last thing a first run does. Later
-    ones of the same model, with a batch of any size, ask for what is `only_known`. Never ends the
-    run.
-    """
+def _work_of(trainer: Trainer) -> dict[str, object]:
+    """Return the `work` event of a step of `trainer`, counted now or by an earlier run."""
     job = trainer.job
     sizes = (job.image_px, trainer.device.type, COUNTED, torch.__version__)
     name = hashlib.sha1(repr((unwrapped(trainer.model), *sizes)).encode()).hexdigest()
     place = folders.part("work") / f"{name}.json"
-    if only_known and not text_of(place):
-        return False
-
-    def counted() -> dict[str, object]:
-        if not only_known:
-            with without_compiler():
-                keep(place, json.dumps(count_plain_step(trainer)))
-        fewer, more = json.loads(text_of(place))
-        beyond = (job.batch_size - COUNTED[0]) / (COUNTED[1] - COUNTED[0])
-        line = {}
-        for name, least in fewer.items():
-            line[name] = round(least + beyond * (more[name] - least))
-        return work_event(
-            line,
-            job.batch_size,
-            formats.computes_in(job.precision, job.model, trainer.device),
-            trainer.device,
-            states_per_weight=ADAM,
-            passes_per_update=job.accumulation_steps,
-            halves_activations=job.precision in DTYPES,
-        )
-
-    write_or_why(log, "work", counted)
-    return True
+    if not text_of(place):
+        keep(place, json.dumps(count_plain_step(trainer)))
+    fewer, more = json.loads(text_of(place))
+    beyond = (job.batch_size - COUNTED[0]) / (COUNTED[1] - COUNTED[0])
+    line = {key: round(least + beyond * (more[key] - least)) for key, least in fewer.items()}
+    return work_event(
+        line,
+        job.batch_size,
+        formats.computes_in(job.precision, job.model, trainer.device),
+        trainer.device,
+        states_per_weight=ADAM,
+        passes_per_update=job.accumulation_steps,
+        halves_activations=job.precision in DTYPES,
+    )
 
 
 def count_plain_step(trainer: Trainer) -> tuple[dict[str, int], dict[str, int]]:

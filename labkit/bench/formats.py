@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import time
 import warnings
 from collections.abc import Iterator
 
 import torch
 
-from labkit.bench import devices
 from labkit.bench.card_formats import too_old_for
 
 NUMBER_FORMATS = {  # the dtype of the tensors
@@ -21,8 +19,6 @@ NUMBER_FORMATS = {  # the dtype of the tensors
     "bf16": torch.bfloat16,
 }
 DTYPES = {name: NUMBER_FORMATS[name] for name in ("fp16", "bf16")}  # those that take autocast
-PROBE = 256  # the probe is a product of (256, 256) matrices: 34 MFLOP
-HOPELESS = 12.0  # times as long as FP32: a format that takes a CPU longer is not worth running
 
 
 def set_fp32(precision: str) -> None:
@@ -57,7 +53,7 @@ def fp32_runs_in(work: str, device: torch.device) -> str:
     `work`: "convolution" (TF32 unless switched off) or "product" of matrices (FP32 unless switched
     on): PyTorch has a setting for each.
     """
-    if lacks("tf32", device):
+    if why_not("tf32", device):
         return "fp32"
     convolution = work == "convolution"
     newer = getattr(torch.backends.cudnn, "conv", None)
@@ -83,39 +79,13 @@ def computes_in(precision: str, model: str, device: torch.device) -> str:
     return "fp32" if precision == "ieee" else precision
 
 
-def lacks(name: str, device: torch.device) -> str | None:
-    """Return what the hardware of `device` lacks for this format; None where it has it."""
+def why_not(name: str, device: torch.device) -> str | None:
+    """Return why work in this format makes no sense on a device; None where it does."""
     if name == "tf32" and device.type != "cuda":
         return "TF32 is a mode of NVIDIA's Tensor Cores; this device has none"
+    if name == "fp16" and device.type == "cpu":
+        return "no fast path here: FP16 is for GPUs, and takes most CPUs tens of times as long"
     if name in ("tf32", "bf16") and device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return too_old_for(name, f"{major}.{minor}")
     return None
-
-
-def why_not(name: str, device: torch.device) -> str | None:
-    """Return why work in this format makes no sense here: on a CPU it may be hopelessly slow."""
-    if name in ("fp32", "ieee"):
-        return None
-    if why := lacks(name, device):
-        return why
-    try:
-        ratio = probe_s(name, device) / probe_s("fp32", device)
-    except (RuntimeError, TypeError, NotImplementedError) as error:
-        return f"not here: {str(error).splitlines()[0][:120]}"
-    if device.type == "cpu" and ratio > HOPELESS:
-        return f"no fast path here: a probe of {PROBE}x{PROBE} took {ratio:.0f}x as long as FP32"
-    return None
-
-
-def probe_s(name: str, device: torch.device) -> float:
-    """Time one small product, s: the fastest of nine, which a full machine seldom holds up all."""
-    times = []
-    with using(name) as dtype:
-        left, right = torch.rand(2, PROBE, PROBE, device=device).to(dtype)
-        for _ in range(10):
-            started = time.perf_counter()
-            left @ right
-            devices.finish(device)
-            times.append(time.perf_counter() - started)
-    return min(times[1:])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 import psutil
 import pynvml
@@ -18,28 +18,19 @@ MOST_SHARE = 100  # %: drivers return leftovers of their buffer with shares abov
 Answer = TypeVar("Answer")
 
 
-class OtherProcess(TypedDict):
-    """A process that is not the run's, and has a compute context on its card."""
-
-    pid: int
-    name: str
-
-
-def first_answer(*questions: Callable[[], Answer]) -> Answer | None:
-    """Return the first answer, or None where this card or driver has none."""
-    for question in questions:
-        # NVMLError, or pynvml's own where the driver is older than it expects
-        with contextlib.suppress(Exception):
-            return question()
+def answer_to(question: Callable[[], Answer]) -> Answer | None:
+    """Return the answer, or None where this card or driver has none."""
+    # NVMLError, or pynvml's own where the driver is older than it expects
+    with contextlib.suppress(Exception):
+        return question()
     return None
 
 
 def name_of(pid: int) -> str:
-    """Return the name of a process, as far as psutil or the driver can tell."""
+    """Return the name of a process, as far as it can be told."""
     with contextlib.suppress(psutil.Error):
         return psutil.Process(pid).name()
-    name = first_answer(lambda: pynvml.nvmlSystemGetProcessName(pid))
-    return Path(name).name if isinstance(name, str) else "a process"
+    return "a process"
 
 
 class GpuMeter:
@@ -57,25 +48,26 @@ class GpuMeter:
         self.shares_us = time.time_ns() // 1000  # and of the last share of the SMs by process
         self.own_seen = False  # whether the run has been among those processes
         self.epoch_ns = time.time_ns() - now_ns()  # the driver stamps in wall-clock time
-        self.gpm = first_answer(lambda: GpmMeter(self.card))
+        self.gpm = answer_to(lambda: GpmMeter(self.card))
 
     def read(self) -> dict[str, Any]:
         """Return one sample of everything the card reports, None where it does not."""
         card = self.card
         answers: dict[str, Callable[[], Any]] = {
-            "gpu_now": lambda: _used(pynvml.nvmlDeviceGetUtilizationRates(card)),
+            "gpu_now": lambda: _any(pynvml.nvmlDeviceGetUtilizationRates(card)).gpu / 100,
             "gpu": self._driver_samples,
             "memory_gib": lambda: round(pynvml.nvmlDeviceGetMemoryInfo(card).used / 2**30, 3),
             "power_w": lambda: pynvml.nvmlDeviceGetPowerUsage(card) / 1e3,
             "power_limit_w": lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1e3,
             "energy_j": lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(card) / 1e3,
             "sm_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(card, pynvml.NVML_CLOCK_SM),
-            "clock_reasons": lambda: clock_reasons(card),
-            "others": self._others,
+            # in bits: 0x4 is the power limit, 0x60 heat
+            "clock_reasons": lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(card),
+            "others": lambda: len(self._other_pids()),
             "others_sm": self._others_sm,
             "gpm": lambda: self.gpm and self.gpm.read(),
         }
-        return {name: first_answer(ask) for name, ask in answers.items()}
+        return {name: answer_to(ask) for name, ask in answers.items()}
 
     def _driver_samples(self) -> list[tuple[int, float]]:
         """Return the driver's own utilization samples since the last call: (t_ns, 0 to 1)."""
@@ -83,32 +75,28 @@ class GpuMeter:
         _, samples = pynvml.nvmlDeviceGetSamples(self.card, kind, self.seen_us)
         fresh = [sample for sample in samples if sample.timeStamp > self.seen_us]
         self.seen_us = max((sample.timeStamp for sample in fresh), default=self.seen_us)
-        found = []
-        for sample in fresh:
-            t_ns = sample.timeStamp * 1000 - self.epoch_ns
-            found.append((t_ns, sample.sampleValue.uiVal / 100))
-        return found
+        return [
+            (sample.timeStamp * 1000 - self.epoch_ns, sample.sampleValue.uiVal / 100)
+            for sample in fresh
+        ]
 
-    def _other_pids(self) -> set[int] | None:
+    def _other_pids(self) -> set[int]:
         """Return the other processes with a compute context on the card, idle or not.
 
         What started the run, such as a notebook's kernel with a model of its own, is not among
-        them. None while the run is not among those listed: it has no context yet, or the driver
-        reports process ids of another namespace (the host's, in a container).
+        them. LookupError while the run is not among those listed: it has no context yet, or the
+        driver reports process ids of another namespace (the host's, in a container).
         """
         running = pynvml.nvmlDeviceGetComputeRunningProcesses(self.card)
         listed = {process.pid for process in running}
         others = {pid for pid in listed if not self._is_own(pid)}
-        return None if others == listed else others - self.ancestors
+        if others == listed:
+            raise LookupError("the run is not listed")
+        return others - self.ancestors
 
-    def _others(self) -> int | None:
-        """Return how many other processes have a compute context on the card."""
-        others = self._other_pids()
-        return None if others is None else len(others)
-
-    def named_others(self) -> list[OtherProcess]:
+    def named_others(self) -> list[dict[str, Any]]:
         """Return the other processes on the card; [] where none are known."""
-        others = first_answer(self._other_pids) or ()
+        others = answer_to(self._other_pids) or ()
         return [{"pid": pid, "name": name_of(pid)} for pid in sorted(others)]
 
     def _others_sm(self) -> float | None:
@@ -118,10 +106,8 @@ class GpuMeter:
         share is the least that others had. None where that is nothing, or nobody computed.
         """
         reported = pynvml.nvmlDeviceGetProcessUtilization(self.card, self.shares_us)
-        fresh = []
-        for sample in reported:
-            if sample.timeStamp > self.shares_us and sample.smUtil <= MOST_SHARE:
-                fresh.append(sample)
+        sane = [sample for sample in reported if sample.smUtil <= MOST_SHARE]
+        fresh = [sample for sample in sane if sample.timeStamp > self.shares_us]
         if not fresh:
             return None
         self.shares_us = max(sample.timeStamp for sample in fresh)
@@ -161,30 +147,17 @@ class GpmMeter:
         query.numMetrics = len(self.METRICS)
         query.sample1 = self.samples[0]
         query.sample2 = self.samples[1]
-        for slot, number in zip(_metrics_in(query), self.METRICS.values(), strict=False):
-            slot.metricId = number
+        slots = dict(zip(self.METRICS, _any(query).metrics, strict=False))
+        for name, slot in slots.items():
+            slot.metricId = self.METRICS[name]
         pynvml.nvmlGpmMetricsGet(query)
         self.samples.reverse()
-        found: dict[str, float | None] = {}
-        for name, slot in zip(self.METRICS, _metrics_in(query), strict=False):
-            is_known = slot.nvmlReturn == 0 and math.isfinite(slot.value)
-            found[name] = slot.value / 100 if is_known else None
-        return found
+        return {
+            name: slot.value / 100 if slot.nvmlReturn == 0 and math.isfinite(slot.value) else None
+            for name, slot in slots.items()
+        }
 
 
-def clock_reasons(card: object) -> int | None:
-    """Return why the clock is as it is, in bits: 0x4 is the power limit, 0x60 heat."""
-    return first_answer(
-        lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(card),
-        lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(card),  # before driver 535
-    )
-
-
-def _used(rates: Any) -> float:
-    """Return what nvidia-smi prints, 0 to 1."""
-    return rates.gpu / 100
-
-
-def _metrics_in(query: Any) -> Sequence[Any]:
-    """Return the array in a GPM query; pynvml's structures have no types."""
-    return query.metrics
+def _any(structure: Any) -> Any:
+    """Return one of pynvml's structures, which have no types."""
+    return structure

@@ -67,12 +67,14 @@ def look(batch: Batch, steps: int, log: EventLog, trainer: Trainer | None) -> No
 
 
 class Handoff(NamedTuple):
-    """What handing one batch over took, ns."""
+    """What handing one batch over took, and a step on it; ns."""
 
+    is_late: bool  # whether it came after a long wait
     wall: int  # from asking for a batch that is there to having it
-    touch: int  # CPU time that reading it the first time takes longer than again
     share: int  # CPU time of the worker to move it to shared memory
     worker: int  # CPU time of the worker for a batch, moving it included
+    touch: int  # CPU time that reading it the first time takes longer than again
+    step: int  # CPU time of the step
 
 
 def _costs(batch: Batch, trainer: Trainer | None) -> dict[str, float | None]:
@@ -87,63 +89,38 @@ def _costs(batch: Batch, trainer: Trainer | None) -> dict[str, float | None]:
     deadline = now_ns() + BUDGET_NS
     iterator = iter(loader)
     next(iterator)
-    warm: list[int] = []  # CPU times of steps right after the one before, ns
-    cold: list[int] = []  # CPU times of steps after a long wait, ns
-    if trainer is None:
-        rounds = _without_steps(iterator, deadline)
-    else:
-        rounds = _after_steps(iterator, deadline, trainer, warm, cold)
-    wall, touch, share, worker = map(median, zip(*rounds[FIRST:], strict=True))
+    rounds: list[Handoff] = []
+    for turn in range(ROUNDS):
+        is_late = trainer is not None and turn % COLD_EVERY == 0
+        rounds.append(_handed_over(iterator, trainer, is_late))
+        if now_ns() > deadline and sum(not each.is_late for each in rounds) > FIRST + 1:
+            break
+    soon = [each for each in rounds if not each.is_late]
+    late = [each for each in rounds if each.is_late]
+    measured = soon[FIRST:]
     return {
-        "main_wall_us": wall / 1e3,
-        "touch_us": max(0.0, touch / 1e3),
-        "share_us": share / 1e3,
-        "worker_us": worker / 1e3,
-        "warm_us": median(warm[1:]) / 1e3 if warm else None,
-        "cold_us": median(cold[1:]) / 1e3 if len(cold) > 2 else None,
+        "main_wall_us": median(each.wall for each in measured) / 1e3,
+        "touch_us": max(0.0, median(each.touch for each in measured) / 1e3),
+        "share_us": median(each.share for each in measured) / 1e3,
+        "worker_us": median(each.worker for each in measured) / 1e3,
+        "warm_us": median(each.step for each in soon[1:]) / 1e3 if trainer else None,
+        "cold_us": median(each.step for each in late[1:]) / 1e3 if len(late) > 2 else None,
         "bytes": sum(tensor.nbytes for tensor in batch),
     }
 
 
-def _without_steps(iterator: Handed, deadline: int) -> list[Handoff]:
-    """Take batches at rest."""
-    rounds: list[Handoff] = []
-    while len(rounds) < ROUNDS and not _is_over(deadline, rounds):
-        time.sleep(SETTLE_S)
-        received, took = _taken(iterator)
-        rounds.append(took._replace(touch=_first_touch(received[0])))
-    return rounds
-
-
-def _after_steps(
-    iterator: Handed, deadline: int, trainer: Trainer, warm: list[int], cold: list[int]
-) -> list[Handoff]:
-    """Take batches right after steps, whose CPU times go to `warm` and `cold`."""
-    rounds: list[Handoff] = []
-    for turn in range(ROUNDS):
-        late = turn % COLD_EVERY == 0
-        if late:
-            time.sleep(COLD_S)
-        received, took = _taken(iterator)
-        start = time.thread_time_ns()
-        trainer.compute(*trainer.to_device(*received), update=True)
-        (cold if late else warm).append(time.thread_time_ns() - start)
-        if not late:
-            rounds.append(took)
-        if _is_over(deadline, rounds):
-            break
-    return rounds
-
-
-def _taken(iterator: Handed) -> tuple[Batch, Handoff]:
-    """Take a batch; return it, and what that took, but for its first touch."""
+def _handed_over(iterator: Handed, trainer: Trainer | None, is_late: bool) -> Handoff:
+    """Take a batch, after a long wait or right after the step before, and train on it."""
+    if is_late or trainer is None:
+        time.sleep(COLD_S if is_late else SETTLE_S)
     asked = now_ns()
-    received, between, share = next(iterator)
-    return received, Handoff(now_ns() - asked, 0, share, between)
-
-
-def _is_over(deadline: int, rounds: list[Handoff]) -> bool:
-    return now_ns() > deadline and len(rounds) > FIRST + 1
+    received, worker, share = next(iterator)
+    wall = now_ns() - asked
+    if trainer is None:
+        return Handoff(is_late, wall, share, worker, _first_touch(received[0]), 0)
+    start = time.thread_time_ns()
+    trainer.compute(*trainer.to_device(*received), update=True)
+    return Handoff(is_late, wall, share, worker, 0, time.thread_time_ns() - start)
 
 
 def _first_touch(tensor: torch.Tensor) -> int:

@@ -13,9 +13,9 @@ import pynvml
 import torch
 
 from labkit import quotas
-from labkit.bench import devices, unusable_cards
+from labkit.bench import devices
 from labkit.bench.compiling import compile_lacks
-from labkit.bench.host import cpu_name, plain_machine
+from labkit.bench.host import plain_machine
 from labkit.bench.resources import use_fixed_threads
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")  # Linux
@@ -25,7 +25,7 @@ UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 def describe(device: torch.device) -> dict[str, Any]:
     """Describe the machine as seen from `device`, as JSON types."""
     ram_gib = _gib(quotas.ram_bytes())
-    found = plain_machine(cpu_name())
+    found = plain_machine()
     found["versions"]["torch"] = torch.__version__
     if torch.version.cuda:
         found["versions"]["cuda"] = torch.version.cuda
@@ -41,8 +41,8 @@ def describe(device: torch.device) -> dict[str, Any]:
         found["shm_gib"] = _gib(shutil.disk_usage("/dev/shm").total)
     if device.type == "mps":
         found["name"] = f"Apple GPU ({found['cpu_name']})"
-    if not unusable_cards.is_known(device):  # of a loop that is watched
-        return found | {"name": unusable_cards.name_of_other(device)}
+    if not devices.is_known(device):  # of a loop that is watched
+        return found | {"name": devices.name_of_other(device)}
     if device.type == "cuda":
         found |= _describe_card(device)
     return found | {"compile_lacks": compile_lacks(device)}
@@ -64,19 +64,10 @@ def _describe_card(device: torch.device) -> dict[str, Any]:
     with contextlib.suppress(pynvml.NVMLError):  # what only the driver tells
         pynvml.nvmlInit()
         found["driver"] = pynvml.nvmlSystemGetDriverVersion()
-        found["pcie"] = pcie_link(pynvml.nvmlDeviceGetHandleByUUID(uuid))
+        link = pynvml.nvmlDeviceGetHandleByUUID(uuid)  # at most: an idle card slows it down
+        generation = pynvml.nvmlDeviceGetMaxPcieLinkGeneration(link)
+        found["pcie"] = f"generation {generation} x{pynvml.nvmlDeviceGetMaxPcieLinkWidth(link)}"
     return found
-
-
-def pcie_link(card: object) -> str:
-    """Return a card's PCIe link as it is now and, where an idle card has slowed it, at most."""
-    generation = pynvml.nvmlDeviceGetCurrPcieLinkGeneration(card)
-    now = f"generation {generation} x{pynvml.nvmlDeviceGetCurrPcieLinkWidth(card)}"
-    with contextlib.suppress(pynvml.NVMLError):
-        generation = pynvml.nvmlDeviceGetMaxPcieLinkGeneration(card)
-        most = f"generation {generation} x{pynvml.nvmlDeviceGetMaxPcieLinkWidth(card)}"
-        return now if now == most else f"{now} now, at most {most}"
-    return now
 
 
 def cache_bytes(device: torch.device) -> int:
@@ -98,6 +89,6 @@ def _gib(size_bytes: int) -> float:
 if __name__ == "__main__":
     use_fixed_threads()
     found = describe(devices.find_device())
-    found |= {"unused_gpu": unusable_cards.unused_gpu(), "devices": devices.why_not()}
+    found |= {"unused_gpu": devices.unused_gpu(), "devices": devices.usable()}
     print(json.dumps(found), flush=True)
     os._exit(0)  # without torch's teardown, which takes a third as long as its import

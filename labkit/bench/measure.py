@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
-import pickle
-import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -16,19 +13,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from labkit.bench import model_size, resources
+from labkit.bench import resources
 from labkit.bench.by_value import send_by_value
 from labkit.bench.grid import TIMED
 from labkit.bench.stopwatch import Bench, Skipped
+from labkit.bench.user_parts import fetch
 from labkit.orders import RowsOrder
 from labkit.process.events import EventLog, RowFailure
 from labkit.process.keys import without_literals
 
 MOST_TEXT = 300  # characters of an error
-CARD_FAILED = re.compile(
-    r"\b(CUDA|HIP) error|Triton Error \[(CUDA|HIP)\]: (?!out of memory)"
-    "|CUDNN_STATUS_EXECUTION_FAILED"
-)
 
 
 @dataclass(frozen=True)
@@ -39,28 +33,20 @@ class Failure:
     text: str
 
 
-# Of a card that has failed in mid-kernel: whatever this process asks of it from then on fails too
-FAILED_BEFORE = Failure("mistake", "the card failed in an earlier row: measure this one again")
-
-
 def perform(order: RowsOrder, device: torch.device, folder: Path, log: EventLog) -> None:
     """Call the reader's function for each point of the grid, and write its rows as they come.
 
-    Where one runs out of memory, or its card fails, a fresh process goes on with the next; see
+    Where one runs out of memory, or fails on a card, a fresh process goes on with the next; see
     `begin_anew`.
     """
-    payload = folder / order["source"]["payload"]
-    sys.path += [place for place in order["source"]["path"] if place not in sys.path]
     progress = folder / "next_point"
     first = int(progress.read_text()) if progress.exists() else 0
     send_by_value()
     # Of the reader's own kernel; the code is {function: the lines of the cell that defines it}
-    function, code = pickle.loads(payload.read_bytes())
+    function, code = fetch(order["source"], folder)
     resources.collect_garbage()
     points = order["points"]
     log.write("begin", warmup=0)
-    if device.type == "cuda":
-        model_size.load(device)  # an idle card's clocks are low, and take longer to rise than a row
     for number in range(first, len(points)):
         log.stage("measuring", number, len(points))
         progress.write_text(str(number + 1))
@@ -73,29 +59,22 @@ def perform(order: RowsOrder, device: torch.device, folder: Path, log: EventLog)
         for row in bench.rows or [{}]:
             values = points[number] | row.get("values", {}) | bench.returned
             write_row(log, {**row, "values": plain(values)}, failure)
-        card_failed = failure is not None and CARD_FAILED.search(failure.text) is not None
-        is_full = failure is not None and failure.kind == "out of memory"
-        if number + 1 == len(points) or not (card_failed or is_full):
+        if failure is None or failure.kind == "skipped" or number + 1 == len(points):
             continue
-        del bench
-        if not begin_anew(card_failed):
-            for point in points[number + 1 :]:
-                write_row(log, {"values": plain(point)}, FAILED_BEFORE)
-            break
-    payload.unlink()
+        if failure.kind == "out of memory" or device.type == "cuda":
+            begin_anew(folder)
+    (folder / order["source"]["payload"]).unlink()
     progress.unlink()
 
 
-def begin_anew(card_failed: bool) -> bool:
-    """Leave nothing of what a row allocated or broke; return whether the next one can be measured.
+def begin_anew(folder: Path) -> None:
+    """Leave nothing of what a row allocated or broke: a fresh process takes this one's place.
 
-    A fresh process takes this one's place and goes on. On Windows, which cannot do that, the memory
-    is given back, and a card that has failed stays so.
+    On Windows, which cannot do that, this one goes on.
     """
-    if sys.platform == "win32":
-        gc.collect()
-        return not card_failed
-    os.execv(sys.executable, sys.orig_argv)  # does not return
+    if sys.platform != "win32":
+        os.chdir(folder)  # where it was started: the reader's files are no modules
+        os.execv(sys.executable, sys.orig_argv)  # does not return
 
 
 def write_row(log: EventLog, row: dict[str, object], failure: Failure | None) -> None:

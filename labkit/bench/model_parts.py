@@ -38,7 +38,7 @@ def cards_of(model: object) -> int:
 
 def is_compiled(model: object) -> bool:
     """Return whether torch.compile has made a model or a part of it, or compiled it in place."""
-    return any(_is_wrapped(part) or _compiles_in_place(part) for part in parts_of(model))
+    return any(map(asks_to_compile, parts_of(model)))
 
 
 def is_compiled_step(value: object, models: set[str]) -> bool:
@@ -57,7 +57,7 @@ def is_compiled_step(value: object, models: set[str]) -> bool:
 
 def asks_to_compile(part: object) -> bool:
     """Return whether torch.compile was asked for a Module, whether or not it compiles it."""
-    return _is_wrapped(part) or is_set_in_place(part)
+    return "_orig_mod" in held(part).get("_modules", {}) or is_set_in_place(part)
 
 
 def is_set_in_place(part: object) -> bool:
@@ -74,13 +74,3 @@ def has_own_forward(part: object) -> bool:
     """
     forward = kept_by_class(type(part), "forward")
     return type(forward) is FunctionType and not forward.__module__.startswith("torch.nn")
-
-
-def _is_wrapped(part: object) -> bool:
-    return "_orig_mod" in held(part).get("_modules", {})
-
-
-def _compiles_in_place(part: object) -> bool:
-    """Return whether `compile()` was called, and a part with weights has a forward of its own."""
-    parts = parts_of(part) if is_set_in_place(part) else []
-    return any(has_own_forward(each) and is_trained(each) for each in parts)

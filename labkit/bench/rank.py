@@ -7,7 +7,6 @@ gradients were exchanged.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from labkit.bench.gradient_exchange import DistributedTrainer, rank_timeline
 from labkit.bench.loop import train
 from labkit.bench.planted_fault import planted
 from labkit.bench.quick_runs import shorten
-from labkit.bench.rank_devices import take_device
 from labkit.bench.record_head import write_spec
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.shared_end import SharedEnd
@@ -29,10 +27,6 @@ from labkit.knobs import Settings
 from labkit.orders import RanksOrder
 from labkit.process.device_lock import hold
 from labkit.process.events import EventLog
-from labkit.spec import Job
-
-Resolved = tuple[Job, dict[str, str]]
-"""The job, and {knob: why it was not applied}."""
 
 
 def run(order: RanksOrder, folder: Path, log: EventLog) -> None:
@@ -44,20 +38,22 @@ def run(order: RanksOrder, folder: Path, log: EventLog) -> None:
     write_spec(log, f"{order['run']}-rank{rank}", pipeline)
     resources.use_fixed_threads()
     resources.keep_freed_memory()
-    device, not_the_gpu = take_device(pipeline["device"], ranks, rank)
+    device, not_the_gpu = devices.of_rank(pipeline["device"], ranks, rank)
+    devices.use(device)
     describe(device, rank, folder, log)
     if device.type == "cuda" or rank == 0:  # ranks on the CPU share it
         name = devices.card_uuid(device) if device.type == "cuda" else device.type
         hold(Path(order["cache"]), name, order["run"], EventLog(folder).waiting)
     log.stage("waiting for the other ranks")
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    job, not_applied = same_model(rank, lambda **sizes: resolve_config(pipeline | sizes, device))
+    job, not_applied = resolve_config(pipeline, device)
     if not_the_gpu:
         not_applied["device"] = not_the_gpu
     shorten(job, not_applied)
     log.write("job", pipeline=vars(job), not_applied=not_applied)
     job.shard = (rank, ranks)
-    items = first_makes_files(rank, job, Path(order["cache"]) / "data", log)
+    files = Path(order["cache"]) / "data"
+    items = data.make_dataset(job, files, partial(log.stage, "making images"))
     trainer = built(lambda: DistributedTrainer(job, device, order["no_sync"]), log)
     if rank == ranks - 1:  # for tests: one rank breaks, the others do not
         items = planted(order["fault"], items, trainer)
@@ -68,37 +64,10 @@ def describe(device: torch.device, rank: int, folder: Path, log: EventLog) -> No
     """Write what a rank runs on."""
     facts = machine.describe(device)
     log.write("machine", **facts)
-    watch_card(device, folder, rank)
+    if device.type == "cuda":  # its own card, into its own log; it ends with the rank
+        telemetry_beside(folder / f"rank{rank}")
     if rank == 0:  # for the run as a whole; its telemetry is of no single card
         EventLog(folder).write("machine", **facts | {"uuid": None})
-
-
-def watch_card(device: torch.device, folder: Path, rank: int) -> None:
-    """Sample a rank's own card beside it, into its own log; the process ends with the rank."""
-    if device.type == "cuda":
-        telemetry_beside(folder / f"rank{rank}")
-
-
-def same_model(rank: int, resolve: Callable[..., Resolved]) -> Resolved:
-    """Resolve the job with rank 0's size of model: cards that are timed may come to another one."""
-    if rank == 0:
-        resolved = resolve()
-        sizes = {"width": resolved[0].width, "depth": resolved[0].depth}
-        dist.broadcast_object_list([sizes])
-        return resolved
-    received: list[dict[str, int]] = [{}]
-    dist.broadcast_object_list(received)
-    return resolve(**received[0])
-
-
-def first_makes_files(rank: int, job: Job, cache: Path, log: EventLog) -> data.Images:
-    """Return the dataset; the first rank makes missing files, while the others wait."""
-    if rank:
-        dist.barrier()
-    items = data.make_dataset(job, cache, partial(log.stage, "making images"))
-    if not rank:
-        dist.barrier()
-    return items
 
 
 def train_together(trainer: DistributedTrainer, items: data.Images, log: EventLog) -> None:
@@ -106,15 +75,13 @@ def train_together(trainer: DistributedTrainer, items: data.Images, log: EventLo
     job = trainer.job
     timeline = rank_timeline(log, trainer.device, trainer.comm)
     iterator = begun(data.make_loader(items, job), job, log)
-    counted = flops.write_work(trainer, log, only_known=True)
     dist.barrier()  # or the first step would wait for whoever started last
     shared_end = SharedEnd(job.seconds, job.accumulation_steps)
     trainer.after_step = shared_end
     job.seconds = None
     train(trainer, iterator, timeline, job)
     log.write("memory", peak_bytes=resources.peak_bytes(trainer.device))
-    if not counted:
-        flops.write_work(trainer, log)
+    flops.write_work(trainer, log)
     shared_end.wait()
     dist.barrier()  # nobody closes a connection that another one still uses
 

@@ -5,33 +5,34 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
 from labkit import quotas
-from labkit.bench import devices, formats, machine, model_size, resources
+from labkit.bench import devices, formats, model_size, resources
 from labkit.bench.compiling import compile_lacks
 from labkit.knobs import Settings
-from labkit.process.device_lock import hold
 from labkit.spec import GRAPH_MODES, Job, automatic
 
 
 def resolve_config(
     asked: Settings, device: torch.device, size_model: bool = True, here: bool = True
 ) -> tuple[Job, dict[str, str]]:
-    """Return the job (every knob's final value) and {knob: why it was not applied}."""
+    """Return the job (every knob's final value) and {knob: why it was not applied}.
+
+    `size_model` is False where the step is the reader's, `here` where the card is of another
+    machine.
+    """
     job = Job(**asked)
     job.device = str(device)
     for name, value in automatic(asked, device.type != "cpu", quotas.cpu_cores().count).items():
         if getattr(job, name) is None:
             setattr(job, name, value)
-    if size_model:  # else the step is the reader's
+    if size_model and here:
         model_size.fill(job, device)
 
     dropped: dict[str, str] = {}
-    inapplicable = _inapplicable(job, device) if here else _inapplicable_anywhere(job)
-    for name, value, reason in inapplicable:
+    for name, value, reason in _inapplicable(job, device, here):
         if getattr(job, name) != value:
             setattr(job, name, value)
             dropped[name] = reason
@@ -41,7 +42,7 @@ def resolve_config(
     return job, dropped
 
 
-def _inapplicable(job: Job, device: torch.device) -> Iterator[tuple[str, object, str]]:
+def _inapplicable(job: Job, device: torch.device, here: bool) -> Iterator[tuple[str, object, str]]:
     """Yield (knob, what runs instead, why) for what this device or job cannot honour."""
     if device.type != "cuda":
         bus = "there is no CUDA device to copy to"
@@ -52,24 +53,18 @@ def _inapplicable(job: Job, device: torch.device) -> Iterator[tuple[str, object,
         yield "non_blocking", False, "copies from pageable memory block: set pin_memory=True too"
     if job.model != "cnn":
         yield "channels_last", False, f"model={job.model!r} has no convolution stack to lay out"
-    if why := formats.why_not(job.precision, device):
+    if here and (why := formats.why_not(job.precision, device)):
         yield "precision", "fp32", why
-    if job.compile and (why := compile_lacks(device)):
+    if here and job.compile and (why := compile_lacks(device)):
         yield "compile", None, why
     elif job.compile == "reduce-overhead" and device.type != "cuda":
         yield "compile", "default", "CUDA graphs need a CUDA device: compiled without them"
-    else:
-        yield from _inapplicable_anywhere(job)
-
-
-def _inapplicable_anywhere(job: Job) -> Iterator[tuple[str, object, str]]:
-    """Yield (knob, what runs instead, why) for what no device can honour."""
-    if job.compile in GRAPH_MODES and job.accumulation_steps > 1:
+    elif job.compile in GRAPH_MODES and job.accumulation_steps > 1:
         why = "a CUDA graph's next replay overwrites gradients that accumulation has to keep"
         yield "compile", "default", f"{why}: compiled without graphs"
 
 
-def resolve_elsewhere(asked: Settings, cache: Path) -> Settings:
+def resolve_anywhere(asked: Settings) -> Settings:
     """Return the job of a pipeline that is not run, what is not applied, and a CPU's threads."""
     resources.use_fixed_threads()
     try:
@@ -78,14 +73,10 @@ def resolve_elsewhere(asked: Settings, cache: Path) -> Settings:
     except RuntimeError:  # the card of another machine
         device = torch.device(asked["device"])
         here = False
-    sized = device.type == "cpu" or None not in (asked["width"], asked["depth"])
-    if here and not sized:  # it may have to be timed
-        uuid = machine.describe(device).get("uuid") or device.type
-        hold(cache, uuid, "lk.script", waiting=lambda _: None)
-    job, not_applied = resolve_config(asked, device, size_model=here, here=here)
+    job, not_applied = resolve_config(asked, device, here=here)
     threads = torch.get_num_threads() if device.type == "cpu" else None
     return {"job": vars(job), "not_applied": not_applied, "threads": threads}
 
 
 if __name__ == "__main__":
-    print(json.dumps(resolve_elsewhere(json.loads(sys.argv[2]), Path(sys.argv[1]))))
+    print(json.dumps(resolve_anywhere(json.loads(sys.argv[1]))))

@@ -17,9 +17,7 @@ REFUSED = re.compile(
     r"|cannot allocate memory|STATUS_ALLOC_FAILED",
     re.IGNORECASE,
 )
-NO_ENGINE = "unable to find an engine"  # cuDNN: no memory for any, or none made for this card
 KEPT_BYTES = 30 * 2**20  # glibc learns from blocks of up to 32 MiB (mallopt, M_MMAP_THRESHOLD)
-FULL_SHARE = 0.1  # of a card's memory, free: below that it is the memory
 
 
 def keep_freed_memory() -> None:
@@ -56,18 +54,14 @@ def peak_bytes(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     if device.type == "mps":
         return torch.mps.driver_allocated_memory()
-    try:
-        import resource
-    except ImportError:  # Windows
-        memory = psutil.Process().memory_info()
-        return getattr(memory, "peak_wset", memory.rss)
+    if sys.platform == "win32":
+        return psutil.Process().memory_info().peak_wset
+    import resource
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
 
 
 def refused(error: BaseException) -> bool:
     """Whether `error` means that memory ran out, as against any other failure."""
-    if NO_ENGINE in str(error).lower():
-        free, total = torch.cuda.mem_get_info() if torch.cuda.is_available() else (0, 1)
-        return free < FULL_SHARE * total
     return isinstance(error, MemoryError) or bool(REFUSED.search(str(error)))

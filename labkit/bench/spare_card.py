@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 
 import pynvml
 
@@ -14,15 +13,8 @@ def spare_card(cuda: str | None) -> str | None:
 
     A card that CUDA_VISIBLE_DEVICES hides is none.
     """
-    if platform.system() == "Darwin":
-        return "Apple GPU" if platform.machine() == "arm64" else None
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
-    if cuda and (first.isdigit() or first.startswith("GPU-")):
+    if cuda and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1"):
         with contextlib.suppress(Exception):  # NVMLError, or pynvml's own with an old driver
             pynvml.nvmlInit()
-            by_uuid = pynvml.nvmlDeviceGetHandleByUUID
-            by_index = pynvml.nvmlDeviceGetHandleByIndex
-            return pynvml.nvmlDeviceGetName(
-                by_index(int(first)) if first.isdigit() else by_uuid(first)
-            )
+            return pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
     return None

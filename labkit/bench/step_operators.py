@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable
@@ -10,7 +11,6 @@ from typing import NamedTuple
 from torch._C._autograd import DeviceType, _KinetoEvent
 
 TINY_NS = 10_000  # an operator this short is mostly its own dispatch
-LONGEST_CHAIN = 16  # elementwise operators taken as fusible into one pass
 HEAVY = re.compile(r"mm$|conv|linear|attention|matmul|einsum|gemm", re.I)
 ELEMENTWISE = re.compile(
     r"^aten::_?(foreach_)?(add|sub|mul|div|addc(mul|div)|lerp|sqrt|rsqrt|pow|neg|abs|exp|log|sin|cos|tanh"
@@ -39,10 +39,7 @@ def summarise(events: list[_KinetoEvent], window: str) -> dict[str, float]:
     if not windows:
         raise ValueError("the profiler kept none of the steps")
     start, end = min(windows, key=lambda span: span[1] - span[0])
-    inside = []
-    for event in on_host:
-        if start <= event.start_ns() and event.end_ns() <= end and event.name() != window:
-            inside.append(event)
+    inside = [each for each in on_host if start <= each.start_ns() and each.end_ns() <= end]
     operators, covered = _own_times(inside)
     tiny = [each.own for each in operators if each.own < TINY_NS]
     return {
@@ -91,27 +88,15 @@ def _own_times(events: Iterable[_KinetoEvent]) -> tuple[list[Operator], int]:
 
 
 def _fusible_ns(operators: list[Operator]) -> int:
-    """Return what fusing would save: of each chain all but its longest pass."""
+    """Return what fusing would save: of passes over the same data in a row all but the longest."""
+    passes = [each for each in operators if each.own >= TINY_NS and not MEMORY.search(each.name)]
     saved = 0
-    chain: list[int] = []  # passes over the same data
-    between = 0  # room for results that a fused pass never makes
-    size = 0
-    for each in operators:
-        if each.own < TINY_NS:
-            continue
-        if MEMORY.search(each.name):
-            between += each.own if chain else 0
-            continue
-        is_elementwise = ELEMENTWISE.search(each.name)
-        if not is_elementwise or len(chain) >= LONGEST_CHAIN or each.size != size:
-            saved += _saved_ns(chain, between)
-            chain = []
-            between = 0
+    for (is_elementwise, _size), chain in itertools.groupby(passes, _kind_of_pass):
         if is_elementwise:
-            chain.append(each.own)
-            size = each.size
-    return saved + _saved_ns(chain, between)
+            times = [each.own for each in chain]
+            saved += sum(times) - max(times)
+    return saved
 
 
-def _saved_ns(chain: list[int], between: int) -> int:
-    return sum(chain) + between - max(chain) if chain else 0
+def _kind_of_pass(operator: Operator) -> tuple[bool, int]:
+    return bool(ELEMENTWISE.search(operator.name)), operator.size

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from labkit.bench import devices, formats, resources
+from labkit.bench import devices, formats
 from labkit.bench.loop import Trainer
 
 ROUNDS = 7
@@ -35,22 +35,20 @@ def other_settings(
     What is compared are neighbours: a machine that others use has another speed a second later.
     """
     asked = trainer.job.precision
+    whole = len(labels)
+    # A quarter is quick, and least disturbed; but to a GPU it may be as much work as the whole
+    quick = trainer.device.type == "cpu" and whole >= FEW_ROWS
+    rows = whole // 4 if quick else 2 * whole
     plain = StepVariant(images, labels, asked)
-    settings = {"plain": plain}
-    resize = 1.0  # the rows of the other batch over those of this one
+    variants = {"plain": plain}
     if not trainer.job.compile:  # it would compile anew
-        whole = len(labels)
-        # A quarter is quick, and least disturbed; but to a GPU it may be as much work as the whole
-        quick = trainer.device.type == "cpu" and whole >= FEW_ROWS
-        rows = whole // 4 if quick else 2 * whole
-        resize = rows / whole
-        settings["resized"] = StepVariant(resized(images, rows), resized(labels, rows), asked)
-        if asked in ("fp32", "ieee") and not formats.lacks("bf16", trainer.device):
-            settings["bf16"] = plain._replace(precision="bf16")
-    times = _timed_in_turn(trainer, settings)
-    ratio = {name: median(map(truediv, took, times["plain"])) for name, took in times.items()}
+        variants["resized"] = StepVariant(resized(images, rows), resized(labels, rows), asked)
+        if asked in ("fp32", "ieee") and not formats.why_not("bf16", trainer.device):
+            variants["bf16"] = plain._replace(precision="bf16")
+    ratio = _times_as_long(trainer, variants)
     fixed = None
     if "resized" in ratio:  # of the straight line through both
+        resize = rows / whole
         fixed = min(max((ratio["resized"] - resize) / (1 - resize), 0.0), 1.0)
     return {
         "fixed_share": fixed,
@@ -58,33 +56,23 @@ def other_settings(
     }
 
 
-def _timed_in_turn(trainer: Trainer, settings: dict[str, StepVariant]) -> dict[str, list[float]]:
-    """Return the times (s) of each setting, round by round; those there is no room for are out."""
-    times: dict[str, list[float]] = {name: [] for name in settings}
-    latest: dict[str, float] = {}
-    going_on = dict(settings)
+def _times_as_long(trainer: Trainer, variants: dict[str, StepVariant]) -> dict[str, float]:
+    """Return how many times as long as a plain step each takes.
+
+    The first of each warms up: on a GPU it loads kernels.
+    """
+    times: dict[str, list[float]] = {name: [] for name in variants}
     started = time.perf_counter()
-    for turn in range(ROUNDS + 1):
-        for name, setting in list(going_on.items()):
-            try:
-                latest[name] = _timed(trainer, setting)
-            except RuntimeError as error:
-                if name == "plain" or not resources.refused(error):
-                    raise
-                trainer.optimizer.zero_grad(set_to_none=True)
-                del going_on[name], times[name]  # no room for it: the others stand
-                continue
-            # A GPU's first step in a format also loads its kernels: that tells nothing
-            is_told = turn or trainer.device.type == "cpu"
-            too_slow = latest[name] > HOPELESS * latest["plain"]
-            is_hopeless = name == "bf16" and is_told and too_slow
-            if turn or is_hopeless:  # the first of each warms up
-                times[name].append(latest[name])
-            if is_hopeless:
-                del going_on[name]  # the time is better spent on the others
+    for turn in range(1 + ROUNDS):
+        for name, variant in variants.items():
+            times[name].append(_timed(trainer, variant))
+        is_slow = trainer.device.type == "cpu" and "bf16" in variants
+        if is_slow and times["bf16"][-1] > HOPELESS * times["plain"][-1]:
+            del variants["bf16"]  # the time is better spent on the others
         if turn >= 2 and time.perf_counter() - started > BUDGET_S:
             break
-    return times
+    ratios = {name: list(map(truediv, took, times["plain"])) for name, took in times.items()}
+    return {name: median(each[1:] or each) for name, each in ratios.items()}
 
 
 def resized(tensor: torch.Tensor, rows: int) -> torch.Tensor:

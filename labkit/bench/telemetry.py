@@ -15,12 +15,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import psutil
 
 from labkit import quotas
-from labkit.bench.gpu_meter import GpuMeter, OtherProcess, name_of
+from labkit.bench.gpu_meter import GpuMeter, name_of
 from labkit.bench.lifetime import wait_for_run
 from labkit.bench.spare_card import spare_card
 from labkit.process.death_signal import die_with
@@ -34,26 +34,6 @@ NAMED_EVERY = 25  # samples between two looks at what else uses the cores: 5 s
 NAMED_FIRST = 5  # the sample with the first of them: runs may last seconds only
 MOST_NAMED = 3
 LEAST_CORES = 0.1  # that a program uses, to be named
-
-
-class CpuReading(TypedDict):
-    """One sample of the machine's cores, and of the run's own processes.
-
-    The last two need the kernel's scheduler statistics (Linux).
-    """
-
-    cpu: float  # share of all cores, 0 to 1
-    own_cpu: float | None
-    cpus: int  # what the shares are of
-    rss_gib: float | None
-    line_cpu: float | None  # share of all cores' time for which threads stood in line for one
-    launch_line: float | None  # share of the time for which a thread that launches kernels did
-
-
-class BusyProgram(OtherProcess):
-    """A program outside of the run, and the cores that it uses."""
-
-    cores: float
 
 
 def period_s(age_s: float) -> float:
@@ -107,42 +87,39 @@ class CpuMeter:
         self.looked_at = time.monotonic()
         self.spent_s = sum(map(_spent_s, self._family()))
 
-    def read(self) -> CpuReading:
-        """Return one sample; None of the run where it has just ended."""
-        reading: CpuReading = {
-            "cpu": psutil.cpu_percent() / 100,
-            "own_cpu": None,
-            "cpus": self.cores,
-            "rss_gib": None,
-            "line_cpu": None,
-            "launch_line": None,
-        }
-        with contextlib.suppress(psutil.Error):
-            self._read_family(reading)
-        return reading
+    def read(self) -> dict[str, float | None]:
+        """Return one sample: shares of all cores, and the memory of the run's own processes.
 
-    def _read_family(self, reading: CpuReading) -> None:
-        """Fill in what is known of the run's own processes; raises psutil.Error if it is gone."""
+        None of the run where it has just ended. `line_cpu` is the share of the cores' time for
+        which threads stood in line for one, `launch_line` the share of the time for which one that
+        launches kernels did: they need the kernel's scheduler statistics (Linux).
+        """
+        reading: dict[str, float | None] = dict.fromkeys(
+            ("own_cpu", "rss_gib", "line_cpu", "launch_line")
+        )
+        with contextlib.suppress(psutil.Error):
+            reading |= self._read_family()
+        return {"cpu": psutil.cpu_percent() / 100, "cpus": self.cores, **reading}
+
+    def _read_family(self) -> dict[str, float]:
+        """Return what is known of the run's own processes; raises psutil.Error if it is gone."""
         family = self._family()
         resident = self.bench.memory_info().rss + sum(map(_resident, family[:-1]))
-        reading["rss_gib"] = round(resident / 2**30, 4)
         now = time.monotonic()
-        spent_s = sum(map(_spent_s, family))
         elapsed_s = max(now - self.looked_at, 1e-9)
-        own = (spent_s - self.spent_s) / elapsed_s / self.cores
-        self.looked_at = now
-        self.spent_s = spent_s
-        reading["own_cpu"] = round(max(0.0, own), 3)
-        waited: dict[str, int] = {}
-        for process in family:
-            waited.update(_in_line_ns(process.pid))
+        spent_s = sum(map(_spent_s, family))
+        own = max(0.0, spent_s - self.spent_s) / elapsed_s / self.cores
+        found = {"rss_gib": round(resident / 2**30, 4), "own_cpu": round(own, 3)}
+        waited = {thread: ns for each in family for thread, ns in _in_line_ns(each.pid)}
         if waited and self.waited:
-            elapsed_ns = elapsed_s * 1e9
             more = {thread: ns - self.waited.get(thread, ns) for thread, ns in waited.items()}
             launching = sum(ns for thread, ns in more.items() if self._launches(thread))
-            reading["line_cpu"] = round(sum(more.values()) / elapsed_ns / self.cores, 3)
-            reading["launch_line"] = round(launching / elapsed_ns, 3)
+            found["line_cpu"] = round(sum(more.values()) / 1e9 / elapsed_s / self.cores, 3)
+            found["launch_line"] = round(launching / 1e9 / elapsed_s, 3)
+        self.looked_at = now
+        self.spent_s = spent_s
         self.waited = waited
+        return found
 
     def _launches(self, thread: str) -> bool:
         """Return whether a thread (its `schedstat`) is the bench's first, or autograd's."""
@@ -208,31 +185,28 @@ def _in_line_ns(pid: int) -> Iterator[tuple[str, int]]:
 class OtherPrograms:
     """The programs outside of the run that use the machine's cores most."""
 
-    def __init__(self, own: set[int]):
+    def __init__(self, own: list[psutil.Process]):
         """`own` are the processes that, with all that they started, are the run."""
         self.own = own
         self.read()
 
-    def read(self) -> list[BusyProgram]:
+    def read(self) -> list[dict[str, Any]]:
         """Return those since the last call, the busiest first."""
-        parents: dict[int, int] = {}
+        own = {each.pid for each in self.own}
+        for each in self.own:
+            with contextlib.suppress(psutil.Error):
+                own |= {child.pid for child in each.children(recursive=True)}
         cores: dict[int, float] = {}
         for process in psutil.process_iter():  # the same objects again, which know the last look
             with contextlib.suppress(psutil.Error):
-                parents[process.pid] = process.ppid()
-                cores[process.pid] = process.cpu_percent() / 100
-        others = [pid for pid in cores if not self._is_own(pid, parents)]
-        busiest = sorted(others, key=lambda pid: -cores[pid])[:MOST_NAMED]
+                cores[process.pid] = round(process.cpu_percent() / 100, 2)
+        others = {pid: used for pid, used in cores.items() if pid not in own}
+        busiest = sorted(others, key=lambda pid: -others[pid])[:MOST_NAMED]
         return [
-            {"pid": pid, "name": name_of(pid), "cores": round(cores[pid], 2)}
+            {"pid": pid, "name": name_of(pid), "cores": others[pid]}
             for pid in busiest
-            if cores[pid] >= LEAST_CORES
+            if others[pid] >= LEAST_CORES
         ]
-
-    def _is_own(self, pid: int, parents: dict[int, int]) -> bool:
-        while pid in parents and pid not in self.own and parents[pid] != pid:
-            pid = parents[pid]
-        return pid in self.own
 
 
 def _card_of(uuid: str | None, bench_pid: int, log: EventLog) -> GpuMeter | None:
@@ -264,23 +238,16 @@ def main(parent: int, while_there: Path | None = None) -> None:
     spare = machine["kind"] == "cpu" and spare_card(machine["versions"].get("cuda"))
     if spare:
         log.write("spare_card", name=spare)
-    programs = OtherPrograms({hello["pid"], parent})
+    programs = OtherPrograms(lifetime.processes)
     begun = time.monotonic()
     due = begun
-    named: list[OtherProcess] = []
     for count in itertools.count():
-        if card is None:
-            log.write("telemetry", **cpu.read())
-        else:
-            log.write("telemetry", **cpu.read(), **card.read())
-            on_the_card = card.named_others()
-            if on_the_card != named:
-                named = on_the_card
-                log.write("on_the_card", processes=named)
+        log.write("telemetry", **cpu.read(), **(card.read() if card else {}))
         if count % NAMED_EVERY == NAMED_FIRST:
-            busiest = programs.read()
-            if busiest:
-                log.write("beside", processes=busiest)
+            named = {"beside": programs.read(), "on_the_card": card.named_others() if card else []}
+            for event, processes in named.items():
+                if processes:
+                    log.write(event, processes=processes)
         due += period_s(due - begun)  # from when it was due: no drift
         lifetime.sleep(due - time.monotonic())
 

@@ -20,20 +20,11 @@ from labkit.process.events import FILE_NAME, EventLog, events_named
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-KILLED, RAISED, LOST, ENDED = range(4)  # from what blames a rank most
-LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "gloo", "NCCL", "Broken pipe")
-
 
 def launch(order: RanksOrder, folder: Path, log: EventLog) -> int | None:
     """Start torchrun, and wait for it; return the exit code, None if it is 0."""
     log.write("hello", pid=os.getpid())
     log.stage("importing torch")
-    from torch import distributed
-
-    if not distributed.is_available():
-        raise RuntimeError(
-            "this PyTorch was built without torch.distributed: install a wheel from pytorch.org."
-        )
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -54,19 +45,23 @@ def launch(order: RanksOrder, folder: Path, log: EventLog) -> int | None:
 
 
 def name_the_failed(failures: dict[int, ProcessFailure], folder: Path, log: EventLog) -> None:
-    """Write which rank was killed or raised first; the others only lost their peer."""
+    """Write which rank was killed, or raised first; the others only lost their peer."""
     log.write("ranks_ended", codes={rank: each.exitcode for rank, each in failures.items()})
-    found = []  # (how, when, rank, why, traceback)
-    for rank, failed in failures.items():
+    killed = [rank for rank, each in failures.items() if each.exitcode < 0]
+    killed = [rank for rank in killed if failures[rank].exitcode != -signal.SIGTERM]  # torchrun's
+    raised = {}
+    for rank in failures:
         with contextlib.suppress(OSError, StopIteration):
-            error = next(events_named("error", folder / f"rank{rank}" / FILE_NAME))
-            how = LOST if any(text in error["message"] for text in LOST_PEER) else RAISED
-            why = f"{error['kind']}: {error['message']}"
-            found.append((how, error["t_ns"], rank, why, error["traceback"]))
-        is_killed = failed.exitcode < 0 and failed.exitcode != -signal.SIGTERM  # not by torchrun
+            raised[rank] = next(events_named("error", folder / f"rank{rank}" / FILE_NAME))
+    if raised and not killed:
+        rank = min(raised, key=lambda rank: raised[rank]["t_ns"])
+        why = f"{raised[rank]['kind']}: {raised[rank]['message']}"
+        traceback = raised[rank]["traceback"]
+    else:
+        rank = next(iter(killed or failures))
+        failed = failures[rank]
         why = f"process {failed.pid} was ended by {family.exit_name(failed.exitcode)}"
-        found.append((KILLED if is_killed else ENDED, 0, rank, why, None))
-    *_, rank, why, traceback = min(found, key=lambda each: each[:3])
+        traceback = None
     said = {"kind": f"Rank {rank}", "message": why, "traceback": traceback, "workers": {}}
     log.write("error", **said, failed_rank=rank)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -62,59 +61,52 @@ class EndlessBatches:
         self.loader = loader
         self.job = job
         self.streams = isinstance(loader.dataset, IterableDataset)
-        self.taken = 0
         self.tensors: tuple[torch.Tensor, ...] = ()  # of the first batch
-        self.first_values: list[list[object]] = []  # of a stream's first batches
-        self.count: Callable[[Batch], int] = lambda _: job.batch_size
 
-    def __iter__(self) -> EndlessBatches:
-        self.iterator = iter(self.loader)  # starts the workers
-        return self
+    def __iter__(self) -> Iterator[tuple[Batch, torch.Tensor]]:
+        return self._endless(iter(self.loader))  # which starts the workers
 
-    def __next__(self) -> tuple[Batch, torch.Tensor]:
-        try:
-            batch = next(self.iterator)
-        except StopIteration:
-            batch = self._again()
-        if self.streams and self.taken <= self.job.num_workers:
-            self._compare(batch)
-        if not self.taken:
-            leaves = batch_contents.leaves(batch)
-            self.tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
-            if self.streams:  # their last batch may be short
-                self.count = batch_contents.counter_for(batch, self.job.batch_size) or self.count
-        self.taken += 1
-        # in place of the labels, which only the reader knows
-        return batch, ONE.expand(self.count(batch))
+    def _endless(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, torch.Tensor]]:
+        first: list[Batch] = []  # of each worker, and one more
+        size = self.job.batch_size
+        count: Callable[[Batch], int] | None = None
+        while True:
+            batch = None
+            for batch in batches:
+                if not first:
+                    self.tensors = tuple(filter(torch.is_tensor, batch_contents.leaves(batch)))
+                    if self.streams:  # their last batch may be short
+                        count = batch_contents.counter_for(batch, size)
+                if len(first) <= self.job.num_workers:
+                    first.append(batch)
+                    self._compare(first)
+                # in place of the labels, which only the reader knows
+                yield batch, ONE.expand(size if count is None else count(batch))
+            if batch is None:
+                raise RuntimeError(
+                    "a pass over the dataset gave no batch: is it a one-shot iterator? Its "
+                    "__iter__ has to begin anew each time."
+                )
+            batches = iter(self.loader)
 
-    def _again(self) -> Batch:
-        """Begin the next pass over a stream that has ended."""
-        if self.taken:
-            self.iterator = iter(self.loader)
-            with contextlib.suppress(StopIteration):
-                return next(self.iterator)
-        raise RuntimeError(
-            f"the dataset gave {self.taken} batches and then none: is it a one-shot iterator? "
-            "Its __iter__ has to begin anew each time."
-        )
-
-    def _compare(self, batch: Batch) -> None:
+    def _compare(self, first: list[Batch]) -> None:
         """Raise where every worker streams the same samples: they would all be trained on twice."""
         workers = self.job.num_workers
-        if workers < 2:
+        if not self.streams or workers < 2 or len(first) <= workers:
             return
-        values: list[object] = []
-        for leaf in batch_contents.leaves(batch):
-            values.append(_bytes_of(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf))
-        self.first_values.append(values)
-        if len(self.first_values) == workers + 1:
-            first, second, *_, again = self.first_values
-            if first == second and again != first:
-                raise RuntimeError(
-                    f"each of {workers} workers streams the same samples: with an IterableDataset "
-                    "use torch.utils.data.get_worker_info() to give each worker its own share, "
-                    "or stay at num_workers=1."
-                )
+        one, other, *_, again = map(_values, first)
+        if one == other and again != one:
+            raise RuntimeError(
+                f"each of {workers} workers streams the same samples: with an IterableDataset "
+                "use torch.utils.data.get_worker_info() to give each worker its own share, "
+                "or stay at num_workers=1."
+            )
+
+
+def _values(batch: Batch) -> list[object]:
+    """Return what is in a batch, so that it can be compared."""
+    leaves = batch_contents.leaves(batch)
+    return [_bytes_of(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves]
 
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:

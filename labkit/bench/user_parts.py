@@ -7,6 +7,7 @@ import pickle
 import pkgutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -16,20 +17,31 @@ from labkit.bench.by_value import send_by_value
 from labkit.bench.user_dataset import EndlessBatches, NamesTheItem, checked
 from labkit.bench.user_step import OwnStep
 from labkit.knobs import Settings
-from labkit.orders import DataSource
-from labkit.spec import LOADER_KNOBS, Job
-
-USER_PARTS = ("dataset", "collate_fn", "step")
+from labkit.orders import UserSource
+from labkit.spec import Job
 
 
-def prepare(source: DataSource, job: Job, folder: Path) -> tuple[OwnStep, EndlessBatches]:
+def fetch(source: UserSource, folder: Path) -> Any:
+    """Return what the user's kernel sent, for this process only; relative paths are theirs."""
+    os.chdir(source["cwd"])
+    sys.path += [place for place in source["path"] if place not in sys.path]
+    return pickle.loads((folder / source["payload"]).read_bytes())
+
+
+def prepare(source: UserSource, job: Job, folder: Path) -> tuple[OwnStep, EndlessBatches]:
     """Return what trains, and the loader that feeds it; raise where the reader's parts do not."""
     torch.manual_seed(job.seed)
-    parts = _fetch(source, folder)
-    dataset = checked(parts["dataset"])
-    collate = parts["collate_fn"] or torch.utils.data.default_collate
+    try:
+        parts: Settings = {name: named(part) for name, part in fetch(source, folder).items()}
+    finally:
+        (folder / source["payload"]).unlink(missing_ok=True)
+    dataset = parts["dataset"]
+    if isinstance(dataset, type) or not hasattr(dataset, "__getitem__"):
+        dataset = dataset()  # what makes it
+    dataset = checked(dataset)
+    collate = parts.get("collate_fn") or torch.utils.data.default_collate
     streams = isinstance(dataset, IterableDataset)
-    trainer = OwnStep(parts["step"], job)
+    trainer = OwnStep(parts.get("step"), job)
     sampler = None
     if not streams:
         sampler = data.EndlessShuffle(len(dataset), job.seed)
@@ -40,26 +52,6 @@ def prepare(source: DataSource, job: Job, folder: Path) -> tuple[OwnStep, Endles
     return trainer, EndlessBatches(loader, job)
 
 
-def _fetch(source: DataSource, folder: Path) -> Settings:
-    """Return {part: object or None}; the payload is deleted as soon as it has been read."""
-    os.chdir(source["cwd"])  # the reader's relative paths
-    sys.path += [place for place in source["path"] if place not in sys.path]
-    parts: Settings = dict.fromkeys(USER_PARTS)
-    for name, text in source["imports"].items():  # "module:name"
-        parts[name] = pkgutil.resolve_name(text)
-    made = parts["dataset"]  # a dataset already, or the function or class that makes one
-    is_made = not isinstance(made, type) and hasattr(made, "__getitem__")
-    if made is not None and not is_made:
-        parts["dataset"] = made()
-    if source["payload"]:  # objects of the user's own kernel, for this process only
-        payload = folder / source["payload"]
-        try:
-            parts |= pickle.loads(payload.read_bytes())
-        finally:
-            payload.unlink(missing_ok=True)
-    return parts
-
-
-def knobs_on_parts(job: Job) -> dict[str, object]:
-    """Return the knobs that act on the reader's parts."""
-    return {name: getattr(job, name) for name in LOADER_KNOBS}
+def named(part: object) -> object:
+    """Return a part, or what it names: "module:name"."""
+    return pkgutil.resolve_name(part) if isinstance(part, str) else part

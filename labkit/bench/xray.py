@@ -22,7 +22,6 @@ from labkit.spec import Job
 
 WINDOW = "labkit.compute"  # the mark around forward, backward and update
 MIN_STEPS = 20  # a run of fewer is a quick look: the x-ray would be a large part of it
-METER_S = 3.0  # of a run on a GPU, at least: the driver's window is up to a second
 COST_S = 0.8  # about what it takes; kept free of a run that has a limit of some seconds
 MORE_STEPS = 4  # profiled after a first one has shown that they are cheap to read
 MANY_EVENTS = 12_000  # of one step
@@ -34,8 +33,7 @@ def keep_time(job: Job) -> None:
     if job.xray and job.seconds and job.seconds < 2.5 * COST_S:
         job.xray = False
     elif job.xray and job.seconds:
-        least = min(job.seconds, METER_S) if job.device.startswith("cuda") else 0.0
-        job.seconds = max(job.seconds - COST_S - handoff.COST_S, least)
+        job.seconds -= COST_S + handoff.COST_S
 
 
 def look(

@@ -18,6 +18,10 @@ REMEDIES = {
         "a dataset or collate_fn uses the GPU in a loader's worker: keep its tensors in RAM and "
         "move the batch in the loop, or set num_workers=0."
     ),
+    r"no kernel image": (
+        "install the torch for this card (https://pytorch.org/get-started/locally), or run with "
+        "device='cpu'."
+    ),
     r"out of memory|can't allocate memory|not enough memory|DefaultCPUAllocator": (
         "lower batch_size, width or image_px, or use precision='bf16' and accumulation_steps."
     ),

@@ -40,10 +40,10 @@ class Machine(Result):
     sm_count: int | None = None
     compute_capability: str | None = None
     driver: str | None = None
-    pcie: str | None = None  # the card's link, as it was when asked
+    pcie: str | None = None  # the card's link to the host
     unused_gpu: str | None = None  # a card that is here and that torch cannot use: why, the remedy
     compile_lacks: str | None = None  # why torch.compile cannot act on the device
-    devices: dict[str, str | None] = field(default_factory=dict)  # and why torch cannot use one
+    devices: list[str] = field(default_factory=list)  # that a run can use
     versions: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -70,13 +70,13 @@ class Machine(Result):
 
     def refusal(self, device: str, ranks: int) -> str | None:
         """Return why a run on `device` cannot be, or ranks with a card each; None where it can."""
-        usable = [name for name, why in self.devices.items() if why is None]
-        use = f"use one of {', '.join(map(repr, ('auto', *usable)))}."
-        cards = sum(name.startswith("cuda") for name in usable)
+        use = f"use one of {', '.join(map(repr, ('auto', *self.devices)))}."
+        cards = sum(name.startswith("cuda") for name in self.devices)
         if 0 < cards < ranks:
             return f"{ranks} ranks need a card each and {cards} can be used: {use}"
-        here = self.unused_gpu or f"it is not here: {use}"
-        return self.devices.get("cuda:0" if device == "cuda" else device, here)
+        if ("cuda:0" if device == "cuda" else device) in self.devices:
+            return None
+        return self.unused_gpu or f"it is not here: {use}"
 
     @property
     def line(self) -> str:

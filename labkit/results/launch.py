@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TypedDict, overload
 
 from labkit.bench.grid import Grid
 from labkit.bench.record_head import spec_event
-from labkit.orders import Asked, DataSource, FunctionSource, Order
+from labkit.orders import Asked, Order, UserSource
 from labkit.process import folders, launcher
 from labkit.results.failures import with_remedy
 from labkit.results.hardware import check_device
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Payload(Protocol):
     """Data of the user's own, or a function, that the bench is to use."""
 
-    def place(self, folder: Path) -> FunctionSource | DataSource:
+    def place(self, folder: Path) -> UserSource:
         """Write it to a run's folder; return what tells the bench of it, as JSON types."""
         ...
 

@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
+from labkit.orders import UserSource
 from labkit.process.events import private
+
+PAYLOAD = "user.pkl"
 
 
 class CannotSend(ValueError):
@@ -49,12 +52,10 @@ def sizes_of(parts: Mapping[str, object]) -> dict[str, int]:
     return sizes
 
 
-def write_new(path: Path, data: bytes) -> None:
-    """Write a file that is not there yet, for its owner alone."""
-    with open(path, "xb", opener=private) as file:
+def place(folder: Path, data: bytes) -> UserSource:
+    """Write what was pickled into a run's folder, for its owner alone; return where it is found."""
+    with open(folder / PAYLOAD, "xb", opener=private) as file:
         file.write(data)
-
-
-def import_path() -> list[str]:
-    """Return the folders that this process imports from, as another one finds them."""
-    return [os.path.abspath(place or ".") for place in sys.path]
+    here = os.getcwd()
+    path = [here, *(os.path.abspath(each or ".") for each in sys.path)]
+    return {"payload": PAYLOAD, "cwd": here, "path": path}

@@ -14,7 +14,6 @@ import textwrap
 from pathlib import Path
 
 from labkit.knobs import Settings
-from labkit.process import folders
 from labkit.results import saving
 from labkit.results.hardware import asked_of
 from labkit.results.record import Event
@@ -111,7 +110,7 @@ def _as_asked(what: Pipeline | Run) -> Settings:
 def _on_this_machine(pipeline: Pipeline) -> Event:
     """Return the `job` that a pipeline is here, what is `not_applied`, and a CPU's `threads`."""
     asked = json.dumps(pipeline.to_dict())
-    return asked_of("labkit.bench.resolve_config", str(folders.home()), asked)
+    return asked_of("labkit.bench.resolve_config", asked)
 
 
 def whole_script(job: Settings, threads: int | None, about: str) -> str:
@@ -122,8 +121,8 @@ def whole_script(job: Settings, threads: int | None, about: str) -> str:
     for name in ("width", "depth"):
         if job[name] is None:
             raise ValueError(
-                f"{name}=None is chosen by timing the device that the script is for: state width "
-                "and depth, or give lk.script a Run that was measured on it."
+                f"{name}=None is chosen for the device that the script is for, which is not here: "
+                "state width and depth, or give lk.script a Run that was measured on it."
             )
     return _filled(job, threads, _warmup(job), textwrap.fill(about, WIDTH - 1))
 

@@ -6,7 +6,6 @@ written by the user's kernel, read and deleted by its own child; no record ever 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,13 +14,12 @@ from typing import Protocol
 
 from labkit.bench.loader_knobs import knobs_of
 from labkit.knobs import Settings
-from labkit.orders import DataSource
+from labkit.orders import UserSource
 from labkit.results.launch import Launched
-from labkit.results.payload import CannotSend, import_path, pickled, sizes_of, write_new
+from labkit.results.payload import CannotSend, pickled, place, sizes_of
 from labkit.spec import LOADER_KNOBS, WITHOUT_WORKERS
 
 NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-PAYLOAD = "source.pkl"
 GIVEN_WITH_IT = {
     "collate_fn": "a function of a list of items",
     "step": "a function of one batch",
@@ -42,21 +40,12 @@ class Source:
     """A dataset, and the collate_fn and step that go with it, ready to be sent."""
 
     name: str  # what tables and snippets call the dataset
-    imports: dict[str, str]  # {"dataset", "collate_fn" or "step": "module:name"}
-    payload: bytes | None = field(repr=False)  # the parts given as objects, pickled by value
+    payload: bytes = field(repr=False)  # {name: part, by value or as the text "module:name"}
     parts: tuple[str, ...]  # the names of all parts that were given
 
-    def place(self, folder: Path) -> DataSource:
+    def place(self, folder: Path) -> UserSource:
         """Write the payload into a run's folder, for its owner alone; return where it is found."""
-        here = os.getcwd()
-        if self.payload is not None:
-            write_new(folder / PAYLOAD, self.payload)
-        return {
-            "imports": self.imports,
-            "payload": None if self.payload is None else PAYLOAD,
-            "cwd": here,
-            "path": [here, *import_path()],
-        }
+        return place(folder, self.payload)
 
     def described(self, spec: Launched) -> Mapping[str, object]:
         """Return what the run's first event tells: the settings, and whose data it is."""
@@ -71,19 +60,17 @@ def source_of(dataset: object, **parts: object) -> Source:
     """
     given = {"dataset": dataset, **parts}
     given = {name: part for name, part in given.items() if part is not None}
-    imports = {name: part for name, part in given.items() if isinstance(part, str)}
-    objects = {name: part for name, part in given.items() if name not in imports}
-    for name, text in imports.items():
-        if not NAMED.fullmatch(text):
-            raise ValueError(f"{name}={text!r}: write module:function, as in 'train:make_dataset'.")
-    for name, part in objects.items():
-        if name != "dataset" and not callable(part):
+    for name, part in given.items():
+        if isinstance(part, str):
+            if not NAMED.fullmatch(part):
+                example = "as in 'train:make_dataset'"
+                raise ValueError(f"{name}={part!r}: write module:function, {example}.")
+        elif name == "dataset":
+            _check_dataset(part)
+        elif not callable(part):
             raise ValueError(f"{name}={part!r}: give {GIVEN_WITH_IT[name]}.")
-    if "dataset" in objects:
-        _check_dataset(dataset)
-    payload = _pickled(objects) if objects else None
-    name = imports.get("dataset") or type(dataset).__name__
-    return Source(name, imports, payload, tuple(given))
+    name = dataset if isinstance(dataset, str) else type(dataset).__name__
+    return Source(name, _pickled(given), tuple(given))
 
 
 def source_of_loader(loader: TorchLoader, **parts: object) -> tuple[Source, Settings]:

@@ -9,12 +9,11 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 
 from labkit.bench import triton_kernels
-from labkit.orders import Asked, FunctionSource
+from labkit.orders import Asked, UserSource
 from labkit.results.launch import Launched
-from labkit.results.payload import CannotSend, import_path, pickled, sizes_of, write_new
+from labkit.results.payload import CannotSend, pickled, place, sizes_of
 
 MOST_MIB = 64  # of a function with what it refers to
-PAYLOAD = "function.pkl"
 
 
 def signature_of(function: Callable[..., object]) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
@@ -57,10 +56,9 @@ class FunctionPayload:
                 "what is large inside."
             )
 
-    def place(self, folder: Path) -> FunctionSource:
+    def place(self, folder: Path) -> UserSource:
         """Write the function into the run's folder, for its owner alone; return where it is."""
-        write_new(folder / PAYLOAD, self.pickled)
-        return {"payload": PAYLOAD, "path": import_path()}
+        return place(folder, self.pickled)
 
     def described(self, spec: Launched) -> Asked:
         """Return what the run's first event tells."""

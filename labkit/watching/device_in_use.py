@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from labkit.bench.host import cpu_name, plain_machine
+from labkit.bench.host import plain_machine
 from labkit.watching.device_clock import DeviceClock, Write
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def machine_and_clock(
 
             clock = DeviceClock(EventPool(device), write)
         return machine.describe(device), clock
-    return plain_machine(cpu_name()), None
+    return plain_machine(), None
 
 
 def device_of(trained: Iterable[torch.Tensor]) -> torch.device | None:

@@ -10,7 +10,6 @@ written when a pass is over.
 from __future__ import annotations
 
 import os
-import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -21,7 +20,6 @@ from labkit.bench import loader_knobs, record_head
 from labkit.bench.batch_contents import unseen
 from labkit.bench.before_calls import held
 from labkit.bench.loader_progress import USUAL
-from labkit.bench.spare_card import spare_card
 from labkit.process import folders
 from labkit.process.events import EventLog, now_ns
 from labkit.process.interrupts import OwnErrors
@@ -202,10 +200,6 @@ class Recorder:
         warmup = max(self.steps.warmup, loader_knobs.in_flight(self.knobs))
         self.steps.warmup = warmup
         self.log.write("machine", **machine)
-        if self.kind == "cpu" and sys.platform != "linux":  # there the telemetry asks the driver
-            spare = spare_card(machine["versions"].get("cuda"))
-            if spare:
-                self.log.write("spare_card", name=spare)
         kinds = {"weights_dtype": trained.dtype, "batch_dtype": self.batches.dtype}
         kinds |= {"unit": self.batches.unit, "batch_on_gpu": self.batches.on_gpu}
         kinds |= {"may_fuse": trained.may_fuse, "batch_shape": self.batches.shape}
