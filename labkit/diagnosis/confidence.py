@@ -12,7 +12,6 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import DEVICE_LIMIT, Finding
 from labkit.diagnosis.loop_rules import DOUBLE
-from labkit.results.left_out import wait_of_all
 from labkit.results.run import Run
 
 # Causes that follow from a busy device: how well its operators work is not measured
@@ -57,9 +56,6 @@ def undisturbed(evidence: Evidence, run: Run, seconds: float) -> float:
     if evidence.kind == "gpu" and run.on_the_card:
         share = evidence.card.others_share
         left = min(left, limits.UNSEEN if share is None else 1 - share)
-    wait = wait_of_all(run)
-    if wait is not None:  # the verdict is of the steps in the log
-        left = min(left, 1 - abs(wait - evidence.wait_share))
     if run.watched and seconds < limits.LONG_ENOUGH_S:
         left *= seconds / limits.LONG_ENOUGH_S
     return left

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
-from labkit.results import left_out
 from labkit.results.run import Run
 from labkit.results.text import listed
 
@@ -23,8 +22,8 @@ def caveats(evidence: Evidence, run: Run, seconds: float) -> tuple[str, ...]:
         said.append(f"Other programs were on the same GPU: {listed(run.on_the_card)}.")
     if evidence.spare_card:
         said.append(f"The model is on the CPU, and does not use the {evidence.spare_card}.")
-    if run.sums:
-        said.append(f"The verdict is of recorded steps: {left_out.in_words(run)}.")
+    if run.is_cut_short:
+        said.append(f"The verdict is of the first {run.steps:,} steps: no more are recorded.")
     if run.watched and seconds < limits.LONG_ENOUGH_S:
         longer = f"{seconds:.1f} s were measured, and a longer run gives a surer verdict."
         said.append(f"A short look: {longer}")

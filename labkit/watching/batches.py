@@ -107,4 +107,4 @@ class BatchFacts:
         if self.looked_at:
             share = round(self.padding / self.looked_at, 4)
             beyond = round(self.beyond / self.looked_at, 4)
-            log.write_some("padding", share=share, beyond=beyond, batches=self.looked_at)
+            log.write("padding", share=share, beyond=beyond, batches=self.looked_at)

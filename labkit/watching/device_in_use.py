@@ -11,14 +11,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from labkit.bench.host import cpu_name, plain_machine
-from labkit.watching.device_clock import DeviceClock, Write
 
 if TYPE_CHECKING:
     import torch
 
+    from labkit.bench.device_clock import AddStep, DeviceClock
+
 
 def machine_and_clock(
-    write: Write, device: torch.device | None = None
+    write: AddStep, device: torch.device | None = None
 ) -> tuple[dict[str, Any], DeviceClock | None]:
     """Describe the machine, without torch as far as Python knows it, and return a GPU's clock.
 
@@ -32,9 +33,9 @@ def machine_and_clock(
         if device is None or (device.type == "cuda" and not torch.cuda.is_initialized()):
             device = device_in_use(torch)
         if device.type == "cuda":
-            from labkit.bench.timeline import EventPool
+            from labkit.bench.device_clock import DeviceClock
 
-            clock = DeviceClock(EventPool(device), write)
+            clock = DeviceClock(device, write)
         return machine.describe(device), clock
     return plain_machine(cpu_name()), None
 
