@@ -149,7 +149,7 @@ def test_what_is_no_record_is_refused_with_one_clear_error(name, content, messag
 
 def test_a_diagnosis_of_ten_times_the_samples_calls_hardly_more(tmp_path):
     recorded = lk.recorded("workers-2")
-    within = recorded.host_ns[10, 3]  # a step's body
+    within = int(recorded.host_ns[10, 3])  # a step's body
     places = {str(n): ["python", "", "train.py", n, "f", "g()", None] for n in range(20)}
 
     def calls_of(samples):

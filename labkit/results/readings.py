@@ -18,11 +18,11 @@ Readings = tuple[np.ndarray, np.ndarray]
 
 def readings(run: RunLog, since: float = 0.0) -> list[tuple[float, Event]]:
     """Return the telemetry from `since` (s) to the end of the last step, each after its moment."""
-    moments = run.seconds([event["t_ns"] for event in run.telemetry])
-    found = zip(moments.tolist(), run.telemetry, strict=True)
-    return [
-        (moment, event) for moment, event in found if run.steps and since <= moment <= run.length_s
-    ]
+    telemetry = run.telemetry
+    moments = run.seconds([event["t_ns"] for event in telemetry])
+    found = zip(moments.tolist(), telemetry, strict=True)
+    last = run.length_s if run.steps else -1.0
+    return [(moment, event) for moment, event in found if since <= moment <= last]
 
 
 def readings_of(run: RunLog, key: str, since: float = 0.0) -> Readings:
@@ -35,11 +35,13 @@ def readings_of(run: RunLog, key: str, since: float = 0.0) -> Readings:
 def driver_readings(run: RunLog) -> Readings:
     """Return the utilization that the driver had buffered, each reading with its own stamp."""
     pairs: list[tuple[int, float | None]] = []
-    for _, event in readings(run):
+    for event in run.telemetry if run.steps else ():
         buffered = event.get("gpu")
         pairs += [(event["t_ns"], None)] if buffered is None else buffered
     values = np.array([value for _, value in pairs], dtype=float)
-    return run.seconds([t_ns for t_ns, _ in pairs]), values
+    moments = run.seconds([t_ns for t_ns, _ in pairs])
+    inside = (moments >= 0) & (moments <= run.length_s)
+    return moments[inside], values[inside]
 
 
 def after_warmup(run: Run) -> float:

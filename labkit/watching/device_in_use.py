@@ -58,10 +58,9 @@ def device_of(trained: Iterable[torch.Tensor]) -> torch.device | None:
 def device_in_use(torch: ModuleType) -> torch.device:
     """Return the device this process holds tensors on; starts no CUDA of its own."""
     if torch.cuda.is_initialized():
-        held = [torch.cuda.memory_allocated(i) for i in range(torch.cuda.device_count())]
-        if any(held):
-            current = torch.cuda.current_device()
-            return torch.device("cuda", current if held[current] else held.index(max(held)))
+        card = max(range(torch.cuda.device_count()), key=torch.cuda.memory_allocated)
+        if torch.cuda.memory_allocated(card):
+            return torch.device("cuda", card)
     other = torch.accelerator.current_accelerator()
     if other is None or other.type == "cuda":
         return torch.device("cpu")

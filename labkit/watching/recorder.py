@@ -264,6 +264,7 @@ class Recorder:
         current = self.current
         if current is not None:  # somebody still holds the iterator
             current.stop()
+        if self.began_ns:
             self.end_pass("left early")
         if error is not None and self.how != "exhausted":
             self.fail(error)
