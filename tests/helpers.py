@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 from torch.utils.data import Dataset
 
+from labkit.results.record import events_of
+
 
 def processes_of(folder):
     """The pid and command of each living process of the run in `folder`, or that works in it."""
@@ -66,3 +68,8 @@ async def until(condition):
             await asyncio.sleep(0.02)
 
     await asyncio.wait_for(poll(), 120)
+
+
+def steps_in(path):
+    """The `step` events of a record."""
+    return [event for event in events_of(path) if event["event"] == "step"]

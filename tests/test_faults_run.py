@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers import processes_of, torch_segments
+from helpers import processes_of, steps_in, torch_segments
 from planted import (
     HELPER_NAME,
     HELPERS,
@@ -104,7 +104,7 @@ def test_a_fault_ends_the_run_as_it_must_and_leaves_nothing(fault):
     wait_until(lambda: not processes_of(run.path))
     over = now_ns()
     last = next((e["t_ns"] for e in map(run.event, ("error", "done")) if e), None)
-    steps = run.steps_since(0)
+    steps = steps_in(run.path)
     cleaned = (over - (acted or last or steps[-1]["t"][3])) / 1e9
     assert run.outcome == fault.outcome, run.error
     assert re.search(fault.says, run.error or "") if fault.says else run.error is None, run.error
@@ -139,7 +139,7 @@ def test_no_helper_of_an_empty_environment_outlives_a_supervisor_that_is_killed(
     assert "supervisor was killed" in run.error
     assert not family.is_alive(helper) and other.poll() is None
     other.kill()
-    assert [step["i"] for step in run.steps_since(0)] == list(range(run.steps))
+    assert [step["i"] for step in steps_in(run.path)] == list(range(run.steps))
     no_tools_in(run.path)
 
 
@@ -176,5 +176,5 @@ def test_a_kernel_that_dies_takes_its_run_along(with_supervisor, tmp_path, monke
     run = load(path)
     assert run.outcome == "stopped"
     assert run.steps >= counted(path)
-    assert [step["i"] for step in run.steps_since(0)] == list(range(run.steps))
+    assert [step["i"] for step in steps_in(run.path)] == list(range(run.steps))
     no_tools_in(path)

@@ -1,7 +1,6 @@
 """What a first real GPU meets, told by functions, cells and logs: nothing here needs a card."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -13,6 +12,7 @@ from played_gpu import log as logged
 import labkit as lk
 from labkit import course
 from labkit.bench import (
+    device_clock,
     handoff,
 )
 from labkit.bench.first_call import FirstCallHook
@@ -20,11 +20,11 @@ from labkit.diagnosis import efficiency, step_table
 from labkit.diagnosis.causes.compute import fuse
 from labkit.diagnosis.causes.launches import compiled
 from labkit.diagnosis.evidence import Evidence, Kernels, Xray
+from labkit.process.step_ring import FinishedStep
 from labkit.results.hardware import Machine
 from labkit.results.step_classes import body_seconds
 from labkit.view.watch_shown import progress_line
-from labkit.watching import device_clock, device_in_use, hook, recorder
-from labkit.watching.timed_step import Mark, TimedStep
+from labkit.watching import device_in_use, hook, recorder
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
@@ -48,7 +48,9 @@ def test_a_watched_loop_is_on_the_device_of_what_it_trains_and_not_of_any_tensor
     monkeypatch.setattr(device_in_use, "device_in_use", held_on)
     recording = recorder.Recorder(tmp_path, [1])
     recording.trained_by(Mock(param_groups=[{"params": [weights(torch.ones(2))]}]))
-    recording.take([TimedStep(asked=1, ready=2, done=3, samples=1)])
+    recording.steps.begin(2, samples=1)
+    recording.steps.end(3)
+    recording.hand_over()
     recording.close()
     assert recording.kind == "cpu" and held_on.called == (weights is not torch.nn.Parameter)
 
@@ -101,7 +103,10 @@ def test_the_live_line_of_such_a_loop_has_no_share_of_its_device(tmp_path):
     recording = recorder.Recorder(tmp_path, [1])
     recording.kind = "gpu"
     for i in range(0, 200, 10):
-        recording.steps.tally.add((i, i + 8, i + 8), 4, (i + 8, i + 10))
+        recording.steps.ask(i)
+        recording.steps.begin(i + 8, samples=4)
+        recording.steps.end(i + 10)
+    recording.steps.write()
     recording.close()
     said = progress_line(recording)
     assert "/s" in said and "busy" not in said and "input" not in said
@@ -212,16 +217,16 @@ def test_a_devices_clock_stays_tied_to_the_hosts(queue_ns, fast, most_off_us, mo
     step_ns = 200_000_000
     off_us = []
 
-    def write(_number, step, busy):
-        off_us.append((busy[0] - step.done) / 1e3)
+    def write(step):
+        off_us.append((step.device[2] - step.stamps[3]) / 1e3)
 
-    clock = device_clock.DeviceClock(SimpleNamespace(idle=[]), write)
+    clock = device_clock.DeviceClock(torch.device("cpu"), write)
     for number in range(6_000):  # 20 minutes
         passes = step_ns * (number + 1)
         issued = passes - (queue_ns if number else 0)
-        start = Mark(PlayedEvent(passes, fast), issued)
-        end = Mark(PlayedEvent(passes + step_ns // 2, fast), issued)
-        clock.add(number, TimedStep(passes, passes, passes), (start, end))
+        start = device_clock.Mark(PlayedEvent(passes, fast), issued)
+        end = device_clock.Mark(PlayedEvent(passes + step_ns // 2, fast), issued)
+        clock.add(FinishedStep(number, (passes,) * 4, 1, 0.0), (start, end))
         monkeypatch.setattr(device_clock, "now_ns", lambda now=passes + step_ns: now)
         clock.collect()
     assert len(off_us) == 6_000 and max(map(abs, off_us)) < most_off_us

@@ -146,8 +146,6 @@ def test_a_starved_and_a_fed_run_differ_as_the_lesson_says_and_a_step_has_its_si
     assert starved.diagnose().bottleneck == "input"
     assert fed.throughput > 1.5 * starved.throughput
     assert fed.utilization > starved.utilization + 0.15
-    drift_s = abs(starved.event("drift")["drift_us"]) / 1e6
-    assert drift_s < 0.1 * starved.step_ms / 1e3  # of the device's clock from the host's
     compute_ms = statistics.median(fed.steps_ms[:, 2])
     assert 1 / 3 < compute_ms / 10 < 3, fed.pipeline.depth
 

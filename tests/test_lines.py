@@ -489,7 +489,7 @@ def test_a_thread_beside_knows_from_the_loops_own_samples_where_gradients_are_of
 def sampled(tmp_path, *places, pid=1):
     """Return the lines of a record sampled once in each place: of a worker, or pid 0's body."""
     recorded = lk.recorded("workers-2")
-    within = recorded.steps_since(0)[10]["t"][3] + 1
+    within = int(recorded.host_ns[10, 3]) + 1
     rows = [[within, 10 - number, number] for number in range(len(places))]
     lines = {"event": "lines", "pid": pid, "t_ns": 1, "places": dict(enumerate(places))}
     path = recorded.save(tmp_path / "run.jsonl")

@@ -37,7 +37,10 @@ def played():
 
         process = Mock(alive=lambda: bool(left), stop=stop)
         tail = Mock(read=lambda: [left.pop(0)] if left else [])
-        return Run(path, process=process, recorded=True, tail=tail)
+        run = Run(path, process=process)
+        run.recorded = True
+        run._tail = tail
+        return run
 
     shown.launch = launch
     return shown

@@ -434,7 +434,7 @@ def test_a_knob_of_the_step_that_is_switched_off_needs_no_line_and_one_without_a
 
 def test_a_loader_that_is_gone_before_the_next_one_was_made_anew():
     written = []
-    log = SimpleNamespace(write_some=lambda _event, dataset: written.append(dataset))
+    log = SimpleNamespace(write=lambda _event, dataset: written.append(dataset))
     loop = script_loops.WatchedLoop(SimpleNamespace(log=log))
     data = TensorDataset(torch.zeros(8))
     for made in [DataLoader(data) for _ in range(2)]:

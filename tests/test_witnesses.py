@@ -13,11 +13,12 @@ from played_gpu import GPU, MS, lines_of, load, log, play, watched_log
 import labkit as lk
 from labkit.diagnosis.causes.compute import profile_the_operators
 from labkit.diagnosis.evidence import Evidence
+from labkit.process.events import EventLog
 from labkit.results.step_classes import CLASSES
 from labkit.results.sweep import Sweep
 from labkit.view.pipeline_panel import run_verdict
 from labkit.view.several_figures import draw_sweep
-from labkit.watching.step_timer import StepTimer
+from labkit.watching.loop_steps import LoopSteps
 
 KNOBS = {"io_ms": 0.0, "xray": False}
 LAUNCH_BOUND = {"launch": 10.0, "compute": 1.0, "steps": 200}
@@ -363,25 +364,34 @@ class Device:
 
     now = 1000 * MS
 
+    def __init__(self):
+        self.ends = []
+
     def mark(self):
         return self.now / MS
+
+    def add(self, _step, marks):
+        self.ends.append(marks[1])
+
+    def collect(self):
+        pass
 
     def goes_on(self, ms):
         self.now += ms * MS
         return self.now
 
 
-def test_an_evaluation_within_an_epoch_is_work_of_the_device():
+def test_an_evaluation_within_an_epoch_is_work_of_the_device(tmp_path):
     device = Device()
-    stamped = []
-    timer = StepTimer([0] * 9, lambda steps: stamped.extend(steps) or device, device)
-    timer.ask(device.now)
+    steps = LoopSteps(EventLog(tmp_path), [0] * 9)
+    steps.clock = device
+    steps.ask(device.now)
     for evaluates in (False, True, False):
-        timer.begin(device.now)
-        timer.end(device.goes_on(100))
-        timer.ask(device.now)
-        timer.extend(device.goes_on(1))  # of what is logged the device knows nothing
+        steps.begin(device.now)
+        steps.end(device.goes_on(100))
+        steps.ask(device.now)
+        steps.extend(device.goes_on(1))  # of what is logged the device knows nothing
         if evaluates:
-            timer.extend(device.goes_on(2000), on_device=True)
-        timer.hand_over()
-    assert [step.marks[1] for step in stamped] == [1100, 3202, 3302]
+            steps.extend(device.goes_on(2000), on_device=True)
+        steps.write()
+    assert device.ends == [1100, 3202, 3302]

@@ -107,8 +107,8 @@ def rank_timeline(
     if device.type == "cpu":
         timeline = HostTimeline(steps.add, long_ns=0)
     else:
-        timeline = DeviceTimeline(steps.add, log, device)
-        steps.as_ns = timeline.taken
-        comm.stamp = timeline.events.record
+        timeline = DeviceTimeline(steps.add, device)
+        steps.as_ns = timeline.clock.taken
+        comm.stamp = timeline.clock.events.record
     comm.steps.clear()  # of what was computed before
     return timeline

@@ -2,14 +2,16 @@
 
 Times are those of one call: blocks of calls in a row, each long enough that a clock's own cost does
 not count, repeated until the interquartile range is a tenth of the median, as
-`adaptive_autorange` of `torch.utils.benchmark` does it. On CUDA a block is timed by two events.
+`adaptive_autorange` of `torch.utils.benchmark` does it.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
+import timeit
 from collections.abc import Callable
 
 import numpy as np
@@ -62,7 +64,8 @@ class Bench:
             seconds: How long to measure; up to 2 s longer where times vary by more than 10 %.
             columns: More columns for this row, where one function times several things.
         """
-        times = self._times(work, seconds / QUICK_PART if quick_run() else seconds)
+        seconds = seconds / QUICK_PART if quick_run() else seconds
+        times = self._in_turn({"": work}, seconds, rounds=1)[""]
         self._add(times, flops, bytes, columns)
         return statistics.median(times)
 
@@ -79,18 +82,7 @@ class Bench:
         after the other. The column `way` holds the name of each. Where times vary by more than
         10 %, further rounds follow for up to 2 s.
         """
-        calls = {name: self._calls_in_a_block(work) for name, work in ways.items()}
-        times: dict[str, list[float]] = {name: [] for name in ways}
-
-        def rounds(number: int) -> None:
-            for _ in range(number):
-                for name, work in ways.items():
-                    times[name].append(self._block(work, calls[name]))
-
-        rounds(QUICK_ROUNDS if quick_run() else ROUNDS)
-        ends = time.perf_counter() + MOST_MORE_SECONDS
-        while any(map(noisy, times.values())) and time.perf_counter() < ends and not quick_run():
-            rounds(1)
+        times = self._in_turn(ways, 0.0, QUICK_ROUNDS if quick_run() else ROUNDS)
         for name, each in times.items():
             self._add(each, flops, bytes, {"way": name})
         return {name: statistics.median(each) for name, each in times.items()}
@@ -114,17 +106,24 @@ class Bench:
         kept = sorted(times)[:: math.ceil(len(times) / MOST_KEPT)]
         self.rows.append({"seconds": kept, "flops": flops, "bytes": bytes, "values": columns})
 
-    def _times(self, work: Work, seconds: float) -> list[float]:
-        """Return times of one call (s), one for each block of calls."""
-        calls = self._calls_in_a_block(work)
-        times: list[float] = []
-        most = seconds if quick_run() else seconds + MOST_MORE_SECONDS
-        spent = 0.0
-        while not times or (noisy(times) and spent < most):
-            spent += seconds
-            ends = time.perf_counter() + seconds
-            while not times or time.perf_counter() < ends:
-                times.append(self._block(work, calls))
+    def _in_turn(
+        self, ways: dict[str, Work], seconds: float, rounds: int
+    ) -> dict[str, list[float]]:
+        """Return times of one call (s) of each way, one for each block of calls.
+
+        They are timed for so many seconds and rounds, or for longer where times do not settle.
+        """
+        calls = {name: self._calls_in_a_block(work) for name, work in ways.items()}
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        began = time.perf_counter()
+        for number in itertools.count():
+            spent = time.perf_counter() - began
+            if number >= rounds and spent >= seconds:
+                may_go_on = spent < seconds + MOST_MORE_SECONDS and not quick_run()
+                if not (may_go_on and any(map(noisy, times.values()))):
+                    break
+            for name, work in ways.items():
+                times[name].append(self._block(work, calls[name]))
         return times
 
     def _calls_in_a_block(self, work: Work) -> int:
@@ -138,21 +137,12 @@ class Bench:
 
     def _block(self, work: Work, calls: int) -> float:
         """Return the time of one of `calls` calls in a row (s)."""
-        if self.device.type == "cuda":
-            first = torch.cuda.Event(enable_timing=True)
-            last = torch.cuda.Event(enable_timing=True)
-            first.record()
-            for _ in range(calls):
-                work()
-            last.record()
-            last.synchronize()
-            return first.elapsed_time(last) / 1e3 / calls
+        return timeit.Timer(work, timer=self._now).timeit(calls) / calls
+
+    def _now(self) -> float:
+        """Return the time once the device has done what it was given (s)."""
         self.synchronize()
-        started = time.perf_counter()
-        for _ in range(calls):
-            work()
-        self.synchronize()
-        return (time.perf_counter() - started) / calls
+        return time.perf_counter()
 
 
 def noisy(times: list[float]) -> bool:

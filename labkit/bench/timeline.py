@@ -1,4 +1,4 @@
-"""When the device was busy: step by step, on the host's clock, with a wait for it now and then.
+"""The stamps of each step: the host's, and those of a GPU from its own events.
 
 A step has four host stamps (ns): data asked for, data ready, copy issued, compute issued. On a CPU
 the model runs between the last two. On a GPU the work runs later: pairs of device events say when.
@@ -7,13 +7,13 @@ the model runs between the last two. On a GPU the work runs later: pairs of devi
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from labkit.bench.device_clock import AddStep, DeviceClock, Mark
 from labkit.process.events import EventLog, now_ns
 from labkit.process.step_ring import FinishedStep, StepRing
 
@@ -21,30 +21,9 @@ from labkit.process.step_ring import FinishedStep, StepRing
 # So it is read in every step that takes a few milliseconds, and in one of many shorter ones.
 LONG_NS = 4_000_000
 SHORT_STEPS = 32
-# Between two waits for the device to compare clocks: quartz clocks part by up to 20 µs in a second,
-# and what the device idles for in a wait, less than a millisecond, is below 0.02 % of the time
-ANCHOR_S = 5.0
 # On MPS events may come in reverse order or never pass (github.com/pytorch/pytorch/issues/196395),
 # and to read one submits the queue and waits for it; read twice, it waits for ever
 NO_EVENTS = "events of MPS cannot be read without waiting for the device"
-
-
-class EventPool:
-    """Timing events of one device; once read they go back to `idle`: making one costs more."""
-
-    def __init__(self, device: torch.device):
-        self.device = device
-        self.idle: list[torch.Event] = []
-        self.alone = torch.accelerator.device_count() == 1
-
-    def record(self) -> torch.Event:
-        """Record an event on the device's current stream; return it."""
-        event = self.idle.pop() if self.idle else torch.Event(self.device, enable_timing=True)
-        if self.alone:  # to ask for the stream takes 1 µs
-            event.record()
-        else:
-            event.record(torch.accelerator.current_stream(self.device))
-        return event
 
 
 class Step(NamedTuple):
@@ -56,10 +35,6 @@ class Step(NamedTuple):
     copied: int  # when their copy had been issued, ns
     samples: int
     loss: torch.Tensor
-
-
-AddStep = Callable[[FinishedStep], None]
-"""Takes a step that is over: into the ring, or into the log itself."""
 
 
 class HostTimeline:
@@ -123,123 +98,50 @@ class WaitingTimeline(HostTimeline):
         return super().step(step)
 
 
-class Issued(NamedTuple):
-    """A step that the device is not through with."""
-
-    step: Step  # its loss is page-locked, and there once the last mark has passed
-    done: int  # when the host had issued it, ns
-    marks: list[torch.Event]  # start and end of the copy, start and end of the compute
-
-
 class DeviceTimeline:
     """Steps of a device that runs behind the host (CUDA): four events a step, none waited for.
 
-    Event times have 32 bits: each step is placed by the time from the step before to its own first
-    event. An anchor at the start and every `ANCHOR_S` ties them to the host's clock, since the two
-    clocks part; what they had parted by the end is the drift. Losses go to page-locked memory on
-    the device's queue: `loss.item()` would wait.
+    Losses go to page-locked memory on the device's queue: `loss.item()` would wait.
     """
 
     LOSSES = 4096  # steps in flight at the most: far more than a launch queue holds (about 1000)
 
-    def __init__(self, add: AddStep, log: EventLog, device: torch.device):
-        self.add = add
-        self.log = log
+    def __init__(self, add: AddStep, device: torch.device):
         self.device = device
-        self.events = EventPool(device)
-        self.in_flight: deque[Issued] = deque()
-        self.marks: list[torch.Event] = []
+        self.clock = DeviceClock(device, add)
+        self.marks: list[Mark] = []
         self.losses = list(torch.zeros(self.LOSSES, pin_memory=True))
-        # Ranges for `nsys profile`, where this torch was built with them
-        has_ranges = hasattr(torch._C, "_nvtx")
-        self.push: Callable[[str], object] = torch.cuda.nvtx.range_push if has_ranges else _no_range
-        self.pop: Callable[[], object] = torch.cuda.nvtx.range_pop if has_ranges else _no_range
-        self.first: torch.Event  # of the step that was written last; or the anchor, after it
-        self.first_ns: int  # when it was, on the host's clock
-        torch.accelerator.synchronize(device)
-        self._anchor()
+        torch.accelerator.synchronize(device)  # so that the first event passes at once
 
     def copying(self) -> int:
         """Mark the start of the copy on the stream it is issued to; return the host's time."""
-        now = now_ns()
-        self.push("copy")
-        self.marks = [self.events.record()]
-        return now
+        self.marks = [self.clock.mark()]
+        return self.marks[0].issued_ns
 
     def copied(self) -> int:
         """Mark the end of the copy, on the same stream; return the host's time."""
-        self.marks.append(self.events.record())
-        self.pop()
+        self.marks.append(self.clock.mark())
         return now_ns()
 
     def computing(self) -> None:
         """Mark the start of the compute on its own stream."""
-        self.push("compute")
-        self.marks.append(self.events.record())
+        self.marks.append(self.clock.mark())
 
     def step(self, step: Step) -> int:
         """Keep a step, issued by now (ns, returned), until the device is through with it."""
         done = now_ns()
-        slot = self.losses[step.number % self.LOSSES]
-        slot.copy_(step.loss.detach(), non_blocking=True)  # queued behind the step, not waited for
-        self.marks.append(self.events.record())  # where it has passed, the loss is there too
-        self.pop()
-        self.in_flight.append(Issued(step._replace(loss=slot), done, self.marks))
-        while self.in_flight and self.in_flight[0].marks[-1].query():
-            self._write_next()
-        if done - self.anchored_ns > 1e9 * ANCHOR_S:
-            self._catch_up()
-            self.events.idle.append(self.first)
-            self._anchor()
+        loss = self.losses[step.number % self.LOSSES]
+        loss.copy_(step.loss.detach(), non_blocking=True)  # queued behind the step, not waited for
+        self.marks.append(self.clock.mark())  # where it has passed, the loss is there too
+        stamps = (step.asked, step.ready, step.copied, done)
+        self.clock.add(FinishedStep(step.number, stamps, step.samples, loss), self.marks)
+        self.clock.collect()
         return done
 
-    def _anchor(self) -> None:
-        """Record an event on an idle device: it passes at once, at a time that the host knows."""
-        self.first = self.events.record()
-        self.first_ns = self.anchored_ns = now_ns()
-        torch.accelerator.synchronize(self.device)  # a driver for Windows may hold the event back
-
-    def _catch_up(self) -> None:
-        """Wait for the device, and write what was in flight."""
-        torch.accelerator.synchronize(self.device)
-        while self.in_flight:
-            self._write_next()
-
-    def _write_next(self) -> None:
-        step, done, marks = self.in_flight.popleft()
-        self._move_to(marks[0])
-        device = tuple(map(self.host_ns, marks))
-        stamps = (step.asked, step.ready, step.copied, done)
-        self.add(FinishedStep(step.number, stamps, step.samples, step.loss.item(), device))
-        self.events.idle += marks[1:]
-
-    def _move_to(self, first: torch.Event) -> None:
-        """Make a step's first event the one that the others are timed from."""
-        self.first_ns = self.host_ns(first)
-        self.events.idle.append(self.first)
-        self.first = first
-
-    def host_ns(self, event: torch.Event) -> int:
-        """Return an event of the step being written as ns on the host's clock."""
-        return self.first_ns + round(self.first.elapsed_time(event) * 1e6)
-
-    def taken(self, event: torch.Event) -> int:
-        """Return `host_ns` of an event that nobody reads again."""
-        self.events.idle.append(event)
-        return self.host_ns(event)
-
     def finish(self) -> None:
-        """Write what was in flight, and how far the clocks have parted since the last anchor."""
-        self._catch_up()
-        last = self.first
-        last_ns = self.first_ns
-        self._anchor()
-        by_device_ns = last.elapsed_time(self.first) * 1e6
-        self.log.write("drift", drift_us=(last_ns + by_device_ns - self.first_ns) / 1e3)
-
-
-def _no_range(*_name: str) -> None:
-    """Begin or end no range: there is no profiler for them."""
+        """Write what was in flight."""
+        torch.accelerator.synchronize(self.device)
+        self.clock.finish()
 
 
 def make_timeline(
@@ -249,6 +151,6 @@ def make_timeline(
     if device.type == "cpu":
         return HostTimeline(StepRing(folder).add)
     if device.type == "cuda":
-        return DeviceTimeline(StepRing(folder).add, log, device)
+        return DeviceTimeline(StepRing(folder).add, device)
     log.write("clock", why=NO_EVENTS)
     return WaitingTimeline(StepRing(folder).add, device)

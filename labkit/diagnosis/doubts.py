@@ -8,7 +8,6 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import NEIGHBOUR, Finding, Measured, Remedy
 from labkit.diagnosis.symptoms import explains
-from labkit.results import left_out
 from labkit.results.run import Run
 from labkit.results.text import counted, listed
 from labkit.spec import GRAPH_MODES
@@ -173,9 +172,6 @@ def undisturbed(evidence: Evidence, run: Run, seconds: float) -> float:
     if evidence.kind == "gpu" and run.on_the_card:
         share = evidence.card.others_share
         left = min(left, limits.UNSEEN if share is None else 1 - share)
-    wait = left_out.wait_of_all(run)
-    if wait is not None:  # the verdict is of the steps in the log
-        left = min(left, 1 - abs(wait - evidence.wait_share))
     if run.watched and seconds < limits.LONG_ENOUGH_S:
         left *= seconds / limits.LONG_ENOUGH_S
     return left
@@ -195,8 +191,8 @@ def caveats(evidence: Evidence, run: Run, seconds: float) -> tuple[str, ...]:
         said.append(f"Other programs were on the same GPU: {listed(run.on_the_card)}.")
     if evidence.spare_card:
         said.append(f"The model is on the CPU, and does not use the {evidence.spare_card}.")
-    if run.sums:
-        said.append(f"The verdict is of recorded steps: {left_out.in_words(run)}.")
+    if run.is_cut_short:
+        said.append(f"The verdict is of the first {run.steps:,} steps: no more are recorded.")
     if run.watched and seconds < limits.LONG_ENOUGH_S:
         longer = f"{seconds:.1f} s were measured, and a longer run gives a surer verdict."
         said.append(f"A short look: {longer}")

@@ -20,7 +20,6 @@ from labkit.process.folder_rights import private
 from labkit.process.interrupts import signal_of
 from labkit.process.keys import masked, secrets_in
 from labkit.process.locks import one_writer
-from labkit.process.thinning import Thinning
 
 VERSION = 1
 FILE_NAME = "events.jsonl"
@@ -30,8 +29,7 @@ RowFailure = Literal["skipped", "out of memory", "mistake"]  # why a row has no 
 RESERVE_NAME = "reserve"  # a file that is given up when the disk is full
 RESERVE_BYTES = 256 * 1024  # its size
 MOST_KEPT = 4 * 2**20  # bytes that wait for room on a full disk
-MANY = 1_000  # events of a name, after which `write_some` leaves some out
-LEAST_SLEEP_NS = 1_000_000_000
+MANY = 1_000  # like events, after which some are left out
 # What an event may hold of somebody else's: errors, why something is missing, measured values
 FREE_TEXTS = {"message", "traceback", "why", "error", "text", "line", "values", "points"}
 
@@ -52,18 +50,13 @@ class EventLog:
         self._secrets = secrets_in(os.environ)
         self._reserve = os.path.join(folder, RESERVE_NAME)
         self._kept = b""
-        self._thinned: dict[str, Thinning] = {}  # by the name of the events
-        self._held: dict[str, str] = {}  # and the line of the last one, where it was left out
         self.error: OSError | None = None
 
     def write(self, event: str, **values: object) -> None:
         """Append one event, stamped now."""
-        self.write_line(self._line(event, values))
-
-    def _line(self, event: str, values: dict[str, object]) -> str:
         told = {name: self._masked(values[name]) for name in FREE_TEXTS & values.keys()}
         line = {"event": event, "t_ns": now_ns(), **values, **told}
-        return json.dumps(line, separators=(",", ":"), allow_nan=False, default=str)
+        self.write_line(json.dumps(line, separators=(",", ":"), allow_nan=False, default=str))
 
     def _masked(self, value: object) -> object:
         """Return a value with the secrets in its texts masked, not those in the names of a dict."""
@@ -72,18 +65,6 @@ class EventLog:
         if isinstance(value, (list, tuple)):
             return [self._masked(each) for each in value]
         return masked(value, self._secrets) if isinstance(value, str) else value
-
-    def write_some(self, event: str, **values: object) -> None:
-        """Append an event of a name of which there may be any number: after many, ever fewer.
-
-        The last one is appended in any case, by `close`.
-        """
-        line = self._line(event, values)
-        self._held.pop(event, None)
-        if self._thinned.setdefault(event, Thinning(MANY)).keeps():
-            self.write_line(line)
-        else:
-            self._held[event] = line
 
     def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
         """Write what the run is busy with before it measures, and how far that is."""
@@ -131,39 +112,12 @@ class EventLog:
 
     def close(self) -> None:
         """Let go of the file; what is written later is lost, and nothing else happens."""
-        while self._held:
-            self.write_line(self._held.popitem()[1])
         self._closed = True
         self._file.close()
 
     def _opened(self) -> OwnDescriptor:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
         return OwnDescriptor(private(self._path, flags))
-
-
-def asleep_ns() -> int:
-    """Return how long the machine has slept since it was started, ns; 0 where that is unknown.
-
-    The clock of the stamps stands still meanwhile (clock_gettime(2)), so no step looks slow.
-    """
-    if not hasattr(time, "CLOCK_BOOTTIME"):
-        return 0
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-
-
-class SleepWatch:
-    """Writes a `suspended` event into the log where the machine slept (a laptop's lid)."""
-
-    def __init__(self, log: EventLog):
-        self.log = log
-        self.known_ns = asleep_ns()
-
-    def look(self) -> None:
-        """Write for how long it slept since the last look, where it did."""
-        slept_ns = asleep_ns() - self.known_ns
-        if slept_ns > LEAST_SLEEP_NS:
-            self.log.write("suspended", seconds=slept_ns / 1e9)
-            self.known_ns += slept_ns
 
 
 def events_named(name: str, log: str | os.PathLike) -> Iterator[dict[str, Any]]:

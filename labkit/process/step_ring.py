@@ -14,7 +14,7 @@ import mmap
 import os
 import struct
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, SupportsFloat
 
 from labkit.process.events import FILE_NAME, EventLog, events_named, private
 
@@ -41,7 +41,7 @@ class FinishedStep(NamedTuple):
     number: int  # from 0
     stamps: tuple[int, ...]  # the host asked for data, had it, had issued its copy and the compute
     samples: int
-    loss: float
+    loss: SupportsFloat  # of a GPU's a tensor, until the device is through with the step
     device: tuple[int, ...] = NO_DEVICE  # from when to when it copied, and was busy
     cpu_ns: int = 0  # that the loop's thread computed; 0 where it was not read
     batch_bytes: int = 0  # of the large arrays in its batch; 0 where they are not known
@@ -51,7 +51,7 @@ class FinishedStep(NamedTuple):
         """Return the line of JSON that the log holds."""
         number, stamps, samples, loss, device, cpu_ns, batch_bytes, exchange = self
         # 9 digits are all of a float32; JSON has no NaN
-        shown_loss = f"{loss:.9g}" if math.isfinite(loss) else "null"
+        shown_loss = f"{float(loss):.9g}" if math.isfinite(float(loss)) else "null"
         asked, ready, copied, done = stamps
         copy_start, copy_end, start, end = device
         cpu = f',"cpu":{cpu_ns}' if cpu_ns else ""
@@ -91,7 +91,7 @@ class StepRing:
         words[at + 5], words[at + 6], words[at + 7], words[at + 8] = stamps
         words[at + 9] = samples
         words[at + 10] = cpu_ns
-        self.reals[at + 11] = loss
+        self.reals[at + 11] = float(loss)
         words[at + 12] = number + 1
 
 
@@ -118,8 +118,6 @@ class Drain:
             *device, _, t0, t1, t2, t3, samples, cpu_ns, loss, _ = SLOT.unpack_from(self.ring, at)
             if NUMBER.unpack_from(self.ring, at + FIRST) != (number,):
                 break
-            if number > self.next:  # overtaken: the ring went round
-                self.log.write("lost", steps=[self.next - 1, number - 1])
             stamps = (t0, t1, t2, t3)
             step = FinishedStep(number - 1, stamps, samples, loss, tuple(device), cpu_ns)
             lines.append(step.line())

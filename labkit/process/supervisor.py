@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from labkit.process import family, guard, leftovers
-from labkit.process.events import SPEC_NAME, EventLog, SleepWatch, private
+from labkit.process.events import SPEC_NAME, EventLog, private
 from labkit.process.output import Output
 from labkit.process.run_mark import delete_run
 from labkit.process.step_ring import DRAIN_S, Drain
@@ -63,11 +63,9 @@ class Supervisor:
             return
         log = EventLog(self.folder)
         steps = Drain(self.folder, log)
-        sleep = SleepWatch(log)
         while self.bench and self.code is None and time.monotonic() < self.kill_at:
             self._react(DRAIN_S)
             steps.drain()
-            sleep.look()
             if log.error is not None:
                 self.stop("disk full")
         self._clean_up()

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from labkit.results import waiting
+from labkit.results import privacy, saving, waiting
 from labkit.results.failures import reason_of_failure
 from labkit.results.hardware import Machine
 from labkit.results.log_reader import LogReader, live_property, of_one_moment
-from labkit.results.record import Event
-from labkit.results.saved_record import save_record
+from labkit.results.record import Event, opened_record, record_file
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -84,16 +85,11 @@ class EventLogResult(LogReader):
         return None
 
     @property
-    def steps_made(self) -> int | None:
-        """As `steps`, with those that the log leaves out."""
-        return self.steps
-
-    @property
     def ended(self) -> str:
         """How it ended, after how many steps: "stopped after 34 steps"."""
-        if self.steps_made is None:
+        if self.steps is None:
             return self.outcome
-        return f"{self.outcome} after {self.steps_made:,} step{'' if self.steps_made == 1 else 's'}"
+        return f"{self.outcome} after {self.steps:,} step{'' if self.steps == 1 else 's'}"
 
     # Waiting for it, and ending it
 
@@ -129,11 +125,21 @@ class EventLogResult(LogReader):
 
         A file that is not as labkit wrote it is replaced only with `overwrite`, else FileKept is
         raised, which is a ValueError and an OSError. Where writing fails, the file that was there
-        stays. `anonymous` leaves out folders, the user's name, process ids, the names of other
-        programs and what errors say of items: for a record to share.
+        stays. `anonymous` leaves out folders, the user's name, the names of other programs and what
+        errors say of items: for a record to share.
         """
         path = Path(path)
-        save_record(self.path, path, self.extra_lines, overwrite, anonymous)
+        is_there = path.exists() and os.path.samefile(record_file(self.path), path)
+        if is_there and not anonymous:
+            return path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as files:
+            old = files.enter_context(opened_record(self.path))
+            new = files.enter_context(saving.replacing(path, overwrite))
+            if path.suffix == ".gz":
+                new = files.enter_context(gzip.GzipFile("", "wb", fileobj=new))
+            new.writelines(privacy.anonymous(old) if anonymous else old)
+            new.writelines(f"{line}\n".encode() for line in self.extra_lines())
         return path
 
     def extra_lines(self) -> Iterable[str]:

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypedDict, overload
+from typing import Any, Protocol
 
-from labkit.bench.grid import Grid
 from labkit.bench.record_head import spec_event
 from labkit.orders import Asked, Order, UserSource
 from labkit.process import folders, launcher
 from labkit.results.failures import with_remedy
 from labkit.results.hardware import check_device
-from labkit.results.library import Loaded, kind_of
-from labkit.results.measurements import Measurements
-from labkit.results.ranks import Ranks
-from labkit.results.run import Run
+from labkit.results.library import kind_of
 from labkit.spec import Distributed
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class Payload(Protocol):
@@ -42,29 +35,13 @@ class Launched(Protocol):
         ...
 
 
-class Options(TypedDict, total=False):
-    """What `launch` takes beside the spec."""
-
-    fault: str | None
-    after: list[str] | None
-    source: Payload | None
-
-
-@overload
-def launch(  # pyright: ignore[reportOverlappingOverload]
-    spec: Distributed, **options: Unpack[Options]
-) -> Ranks: ...
-@overload
-def launch(spec: Grid, **options: Unpack[Options]) -> Measurements: ...
-@overload
-def launch(spec: Launched, **options: Unpack[Options]) -> Run: ...
 def launch(
     spec: Launched,
     *,
     fault: str | None = None,
     after: list[str] | None = None,
     source: Payload | None = None,
-) -> Loaded:
+) -> Any:
     """Start what a spec describes apart from the kernel; return its Run, Measurements or Ranks.
 
     Args:

@@ -69,13 +69,12 @@ class LogReader:
         path: Path,
         process: Process | None = None,
         recorded: bool = False,
-        tail: Tail | None = None,
         whole: LogReader | None = None,
     ):
         """Read a run's folder or a saved record (`recorded`: it does not grow).
 
-        `process` is what writes the log; `tail` is read in place of the file (a replay). A part of
-        a `whole` reads nothing itself: the whole reads for it, and both are at the same moment.
+        `process` is what writes the log. A part of a `whole` reads nothing itself: the whole reads
+        for it, and both are at the same moment.
         """
         self.path = Path(path)
         self.recorded = recorded
@@ -89,14 +88,10 @@ class LogReader:
         self._series = {name: make() for name, make in self.SERIES.items()}
         # While one is in here, nothing new is read
         self._holds: set[object] = set() if whole is None else whole._holds
-        self._tail = tail
-        if whole is not None or tail is not None:
-            return
-        if recorded:
+        self._tail = None if recorded or whole else Tail(self.path / FILE_NAME)
+        if recorded and whole is None:
             with self._hold():
                 self._absorb(events_of(self.path))
-        else:
-            self._tail = Tail(self.path / FILE_NAME)
 
     def refresh(self) -> Self:
         """Read what has been written since the last call."""

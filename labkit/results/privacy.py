@@ -1,4 +1,4 @@
-"""What others are not to see: folders, names, process ids, other programs, items of the data.
+"""What others are not to see: folders, names, other programs, items of the data.
 
 A record keeps no secret, see `process.keys`; here is what also goes before it, or a page about it,
 is given to somebody.
@@ -11,7 +11,6 @@ import json
 import platform
 import re
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
 
 from labkit.process.keys import masked
@@ -24,36 +23,26 @@ NAMED = r"""[^"'<>|*?\s/\\](?:[^"'<>|*?\n/\\]*[^"'<>|*?\s/\\])?"""
 FOLDER = re.compile(rf"(?<![\w.)/\\])(?:[A-Za-z]:)?[/\\](?:{NAMED}[/\\])+")
 NAMES_OTHERS = ("beside", "on_the_card")  # events about other programs of the machine
 CELL = re.compile(r"ipykernel_\d+[/\\]")
-PID = re.compile(r"\b(pid|process|worker)(\W{1,3})\d+")
 LONGEST_KEPT = 2  # characters of a user's name, which may be an ordinary word
 SCRIPTS = (".py", ".sh", ".ipynb", ".exe")
 RUNS_MODULES = re.compile(r"(python|pypy|torchrun|accelerate|deepspeed)[\w.]*")
 
 
-class Numbers(dict[int, int]):
-    """A number for each process id, so that what belongs together in a record still does."""
-
-    def __missing__(self, pid: int) -> int:
-        self[pid] = len(self) + 1
-        return self[pid]
-
-
 def anonymous(lines: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the lines of a record without folders and the names of user and machine.
 
-    Nor are process ids kept, or other programs and items of the data named. Of a path the file's
-    name stays; of an error its type, and the words that its remedy is known by.
+    Nor are other programs and items of the data named. Of a path the file's name stays; of an error
+    its type, and the words that its remedy is known by.
     """
     names = _names_here()
-    renumbered = partial(_renumbered, numbers=Numbers())
     for line in lines:
         try:
-            event = json.loads(line, object_hook=renumbered)
+            event = json.loads(line)
         except ValueError:  # torn by a kill
             continue
         if isinstance(event, dict) and event.get("event") not in NAMES_OTHERS:
             _forget_items(event)
-            scrubbed = with_texts(event, lambda text: _scrubbed(text, names), str)
+            scrubbed = with_texts(event, lambda text: _without_names(text, names), str)
             yield f"{json.dumps(scrubbed, separators=(',', ':'))}\n".encode()
 
 
@@ -98,27 +87,6 @@ def _names_here() -> dict[str, str]:
     if len(user) > LONGEST_KEPT:
         names[user] = "user"
     return names
-
-
-def _renumbered(values: Event, numbers: Numbers) -> Event:
-    """Put numbers in the place of process ids, where an object of a record has them."""
-    pids = values.get("pids")
-    workers = values.get("workers")
-    if isinstance(values.get("pid"), int):
-        values["pid"] = numbers[values["pid"]]
-    if isinstance(pids, list):
-        values["pids"] = [numbers[pid] for pid in pids if isinstance(pid, int)]
-    if isinstance(workers, dict):  # how each ended
-        ended = {}
-        for pid, how in workers.items():
-            ended[str(numbers[int(pid)]) if pid.isdigit() else pid] = how
-        values["workers"] = ended
-    return values
-
-
-def _scrubbed(text: str, names: dict[str, str]) -> str:
-    """Return a text without what `anonymous` leaves out."""
-    return PID.sub(r"\1\g<2>0", _without_names(text, names))
 
 
 def _without_names(text: str, names: dict[str, str]) -> str:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, NoReturn
 
 from labkit.process.events import FILE_NAME, VERSION
-from labkit.results.event_shapes import MANY, is_sound, keys_of_lines, wrong_key
+from labkit.results.event_shapes import is_sound, keys_of_lines
 from labkit.results.old_records import as_of_today
 from labkit.results.plain_file import BROKEN, PIECE, Unreadable, opened, unpacked
 from labkit.results.text import one_line, printable, with_texts
@@ -29,11 +28,8 @@ MAX_BYTES = 2 * 2**30
 MAX_RATIO = 50  # times its size: the numbers of a real one pack to a fifth
 MAX_LINE = 2**20
 MAX_PARTS = 50_000  # lists and objects in an event, each of which takes 60 bytes or more
-MAX_EMPTY = 10_000  # lines that are empty or torn: a killed writer leaves one
-MAX_OTHERS = 250_000  # events that are not steps; a week has a quarter of them
+MAX_OTHERS = 200_000  # lines that are not steps: twice those of the longest watched loop
 MAX_VALUES = 16 * MAX_OTHERS  # that are in these
-MAX_FEW = 20_000  # events of kinds of which there are few, or that are not known
-MAX_NAMES = 100  # of different events
 LONG = 2**14  # bytes of a line in which a text may be too long
 NO_SPEC = "not a labkit record: it does not begin with a spec"
 HEAD = b'{"event":'
@@ -84,32 +80,30 @@ def events_of(path: str | os.PathLike[str]) -> Iterator[Event]:
 
     However small the file is and whatever it unpacks to, the work ends at the bounds above.
     """
-    names: Counter[str] = Counter()  # of the events so far
-    empty = 0  # lines without an event: torn or empty
+    others = 0  # lines that are not steps
+    values = 0  # in these
     number = 0  # of lines
-    values = 0  # in events that are not steps
     where = one_line(os.fsdecode(path))
     try:
         with opened_record(path) as stream:
             for line in _whole_lines(stream):
-                number += 1
                 event = event_on(line)
+                if event is None and not _is_torn(line):
+                    raise _Refused("not an event of a labkit record")
+                number += 1
+                if event is None or event["event"] != "step":
+                    others += 1
+                    values += line.count(b",")
+                if others > MAX_OTHERS or values > MAX_VALUES:
+                    raise _Refused("more events beside its steps than a record has")
+                if number == 1:
+                    _check_spec(event)
                 if event is not None:
-                    _count(event, names)
-                    values += line.count(b",") * (event["event"] != "step")
-                    if values > MAX_VALUES:
-                        raise _Refused(f"more than {MAX_VALUES:,} values in events beside steps")
                     yield as_of_today(event)
-                    continue
-                if line.strip():
-                    _refuse_unless_torn(line)
-                empty += 1
-                if empty > MAX_EMPTY:
-                    raise _Refused(f"more than {MAX_EMPTY:,} lines without an event")
-        if not names:
+        if not number:
             raise _Refused(NO_SPEC)
     except _Refused as refusal:
-        raise RecordError(f"{where}, line {max(1, number)}: {refusal}.") from None
+        raise RecordError(f"{where}, line {number + 1}: {refusal}.") from None
     except FileNotFoundError:
         raise RecordError(f"{where}: no record here; give a folder or a .jsonl file.") from None
     except BROKEN as error:
@@ -129,21 +123,21 @@ def _whole_lines(stream: BufferedReader) -> Iterator[bytes]:
         raise _Refused(f"a line is longer than {MAX_LINE // 2**10} KiB")
 
 
-def _count(event: Event, names: Counter[str]) -> None:
-    """Count an event of a record; the first has to be the spec."""
-    if not names:
-        if event["event"] != "spec":
-            raise _Refused(NO_SPEC)
-        if event["version"] > VERSION:
-            raise _Refused(f"written by a newer labkit (format {event['version']})")
-    names[event["event"]] += 1
-    names["few"] += event["event"] not in MANY
-    if names["few"] > MAX_FEW:
-        raise _Refused(f"more than {MAX_FEW:,} events of which a record has few, or of other kinds")
-    if names.total() - names["step"] > MAX_OTHERS:
-        raise _Refused(f"more than {MAX_OTHERS:,} events that are not steps")
-    if len(names) > MAX_NAMES:
-        raise _Refused(f"events of more than {MAX_NAMES} kinds")
+def _is_torn(line: bytes) -> bool:
+    """Return whether a line is empty, or the front of an event whose writer was killed."""
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return line.startswith(HEAD) or not line.strip()
+    return False
+
+
+def _check_spec(event: Event | None) -> None:
+    """Refuse a record whose first line is no spec, or one of a newer version."""
+    if event is None or event["event"] != "spec":
+        raise _Refused(NO_SPEC)
+    if event["version"] > VERSION:
+        raise _Refused(f"written by a newer labkit (format {event['version']})")
 
 
 def opened_record(path: str | os.PathLike[str]) -> BufferedReader:
@@ -187,14 +181,3 @@ def _as_text(event: Event) -> Event:
         if isinstance(event.get(key), str):
             texts[key] = printable(event[key])
     return texts
-
-
-def _refuse_unless_torn(line: bytes) -> None:
-    """Refuse a line that is not the front of an event whose writer was killed."""
-    said = ""
-    try:
-        said = wrong_key(json.loads(line))
-    except (ValueError, RecursionError):
-        if line.startswith(HEAD):
-            return
-    raise _Refused(f"not an event of a labkit record{said}")

@@ -340,11 +340,6 @@ class Run(RunLog):
         return as_typed(self.asked.changed()) or "defaults"
 
     @property
-    def in_short(self) -> str:
-        """Throughput and utilization, of a run that has them."""
-        return run_text.in_short(self)
-
-    @property
     def numbers(self) -> str:
         """The measured numbers in one line, with what was simulated rather than measured."""
         with self.as_of_now():

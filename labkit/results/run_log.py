@@ -11,7 +11,6 @@ from numpy.typing import ArrayLike
 from labkit.quotas import GIB
 from labkit.results.event_log import EventLogResult
 from labkit.results.log_reader import live_property
-from labkit.results.old_records import asked_on_a_cpu
 from labkit.results.readings import readings
 from labkit.results.record import Event
 from labkit.results.step_classes import StepClock
@@ -39,7 +38,6 @@ class RunLog(EventLogResult):
         "pass": list,
         "saved": list,
         "paused": list,
-        "suspended": list,
         "beside": list,
         "on_the_card": list,
     }
@@ -68,8 +66,6 @@ class RunLog(EventLogResult):
 
     def _pipeline(self, event: str) -> Pipeline | Watched:
         knobs = self._fact(event, "pipeline", {})
-        if event == "spec" and self.machine.kind == "cpu":
-            knobs = asked_on_a_cpu(knobs)
         return Watched.of(self.watched, knobs) if self.watched else pipeline_of(knobs)
 
     @property
@@ -110,22 +106,13 @@ class RunLog(EventLogResult):
 
     @property
     def steps(self) -> int:
-        """Steps in the log, warm-up included: all, or the first of a watched loop that ran long."""
+        """Steps in the log, warm-up included: all, unless it `is_cut_short`."""
         return len(self._steps)
 
     @property
-    def sums(self) -> Event | None:
-        """What the steps of a watched loop added up to; None where all of them are in the log."""
-        return self.event("sums")
-
-    @property
-    def steps_made(self) -> int:
-        """Steps done, warm-up included, whether they are in the log or not."""
-        return max(self.steps, self.sums["steps"] if self.sums else 0)
-
-    def steps_since(self, start: int) -> list[Event]:
-        """Return the step events from the `start`th on: what a reader has not seen yet."""
-        return self._steps.events(slice(start, None))
+    def is_cut_short(self) -> bool:
+        """Whether a watched loop went on for so long that its last steps are not in the log."""
+        return bool(self.event("full") or self.event("sums"))
 
     @property
     def unit(self) -> str:
@@ -135,8 +122,6 @@ class RunLog(EventLogResult):
     @property
     def samples(self) -> int:
         """Samples trained on, warm-up included."""
-        if self.sums:
-            return self.sums["samples"]
         return int(self._steps.numbers("n").sum())
 
     @property
@@ -210,11 +195,6 @@ class RunLog(EventLogResult):
         return self._fact("clock", "why")
 
     @property
-    def suspended_s(self) -> float:
-        """Time the machine slept in mid-run, s: no part of any step; 0 if never."""
-        return sum(event["seconds"] for event in self._events("suspended"))
-
-    @property
     def compile_s(self) -> float | None:
         """Time torch.compile took, s; None for an eager run."""
         return self._fact("compiled", "seconds")
@@ -249,10 +229,9 @@ class RunLog(EventLogResult):
         """The passes over a watched loader as they ended.
 
         `n`, `began`, `ended` (ns), `trains`, `gathered` (pairs: batches before an update, and how
-        many updates had as many). Of a run of days the last one stands for `passes`, which took
-        `spent` ns in all.
+        many updates had as many).
         """
-        return list({event["n"]: event for event in self._events("pass")}.values())
+        return self._events("pass")
 
     @property
     def batches_an_update(self) -> int | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from labkit.results import left_out
 from labkit.results.text import noise
 
 if TYPE_CHECKING:
@@ -66,10 +65,8 @@ def _remarks(run: Run) -> list[str]:
     if run.no_events:
         how = "timed on the host's clock, waiting for each step"
         remarks.append(f"{how}: {run.no_events}")
-    if run.sums:
-        remarks.append(left_out.in_words(run))
-    if run.suspended_s:
-        remarks.append(f"the machine slept for {run.suspended_s:,.0f} s, which no step contains")
+    if run.is_cut_short:
+        remarks.append(f"no more than the first {run.steps:,} steps are recorded")
     delay = run.pipeline.simulated_delay
     if delay:
         remarks.append(f"simulated delay: {delay}")

@@ -56,10 +56,6 @@ def replacing(path: str | os.PathLike[str], overwrite: bool = False) -> Iterator
     if hasattr(os, "getuid") and path.is_symlink() and path.lstat().st_uid not in (0, os.getuid()):
         raise FileKept(f"{path} is a link that another user made: give another name.")
     path = Path(os.path.realpath(path))  # a link of one's own stays one
-    if path.exists() and not path.is_file():  # /dev/stdout
-        with open(path, "wb") as file:
-            yield file
-        return
     unfinished = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.part")
     try:
         with open(unfinished, "xb") as file:

@@ -118,20 +118,3 @@ class Steps:
     def has_device_times(self) -> bool:
         """Return whether the times of a device are known, of a step at least."""
         return "busy_start" in self._columns
-
-    def events(self, rows: slice) -> list[Event]:
-        """Return steps as the events that they came as."""
-        return [self._event(number) for number in range(len(self))[rows]]
-
-    def _event(self, number: int) -> Event:
-        row = {name: column[number] for name, column in self._columns.items()}
-        loss = self._losses[number]
-        event: Event = {"event": "step", "loss": None if math.isnan(loss) else loss}
-        for name in COUNTS:
-            if row.get(name, MISSING) != MISSING:
-                event[name] = row[name]
-        for key, names in MOMENTS.items():
-            values = [row.get(name, MISSING) for name in names]
-            if MISSING not in values:
-                event[key] = values
-        return event

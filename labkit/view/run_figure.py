@@ -17,6 +17,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter, ScalarFormatter
 from labkit.diagnosis.hot_lines import Lines
 from labkit.results.readings import driver_readings, readings_of
 from labkit.results.run import Run
+from labkit.results.run_text import in_short
 from labkit.view.display import FIGURE_PX
 from labkit.view.primitives import Bar, Lane, draw_lanes, hbars, patches, stack, write_beside
 from labkit.view.run_header import device_of, run_header
@@ -79,7 +80,7 @@ def draw_run(run: Run, before: Run | None) -> Figure:
     length_s = window_s(runs.values())
     marked_s = 0.0, 0.0
     for place, (name, each) in zip(axes, runs.items(), strict=False):
-        what = "The teeth" if before is None else f"{name}: {each.in_short}"
+        what = "The teeth" if before is None else f"{name}: {in_short(each)}"
         marked_s = _draw_teeth(place, each, length_s, what)
     axes[len(runs) - 1].set_xlabel(f"{SINCE}: the marked stretch below, enlarged")
     _draw_whole(axes[len(runs)], run, before, marked_s)

@@ -49,6 +49,8 @@ class Watch(StandIn):
         self._display: Display | None = None
 
     def __iter__(self) -> Iterator[Any]:
+        if self._recorder is not None and self._recorder.closed and self._recorder.is_full:
+            return iter(self.loader)
         try:
             recorder = self._opened()
         except Exception as error:

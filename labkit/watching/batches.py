@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sized
 from typing import cast
 
@@ -57,6 +56,8 @@ class BatchFacts:
         """`size` is the loader's own batch size, where that is known."""
         self.size = size
         self.unit: Unit = "samples"
+        self.count: Callable[[object], int] = one_a_batch  # its samples
+        self.counted = 0  # batches that may be looked at
         self.measure: Callable[[object], int] = unknown_bytes  # its bytes
         self.dtype: str | None = None
         self.shape: list[int] | None = None  # of the largest array in it
@@ -72,8 +73,7 @@ class BatchFacts:
         """
         known = counter_for(batch, self.size)
         self.unit = "samples" if known or self.size else "batches"
-        count = known or (self.of_full_size if self.size else one_a_batch)
-        batches = itertools.count()
+        self.count = known or (self.of_full_size if self.size else one_a_batch)
         self.measure = unknown_bytes
         with OwnErrors():
             largest, places = large_arrays(batch)
@@ -81,15 +81,16 @@ class BatchFacts:
             self.shape = list(largest.shape)
             self.on_gpu = is_a(largest, "torch", "Tensor") and not largest.is_cpu
             self.measure = bytes_along(places)
-
-        def looks(batch: object) -> int:  # now and then, how much of it is padding
-            if next(batches) % LOOK_EVERY == 0:
-                self.add_padding(padding_of(batch))
-            return count(batch)
-
         with OwnErrors():
-            return count if padding_of(batch) is None else looks
-        return count
+            return self.count if padding_of(batch) is None else self.look
+        return self.count
+
+    def look(self, batch: object) -> int:
+        """Count the samples of a batch, and now and then look how much of it is padding."""
+        if self.counted % LOOK_EVERY == 0:
+            self.add_padding(padding_of(batch))
+        self.counted += 1
+        return self.count(batch)
 
     def of_full_size(self, _batch: object) -> int:
         """Count a batch that only the user's own code can look into."""
@@ -107,4 +108,4 @@ class BatchFacts:
         if self.looked_at:
             share = round(self.padding / self.looked_at, 4)
             beyond = round(self.beyond / self.looked_at, 4)
-            log.write_some("padding", share=share, beyond=beyond, batches=self.looked_at)
+            log.write("padding", share=share, beyond=beyond, batches=self.looked_at)

@@ -11,14 +11,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from labkit.bench.host import plain_machine
-from labkit.watching.device_clock import DeviceClock, Write
 
 if TYPE_CHECKING:
     import torch
 
+    from labkit.bench.device_clock import AddStep, DeviceClock
+
 
 def machine_and_clock(
-    write: Write, device: torch.device | None = None
+    write: AddStep, device: torch.device | None = None
 ) -> tuple[dict[str, Any], DeviceClock | None]:
     """Describe the machine, without torch as far as Python knows it, and return a GPU's clock.
 
@@ -32,9 +33,9 @@ def machine_and_clock(
         if device is None or (device.type == "cuda" and not torch.cuda.is_initialized()):
             device = device_in_use(torch)
         if device.type == "cuda":
-            from labkit.bench.timeline import EventPool
+            from labkit.bench.device_clock import DeviceClock
 
-            clock = DeviceClock(EventPool(device), write)
+            clock = DeviceClock(device, write)
         return machine.describe(device), clock
     return plain_machine(), None
 
@@ -57,10 +58,9 @@ def device_of(trained: Iterable[torch.Tensor]) -> torch.device | None:
 def device_in_use(torch: ModuleType) -> torch.device:
     """Return the device this process holds tensors on; starts no CUDA of its own."""
     if torch.cuda.is_initialized():
-        held = [torch.cuda.memory_allocated(i) for i in range(torch.cuda.device_count())]
-        if any(held):
-            current = torch.cuda.current_device()
-            return torch.device("cuda", current if held[current] else held.index(max(held)))
+        card = max(range(torch.cuda.device_count()), key=torch.cuda.memory_allocated)
+        if torch.cuda.memory_allocated(card):
+            return torch.device("cuda", card)
     other = torch.accelerator.current_accelerator()
     if other is None or other.type == "cuda":
         return torch.device("cpu")

@@ -94,4 +94,4 @@ def in_words(found: Found) -> str:
 def write(blocks: Alternation, log: EventLog) -> None:
     """Write what the blocks say by now into the log of the loop's run."""
     found = found_in(blocks)
-    log.write_some("headroom", **asdict(found), text=in_words(found))
+    log.write("headroom", **asdict(found), text=in_words(found))

@@ -83,7 +83,7 @@ class HookedPasses:
     def begin(self, iterator: object, loader: Any) -> Recording | None:
         """Begin a pass over `loader`; return how its processes record themselves."""
         loop = self.script.loop_of(loader)
-        if loop is None:
+        if loop is None or not loop.recorder.has_room():
             return None
         self.passes[iterator] = HookedPass(loop, loader)
         return loop.recorder.probes.next_recording()
@@ -102,7 +102,7 @@ class HookedPasses:
         found = self._of(iterator)
         if found is None:
             return
-        if not found.timer.asked:
+        if not found.asked:
             found.started()
             return
         loader = found.loader()

@@ -39,33 +39,38 @@ class Pass:
         """`lead_ns` is how long iter(loader) took."""
         self.on = False
         self.recorder = recorder
+        self.steps = recorder.steps
         self.beat = beat or recorder.beat
-        self.timer = recorder.step_timer()
         self.count = one_a_batch
         self.handed = 0  # batches, whether they are recorded or not
         self.is_new = True  # until its first batch is here, or the first after an error
         self.is_paused = False
         self.waits = False  # for a batch
+        self.asked = 0  # when the loop asked for the last one
         self.lead_ns = lead_ns  # counts as waiting for the first batch: workers were started
         self.due = 0
         self.beat_at = 0
         self.began_ns = now_ns() - lead_ns
-        recorder.begin_pass(self, self.began_ns)
-        self.on = True
+        self._begin(self.began_ns)
+
+    def _begin(self, began_ns: int) -> None:
+        if self.recorder.has_room():
+            self.recorder.begin_pass(self, began_ns)
+            self.on = True
 
     def ask(self, iterator: object = None) -> object:
         """The loop asks `iterator`, which is returned, for a batch: the step before is over."""
         self.waits = True
-        if self.is_paused:
+        self.asked = now = now_ns()
+        if not self.on or self.is_paused:
             return iterator
-        now = now_ns()
-        timer = self.timer
+        steps = self.steps
         try:
-            if timer.ready:
-                timer.end(now)
-                if now > self.due or len(timer.steps) >= MOST_STEPS:
+            if steps.ready:
+                steps.end(now)
+                if now > self.due or len(steps.gathered) >= MOST_STEPS:
                     now = self._gathered(now)
-            timer.ask(now)
+            steps.ask(now)
         except Exception as error:
             self._give_up(error)
         return iterator
@@ -74,18 +79,15 @@ class Pass:
         """The loop has a batch, which is returned: the body of a step begins."""
         self.waits = False
         self.handed += 1
-        if self.is_paused:
-            return batch
         ready = now_ns()
-        timer = self.timer
+        if self.is_paused or not (self.on or self.is_new):
+            return batch
         try:
             with unseen():
                 if self.is_new:
                     self._learn(batch)
                 if self.on:
-                    timer.begin(ready, self.count(batch), self.recorder.batches.measure(batch))
-                else:
-                    timer.begin(ready)
+                    self.steps.begin(ready, self.count(batch), self.recorder.batches.measure(batch))
         except Exception as error:
             self._give_up(error)
         return batch
@@ -94,9 +96,8 @@ class Pass:
         """Learn how to count samples and bytes; set the clock back to before iter(loader)."""
         self.is_new = False
         if not self.on:  # the loader failed and was asked again: the loop skips what it cannot read
-            self.recorder.begin_pass(self, self.timer.asked)
-            self.on = True
-        self.timer.asked -= self.lead_ns
+            self._begin(self.asked)
+        self.steps.asked = self.asked - self.lead_ns
         self.lead_ns = 0
         self.count = self.recorder.batches.counter(batch)
         self.recorder.probes.sampler.claim(sys._getframe(2))
@@ -104,46 +105,38 @@ class Pass:
     def _gathered(self, now: int) -> int:
         """Hand over what has gathered; return when the next batch is asked for."""
         self.due = now + GATHER_NS
-        self.hand_over()
-        if not self.on:
-            return now
-        if now > self.beat_at:
+        self.recorder.hand_over()
+        if self.recorder.has_room() and now > self.beat_at:
             self.beat_at = now + BEAT_NS
-            self.recorder.probes.look(sys._getframe(2), self.recorder.steps.next)
+            self.recorder.probes.look(sys._getframe(2), self.steps.next)
             self.beat(now)
         return now_ns()  # what this took is neither waiting nor body
 
-    def hand_over(self) -> None:
-        """Give the recorder what has gathered; once stopped, forget it."""
-        if self.on:
-            self.timer.hand_over()
-        else:
-            self.timer.forget()
-
     def pause(self) -> None:
         """End the step that goes on, and record nothing until `resume`."""
-        if self.timer.ready:
-            self.timer.end(now_ns())
-        self.timer.idle()
+        if self.on:
+            if self.steps.ready:
+                self.steps.end(now_ns())
+            self.steps.idle()
         self.is_paused = True
 
     def resume(self) -> None:
         """Record again: the time since `pause` is no part of the run."""
         if self.is_paused and self.on:
-            self.hand_over()
+            self.recorder.hand_over()
             self.recorder.begin_epoch(now_ns(), counts=False)
         self.is_paused = False
 
     def stop(self) -> None:
         """Hand over what has gathered, and stop recording."""
         try:
-            self.hand_over()
+            self.recorder.hand_over()
         finally:
             self._let_go()
 
     def _let_go(self) -> None:
         self.on = False
-        self.timer.stop()
+        self.steps.idle()
 
     def end(self, how: Ending, error: BaseException | None = None) -> None:
         """End the pass; `error` is that of one which "failed"."""

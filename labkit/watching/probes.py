@@ -17,9 +17,9 @@ from labkit.process.events import EventLog, now_ns
 from labkit.process.thinning import Thinning
 from labkit.watching import run_folders
 from labkit.watching.growth import Growth
-from labkit.watching.step_log import MORE_IF_ASKED
 from labkit.watching.switches import switches_on
 
+MORE = 1.001  # times as many batches, or what came of them is not written once more
 TELEMETRY_AFTER_NS = 1_000_000_000  # a loop of a second is not worth another process
 
 
@@ -78,13 +78,13 @@ class Probes:
         """Write what has been found by now."""
         self.sampler.flush()
         if self.work is not None:
-            self.work.flush(MORE_IF_ASKED)
+            self.work.flush(MORE)
         if self.sampler.missing and not self.sampler.taken:
-            self.log.write_some("no_lines", why=self.sampler.missing)
+            self.log.write("no_lines", why=self.sampler.missing)
         if self.switches:
-            self.log.write_some("switches", on=sorted(self.switches))
+            self.log.write("switches", on=sorted(self.switches))
         if self.has_grown:
-            self.log.write_some("growth", found=list(self.growth.found.values()))
+            self.log.write("growth", found=list(self.growth.found.values()))
 
     def close(self) -> None:
         """End what still looks, in the loader's workers as well."""

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, cast
 from labkit.bench import loader_knobs, record_head
 from labkit.bench.batch_contents import unseen
 from labkit.bench.before_calls import held
-from labkit.bench.loader_progress import USUAL
 from labkit.process import folders
 from labkit.process.events import EventLog, now_ns
 from labkit.process.interrupts import OwnErrors
@@ -27,19 +26,18 @@ from labkit.watching import device_in_use
 from labkit.watching.batches import BatchFacts
 from labkit.watching.loader_call import call_of, may_fuse, trainer_frame
 from labkit.watching.log_words import DeviceKind, Ending
+from labkit.watching.loop_steps import LoopSteps
 from labkit.watching.messages import say
 from labkit.watching.passes import Beat, Pass, WatchedIterator
 from labkit.watching.probes import Probes
-from labkit.watching.step_log import MORE_IF_ASKED, StepLog
-from labkit.watching.step_timer import StepTimer
-from labkit.watching.timed_step import TimedStep
 from labkit.watching.trained import Trained
 
 if TYPE_CHECKING:
     import torch
 
-    from labkit.watching.device_clock import DeviceClock
-
+KEEP_STEPS = 100_000  # in the log, 13 MB: a run of days must not fill the disk, nor a Run memory
+KEEP_PASSES = 20_000  # 6 MB without their steps: a pass may be of one batch
+LEAST_WARMUP = 3  # steps that the statistics leave out
 MOST_GATHERED = 8  # counts of batches before an update, the usual ones first
 
 
@@ -75,10 +73,8 @@ class Recorder:
         self.gathered: Counter[int] = Counter()  # updates within it, by the batches before each
         self.updated_at = 0  # batches handed on by the last update
         self.how: Ending = ""
-        self.ending: list[tuple[str, dict[str, object]]] = []  # of a pass that is not in the log
         self._current: weakref.ref[Pass] | None = None
         self.closed = False
-        self.steps = StepLog(self.log)
         self.batches = BatchFacts(self.knobs.get("batch_size"))
         self.trained = Trained()
         if model is not None:
@@ -91,6 +87,8 @@ class Recorder:
         watched |= {"trainer": by_trainer, "code": code, "place": place and list(place)}
         record_head.write_spec(self.log, self.folder.name, self.knobs, watched=watched)
         self.probes = Probes(self.folder, self.log, loader, self.knobs.get("num_workers"))
+        self.steps = LoopSteps(self.log, self.probes.words)
+        self.begun = 0  # passes, one that goes on after a pause once more
 
     def trained_by(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has made a step; at first, where and what its weights are."""
@@ -118,14 +116,15 @@ class Recorder:
 
     def iterate(self, loader: object, beat: Beat) -> Iterator[object]:
         """Return what hands on the batches of an iterable."""
+        if not self.has_room():
+            return iter(cast("Iterable[object]", loader))
         asked = now_ns()
         try:
             with self.probes.recorded(loader):
                 iterator = iter(cast("Iterable[object]", loader))  # draws a seed, starts workers
         except BaseException as error:
             with OwnErrors():
-                self.steps.begin_pass()  # which has ended at once
-                self.ending = []
+                self.begun += 1  # a pass that has ended at once
                 self.fail(error)
             raise
         try:
@@ -154,9 +153,8 @@ class Recorder:
         self.how = ""
         self.steps.tally.end = None
         self.first_step = self.steps.next
-        self.ending = []
-        if self.steps.begin_pass():  # goes on, whatever was said before
-            self.log.write("epoch", n=self.epoch, step=self.steps.next, began=began_ns)
+        self.begun += 1
+        self.log.write("epoch", n=self.epoch, step=self.steps.next, began=began_ns)
         self.trained.begin()
         self.probes.sampler.start()
 
@@ -171,23 +169,30 @@ class Recorder:
         if now is not None and now > self.probes.telemetry_due and self.pid == os.getpid():
             self.probes.start_telemetry()
 
-    def step_timer(self) -> StepTimer:
-        """Return what stamps the loop's steps, and hands them over to be recorded."""
-        return StepTimer(self.probes.words, self.take, self.steps.clock)
+    @property
+    def is_full(self) -> bool:
+        """Whether the log has all that it may hold."""
+        return self.steps.next >= KEEP_STEPS or self.begun > KEEP_PASSES
 
-    def take(self, steps: list[TimedStep]) -> DeviceClock | None:
-        """Record steps whose body is over; return the clock of the GPU they ran on, if any."""
-        if steps and not self.kind:
-            with unseen():
-                self._begin()
-        self.steps.take(steps)
-        call = self.trained.call
-        if steps and call is not None and call.given:
-            call.write(self.log, None if self.batches.unit == "samples" else 1)
-            self.trained.call = None
-        if self.steps.tally.steps:
-            self.probes.words[USUAL] = self.steps.tally.wall // self.steps.tally.steps
-        return self.steps.clock
+    def has_room(self) -> bool:
+        """Return whether there is room for more; where the log is full, this ends the run."""
+        if self.is_full and not self.closed:
+            self.log.write("full", steps=self.steps.next)
+            self.close()
+        return not self.closed
+
+    def hand_over(self) -> None:
+        """Record the steps that have gathered."""
+        steps = self.steps
+        if steps.gathered:
+            if not self.kind:
+                with unseen():
+                    self._begin()
+            call = self.trained.call
+            if call is not None and call.given:
+                call.write(self.log, None if self.batches.unit == "samples" else 1)
+                self.trained.call = None
+        steps.write()
 
     def _begin(self) -> None:
         """Say what this is: known only when the first body has run, and used the device."""
@@ -197,14 +202,12 @@ class Recorder:
                 trained.note(list(trained.call.model.parameters()))
         machine, self.steps.clock = device_in_use.machine_and_clock(self.steps.add, trained.device)
         self.kind = machine["kind"]
-        warmup = max(self.steps.warmup, loader_knobs.in_flight(self.knobs))
-        self.steps.warmup = warmup
         self.log.write("machine", **machine)
         kinds = {"weights_dtype": trained.dtype, "batch_dtype": self.batches.dtype}
         kinds |= {"unit": self.batches.unit, "batch_on_gpu": self.batches.on_gpu}
         kinds |= {"may_fuse": trained.may_fuse, "batch_shape": self.batches.shape}
         self.log.write("job", pipeline=self.knobs, not_applied={}, **kinds)
-        self.log.write("begin", warmup=warmup)
+        self.log.write("begin", warmup=max(LEAST_WARMUP, loader_knobs.in_flight(self.knobs)))
 
     def end_pass(self, how: Ending, error: BaseException | None = None) -> None:
         """Write how a pass ended; `error` is that of one which "failed"."""
@@ -216,10 +219,10 @@ class Recorder:
         if how == "failed" and error is not None:
             self.fail(error)
         elif how == "exhausted":
-            self._end("done")
-            self._end("end", stop=None, code=0)
+            self.log.write("done")
+            self.log.write("end", stop=None, code=0)
         else:
-            self._end("end", stop=how, code=None)
+            self.log.write("end", stop=how, code=None)
 
     def write_pass(self, ended_ns: int, trains: bool = False) -> None:
         """Write when the pass that is over began and ended; nothing where that is known.
@@ -227,7 +230,7 @@ class Recorder:
         `trains` where it is known that it does, whatever was seen of an optimizer.
         """
         trains = trains or self.updates > 0
-        if self.began_ns and self.steps.end_pass(self.epoch, self.began_ns, ended_ns, trains):
+        if self.began_ns:
             times = {"began": self.began_ns, "ended": ended_ns}
             gathered = self.gathered.most_common(MOST_GATHERED)
             self.log.write("pass", n=self.epoch, **times, trains=trains, gathered=gathered)
@@ -239,28 +242,18 @@ class Recorder:
     def fail(self, error: BaseException) -> None:
         """Write the exception that ended the loop; an interrupt is a stop, not a failure."""
         if isinstance(error, KeyboardInterrupt):
-            self._end("end", stop="interrupted", code=None)
+            self.log.write("end", stop="interrupted", code=None)
         else:
-            self._end("error", kind=type(error).__name__, message=str(error)[:2_000])
-            self._end("end", stop=None, code=1)
-
-    def _end(self, event: str, **values: object) -> None:
-        """Write what ends a pass; of one that is not in the log, `close` does if it is the last."""
-        if self.steps.keeps_pass:
-            self.log.write(event, **values)
-        else:
-            self.ending.append((event, values))
+            self.log.write("error", kind=type(error).__name__, message=str(error)[:2_000])
+            self.log.write("end", stop=None, code=1)
 
     def flush(self) -> None:
         """Write what has gathered, and give the device a moment for its last steps."""
         with OwnErrors():  # a device that was lost
-            current = self.current
-            if current is not None:
-                current.hand_over()
+            self.hand_over()
             if self.steps.clock is not None:
                 self.steps.clock.finish()
-        self.steps.write()
-        self.steps.write_sums(MORE_IF_ASKED)
+        self.steps.write_lines()
         self.probes.flush()
         self.batches.write_padding(self.log)
 
@@ -271,14 +264,12 @@ class Recorder:
         current = self.current
         if current is not None:  # somebody still holds the iterator
             current.stop()
+        if self.began_ns:
             self.end_pass("left early")
         if error is not None and self.how != "exhausted":
             self.fail(error)
         self.probes.sampler.stop()
         self.flush()
-        self.steps.write_sums()
-        for event, values in self.ending:
-            self.log.write(event, **values)
         self.trained.forget()
         self.probes.close()
         self.log.close()

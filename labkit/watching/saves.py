@@ -19,14 +19,10 @@ def hook_saving(log: EventLog) -> None:
     opener = getattr(sys.modules.get("torch.serialization"), "_opener", None)
     if opener is None or type(vars(opener)["__enter__"]) is Before:
         return
-    spent_ns = 0  # in all of them
 
     def write(began_ns: int) -> None:
-        nonlocal spent_ns
         with contextlib.suppress(Exception):
-            ended_ns = now_ns()
-            spent_ns += ended_ns - began_ns
-            log.write_some("saved", began=began_ns, ended=ended_ns, spent=spent_ns)
+            log.write("saved", began=began_ns, ended=now_ns())
 
     def begin(entered: object) -> None:
         if type(entered).__name__.startswith("_open_zipfile_writer"):

@@ -47,7 +47,7 @@ class WatchedLoop:
         is_other = self.dataset != id(dataset)
         with OwnErrors():
             if self.loader is not None and self.loader() is None:
-                self.recorder.log.write_some("remade", dataset=is_other)
+                self.recorder.log.write("remade", dataset=is_other)
             self.loader = weakref.ref(loader)
         if is_other:
             self.dataset = id(dataset)

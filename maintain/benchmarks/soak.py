@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from helpers import processes_of
 from planted import counted, wait_until
 
-import labkit
+from labkit.results.record import events_of
 
 KERNEL = """
 import json, sys, time
@@ -149,7 +149,7 @@ class Kill:
         """Return what is left, once the next run has been started: it has seen to it."""
         recorded = []
         if (self.folder / "events.jsonl").exists():
-            recorded = [step["i"] for step in labkit.load(self.folder).steps_since(0)]
+            recorded = [event["i"] for event in events_of(self.folder) if event["event"] == "step"]
         finished = counted(self.folder)
         in_order = recorded == list(range(len(recorded)))
         return self.left | {
