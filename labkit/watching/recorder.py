@@ -22,7 +22,6 @@ from labkit.bench.batch_contents import unseen
 from labkit.bench.before_calls import held
 from labkit.bench.loader_progress import USUAL
 from labkit.bench.spare_card import spare_card
-from labkit.process import folders
 from labkit.process.events import EventLog, now_ns
 from labkit.process.interrupts import OwnErrors
 from labkit.watching import device_in_use
@@ -66,7 +65,6 @@ class Recorder:
         self.folder = Path(folder)
         self.pid = os.getpid()
         self.log = EventLog(folder)
-        folders.in_use[self] = self.folder.absolute()
         self.knobs = loader_knobs.knobs_of(loader)
         self.length: int | None = None  # batches of a pass, once one is over
         self.kind: DeviceKind = ""
