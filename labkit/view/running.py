@@ -18,7 +18,6 @@ from labkit.spec import Distributed, Pipeline
 from labkit.tuning.search import AnyResult, Search
 from labkit.tuning.search_result import Interrupted, Ladder, Tuning
 from labkit.tuning.set_up import improver, script_tuner, tuner
-from labkit.tuning.trial import Trial
 from labkit.view import wandb_log
 from labkit.view.display import RANKS_PX, SWEEP_PX, Display
 from labkit.view.last import remember
@@ -137,25 +136,22 @@ def tune(
     collate_fn: Callable | str | None = None,
     step: Callable | str | None = None,
     batch_size: int | None = None,
-    baseline: Settings | None = None,
     max_workers: int | None = None,
     seconds: float = 1.5,
 ) -> Tuning:
     """Find the cheapest DataLoader settings that are as fast as the fastest.
 
-    A prediction from each run says what to try next; isolated runs measure it, each for as long as
-    it tells something; a small gain is measured again. An interrupt keeps the best so far: a
+    Isolated runs measure one setting after the other, each for as long as it tells something; a
+    small gain is measured again, in turn with the start. An interrupt keeps the best so far: a
     notebook's cell returns it (a script has it in `lk.tune.last`).
 
     Args:
-        dataset_or_pipeline: A `labkit.Pipeline`; or your own dataset or DataLoader, or the Run of
-            one that was watched; or "module:function", a function that returns the dataset.
+        dataset_or_pipeline: A `labkit.Pipeline`; or your own dataset or DataLoader; or
+            "module:function", a function that returns the dataset.
         collate_fn: Yours, as an object or "module:name".
         step: What your loop does with one batch, a function of it, as an object or "module:name".
             Without it nothing computes, and the loader's own throughput is what is raised.
         batch_size: The batch size to tune for; else that of the pipeline or DataLoader, or 32.
-        baseline: The settings you have now, such as `{"num_workers": 2}`; else the defaults, or
-            those of the pipeline or DataLoader given.
         max_workers: The most workers to try; else 12, or twice the cores where that is more.
         seconds: How long a setting is measured, s, at the most; its start comes on top.
 
@@ -164,18 +160,16 @@ def tune(
     """
     what = dataset_or_pipeline
     if isinstance(what, Watch):
-        what = what.run if what.has_begun else what.loader
+        what = what.loader
     search = tuner(
         what,
         collate_fn=collate_fn,
         step=step,
         batch_size=batch_size,
-        baseline=baseline,
         max_workers=max_workers,
         seconds=seconds,
     )
-    tuning = search.found
-    return searched(tune, search, lambda: trial_line(tuning))
+    return searched(tune, search)
 
 
 def tune_script(
@@ -194,50 +188,44 @@ def tune_script(
         RuntimeError: No training loop with a DataLoader was seen in it, and why.
     """
     search = script_tuner(command, seconds=seconds, budget=budget, cwd=cwd)
-    tuning = search.found
-    return searched(tune, search, lambda: trial_line(tuning))
+    return searched(tune, search)
 
 
 def improve(
-    pipeline: Pipeline | Run | None = None,
+    pipeline: Pipeline | None = None,
     *,
     may_change: Collection[str] = (),
-    seconds: float | None = None,
 ) -> Ladder:
     """Fix what is on top, measure, ask again, until nothing is worth it; show every step.
 
     A change is kept only where it gains beyond the noise; one that changes the arithmetic, only
-    where the losses stay the same but for rounding and chance. At most 12 runs. An interrupt ends
-    it: the best so far is returned.
+    where the losses stay the same but for rounding and chance. At most 12 runs. An interrupt keeps
+    the best so far: a notebook's cell returns it (a script has it in `lk.improve.last`).
 
     Args:
-        pipeline: A `labkit.Pipeline` (the default one where it is left out), or a Run of one. For
-            a dataset of your own use `lk.tune`.
+        pipeline: A `labkit.Pipeline` (the default one where it is left out). For a dataset of your
+            own use `lk.tune`.
         may_change: Any of "batch_size" and "precision", which change what is trained.
-        seconds: Time budget: no run begins that would end later.
 
     Raises:
         ValueError: Something cannot be run, and why.
         RuntimeError: The starting point cannot be measured, with the reason.
     """
-    search = improver(Pipeline() if pipeline is None else pipeline, may_change, seconds)
-    ladder = search.found
-    return searched(improve, search, lambda: rung_line(ladder.tried[-1]))
+    search = improver(Pipeline() if pipeline is None else pipeline, may_change)
+    return searched(improve, search)
 
 
-def searched(
-    function: Callable[..., object], search: Search[AnyResult], last_line: Callable[[], str]
-) -> AnyResult:
+def searched(function: Callable[..., object], search: Search[AnyResult]) -> AnyResult:
     """Show a search until it has ended: a table of its trials, and below it the run that goes on.
 
-    `last_line` says what the last trial came to, for a terminal.
+    A terminal has a line for each run.
     """
     found = search.found
     remember(function, found)
     display = Display()
 
     def judged() -> None:
-        display.final(last_line(), found.table("going on"))
+        display.final(found.last_line, found.table("going on"))
 
     def running(run: Run) -> None:
         if display.due:
@@ -253,27 +241,3 @@ def searched(
     finally:
         display.final(found.headline, found.table())
     return found
-
-
-def trial_line(tuning: Tuning) -> str:
-    """Say in one line what the last trial gave, what was expected of it, and why it was tried."""
-    trial = tuning.latest
-    if trial is None:
-        return tuning.headline
-    failed = trial.error or not trial.rates
-    rate = "failed" if failed else f"{trial.rates[-1]:,.0f} {tuning.unit}"
-    hoped = f" (predicted {trial.expected})" if trial.expected else ""
-    again = f", run {len(trial.rates)}" if len(trial.rates) > 1 else f" ({trial.why})"
-    verdict = tuning.verdict_on(trial)
-    said = f"; {verdict}" if verdict else ""
-    what = trial.what if tuning.command else trial.setting
-    return f"{what}: {rate}{hoped}{again}{said}"
-
-
-def rung_line(trial: Trial) -> str:
-    """Say in one line what was found, changed, expected and measured."""
-    rate = f"{trial.rate:,.0f} samples/s" if trial.rate else "no number"
-    if not trial.changes:
-        return f"start: {rate}"
-    hoped = f" (predicted {trial.expected})" if trial.expected else ""
-    return f"{trial.why} -> {trial.what}: {rate}{hoped}: {trial.said}"
