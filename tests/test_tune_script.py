@@ -162,7 +162,9 @@ def test_the_terminal_says_what_will_happen_and_a_copy_keeps_the_folder_as_it_is
     assert "again and again" in done.stderr and "in a copy of this folder" in done.stderr
     assert [each.name for each in folder.iterdir()] == ["train.py"], done.stderr
     found = json.loads(done.stdout)
-    assert found["command"].endswith("train.py") and found["diagnosis"] and found["stopped"]
+    assert found["command"].endswith("train.py") and found["diagnosis"]
+    assert found["loader"] == "train.py:17" and found["ready_batches"] > 0
+    assert {"limit", "environment", "speedup", "speedup_range"} <= set(found)
     said = subprocess.run([*line[:4], "--help"], capture_output=True, text=True).stdout
     assert "interrupted (as by Ctrl-C)" in said and "--cwd-copy" in said
 
@@ -228,6 +230,7 @@ def searched(rates, *, others=lambda _run: 0.0, budget_s=600.0, start=0, epochs=
 def test_where_ready_batches_gain_nothing_two_runs_say_so():
     tuning, runs = searched(lambda knobs: 105 if knobs.get("ready") else 100)
     assert runs == 2 and not tuning.changes and "not what holds this loop back" in tuning.headline
+    assert tuning.to_dict()["limit"] != "loader"
 
 
 def waiting(knobs):

@@ -52,6 +52,7 @@ class ScriptSearch(LoaderSearch):
             self.found.ready_gain = ready.speed / self.start.speed
             if self.found.ready_gain < READY_GAIN:
                 self.found.stopped = "the loader is not what holds this loop back"
+                self.found.limit = self.found.verdict.bottleneck if self.found.verdict else "unsure"
                 return
         for trial in self.one_by_one():
             run_s = median(each.seconds for trial in self.found.tried for each in trial.outcomes)

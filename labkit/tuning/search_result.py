@@ -47,6 +47,7 @@ class Tuning(Result):
     command: str = ""
     site: str = ""  # "file:line" where its loader is made
     ready_gain: float | None = None  # throughput with ready batches over that as it is
+    limit: str = "loader"  # or what holds it back instead
     epochs: bool = False  # whether whole epochs were timed
 
     @property
@@ -173,7 +174,8 @@ class Tuning(Result):
         }
         if self.command:
             values |= {"command": self.command, "loader": self.site, "unit": self.unit}
-            values |= {"ready_batches": self.ready_gain, "environment": self.environment}
+            values |= {"ready_batches": self.ready_gain, "limit": self.limit}
+            values["environment"] = self.environment
         return values
 
     @property
