@@ -79,6 +79,7 @@ def left_over(folder):
     return [line for line in running if str(folder) in " ".join(line)], shared
 
 
+@pytest.mark.measures
 def test_a_script_is_run_as_it_is_then_with_workers_and_nothing_is_left(tmp_path):
     bench = ScriptBench(command_of(tmp_path), 0.5)
     first = bench.look()
