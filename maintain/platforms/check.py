@@ -42,7 +42,7 @@ model = torch.nn.Linear(192, 10)
 """
 TUNE = """
 tuning = lk.tune(Images(), batch_size=8, seconds=0.5, max_workers=2)
-failed = {str(trial.setting): trial.error for trial in tuning.tried if trial.error}
+failed = {trial.what: trial.error for trial in tuning.tried if trial.error}
 assert tuning.speedup >= 1 and not failed, failed
 """
 IMPROVE = """
