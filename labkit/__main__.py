@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from typing import TYPE_CHECKING
 
 import labkit as lk
-from labkit.results import saving
 from labkit.results.record import is_record
-from labkit.spec import Pipeline
 from labkit.terminal import (
     FORCE,
     PLOT,
@@ -21,8 +20,10 @@ from labkit.terminal import (
     option,
     parse_settings,
     say,
-    share,
 )
+
+if TYPE_CHECKING:
+    from labkit.tuning.search_result import Tuning
 
 
 @command()
@@ -54,23 +55,11 @@ def run(options: argparse.Namespace) -> Outcome:
 
 @command(
     PLOT,
-    option(
-        "path",
-        metavar="PATH",
-        help="a file from torch.profiler, a folder or archive of them; or, with AFTER, a saved run",
-    ),
+    option("path", metavar="PATH", help="a file from torch.profiler, a folder or archive of them"),
     option("after", metavar="AFTER", nargs="?", help="a second one, later: what changed"),
-    option(
-        "--fail-if-slower",
-        type=share,
-        metavar="5%",
-        dest="limit",
-        help="of two runs: exit with 1 where a step takes this share (0.05, 5%%) longer, beyond "
-        "the noise",
-    ),
 )
 def trace(options: argparse.Namespace) -> Outcome:
-    """Read a torch.profiler trace, or compare two traces or two runs.
+    """Read a torch.profiler trace, or compare two.
 
     the file comes from your own training loop:
       steps = torch.profiler.schedule(wait=5, warmup=2, active=5)
@@ -82,34 +71,14 @@ def trace(options: argparse.Namespace) -> Outcome:
       labkit trace trace.json.gz --plot trace.png --json
       labkit trace before.json.gz after.json.gz     what changed, by class, kernel and operator
       labkit trace traces/                          a file for each rank: who keeps whom waiting
-      labkit trace main.jsonl branch.jsonl --fail-if-slower 5%      in a CI: the exit code is 1
     """
-    if options.after and is_record(options.path):
-        return compared_runs(options)
-    if options.limit is not None:
-        raise ValueError("--fail-if-slower compares two saved runs: BEFORE.jsonl AFTER.jsonl.")
-    if is_record(options.path):
-        raise ValueError(f"{options.path} is a saved run: diagnose it, or give a second one.")
+    for path in filter(None, (options.path, options.after)):
+        if is_record(path):
+            raise ValueError(f"{path} is a saved run, no trace: labkit diagnose reads it.")
     found = lk.trace(options.path)
     if options.after:
         found = found.compare(options.after)
     return Outcome(found, plot=found.plot)
-
-
-def training_run(path: str) -> lk.Run:
-    """Load a saved run; raises ValueError where it is another record."""
-    run = lk.load(path)
-    if not isinstance(run, lk.Run):
-        raise ValueError(f"{path} is no training run: two runs are compared.")
-    return run
-
-
-def compared_runs(options: argparse.Namespace) -> Outcome:
-    """Say which part of a step got slower, beyond the noise of both."""
-    found = training_run(options.after).compare(training_run(options.path))
-    slower = options.limit is not None and found.slower_by(options.limit)
-    values = found.to_dict() | {"failed": slower}
-    return Outcome(found, values=values, plot=found.plot, code=int(slower))
 
 
 @command(option("path", metavar="PATH", help="a run's folder or record, or a trace file"))
@@ -130,26 +99,16 @@ def diagnose(options: argparse.Namespace) -> Outcome:
         metavar="MODULE:FUNCTION | -- COMMAND",
         help="a function that returns your dataset; or your script, as a shell takes it",
     ),
-    option("--collate", metavar="MODULE:NAME", help="your collate_fn"),
+    option("--collate", metavar="MODULE:NAME", dest="collate_fn", help="your collate_fn"),
     option("--step", metavar="MODULE:NAME", help="what your loop does with a batch"),
     option("--batch-size", type=int, metavar="N", help="to tune for"),
     option("--max-workers", type=int, metavar="N", help="the most workers to try"),
     option("--seconds", type=float, help="to measure each setting for (1.5; of a script 3)"),
     option("--budget", type=float, default=180, help="of a script: for all of it, s"),
     option("--cwd-copy", action="store_true", help="of a script: run it in a copy of this folder"),
-    option("--html", metavar="FILE", help="write the table as a page"),
-    FORCE,
-    option(
-        "--set",
-        action="append",
-        metavar="KNOB=VALUE",
-        help="without MODULE:FUNCTION: the pipeline; with it: the loader settings you have now",
-        default=[],
-        dest="settings",
-    ),
 )
 def tune(options: argparse.Namespace) -> Outcome:
-    """Find loader settings by measuring them: of a script, a dataset or a pipeline.
+    """Find loader settings by measuring them: of a script, or of a dataset.
 
     A script is run several times, each time with one change, and interrupted (as by Ctrl-C) once
     some seconds of its training have been timed. Files that it writes until then are written, here
@@ -158,54 +117,36 @@ def tune(options: argparse.Namespace) -> Outcome:
 
     examples:
       labkit tune -- python train.py --epochs 1
-      labkit tune my_package.data:train_set --batch-size 64 --set num_workers=2
+      labkit tune my_package.data:train_set --batch-size 64 --step train:step
     """
     from labkit.tuning.search_result import Interrupted
-    from labkit.tuning.source import NAMED
 
-    settings = parse_settings(options.settings)
-    own = {"collate_fn": options.collate, "step": options.step}
-    seconds = {} if options.seconds is None else {"seconds": options.seconds}
-    if options.html:
-        saving.check(options.html, options.force)
-    is_script = bool(options.what) and not NAMED.fullmatch(options.what[0])
-    if is_script:
-        if any(own.values()) or settings or options.batch_size or options.max_workers:
-            raise ValueError(
-                "--collate, --step, --batch-size, --max-workers and --set go with a "
-                "dataset or a pipeline, not with a script."
-            )
-    elif len(options.what) > 1:
-        raise ValueError(f"{options.what[1]!r}: one MODULE:FUNCTION, or `-- python train.py`.")
-    elif options.what:
-        own["baseline"] = settings
-        sys.path[:0] = [] if os.getcwd() in sys.path else [os.getcwd()]  # as a script's own modules
-    elif any(own.values()):
-        raise ValueError("--collate and --step go with MODULE:FUNCTION, a dataset of your own.")
-    code = 0
     try:
-        if is_script:
-            from labkit.view.tune_command import tune_command
-
-            found = tune_command(options.what, options.budget, options.cwd_copy, **seconds)
-        else:
-            found = lk.tune(
-                options.what[0] if options.what else Pipeline(**settings),
-                batch_size=options.batch_size,
-                max_workers=options.max_workers,
-                **seconds,
-                **own,
-            )
+        return Outcome(tuned(options))
     except Interrupted as stopped:
         if stopped.found.winner is None:
             raise
         say("\nlabkit: interrupted; this is what was done by then")
-        found, code = stopped.found, 130
-    if options.html:
-        from labkit.view import report
+        return Outcome(stopped.found, code=130)
 
-        saving.save_text(options.html, report.page_of(found), options.force)
-    return Outcome(found, code=code)
+
+def tuned(options: argparse.Namespace) -> Tuning:
+    """Run the search that was asked for; raises ValueError on what does not go together."""
+    from labkit.tuning.source import NAMED
+
+    names = ("collate_fn", "step", "batch_size", "max_workers")
+    own = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    seconds = {} if options.seconds is None else {"seconds": options.seconds}
+    if options.what and not NAMED.fullmatch(options.what[0]):
+        if own:
+            raise ValueError(f"{' and '.join(own)}: goes with MODULE:FUNCTION, not with a script.")
+        from labkit.view.tune_command import tune_command
+
+        return tune_command(options.what, options.budget, options.cwd_copy, **seconds)
+    if len(options.what) != 1:
+        raise ValueError("tune one MODULE:FUNCTION, or a script: labkit tune -- python train.py")
+    sys.path[:0] = [] if os.getcwd() in sys.path else [os.getcwd()]  # as a script's own modules
+    return lk.tune(options.what[0], **seconds, **own)
 
 
 @command(
@@ -219,11 +160,6 @@ def tune(options: argparse.Namespace) -> Outcome:
         "--headroom",
         action="store_true",
         help="replay some batches, to tell how fast a perfect loader would be",
-    ),
-    option(
-        "--whole-command",
-        action="store_true",
-        help="tell it with its arguments, which may be secrets, in --json",
     ),
     option("script", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command to run"),
 )
@@ -244,8 +180,6 @@ def watch(options: argparse.Namespace) -> Outcome:
 
     found, code = watch_script(options.script, options.json, options.headroom)
     write_report(found, options.html, options.force)
-    if options.whole_command:
-        found.values["command"] = options.script[options.script[0] == "--" :]  # without that mark
     if found.text and not options.json:  # stdout is the script's own
         say(f"labkit watch: {found.text}")
     return Outcome(values=found.values, code=code)

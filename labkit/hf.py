@@ -16,11 +16,9 @@ from labkit.bench.batch_contents import padding_of
 from labkit.bench.first_call import UncopiedHook
 from labkit.callbacks import StepRecorder
 from labkit.watching.batches import LOOK_EVERY
-from labkit.watching.log_words import Ending
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
-    from torch.utils.hooks import RemovableHandle
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
 try:
@@ -42,7 +40,6 @@ class Recorder(StepRecorder, TrainerCallback):
 
     def __init__(self):
         super().__init__()
-        self._hook: RemovableHandle | None = None
         self._batch = 0  # samples of a step
         self._samples = math.inf  # of a pass, where the dataset knows
         self._left = math.inf  # of this pass
@@ -66,7 +63,8 @@ class Recorder(StepRecorder, TrainerCallback):
         self._samples = len(dataset) if isinstance(dataset, Sized) else math.inf
         self.begin(train_dataloader, model)
         if model is not None:
-            self._hook = model.register_forward_pre_hook(UncopiedHook(self._look), with_kwargs=True)
+            hook = model.register_forward_pre_hook(UncopiedHook(self._look), with_kwargs=True)
+            self._open.callback(hook.remove)
 
     def _look(self, model: torch.nn.Module, _args: object, inputs: dict[str, torch.Tensor]) -> None:
         """Note how much of a training batch is padding.
@@ -112,9 +110,3 @@ class Recorder(StepRecorder, TrainerCallback):
     def on_train_end(self, *_args: object, **_more: object) -> None:
         """End the record."""
         self.close("exhausted")
-
-    def close(self, how: Ending = "left early", error: BaseException | None = None) -> None:
-        """End the record; only needed where an exception, `error`, ended the training."""
-        if self._hook is not None:
-            self._hook.remove()
-        super().close(how, error)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -154,19 +153,6 @@ def show(options: argparse.Namespace, found: Outcome) -> int:
     elif found.text or result is not None:
         say(found.text or str(result), sys.stdout)
     return found.code
-
-
-def share(text: str) -> float:
-    """Read a share of 0 to 1, "0.05" or "5%"; argparse shows the error."""
-    try:
-        number = float(text.removesuffix("%"))
-    except ValueError:
-        number = math.nan
-    number = number / 100 if text.endswith("%") else number
-    if not 0 <= number <= 1:  # NaN neither
-        what = f"{text!r} is not a share of 0 to 1: write 0.05 or 5% for five percent"
-        raise argparse.ArgumentTypeError(what)
-    return number
 
 
 def parse_settings(settings: list[str]) -> Settings:

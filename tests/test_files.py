@@ -4,10 +4,7 @@ import calendar
 import errno
 import os
 import stat
-import subprocess
-import sys
 import time
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -20,7 +17,6 @@ from labkit.course import score_book
 from labkit.process import events, folders, leftovers, step_ring
 from labkit.process.output import Output
 from labkit.results.launch import launch
-from labkit.results.run import Run
 
 KEY = "hf_planted-for-this-test"
 
@@ -117,23 +113,18 @@ def test_a_folder_of_sockets_that_another_user_made_is_neither_used_nor_cleared(
 # -- how long a run stays --------------------------------------------------------------------------
 
 
-def test_a_run_in_use_stays_here_or_in_another_process(own_home, monkeypatch):
-    held, supervised, ended = (folders.new_run() for _ in range(3))
+def test_the_oldest_runs_go_unless_they_are_of_today_or_have_a_supervisor(own_home, monkeypatch):
+    young, supervised, old = (folders.new_run() for _ in range(3))
     monkeypatch.setattr(folders, "KEPT_RUNS", 1)
-    run = Run(held)
     (supervised / leftovers.PLAN_NAME).write_text("{}")
+    for folder in (supervised, old):
+        os.utime(folder, (1, 1))
     _, plan = leftovers.plan_of(supervised)
-    code = "from labkit.process import folders; print(folders.new_run(), flush=True); input()"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", code], **pipes) as other:
-        theirs = Path(other.stdout.readline().strip())
-        folders.new_run()
-        assert held.exists() and supervised.exists() and theirs.exists() and not ended.exists()
-        other.communicate("\n")
-    plan.close()
-    del run
     folders.new_run()
-    assert not any(folder.exists() for folder in (held, supervised, theirs))
+    assert young.exists() and supervised.exists() and not old.exists()
+    plan.close()
+    folders.new_run()
+    assert young.exists() and not supervised.exists()
 
 
 # -- keys ------------------------------------------------------------------------------------------

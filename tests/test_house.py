@@ -19,7 +19,6 @@ from labkit.diagnosis.wording import worded
 from labkit.knobs import declares_knobs, knob
 from labkit.results.script import loader_line
 from labkit.spec import KNOBS, LOADER_KNOBS, Job, Pipeline
-from labkit.tuning.settings import LoaderSetting
 from labkit.view import controls
 
 ROOT = Path(__file__).parents[1]
@@ -93,7 +92,6 @@ def test_a_knob_is_one_line():
 
 
 def test_a_knob_of_the_loader_says_so_where_it_is_declared():
-    assert set(LoaderSetting().to_dict()) == set(LOADER_KNOBS)
     assert set(KNOBS) == set(Job.__annotations__) - {"shard"}
     pipeline = Pipeline(batch_size=8, num_workers=2, prefetch_factor=3, persistent_workers=True)
     line = loader_line(pipeline.to_dict())

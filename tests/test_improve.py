@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import labkit as lk
-from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.findings import Finding, Remedy
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
@@ -32,7 +31,7 @@ HEALTHY = worded(Finding("compute", "the_device_is_the_limit"))
 FEED = loss("input", 0.6, {"num_workers": 6})
 HALF = loss("precision", 0.3, {"precision": "bf16"}, price=2)
 FUSED = loss("launch", 0.2, {"fused_optimizer": True})
-FUSE = loss("launch", 0.2, {"fused_optimizer": True}, {"compile": "default"})
+TINY = loss("launch", 0.04, {"compile": "default"})
 
 
 def workers(knobs):
@@ -43,15 +42,10 @@ def falling(knobs):
     return [2.0, 1.0, 1.0]
 
 
-def climbed(rate, found, losses=falling, start=START, hopes=(), **more):
-    """Return the ladder of a climb where `rate(knobs)` is measured, and `found(knobs)` is on top.
+def climbed(rate, found, losses=falling, start=START, **more):
+    """Return the ladder of a climb: `rate(knobs)` is measured, and `found(knobs)` is on top."""
 
-    `hopes` are {knob: times the throughput} that prediction knows of.
-    """
-    bench = SimpleNamespace(count=0)
-
-    def measure(knobs, _expected):
-        bench.count += 1
+    def measure(knobs, _rate, whole=False):
         verdict = Diagnosis(tuple(found(knobs)), 1.0, "fake")
         run = SimpleNamespace(
             throughput=rate(knobs),
@@ -62,18 +56,14 @@ def climbed(rate, found, losses=falling, start=START, hopes=(), **more):
             diagnose=lambda: verdict,
             pipeline=SimpleNamespace(simulated_delay="io_ms=4 per item"),
         )
-        return Outcome(run.throughput, None, run)
+        return Outcome(run.throughput, run=run)
 
-    def forecast(run, here, changes):
-        times = dict(hopes)
-        if "num_workers" in changes:
-            times["num_workers"] = workers(changes) / workers(here.to_dict())
-        known = [run.throughput * times[knob] for knob in changes if knob in times]
-        return Estimate(1, 1 / 1.3, 1.3).times(known[0]) if known else None
-
-    bench.measure = measure
     ladder = Ladder("fake", dict(start), lk.Pipeline(), line="a CPU")
-    return Improver(ladder, bench, forecast, lambda *_: None, **more).run()
+    bench = SimpleNamespace(measure=measure, each=None)
+    try:
+        return Improver(ladder, bench, **more).run()
+    except KeyboardInterrupt:
+        return ladder
 
 
 def feed_then(*then):
@@ -95,29 +85,13 @@ def test_what_gains_is_kept_one_after_the_other_until_the_device_is_the_limit():
     def found(knobs):
         return feed_then(HALF if knobs["precision"] == "fp32" else HEALTHY)(knobs)
 
-    climb = climbed(rate, found, hopes={"precision": 1.3}, may_change=["precision"])
+    climb = climbed(rate, found, may_change=["precision"])
     assert climb.changes == {"num_workers": 6, "prefetch_factor": 2, "precision": "bf16"}
-    assert climb.speedup == pytest.approx(8.4) and climb.notes[-1].startswith("3 runs")
+    assert climb.speedup == pytest.approx(8.4) and len(climb.tried) == 3
     assert climb.stopped == "the device is the limit (compute)" and not climb.interrupted
     assert "num_workers=6" in climb.snippet and "torch.autocast(" in climb.snippet
     assert json.dumps(climb.to_dict())
     assert "measured on a CPU" in repr(climb) and "simulated delay: io_ms=4" in repr(climb)
-
-
-def test_what_is_advised_beside_the_search_is_tried_with_the_settings_own_expectation():
-    climb = climbed(
-        lambda knobs: 180 if knobs["num_workers"] == 6 else 100,
-        lambda knobs: [FEED if knobs["num_workers"] > 6 else HEALTHY],
-        start=START | {"num_workers": 12, "prefetch_factor": 2},
-    )
-    assert climb.changes == {"num_workers": 6} and len(climb.tried) == 2
-    assert climb.tried[1].expected == pytest.approx((100, 100 / 1.3, 130))  # not the finding's 2.5
-
-
-def test_what_no_run_has_measured_is_promised_nothing_and_tried_all_the_same():
-    climb = climbed(if_fused(65), always(FUSED))
-    assert climb.tried[1].expected is None and climb.changes == {}
-    assert "not predicted" in repr(climb)
 
 
 def test_losses_that_augmentation_parts_undo_no_change_of_the_loader_and_judge_the_others():
@@ -126,7 +100,7 @@ def test_losses_that_augmentation_parts_undo_no_change_of_the_loader_and_judge_t
         return lambda knobs: (next(drawn) + torch.tensor(falling(knobs))).tolist()
 
     climb = climbed(workers, feed_then(HEALTHY), augmented())
-    assert climb.changes["num_workers"] == 6 and abs(climb.tried[1].loss_change) > 0.02
+    assert climb.changes["num_workers"] == 6
 
     def jittery(knobs):
         return [1.2, 1.0, 0.9, 1.3] if knobs["fused_optimizer"] else [1.0, 1.2, 1.1, 1.0]
@@ -144,49 +118,42 @@ def test_losses_that_augmentation_parts_undo_no_change_of_the_loader_and_judge_t
 def test_losses_that_are_not_finite_undo_a_change_and_what_gains_nothing_is_a_null_result():
     climb = climbed(
         lambda knobs: 300 if knobs["precision"] == "bf16" else 100,
-        always(HALF, FUSE),
+        always(HALF, FUSED, TINY),
         lambda knobs: [math.nan if knobs["precision"] == "bf16" else 1.0],
-        hopes={"precision": 3, "compile": 1.02},
         may_change=["precision"],
     )
     assert climb.tried[1].said == "undone: the losses are not finite"
-    assert climb.tried[2].said == "no gain"  # expected by what is lost: 1.11x
-    assert len(climb.tried) == 3  # neither is tried again, nor what is expected to gain 2 %
+    assert climb.tried[2].said == "no gain"
+    assert len(climb.tried) == 3  # neither is tried again, nor what loses 4 %
     assert climb.changes == {} and "no setting is expected to gain" in climb.stopped
-    assert "nothing was changed" in repr(climb)
 
 
 def test_a_small_gain_is_measured_again_and_one_lucky_run_is_none():
     lucky = iter([100, 106, 101, 99])
     for rate, gains in ((lambda knobs: next(lucky), False), (if_fused(106), True)):
-        climb = climbed(rate, always(FUSE), hopes={"compile": 1.0, "fused_optimizer": 1.06})
-        assert bool(climb.changes) == gains and climb.notes[-1].startswith("4 runs")
+        climb = climbed(rate, always(FUSED))
+        assert bool(climb.changes) == gains
+        assert [len(each.rates) for each in climb.tried] == [2, 2]
 
 
 def test_what_is_trained_is_never_changed():
     climb = climbed(workers, always(HALF, FUSED))
-    assert "may_change={'precision'}" in climb.reasons["precision='bf16'"]
+    assert "may_change={'precision'}" in climb.notes[0] and len(climb.notes) == 3
     assert [each.what for each in climb.tried] == ["start", "fused_optimizer=True"]
 
 
-def test_twelve_runs_the_time_and_stop_end_it_with_the_best_so_far(monkeypatch):
+def test_twelve_runs_and_an_interrupt_end_it_with_the_best_so_far():
     endless = always(*(loss("launch", 0.3, {"prefetch_to_device": n + 1}) for n in range(20)))
     climb = climbed(lambda knobs: 100, endless)
     assert climb.stopped == "12 runs are made" and len(climb.tried) == 12
-
-    now = iter(range(0, 10_000, 8))
-    with monkeypatch.context() as clock:
-        clock.setattr("labkit.tuning.improve.time.monotonic", lambda: next(now))
-        climb = climbed(lambda knobs: 100, endless, seconds=50)
-    assert climb.stopped == "the 50 s are used up" and climb.seconds < 60
 
     def stopped(knobs):
         if knobs["fused_optimizer"]:
             raise KeyboardInterrupt
         return workers(knobs)
 
-    climb = climbed(stopped, feed_then(FUSE), hopes={"compile": 1.0})
-    assert climb.interrupted and climb.speedup == 6 and len(climb.tried) == 2
+    climb = climbed(stopped, feed_then(FUSED))
+    assert climb.interrupted and climb.speedup == 6 and climb.changes["num_workers"] == 6
     assert "interrupted" in repr(climb)
 
 
@@ -199,7 +166,7 @@ def test_a_pipeline_is_cured_where_workers_cure_it_and_its_losses_are_the_same(m
     monkeypatch.setattr("labkit.tuning.set_up.IMPROVE_S", 0.8)
     monkeypatch.setattr("labkit.tuning.improve.MOST_RUNS", 3)
     remote = lk.Pipeline(dataset="sleep", prep_ms=50, batch_size=8, depth=1, width=8)
-    ladder = lk.improve(remote, seconds=120)
+    ladder = lk.improve(remote)
     assert ladder.changes.get("num_workers", 0) >= 2 and ladder.speedup > 1.5, ladder
     first = ladder.tried[0].runs[0]
     best = ladder.winner.runs[-1]

@@ -23,7 +23,6 @@ from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.datasheets import card
 from labkit.process.events import EventLog
 from labkit.results.hardware import Machine
-from labkit.tuning import memory
 from labkit.watching import device_in_use
 
 FACTS = {"device": "cpu", "kind": "cpu", "name": "Some CPU", "cpu_cores": 2, "threads": 1}
@@ -223,7 +222,7 @@ def test_a_quota_is_what_the_machine_the_model_and_the_tuner_go_by(machine_with,
     here = Machine.from_dict(bench_machine.describe(torch.device("cpu")))
     assert here.cpu_cores == 8
     assert "8 of 64 (quota) CPU cores" in here.line and "8 of 64 (quota)" in str(here)
-    assert memory.free_memory()[0] == 250
+    assert quotas.free_ram_bytes() == 250
 
 
 @pytest.mark.parametrize("allowed, others", [(2, 0.0), (64, 40.0)])

@@ -44,71 +44,30 @@ def foreign(path):
     os.chown(path, NOBODY, NOBODY)
 
 
-def linked_by_another(path):
-    path.symlink_to(path.with_name("theirs"))
-    os.lchown(path, NOBODY, NOBODY)
-
-
 OPEN = {
-    "for all to write": lambda base: (base / "labkit").chmod(0o777),
-    "a shared one": lambda base: (base / "labkit").chmod(0o1777),
-    "another user's": lambda base: foreign(base / "labkit"),
-    "in a folder for all to write": lambda base: base.chmod(0o777),
-    "in a group's folder": lambda base: (os.chown(base, -1, 12345), base.chmod(0o775)),
-    "in another user's folder": foreign,
-    "behind another user's link": lambda base: (
-        (base / "labkit").rename(base / "theirs"),
-        linked_by_another(base / "labkit"),
-    ),
-    "behind a link out of a folder for all to write": lambda base: (
-        (base / "open").mkdir(),
-        (base / "labkit").rename(base / "open" / "there"),
-        (base / "labkit").symlink_to(base / "open" / "there"),
-        (base / "open").chmod(0o777),
+    "for all to write": lambda home: home.chmod(0o777),
+    "a group's": lambda home: home.chmod(0o770),
+    "another user's": foreign,
+    "with runs for all to write": lambda home: (
+        (home / "runs").mkdir(),
+        (home / "runs").chmod(0o777),
     ),
 }
 
 
 @as_root
 @pytest.mark.parametrize("what", OPEN)
-def test_a_home_that_others_can_write_is_refused_with_the_line_that_sets_another(
-    what, home, tmp_path
-):
+def test_a_home_that_others_can_write_is_refused_with_the_line_that_sets_another(what, home):
     home.mkdir()
-    OPEN[what](tmp_path)
-    try:
-        with pytest.raises(NotOurs, match="export LABKIT_HOME=") as refused:
-            folders.new_run()
-        may_close = "another user" not in str(refused.value) and what != "a shared one"  # /tmp is
-        assert may_close == ("chmod go-w " in str(refused.value))
-        assert not list(tmp_path.rglob("runs"))
-    finally:
-        tmp_path.chmod(0o700)
+    OPEN[what](home)
+    with pytest.raises(NotOurs, match="export LABKIT_HOME="):
+        folders.new_run()
+    assert not list(home.rglob("labkit-run"))
 
 
-OURS = {  # the mode of the folder around it, of the home, and what that becomes
-    "of an older labkit": (0o755, 0o775, 0o700),
-    "that is to be read": (0o755, 0o755, 0o755),
-    "in a sticky folder": (0o1777, 0o700, 0o700),
-}
-
-
-@pytest.mark.parametrize("what", OURS)
-def test_a_home_of_ones_own_is_used_and_closed_to_the_group(what, home, tmp_path):
-    around, before, after = OURS[what]
-    (home / "runs").mkdir(parents=True)
-    tmp_path.chmod(around)
-    home.chmod(before)
-    (home / "runs").chmod(0o777)  # as in a home that was once shared
-    folders.new_run()
-    assert mode(home) == after and mode(home / "runs") == 0o700
-
-
-@pytest.mark.parametrize("place", ["labkit", "labkit/x", "a", "a/b/c"])
-def test_links_in_a_circle_are_no_home_and_no_endless_search(place, home, tmp_path, monkeypatch):
+def test_links_in_a_circle_are_no_home_and_no_endless_search(home, tmp_path, monkeypatch):
     home.symlink_to(tmp_path / "a")
     (tmp_path / "a").symlink_to(home)
-    monkeypatch.setenv("LABKIT_HOME", str(tmp_path / place))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert folders.home().name.startswith("labkit-")
 

@@ -141,14 +141,12 @@ def test_a_script_is_shown_as_code_and_made_of_pipelines_only():
             lk.script(bad)
 
 
-def test_a_watched_run_is_tuned_by_its_loader_and_wrong_names_are_told_the_right_one():
+def test_a_loader_is_tuned_from_its_own_settings_and_wrong_things_are_told_the_right_one():
     data = torch.utils.data.TensorDataset(torch.zeros(64, 2))
-    with lk.watch(torch.utils.data.DataLoader(data, batch_size=8), live=False) as watched:
-        list(watched)
-    tuning = tuner(watched.run, seconds=1, max_workers=16).found
+    loader = torch.utils.data.DataLoader(data, batch_size=8)
+    tuning = tuner(loader, seconds=1, max_workers=16).found
     assert tuning.start["batch_size"] == 8 and "Up to 16 workers were tried" in tuning.notes[0]
-    watched.run.loader = None  # as of a record
-    with pytest.raises(ValueError, match=r"give the loader itself, as in lk.tune\(loader, step="):
-        lk.tune(watched.run)
+    with pytest.raises(ValueError, match="Run is not a dataset"):
+        lk.tune(lk.recorded("workers-0"))
     with pytest.raises(TypeError, match=r"in lk.watch\(DataLoader\(dataset, batch_size=32\)\): "):
         lk.watch(data)

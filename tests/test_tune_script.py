@@ -17,11 +17,11 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from labkit.tuning.script_bench import NO_STEP, ScriptBench, Tried, runnable
+from labkit.tuning.script_bench import NO_STEP, ScriptBench, runnable
 from labkit.tuning.script_search import ScriptSearch
 from labkit.tuning.search_result import Tuning
-from labkit.tuning.settings import LoaderSetting
-from labkit.tuning.trial import Outcome
+from labkit.tuning.settings import of_loader
+from labkit.tuning.trial import Outcome, Trial
 from labkit.watching import trial_hook
 from labkit.watching.trial_hook import Order, Window
 
@@ -79,16 +79,16 @@ def left_over(folder):
     return [line for line in running if str(folder) in " ".join(line)], shared
 
 
+@pytest.mark.measures
 def test_a_script_is_run_as_it_is_then_with_workers_and_nothing_is_left(tmp_path):
     bench = ScriptBench(command_of(tmp_path), 0.5)
-    seen = bench.look().seen
-    assert seen["site"].endswith("train.py:17") and seen["loader"]["num_workers"] == 0
-    assert seen["ended"] == "window" and bench.batch_size == 4
-    alone = bench.outcome(bench.tried[0]).rate
+    first = bench.look()
+    assert bench.site.endswith("train.py:17") and bench.loader["num_workers"] == 0
+    assert first.seen["ended"] == "window" and bench.batch_size == 4
+    alone = first.rate
     more = bench.measure({"num_workers": 4, "library_threads": 1}).rate
     ready = bench.measure({"ready": True}).rate
     assert 2 * alone < more < ready  # items that wait
-    assert len(set(map(str, (tried.seen["losses"] for tried in bench.tried[:2])))) <= 2
     processes, shared = left_over(tmp_path)
     assert not processes and not shared
 
@@ -137,7 +137,7 @@ def test_what_cannot_be_tuned_says_why(tmp_path, parts, said):
 def test_steps_too_slow_to_compare_are_told_from_a_loop_that_is_too_short(tmp_path, seconds, do):
     bench = ScriptBench(command_of(tmp_path), 3.0)
     seen = {"site": "train.py:9", "world": 1, "batches": 2, "steps": 5, "ended": "over"}
-    bench._run = lambda *_, **__: Tried(seen, None, seconds, 0.0)
+    bench._run = lambda *_, **__: Outcome(seen=seen, seconds=seconds)
     with pytest.raises(RuntimeError, match=f"made 5 steps in {seconds:.0f} s, .*{do}"):
         bench.look()
 
@@ -154,7 +154,7 @@ def test_the_terminal_says_what_will_happen_and_a_copy_keeps_the_folder_as_it_is
     command_of(folder, first="open('checkpoint', 'w').close()", item_s=0, step="time.sleep(0.05)")
     line = [sys.executable, "-m", "labkit", "tune", "--json", "--seconds", "0.3", "--cwd-copy"]
     done = subprocess.run(
-        [*line, "--html", str(tmp_path / "page.html"), "--", sys.executable, "train.py"],
+        [*line, "--", sys.executable, "train.py"],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -163,8 +163,9 @@ def test_the_terminal_says_what_will_happen_and_a_copy_keeps_the_folder_as_it_is
     assert "again and again" in done.stderr and "in a copy of this folder" in done.stderr
     assert [each.name for each in folder.iterdir()] == ["train.py"], done.stderr
     found = json.loads(done.stdout)
-    assert found["command"].endswith("train.py") and found["diagnosis"] and found["stopped"]
-    assert "Tuning(train.py)" in (tmp_path / "page.html").read_text()
+    assert found["command"].endswith("train.py") and found["diagnosis"]
+    assert found["loader"] == "train.py:17" and found["ready_batches"] > 0
+    assert {"limit", "environment", "speedup", "speedup_range"} <= set(found)
     said = subprocess.run([*line[:4], "--help"], capture_output=True, text=True).stdout
     assert "interrupted (as by Ctrl-C)" in said and "--cwd-copy" in said
 
@@ -210,34 +211,27 @@ def test_a_ctrl_c_in_the_middle_keeps_what_is_known_and_leaves_nothing(tmp_path)
     shutil.rmtree(scratch)
 
 
-SEEN = {"batches": 300, "seconds": 3.0, "wait": 0.5, "longest_wait_s": 0.01, "losses": []}
-
-
-def searched(rates, *, others=lambda _run: 0.0, budget_s=600.0, start=0, epochs=False, losses=()):
+def searched(rates, *, others=lambda _run: 0.0, budget_s=600.0, start=0, epochs=False):
     """Return the tuning of a script whose samples/s are `rates(knobs)`, and how often it ran."""
-    bench = SimpleNamespace(tried=[], best=None, to_the_end=False, each=None, count=0)
+    runs = []
 
-    def tried_with(knobs):
-        bench.count += 1
-        seen = SEEN | {"ended": "window", "losses": [*losses]}
-        bench.tried.append(Tried(seen, None, 0.01, others(bench.count), knobs.get("ready", False)))
-        return bench.tried[-1]
+    def measure(knobs, _rate, whole=False):
+        runs.append(knobs)
+        return Outcome(rates(knobs), seconds=0.01, others=others(len(runs)))
 
-    def measure(knobs, _rate=None):
-        tried_with(knobs)
-        return Outcome(rates(knobs), None, None)
-
-    bench.measure = measure
-    knobs = LoaderSetting(num_workers=start).but().to_dict()
-    tuning = Tuning("train.py", knobs, command="python train.py", tie=0.03, epochs=epochs)
+    knobs = of_loader({"num_workers": start})
+    first = Trial(dict(knobs), outcomes=[measure(knobs, None)])
+    tuning = Tuning("train.py", knobs, command="python train.py", epochs=epochs, tried=[first])
     tuning.site = "train.py:9"
+    bench = SimpleNamespace(measure=measure, each=None)
     how = {"budget_s": budget_s, "cores": 4, "max_workers": 12, "on_card": False}
-    return ScriptSearch(tuning, bench, **how).run(), bench.count
+    return ScriptSearch(tuning, bench, **how).run(), len(runs)
 
 
 def test_where_ready_batches_gain_nothing_two_runs_say_so():
     tuning, runs = searched(lambda knobs: 105 if knobs.get("ready") else 100)
     assert runs == 2 and not tuning.changes and "not what holds this loop back" in tuning.headline
+    assert tuning.to_dict()["limit"] != "loader"
 
 
 def waiting(knobs):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import platform
 import re
@@ -16,6 +14,7 @@ from labkit.process.folder_rights import own_folder, private, text_of
 from labkit.process.locks import is_locked, try_lock
 
 PATIENCE_S = 20.0  # how long a run waits for another one's device before it gives up
+LONGEST_HOLDER = 300  # characters that are read of who has a device
 LOOK_S = 1.0  # between checks whether that run's supervisor has died meanwhile
 
 
@@ -34,10 +33,11 @@ def hold(cache: Path, device: str, run: str, waiting: Callable[[str], None]) -> 
     look_at = time.monotonic() + LOOK_S
     told = False
     while not try_lock(fd):
-        other, end = _holder(path)
-        text = f"device {device} is in use by {other}"
+        who, _, kill = text_of(path)[:LONGEST_HOLDER].partition("\n")
+        text = f"device {device} is in use by {who or 'another run'}"
         if time.monotonic() > deadline:
-            raise DeviceBusy(f"{text}: start again when it is over, or end it {end}.")
+            how = f"in its notebook with Stop, in a terminal with {kill or 'kill'}"
+            raise DeviceBusy(f"{text}: start again when it is over, or end it {how}.")
         if not told:
             waiting(text)
         told = True
@@ -45,32 +45,24 @@ def hold(cache: Path, device: str, run: str, waiting: Callable[[str], None]) -> 
             look_at += LOOK_S
             leftovers.clear(cache / "runs")
         time.sleep(0.05)
-    os.ftruncate(fd, 0)
+    pid = os.getpid()
     since = time.strftime("since %H:%M:%S")
-    holder = {"run": run, "pid": os.getpid(), "host": platform.node(), "since": since}
+    holder = f"run {run} (process {pid} on {platform.node()}, {since})\nkill {pid}"
+    os.ftruncate(fd, 0)
     os.lseek(fd, 0, os.SEEK_SET)
-    os.write(fd, json.dumps(holder).encode())
+    os.write(fd, holder.encode())
     return fd
 
 
 def _opened(cache: Path, device: str) -> tuple[Path, int]:
-    """Open the file whose lock is the device's; return its path and its descriptor."""
+    """Open the file whose lock is the device's; return its path and its descriptor.
+
+    It holds who has the lock, and in a second line how to end that.
+    """
     folder = own_folder(cache / "locks")
     name = device if device.startswith(("GPU-", "MIG-")) else f"{device} of {platform.node()}"
     path = folder / f"{re.sub('[^A-Za-z0-9-]', '_', name)}.lock"
     return path, private(str(path), os.O_RDWR | os.O_CREAT)
-
-
-def _holder(path: Path) -> tuple[str, str]:
-    """Say which run has the lock, and how to end it."""
-    other = "another run"
-    end = "in its notebook with Stop"
-    with contextlib.suppress(ValueError, KeyError, TypeError):  # it has only just taken it
-        who = json.loads(text_of(path))
-        other = f"run {who['run']} (process {who['pid']} on {who['host']}, {who['since']})"
-        pid = who["pid"]
-        end += f", in a terminal with kill {pid}"
-    return other, end
 
 
 def any_held(folder: Path) -> bool:

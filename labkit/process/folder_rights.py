@@ -1,16 +1,14 @@
 """Whose a folder or a file is: another user's is never used, followed, changed or believed.
 
-A cache folder is one user's alone: where others may write in it, or could put another in its place,
-it is refused. Windows tells of no owners: nothing is checked there. Standard library only.
+A cache folder is one user's alone: where others may write in it, it is refused. Windows tells of no
+owners: nothing is checked there. Standard library only.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
-import shlex
 import stat
 from pathlib import Path
 
@@ -19,8 +17,8 @@ from labkit.process.descriptors import moved_up
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 PLAIN_ONLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # a FIFO blocks nobody
 NOT_PLAIN = (errno.ELOOP, errno.ENXIO)  # what opening a link, or a FIFO, gives then
-MOST_LINKS = 8  # on the way to a folder
 MOST_BYTES = 2**20  # of a small file: more is nothing that labkit wrote
+OTHER_HOME = 'give labkit a folder of your own (export LABKIT_HOME="$HOME/.labkit") and start again'
 
 
 class NotOurs(PermissionError):
@@ -72,59 +70,28 @@ def text_of(path: Path) -> str:
 
 
 def own_folder(folder: Path) -> Path:
-    """Make a folder of labkit's where it is missing, close it to others, and return it.
-
-    NotOurs where another user's is there, or none. Around it nobody else may write.
-    """
+    """Make a folder of labkit's where it is missing, and return it; NotOurs if it is another's."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
-    found = os.lstat(folder)
-    if not (stat.S_ISDIR(found.st_mode) and _is_owned(found)):
-        raise NotOurs(f"{folder} is not a folder of your own: remove it, or {_other_home(folder)}")
-    if _is_open(found):  # an older labkit's
-        folder.chmod(0o700)
+    if not is_ours(folder):
+        raise NotOurs(f"{folder} is not a folder of your own: remove it, or {OTHER_HOME}")
     return folder
 
 
 def own_home(home: Path) -> Path:
-    """Make a cache folder where it is missing, and return it.
+    """Make a cache folder where it is missing, and return it; NotOurs where others may write in it.
 
-    NotOurs where others may write in it, or in a folder above it. A group's rights in a folder that
-    is labkit's already are taken away: an older labkit gave them, by the user's umask.
+    What is made is closed to others, whatever the umask.
     """
-    check_way(home if home.is_symlink() else home.parent)
     for folder in (*reversed(home.parents), home):
         if not folder.exists():
             folder.mkdir(mode=0o700)
     found = home.stat()
     if not _is_owned(found):
-        raise NotOurs(f"{home} belongs to another user: {_other_home(home)}")
+        raise NotOurs(f"{home} belongs to another user: {OTHER_HOME}")
     if _is_open(found):
-        by_group_only = not found.st_mode & stat.S_IWOTH
-        if not (by_group_only and (home.name == "labkit" or (home / "runs").is_dir())):
-            raise NotOurs(_open_to_others(home, found))
-        home.chmod(0o700)
+        raise NotOurs(f"others may write in {home}: {OTHER_HOME}")
     return home
-
-
-def check_way(place: Path, links: int = MOST_LINKS) -> None:
-    """Raise NotOurs where others could put something in a folder, or in the place of it.
-
-    OSError where more than so many `links` follow each other, as in a circle.
-    """
-    if links < 0:
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(place))
-    for each in (*reversed(place.parents), place):
-        try:
-            found = os.lstat(each)
-        except FileNotFoundError:
-            return
-        if hasattr(os, "getuid") and found.st_uid not in _trusted():
-            raise NotOurs(f"{each} belongs to another user: {_other_home(each)}")
-        if stat.S_ISLNK(found.st_mode):
-            check_way(each.parent / os.readlink(each), links - 1)
-        elif _is_open(found) and not (found.st_mode & stat.S_ISVTX or _is_private(found)):
-            raise NotOurs(_open_to_others(each, found))
 
 
 def _is_owned(found: os.stat_result) -> bool:
@@ -133,46 +100,3 @@ def _is_owned(found: os.stat_result) -> bool:
 
 def _is_open(found: os.stat_result) -> bool:
     return hasattr(os, "getuid") and bool(found.st_mode & OTHERS_WRITE)
-
-
-def _trusted() -> set[int]:
-    """Return the users whose folders a cache folder may lie in: this one, and the system's.
-
-    The system's is another number in a container that was started without root.
-    """
-    return {0, os.getuid(), os.stat("/usr").st_uid}
-
-
-def _is_private(found: os.stat_result) -> bool:
-    """Whether only a group may write of which this user is all: Debian gives each user one."""
-    return not found.st_mode & stat.S_IWOTH and _is_own_group(found.st_gid)
-
-
-@functools.cache
-def _is_own_group(group: int) -> bool:
-    """Whether this user is alone in a group."""
-    import grp
-    import pwd
-
-    us = (0, os.getuid())
-    users = pwd.getpwall()
-    with contextlib.suppress(KeyError):
-        members = {user.pw_name for user in users if user.pw_gid == group}
-        members.update(grp.getgrgid(group).gr_mem)
-        return members <= {user.pw_name for user in users if user.pw_uid in us}
-    return False
-
-
-def _open_to_others(place: Path, found: os.stat_result) -> str:
-    """Say that others may write in a folder, and how to close it, but not the system's /tmp."""
-    is_for_all = found.st_mode & stat.S_ISVTX or not stat.S_ISDIR(found.st_mode)
-    may_close = _is_owned(found) and not is_for_all
-    close = f"close it (chmod go-w {shlex.quote(str(place))}), or " if may_close else ""
-    return f"others may write in {place}: {close}{_other_home(place)}"
-
-
-def _other_home(place: Path) -> str:
-    """Name the line that gives labkit another cache folder than one at, or below, `place`."""
-    home = Path.home()
-    safe = "$(mktemp -d)" if place in (home, *home.parents) else "$HOME/.labkit"
-    return f'give labkit a folder of your own (export LABKIT_HOME="{safe}") and start again'

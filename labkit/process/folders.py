@@ -8,23 +8,17 @@ import os
 import secrets
 import tempfile
 import time
-import weakref
 from pathlib import Path
-from typing import IO
 
 import platformdirs
 
 from labkit.process import folder_rights, leftovers, locks
 from labkit.process.events import FILE_NAME
-from labkit.process.run_mark import MARK_NAME, delete_run, is_run, mark_run
+from labkit.process.run_mark import delete_run, is_run, mark_run
 
-# Older runs that nobody uses are deleted when a new one starts; save() those you want to keep
+# Older runs are deleted when a new one starts; save() those you want to keep
 KEPT_RUNS = 100
-MOST_HELD = 30  # files of runs that this process has locked at a time
-
-# What reads or writes a run in this process, and the folder it does so in
-in_use: weakref.WeakKeyDictionary[object, Path] = weakref.WeakKeyDictionary()
-_held: dict[Path, IO] = {}  # the mark of each run that this process made, open and so locked
+IN_USE_S = 86_400.0  # somebody may still look at a run that is younger
 
 
 def home() -> Path:
@@ -52,7 +46,6 @@ def _writable(wanted: str) -> Path:
             raise
         except OSError:
             pass
-    folder_rights.check_way(Path(tempfile.gettempdir()).absolute())
     with contextlib.suppress(OSError):
         return _temporary()
     raise OSError(f"labkit cannot write to {wanted}: set LABKIT_HOME to a folder it may use.")
@@ -78,25 +71,19 @@ def new_run() -> Path:
     _delete_oldest(runs)
     folder = runs / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
     folder.mkdir(mode=0o700)
-    _held[folder] = mark_run(folder)
-    if len(_held) > MOST_HELD:
-        _let_go(next(iter(_held)))
+    mark_run(folder)
     return folder
 
 
-def _let_go(run: Path) -> None:
-    if run in _held:
-        _held.pop(run).close()
-
-
 def _delete_oldest(runs: Path) -> None:
-    """Delete what is over KEPT_RUNS, the longest unchanged first, but nothing that is in use."""
-    folders = sorted(filter(is_run, runs.iterdir()), key=_changed_at)
-    here = {place for used in in_use.values() for place in (used, *used.parents)}
-    for folder in folders[: max(0, len(folders) - KEPT_RUNS + 1)]:
-        if folder not in here and not _is_used_elsewhere(folder):
-            _let_go(folder)  # Windows removes no open file
-            delete_run(folder)
+    """Delete what is over KEPT_RUNS, the longest unchanged first, but nothing that may be in use.
+
+    In use is what changed within a day, and what has a supervisor.
+    """
+    changed = sorted((_changed_at(run), run) for run in runs.iterdir() if is_run(run))
+    for at, run in changed[: max(0, len(changed) - KEPT_RUNS + 1)]:
+        if at < time.time() - IN_USE_S and not locks.is_locked(run / leftovers.PLAN_NAME):
+            delete_run(run)
 
 
 def _changed_at(run: Path) -> float:
@@ -106,9 +93,3 @@ def _changed_at(run: Path) -> float:
         with contextlib.suppress(OSError):
             times.append(path.stat().st_mtime)
     return max(times)
-
-
-def _is_used_elsewhere(run: Path) -> bool:
-    """Whether another process that made the run lives, or the run's supervisor."""
-    by_maker = run not in _held and locks.is_locked(run / MARK_NAME)
-    return by_maker or locks.is_locked(run / leftovers.PLAN_NAME)

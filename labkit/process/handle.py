@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -27,6 +28,7 @@ class Handle:
     """The kernel's handle on the supervisor of a run, which may wait for it as a standby."""
 
     process: subprocess.Popen[bytes]  # the supervisor, once it was started
+    pipe: IO[bytes]  # what it reads
 
     def __init__(self, module: str, after: list[str] | None, when_over: Callable[[], object]):
         """Make the run's folder.
@@ -38,17 +40,19 @@ class Handle:
         self.after = after
         self.when_over = when_over
         self.bench = bench_command(module, self.folder)
+        self.surroundings = surroundings()
+        self.deadline = 0.0  # of a standby
         self.started = False
         self.checked = False
 
-    @property
-    def _pipe(self) -> IO[bytes]:
-        """What the supervisor reads."""
-        assert self.process.stdin is not None  # `start` asks for a pipe
-        return self.process.stdin
+    def fits(self) -> bool:
+        """Whether a standby is there, and a cold start now would make the same processes."""
+        there = self.process.poll() is None and time.monotonic() < self.deadline
+        return there and self.surroundings == surroundings()
 
     def start(self, idle_s: float | None = None) -> None:
         """Start the supervisor, which starts the others; with `idle_s` as a standby."""
+        self.deadline = time.monotonic() + 0.99 * (idle_s or 0.0)  # no race with its own end
         plan = Plan(
             kernel_pid=os.getpid(),
             system=family.this_system(),
@@ -77,6 +81,8 @@ class Handle:
                 start_new_session=True,
                 creationflags=family.OWN_GROUP,
             )
+        assert self.process.stdin is not None
+        self.pipe = self.process.stdin
         self.started = True
 
     def begin(self, order: Mapping[str, object], head: dict[str, Any]) -> None:
@@ -98,15 +104,15 @@ class Handle:
 
     def _say(self, line: bytes) -> None:
         with contextlib.suppress(OSError, ValueError):  # the supervisor is gone
-            self._pipe.write(line)
-            self._pipe.flush()
+            self.pipe.write(line)
+            self.pipe.flush()
 
     def discard(self) -> None:
         """End a standby, or give up a run that could not be started: nothing of it stays."""
         if not self.started:
             delete_run(self.folder)
         else:
-            self._pipe.close()
+            self.pipe.close()
             runs.append(self)  # until it has ended
 
     def alive(self) -> bool:
@@ -122,7 +128,7 @@ class Handle:
             if code > 0 or (code and (self.folder / leftovers.PLAN_NAME).exists()):
                 leftovers.clear_up(self.folder, stop=None, code=None, why=why)
             with contextlib.suppress(OSError):
-                self._pipe.close()
+                self.pipe.close()
             self.when_over()
         return code is None
 
@@ -144,3 +150,14 @@ class Handle:
 def bench_command(module: str, folder: Path) -> list[str]:
     """Return the command that measures in `folder`; its last argument is the supervisor's pid."""
     return [sys.executable, "-u", "-m", module, str(folder)]
+
+
+def surroundings() -> tuple:
+    """Return what a process inherits from this one, as far as it can change a run."""
+    limits = []
+    with contextlib.suppress(ImportError):  # Windows
+        import resource
+
+        limits = [resource.getrlimit(kind) for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS)]
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    return dict(os.environ), limits, cores, sys.executable, folders.home()

@@ -11,7 +11,6 @@ import contextlib
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator
 
 from labkit.process import device_lock, folders, leftovers
@@ -21,35 +20,19 @@ BENCH = "labkit.bench"
 RANKS = "labkit.bench.torchrun_launcher"
 IDLE_S = 600.0  # how long a standby waits for a run
 
-_standby: Standby | None = None
+_standby: Handle | None = None
 _choosing = threading.Lock()  # held while a run or a standby is being started
-
-
-class Standby(Handle):
-    """The handle on processes that wait for a run, with what they inherited from this one."""
-
-    def __init__(self, idle_s: float):
-        super().__init__(BENCH, None, stand_by)
-        self.surroundings = surroundings()
-        self.deadline = time.monotonic() + 0.99 * idle_s  # no race with its own end
-
-    def fits(self) -> bool:
-        """Whether it is there, and a cold start now would make the same processes."""
-        there = self.process.poll() is None and time.monotonic() < self.deadline
-        return there and self.surroundings == surroundings()
 
 
 @contextlib.contextmanager
 def starting(module: str, after: list[str] | None) -> Iterator[Handle]:
     """Give a handle to begin a run with: the standby where it fits, else one that is cold."""
-    global _standby
     with _choosing:
         runs[:] = [handle for handle in runs if handle.alive()]
         leftovers.clear(folders.home() / "runs")
-        standby = _standby
-        _standby = None
+        standby = _taken()
         if standby and module == BENCH and after is None and standby.fits():
-            handle: Handle = standby
+            handle = standby
         else:
             if standby:
                 standby.discard()  # its import would disturb the run that starts now
@@ -70,7 +53,7 @@ def stand_by(idle_s: float = IDLE_S, forced: bool = False) -> None:
         undo.callback(_choosing.release)
         going = any(handle.process.poll() is None for handle in runs)
         if not (going or _standby or device_lock.any_held(folders.home() / "locks")):
-            standby = Standby(idle_s)
+            standby = Handle(BENCH, None, stand_by)
             undo.callback(lambda: standby is _standby or standby.discard())
             standby.start(idle_s)
             _standby = standby
@@ -78,27 +61,22 @@ def stand_by(idle_s: float = IDLE_S, forced: bool = False) -> None:
 
 def end_standby() -> None:
     """End the standby, if there is one: what is measured in the kernel wants to be alone."""
-    global _standby
     with _choosing:
-        standby = _standby
-        _standby = None
+        standby = _taken()
         if standby is not None:
             standby.discard()
             standby.process.wait(JOIN_S)
+
+
+def _taken() -> Handle | None:
+    """Return the standby, which from now on is none."""
+    global _standby
+    standby = _standby
+    _standby = None
+    return standby
 
 
 def wanted() -> bool:
     """Whether this process may have another run soon: a notebook's kernel, a Python prompt."""
     said = os.environ.get("LABKIT_WARM", "")
     return said != "0" and (said == "1" or hasattr(sys, "ps1"))
-
-
-def surroundings() -> tuple:
-    """Return what a process inherits from this one, as far as it can change a run."""
-    limits = []
-    with contextlib.suppress(ImportError):  # Windows
-        import resource
-
-        limits = [resource.getrlimit(kind) for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS)]
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    return dict(os.environ), limits, cores, sys.executable, folders.home()

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shutil
 from pathlib import Path
-from typing import IO
 
 from labkit.process.folder_rights import is_ours, private, text_of
-from labkit.process.locks import try_lock
 
 RUN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
-MARK_NAME = "labkit-run"  # in a run's folder: a file that its maker holds locked
+MARK_NAME = "labkit-run"  # a file in a run's folder
 
 
-def mark_run(folder: Path) -> IO[str]:
-    """Mark a new run's folder as labkit's; return the mark, which is locked while it is open."""
-    file = open(folder / MARK_NAME, "w", encoding="utf-8", opener=private)
-    file.write(folder.name)
-    file.flush()
-    with contextlib.suppress(OSError):  # a file system without locks
-        try_lock(file.fileno())
-    return file
+def mark_run(folder: Path) -> None:
+    """Mark a new run's folder as labkit's."""
+    with open(folder / MARK_NAME, "w", encoding="utf-8", opener=private) as file:
+        file.write(folder.name)
 
 
 def is_run(folder: Path) -> bool:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, Protocol, TypeVar
 
-from labkit.process import folders
 from labkit.process.events import FILE_NAME
 from labkit.results.record import Event, Tail, events_of
 from labkit.results.steps import Steps, Texts
@@ -78,7 +77,6 @@ class LogReader:
         """
         self.path = Path(path)
         self.recorded = recorded
-        folders.in_use[self] = self.path.absolute()
         self._process = process if whole is None else whole._process
         self._whole = whole
         self._alive = False  # whether the process was, when the log was last read

@@ -41,7 +41,6 @@ class RunLog(EventLogResult):
         "beside": list,
         "on_the_card": list,
     }
-    loader: object = None  # the one that `lk.watch` watched, if this process still has it
 
     def take_in(self, event: Event) -> None:
         """Keep what matters of one event."""

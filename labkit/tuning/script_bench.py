@@ -16,25 +16,27 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import psutil
 
+from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.watched_script import judge_runs, runs_in
 from labkit.knobs import Settings
 from labkit.process import folders
 from labkit.process.death_signal import die_with
 from labkit.process.events import now_ns
-from labkit.process.family import LINUX, MARK, end_marked, exit_name
+from labkit.process.family import LINUX, MARK, descendants, end_marked, exit_name
 from labkit.process.interrupts import held
 from labkit.process.leftovers import remove_segments
 from labkit.process.run_mark import delete_run
 from labkit.results.run import Run
 from labkit.spec import LOADER_KNOBS
 from labkit.tuning.search_result import THREADS
+from labkit.tuning.settings import of_loader
 from labkit.tuning.trial import Outcome
 from labkit.watching.run_folders import hooked
 from labkit.watching.trial_hook import FEWEST_STEPS, ORDER, Order, Seen
@@ -50,19 +52,6 @@ NO_STEP = (
 )
 
 
-@dataclass
-class Tried:
-    """One run of the script."""
-
-    seen: Seen | None
-    error: str | None
-    seconds: float  # that it took, from its start to its end
-    others: float  # share of the cores that other programs used meanwhile
-    ready: bool = False  # whether its batches were ready
-    watched: Run | None = field(default=None, repr=False)
-    verdict: Diagnosis | None = field(default=None, repr=False)
-
-
 class ScriptBench:
     """Runs one command with knobs of its loader changed."""
 
@@ -72,22 +61,21 @@ class ScriptBench:
         self.seconds = seconds
         self.longest_s = FIRST_STEP_S + 10 * seconds
         self.cwd = cwd
+        self.each: Callable[[Run], object] | None = None  # a run of a script has no Run to show
+        # What the first look says
         self.site: str | None = None
         self.epochs: bool | None = None
         self.batch_size: int | None = None
-        self.best: float | None = None  # batches/s; where it is known, what is far below ends early
-        self.to_the_end = False  # whether nothing is to end early
-        self.tried: list[Tried] = []
-        self.first: Tried | None = None  # where it is to be measured, and is not to run again
-        self.count = 0  # of them
-        self.each: Callable[[Run], object] | None = None  # a run of a script has no Run to show
+        self.loader: Settings = {}  # its arguments
+        self.verdict: Diagnosis | None = None
+        self.code = LoopCode()
 
-    def look(self) -> Tried:
+    def look(self) -> Outcome:
         """Run the script as it is, watched; raises RuntimeError where nothing can be tried."""
-        tried = self._run({}, watched=True)
-        seen = tried.seen
+        found = self._run({}, watched=True)
+        seen = found.seen
         if seen is None or not seen["site"]:
-            raise RuntimeError(tried.error or NO_STEP)
+            raise RuntimeError(NO_STEP if seen else found.error)
         if seen["world"] > 1:
             raise RuntimeError(
                 f"{seen['world']} processes train together: tune one of them alone "
@@ -95,49 +83,41 @@ class ScriptBench:
             )
         if seen["batches"] < FEWEST_STEPS and seen["ended"] == "over":
             do = "give it more epochs or data"
-            if tried.seconds > self.longest_s:  # it was ended
+            if found.seconds > self.longest_s:  # it was ended
                 do = f"give --seconds {4 * self.seconds:.0f}, or smaller steps"
             raise RuntimeError(
-                f"its training loop made {seen['steps']} steps in {tried.seconds:.0f} s, too few "
+                f"its training loop made {seen['steps']} steps in {found.seconds:.0f} s, too few "
                 f"to compare: {do}."
             )
         self.site = seen["site"]
         self.epochs = seen["epochs"]
-        size = seen["loader"].get("batch_size")
+        known = {name: value for name, value in seen["loader"].items() if value is not None}
+        self.loader = of_loader(known)
+        size = known.get("batch_size")
         self.batch_size = size if isinstance(size, int) else None
-        return tried
+        return self._in_samples(found)
 
-    def measure(self, knobs: Settings, rate: float | None = None) -> Outcome:
+    def measure(self, knobs: Settings, rate: float | None = None, whole: bool = False) -> Outcome:
         """Run the script with knobs: arguments of its loader and those of `ScriptSearch`.
 
-        The first time, it is the run of the script as it is that is there already.
+        It ends early where it is far slower than `rate`, unless the run is to be `whole`.
         """
-        tried, self.first = self.first, None
-        return self.outcome(tried or self._run(knobs))
+        floor = None if whole or rate is None else rate / (self.batch_size or 1)
+        return self._in_samples(self._run(knobs, floor))
 
-    def outcome(self, tried: Tried) -> Outcome:
-        """Return the rate that a run came to, or why it has none."""
-        seen = tried.seen
-        if seen is None:
-            return Outcome(None, tried.error, None)
-        if not seen["batches"] or not seen["seconds"]:
-            return Outcome(None, f"over after {seen['steps']} steps, before any was timed", None)
-        rate = seen["batches"] / seen["seconds"]
-        if not tried.ready:
-            self.best = max(self.best or 0.0, rate)
-        return Outcome(rate * (self.batch_size or 1), None, None)
+    def _in_samples(self, found: Outcome) -> Outcome:
+        """Return an outcome with the rate in samples/s; batches/s where their size is not known."""
+        return replace(found, rate=found.rate and found.rate * (self.batch_size or 1))
 
-    def _run(self, knobs: Settings, watched: bool = False) -> Tried:
+    def _run(self, knobs: Settings, floor: float | None = None, watched: bool = False) -> Outcome:
+        """Run the script once; the rate is in batches/s."""
         folder = folders.new_run()
         try:
-            tried = self._run_in(folder, knobs, watched)
+            return self._run_in(folder, knobs, floor, watched)
         finally:
             delete_run(folder)
-        self.tried.append(tried)
-        self.count += 1
-        return tried
 
-    def _run_in(self, folder: Path, knobs: Settings, watched: bool) -> Tried:
+    def _run_in(self, folder: Path, knobs: Settings, floor: float | None, watched: bool) -> Outcome:
         loader = {name: value for name, value in knobs.items() if name in LOADER_KNOBS}
         loader.pop("batch_size", None)
         order = Order(
@@ -147,19 +127,32 @@ class ScriptBench:
             torch_threads=cast("int | None", knobs.get("torch_threads")),
             seconds=self.seconds,
             epochs=self.epochs,
-            floor=None if self.to_the_end else self.best,
+            floor=floor,
         )
         (folder / ORDER).write_text(json.dumps(order), encoding="utf-8")
         start_ns = now_ns()
-        process = ScriptProcess(self.command, self._environment(folder, knobs, watched), self.cwd)
-        seen = process.wait(folder, self.longest_s)
-        tried = Tried(seen, None, (now_ns() - start_ns) / 1e9, process.load.others, order["ready"])
-        if seen is None:
-            tried.error = process.why_nothing(folder)
-        elif watched and (runs := runs_in(folder)):
+        spent_s, own_s = busy_s()
+        process = ScriptProcess(
+            self.command, self._environment(folder, knobs, watched), self.cwd, folder
+        )
+        process.wait(self.longest_s)
+        seconds = (now_ns() - start_ns) / 1e9
+        spent_after_s, own_after_s = busy_s()
+        others_s = spent_after_s - spent_s - (own_after_s - own_s)
+        others = max(0.0, others_s / seconds / (psutil.cpu_count() or 1))
+        if watched and (runs := runs_in(folder)):
             judged = judge_runs(runs, start_ns, now_ns())
-            tried.watched, tried.verdict = judged.run, judged.ranks.verdict
-        return tried
+            self.verdict = judged.ranks.verdict
+            self.code = LoopCode.of(judged.run.loop_code)
+        seen = seen_in(folder)
+        if seen is None:
+            return Outcome(error=process.why_nothing(), seconds=seconds, others=others)
+        if not seen["batches"] or not seen["seconds"]:
+            error = f"over after {seen['steps']} steps, before any was timed"
+            return Outcome(error=error, seen=seen, seconds=seconds, others=others)
+        rate = seen["batches"] / seen["seconds"]
+        longest = seen["longest_wait_s"] * rate
+        return Outcome(rate, None, None, seen, seconds, others, seen["wait"], longest)
 
     def _environment(self, folder: Path, knobs: Settings, watched: bool) -> Mapping[str, str]:
         (folder / WRITTEN).mkdir()
@@ -175,8 +168,9 @@ class ScriptBench:
 class ScriptProcess:
     """A script that runs in a session of its own; its output goes to a file."""
 
-    def __init__(self, command: list[str], env: Mapping[str, str], cwd: Path | None):
+    def __init__(self, command: list[str], env: Mapping[str, str], cwd: Path | None, folder: Path):
         us = os.getpid()
+        self.folder = folder
         self.began_s = time.time()
         self.output = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
@@ -189,88 +183,61 @@ class ScriptProcess:
             start_new_session=True,
             preexec_fn=(lambda: die_with(us)) if LINUX else None,
         )
-        self.pids: set[int] = {self.process.pid}
-        self.load = Load()
         self.was_ended = False  # by us
         self.last_lines: list[str] = []  # of its output, once it is over
 
-    def wait(self, folder: Path, longest_s: float) -> Seen | None:
-        """Wait for what the script saw, and have it end; None where it saw nothing in time."""
+    def wait(self, longest_s: float) -> None:
+        """Wait until the script has seen enough, and have it end."""
         deadline = time.monotonic() + longest_s
-        told = False
         try:
             while self.process.poll() is None and time.monotonic() < deadline:
-                self.pids |= self.load.look(self.process.pid)
-                if not told and seen_in(folder) is not None:  # it interrupts itself
-                    told = True
-                    deadline = time.monotonic() + GRACE_S
+                if seen_in(self.folder) is not None:
+                    break
                 time.sleep(LOOK_S)
         finally:
             with held():  # a second Ctrl-C would leave its workers
-                self.end(folder)
-        return seen_in(folder)
+                self.end()
 
-    def end(self, folder: Path) -> None:
-        """Interrupt what still runs, then kill what does not end; remove what it had in memory."""
-        if self.process.poll() is None:
+    def end(self) -> None:
+        """Interrupt it where it does not do so itself, then kill what does not end.
+
+        What it had in shared memory is removed.
+        """
+        pids = {self.process.pid, *descendants(self.process.pid)}
+        if self.process.poll() is None and seen_in(self.folder) is None:
             self.was_ended = True
             with contextlib.suppress(OSError):
                 self.process.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(GRACE_S)
-        end_marked(folder, {self.process.pid}, self.began_s + 1)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(GRACE_S)
+        end_marked(self.folder, {self.process.pid}, self.began_s + 1)
         self.process.kill()
         self.process.wait()
-        remove_segments(self.pids)
+        remove_segments(pids)
         with self.output as output:
             output.seek(max(0, output.seek(0, os.SEEK_END) - TAIL))
             self.last_lines = output.read().decode("utf-8", "replace").strip().splitlines()
 
-    def why_nothing(self, folder: Path) -> str:
+    def why_nothing(self) -> str:
         """Say why no training step was seen."""
         lines = self.last_lines
         code = self.process.returncode
+        failed = self.folder / "failed"
         if lines and lines[-1].startswith("EOFError"):
             return "the script asks something on stdin, which is closed: give it as arguments."
-        if (folder / "failed").exists():
-            return f"labkit could not be loaded: {(folder / 'failed').read_text('utf-8')}"
+        if failed.exists():
+            return f"labkit could not be loaded: {failed.read_text('utf-8')}"
         if code and not self.was_ended and lines:
             return f"the script failed ({exit_name(code)}): {lines[-1]}"
         return NO_STEP
 
 
-class Load:
-    """Who uses the cores while a script runs."""
-
-    def __init__(self):
-        self.began_s = time.monotonic()
-        self.busy_s = busy_s()
-        self.own_s = 0.0
-        self.others = 0.0  # the share of the cores that others used, 0 to 1
-
-    def look(self, root: int) -> set[int]:
-        """Add up what a process and those below it have used; return their pids."""
-        pids = set()
-        own_s = 0.0
-        with contextlib.suppress(psutil.Error):
-            first = psutil.Process(root)
-            for each in (first, *first.children(recursive=True)):
-                with contextlib.suppress(psutil.Error):
-                    times = each.cpu_times()
-                    own_s += times.user + times.system
-                    own_s += getattr(times, "children_user", 0.0)  # that have ended
-                    own_s += getattr(times, "children_system", 0.0)
-                    pids.add(each.pid)
-        self.own_s = max(self.own_s, own_s)
-        cores_s = (time.monotonic() - self.began_s) * (psutil.cpu_count() or 1)
-        self.others = max(0.0, (busy_s() - self.busy_s - self.own_s) / cores_s)
-        return pids
-
-
-def busy_s() -> float:
-    """Return for how long the cores have worked, all together, s."""
-    times = psutil.cpu_times()
-    return times.user + times.system + getattr(times, "nice", 0.0)
+def busy_s() -> tuple[float, float]:
+    """Return for how long the cores have worked, all together, and for our ended children, s."""
+    machine = psutil.cpu_times()
+    own = os.times()
+    busy = machine.user + machine.system + getattr(machine, "nice", 0.0)
+    return busy, own.children_user + own.children_system
 
 
 def seen_in(folder: Path) -> Seen | None:

@@ -1,26 +1,34 @@
-"""A search over knobs: propose a trial, run it, judge it, until nothing is worth another run."""
+"""A search over knobs: run one trial after the other, until nothing is worth another run."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
+from labkit.knobs import Settings
 from labkit.results.run import Run
-from labkit.tuning.search_result import SearchResult
-from labkit.tuning.trial import START, Trial
-from labkit.tuning.trial_bench import Bench
+from labkit.tuning.search_result import Tuning
+from labkit.tuning.trial import Outcome, Trial
 
-SURE = 0.10  # a gain above this needs no second measurement
+AnyResult = TypeVar("AnyResult", bound=Tuning)
 
-AnyResult = TypeVar("AnyResult", bound=SearchResult)
+
+class Bench(Protocol):
+    """What runs the trials of a search."""
+
+    each: Callable[[Run], object] | None  # called with the run that is going on
+
+    def measure(self, knobs: Settings, rate: float | None, whole: bool = False) -> Outcome:
+        """Run knobs, not to the end where `rate` samples/s are far above them, unless `whole`."""
+        ...
 
 
 class Search(Generic[AnyResult]):
-    """A search that fills its result as it goes."""
+    """A search that fills its result as it goes. It only decides: the bench runs."""
 
     def __init__(self, found: AnyResult, bench: Bench):
-        """Set up a search; nothing runs yet."""
+        """Set up a search; nothing runs yet. A start that has been measured is in `found`."""
         self.found = found
         self.bench = bench
         self.each: Callable[[], object] = lambda: None
@@ -31,30 +39,30 @@ class Search(Generic[AnyResult]):
         self.each = judged
         self.bench.each = running
 
-    def propose(self) -> Trial | None:
-        """Return the next trial; None where the search is over."""
+    @property
+    def start(self) -> Trial:
+        """The trial of the settings as they are."""
+        return self.found.tried[0]
+
+    @property
+    def best(self) -> Trial:
+        """The best trial so far."""
+        return self.found.winner or self.start
+
+    def go_on(self) -> None:
+        """Run trials, once the start has been measured."""
         raise NotImplementedError
-
-    def judge(self, trial: Trial) -> None:
-        """Decide what becomes of a trial that has run."""
-
-    def finish(self) -> None:
-        """Decide what needs another measurement, and which trial to take."""
 
     def run(self) -> AnyResult:
         """Search to the end; raises RuntimeError where the start itself cannot be measured."""
         self.begun_s = time.monotonic()
-        start = Trial(dict(self.found.start), "the starting point", judgement=START)
         try:
-            self.measure(start)
-            if not start.rates:
-                raise RuntimeError(f"The starting point cannot be measured: {start.error}")
+            if not self.found.tried:
+                self.measure(Trial(dict(self.found.start), "the starting point", kept=True))
+            if not self.start.rates:
+                raise RuntimeError(f"The starting point cannot be measured: {self.start.error}")
             self.each()
-            while (trial := self.propose()) is not None:
-                self.measure(trial)
-                self.judge(trial)
-                self.each()
-            self.finish()
+            self.go_on()
         except KeyboardInterrupt:
             self.found.interrupted = True
             raise
@@ -63,15 +71,10 @@ class Search(Generic[AnyResult]):
             self.found.done = True
         return self.found
 
-    def measure(self, trial: Trial) -> None:
+    def measure(self, trial: Trial, whole: bool = False) -> None:
         """Run a trial once (more)."""
+        rate = self.best.rate if self.found.tried else None
         if trial not in self.found.tried:
             self.found.tried.append(trial)
         self.found.latest = trial
-        rate = trial.rate or (trial.expected.value if trial.expected else None)
-        measured = self.bench.measure(trial.knobs, rate or self.found.tried[0].rate)
-        trial.error = None if measured.rate else measured.error or "no number"
-        if measured.rate:
-            trial.rates.append(measured.rate)
-        if measured.rate and measured.run is not None:
-            trial.runs.append(measured.run)
+        trial.outcomes.append(self.bench.measure(trial.knobs, rate, whole))

@@ -10,29 +10,24 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from labkit.bench.loader_knobs import knobs_of
+from labkit.diagnosis.loader_code import LoopCode
 from labkit.knobs import Settings
 from labkit.orders import UserSource
 from labkit.results.launch import Launched
 from labkit.results.payload import CannotSend, pickled, place, sizes_of
-from labkit.spec import LOADER_KNOBS, WITHOUT_WORKERS
+from labkit.spec import LOADER_KNOBS
+from labkit.watching.loader_call import call_of, call_with
 
 NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+BATCH_SIZE = 32  # for a dataset that is given without one
 GIVEN_WITH_IT = {
     "collate_fn": "a function of a list of items",
     "step": "a function of one batch",
 }
 MAX_PAYLOAD = 512 * 2**20  # bytes; a larger data set is better made where it is used
-
-
-class TorchLoader(Protocol):
-    """A torch DataLoader; torch itself is not imported here."""
-
-    batch_size: int | None
-    dataset: object
-    collate_fn: object
 
 
 @dataclass(frozen=True)
@@ -73,17 +68,25 @@ def source_of(dataset: object, **parts: object) -> Source:
     return Source(name, _pickled(given), tuple(given))
 
 
-def source_of_loader(loader: TorchLoader, **parts: object) -> tuple[Source, Settings]:
-    """Return the Source of a DataLoader and its settings as {knob: value}."""
-    if loader.batch_size is None:
+def own_data(what: Any, collate_fn: object, step: object) -> tuple[Source, Settings, LoopCode]:
+    """Return the Source of a dataset or a DataLoader, its settings, and how its script makes it.
+
+    Raises ValueError on what cannot be sent or loaded, saying why.
+    """
+    known = knobs_of(what)
+    if not known:
+        code = LoopCode.of(call_with(what, collate_fn=collate_fn))
+        source = source_of(what, collate_fn=collate_fn, step=step)
+        return source, {"batch_size": BATCH_SIZE}, code
+    if collate_fn is not None:
+        raise ValueError("collate_fn: a DataLoader has its own.")
+    if what.batch_size is None:
         raise ValueError(
             "this DataLoader has a batch_sampler of its own (or none): give its dataset, and "
             "batch_size=..., collate_fn=... instead."
         )
-    knobs: Settings = {"prefetch_factor": None, **knobs_of(loader)}
-    if not knobs["num_workers"]:
-        knobs |= WITHOUT_WORKERS
-    return source_of(loader.dataset, collate_fn=loader.collate_fn, **parts), knobs
+    source = source_of(what.dataset, collate_fn=what.collate_fn, step=step)
+    return source, known, LoopCode.of(call_of(what))
 
 
 def _check_dataset(dataset: object) -> None:

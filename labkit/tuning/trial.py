@@ -1,40 +1,38 @@
-"""A trial: knobs that were run, what was expected of them, and what was measured."""
+"""A trial: knobs that were run, and what was measured."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
-from typing import NamedTuple
 
-from labkit.diagnosis.estimate import Estimate
-from labkit.diagnosis.prediction import DRAWS, predict_from
 from labkit.knobs import Settings, as_typed
 from labkit.results.run import Run
-from labkit.spec import Pipeline
-from labkit.tuning.settings import LoaderSetting
+from labkit.tuning.settings import cost
+from labkit.watching.trial_hook import Seen
 
-TIE = 0.015  # throughputs closer than this are the same: repeats of one run differ by more
-OWN_DATA = Pipeline(io_ms=0)  # stands for the user's own data, of which no wait is known
+TIE = 0.03  # throughputs closer than this are the same: repeats of one run differ by more
+WAITING = 0.05  # share of the time; below it no queue is worth a trial
+UNEVEN = 5.0  # a longest wait of so many steps' time asks for a longer queue
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """What becomes of a trial that has run."""
+class Outcome:
+    """What one run came to."""
 
-    said: str  # in a few words
-    kept: bool = False
+    rate: float | None = None  # samples/s
+    error: str | None = None  # why there is no rate
+    run: Run | None = None  # of the bench
+    seen: Seen | None = None  # of a script
+    seconds: float = 0.0  # that it took, from its start to its end
+    others: float = 0.0  # share of the cores that other programs used meanwhile
+    waited: float = 0.0  # share of the time in which the loop waited for a batch
+    longest_wait: float = 0.0  # over the time of a step
 
-
-START = Judgement("", kept=True)
-
-
-class Outcome(NamedTuple):
-    """The outcome of one run."""
-
-    rate: float | None  # samples/s
-    error: str | None  # why there is no number
-    run: Run | None
+    @property
+    def is_uneven(self) -> bool:
+        """Whether the loop waits, and now and then for far longer than a step takes."""
+        return self.waited > WAITING and self.longest_wait > UNEVEN
 
 
 @dataclass(eq=False)
@@ -42,41 +40,28 @@ class Trial:
     """Settings that were tried, and what became of them."""
 
     knobs: Settings
-    why: str = ""  # the finding that it acts against, or what its prediction promised
+    why: str = ""
     changes: Settings = field(default_factory=dict)  # the knobs that differ from those before it
-    expected: Estimate | None = None  # samples/s; None: nothing predicts it
-    promise: float = 0.0  # the expected gain over the price of the change
-    rates: list[float] = field(default_factory=list)  # samples/s, one for each run
-    runs: list[Run] = field(default_factory=list, repr=False)
-    error: str | None = None  # why the last run gave no number
-    gain: float | None = None  # measured: throughput over that before the change
-    loss_change: float | None = None  # relative difference of the mean loss from the start's
-    judgement: Judgement | None = None  # what became of it
+    outcomes: list[Outcome] = field(default_factory=list, repr=False)  # one for each run
+    said: str = ""  # what became of it, in a few words
+    kept: bool = False  # whether those after it are changes to it
     is_bound: bool = False  # whether it only says what could be gained: nobody can set it
-    remark: str = ""  # on how it was measured
 
     @classmethod
-    def changing(
-        cls, before: Settings, knobs: Settings, why: str, expected: Estimate | None = None
-    ) -> Trial:
+    def changing(cls, before: Settings, knobs: Settings, why: str) -> Trial:
         """Return the trial of the knobs `before` with those of `knobs` in their place."""
         changes = {name: value for name, value in knobs.items() if value != before.get(name)}
-        return cls(before | knobs, why, changes, expected)
+        return cls(before | knobs, why, changes)
 
     @property
-    def said(self) -> str:
-        """What became of it, in a few words; "" where nothing judged it."""
-        return self.judgement.said if self.judgement else ""
+    def workers(self) -> int:
+        """The loader's workers."""
+        return self.knobs["num_workers"]
 
     @property
-    def kept(self) -> bool:
-        """Whether the knobs after it are changes to these."""
-        return self.judgement is not None and self.judgement.kept
-
-    @property
-    def setting(self) -> LoaderSetting:
-        """The loader's arguments among the knobs."""
-        return LoaderSetting.of(self.knobs)
+    def rates(self) -> list[float]:
+        """The throughput of each run that came to one, samples/s."""
+        return [each.rate for each in self.outcomes if each.rate]
 
     @property
     def rate(self) -> float | None:
@@ -89,6 +74,18 @@ class Trial:
         return self.rate or 0.0
 
     @property
+    def error(self) -> str | None:
+        """Why its last run gave no number."""
+        if not self.outcomes or self.outcomes[-1].rate:
+            return None
+        return self.outcomes[-1].error or "no number"
+
+    @property
+    def runs(self) -> list[Run]:
+        """Its runs on the bench."""
+        return [each.run for each in self.outcomes if each.run is not None]
+
+    @property
     def what(self) -> str:
         """The change in words."""
         if self.is_bound:
@@ -98,34 +95,21 @@ class Trial:
 
     def to_dict(self) -> dict[str, object]:
         """Return the trial as JSON types."""
-        names = ("why", "changes", "error", "gain", "said", "kept")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "setting": self.setting.to_dict(),
-            "throughput": self.rate,
-            "throughputs": self.rates,
-            "predicted": self.expected.value if self.expected else None,
-            "predicted_range": self.expected[1:] if self.expected else None,
-            "losses": self.loss_change,
-        }
+        names = ("why", "changes", "knobs", "error", "said", "kept")
+        rates = {"throughput": self.rate, "throughputs": self.rates}
+        return {name: getattr(self, name) for name in names} | rates
 
 
-def forecast(run: Run, here: LoaderSetting, changes: Settings) -> Estimate | None:
-    """Return the samples/s that changes to a run with the loader `here` give; None: not known."""
-    own_data = OWN_DATA.but(**here.to_dict()) if run.watched else None
-    return predict_from(run, changes, DRAWS, own_data).estimate
-
-
-def is_tie(trial: Trial, fastest: Trial, within: float = TIE) -> bool:
+def is_tie(trial: Trial, fastest: Trial) -> bool:
     """Return whether a trial is as fast as the fastest one."""
-    return trial.speed >= (1 - within) * fastest.speed
+    return trial.speed >= (1 - TIE) * fastest.speed
 
 
-def cheapest_of_fastest(trials: Iterable[Trial], within: float = TIE) -> Trial | None:
+def cheapest_of_fastest(trials: Iterable[Trial]) -> Trial | None:
     """Return the cheapest of the trials that tie with the fastest; None where none has a number."""
     measured = [each for each in trials if each.rates and not each.error and not each.is_bound]
     fastest = max(measured, key=lambda trial: trial.speed, default=None)
     if fastest is None:
         return None
-    tied = [trial for trial in measured if is_tie(trial, fastest, within)]
-    return min(tied, key=lambda trial: (*trial.setting.cost, len(trial.changes)))
+    tied = [trial for trial in measured if is_tie(trial, fastest)]
+    return min(tied, key=lambda trial: (*cost(trial.knobs), len(trial.changes)))

@@ -4,33 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import cast
 
+from labkit.diagnosis.core_use import CoreUse
 from labkit.knobs import Settings
 from labkit.process import launcher
 from labkit.results.launch import launch
 from labkit.results.run import Run
 from labkit.spec import Pipeline
-from labkit.tuning.settings import LoaderSetting
+from labkit.tuning.settings import in_flight
 from labkit.tuning.source import Source
 from labkit.tuning.trial import Outcome
 
 FEWEST_STEPS = 24  # after the warm-up; with fewer, the throughput is a guess
-FEWEST_FIRST = 6  # steps of the first run, from which the others are predicted
+FEWEST_FIRST = 6  # steps of the first run, from which the time for the others is known
 LONGEST_S = 30.0  # s, of one run
 LOOK_S = 1.2  # s that the x-ray and measuring the hand-over of a batch take of a run
 ENDLESS = 1_000_000  # steps: the clock ends a run, so that its queues never run dry
-
-
-class Bench(Protocol):
-    """What runs the trials of a search."""
-
-    each: Callable[[Run], object] | None
-    count: int  # runs that were made
-
-    def measure(self, knobs: Settings, rate: float | None) -> Outcome:
-        """Run knobs; `rate` is what is expected."""
-        ...
 
 
 class TrialBench:
@@ -47,28 +37,35 @@ class TrialBench:
         self.count = 0  # runs that were made
         self.each: Callable[[Run], object] | None = None  # called with the run that is going on
 
-    def measure(self, knobs: Settings, rate: float | None) -> Outcome:
+    def measure(self, knobs: Settings, rate: float | None, whole: bool = False) -> Outcome:
         """Run knobs; once more, and longer, where a run of unknown rate was too short.
 
-        `rate` are the samples/s that are expected.
+        `rate` are the samples/s that are expected. Every run is a whole one.
         """
         run = self._run(knobs, rate)
-        is_short = run.steps < FEWEST_FIRST + LoaderSetting.of(knobs).in_flight
+        is_short = run.steps < FEWEST_FIRST + in_flight(knobs)
         if run.outcome == "finished" and rate is None and is_short:
             run = self._run(knobs, run.throughput or run.samples / self.seconds or 1.0)
         if run.outcome != "finished":
-            return Outcome(None, run.error or run.outcome, run)
+            return Outcome(error=run.error or run.outcome, run=run)
         if not run.throughput:
             slow = f"only {run.steps} batches in {LONGEST_S:.0f} s: too slow to measure"
-            return Outcome(None, slow, run)
-        return Outcome(run.throughput, None, run)
+            return Outcome(error=slow, run=run)
+        step_ms = run.steps_ms.sum(axis=1).mean()
+        waits_ms = run.steps_ms[:, 0]
+        return Outcome(
+            run.throughput,
+            run=run,
+            others=CoreUse.of(run).others_share,
+            waited=float(waits_ms.mean() / step_ms),
+            longest_wait=float(waits_ms.max() / step_ms),
+        )
 
     def _run(self, knobs: Settings, rate: float | None) -> Run:
         """Run knobs once."""
-        setting = LoaderSetting.of(knobs)
-        changes = knobs | {"steps": ENDLESS, "seconds": self._seconds(setting, rate), "xray": False}
+        changes = knobs | {"steps": ENDLESS, "seconds": self._seconds(knobs, rate), "xray": False}
         if self.look:
-            changes |= {"xray": True, "seconds": self._seconds(setting, rate) + LOOK_S}
+            changes |= {"xray": True, "seconds": self._seconds(knobs, rate) + LOOK_S}
         elif self.source is not None:  # other items each time: none is in the cache from before
             changes["seed"] = self.pipeline.seed + self.count
         self.count += 1
@@ -79,12 +76,12 @@ class TrialBench:
             warm_up()
         return run
 
-    def _seconds(self, setting: LoaderSetting, rate: float | None) -> float:
+    def _seconds(self, knobs: Settings, rate: float | None) -> float:
         """Return how long to run; the queues are filled first, and that does not count."""
         if not rate:
             return self.seconds
-        batch_s = setting.batch_size / rate
-        filling_s = min(2 * self.seconds, setting.in_flight * batch_s)
+        batch_s = knobs["batch_size"] / rate
+        filling_s = min(2 * self.seconds, in_flight(knobs) * batch_s)
         return min(LONGEST_S, max(self.seconds, FEWEST_STEPS * batch_s) + filling_s)
 
 

@@ -16,7 +16,7 @@ from labkit.results.run import Run
 from labkit.results.sweep import Sweep
 from labkit.spec import Distributed, Pipeline
 from labkit.tuning.search import AnyResult, Search
-from labkit.tuning.search_result import Interrupted, Ladder, SearchResult, Tuning
+from labkit.tuning.search_result import Interrupted, Ladder, Tuning
 from labkit.tuning.set_up import improver, script_tuner, tuner
 from labkit.view import wandb_log
 from labkit.view.display import Display
@@ -136,25 +136,22 @@ def tune(
     collate_fn: Callable | str | None = None,
     step: Callable | str | None = None,
     batch_size: int | None = None,
-    baseline: Settings | None = None,
     max_workers: int | None = None,
     seconds: float = 1.5,
 ) -> Tuning:
     """Find the cheapest DataLoader settings that are as fast as the fastest.
 
-    A prediction from each run says what to try next; isolated runs measure it, each for as long as
-    it tells something; a small gain is measured again. An interrupt keeps the best so far: a
+    Isolated runs measure one setting after the other, each for as long as it tells something; a
+    small gain is measured again, in turn with the start. An interrupt keeps the best so far: a
     notebook's cell returns it (a script has it in `lk.tune.last`).
 
     Args:
-        dataset_or_pipeline: A `labkit.Pipeline`; or your own dataset or DataLoader, or the Run of
-            one that was watched; or "module:function", a function that returns the dataset.
+        dataset_or_pipeline: A `labkit.Pipeline`; or your own dataset or DataLoader; or
+            "module:function", a function that returns the dataset.
         collate_fn: Yours, as an object or "module:name".
         step: What your loop does with one batch, a function of it, as an object or "module:name".
             Without it nothing computes, and the loader's own throughput is what is raised.
         batch_size: The batch size to tune for; else that of the pipeline or DataLoader, or 32.
-        baseline: The settings you have now, such as `{"num_workers": 2}`; else the defaults, or
-            those of the pipeline or DataLoader given.
         max_workers: The most workers to try; else 12, or twice the cores where that is more.
         seconds: How long a setting is measured, s, at the most; its start comes on top.
 
@@ -163,13 +160,12 @@ def tune(
     """
     what = dataset_or_pipeline
     if isinstance(what, Watch):
-        what = what.run if what.has_begun else what.loader
+        what = what.loader
     search = tuner(
         what,
         collate_fn=collate_fn,
         step=step,
         batch_size=batch_size,
-        baseline=baseline,
         max_workers=max_workers,
         seconds=seconds,
     )
@@ -196,42 +192,40 @@ def tune_script(
 
 
 def improve(
-    pipeline: Pipeline | Run | None = None,
+    pipeline: Pipeline | None = None,
     *,
     may_change: Collection[str] = (),
-    seconds: float | None = None,
 ) -> Ladder:
     """Fix what is on top, measure, ask again, until nothing is worth it; show every step.
 
     A change is kept only where it gains beyond the noise; one that changes the arithmetic, only
-    where the losses stay the same but for rounding and chance. At most 12 runs. An interrupt ends
-    it: the best so far is returned.
+    where the losses stay the same but for rounding and chance. At most 12 runs. An interrupt keeps
+    the best so far: a notebook's cell returns it (a script has it in `lk.improve.last`).
 
     Args:
-        pipeline: A `labkit.Pipeline` (the default one where it is left out), or a Run of one. For
-            a dataset of your own use `lk.tune`.
+        pipeline: A `labkit.Pipeline` (the default one where it is left out). For a dataset of your
+            own use `lk.tune`.
         may_change: Any of "batch_size" and "precision", which change what is trained.
-        seconds: Time budget: no run begins that would end later.
 
     Raises:
         ValueError: Something cannot be run, and why.
         RuntimeError: The starting point cannot be measured, with the reason.
     """
-    search = improver(Pipeline() if pipeline is None else pipeline, may_change, seconds)
+    search = improver(Pipeline() if pipeline is None else pipeline, may_change)
     return searched(improve, search)
 
 
 def searched(function: Callable[..., object], search: Search[AnyResult]) -> AnyResult:
     """Show a search until it has ended: a table of its trials, and below it the run that goes on.
 
-    A terminal has a line for each trial.
+    A terminal has a line for each run.
     """
     found = search.found
     remember(function, found)
     display = Display()
 
     def judged() -> None:
-        display.final(trial_line(found), found.table("going on"))
+        display.final(found.last_line, found.table("going on"))
 
     def running(run: Run) -> None:
         if display.due:
@@ -247,16 +241,3 @@ def searched(function: Callable[..., object], search: Search[AnyResult]) -> AnyR
     finally:
         display.final(found.headline, found.table())
     return found
-
-
-def trial_line(found: SearchResult) -> str:
-    """Say in one line what the last trial gave, what was expected of it, and what became of it."""
-    trial = found.latest
-    if trial is None:
-        return found.headline
-    failed = trial.error or not trial.rates
-    rate = "failed" if failed else f"{trial.rates[-1]:,.0f} {found.unit}"
-    hoped = f" (predicted {trial.expected})" if trial.expected else ""
-    again = f", run {len(trial.rates)}" if len(trial.rates) > 1 else f" ({trial.why})"
-    verdict = found.verdict_on(trial)
-    return f"{trial.what}: {rate}{hoped}{again}{verdict and f'; {verdict}'}"

@@ -71,11 +71,6 @@ class Watch(StandIn):
         self.close(error)
 
     @property
-    def has_begun(self) -> bool:
-        """Whether a pass over the loader has begun, so that there is a `run`."""
-        return self._recorder is not None
-
-    @property
     def run(self) -> Run:
         """The Run so far; raises RuntimeError before the first pass."""
         if self._recorder is None:
@@ -84,7 +79,6 @@ class Watch(StandIn):
             self._recorder.flush()
         if self._run is None:
             self._run = Run(self._recorder.folder, process=self._recorder)
-            self._run.loader = self.loader
         return self._run
 
     def count_flops_of(self, model: object) -> None:

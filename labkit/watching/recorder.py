@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, cast
 from labkit.bench import loader_knobs, record_head
 from labkit.bench.batch_contents import unseen
 from labkit.bench.before_calls import held
-from labkit.process import folders
 from labkit.process.events import EventLog, now_ns
 from labkit.process.interrupts import OwnErrors
 from labkit.watching import device_in_use
@@ -62,7 +61,6 @@ class Recorder:
         self.folder = Path(folder)
         self.pid = os.getpid()
         self.log = EventLog(folder)
-        folders.in_use[self] = self.folder.absolute()
         self.knobs = loader_knobs.knobs_of(loader)
         self.length: int | None = None  # batches of a pass, once one is over
         self.kind: DeviceKind = ""

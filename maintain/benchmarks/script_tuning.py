@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 
 from labkit.tuning.script_bench import ScriptBench
-from labkit.tuning.settings import LoaderSetting
+from labkit.tuning.settings import of_loader
 from labkit.view.running import tune_script
 
 SCRIPT = """
@@ -108,15 +108,13 @@ GRID = {
 ROUNDS = 3
 
 
-def grid(start: LoaderSetting) -> list[dict[str, object]]:
+def grid(start: dict[str, object]) -> list[dict[str, object]]:
     """Return every setting of the grid; kept workers only where there are some."""
     found = []
     for values in itertools.product(*GRID.values()):
         knobs = dict(zip(GRID, values, strict=True))
-        setting = start.but(num_workers=knobs["num_workers"])
-        if knobs["persistent_workers"] and not setting.num_workers:
-            continue
-        found.append(setting.to_dict() | knobs)
+        if knobs["num_workers"] or not knobs["persistent_workers"]:
+            found.append(of_loader(start | knobs) | knobs)
     return found
 
 
@@ -131,16 +129,14 @@ def row(name: str, seconds: float) -> tuple[str, float, float, float, int, float
     runs = sum(len(trial.rates) for trial in tuning.tried)
     bench = ScriptBench(command, seconds)
     bench.look()
-    kept = [
-        s
-        for s in grid(LoaderSetting.of(tuning.start))
-        if bench.epochs or not s["persistent_workers"]
-    ]
+    kept = [s for s in grid(tuning.start) if bench.epochs or not s["persistent_workers"]]
     rates = [(bench.measure(knobs).rate or 0.0, knobs) for knobs in kept]
     best = max(rates, key=lambda each: each[0])[1]
-    bench.to_the_end = True
     contenders = [best, dict(tuning.best), dict(tuning.start)]
-    turns = [[bench.measure(knobs).rate or 0.0 for knobs in contenders] for _ in range(ROUNDS)]
+    turns = [
+        [bench.measure(knobs, whole=True).rate or 0.0 for knobs in contenders]
+        for _ in range(ROUNDS)
+    ]
     shares = [median(turn[place] / turn[0] for turn in turns) for place in (1, 2)]
     print(tuning, f"grid's best: {best}", sep="\n", file=sys.stderr)
     return name, shares[0], shares[1], tuning.speedup or 1.0, runs, took

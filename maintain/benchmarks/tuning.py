@@ -55,7 +55,7 @@ from paired import all_hold, in_turn, rows_of
 from labkit import Pipeline
 from labkit.tuning.loader_search import LoaderSearch
 from labkit.tuning.set_up import tuner
-from labkit.tuning.settings import LoaderSetting
+from labkit.tuning.settings import of_loader
 from labkit.tuning.trial_bench import TrialBench
 
 WORKLOADS = {
@@ -73,45 +73,54 @@ WINNERS = 3  # of the grid
 TRIES = 9  # of a run that did no step
 
 
-def samples_a_second(bench: TrialBench, setting: LoaderSetting, expected: float | None) -> float:
-    """Measure a setting; once more where the machine's neighbours let a run do no step."""
-    tries = (bench.measure(setting.to_dict(), expected).rate for _ in range(TRIES))
+def samples_a_second(bench: TrialBench, knobs: dict[str, Any], expected: float | None) -> float:
+    """Measure knobs; once more where the machine's neighbours let a run do no step."""
+    tries = (bench.measure(knobs, expected).rate for _ in range(TRIES))
     return next(filter(None, tries), 0.0)
 
 
-def measure_grid(job: LoaderSearch) -> tuple[dict[LoaderSetting, float], float]:
-    """Measure the settings of GRID once; return their samples/s, and the seconds it took."""
-    start = LoaderSetting.of(job.found.start)
+def named(knobs: dict[str, Any]) -> str:
+    """Name the settings that the grid is of."""
+    return f"{knobs['num_workers']} workers, prefetch {knobs['prefetch_factor']}"
+
+
+def measure_grid(job: LoaderSearch) -> tuple[list[dict[str, Any]], float, float]:
+    """Measure the settings of GRID once; return them, fastest first, its rate, and the seconds."""
     begun = time.monotonic()
-    rates: dict[LoaderSetting, float] = {}
+    found: list[tuple[float, dict[str, Any]]] = []
     for workers, prefetch in GRID:
-        setting = start.but(num_workers=workers, prefetch_factor=prefetch)
-        rates[setting] = samples_a_second(job.bench, setting, max(rates.values(), default=None))
+        asked = {"num_workers": workers, "prefetch_factor": prefetch}
+        knobs = of_loader(job.found.start | asked)
+        fastest = max((rate for rate, _ in found), default=None)
+        found.append((samples_a_second(job.bench, knobs, fastest), knobs))
+    found.sort(key=lambda pair: pair[0], reverse=True)
     # runs that were too short were made again: not the grid's time
-    return rates, (time.monotonic() - begun) * len(rates) / job.bench.count
+    seconds = (time.monotonic() - begun) * len(found) / job.bench.count
+    return [knobs for _, knobs in found], found[0][0], seconds
 
 
 def against_grid(name: str) -> dict[str, Any]:
     """Measure the grid, tune once, and measure the winners of both again in turn."""
     make_job = functools.partial(tuner, WORKLOADS[name], seconds=SECONDS, max_workers=8)
-    rates, grid_seconds = measure_grid(make_job())
+    settings, rate, grid_seconds = measure_grid(make_job())
     begun = time.monotonic()
     job = make_job()
     best = job.run().best
     of_its_time = (time.monotonic() - begun) / grid_seconds
     runs = job.bench.count
-    fastest = sorted(rates, key=rates.__getitem__, reverse=True)[:WINNERS]
-    chosen = LoaderSetting.of(best).but(persistent_workers=False)
-    winners = [setting.but(persistent_workers=False) for setting in fastest]
+    winners = list(map(named, settings[:WINNERS]))
+    chosen = named(best)
     ways = {
-        setting: functools.partial(samples_a_second, job.bench, setting, rates[fastest[0]])
-        for setting in (*winners, chosen)
+        named(knobs): functools.partial(
+            samples_a_second, job.bench, of_loader(knobs | {"persistent_workers": False}), rate
+        )
+        for knobs in (*settings[:WINNERS], best)
     }
     again = in_turn(ways, ROUNDS)
     grid_best = again[: ROUNDS // 2][winners].median().idxmax()
     later = again[ROUNDS // 2 :].median()
     return {
-        "chosen": str(chosen),
+        "chosen": chosen,
         "of_grid_best": float(later[chosen] / later[grid_best]),
         "of_its_time": of_its_time,
         "runs": runs,

@@ -42,11 +42,11 @@ model = torch.nn.Linear(192, 10)
 """
 TUNE = """
 tuning = lk.tune(Images(), batch_size=8, seconds=0.5, max_workers=2)
-failed = {str(trial.setting): trial.error for trial in tuning.tried if trial.error}
+failed = {trial.what: trial.error for trial in tuning.tried if trial.error}
 assert tuning.speedup >= 1 and not failed, failed
 """
 IMPROVE = """
-ladder = lk.improve(lk.Pipeline(dataset="sleep", prep_ms=20, model="mlp"), seconds=10)
+ladder = lk.improve(lk.Pipeline(dataset="sleep", prep_ms=20, model="mlp"))
 assert ladder.tried and ladder.tried[0].runs[0].steps > 3, ladder
 """
 # A row that ends out of memory leaves the next one a fresh process, or this one
