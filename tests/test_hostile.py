@@ -169,7 +169,7 @@ HOSTILE = {
     "nan.jsonl": (SPEC + b'{"event":"padding","share":NaN}\n', "not an event"),
     "share.jsonl": (SPEC + b'{"event":"padding","share":7}\n', "not an event"),
     "cores.jsonl": (SPEC + MACHINE.replace(b"4", b"-4"), "'cpu_cores' is no number .1 to"),
-    "cut.tar": (tar_of(b"0", 900) + bytes(100), "cut short"),
+    "cut.tar": (tar_of(b"0", 900) + bytes(100), "end of data"),
     "kinds.jsonl": (SPEC + b'{"event":"x"}\n' * 10**5, "has few"),
     "newlines.jsonl.gz": (packed((SPEC, 1), (b"\n" * MIB, 100)), "without an event|unpacks to"),
     "members.json.gz": (gzip.compress(b"") * 10**5, "gzip files in one"),

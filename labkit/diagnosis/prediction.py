@@ -5,8 +5,8 @@ The loader is simulated (`loader_simulation`) with what the run's own items and 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -58,15 +58,14 @@ class Prediction(Result):
 
     def table(self) -> Table:
         """Return the prediction in one line."""
-        knobs = as_typed(self.changes)
-        if self.cannot or self.throughput_range is None or self.utilization_range is None:
-            return Table((), title=f"Prediction({knobs}): {self.cannot}")
-        low, high = self.throughput_range
-        least, most = self.utilization_range
-        rate = f"{self.throughput:.0f} samples/s ({low:.0f} to {high:.0f})"
-        busy = f"busy {self.utilization:.0%} ({least:.0%} to {most:.0%})"
-        said = f"predicted {rate}, {busy}, limit: {self.limit}; {self.why}"
-        return Table((), title=f"Prediction({knobs}): {said}")
+        said = self.cannot
+        if self.throughput_range and self.utilization_range:
+            low, high = self.throughput_range
+            least, most = self.utilization_range
+            rate = f"{self.throughput:.0f} samples/s ({low:.0f} to {high:.0f})"
+            busy = f"busy {self.utilization:.0%} ({least:.0%} to {most:.0%})"
+            said = f"predicted {rate}, {busy}, limit: {self.limit}; {self.why}"
+        return Table((), title=f"Prediction({as_typed(self.changes)}): {said}")
 
 
 class Simulations:
@@ -78,17 +77,9 @@ class Simulations:
     def __init__(self, known: RunCosts):
         self.known = known
         self._found: dict[tuple[Pipeline, float], list[Summary]] = {}
-
-    @classmethod
-    def of(cls, run: Run, pipeline: Pipeline | None) -> Simulations:
-        """Return those of a run as it is at this moment; CannotPredict where it tells too little.
-
-        A bench's run of a user's own data is read as if it were of `pipeline`.
-        """
-        computed = run.computed
-        if (cls, pipeline) not in computed:
-            computed[cls, pipeline] = cls(RunCosts.of(run, pipeline))
-        return computed[cls, pipeline]
+        simulated = np.median(self.of_setting(known.pipeline, 1.0, DRAWS)[0])
+        # What the model misses in the run itself, of which half stays: its root
+        self.missed = float(np.sqrt(known.throughput / simulated))
 
     def of_setting(self, target: Pipeline, step: float, draws: int) -> np.ndarray:
         """Return the `Summary` of `draws` simulated runs (4, draws).
@@ -107,11 +98,13 @@ class Simulations:
             found.append(loop.run().summary(warmup, target.batch_size))
         return np.array(found[:draws]).T
 
-    @cached_property
-    def missed(self) -> float:
-        """What the model misses in the run itself, of which half stays: its root."""
-        simulated = np.median(self.of_setting(self.known.pipeline, 1.0, DRAWS)[0])
-        return float(np.sqrt(self.known.throughput / simulated))
+
+def simulations_of(run: Run, pipeline: Pipeline | None) -> Simulations:
+    """Return the simulations of a run as it is at this moment, read as if it were of `pipeline`."""
+    key = (Simulations, pipeline)
+    if key not in run.computed:
+        run.computed[key] = Simulations(RunCosts(run, pipeline))
+    return run.computed[key]
 
 
 def predict(run: Run, **changes: Setting) -> Prediction:
@@ -133,7 +126,7 @@ def predict_from(
     settings may be beyond what a knob takes.
     """
     try:
-        simulations = Simulations.of(run, pipeline)
+        simulations = simulations_of(run, pipeline)
         known = simulations.known
         target = _target(known.pipeline, changes)
         step, notes = _step(run, known.pipeline, target)
@@ -142,16 +135,20 @@ def predict_from(
                 "sending a batch from a worker was not measured: run it with num_workers=1"
             )
         rates, shares, cores, stretches = simulations.of_setting(target, step, draws)
-        missed = simulations.missed
     except CannotPredict as why:
         return Prediction(changes, cannot=f"cannot predict: {why}.", why=str(why))
-    rates = rates * missed
-    shares = np.minimum(1.0, shares * missed)
+    rates = rates * simulations.missed
+    shares = np.minimum(1.0, shares * simulations.missed)
     throughput = float(np.median(rates))
     utilization = float(np.median(shares))
-    saturated = bool(np.median(cores) > CPU_BOUND)
-    stretched = bool(np.median(stretches) > STRETCHED)
-    limit, held = _limit(known, utilization, saturated, stretched)
+    saturated = np.median(cores) > CPU_BOUND
+    stretched = saturated and np.median(stretches) > STRETCHED
+    if utilization > DEVICE_BOUND and not stretched:
+        limit, held = "device", "the device is nearly always busy"
+    elif saturated:
+        limit, held = "cpu", f"CPU-bound: all {known.cores} cores are saturated"
+    else:
+        limit, held = "input", "the loop still waits for data"
     error = float(np.hypot(2 * np.std(rates) / throughput, MODEL_ERROR[limit]))
     spread = float(np.hypot(2 * np.std(shares), UTILIZATION_ERROR[limit]))
     ratio = throughput / known.throughput
@@ -168,17 +165,6 @@ def predict_from(
     )
 
 
-def _limit(
-    known: RunCosts, utilization: float, saturated: bool, stretched: bool
-) -> tuple[str, str]:
-    """Return what will hold the run back, and that in words."""
-    if utilization > DEVICE_BOUND and not (saturated and stretched):
-        return "device", "the device is nearly always busy"
-    if saturated:
-        return "cpu", f"CPU-bound: all {known.cores} cores are saturated"
-    return "input", "the loop still waits for data"
-
-
 def _gain_said(ratio: float, noise: float) -> str:
     """Say how much faster a run will be, to go on with what will hold it back."""
     if ratio > 1 + noise:
@@ -189,32 +175,18 @@ def _gain_said(ratio: float, noise: float) -> str:
 
 
 def outcome_of(found: Prediction, came: Run) -> str:
-    """Say how a run came out against what was predicted of it, and which part was missed.
+    """Say how a run came out against what was predicted of it.
 
     Where other programs took the cores, the two are not comparable, and that is said instead.
     """
     use = CoreUse.of(came)
     if use.is_shared:
         named = f": {listed(came.beside)}" if came.beside else ""
-        taken = f"{use.others:.1f} of {use.cores} cores"
-        return f"not comparable: other programs use {taken}{named}"
-    rate, busy_s = _rate_and_busy_s(came)
-    expected, expected_busy_s = _rate_and_busy_s(found)
-    apart = rate / expected - 1
+        return f"not comparable: other programs use {use.others:.1f} of {use.cores} cores{named}"
+    apart = (came.throughput or 0.0) / (found.throughput or math.inf) - 1
     if abs(apart) < WORTH:
         return "as predicted"
-    said = f"{abs(apart):.0%} {'lower' if apart < 0 else 'higher'} than predicted"
-    busy = busy_s - expected_busy_s
-    idle = 1 / rate - 1 / expected - busy
-    part, more = ("step", busy) if abs(busy) > abs(idle) else ("wait", idle)
-    return f"{said}: the {part} is {'longer' if more > 0 else 'shorter'}"
-
-
-def _rate_and_busy_s(each: Prediction | Run) -> tuple[float, float]:
-    """Return samples/s, and for how long the device is busy with one, s."""
-    if not each.throughput or each.utilization is None:
-        raise ValueError(f"{each!r}: without a throughput there is nothing to compare.")
-    return each.throughput, each.utilization / each.throughput
+    return f"{abs(apart):.0%} {'lower' if apart < 0 else 'higher'} than predicted"
 
 
 def _target(pipeline: Pipeline, changes: dict[str, Setting]) -> Pipeline:
@@ -252,19 +224,19 @@ def _step(run: Run, old: Pipeline, target: Pipeline) -> tuple[float, list[str]]:
         else:
             unknown[name] = value
     if unknown:
-        names = " and ".join(unknown)
-        raise CannotPredict(_unmeasured(names, unknown))
+        raise CannotPredict(_unmeasured(unknown))
     return factor, notes
 
 
-def _unmeasured(names: str, values: dict[str, Setting]) -> str:
+def _unmeasured(values: dict[str, Setting]) -> str:
+    names = " and ".join(values)
     return f"the effect of {names} was not measured: run it once with {as_typed(values)}"
 
 
 def _fixed_share(run: Run, old: int, size: int) -> float:
     """Return the part of a step that does not grow from the `old` batch size to another."""
     fixed = (run.xray_facts or {}).get("fixed_share")
-    why = _unmeasured("batch_size", {"batch_size": size})
+    why = _unmeasured({"batch_size": size})
     if not old / BATCH_FACTOR <= size <= old * BATCH_FACTOR:
         raise CannotPredict(f"{why}, or one within {BATCH_FACTOR} times of it")
     if fixed is None:
@@ -276,6 +248,6 @@ def _bf16_speedup(run: Run, old: str, precision: str) -> float:
     """Return the time of the measured step over that of one in another precision: BF16."""
     speedup = (run.xray_facts or {}).get("bf16_speedup")
     if precision != "bf16" or old not in ("fp32", "ieee") or not speedup:
-        why = _unmeasured("precision", {"precision": precision})
+        why = _unmeasured({"precision": precision})
         raise CannotPredict(f"{why} (the x-ray of an fp32 run times bf16)")
     return speedup

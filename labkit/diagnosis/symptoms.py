@@ -7,7 +7,6 @@ PAGES = {  # the name of a page: the causes that it explains
     "too-few-workers": (
         "waiting_for_data",
         "too_few_workers",
-        "all_ranks_are_short_of_data",
         "data_prepared_outside_a_DataLoader",
     ),
     "costly-items": ("item", "collate", "slow_line", "cores"),
