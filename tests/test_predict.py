@@ -138,9 +138,7 @@ def test_the_verdict_advises_the_predicted_workers_and_a_second_look_does_not_un
     assert max(rates.values()) < 1.06 * rates[best]  # once applied, nothing else gains
 
 
-def test_a_miss_is_said_as_what_came_unless_others_took_the_cores(
-    textbook, tmp_path
-):
+def test_a_miss_is_said_as_what_came_unless_others_took_the_cores(textbook, tmp_path):
     told = lk.predict(textbook, num_workers=4)  # 2.5 ms of waiting and 10 of training
 
     def came(wait, step, *events):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -16,11 +16,6 @@ PARTS = {
     "transfer": "exchange",
     "other": "other",
 }
-# Kinds of work in which a host may wait for the other ranks: calls into torch, of which any waits
-# for a full queue
-MEETING = (
-    "forward", "backward", "optimizer", "torch", "copy", "sync", "inner_sync", "exchange",
-)  # fmt: skip
 
 
 class RankTimes(Result):
@@ -48,11 +43,6 @@ class RankTimes(Result):
     def __len__(self) -> int:
         return len(self.late)
 
-    def take(self, steps: np.ndarray) -> RankTimes:
-        """Return the same for the steps with these indices, which may repeat."""
-        some = {part: each[:, steps] for part, each in self.seconds.items()}
-        return RankTimes(self.ranks, some, self.late[steps])
-
     def to_dict(self) -> dict[str, object]:
         """Return the shares of each rank as JSON types."""
         shares = {part: np.round(getattr(self, part), 4).tolist() for part in PARTS}
@@ -69,16 +59,15 @@ def rank_times(runs: Mapping[int, Run]) -> RankTimes | None:
     """Return where the time of ranks that train together went; None where they have few steps.
 
     A bench's exchange has two stamps: a rank's gradients were complete, and all were averaged.
-    Nothing stamps that of a watched script: there a rank waits for the others where its stacks were
-    sampled in a call that may; None where its ranks are not in step.
+    Nothing stamps that of a watched script, where all but the wait for data may be waiting for the
+    others; None where its ranks are not in step.
     """
     stop = min((run.steps for run in runs.values()), default=0)
     start = max((run.warmup for run in runs.values()), default=0)
     if stop - start < 2:
         return None
-    steps = slice(start, stop)
     # with the step before
-    stamps = _stacked(run.stamps_ns(slice(start - 1, stop)) for run in runs.values())
+    stamps = np.stack([run.stamps_ns(slice(start - 1, stop)) for run in runs.values()]) / 1e9
     asked, ready, _, _, begin, end = np.moveaxis(stamps[:, 1:], 2, 0)
     before = stamps[:, :-1, 5]
     step = np.maximum(end - before, 1e-9)
@@ -86,11 +75,11 @@ def rank_times(runs: Mapping[int, Run]) -> RankTimes | None:
     if any(run.watched for run in runs.values()):
         if np.median(np.ptp(end, axis=0)) > np.median(step):
             return None
-        others = np.minimum([_meeting_s(run)[steps] for run in runs.values()], step - wait)
+        others = step - wait
         transfer = np.zeros_like(step)
         late = np.full(stop - start, -1)
     else:
-        exchange = _stacked(run.exchange_ns[steps] for run in runs.values())
+        exchange = np.stack([run.exchange_ns[start:stop] for run in runs.values()]) / 1e9
         none = np.isnan(exchange).any(axis=(0, 2))  # (steps,): nothing was exchanged
         exchange[:, none] = 0.0
         complete, averaged = np.moveaxis(exchange, 2, 0)  # each (ranks, steps)
@@ -101,26 +90,3 @@ def rank_times(runs: Mapping[int, Run]) -> RankTimes | None:
     compute = np.clip(end - begin - others - transfer, 0, None)
     seconds = {"step": step, "wait": wait, "compute": compute}
     return RankTimes(tuple(runs), {**seconds, "others": others, "transfer": transfer}, late)
-
-
-def _stacked(moments_ns: Iterable[np.ndarray]) -> np.ndarray:
-    """Return arrays of the ranks as one, in s."""
-    return np.stack(list(moments_ns)) / 1e9
-
-
-def _meeting_s(run: Run) -> np.ndarray:
-    """Return the time of each step (steps,) in which a watched rank may wait for others, s.
-
-    With few samples that is all of the body.
-    """
-    lines = run.lines
-    if not lines.enough("body"):
-        return np.full(run.steps, np.inf)
-    meets = lines.mask("body") & may_wait(run)
-    measured_s = (run.step_ms or 0.0) / 1e3 * (run.steps - run.warmup)
-    return np.bincount(lines.step[meets], lines.share[meets] * measured_s, run.steps)
-
-
-def may_wait(run: Run) -> np.ndarray:
-    """Return which of a run's sampled stacks are where a rank may wait for others."""
-    return np.isin(run.lines.kind, MEETING)

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from statistics import fmean
 
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.confidence import resampled
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.findings import Finding, Measured, bound, costs
-from labkit.diagnosis.rank_times import RankTimes, may_wait
+from labkit.diagnosis.rank_times import RankTimes
 from labkit.diagnosis.remedies import Remedy
 from labkit.diagnosis.run_verdict import of_run
 from labkit.diagnosis.verdict import Diagnosis
@@ -39,7 +37,6 @@ LOOK_AT_IT = Remedy(
     "runs there, its clock and its batches' sizes.",
     "ranks",
 )
-ALIKE = Finding("compute", "the_ranks_are_alike")
 
 
 @dataclass(frozen=True)
@@ -63,29 +60,24 @@ def of_ranks(runs: Mapping[int, Run], times: RankTimes | None) -> RanksVerdict:
         return RanksVerdict(min(own), own[min(own)], own)
     if times is None or len(times) < limits.MIN_STEPS:
         return _as_one(own, min(own), "The ranks have too few steps in common, or are not in step")
-    findings, confidence = resampled(
-        len(times), lambda steps: _by_cost(times.take(steps)), _by_cost(times)
-    )
-    if ALIKE in findings:
+    found = sorted(filter(None, (_one_is_late(times), _exchange(times))), key=_lost)
+    if not found:
         loses_most = max(own, key=lambda rank: own[rank].findings[0].lost_share)
         return _as_one(own, loses_most, f"No one of the {len(own)} ranks is late")
-    blamed = next((each.rank for each in findings if each.rank is not None), min(own))
-    told = [worded(_with_its_line(each, runs)) for each in findings]
+    blamed = next((each.rank for each in found if each.rank is not None), min(own))
+    told = [worded(replace(each, at_most=bound(each.lost_share))) for each in found]
     told += [each for each in own[blamed].findings if each.lost_share]
-    verdict = replace(own[blamed], findings=tuple(told), confidence=confidence)
-    return RanksVerdict(blamed, verdict, own)
+    return RanksVerdict(blamed, replace(own[blamed], findings=tuple(told)), own)
+
+
+def _lost(found: Finding) -> float:
+    return -found.lost_share
 
 
 def _as_one(own: Mapping[int, Diagnosis], rank: int, why: str) -> RanksVerdict:
     """Return the verdict of one rank as that of all, and why."""
     note = f"{why}: this is the verdict of rank {rank}."
     return RanksVerdict(rank, replace(own[rank], notes=(*own[rank].notes, note)), own)
-
-
-def _by_cost(times: RankTimes) -> tuple[Finding, ...]:
-    """Return what costs the ranks time; `ALIKE` where nothing sets one of them apart."""
-    found = filter(None, (_one_is_late(times), _exchange(times)))
-    return tuple(sorted(found, key=lambda each: -each.lost_share)) or (ALIKE,)
 
 
 def _one_is_late(times: RankTimes) -> Finding | None:
@@ -127,30 +119,3 @@ def _exchange(times: RankTimes) -> Finding | None:
     seen = "of the time ranks wait for gradients that every rank has computed"
     by = "not overlapped; stamps in DDP's communication hook"
     return costs("communication", "the_exchange_is_not_hidden", lost, seen, by, EXCHANGE_LESS)
-
-
-def _with_its_line(found: Finding, runs: Mapping[int, Run]) -> Finding:
-    """Return a finding with its bound, and the line that a slow rank is longer in than others."""
-    found = replace(found, at_most=bound(found.lost_share))
-    if found.name != "straggler" or found.rank is None:
-        return found
-    took = {rank: _line_ms(run) for rank, run in runs.items()}
-    slow = took.pop(found.rank)
-    longer_ms = {
-        line: ms - fmean(other.get(line, 0.0) for other in took.values())
-        for line, ms in slow.items()
-    }
-    most = max(longer_ms, key=longer_ms.__getitem__, default="")
-    least_ms = limits.WORTH_NAMING["straggler"] / 2 * (runs[found.rank].step_ms or 0.0)
-    if not most or longer_ms[most] < least_ms:
-        return found
-    what = "longer in a step than on the other ranks"
-    by = "stacks sampled in all ranks"
-    line = Measured(what, longer_ms[most], "ms", by, f"{most} takes")
-    return replace(found, measured=(*found.measured, line))
-
-
-def _line_ms(run: Run) -> dict[str, float]:
-    """Return how long each line of the body takes in a step, ms, where no rank waits in it."""
-    rows = run.lines.rows(run.lines.mask("body") & ~may_wait(run))
-    return {line.what: line.share * (run.step_ms or 0.0) for line in rows}

@@ -32,7 +32,7 @@ def recommend_workers(run: Run) -> int | None:
 def recommend_prefetch(run: Run) -> int | None:
     """Return the smallest prefetch_factor that is as good as the best.
 
-    None where none gains more than `WORTH`, or where nothing can be predicted.
+    None where none gains, or where nothing can be predicted.
     """
     now = run.pipeline.to_dict()["prefetch_factor"] or PYTORCH_PREFETCH
     deeper = [factor for factor in PREFETCH if factor > now]
@@ -43,7 +43,8 @@ def recommend_prefetch(run: Run) -> int | None:
 def _cheapest(run: Run, knob: str, own: int | None, values: list[int]) -> int | None:
     """Return the smallest value whose simulated throughput comes within `AS_GOOD` of the best.
 
-    The run's own stays unless another one gains more than `WORTH`; None where nothing is predicted.
+    The run's own stays unless another one gains more than `WORTH` and the run's own unevenness;
+    None where nothing is predicted.
     """
     rates = {
         value: predict_from(run, {knob: value}, RANKING_DRAWS).throughput
@@ -54,6 +55,6 @@ def _cheapest(run: Run, knob: str, own: int | None, values: list[int]) -> int | 
     if own not in known or len(known) < len(rates):
         return None
     best = max(known.values())
-    if best <= (1 + WORTH) * known[own]:
+    if best <= (1 + max(WORTH, run.spread or 0.0)) * known[own]:
         return own
     return min(value for value, rate in known.items() if rate >= (1 - AS_GOOD) * best)

@@ -51,7 +51,6 @@ PAGES = {  # the name of a page: the causes that it explains
     "ranks": (
         "one_rank_is_short_of_data",
         "one_rank_is_slower",
-        "the_ranks_are_alike",
         "the_exchange_is_not_hidden",
         "exposed_collectives",
     ),

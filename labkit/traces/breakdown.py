@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.bench.card_formats import tensor_formats
 from labkit.results.result import Result, Table
 from labkit.results.text import counted
 from labkit.traces.classes import TRACE_CLASSES
@@ -166,10 +165,7 @@ class Breakdown(Result):
         if idle:
             parts = [f"{cause} {us / 1000:,.1f} ms" for cause, us in idle.items()]
             foot.append(f"device idle: {', '.join(parts)}")
-        if self.host_where and self.host_work_us > 0.05 * self.step_us:
-            foot.append(f"host work outside operators is mostly in {', '.join(self.host_where)}")
-        has_none = tensor_formats(self.device_name, self.compute_capability) == ()
-        if self.tensor_core_share is not None and not has_none:
+        if self.tensor_core_share is not None:
             foot.append(
                 f"Tensor Cores: {self.tensor_core_share:.0%} of kernel time uses them, "
                 f"{self.tensor_core_eligible_share:.0%} is of operators that can"
