@@ -92,7 +92,7 @@ def trace(options: argparse.Namespace) -> Outcome:
         raise ValueError(f"{options.path} is a saved run: diagnose it, or give a second one.")
     found = lk.trace(options.path)
     if options.after:
-        found = found.compare(options.after)
+        found = found.compare(lk.trace(options.after))
     return Outcome(found, plot=found.plot)
 
 

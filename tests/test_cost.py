@@ -59,7 +59,7 @@ def test_before_and_after_at_the_same_prices(record):
     found = lk.cost(fast, before=slow, usd_per_hour=2)
     rows = {row[0].strip(): row for row in found.table().rows}
     # 1.6 times the power for a quarter of the time
-    assert (rows["rent"][-1], rows["energy"][-1]) == ("4x less", "2.5x less")
+    assert (rows["rent"][-1], rows["energy"][-1]) == ("0.25x", "0.4x")
 
 
 def test_the_default_rent_is_for_known_cards_only(record):

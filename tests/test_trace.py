@@ -276,7 +276,7 @@ def test_a_comparison_says_what_changed(tmp_path, capsys, monkeypatch):
     values = json.loads(capsys.readouterr().out)
     kernels = [(row["name"], row["before_us"], row["after_us"]) for row in values["kernels"]]
     assert kernels == [("k", 50, 20), ("t", 5, 0)] and Path("change.png").stat().st_size
-    found = str(trace("before.json").compare("after.json"))
+    found = str(trace("before.json").compare(trace("after.json")))
     assert "(-20%)" in found and "kernel k" in found
 
 

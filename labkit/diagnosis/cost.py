@@ -54,11 +54,10 @@ class Cost(Result):
         rows = []
         for label, name, unit in ROWS:
             now = getattr(self, name)
-            cells = [_text(now, unit)]
-            if self.before:
-                old = getattr(self.before, name)
-                cells = [_text(old, unit), *cells, _apart(now, old) if old and now else None]
-            rows.append((label, *cells))
+            old = getattr(self.before, name, None)
+            ratio = f"{now / old:.3g}x" if old and now else None
+            cells = (_text(old, unit), _text(now, unit), ratio)
+            rows.append((label, *(cells if self.before else cells[1:2])))
         rent = _text(self.usd_per_hour, "USD/h") or "unknown: give usd_per_hour"
         foot = f"rent {rent}; grid {self.kg_co2_per_kwh:g} kg CO2e/kWh"
         if self.watts is None:
@@ -119,11 +118,6 @@ def usual_rent(machine: Machine) -> float | None:
         return machine.cpu_cores and USD_PER_CORE_HOUR * machine.cpu_cores
     found = re.search(rf"\b({'|'.join(USD_PER_HOUR)})\b(?!.* MIG )", machine.name)
     return found and USD_PER_HOUR[found[1]]
-
-
-def _apart(now: float, old: float) -> str:
-    """Say how many times as much as `old` it is now: "4.9x less", "1.2x more"."""
-    return f"{old / now:.3g}x less" if now < old else f"{now / old:.3g}x more"
 
 
 def _text(value: float | None, unit: str) -> str | None:

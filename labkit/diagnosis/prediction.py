@@ -33,6 +33,10 @@ CPU_BOUND = 0.9  # share of all core time
 STRETCHED = 1.1  # times as long as alone: such a step is held back by who shares its cores
 
 BATCH_FACTOR = 4  # the step's time at other batch sizes is a straight line only so far
+XRAY_TELLS = (
+    ", or this run with xray=True and 3 seconds or more, which tells of batch sizes within "
+    f"{BATCH_FACTOR} times of its own, and what BF16 brings over FP32"
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,7 +49,6 @@ class Prediction(Result):
     utilization: float | None = None  # device-busy share of wall time, 0 to 1
     utilization_range: tuple[float, float] | None = None
     limit: str | None = None  # what then holds it back: "input", "cpu" (saturated) or "device"
-    helps: bool = False  # whether it is faster than the measured run by more than the noise
     why: str = ""  # what the prediction rests on, in a sentence
     cannot: str | None = None  # why nothing can be predicted, and what to do
 
@@ -151,7 +154,6 @@ def predict_from(
         limit, held = "input", "the loop still waits for data"
     error = float(np.hypot(2 * np.std(rates) / throughput, MODEL_ERROR[limit]))
     spread = float(np.hypot(2 * np.std(shares), UTILIZATION_ERROR[limit]))
-    ratio = throughput / known.throughput
     noise = max(WORTH, run.spread or 0.0)
     return Prediction(
         changes,
@@ -160,18 +162,15 @@ def predict_from(
         utilization=utilization,
         utilization_range=(max(0.0, utilization - spread), min(1.0, utilization + spread)),
         limit=limit,
-        helps=ratio > 1 + noise,
-        why="; ".join([f"{_gain_said(ratio, noise)} {held}", *notes]),
+        why="; ".join([f"{_gain_said(throughput / known.throughput, noise)} {held}", *notes]),
     )
 
 
 def _gain_said(ratio: float, noise: float) -> str:
     """Say how much faster a run will be, to go on with what will hold it back."""
-    if ratio > 1 + noise:
-        return f"{ratio:.2f}x the measured throughput; then"
-    if ratio < 1 - noise:
-        return f"it would be slower, {ratio:.2f}x the measured throughput;"
-    return f"it will not help: {ratio - 1:+.0%} is within the noise of {noise:.0%};"
+    if abs(ratio - 1) <= noise:
+        return f"it will not help: {ratio - 1:+.0%} is within the noise of {noise:.0%};"
+    return f"{ratio:.2f}x the measured throughput; then"
 
 
 def outcome_of(found: Prediction, came: Run) -> str:
@@ -204,19 +203,26 @@ def _target(pipeline: Pipeline, changes: dict[str, Setting]) -> Pipeline:
 
 
 def _step(run: Run, old: Pipeline, target: Pipeline) -> tuple[float, list[str]]:
-    """Return the time of a step over that of the measured one, and what was taken into account."""
+    """Return the time of a step over that of the measured one, and what was taken into account.
+
+    What batch size and BF16 do to a step is known of the x-ray alone.
+    """
+    xray = run.xray_facts or {}
+    fixed = xray.get("fixed_share")
+    bf16_speedup = xray.get("bf16_speedup") if old.precision in ("fp32", "ieee") else None
     factor = 1.0
     notes = []
     unknown = {}
     for name, value in target.to_dict().items():
         if value == getattr(old, name) or "outside step" in KNOBS[name].traits:
             continue
-        if name == "batch_size":
-            fixed = _fixed_share(run, old.batch_size, value)
-            factor *= fixed + (1 - fixed) * value / old.batch_size
+        growth = target.batch_size / old.batch_size
+        is_near = 1 / BATCH_FACTOR <= growth <= BATCH_FACTOR
+        if name == "batch_size" and fixed is not None and is_near:
+            factor *= fixed + (1 - fixed) * growth
             notes.append(f"{fixed:.0%} of a step does not grow with the batch (x-ray)")
-        elif name == "precision":
-            factor /= _bf16_speedup(run, old.precision, value)
+        elif name == "precision" and value == "bf16" and bf16_speedup:
+            factor /= bf16_speedup
         elif name == "persistent_workers":
             notes.append("persistent_workers acts between epochs, and this run has one")
         elif name == "pin_memory" and run.machine.kind == "cpu":
@@ -224,30 +230,9 @@ def _step(run: Run, old: Pipeline, target: Pipeline) -> tuple[float, list[str]]:
         else:
             unknown[name] = value
     if unknown:
-        raise CannotPredict(_unmeasured(unknown))
+        names = " and ".join(unknown)
+        more = XRAY_TELLS if unknown.keys() & {"batch_size", "precision"} else ""
+        raise CannotPredict(
+            f"the effect of {names} was not measured: run it once with {as_typed(unknown)}{more}"
+        )
     return factor, notes
-
-
-def _unmeasured(values: dict[str, Setting]) -> str:
-    names = " and ".join(values)
-    return f"the effect of {names} was not measured: run it once with {as_typed(values)}"
-
-
-def _fixed_share(run: Run, old: int, size: int) -> float:
-    """Return the part of a step that does not grow from the `old` batch size to another."""
-    fixed = (run.xray_facts or {}).get("fixed_share")
-    why = _unmeasured({"batch_size": size})
-    if not old / BATCH_FACTOR <= size <= old * BATCH_FACTOR:
-        raise CannotPredict(f"{why}, or one within {BATCH_FACTOR} times of it")
-    if fixed is None:
-        raise CannotPredict(f"{why}, or this run with xray=True and 3 seconds or more")
-    return fixed
-
-
-def _bf16_speedup(run: Run, old: str, precision: str) -> float:
-    """Return the time of the measured step over that of one in another precision: BF16."""
-    speedup = (run.xray_facts or {}).get("bf16_speedup")
-    if precision != "bf16" or old not in ("fp32", "ieee") or not speedup:
-        why = _unmeasured({"precision": precision})
-        raise CannotPredict(f"{why} (the x-ray of an fp32 run times bf16)")
-    return speedup

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from labkit.diagnosis.prediction import WORTH, predict_from
+from labkit.diagnosis.prediction import DRAWS, WORTH, predict_from
 from labkit.results.log_reader import of_one_moment
 from labkit.results.run import Run
 from labkit.spec import PYTORCH_PREFETCH
 
-RANKING_DRAWS = 3  # simulated runs of each setting
 # Numbers of workers among which one is recommended; those above the cores help items that wait
 WORKER_COUNTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 PREFETCH = (2, 4, 8, 16)  # batches that a worker prepares ahead, to choose from
@@ -43,18 +42,14 @@ def recommend_prefetch(run: Run) -> int | None:
 def _cheapest(run: Run, knob: str, own: int | None, values: list[int]) -> int | None:
     """Return the smallest value whose simulated throughput comes within `AS_GOOD` of the best.
 
-    The run's own stays unless another one gains more than `WORTH` and the run's own unevenness;
-    None where nothing is predicted.
+    The run's own stays unless another one gains more than `WORTH`; None where nothing is predicted.
     """
-    rates = {
-        value: predict_from(run, {knob: value}, RANKING_DRAWS).throughput
-        for value in [*values, own]
-    }
+    rates = {value: predict_from(run, {knob: value}, DRAWS).throughput for value in [*values, own]}
     known = {value: rate for value, rate in rates.items() if rate}
     # A run that was stopped has its times, but no hand-over: no other number can be simulated
     if own not in known or len(known) < len(rates):
         return None
     best = max(known.values())
-    if best <= (1 + max(WORTH, run.spread or 0.0)) * known[own]:
+    if best <= (1 + WORTH) * known[own]:
         return own
     return min(value for value, rate in known.items() if rate >= (1 - AS_GOOD) * best)

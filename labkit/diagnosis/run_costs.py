@@ -20,8 +20,6 @@ from labkit.spec import Pipeline
 STRETCHES = 4  # of waiting and computing that a batch is prepared in
 FEW_AFTER = 5  # after short or long waits, to tell what those do
 MIN_BATCHES = 4  # measured, to predict from
-COLD_OVER_WARM = 1.4  # where not tried: measured between 1.3 and 1.5 on the machines at hand
-# Of a `handoff` event, in µs there
 HANDOFF = ("main_wall", "touch", "share", "worker", "warm", "cold")
 TAKE_IN_RUN = 1.3  # taking a batch in a running pipeline, over taking it from one idle worker
 # What an item costs more after a wait if no core was at work meanwhile. It was 0.6 on an EPYC VM;
@@ -60,7 +58,12 @@ class RunCosts:
         self.waited = ready - asked  # for the batch
         self.copy = np.maximum(copied - copies, 0)
         self.device = end - begin  # that it computes
-        self.handoff = self._handoff()
+        # What handing a batch over takes: measured at the end of the run, in µs there
+        measured = run.event("handoff") or {}
+        known_us = {name: measured.get(f"{name}_us") for name in HANDOFF}
+        self.handoff = {
+            name: us / 1e6 for name, us in known_us.items() if us is not None and us >= 0
+        }
         # The CPU time of the compute, or of its launches, after no wait; what a long one adds to it
         self.host, self.cold = self._on_cores() if self.on_cpu else (_launches(run), 0.0)
         # The CPU time of an ordinary step, where the device is the CPU
@@ -73,19 +76,6 @@ class RunCosts:
         self.cpus = self._while_cores_are_busy()[:, None] * _profile(self.batches.item_cpu)
         self.waits = self.batches.wait[:, None] * _profile(self.batches.item_wait)
         self.spin = self._spin()
-
-    def _handoff(self) -> dict[str, float]:
-        """Return what handing a batch over takes: measured at the end of the run."""
-        measured = self.run.event("handoff") or {}
-        handoff = {}
-        for name in HANDOFF:
-            value = measured.get(f"{name}_us")
-            if isinstance(value, (int, float)) and value >= 0:
-                handoff[name] = value / 1e6
-        if "main_wall" not in handoff and self.pipeline.num_workers:
-            at_once = np.sort(self.waited)[: max(1, len(self.waited) // 4)]
-            handoff["main_wall"] = float(np.median(at_once))
-        return handoff
 
     def _on_cores(self) -> tuple[np.ndarray, float]:
         """Return `host` and `cold` where the CPU is the device."""
@@ -210,12 +200,11 @@ def _warm_and_cold(
     share = coldness(waited)
     early = host[share < 0.1]
     late = host[share > 0.9]
-    tried = COLD_OVER_WARM
+    tried = 1.0
     if len(early) >= FEW_AFTER and len(late) >= FEW_AFTER:
         tried = float(np.median(late) / np.median(early))
-    elif "warm" in handoff:  # tried at the end of the run, which itself has one kind of wait
-        both = handoff["warm"] and handoff.get("cold")
-        tried = handoff["cold"] / handoff["warm"] if both else 1.0
+    elif handoff.get("warm"):  # tried at the end of the run, which itself has one kind of wait
+        tried = handoff.get("cold", 0.0) / handoff["warm"]
     more = max(tried, 1.0) - 1
     warm = host / (1 + more * share)
     return warm, float(np.median(warm)) * more

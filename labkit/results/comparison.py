@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,6 @@ import numpy as np
 
 from labkit.results.result import Result, Table
 from labkit.results.step_classes import CLASSES
-from labkit.results.text import percent
 
 if TYPE_CHECKING:
     import pandas
@@ -27,7 +25,6 @@ COMPARED = (
     "compute_ms",
     "other_ms",
 )
-OF_SOME_RUNS = ("mfu", "padding")  # statistics that only some runs have
 LEAST_NOISE = 0.02  # relative difference of throughput that two runs may always have
 # Neighbouring steps are alike, so noise is measured between the means of BLOCKS stretches of a run,
 # not between steps. A part that differs by less than LEAST of the step is not mentioned
@@ -136,7 +133,7 @@ class Comparison(Result):
     def table(self) -> Table:
         """Return the changed knobs and the numbers, before and after, with the verdict below."""
         rows = [(name, repr(old), repr(new), "") for name, (old, new) in self.changed.items()]
-        for name in known((*COMPARED, *OF_SOME_RUNS), (self.before, self.after)):
+        for name in COMPARED:
             old = getattr(self.before, name)
             new = getattr(self.after, name)
             texts = (printed(self.before, name), printed(self.after, name))
@@ -158,22 +155,12 @@ class Comparison(Result):
         return remarks
 
 
-def known(statistics: Iterable[str], runs: Sequence[Run]) -> list[str]:
-    """Return the statistics to show: those of only some runs where one of these has them."""
-    missing = {name for name in OF_SOME_RUNS if all(getattr(run, name) is None for run in runs)}
-    return [name for name in statistics if name not in missing]
-
-
 def printed(run: Run, name: str) -> str:
     """Return a statistic of a run as it is printed in a table; "-" where it has none."""
     value = getattr(run, name)
-    if value is None:
-        return "-"
     if name == "utilization":
         return run.busy_text
-    if name in OF_SOME_RUNS:
-        return str(percent(value))
-    return f"{value:.1f}"
+    return "-" if value is None else f"{value:.1f}"
 
 
 def _batch_size(run: Run) -> float:

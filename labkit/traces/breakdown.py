@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
@@ -118,12 +117,9 @@ class Breakdown(Result):
         """Return everything as JSON-ready values, under the attributes' names."""
         return self.recorded() | {"shares": self.shares, "utilization": self.utilization}
 
-    def compare(self, after: Breakdown | RankTraces | str | os.PathLike) -> TraceComparison:
-        """Return what changed from this trace to `after`: another of one rank, or its path."""
-        from labkit.traces.read import trace
-
-        other = trace(after) if isinstance(after, (str, os.PathLike)) else after
-        return TraceComparison(self, other) if isinstance(other, Breakdown) else other.compare(self)
+    def compare(self, after: Breakdown | RankTraces) -> TraceComparison:
+        """Return what changed from this trace to `after`, another of one rank."""
+        return TraceComparison(self, after) if isinstance(after, Breakdown) else after.compare(self)
 
     def timeline(self, start_ms: float | None = None, end_ms: float | None = None) -> Figure:
         """Draw when operators, loader, CUDA calls and kernels were active: its first two steps.
