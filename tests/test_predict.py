@@ -6,7 +6,6 @@ import pytest
 from played_gpu import CPU, GPU, MS, host_steps, log, play
 
 import labkit as lk
-from labkit.diagnosis.prediction import outcome_of
 from labkit.diagnosis.recommendation import recommend_workers
 
 STEPS = host_steps(50, 10, 40, cpu=10 * MS)  # 50 ms of waiting and 10 of training
@@ -136,21 +135,6 @@ def test_the_verdict_advises_the_predicted_workers_and_a_second_look_does_not_un
     assert advised <= {best} - {own}
     rates = {n: lk.predict(run, num_workers=n).throughput for n in {0, 4, 12, best}}
     assert max(rates.values()) < 1.06 * rates[best]  # once applied, nothing else gains
-
-
-def test_a_miss_is_said_as_what_came_unless_others_took_the_cores(textbook, tmp_path):
-    told = lk.predict(textbook, num_workers=4)  # 2.5 ms of waiting and 10 of training
-
-    def came(wait, step, *events):
-        return outcome_of(told, log(tmp_path, CPU, {}, *host_steps(wait, step), *events))
-
-    assert came(2.6, 10) == "as predicted"
-    assert came(8.7, 10) == "33% lower than predicted"
-    assert came(2.6, 8) == "18% higher than predicted"
-    crowded = "not comparable: other programs use 1.0 of 2 cores"
-    assert came(8.7, 10, cores_used(1.0)) == crowded
-    beside = {"event": "beside", "processes": [{"name": "python", "pid": 12, "cores": 1.0}]}
-    assert came(8.7, 10, cores_used(1.0), beside) == f"{crowded}: python (pid 12)"
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,10 @@ The loader is simulated (`loader_simulation`) with what the run's own items and 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.loader_simulation import CannotPredict, Simulation, Summary
 from labkit.diagnosis.run_costs import RunCosts
@@ -18,7 +16,6 @@ from labkit.knobs import Setting, as_typed, check_names
 from labkit.results.log_reader import of_one_moment
 from labkit.results.result import Result, Table
 from labkit.results.run import Run
-from labkit.results.text import listed
 from labkit.spec import KNOBS, PYTORCH_PREFETCH, WITHOUT_WORKERS, Pipeline
 
 DRAWS = 5  # simulated runs, each from its own bootstrap sample of what was measured
@@ -171,21 +168,6 @@ def _gain_said(ratio: float, noise: float) -> str:
     if abs(ratio - 1) <= noise:
         return f"it will not help: {ratio - 1:+.0%} is within the noise of {noise:.0%};"
     return f"{ratio:.2f}x the measured throughput; then"
-
-
-def outcome_of(found: Prediction, came: Run) -> str:
-    """Say how a run came out against what was predicted of it.
-
-    Where other programs took the cores, the two are not comparable, and that is said instead.
-    """
-    use = CoreUse.of(came)
-    if use.is_shared:
-        named = f": {listed(came.beside)}" if came.beside else ""
-        return f"not comparable: other programs use {use.others:.1f} of {use.cores} cores{named}"
-    apart = (came.throughput or 0.0) / (found.throughput or math.inf) - 1
-    if abs(apart) < WORTH:
-        return "as predicted"
-    return f"{abs(apart):.0%} {'lower' if apart < 0 else 'higher'} than predicted"
 
 
 def _target(pipeline: Pipeline, changes: dict[str, Setting]) -> Pipeline:

@@ -6,7 +6,6 @@ over anything else, such as a list of tensors, is time between epochs, or in the
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -55,17 +54,13 @@ class WallShares:
 
     @classmethod
     def from_dict(cls, values: Event) -> WallShares | None:
-        """Read what `to_dict` returned from a record; None where that is not sound."""
+        """Read what `to_dict` returned from a record's event; None of an empty one."""
         names = [field.name for field in fields(WallShare)]
-        try:
-            parts = [
-                WallShare(**{name: part[name] for name in names if name in part})
-                for part in values["parts"]
-            ]
-            added = sum(each.seconds + each.share + each.times + each.waits for each in parts)
-            return cls(parts, float(values["seconds"])) if math.isfinite(added) else None
-        except (KeyError, TypeError, ValueError):
-            return None
+        parts = [
+            WallShare(**{name: part[name] for name in names if name in part})
+            for part in values.get("parts", ())
+        ]
+        return cls(parts, values["seconds"]) if parts else None
 
     def share(self, part: str) -> float:
         """Return the share of the parts of that name, 0 to 1."""

@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 import pandas
 
+from labkit.results.text import counted
 from labkit.traces.classes import (
     COPIES,
     HOST_WORK,
@@ -63,8 +64,7 @@ def find_steps(events: pandas.DataFrame) -> tuple[np.ndarray, list[str]]:
     complete = _complete_steps(np.bincount(step, minlength=len(starts)))
     dropped = len(starts) - complete
     if dropped:
-        steps = "step" if dropped == 1 else f"{dropped} steps"
-        notes.append(f"Dropped the last {steps}: their kernels are missing.")
+        notes.append(f"Dropped the last {counted(dropped, 'step')}: their kernels are missing.")
     np.maximum.at(ends, step, work["end"])
     before = starts[0]
     if 0 in step:
