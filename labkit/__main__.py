@@ -77,7 +77,7 @@ def trace(options: argparse.Namespace) -> Outcome:
             raise ValueError(f"{path} is a saved run, no trace: labkit diagnose reads it.")
     found = lk.trace(options.path)
     if options.after:
-        found = found.compare(options.after)
+        found = found.compare(lk.trace(options.after))
     return Outcome(found, plot=found.plot)
 
 

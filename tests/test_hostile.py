@@ -28,7 +28,6 @@ from labkit.process import device_lock, keys
 from labkit.results import record
 from labkit.results.launch import launch
 from labkit.results.run import Run
-from labkit.results.wall_shares import WallShares
 from labkit.traces import file as trace_file
 
 PACKAGE = Path(lk.__file__).parent
@@ -103,13 +102,6 @@ def test_a_torn_line_is_never_taken_for_an_event_and_costs_no_other(tmp_path):
         assert seen == [0, 2, 1] or (seen == [0, 1] and not torn.startswith(record.HEAD))
 
 
-def test_parts_of_a_record_that_are_not_sound_are_left_out():
-    part = {"part": "training loop", "seconds": 1.0, "share": "half", "place": ""}
-    assert WallShares.from_dict({"parts": [part], "seconds": 2.0}) is None
-    read = WallShares.from_dict({"parts": [part | {"share": 0.5}], "seconds": 2.0})
-    assert read.share("training loop") == 0.5
-
-
 MACHINE = (
     b'{"event":"machine","device":"cpu","kind":"cpu","name":"n","versions":{},"cpu_cores":4}\n'
 )
@@ -167,9 +159,13 @@ HOSTILE = {
     "number.json": (TRACE + b'{"ts":' + b"9" * 3 * MIB + b"}]}", "event of over 1 MiB"),
     "infinite.jsonl": (SPEC + b'{"event":"padding","share":1e999}\n', "not an event"),
     "nan.jsonl": (SPEC + b'{"event":"padding","share":NaN}\n', "not an event"),
+    "wall.jsonl": (
+        SPEC + b'{"event":"wall","seconds":2,"parts":[{"part":"loop","share":"half"}]}\n',
+        "not an event",
+    ),
     "share.jsonl": (SPEC + b'{"event":"padding","share":7}\n', "not an event"),
     "cores.jsonl": (SPEC + MACHINE.replace(b"4", b"-4"), "not an event"),
-    "cut.tar": (tar_of(b"0", 900) + bytes(100), "cut short"),
+    "cut.tar": (tar_of(b"0", 900) + bytes(100), "end of data"),
     "kinds.jsonl": (SPEC + b'{"event":"x"}\n' * 10**6, "more events"),
     "newlines.jsonl.gz": (packed((SPEC, 1), (b"\n" * MIB, 100)), "more events|unpacks to"),
     "members.json.gz": (gzip.compress(b"") * 10**5, "gzip files in one"),

@@ -4,7 +4,6 @@ import gzip
 import json
 import os
 import shutil
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -119,7 +118,7 @@ def test_a_last_step_without_its_kernels_is_left_out_and_without_marks_the_whole
     for i in range(1, 6):
         full += launch(i, 10 * i), kernel(i, 50 + i, 1)
     result = read([*full, launch(9, 110), kernel(9, 120, 1)])
-    assert result.steps == 1 and "Dropped the last step:" in result.notes[0]
+    assert result.steps == 1 and "Dropped the last 1 step:" in result.notes[0]
     result = read(LADDER[1:])
     assert result.step_us == 80 and "No ProfilerStep marks" in result.notes[0]
 
@@ -204,7 +203,6 @@ def test_tensor_core_kernels_are_told_by_name_and_their_shares_are_of_kernel_tim
     shares = result.tensor_core_share, result.tensor_core_eligible_share
     assert shares == pytest.approx((10 / 80, 40 / 80))  # the step ends with 20 to go
     assert "Tensor Cores:" in str(result) and overflow(result.plot()) == []
-    assert "Tensor Cores:" not in str(replace(result, device_name="AMD Instinct MI300X"))
     assert [kernel.name for kernel in result.top_kernels] == ["relu", "sgemm", "volta_h884gemm"]
 
 
@@ -278,7 +276,7 @@ def test_a_comparison_says_what_changed(tmp_path, capsys, monkeypatch):
     values = json.loads(capsys.readouterr().out)
     kernels = [(row["name"], row["before_us"], row["after_us"]) for row in values["kernels"]]
     assert kernels == [("k", 50, 20), ("t", 5, 0)] and Path("change.png").stat().st_size
-    found = str(trace("before.json").compare("after.json"))
+    found = str(trace("before.json").compare(trace("after.json")))
     assert "(-20%)" in found and "kernel k" in found
 
 

@@ -162,9 +162,7 @@ def test_the_whole_time_of_a_script_is_shared_out_by_loops_and_adds_up_to_one(tm
 
 
 NO_LINES = SimpleNamespace(
-    places=[],
-    mask=lambda _phase: [],
-    **{name: np.empty(0, int) for name in ("ended_ns", "seconds", "step", "place")},
+    mask=lambda _phase: np.empty(0, bool), rows=lambda _mask: (), ended_ns=np.empty(0, int)
 )
 
 

@@ -23,16 +23,11 @@ USD_PER_CORE_HOUR = 0.0816 / 2
 # Review 2025). Grids range from about 0.05 to 0.7
 KG_CO2_PER_KWH = 0.473
 SAMPLES_PER_EPOCH = 1_281_167  # the training images of ImageNet-1k (ILSVRC 2012)
-J_PER_KWH = 3.6e6
-
-
-# Of the table: what it is called, the attribute, its unit
-ROWS = (
+ROWS = (  # of the table: what it is called, the attribute, its unit
     ("time", "hours_per_epoch", "h"),
     ("rent", "usd_per_epoch", "USD"),
     ("  of it for an idle device", "idle_usd_per_epoch", "USD"),
     ("energy", "kwh_per_epoch", "kWh"),
-    ("  of it while idle", "idle_kwh_per_epoch", "kWh"),
     ("carbon", "kg_co2_per_epoch", "kg CO2e"),
     ("energy of a sample", "joules_per_sample", "J"),
 )
@@ -42,23 +37,17 @@ ROWS = (
 class Cost(Result):
     """The cost of a run. Numbers that need something which was not measured or given are None."""
 
-    source: str  # the device, and whether it is of a record
-    unit: str  # "samples", or "batches" of a watched loop that hides its own
+    title: str  # what was trained on, and where
     watts: float | None  # mean power while training, from the energy counter
-    # Of the energy. An upper bound where idle and busy alternate faster than the counter is read
-    # (0.2 s): an idle device draws less than a busy one
-    idle_energy_share: float | None
-    samples_per_epoch: int
     usd_per_hour: float | None
     kg_co2_per_kwh: float
-    before: Cost | None  # of the run that this one is compared with
     joules_per_sample: float | None
     hours_per_epoch: float
     kwh_per_epoch: float | None
     usd_per_epoch: float | None  # rent
     kg_co2_per_epoch: float | None
     idle_usd_per_epoch: float | None  # rent paid for an idle device
-    idle_kwh_per_epoch: float | None
+    before: Cost | None  # of the run that this one is compared with
 
     def table(self) -> Table:
         """Return the costs of an epoch and a sample, beside those of the run before."""
@@ -66,39 +55,23 @@ class Cost(Result):
         for label, name, unit in ROWS:
             now = getattr(self, name)
             old = getattr(self.before, name, None)
-            ratio = _apart(now, old) if old and now else None
+            ratio = f"{now / old:.3g}x" if old and now else None
             cells = (_text(old, unit), _text(now, unit), ratio)
             rows.append((label, *(cells if self.before else cells[1:2])))
         rent = _text(self.usd_per_hour, "USD/h") or "unknown: give usd_per_hour"
         foot = f"rent {rent}; grid {self.kg_co2_per_kwh:g} kg CO2e/kWh"
         if self.watts is None:
             foot += "; energy was not measured: no readable counter, so no joules and no carbon"
-        return Table(
-            rows,
-            head=("", "before", "now", "ratio") if self.before else ("", "now"),
-            title=f"An epoch of {self.samples_per_epoch:,} {self.unit}{self.source}",
-            foot=[self.verdict, foot],
-        )
-
-    @property
-    def verdict(self) -> str:
-        """What an epoch costs against before, and what to save next, in a sentence or two."""
-        now = _text(self.usd_per_epoch, "USD") or _text(self.hours_per_epoch, "h")
-        old = self.before.hours_per_epoch if self.before else None
-        apart = f"{_apart(self.hours_per_epoch, old)} than before: " if old else ""
-        said = f"An epoch costs {apart}{now}."
-        if self.usd_per_epoch and self.idle_usd_per_epoch is not None:
-            said += f" {self.idle_usd_per_epoch / self.usd_per_epoch:.0%} of it is for an idle "
-            said += "device: what run.diagnose() names is what to save next."
-        return said
+        head = ("", "before", "now", "ratio") if self.before else ("", "now")
+        return Table(rows, head, self.title, [foot])
 
 
 def cost(
     run: Run,
     *,
     usd_per_hour: float | None = None,
-    kg_co2_per_kwh: float | None = None,
-    samples_per_epoch: int | None = None,
+    kg_co2_per_kwh: float = KG_CO2_PER_KWH,
+    samples_per_epoch: int = SAMPLES_PER_EPOCH,
     before: Run | None = None,
 ) -> Cost:
     """Return what a run costs in energy, money and carbon: per sample, per epoch, and while idle.
@@ -112,42 +85,31 @@ def cost(
         "kg_co2_per_kwh": kg_co2_per_kwh,
         "samples_per_epoch": samples_per_epoch,
     }
-    _check(given)
+    for name, value in given.items():
+        if value is not None and not 0 <= value < math.inf:
+            raise ValueError(f"{name}={value!r} is not allowed: use a number of 0 or more")
     if not run.throughput:
         raise ValueError(f"{run!r}: a run without numbers has no cost.")
     rent = usual_rent(run.machine) if usd_per_hour is None else usd_per_hour
-    grid = KG_CO2_PER_KWH if kg_co2_per_kwh is None else kg_co2_per_kwh
-    samples = SAMPLES_PER_EPOCH if samples_per_epoch is None else samples_per_epoch
-    watts, idle_energy_share = power.by_counter(run)
-    seconds = 1 / run.throughput
-    hours = samples * seconds / 3600
-    joules = _times(watts, seconds)
-    kwh = _times(joules, samples / J_PER_KWH)
-    usd = _times(hours, rent)
+    watts = power.by_counter(run)
+    hours = samples_per_epoch / run.throughput / 3600
+    kwh = None if watts is None else watts * hours / 1e3
+    usd = None if rent is None else rent * hours
+    idle = None if run.utilization is None else 1 - run.utilization
+    recorded = ", RECORDED" if run.recorded else ""
     return Cost(
-        source=f"{', RECORDED' if run.recorded else ''} on {run.machine.name}",
-        unit=run.unit,
+        title=f"An epoch of {samples_per_epoch:,} {run.unit}{recorded} on {run.machine.name}",
         watts=watts,
-        idle_energy_share=idle_energy_share,
-        samples_per_epoch=samples,
         usd_per_hour=rent,
-        kg_co2_per_kwh=grid,
-        before=None if before is None else cost(before, **given),
-        joules_per_sample=joules,
+        kg_co2_per_kwh=kg_co2_per_kwh,
+        joules_per_sample=None if watts is None else watts / run.throughput,
         hours_per_epoch=hours,
         kwh_per_epoch=kwh,
         usd_per_epoch=usd,
-        kg_co2_per_epoch=_times(kwh, grid),
-        idle_usd_per_epoch=_times(usd, None if run.utilization is None else 1 - run.utilization),
-        idle_kwh_per_epoch=_times(kwh, idle_energy_share),
+        kg_co2_per_epoch=None if kwh is None else kwh * kg_co2_per_kwh,
+        idle_usd_per_epoch=None if usd is None or idle is None else usd * idle,
+        before=None if before is None else cost(before, **given),
     )
-
-
-def _check(given: dict[str, float | int | None]) -> None:
-    """Raise ValueError for a price, or a number of samples, that none can be."""
-    for name, value in given.items():
-        if value is not None and not 0 <= value < math.inf:
-            raise ValueError(f"{name}={value!r} is not allowed: use a number of 0 or more, or None")
 
 
 def usual_rent(machine: Machine) -> float | None:
@@ -156,15 +118,6 @@ def usual_rent(machine: Machine) -> float | None:
         return machine.cpu_cores and USD_PER_CORE_HOUR * machine.cpu_cores
     found = re.search(rf"\b({'|'.join(USD_PER_HOUR)})\b(?!.* MIG )", machine.name)
     return found and USD_PER_HOUR[found[1]]
-
-
-def _times(value: float | None, by: float | None) -> float | None:
-    return None if value is None or by is None else value * by
-
-
-def _apart(now: float, old: float) -> str:
-    """Say how many times as much as `old` it is now: "4.9x less", "1.2x more"."""
-    return f"{old / now:.3g}x less" if now < old else f"{now / old:.3g}x more"
 
 
 def _text(value: float | None, unit: str) -> str | None:

@@ -57,26 +57,22 @@ class Peaks(Result):
     def of(cls, measured: Measurements) -> Peaks:
         """Build from the rows that `lk.peaks` measured."""
         rows = measured.rows.drop_duplicates("of", keep="last").set_index("of")
-        rows = rows.rename(index={"bandwidth": "memory"})
         known = rows[rows["error"].isna()]
         rates = dict(zip(known.index, known["per_s"].astype(float), strict=True))
-        memory = rates.pop("memory", None)
-        missing = {}
-        for row, why in measured.failures:
-            missing["memory" if row["of"] == "bandwidth" else row["of"]] = why
+        memory = rates.pop("bandwidth", None)
         return cls(
             machine=replace(measured.machine, threads=int(known["threads"].max())),
             day=known["day"].max(),
             gb_per_s=memory and memory / 1e9,
             tflop_per_s={name: rate / 1e12 for name, rate in rates.items()},
-            missing=missing,
+            missing=rows["error"].dropna().to_dict(),
             varied=tuple(known.index[known["varied"].astype(bool)]),
         )
 
     def table(self) -> Table:
         """Return a row for each rate, with the format's ridge."""
         memory = f"{self.gb_per_s:,.4g} GB/s" if self.gb_per_s else None
-        rows: list[tuple[str, str | None, str | None]] = [("memory", memory, "")]
+        rows: list[tuple[str, str | None, str | None]] = [("bandwidth", memory, "")]
         for name, rate in self.tflop_per_s.items():
             ridge = f"{rate * 1e3 / self.gb_per_s:,.3g} FLOP/byte" if self.gb_per_s else None
             rows.append((name, rate_in_words(rate * 1e12), ridge))

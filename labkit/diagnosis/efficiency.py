@@ -22,7 +22,6 @@ LARGER = Remedy(
     "larger_batch_or_width",
     "Raise the batch or the width: more arithmetic for each launch and each byte.",
 )
-FUSE_OTHERS = Remedy("fuse_others", "Fuse the others: torch.compile, fused_optimizer=True.")
 
 
 def mfu(run: Run) -> float | None:
@@ -64,7 +63,7 @@ def with_low_mfu(run: Run, evidence: Evidence, found: tuple[Finding, ...]) -> tu
         return found
     if busy < limits.BUSY or reached >= limits.LOW_MFU * (busy - taken):
         return found
-    reason, remedy = _reason(work, reference, run.mbu, evidence, reached)
+    reason, remedy = _reason(work, reference, run.mbu, evidence)
     low = Finding(
         "compute",
         "low_MFU",
@@ -80,28 +79,13 @@ def with_low_mfu(run: Run, evidence: Evidence, found: tuple[Finding, ...]) -> tu
 
 
 def _reason(
-    work: Event, reference: Peak, mbu: float | None, evidence: Evidence, reached: float
+    work: Event, reference: Peak, mbu: float | None, evidence: Evidence
 ) -> tuple[str, Remedy]:
-    """Return why an MFU of `reached` is low, and what to change."""
+    """Return why an MFU is low, and what to change."""
     ridge = reference.ridge
     intensity = work["flops"] / max(work["bytes"], 1)
     if ridge and mbu is not None and intensity < ridge:
         moves = f"memory-bound, at most {intensity:.3g} FLOP for each byte that moves"
         return f"{moves}, and the ridge is at {ridge:.3g}", LARGER
-    heavy = _heavy_share(evidence)
-    if heavy is None:
-        inside = LOOK_INSIDE if evidence.could_look else PROFILE
-        return "why was not seen", MAKERS_PROFILER if evidence.xray else inside
-    seen = f"products and convolutions take {heavy:.0%} of the compute"
-    if heavy < limits.MOSTLY:
-        return f"memory-bound operators, {seen}", FUSE_OTHERS
-    of_peak = reached / max(evidence.compute_share * heavy, 1e-9)
-    return f"small sizes, {seen} and reach {of_peak:.0%} of the peak", LARGER
-
-
-def _heavy_share(evidence: Evidence) -> float | None:
-    """Return the share of the compute in products and convolutions; None where it was not seen."""
-    if evidence.kind == "gpu":  # the x-ray's operators are launches there
-        return evidence.kernels.eligible_share if evidence.kernels else None
-    xray = evidence.xray
-    return None if xray is None else xray.share(xray.heavy_us or 0.0)
+    inside = LOOK_INSIDE if evidence.could_look else PROFILE
+    return "why was not seen", MAKERS_PROFILER if evidence.xray else inside

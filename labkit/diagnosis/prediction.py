@@ -6,11 +6,9 @@ The loader is simulated (`loader_simulation`) with what the run's own items and 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
-from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.loader_simulation import CannotPredict, Simulation, Summary
 from labkit.diagnosis.run_costs import RunCosts
@@ -18,7 +16,6 @@ from labkit.knobs import Setting, as_typed, check_names
 from labkit.results.log_reader import of_one_moment
 from labkit.results.result import Result, Table
 from labkit.results.run import Run
-from labkit.results.text import listed
 from labkit.spec import KNOBS, PYTORCH_PREFETCH, WITHOUT_WORKERS, Pipeline
 
 DRAWS = 5  # simulated runs, each from its own bootstrap sample of what was measured
@@ -33,6 +30,10 @@ CPU_BOUND = 0.9  # share of all core time
 STRETCHED = 1.1  # times as long as alone: such a step is held back by who shares its cores
 
 BATCH_FACTOR = 4  # the step's time at other batch sizes is a straight line only so far
+XRAY_TELLS = (
+    ", or this run with xray=True and 3 seconds or more, which tells of batch sizes within "
+    f"{BATCH_FACTOR} times of its own, and what BF16 brings over FP32"
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,7 +46,6 @@ class Prediction(Result):
     utilization: float | None = None  # device-busy share of wall time, 0 to 1
     utilization_range: tuple[float, float] | None = None
     limit: str | None = None  # what then holds it back: "input", "cpu" (saturated) or "device"
-    helps: bool = False  # whether it is faster than the measured run by more than the noise
     why: str = ""  # what the prediction rests on, in a sentence
     cannot: str | None = None  # why nothing can be predicted, and what to do
 
@@ -58,15 +58,14 @@ class Prediction(Result):
 
     def table(self) -> Table:
         """Return the prediction in one line."""
-        knobs = as_typed(self.changes)
-        if self.cannot or self.throughput_range is None or self.utilization_range is None:
-            return Table((), title=f"Prediction({knobs}): {self.cannot}")
-        low, high = self.throughput_range
-        least, most = self.utilization_range
-        rate = f"{self.throughput:.0f} samples/s ({low:.0f} to {high:.0f})"
-        busy = f"busy {self.utilization:.0%} ({least:.0%} to {most:.0%})"
-        said = f"predicted {rate}, {busy}, limit: {self.limit}; {self.why}"
-        return Table((), title=f"Prediction({knobs}): {said}")
+        said = self.cannot
+        if self.throughput_range and self.utilization_range:
+            low, high = self.throughput_range
+            least, most = self.utilization_range
+            rate = f"{self.throughput:.0f} samples/s ({low:.0f} to {high:.0f})"
+            busy = f"busy {self.utilization:.0%} ({least:.0%} to {most:.0%})"
+            said = f"predicted {rate}, {busy}, limit: {self.limit}; {self.why}"
+        return Table((), title=f"Prediction({as_typed(self.changes)}): {said}")
 
 
 class Simulations:
@@ -78,17 +77,9 @@ class Simulations:
     def __init__(self, known: RunCosts):
         self.known = known
         self._found: dict[tuple[Pipeline, float], list[Summary]] = {}
-
-    @classmethod
-    def of(cls, run: Run, pipeline: Pipeline | None) -> Simulations:
-        """Return those of a run as it is at this moment; CannotPredict where it tells too little.
-
-        A bench's run of a user's own data is read as if it were of `pipeline`.
-        """
-        computed = run.computed
-        if (cls, pipeline) not in computed:
-            computed[cls, pipeline] = cls(RunCosts.of(run, pipeline))
-        return computed[cls, pipeline]
+        simulated = np.median(self.of_setting(known.pipeline, 1.0, DRAWS)[0])
+        # What the model misses in the run itself, of which half stays: its root
+        self.missed = float(np.sqrt(known.throughput / simulated))
 
     def of_setting(self, target: Pipeline, step: float, draws: int) -> np.ndarray:
         """Return the `Summary` of `draws` simulated runs (4, draws).
@@ -107,11 +98,13 @@ class Simulations:
             found.append(loop.run().summary(warmup, target.batch_size))
         return np.array(found[:draws]).T
 
-    @cached_property
-    def missed(self) -> float:
-        """What the model misses in the run itself, of which half stays: its root."""
-        simulated = np.median(self.of_setting(self.known.pipeline, 1.0, DRAWS)[0])
-        return float(np.sqrt(self.known.throughput / simulated))
+
+def simulations_of(run: Run, pipeline: Pipeline | None) -> Simulations:
+    """Return the simulations of a run as it is at this moment, read as if it were of `pipeline`."""
+    key = (Simulations, pipeline)
+    if key not in run.computed:
+        run.computed[key] = Simulations(RunCosts(run, pipeline))
+    return run.computed[key]
 
 
 def predict(run: Run, **changes: Setting) -> Prediction:
@@ -133,7 +126,7 @@ def predict_from(
     settings may be beyond what a knob takes.
     """
     try:
-        simulations = Simulations.of(run, pipeline)
+        simulations = simulations_of(run, pipeline)
         known = simulations.known
         target = _target(known.pipeline, changes)
         step, notes = _step(run, known.pipeline, target)
@@ -142,19 +135,22 @@ def predict_from(
                 "sending a batch from a worker was not measured: run it with num_workers=1"
             )
         rates, shares, cores, stretches = simulations.of_setting(target, step, draws)
-        missed = simulations.missed
     except CannotPredict as why:
         return Prediction(changes, cannot=f"cannot predict: {why}.", why=str(why))
-    rates = rates * missed
-    shares = np.minimum(1.0, shares * missed)
+    rates = rates * simulations.missed
+    shares = np.minimum(1.0, shares * simulations.missed)
     throughput = float(np.median(rates))
     utilization = float(np.median(shares))
-    saturated = bool(np.median(cores) > CPU_BOUND)
-    stretched = bool(np.median(stretches) > STRETCHED)
-    limit, held = _limit(known, utilization, saturated, stretched)
+    saturated = np.median(cores) > CPU_BOUND
+    stretched = saturated and np.median(stretches) > STRETCHED
+    if utilization > DEVICE_BOUND and not stretched:
+        limit, held = "device", "the device is nearly always busy"
+    elif saturated:
+        limit, held = "cpu", f"CPU-bound: all {known.cores} cores are saturated"
+    else:
+        limit, held = "input", "the loop still waits for data"
     error = float(np.hypot(2 * np.std(rates) / throughput, MODEL_ERROR[limit]))
     spread = float(np.hypot(2 * np.std(shares), UTILIZATION_ERROR[limit]))
-    ratio = throughput / known.throughput
     noise = max(WORTH, run.spread or 0.0)
     return Prediction(
         changes,
@@ -163,58 +159,15 @@ def predict_from(
         utilization=utilization,
         utilization_range=(max(0.0, utilization - spread), min(1.0, utilization + spread)),
         limit=limit,
-        helps=ratio > 1 + noise,
-        why="; ".join([f"{_gain_said(ratio, noise)} {held}", *notes]),
+        why="; ".join([f"{_gain_said(throughput / known.throughput, noise)} {held}", *notes]),
     )
-
-
-def _limit(
-    known: RunCosts, utilization: float, saturated: bool, stretched: bool
-) -> tuple[str, str]:
-    """Return what will hold the run back, and that in words."""
-    if utilization > DEVICE_BOUND and not (saturated and stretched):
-        return "device", "the device is nearly always busy"
-    if saturated:
-        return "cpu", f"CPU-bound: all {known.cores} cores are saturated"
-    return "input", "the loop still waits for data"
 
 
 def _gain_said(ratio: float, noise: float) -> str:
     """Say how much faster a run will be, to go on with what will hold it back."""
-    if ratio > 1 + noise:
-        return f"{ratio:.2f}x the measured throughput; then"
-    if ratio < 1 - noise:
-        return f"it would be slower, {ratio:.2f}x the measured throughput;"
-    return f"it will not help: {ratio - 1:+.0%} is within the noise of {noise:.0%};"
-
-
-def outcome_of(found: Prediction, came: Run) -> str:
-    """Say how a run came out against what was predicted of it, and which part was missed.
-
-    Where other programs took the cores, the two are not comparable, and that is said instead.
-    """
-    use = CoreUse.of(came)
-    if use.is_shared:
-        named = f": {listed(came.beside)}" if came.beside else ""
-        taken = f"{use.others:.1f} of {use.cores} cores"
-        return f"not comparable: other programs use {taken}{named}"
-    rate, busy_s = _rate_and_busy_s(came)
-    expected, expected_busy_s = _rate_and_busy_s(found)
-    apart = rate / expected - 1
-    if abs(apart) < WORTH:
-        return "as predicted"
-    said = f"{abs(apart):.0%} {'lower' if apart < 0 else 'higher'} than predicted"
-    busy = busy_s - expected_busy_s
-    idle = 1 / rate - 1 / expected - busy
-    part, more = ("step", busy) if abs(busy) > abs(idle) else ("wait", idle)
-    return f"{said}: the {part} is {'longer' if more > 0 else 'shorter'}"
-
-
-def _rate_and_busy_s(each: Prediction | Run) -> tuple[float, float]:
-    """Return samples/s, and for how long the device is busy with one, s."""
-    if not each.throughput or each.utilization is None:
-        raise ValueError(f"{each!r}: without a throughput there is nothing to compare.")
-    return each.throughput, each.utilization / each.throughput
+    if abs(ratio - 1) <= noise:
+        return f"it will not help: {ratio - 1:+.0%} is within the noise of {noise:.0%};"
+    return f"{ratio:.2f}x the measured throughput; then"
 
 
 def _target(pipeline: Pipeline, changes: dict[str, Setting]) -> Pipeline:
@@ -232,19 +185,26 @@ def _target(pipeline: Pipeline, changes: dict[str, Setting]) -> Pipeline:
 
 
 def _step(run: Run, old: Pipeline, target: Pipeline) -> tuple[float, list[str]]:
-    """Return the time of a step over that of the measured one, and what was taken into account."""
+    """Return the time of a step over that of the measured one, and what was taken into account.
+
+    What batch size and BF16 do to a step is known of the x-ray alone.
+    """
+    xray = run.xray_facts or {}
+    fixed = xray.get("fixed_share")
+    bf16_speedup = xray.get("bf16_speedup") if old.precision in ("fp32", "ieee") else None
     factor = 1.0
     notes = []
     unknown = {}
     for name, value in target.to_dict().items():
         if value == getattr(old, name) or "outside step" in KNOBS[name].traits:
             continue
-        if name == "batch_size":
-            fixed = _fixed_share(run, old.batch_size, value)
-            factor *= fixed + (1 - fixed) * value / old.batch_size
+        growth = target.batch_size / old.batch_size
+        is_near = 1 / BATCH_FACTOR <= growth <= BATCH_FACTOR
+        if name == "batch_size" and fixed is not None and is_near:
+            factor *= fixed + (1 - fixed) * growth
             notes.append(f"{fixed:.0%} of a step does not grow with the batch (x-ray)")
-        elif name == "precision":
-            factor /= _bf16_speedup(run, old.precision, value)
+        elif name == "precision" and value == "bf16" and bf16_speedup:
+            factor /= bf16_speedup
         elif name == "persistent_workers":
             notes.append("persistent_workers acts between epochs, and this run has one")
         elif name == "pin_memory" and run.machine.kind == "cpu":
@@ -253,29 +213,8 @@ def _step(run: Run, old: Pipeline, target: Pipeline) -> tuple[float, list[str]]:
             unknown[name] = value
     if unknown:
         names = " and ".join(unknown)
-        raise CannotPredict(_unmeasured(names, unknown))
+        more = XRAY_TELLS if unknown.keys() & {"batch_size", "precision"} else ""
+        raise CannotPredict(
+            f"the effect of {names} was not measured: run it once with {as_typed(unknown)}{more}"
+        )
     return factor, notes
-
-
-def _unmeasured(names: str, values: dict[str, Setting]) -> str:
-    return f"the effect of {names} was not measured: run it once with {as_typed(values)}"
-
-
-def _fixed_share(run: Run, old: int, size: int) -> float:
-    """Return the part of a step that does not grow from the `old` batch size to another."""
-    fixed = (run.xray_facts or {}).get("fixed_share")
-    why = _unmeasured("batch_size", {"batch_size": size})
-    if not old / BATCH_FACTOR <= size <= old * BATCH_FACTOR:
-        raise CannotPredict(f"{why}, or one within {BATCH_FACTOR} times of it")
-    if fixed is None:
-        raise CannotPredict(f"{why}, or this run with xray=True and 3 seconds or more")
-    return fixed
-
-
-def _bf16_speedup(run: Run, old: str, precision: str) -> float:
-    """Return the time of the measured step over that of one in another precision: BF16."""
-    speedup = (run.xray_facts or {}).get("bf16_speedup")
-    if precision != "bf16" or old not in ("fp32", "ieee") or not speedup:
-        why = _unmeasured("precision", {"precision": precision})
-        raise CannotPredict(f"{why} (the x-ray of an fp32 run times bf16)")
-    return speedup

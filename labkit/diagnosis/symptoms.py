@@ -33,10 +33,8 @@ explains(
     "ranks",
     "one_rank_is_short_of_data",
     "one_rank_is_slower",
-    "the_ranks_are_alike",
     "the_exchange_is_not_hidden",
 )
-explains("too-few-workers", "all_ranks_are_short_of_data")
 explains("epoch-start", "one_batch_a_pass")
 explains("busy-device", "low_MFU")
 explains("no-verdict", "published")

@@ -12,7 +12,7 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.findings import LESS_WAITING, Finding, Measured, Remedy
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.pasted import ready_to_paste
-from labkit.diagnosis.rank_times import watched_times
+from labkit.diagnosis.rank_times import rank_times
 from labkit.diagnosis.rank_verdict import RanksVerdict, of_ranks
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
@@ -109,7 +109,7 @@ def judge_runs(runs: list[Run], start_ns: int, end_ns: int) -> ScriptVerdict:
     of_loop = _beside(runs)
     last = {rank_of(run.path): run for run in (*runs, *of_loop)}
     chosen = {rank: _with_shares(run, runs, start_ns, end_ns) for rank, run in last.items()}
-    judged = of_ranks(chosen, watched_times(chosen))
+    judged = of_ranks(chosen, rank_times(chosen))
     run = chosen[judged.rank]
     return ScriptVerdict(
         run,

@@ -106,7 +106,7 @@ def _power_drawn(run: Run) -> Witness | None:
     """A card that waits draws little. So do kernels that use little of it, and a slow clock."""
     _, caps = readings_of(run, "power_limit_w")
     caps = caps[caps > 0]
-    watts = power.by_counter(run)[0] or power.by_meter(run)
+    watts = power.by_counter(run) or power.by_meter(run)
     if not len(caps) or watts is None or not run.utilization:
         return None
     drawn = watts / float(np.median(caps))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -11,9 +9,9 @@ import numpy as np
 
 from labkit.results.result import Result, Table
 from labkit.results.step_classes import CLASSES
-from labkit.results.text import percent
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.figure import Figure
 
     from labkit.results.run import Run
@@ -27,36 +25,13 @@ COMPARED = (
     "compute_ms",
     "other_ms",
 )
-OF_SOME_RUNS = ("mfu", "mbu", "padding")  # statistics that only some runs have
-TINY = 0.01  # share of a step: where both sides are below it, their ratio says nothing
 LEAST_NOISE = 0.02  # relative difference of throughput that two runs may always have
 # Neighbouring steps are alike, so noise is measured between the means of BLOCKS stretches of a run,
 # not between steps. A part that differs by less than LEAST of the step is not mentioned
 BLOCKS = 20
 LEAST = 0.02
 LEAST_STEPS = 5  # that both runs need for a comparison of their parts
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of the average step before and after, ms."""
-
-    name: str  # "step", or a class of its time
-    before_ms: float
-    after_ms: float
-    low_ms: float  # 95 % interval of the difference
-    high_ms: float
-    changed: bool  # beyond the noise
-
-    @property
-    def slower(self) -> bool:
-        """Whether it takes longer, beyond the noise."""
-        return self.changed and self.after_ms > self.before_ms
-
-    def __str__(self) -> str:
-        what = CLASSES.get(self.name, "a step")
-        change_ms = self.after_ms - self.before_ms
-        return f"{what} {change_ms:+.2f} ms (95%: {self.low_ms:+.2f} to {self.high_ms:+.2f})"
+WORDS = {"step": "a step"} | CLASSES
 
 
 class Comparison(Result):
@@ -68,19 +43,21 @@ class Comparison(Result):
 
     @property
     def changed(self) -> dict[str, tuple[object, object]]:
-        """{knob: (before, after)} of the knobs that ran with other values and were asked for."""
+        """{knob: (before, after)} of the knobs that were asked for, and ran, with other values."""
         old = self.before.pipeline.to_dict()
         new = self.after.pipeline.to_dict()
-        asked_old = self.before.asked.to_dict()
-        asked_new = self.after.asked.to_dict()
-        differ = [name for name in old if old[name] != new[name]]
-        left_open = {name for name in differ if asked_old[name] is asked_new[name] is None}
-        return {name: (old[name], new[name]) for name in differ if name not in left_open}
+        asked = self.before.asked.to_dict()
+        differ = [
+            name for name, value in self.after.asked.to_dict().items() if value != asked[name]
+        ]
+        return {name: (old[name], new[name]) for name in differ if old[name] != new[name]}
 
     @property
     def speedup(self) -> float | None:
         """Throughput after over before; None where either has none."""
-        return _ratio(self.before.throughput, self.after.throughput)
+        old = self.before.throughput
+        new = self.after.throughput
+        return new / old if old and new else None
 
     @property
     def significant(self) -> bool:
@@ -101,31 +78,40 @@ class Comparison(Result):
         return f"{max(self.speedup, 1 / self.speedup):.2f}x {word}.{mark}"
 
     @cached_property
-    def parts(self) -> list[Part]:
-        """The step and the classes of its time, before and after; none where a run is too short.
+    def parts(self) -> pandas.DataFrame:
+        """The average step and the classes of its time, a row each; none where a run is too short.
 
-        Steps of other batch sizes are scaled to the samples of `before`.
+        Columns: `before_ms`, `after_ms`, the 95 % interval of the difference, `low_ms` to
+        `high_ms`, and whether that is `slower` or `faster` beyond the noise. Steps of other batch
+        sizes are scaled to the samples of `before`.
         """
-        if min(len(run.steps_ms) for run in (self.before, self.after)) < LEAST_STEPS:
-            return []
+        import pandas
+
+        is_short = min(self.before.steps_ms.shape[0], self.after.steps_ms.shape[0]) < LEAST_STEPS
+        if is_short:
+            return pandas.DataFrame({"slower": [], "faster": []}, dtype=bool)
         old = _blocks_of(self.before)
         new = _blocks_of(self.after) * (_batch_size(self.before) / _batch_size(self.after))
-        old_ms = old.mean(axis=0)
-        new_ms = new.mean(axis=0)
-        more_ms = new_ms - old_ms
-        variance = old.var(axis=0, ddof=1) / len(old) + new.var(axis=0, ddof=1) / len(new)
-        margin_ms = 1.96 * np.sqrt(variance)
-        changed = abs(more_ms) > np.maximum(margin_ms, LEAST * old_ms[0])
-        numbers = np.column_stack([old_ms, new_ms, more_ms - margin_ms, more_ms + margin_ms])
-        rows = zip(("step", *CLASSES), *numbers.T.tolist(), changed.tolist(), strict=True)
-        return [Part(*row) for row in rows]
+        more_ms = new.mean() - old.mean()
+        margin_ms = 1.96 * np.sqrt(old.var() / len(old) + new.var() / len(new))
+        least_ms = np.maximum(margin_ms, LEAST * old["step"].mean())
+        columns = {
+            "before_ms": old.mean(),
+            "after_ms": new.mean(),
+            "low_ms": more_ms - margin_ms,
+            "high_ms": more_ms + margin_ms,
+            "slower": more_ms > least_ms,
+            "faster": more_ms < -least_ms,
+        }
+        return pandas.DataFrame(columns)
 
     def slower_by(self, limit: float) -> bool:
         """Return whether a step takes over `limit` (0.05 is 5 %) longer, beyond the noise."""
-        if not self.parts:
-            return False
-        step = self.parts[0]
-        return step.slower and step.after_ms > (1 + limit) * step.before_ms
+        slower = self.parts[self.parts["slower"]]
+        return (
+            "step" in slower.index
+            and slower.after_ms["step"] > (1 + limit) * slower.before_ms["step"]
+        )
 
     def plot(self) -> Figure:
         """Draw both runs on one time scale, the earlier one above, as a matplotlib Figure."""
@@ -138,69 +124,52 @@ class Comparison(Result):
             "significant": self.significant,
             "verdict": self.verdict,
             "changed": self.changed,
-            "parts": [asdict(part) for part in self.parts],
-            "slower": [part.name for part in self.parts if part.slower],
+            "parts": self.parts.rename_axis("name").reset_index().to_dict("records"),
+            "slower": list(self.parts.index[self.parts["slower"]]),
         }
 
     def table(self) -> Table:
         """Return the changed knobs and the numbers, before and after, with the verdict below."""
         rows = [(name, repr(old), repr(new), "") for name, (old, new) in self.changed.items()]
-        rows += map(self._row, known((*COMPARED, *OF_SOME_RUNS), (self.before, self.after)))
+        for name in COMPARED:
+            old = getattr(self.before, name)
+            new = getattr(self.after, name)
+            texts = (printed(self.before, name), printed(self.after, name))
+            ratio = f"{new / old:.2f}x" if old and new and texts[0] != texts[1] else ""
+            rows.append((name, *texts, ratio))
         return Table(rows, ("", "before", "after", "ratio"), foot=(self.verdict, *self._remarks()))
 
-    def _row(self, name: str) -> tuple[str, str, str, str]:
-        """Return a statistic before and after, as printed, and its ratio."""
-        old = getattr(self.before, name)
-        new = getattr(self.after, name)
-        ratio = _ratio(old, new)
-        if ratio and name.endswith("_ms"):
-            largest = max(old / self.before.step_ms, new / self.after.step_ms)
-            ratio = ratio if largest >= TINY else None
-        text = f"{ratio:.2f}x" if ratio else ""
-        return name, printed(self.before, name), printed(self.after, name), text
-
     def _remarks(self) -> list[str]:
-        """Say which parts changed beyond the noise, and whether a step means a micro-batch."""
+        """Say which parts changed beyond the noise."""
         remarks = []
-        for word, is_slower in (("slower", True), ("faster", False)):
-            parts = [str(each) for each in self.parts if each.changed and each.slower == is_slower]
+        for word in ("slower", "faster"):
+            parts = [
+                f"{WORDS[name]} {part.after_ms - part.before_ms:+.2f} ms "
+                f"(95%: {part.low_ms:+.2f} to {part.high_ms:+.2f})"
+                for name, part in self.parts[self.parts[word]].iterrows()
+            ]
             if parts:
                 remarks.append(f"{word} beyond the noise: {', '.join(parts)}")
-        old = self.before.pipeline.accumulation_steps
-        new = self.after.pipeline.accumulation_steps
-        if old != new:
-            remarks.append(f"step_ms and its parts: of a micro-batch ({old} → {new} each)")
         return remarks
-
-
-def known(statistics: Iterable[str], runs: Sequence[Run]) -> list[str]:
-    """Return the statistics to show: those of only some runs where one of these has them."""
-    missing = {name for name in OF_SOME_RUNS if all(getattr(run, name) is None for run in runs)}
-    return [name for name in statistics if name not in missing]
 
 
 def printed(run: Run, name: str) -> str:
     """Return a statistic of a run as it is printed in a table; "-" where it has none."""
     value = getattr(run, name)
-    if value is None:
-        return "-"
     if name == "utilization":
         return run.busy_text
-    if name in OF_SOME_RUNS:
-        return str(percent(value))
-    return f"{value:.1f}"
-
-
-def _ratio(old: float | None, new: float | None) -> float | None:
-    return new / old if old and new else None
+    return "-" if value is None else f"{value:.1f}"
 
 
 def _batch_size(run: Run) -> float:
     return max(run.samples, 1) / run.steps
 
 
-def _blocks_of(run: Run) -> np.ndarray:
-    """Return (stretches, 1 + classes): ms per step, all of it and by class."""
+def _blocks_of(run: Run) -> pandas.DataFrame:
+    """Return the mean step of each stretch of a run, and its parts, ms."""
+    import pandas
+
     blocks = np.array_split(run.steps_ms, min(BLOCKS, len(run.steps_ms)))
-    means = np.array([block.mean(axis=0) for block in blocks])
-    return np.column_stack([means.sum(axis=1), means])
+    table = pandas.DataFrame([block.mean(axis=0) for block in blocks], columns=[*CLASSES])
+    table.insert(0, "step", table.sum(axis=1))
+    return table

@@ -15,7 +15,20 @@ from labkit.results.result import Result, Table
 from labkit.results.text import counted
 
 LEAST_SHM_GIB = 0.25  # Docker's default is 64 MiB
-SMALL_SHM = ": small for loader workers; start the container with --shm-size=2g"
+SMALL_SHM = "/dev/shm is small for loader workers; start the container with --shm-size=2g"
+LABELS = {  # of the table: what a fact is called
+    "GPU not used": "unused_gpu",
+    "device memory, GiB": "memory_gib",
+    "SMs": "sm_count",
+    "compute capability": "compute_capability",
+    "driver": "driver",
+    "PCIe link": "pcie",
+    "CPU": "cpu_name",
+    "model threads": "threads",
+    "RAM, GiB": "ram_gib",
+    "/dev/shm, GiB": "shm_gib",
+    "system": "os",
+}
 CAPABILITY = re.compile(r"\d+(\.\d+)?")
 PROBE_SECONDS = 90  # a cold import of torch from a slow disk takes tens of seconds
 
@@ -94,36 +107,18 @@ class Machine(Result):
 
     def table(self) -> Table:
         """Return what is known of it, a line each."""
-        is_cpu = self.kind == "cpu"
         device = f"{self.name} ({self.device})"
-        if is_cpu:
-            why = "GPU not used" if self.unused_gpu else "no GPU here"
-            device += f": {why}, the CPU is the device"
-        shm = _gib(self.shm_gib, 2)
-        if shm and (self.shm_gib or 0.0) < LEAST_SHM_GIB:
-            shm += SMALL_SHM
-        known = [f"{name} {version}" for name, version in self.versions.items() if version]
-        lines = {
-            "device": device,
-            "GPU not used": self.unused_gpu,
-            "device memory": _gib(self.memory_gib, 1),
-            "SMs": self.sm_count,
-            "compute capability": self.compute_capability,
-            "driver": self.driver,
-            "PCIe link": self.pcie,
-            "CPU": None if is_cpu else self.cpu_name,
-            "CPU cores": self.cores_text,
-            "model threads": self.threads if is_cpu else None,
-            "RAM": None if is_cpu else _gib(self.ram_gib, 1),
-            "/dev/shm": shm,
-            "system": self.os,
-            "versions": ", ".join(known),
-        }
-        return Table([line for line in lines.items() if line[1]], left=(0, 1))
-
-
-def _gib(amount: float | None, digits: int) -> str | None:
-    return None if amount is None else f"{amount:.{digits}f} GiB"
+        if self.kind == "cpu" and not self.unused_gpu:
+            device += ": no GPU here, the CPU is the device"
+        known = {label: getattr(self, name) for label, name in LABELS.items()}
+        versions = [f"{name} {version}" for name, version in self.versions.items() if version]
+        rows = [("device", device), ("CPU cores", self.cores_text)]
+        for label, value in known.items():
+            if value is not None:
+                rows.append((label, f"{value:.4g}" if isinstance(value, float) else str(value)))
+        rows.append(("versions", ", ".join(versions)))
+        is_small = self.shm_gib is not None and self.shm_gib < LEAST_SHM_GIB
+        return Table(rows, left=(0, 1), foot=(SMALL_SHM,) if is_small else ())
 
 
 @functools.cache

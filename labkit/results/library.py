@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 HEAD_EVENTS = 20  # of a record: its spec and its machine are among them
 SUFFIX = ".jsonl.gz"
-EXAMPLES = 8  # records that a listing names
 
 Loaded = Run | Measurements | Ranks
 
@@ -72,7 +71,7 @@ class Entry:
 
 
 class Library(list[Entry]):
-    """Recorded runs; prints in short, `.rows` has every one."""
+    """Recorded runs; prints their names, `.rows` says what they show."""
 
     @property
     def rows(self) -> pandas.DataFrame:
@@ -82,16 +81,10 @@ class Library(list[Entry]):
         return pandas.DataFrame(self, columns=["name", "title", "hardware", "date", "torch"])
 
     def __repr__(self) -> str:
-        if not self:
-            return "no recorded runs here"
         machines = " and ".join(sorted({entry.hardware for entry in self}))
-        some = self[:: max(1, len(self) // EXAMPLES)]
-        names = ", ".join(entry.name for entry in some)
+        listed = ", ".join(entry.name for entry in self)
         runs = counted(len(self), "run")
-        return (
-            f"{runs} RECORDED on {machines}, such as\n{names}.\n"
-            "lk.recorded(name) loads one; .rows lists them all."
-        )
+        return f"{runs} RECORDED on {machines}: {listed}.\nlk.recorded(name) loads one; see .rows."
 
 
 def recorded(
@@ -106,14 +99,11 @@ def recorded(
     if name is None:
         return found
     machine, _, plain = str(name).rpartition("/")
-    if not NAME.fullmatch(plain) or (machine and not NAME.fullmatch(machine)):
-        raise ValueError(f"recorded({name!r}): a name has letters, digits, - and _ only.")
     of_machine = [entry for entry in found if machine in ("", entry.path.parent.name)]
     for entry in of_machine:
         if entry.name == plain:
             return entry.load()
-    machines = [entry.path.parent.name + "/" for entry in found]
-    names = [entry.name for entry in of_machine] or machines
+    names = [entry.name for entry in of_machine] or [f"{each.path.parent.name}/" for each in found]
     known = ", ".join(dict.fromkeys(names)) or "none"
     raise ValueError(f"Unknown record {name!r}; available: {known}.")
 

@@ -75,12 +75,11 @@ class Measurements(EventLogResult):
         """
         import pandas
 
-        found = list(dict.fromkeys(name for row in self._rows for name in row))
+        rows = self._rows
+        found = dict.fromkeys(name for row in rows for name in row)
         own = [name for name in found if name not in TIMED]
         added = [name for name in TIMED if name in found or name in SHOWN]
-        table = pandas.DataFrame(self._rows, columns=own + added)
-        table["error"] = pandas.Series([row["error"] for row in self._rows], dtype=object)
-        return table
+        return pandas.DataFrame(rows, columns=own + added).astype({"error": object})
 
     @property
     def mistake(self) -> str | None:
@@ -118,13 +117,11 @@ class Measurements(EventLogResult):
     @of_one_moment
     def numbers(self) -> str:
         """How much was measured, in a few words."""
-        counts = [counted(len(self), "row")]
-        if self.failures:
-            counts.append(f"{len(self.failures)} without numbers")
         noisy = sum(bool(row.get("noisy")) for row in self._rows)
-        if noisy:
-            counts.append(f"{noisy} noisy")
-        return ", ".join(counts)
+        without = len(self.failures)
+        counts = {"without numbers": without, "noisy": noisy}
+        others = [f"{count} {what}" for what, count in counts.items() if count]
+        return ", ".join([counted(len(self), "row"), *others])
 
     @property
     @of_one_moment

@@ -96,14 +96,10 @@ class Ranks(EventLogResult):
 
     def _end_of(self, rank: RankRun) -> Event:
         """Return how a rank ended that could not say it itself, as its `end` event."""
-        codes = self._fact("ranks_ended", "codes", {})
-        end = {**self._kept["end"], "code": codes.get(str(rank.rank))}
-        failed = self.failed_rank
-        if failed is not None and failed != rank.rank:
-            end["why"] = f"ended by torchrun, because rank {failed} failed"
-        elif end["code"] is None and not end.get("why"):
-            end["why"] = "the run ended before this rank did"
-        return end
+        end = self._kept["end"]
+        if self.failed_rank in (None, rank.rank):
+            return end
+        return {**end, "why": f"ended by torchrun, because rank {self.failed_rank} failed"}
 
     def __len__(self) -> int:
         return len(self._now()._ranks)
@@ -174,13 +170,13 @@ class Ranks(EventLogResult):
     @live_property
     def throughput(self) -> float | None:
         """Samples per second of all ranks together, warm-up excluded."""
-        rates = [rank.throughput for rank in self if rank.throughput is not None]
-        return sum(rates) if rates and len(rates) == len(self) else None
+        rates = [rank.throughput for rank in self]
+        return sum(filter(None, rates)) if rates and None not in rates else None
 
-    @live_property
+    @property
     def spread(self) -> float | None:
-        """Spread (IQR over median) of the least even rank's throughput."""
-        return max((rank.spread for rank in self if rank.spread is not None), default=None)
+        """Spread (IQR over median) of the throughput of rank 0, with which the others keep step."""
+        return self[0].spread if len(self) else None
 
     @property
     def noisy(self) -> bool:
@@ -192,7 +188,7 @@ class Ranks(EventLogResult):
         """Where every rank's time went; None if too short."""
         from labkit.diagnosis.rank_times import rank_times
 
-        return rank_times(self)
+        return rank_times({run.rank: run for run in self if run.steps})
 
     @of_one_moment
     def speedup(self, one: Run) -> float | None:
@@ -206,11 +202,10 @@ class Ranks(EventLogResult):
         if differ:
             raise ValueError(f"not the same pipeline: {', '.join(differ)} differ.")
         if (one.machine.kind, one.machine.name) != (self.machine.kind, self.machine.name):
-            why = self.not_applied.get("device")
             raise ValueError(
                 f"not the same hardware: one process on {one.machine.name}, {len(self)} ranks on "
-                f"{self.machine.name}{f' ({why})' if why else ''}. Run the one process where the "
-                "ranks were: lk.run(ranks.alone)."
+                f"{self.machine.name}. Run the one process where the ranks were: "
+                "lk.run(ranks.alone); ranks.not_applied says why they did not use a GPU."
             )
         return self.throughput / one.throughput if self.throughput and one.throughput else None
 
@@ -264,30 +259,21 @@ class Ranks(EventLogResult):
 
     @property
     @of_one_moment
-    def in_short(self) -> str:
-        """Throughput and the wait for data, of ranks that have them."""
-        waits = np.mean(self.times.wait) if self.times else 0.0
-        return f"{self.throughput:.0f} samples/s together, waiting for data {waits:.0%}"
-
-    @property
-    @of_one_moment
     def numbers(self) -> str:
         """The measured numbers in one line."""
         times = self.times
         if self.throughput is None or times is None:
             return f"{self.steps} steps: too few to measure"
         text = (
-            f"{self.in_short}, for each other {np.mean(times.others):.0%}, "
+            f"{self.throughput:.0f} samples/s together, "
+            f"waiting for data {np.mean(times.wait):.0%}, "
+            f"for each other {np.mean(times.others):.0%}, "
             f"exchanging gradients {np.mean(times.transfer):.0%}"
         )
         return f"{text}; {noise(self.spread)}" if self.spread and self.noisy else text
 
     def _what(self) -> str:
-        settings = [str(self.world_size)]
+        starve = f"starve={self.starve!r}" if self.starve else ""
+        no_sync = "no_sync" if self.no_sync else ""
         knobs = as_typed(self.asked.changed())
-        settings += [knobs] if knobs else []
-        if self.no_sync:
-            settings.append("no_sync")
-        if self.starve:
-            settings.append(f"starve={self.starve!r}")
-        return ", ".join(settings)
+        return ", ".join(filter(None, (str(self.world_size), knobs, no_sync, starve)))

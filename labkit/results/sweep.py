@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from labkit.knobs import Settings, check_names
-from labkit.results.comparison import known, printed
+from labkit.results.comparison import printed
 from labkit.results.result import Result, Table
 from labkit.spec import KNOBS, Pipeline
 
@@ -16,11 +16,9 @@ if TYPE_CHECKING:
 
     from labkit.results.run import Run
 
-COLUMNS = {  # {statistic: its head}; of those that few runs have, only where one has it
+COLUMNS = {  # {statistic: its head}
     "throughput": "samples/s",
     "utilization": "busy",
-    "mfu": "MFU",
-    "padding": "padding",
     "wait_ms": "wait ms",
     "compute_ms": "compute ms",
 }
@@ -89,11 +87,10 @@ class Sweep(Result):
 
     def table(self) -> Table:
         """Return the knobs, samples/s, busy share, wait and compute of each run."""
-        shown = known(COLUMNS, self.runs)
-        head = (*self.knobs, *(COLUMNS[name] for name in shown), "")
+        head = (*self.knobs, *COLUMNS.values(), "")
         rows = []
         for setting, run in zip(self.settings, self.runs, strict=False):
-            numbers = [printed(run, name) for name in shown]
+            numbers = [printed(run, name) for name in COLUMNS]
             rows.append([*map(repr, setting.values()), *numbers, self._note(run)])
         left = len(self.settings) - len(self.runs)
         return Table(rows, head, foot=(f"({left} not run)",) if left else (), left=())

@@ -1,30 +1,31 @@
 """Where the whole time of a script went: before, within and between its loops. It adds up to 1.
 
-Passes over loaders and checkpoints have their moments in the log. Validation over anything else,
-such as a list of tensors, is known by the sampled stacks: forward passes outside the training loop,
-or in a line of it that is met in single, long steps alone.
+Passes over loaders, checkpoints and stops by a signal have their moments in the log. A validation
+over anything else, such as a list of tensors, is time between epochs, or in the training loop.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from labkit.results.record import Event
-from labkit.results.sampled_time import BETWEEN, SAVING, VALIDATION, Label, Span, Stacks
 from labkit.results.text import percent
 
 if TYPE_CHECKING:
+    from labkit.diagnosis.hot_lines import Line
     from labkit.results.run import Run
 
 BEFORE = "before the first batch"
 TRAINING = "training loop"
+VALIDATION = "validation"
+SAVING = "checkpoints"
+BETWEEN = "between epochs"
 STOPPED = "stopped by a signal"
 AFTER = "after the last epoch"
 LOOP = "loop"  # where it is not known which of them trains
@@ -36,14 +37,12 @@ class WallShare:
     """One part of the time."""
 
     part: str
-    seconds: float
-    share: float  # of all
-    place: str  # of its loop, or the line that takes most of it: "train.py:31"
+    seconds: float = 0.0
+    share: float = 0.0  # of all
+    place: str = ""  # of its loop, or the line that takes most of it: "train.py:31"
     what: str = ""  # the loader that the loop reads, or what that line calls
     times: int = 0  # passes over that loader
-    every: int | None = None  # training steps from one to the next, where it is within that loop
-    waits: float = 0.0  # share of it that waits for its own loader
-    grad: bool = False  # whether its forward passes record gradients
+    waits: float = 0.0  # share of a validation that waits for its own loader
 
 
 @dataclass(frozen=True)
@@ -55,13 +54,13 @@ class WallShares:
 
     @classmethod
     def from_dict(cls, values: Event) -> WallShares | None:
-        """Read what `to_dict` returned from a record; None where that is not sound."""
-        try:
-            parts = [WallShare(**part) for part in values["parts"]]
-            added = sum(each.seconds + each.share + each.times + each.waits for each in parts)
-            return cls(parts, float(values["seconds"])) if math.isfinite(added) else None
-        except (KeyError, TypeError, ValueError):
-            return None
+        """Read what `to_dict` returned from a record's event; None of an empty one."""
+        names = [field.name for field in fields(WallShare)]
+        parts = [
+            WallShare(**{name: part[name] for name in names if name in part})
+            for part in values.get("parts", ())
+        ]
+        return cls(parts, values["seconds"]) if parts else None
 
     def share(self, part: str) -> float:
         """Return the share of the parts of that name, 0 to 1."""
@@ -91,6 +90,18 @@ class WallShares:
     __repr__ = __str__
 
 
+class Span(NamedTuple):
+    """A stretch of time, and what it is counted under; of spans that overlap the last one counts.
+
+    Of what the log only sums up it is known how much of the time it took: `spent_ns`.
+    """
+
+    began_ns: int
+    ended_ns: int
+    part: WallShare
+    spent_ns: int | None = None
+
+
 def wall_shares(
     runs: Sequence[Run], start_ns: int | None = None, end_ns: int | None = None
 ) -> WallShares | None:
@@ -98,78 +109,36 @@ def wall_shares(
 
     Where no moments are given it is the time from the first pass to the last. None without a pass.
     """
-    loops = _loops(runs)
+    known = any(map(trains, runs))
+    loops = [span for run in runs for span in _passes(run, known)]
     if not loops:
         return None
-    trained = [span for span in loops if span.label.part != VALIDATION] or loops
-    trained_ns = trained[0].began_ns
-    over_ns = max(span.ended_ns for span in trained)
-    began_ns = loops[0].began_ns
-    start_ns = began_ns if start_ns is None else min(start_ns, began_ns)
-    end_ns = max(end_ns or 0, *(span.ended_ns for span in loops))
-    around = [
-        Span(start_ns, trained_ns, Label(BEFORE)),
-        Span(trained_ns, over_ns, Label(BETWEEN)),
-        Span(over_ns, end_ns, Label(AFTER)),
+    loops.sort(key=lambda span: span.began_ns)  # so that of loops within loops the inner ones count
+    trained = [span for span in loops if span.part.part != VALIDATION] or loops
+    first_ns = trained[0].began_ns
+    last_ns = max(span.ended_ns for span in trained)
+    before_ns = min(loops[0].began_ns, first_ns if start_ns is None else start_ns)
+    after_ns = max(end_ns or 0, *(span.ended_ns for span in loops))
+    spans = [
+        Span(first_ns, last_ns, WallShare(BETWEEN)),
+        Span(before_ns, first_ns, WallShare(BEFORE)),
+        Span(last_ns, after_ns, WallShare(AFTER)),
+        *loops,
+        *(span for run in runs for span in _saves(run)),
+        *(
+            Span(each["began"], each["ended"], WallShare(STOPPED))
+            for run in runs
+            for each in run.pauses
+        ),
     ]
-    stacks = Stacks(runs, [span for span in loops if span.label.part == VALIDATION])
-    saves = [span for run in runs for span in _saves_of(run)]
-    stops = [
-        Span(each["began"], each["ended"], Label(STOPPED)) for run in runs for each in run.pauses
-    ]
-    spans = [*around, *stacks.outside, *loops, *stacks.inside, *saves, *stops]
-    spent_ns = _shared_out(spans, start_ns, end_ns)
-    facts = dict(_facts_of_passes(runs))
-    whole_ns = max(1, end_ns - start_ns)
+    lines = _lines_outside(runs, spans[3:])
+    whole_ns = max(1, after_ns - before_ns)
     parts = []
-    for label, took_ns in spent_ns.most_common():
-        place, what = label[1:] if any(label[1:]) else stacks.costliest(label.part)
-        part = WallShare(label.part, took_ns / 1e9, took_ns / whole_ns, place, what)
-        parts.append(replace(part, **facts.get(label, {}), **stacks.facts.get(label, {})))
+    for part, took_ns in _shared_out(spans).most_common():
+        place, what = lines.get(part.part, (part.place, part.what))
+        took = {"seconds": took_ns / 1e9, "share": took_ns / whole_ns}
+        parts.append(replace(part, place=place, what=what, **took))
     return WallShares(parts, whole_ns / 1e9)
-
-
-def _loops(runs: Sequence[Run]) -> list[Span]:
-    """Return every pass of the runs' loops, so that of loops within loops the inner ones count."""
-    loops: list[Span] = []
-    known = any(map(trains, runs))
-    for run in runs:
-        part = (TRAINING if trains(run) else VALIDATION) if known else LOOP
-        loops += _passes_of(run, _label_of(run, part))
-    return sorted(loops, key=lambda span: span.began_ns)
-
-
-def _label_of(run: Run, part: str) -> Label:
-    place = f"{PurePath(str(run.place[0])).name}:{run.place[1]}" if run.place else ""
-    return Label(part, place, str((run.loop_code or {}).get("loader") or ""))
-
-
-def _shared_out(spans: list[Span], start_ns: int, end_ns: int) -> Counter[Label]:
-    """Share out the time between two moments; where spans overlap, the last of them counts.
-
-    What spans sum up comes out of the time between the others, shared as theirs was.
-    """
-    sums = [span for span in spans if span.spent_ns is not None]
-    spans = [span for span in spans if span.spent_ns is None]
-    moments = [moment for span in spans for moment in (span.began_ns, span.ended_ns)]
-    edges = np.unique(np.clip(moments, start_ns, end_ns))
-    owners = np.zeros(len(edges) - 1, dtype=int)
-    for number, span in enumerate(spans):
-        begin, end = np.searchsorted(edges, [span.began_ns, span.ended_ns])
-        owners[begin:end] = number
-    spent_ns: Counter[Label] = Counter()
-    for owner, took_ns in zip(owners, np.diff(edges).tolist(), strict=True):
-        spent_ns[spans[owner].label] += took_ns
-    known_ns: Counter[Label] = Counter()
-    for span in spans:
-        known_ns[span.label] += span.ended_ns - span.began_ns
-    counted_ns = dict(spent_ns)
-    for span in sums:
-        own_share = counted_ns.get(span.label, 0) / max(1, known_ns[span.label])  # less inner loops
-        more_ns = int(min((span.spent_ns or 0) * own_share, spent_ns[Label(BETWEEN)]))
-        spent_ns[span.label] += more_ns
-        spent_ns[Label(BETWEEN)] -= more_ns
-    return spent_ns
 
 
 def trains(run: Run) -> bool:
@@ -177,47 +146,76 @@ def trains(run: Run) -> bool:
     return any(event.get("trains") for event in run.passes_ended)
 
 
-def _facts_of_passes(runs: Sequence[Run]) -> Iterable[tuple[Label, dict[str, Any]]]:
-    """Yield what the passes over each validation's loader tell about it."""
-    trained = [run for run in runs if trains(run) and run.steps]
-    asked_ns = np.sort(np.concatenate([[], *(run.host_ns[:, 0] for run in trained)]))
-    for run in runs:
-        passes = run.passes_ended
-        if run in trained or not passes or not run.steps:
-            continue
-        waited_ns = np.diff(run.host_ns[:, :2]).sum()
-        spent_ns = sum(each.get("spent") or each["ended"] - each["began"] for each in passes)
-        facts: dict[str, Any] = {"waits": min(1.0, float(waited_ns / max(spent_ns, 1)))}
-        facts["times"] = sum(each.get("passes") or 1 for each in passes)
-        steps = np.searchsorted(asked_ns, [each["began"] for each in passes])
-        if any(_surrounds(outer, passes[0]) for each in trained for outer in each.passes_ended):
-            facts["every"] = int(np.median(np.diff(steps))) if len(steps) > 1 else None
-        yield _label_of(run, VALIDATION), facts
-
-
-def _surrounds(outer: Event, inner: Event) -> bool:
-    return outer["began"] < inner["began"] and inner["ended"] < outer["ended"]
-
-
-def _saves_of(run: Run) -> list[Span]:
-    """Return the checkpoints of a run, and the sum of those that the log leaves out."""
-    saves = [Span(each["began"], each["ended"], Label(SAVING)) for each in run.saves]
-    known_ns = sum(span.ended_ns - span.began_ns for span in saves)
-    for last in run.saves[-1:]:
-        left_out_ns = last.get("spent", known_ns) - known_ns
-        saves += [Span(0, 0, Label(SAVING), left_out_ns)] if left_out_ns > 0 else []
-    return saves
-
-
-def _passes_of(run: Run, label: Label) -> list[Span]:
-    """Return the passes of a run's loop."""
-    spans = {}
-    begun = run.passes_begun
-    last_ns = int(run.host_ns[-1, 3]) if begun and run.steps else 0
-    for event in run.passes_ended:
-        spans[event["n"]] = Span(event["began"], event["ended"], label, event.get("spent"))
-    for event in begun:
-        # one that was killed ended with its last step
+def _passes(run: Run, known: bool) -> list[Span]:
+    """Return the passes of a run's loop; `known`: which of the script's loops train."""
+    ended = run.passes_ended
+    part = WallShare(
+        part=(TRAINING if trains(run) else VALIDATION) if known else LOOP,
+        place=f"{PurePath(str(run.place[0])).name}:{run.place[1]}" if run.place else "",
+        what=str((run.loop_code or {}).get("loader") or ""),
+    )
+    if part.part == VALIDATION and run.steps:
+        spent_ns = sum(each.get("spent") or each["ended"] - each["began"] for each in ended)
+        waited_ns = float(np.diff(run.host_ns[:, :2]).sum())
+        times = sum(each.get("passes") or 1 for each in ended)
+        part = replace(part, times=times, waits=min(1.0, waited_ns / max(spent_ns, 1)))
+    spans = {
+        each["n"]: Span(each["began"], each["ended"], part, each.get("spent")) for each in ended
+    }
+    # One that was killed ended with its last step
+    last_ns = int(run.host_ns[-1, 3]) if run.passes_begun and run.steps else 0
+    for event in run.passes_begun:
         if (event.get("began") or last_ns) < last_ns:
-            spans.setdefault(event["n"], Span(event["began"], last_ns, label))
+            spans.setdefault(event["n"], Span(event["began"], last_ns, part))
     return list(spans.values())
+
+
+def _saves(run: Run) -> list[Span]:
+    """Return the checkpoints of a run, and the sum of those that the log leaves out."""
+    part = WallShare(SAVING)
+    saves = [Span(each["began"], each["ended"], part) for each in run.saves]
+    known_ns = sum(span.ended_ns - span.began_ns for span in saves)
+    spent_ns = run.saves[-1].get("spent", known_ns) if saves else 0
+    return [*saves, Span(0, 0, part, spent_ns - known_ns)] if spent_ns > known_ns else saves
+
+
+def _shared_out(spans: list[Span]) -> Counter[WallShare]:
+    """Return the ns of each part; what is only summed up comes out of the time between loops."""
+    exact = [span for span in spans if span.spent_ns is None]
+    edges = np.unique([span[:2] for span in exact])
+    owners = np.zeros(len(edges) - 1, dtype=int)
+    for number, span in enumerate(exact):
+        begin, end = np.searchsorted(edges, span[:2])
+        owners[begin:end] = number
+    spent_ns: Counter[WallShare] = Counter()
+    for owner, took_ns in zip(owners, np.diff(edges).tolist(), strict=True):
+        spent_ns[exact[owner].part] += took_ns
+    between = exact[0].part
+    for span in reversed(spans):  # the inner loops first
+        more_ns = min(span.spent_ns or 0, spent_ns[between])
+        spent_ns[span.part] += more_ns
+        spent_ns[between] -= more_ns
+    return spent_ns
+
+
+def _lines_outside(runs: Sequence[Run], spans: list[Span]) -> dict[str, tuple[str, str]]:
+    """Return the place and the call of the line with most of checkpoints, and between the loops."""
+    found: dict[str, list[Line]] = {SAVING: [], BETWEEN: []}
+    for run in runs:
+        lines = run.lines
+        within = {
+            part: _within(lines.ended_ns, [span for span in spans if span.part.part == part])
+            for part in (SAVING, VALIDATION)
+        }
+        others = lines.mask("between") & ~within[SAVING] & ~within[VALIDATION]
+        found[SAVING] += lines.rows(within[SAVING])[:1]
+        found[BETWEEN] += lines.rows(others)[:1]
+    worst = [(part, max(rows, key=lambda line: line.share)) for part, rows in found.items() if rows]
+    return {part: (line.place, line.call) for part, line in worst}
+
+
+def _within(moments_ns: np.ndarray, spans: list[Span]) -> np.ndarray:
+    """Return which of some moments are in one of the spans, which do not overlap."""
+    began_ns, ended_ns = np.array(sorted(span[:2] for span in spans), int).reshape(-1, 2).T
+    last = np.searchsorted(began_ns, moments_ns) - 1
+    return (last >= 0) & (moments_ns <= np.append(ended_ns, 0)[last])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.bench.card_formats import tensor_formats
 from labkit.results.result import Result, Table
 from labkit.results.text import counted
 from labkit.traces.classes import TRACE_CLASSES
@@ -119,12 +117,9 @@ class Breakdown(Result):
         """Return everything as JSON-ready values, under the attributes' names."""
         return self.recorded() | {"shares": self.shares, "utilization": self.utilization}
 
-    def compare(self, after: Breakdown | RankTraces | str | os.PathLike) -> TraceComparison:
-        """Return what changed from this trace to `after`: another of one rank, or its path."""
-        from labkit.traces.read import trace
-
-        other = trace(after) if isinstance(after, (str, os.PathLike)) else after
-        return TraceComparison(self, other) if isinstance(other, Breakdown) else other.compare(self)
+    def compare(self, after: Breakdown | RankTraces) -> TraceComparison:
+        """Return what changed from this trace to `after`, another of one rank."""
+        return TraceComparison(self, after) if isinstance(after, Breakdown) else after.compare(self)
 
     def timeline(self, start_ms: float | None = None, end_ms: float | None = None) -> Figure:
         """Draw when operators, loader, CUDA calls and kernels were active: its first two steps.
@@ -166,10 +161,7 @@ class Breakdown(Result):
         if idle:
             parts = [f"{cause} {us / 1000:,.1f} ms" for cause, us in idle.items()]
             foot.append(f"device idle: {', '.join(parts)}")
-        if self.host_where and self.host_work_us > 0.05 * self.step_us:
-            foot.append(f"host work outside operators is mostly in {', '.join(self.host_where)}")
-        has_none = tensor_formats(self.device_name, self.compute_capability) == ()
-        if self.tensor_core_share is not None and not has_none:
+        if self.tensor_core_share is not None:
             foot.append(
                 f"Tensor Cores: {self.tensor_core_share:.0%} of kernel time uses them, "
                 f"{self.tensor_core_eligible_share:.0%} is of operators that can"

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from labkit.results.result import Result, Table
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.figure import Figure
 
     from labkit.traces.breakdown import Breakdown
 
 LISTED = 6  # kernels and operators that changed most
-
-
-@dataclass(frozen=True)
-class Change:
-    """What a class, kernel or operator takes of an average step, before and after."""
-
-    name: str
-    before_us: float
-    after_us: float
-    change_us: float
-    before_share: float
-    after_share: float
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,26 +38,29 @@ class TraceComparison(Result):
 
         return draw_comparison(self)
 
-    def changes(self) -> dict[str, list[Change]]:
-        """Return what changed: all `classes`; the `kernels` and `operators` that did most."""
+    def changes(self) -> dict[str, pandas.DataFrame]:
+        """Return what changed: all `classes`; the `kernels` and `operators` that did most.
+
+        By name, what each takes of an average step before and after.
+        """
+        import pandas
+
         before = {"classes": self.before.class_us} | self.before.detail
         after = {"classes": self.after.class_us} | self.after.detail
         found = {}
         for what in ("classes", "kernels", "operators"):
-            found[what] = self._changes(before.get(what, {}), after.get(what, {}))
+            took = {"before_us": before.get(what, {}), "after_us": after.get(what, {})}
+            table = pandas.DataFrame(took, index=[*(took["before_us"] | took["after_us"])]).fillna(
+                0.0
+            )
+            table["change_us"] = table["after_us"] - table["before_us"]
+            table["before_share"] = table["before_us"] / self.before.step_us
+            table["after_share"] = table["after_us"] / self.after.step_us
             if what != "classes":
-                found[what].sort(key=lambda change: -abs(change.change_us))
-                del found[what][LISTED:]
+                most = table["change_us"].abs().sort_values(ascending=False, kind="stable")
+                table = table.loc[most.index[:LISTED]]
+            found[what] = table
         return found
-
-    def _changes(self, before: dict[str, float], after: dict[str, float]) -> list[Change]:
-        changes = []
-        for name in before | after:
-            before_us = before.get(name, 0.0)
-            after_us = after.get(name, 0.0)
-            shares = (before_us / self.before.step_us, after_us / self.after.step_us)
-            changes.append(Change(name, before_us, after_us, after_us - before_us, *shares))
-        return changes
 
     def to_dict(self) -> dict[str, object]:
         """Return µs and shares of a step: of all classes, and of what changed most."""
@@ -76,20 +68,20 @@ class TraceComparison(Result):
         for key in ("step_us", "utilization", "steps"):
             found[f"before_{key}"] = getattr(self.before, key)
             found[f"after_{key}"] = getattr(self.after, key)
-        for what, changes in self.changes().items():
-            found[what] = [asdict(change) for change in changes]
+        for what, table in self.changes().items():
+            found[what] = table.rename_axis("name").reset_index().to_dict("records")
         return found
 
     def table(self) -> Table:
         """Return the classes, then the kernels and operators that changed most."""
         rows = []
-        for what, changes in self.changes().items():
+        for what, table in self.changes().items():
             label = "" if what == "classes" else f"{what[:-1]} "
-            for change in changes:
-                times_ms = f"{change.before_us / 1000:,.2f}", f"{change.after_us / 1000:,.2f}"
-                shares = f"{change.before_share:.1%}", f"{change.after_share:.1%}"
+            for name, change in table.iterrows():
+                times_ms = [f"{each / 1000:,.2f}" for each in change[["before_us", "after_us"]]]
+                shares = [f"{each:.1%}" for each in change[["before_share", "after_share"]]]
                 changed = f"{change.change_us / 1000:+,.2f}"
-                rows.append((label + change.name[:60], *times_ms, changed, *shares))
+                rows.append((f"{label}{str(name)[:60]}", *times_ms, changed, *shares))
         head = ("of a step", "ms before", "ms after", "change", "before", "after")
         title = f"{self.before.source} -> {self.after.source}: {self.headline}"
         foot = ("kernels: time on the device; operators: the host's, without those inside them",)

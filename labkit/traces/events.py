@@ -16,7 +16,7 @@ import pandas
 
 from labkit.results.text import one_line
 from labkit.traces.classes import ON_DEVICE, Kind
-from labkit.traces.file import MAX_EVENTS, Json, JsonObject, NotATrace, TraceFile
+from labkit.traces.file import Json, JsonObject, NotATrace, TraceFile
 
 CATEGORIES = {
     Kind.KERNEL: "kernel mtia_ccp_events",
@@ -91,22 +91,20 @@ def read_events(file: TraceFile) -> pandas.DataFrame:
     """
     numbers = array("q")
     texts: dict[str, int] = {}
-    malformed: list[str] = []
+    bad = 0
+    last = ""
     for number, event in enumerate(file, 1):
         try:
             numbers.extend(_row(event, texts))
         except ValueError as error:
-            malformed.append(f"in event {number:,} {error}")
-            if len(malformed) > MOST_MALFORMED * MAX_EVENTS:
-                break  # too many for a file of any length
+            bad += 1
+            last = f"in event {number:,} {error}"
     rows = np.frombuffer(numbers, np.int64).reshape(-1, len(COLUMNS))
-    bad = len(malformed)
     every = len(rows) + bad
     if bad > MOST_MALFORMED * every:
-        what = f"has malformed events ({bad:,} of {every:,} that count; {malformed[0]})"
-        raise file.error(what)
+        raise file.error(f"has malformed events ({bad:,} of {every:,} that count; {last})")
     if bad:
-        file.notes.append(f"{bad:,} malformed events of {every:,} were left out; {malformed[0]}.")
+        file.notes.append(f"{bad:,} malformed events of {every:,} were left out; {last}.")
     events = pandas.DataFrame(rows, columns=COLUMNS).sort_values("start", kind="stable")
     words = [*map(one_line, texts)]
     words = pandas.Series(pandas.Categorical(words, [*dict.fromkeys(words)]))

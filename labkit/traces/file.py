@@ -14,10 +14,13 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from labkit.results.plain_file import Unpacked, Unreadable, unpacked
 from labkit.results.text import one_line
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MAX_SIZE = 2**30  # bytes, unpacked: some 2.5 million events, half a minute of reading
 MAX_ARCHIVE = 16 * MAX_SIZE  # of all ranks
@@ -29,11 +32,6 @@ MAX_TRACES = 1_024  # in a folder or an archive, one for each rank
 MAX_MEMBERS = 50_000  # in an archive, whatever they are
 TAR_BLOCK = 512  # bytes: the header of a member
 MAX_HEADER = 2**16  # bytes of what a tar archive says beyond it
-# What stands before a member whose name is longer, {its type: the name in it}
-LONG_NAMES = {
-    tarfile.GNUTYPE_LONGNAME: re.compile(r"([^\0]+)"),
-    tarfile.XHDTYPE: re.compile(r"(?:^|\n)\d+ path=([^\n]+)"),
-}
 
 # A JSON value. Numbers stay text: the few that are used are converted with a bound on their size,
 # and a timestamp in µs since 1970 with three decimals does not fit a float.
@@ -48,8 +46,7 @@ BARE = re.compile(r"(?<=[:,\[\s])(?:-?(?:nan|inf)|N/A)(?=[\s,}\]])")
 EXPORT_AGAIN = "export it again with prof.export_chrome_trace(), and let that finish before copying"
 PROFILE_LESS = "profile fewer steps, as with torch.profiler.schedule(wait=2, warmup=2, active=5)"
 GIVE_A_FILE = f"give a file that torch.profiler wrote; where it is too large, {PROFILE_LESS}"
-ONE_PER_RANK = "give one .json or .json.gz for each rank"
-FEWER_RANKS = "give those of a part of the ranks"
+ONE_PER_RANK = "give one whole .json or .json.gz for each rank, or those of a part of the ranks"
 # What the readers of gzip, tar and JSON raise; RuntimeError: nested too deeply
 BROKEN = (EOFError, zlib.error, tarfile.TarError, RuntimeError, json.JSONDecodeError)
 
@@ -161,7 +158,7 @@ def holds_several(path: str | os.PathLike) -> bool:
         if os.path.isdir(path):
             return True
         with unpacked(path, MAX_ARCHIVE) as plain:
-            header_of(plain.read(TAR_BLOCK))
+            tarfile.TarInfo.frombuf(plain.read(TAR_BLOCK), "utf-8", "replace")
         return True
     except (OSError, ValueError, *BROKEN):
         return False
@@ -174,48 +171,38 @@ def files_in(path: Path) -> Iterator[TraceFile]:
     try:
         beside = sorted([*path.glob("*"), *path.glob("*/*")])  # where it is a folder
         folder = ((str(file), None) for file in beside)
-        for name, content in folder if path.is_dir() else _archive(whole):
+        for name, content in folder if path.is_dir() else _archive(path):
             if not name.endswith((".json", ".json.gz")) or os.path.basename(name).startswith("."):
                 continue
             count += 1
             if count > MAX_TRACES:
-                raise whole.error(f"has more than {MAX_TRACES:,} traces", FEWER_RANKS)
+                raise whole.error(f"has more than {MAX_TRACES:,} traces", ONE_PER_RANK)
             yield TraceFile(os.path.join(whole.path, name), content)
     except (OSError, *BROKEN) as why:
-        what = f"is damaged or cannot be read ({why})"
-        raise whole.error(what, "pack the traces again, or copy the archive again") from None
+        raise whole.error(f"is damaged or cannot be read ({why})", ONE_PER_RANK) from None
 
 
-def _archive(whole: TraceFile) -> Iterator[tuple[str, io.BufferedReader]]:
-    """Yield name and content of the files in a tar archive; links and devices are passed over.
+class Header(tarfile.TarInfo):
+    """The header of a member in a tar archive, of which Python takes any size into memory."""
 
-    Python's own reader takes a header of any size into memory.
-    """
-    with unpacked(whole.path, MAX_ARCHIVE) as plain:
-        long_name = None
-        count = 0
-        while (block := plain.read(TAR_BLOCK)).strip(b"\0"):
-            count += 1
-            if count > MAX_MEMBERS:
-                raise whole.error(f"has more than {MAX_MEMBERS:,} members", ONE_PER_RANK)
-            header = header_of(block)
-            if not 0 <= header.size <= (MAX_SIZE if header.isreg() else MAX_HEADER):
-                raise whole.error(f"has a member of {header.size:,} bytes", ONE_PER_RANK)
-            content = Unpacked(plain, header.size, MAX_SIZE)
-            name = long_name[1] if long_name else header.name
-            long_name = None
-            if header.type in LONG_NAMES:
-                said = content.stored(MAX_HEADER).decode("utf-8", "replace")
-                long_name = LONG_NAMES[header.type].search(said)
-            elif header.isreg():
-                yield name, io.BufferedReader(content)
-            while content.stored(MAX_HEADER):
-                pass  # what nobody has read
-            plain.read(-header.size % TAR_BLOCK)
-    if not block:
-        raise EOFError("it is cut short")
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """Read it from its first block."""
+        header = super().frombuf(buf, encoding, errors)
+        if not 0 <= header.size <= (MAX_SIZE if header.isreg() else MAX_HEADER):
+            raise Unreadable(f"it has a member of {header.size:,} bytes")
+        return header
 
 
-def header_of(block: bytes) -> tarfile.TarInfo:
-    """Return what the first block of a member in a tar archive says."""
-    return tarfile.TarInfo.frombuf(block, "utf-8", "replace")
+def _archive(path: Path) -> Iterator[tuple[str, io.BufferedReader]]:
+    """Yield name and content of the files in a tar archive; links and devices are passed over."""
+    with (
+        unpacked(path, MAX_ARCHIVE) as plain,
+        tarfile.open(fileobj=plain, mode="r|", tarinfo=Header) as archive,
+    ):
+        for number, member in enumerate(archive):
+            if number >= MAX_MEMBERS:
+                raise Unreadable(f"it has more than {MAX_MEMBERS:,} members")
+            if member.isreg():
+                stored = cast("io.BufferedReader", archive.extractfile(member))
+                yield member.name, io.BufferedReader(Unpacked(stored, member.size, MAX_SIZE))

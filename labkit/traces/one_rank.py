@@ -96,13 +96,13 @@ def _rank(meta: JsonObject) -> int | None:
 def _device(meta: JsonObject) -> tuple[str | None, str | None]:
     """Return name and compute capability of the devices; None where unknown, or they differ."""
     listed = meta.get("deviceProperties")
-    devices = (
-        [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
-    )
-    names = {str(each.get("name") or "") for each in devices}
-    versions = {f"{each.get('computeMajor')}.{each.get('computeMinor')}" for each in devices}
-    if len(names) != 1 or len(versions) != 1:
+    devices = {
+        (str(each.get("name") or ""), f"{each.get('computeMajor')}.{each.get('computeMinor')}")
+        for each in (listed if isinstance(listed, list) else [])
+        if isinstance(each, dict)
+    }
+    if len(devices) != 1:
         return None, None
-    [name], [version] = names, versions
+    [(name, version)] = devices
     is_version = re.fullmatch(r"\d{1,3}\.\d{1,3}", version)
     return one_line(name[:100]) or None, version if is_version else None

@@ -7,11 +7,13 @@ event_parser.py): a stretch of time belongs to the first class that is active in
 from __future__ import annotations
 
 import re
+from collections import Counter
 from functools import cached_property
 
 import numpy as np
 import pandas
 
+from labkit.results.text import counted
 from labkit.traces.classes import (
     COPIES,
     HOST_WORK,
@@ -62,8 +64,7 @@ def find_steps(events: pandas.DataFrame) -> tuple[np.ndarray, list[str]]:
     complete = _complete_steps(np.bincount(step, minlength=len(starts)))
     dropped = len(starts) - complete
     if dropped:
-        steps = "step" if dropped == 1 else f"{dropped} steps"
-        notes.append(f"Dropped the last {steps}: their kernels are missing.")
+        notes.append(f"Dropped the last {counted(dropped, 'step')}: their kernels are missing.")
     np.maximum.at(ends, step, work["end"])
     before = starts[0]
     if 0 in step:
@@ -181,16 +182,14 @@ class TracePieces:
     def host_where(self) -> tuple[str, ...]:
         """Name the annotation and Python function that are the shortest to cover half of that.
 
-        On the thread of the steps' marks, or of most operators: others may only wait.
+        On the thread of the steps' marks: others may only wait.
         """
         events = self.events.assign(covered=self._passed(self.length * self.host_work))
         half = 0.5 * self.length[self.host_work].sum()
-        marks = events.thread[events.kind == Kind.STEP]
-        if marks.empty:
-            marks = events.thread[events.kind.isin([*HOST_WORK, Kind.RUNTIME])]
+        on_it = events.thread.isin(events.thread[events.kind == Kind.STEP])
         found = []
-        for kind in (Kind.ANNOTATION, Kind.PYTHON) if half and len(marks) else ():
-            around = events[(events.kind == kind) & (events.thread == marks.mode()[0])]
+        for kind in (Kind.ANNOTATION, Kind.PYTHON) if half else ():
+            around = events[(events.kind == kind) & on_it]
             names = around.groupby("name", observed=True)[["covered", "inside"]].sum()
             names = names[(names.covered >= half) & ~names.index.str.startswith(BUILT_IN)]
             if len(names):
@@ -243,22 +242,17 @@ class TracePieces:
     def operator_times(self) -> dict[str, float]:
         """Return µs of a step of every operator without those inside it on its thread, by name."""
         operators = self.events[self.events.kind == Kind.CPU_OP]
-        order = np.lexsort([-operators.end, operators.start, operators.thread])
-        operators = operators.iloc[order]
-        end, thread, length = operators[["end", "thread", "inside"]].to_numpy().T.tolist()
-        own = [*length]
-        around: list[int] = []  # the operators that the next one may be inside of
-        for number in range(len(own)):
-            while around and (
-                end[around[-1]] < end[number] or thread[around[-1]] != thread[number]
-            ):
+        operators = operators.assign(length=operators.start - operators.end)  # longest first
+        own_ns: Counter[str] = Counter()
+        around = []  # the operators that the next one may be inside of
+        for each in operators.sort_values(["thread", "start", "length"]).itertuples():
+            while around and (around[-1].thread != each.thread or around[-1].end < each.end):
                 around.pop()
             if around:
-                own[around[-1]] -= length[number]
-            around.append(number)
-        own_us = np.maximum(own, 0) / len(self.steps) / 1000
-        found = operators.assign(us=own_us).groupby("name", observed=True).us.sum()
-        return found[found > 0].to_dict()
+                own_ns[around[-1].name] -= each.inside
+            own_ns[each.name] += each.inside
+            around.append(each)
+        return {name: ns / len(self.steps) / 1000 for name, ns in own_ns.items() if ns > 0}
 
     def lanes(self) -> dict[str, np.ndarray]:
         """Return the steps and when each lane is active: (n, 2) starts and ends, in ms.

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from labkit.results.text import counted
 from labkit.traces.breakdown import Breakdown
-from labkit.traces.compare import Change, TraceComparison
+from labkit.traces.compare import TraceComparison
 from labkit.traces.public import PublicTrace
 from labkit.traces.ranks import RankTraces
 from labkit.view.primitives import AROUND_IN, ROW_IN, Bar, Lane, draw_lanes, hbars
@@ -146,7 +146,7 @@ def draw_comparison(comparison: TraceComparison) -> Figure:
     """Draw the average step of two traces by class, and the kernels and operators that changed."""
     panels = {}
     for what, changes in comparison.changes().items():
-        bars = [_changed_bar(change) for change in changes if change.before_us or change.after_us]
+        bars = [_changed_bar(change) for _, change in changes.iterrows() if change[:2].any()]
         if bars:
             panels[TITLES[what]] = bars
     before = drawable(comparison.before.source, SOURCE_LENGTH)
@@ -154,8 +154,8 @@ def draw_comparison(comparison: TraceComparison) -> Figure:
     return _bars_page(f"{before} -> {after}: {comparison.headline}", panels)
 
 
-def _changed_bar(change: Change) -> Bar:
-    name, colour = CLASSES.get(change.name, (_short(change.name), COMPUTE))
+def _changed_bar(change: pandas.Series) -> Bar:
+    name, colour = CLASSES.get(str(change.name), (_short(str(change.name)), COMPUTE))
     sign = "-" if change.change_us < 0 else "+"
     text = f"{_ms(change.after_us)} ({sign}{_ms(abs(change.change_us))})"
     return Bar(name, change.after_us, text, colour, before=change.before_us)

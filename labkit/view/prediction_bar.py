@@ -8,7 +8,7 @@ import math
 import ipywidgets as widgets
 
 from labkit.diagnosis.core_use import CoreUse
-from labkit.diagnosis.prediction import Prediction, outcome_of, predict
+from labkit.diagnosis.prediction import Prediction, predict
 from labkit.results.run import Run
 from labkit.spec import Pipeline
 from labkit.view.controls import knobs_in_words
@@ -81,12 +81,11 @@ def outcome_text(found: Prediction, came: Run) -> str:
     """Say how right a prediction was, as HTML."""
     predicted = found.throughput or 0.0
     measured = came.throughput or 0.0
-    said = outcome_of(found, came)
-    if not CoreUse.of(came).is_shared:  # else the two are not comparable, which is said
-        low, high = found.throughput_range or (0.0, 0.0)
-        said += f", {'inside' if low <= measured <= high else 'outside'} the range"
-    outcome = html.escape(said)  # it may name other programs
-    return f"<b>Predicted {predicted:,.0f}, came {measured:,.0f} samples/s:</b> {outcome}."
+    low, high = found.throughput_range or (0.0, 0.0)
+    said = f"{'inside' if low <= measured <= high else 'outside'} the range"
+    if CoreUse.of(came).is_shared:
+        said = "not comparable: other programs used the cores"
+    return f"<b>Predicted {predicted:,.0f}, came {measured:,.0f} samples/s:</b> {said}."
 
 
 def expected(run: Run, asked: Pipeline) -> Prediction | None:

@@ -15,11 +15,6 @@ from labkit.results.wall_shares import WallShare, WallShares
 
 VALIDATE_LESS = Remedy(
     "validate_less",
-    "Validate less often, on a part of the data, or in larger batches.",
-    "lines",
-)
-NO_GRADIENTS = Remedy(
-    "no_gradients",
     "Validate in `with torch.inference_mode():`, after model.eval(): it needs no gradients. Then "
     "less often, on a part of the data, or in larger batches.",
     "lines",
@@ -66,8 +61,6 @@ def beside_training(evidence: Evidence) -> Finding | None:
     ]
     if costliest.waits >= limits.WAITS_FOR_ITS_LOADER:
         measured.append(Measured("of the validation waits for its own loader", costliest.waits))
-    if costliest.grad:
-        measured.append(Measured("it records gradients, which it does not need"))
     return Finding(
         "host",
         part.replace(" ", "_"),
@@ -104,8 +97,6 @@ def _where(part: WallShare) -> str:
     where = f"the loop over {named or 'its loader'}" if part.times else named
     where += f" ({part.place})" if part.place else ""
     where = where.strip() or "its line was not seen"
-    if part.every:
-        return f"{where}, every {part.every} training steps"
     return f"{where}, {counted(part.times, 'time')}" if part.times else where
 
 
@@ -119,6 +110,4 @@ def _lines(part: WallShare, share: float) -> tuple[Line, ...]:
 def _remedy(part: WallShare) -> Remedy:
     if part.part != wall_shares.VALIDATION:
         return SAVE_LESS if part.part == wall_shares.SAVING else LESS_BETWEEN
-    if part.waits >= limits.WAITS_FOR_ITS_LOADER:
-        return FEED_VALIDATION
-    return NO_GRADIENTS if part.grad else VALIDATE_LESS
+    return FEED_VALIDATION if part.waits >= limits.WAITS_FOR_ITS_LOADER else VALIDATE_LESS
