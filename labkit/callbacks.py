@@ -47,7 +47,7 @@ class StepRecorder:
         self._recorder = recorder
         self._timer = timer
         self._open.enter_context(recorder.probes.recorded(loader))
-        self._open.enter_context(HangWatch([recorder.folder]))
+        self._open.enter_context(HangWatch(lambda: [recorder.folder]))
         recorder.probes.start_telemetry()
         timer.restart(now_ns())
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import labkit as lk
-from labkit.bench import model_parts
 from labkit.bench.card_formats import tensor_formats
 from labkit.diagnosis import (
     compute_rules,
@@ -457,19 +456,6 @@ def test_only_an_optimizer_that_could_be_fused_is_told_to():
     ):
         evidence = Evidence("gpu", may_fuse=loader_call.may_fuse(optimizer))
         assert bool(device_remedies.FUSED_OPTIMIZER.for_run(evidence)) == is_told
-
-
-class Own(torch.nn.Linear):
-    def forward(self, x):
-        return super().forward(x)
-
-
-def test_a_model_that_was_told_to_compile_in_place_is_compiled_where_torch_does_so():
-    bare = torch.nn.Sequential(torch.nn.Linear(2, 2))
-    parallel = torch.nn.DataParallel(Own(2, 2))  # what is compiled is within
-    for model in (bare, parallel):
-        model.compile(backend="eager")
-    assert not model_parts.is_compiled(bare) and model_parts.is_compiled(parallel)
 
 
 def test_a_step_with_a_larger_batch_is_no_pause():

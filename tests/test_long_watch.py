@@ -4,7 +4,6 @@ import io
 import json
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,9 +17,8 @@ from labkit.bench.loader_progress import SINCE, STATE, WAITING
 from labkit.process import events
 from labkit.process.events import FILE_NAME
 from labkit.results import record
-from labkit.watching import hangs, saves, script_loops, step_log
+from labkit.watching import hangs, saves, step_log
 from labkit.watching.alternation import Alternation
-from labkit.watching.headroom_found import write as write_headroom
 
 FEW, MANY = 300, 2_400  # times that a writer is asked to write
 
@@ -38,7 +36,7 @@ def little_room(monkeypatch):
 @pytest.fixture
 def watch(tmp_path, little_room):
     watch = LongWatch(tmp_path)
-    watch.looks = hangs.HangWatch([tmp_path], lambda _text: None)
+    watch.looks = hangs.HangWatch(lambda: [tmp_path], lambda _text: None)
     watch.looks.logged.room = events.MANY
     with watch.clock.ticks():
         yield watch
@@ -91,16 +89,9 @@ def looks_at_the_run_so_far(watch, count):
         watch.recorder.flush()
 
 
-def loaders_made_anew(watch, count):
-    loop = script_loops.WatchedLoop(watch.recorder)
-    for _ in range(count):
-        loop.feed_from(SimpleNamespace(dataset=[0]))
-        loop.loader = lambda: None  # the one before is gone
-
-
 def replayed_passes(watch, count):
     for _ in range(count):
-        write_headroom(Alternation([]), watch.recorder.log)
+        Alternation([]).write(watch.recorder.log)
 
 
 def checkpoints(watch, count):
@@ -135,7 +126,6 @@ WRITERS = (
     loops_that_go_on_after_a_pause,
     batches_of_persistent_workers,
     looks_at_the_run_so_far,
-    loaders_made_anew,
     replayed_passes,
     checkpoints,
     hangs_that_end,

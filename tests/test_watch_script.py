@@ -19,7 +19,7 @@ from played_gpu import CPU, lines_of, written
 
 import labkit as lk
 from labkit.bench import gpu_meter, rank, telemetry
-from labkit.diagnosis.watched_script import one_batch_a_pass
+from labkit.diagnosis.watched_script import one_batch_a_pass, runs_in
 from labkit.results.failures import with_remedy
 from labkit.view import watch_command
 from labkit.view.watch_command import watch_script
@@ -127,7 +127,7 @@ def test_a_glance_at_a_loader_or_a_little_cost_is_no_iterator_for_each_batch(
     folder = tmp_path / "0-1-loop"
     folder.mkdir()
     written(folder / "events.jsonl", lines_of(CPU, {"num_workers": 0}, *passes))
-    assert bool(one_batch_a_pass(tmp_path)) == costs
+    assert bool(one_batch_a_pass(runs_in(tmp_path))) == costs
 
 
 # -- a process in the script's place ---------------------------------------------------------------

@@ -41,12 +41,12 @@ def at_once(evidence: Evidence) -> Fit | None:
     which the user's own code has less than half of the workers' time.
     """
     code = evidence.code or LoopCode()
-    if evidence.knobs.get("batch_size", 1) is None and "batch_sampler" not in (
-        code.arguments or {}
-    ):
+    arguments = code.arguments or {}
+    if evidence.knobs.get("batch_size", 1) is None and "batch_sampler" not in arguments:
         # that is done, as far as a loader goes
         return Fit(words={"how": LARGER}) if quickly_made(evidence) else None
-    known = bool(code.batches_at_once())
+    known = code.dataset_type == "TensorDataset"
+    known = known and not {"collate_fn", "batch_sampler"} & arguments.keys()
     stacks = (torchs_share(evidence) or 0.0) >= limits.MOST_OF_LOADING
     return Fit(words={"how": AT_ONCE}) if known or stacks or quickly_made(evidence) else None
 
@@ -166,7 +166,8 @@ FETCH_AT_ONCE = Remedy(
     "most of the work. $how.",
     "items",
     at_once,
-    loader_of=LoopCode.batches_at_once,
+    code="# sampler = BatchSampler(RandomSampler(dataset), batch_size=32, drop_last=False)\n"
+    "# loader = DataLoader(dataset, sampler=sampler, batch_size=None)\n",
     check=LESS_WAITING,
 )
 IN_LOOP = Remedy(
@@ -188,7 +189,7 @@ DEEPER_QUEUE = Remedy(
 )
 WORKERS = Remedy(
     "set_num_workers",
-    "$how num_workers=$num_workers$kept$warned.$epochs$shares$guarded",
+    "$how num_workers=$num_workers$kept$warned.$shares$guarded",
     "workers",
     other_workers,
     cost="a process with its memory for each worker, and their start",

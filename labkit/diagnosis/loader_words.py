@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.loader_code import LoopCode
 from labkit.results.text import counted
 
 AT_ONCE = (
@@ -28,22 +27,14 @@ def other_number(evidence: Evidence, number: int, is_kept: bool) -> dict[str, st
         how = "Double the workers, and see:"
     kept = ""
     if is_kept:
-        kept = f", kept between epochs (persistent_workers=True){remade_said(evidence.code)}"
+        kept = ", kept between epochs (persistent_workers=True)"
     return {
         "how": how,
         "kept": kept,
         "warned": too_many(number, evidence.use.cores),
-        "epochs": epochs_unseen(evidence.code) if is_kept else "",
         "shares": shares_said(evidence, number),
         "guarded": GUARDED if evidence.imports_script and not now else "",
     }
-
-
-def epochs_unseen(code: LoopCode | None) -> str:
-    """Say, after a sentence, what workers that are kept miss; "" where there is no `set_epoch`."""
-    if code is None or code.epoch_setter is None:
-        return ""
-    return " Workers that are kept do not see what set_epoch() sets in the main process's dataset."
 
 
 def shares_said(evidence: Evidence, workers: int) -> str:
@@ -55,19 +46,6 @@ def shares_said(evidence: Evidence, workers: int) -> str:
         " Each worker goes through the whole stream, unless its __iter__ takes a share by "
         f"torch.utils.data.get_worker_info(): else every item comes {counted(workers, 'time')}."
     )
-
-
-def remade_said(code: LoopCode | None) -> str:
-    """Say, before the end of a sentence, how workers outlive an epoch; "" of a loader made once."""
-    if code is None or not code.remade:
-        return ""
-    said = (
-        ", with the loader made once, above the loop over the epochs: it is made anew for each "
-        "epoch, and its workers end with it"
-    )
-    if code.remade == "dataset":
-        said += ". A sampler then draws each epoch's items from the whole dataset"
-    return said
 
 
 def too_many(workers: int, cores: int | None) -> str:

@@ -24,7 +24,6 @@ from dataclasses import dataclass, field, replace
 from string import Template
 
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.pasted import ready_to_paste
 from labkit.knobs import Setting
 
@@ -79,8 +78,6 @@ class Remedy:
     on: str = ""  # "cpu" or "gpu": for that device alone
     arguments: Mapping[str, str] = field(default_factory=dict)  # of the user's DataLoader, as code
     code: str = ""  # PyTorch to paste, before the lines that make those changes
-    # Writes a user's loader anew, where more of its call changes than single arguments
-    loader_of: Callable[[LoopCode], str] | None = None
     cost: str = "nothing"
     check: str = SAME_LOSSES  # what tells that it helped
     at_most: float | None = None  # times as many steps, where a line bounds what it brings

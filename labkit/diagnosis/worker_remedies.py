@@ -5,7 +5,6 @@ from __future__ import annotations
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.copy_remedies import SCALED, sends_images
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.loader_words import epochs_unseen, remade_said
 from labkit.diagnosis.remedies import LESS_WAITING, Fit, Remedy
 from labkit.spec import PYTORCH_PREFETCH
 
@@ -33,28 +32,23 @@ def stuck(evidence: Evidence) -> Fit | None:
     return hang and Fit(words={"limit_s": max(60, round(hang.seconds))})
 
 
-def started_anew(evidence: Evidence) -> Fit | None:
-    """Fit workers that end with each epoch: by default, or since their loader does."""
-    code = evidence.code
-    remade = remade_said(code)
-    if evidence.knobs.get("persistent_workers") and not remade:
-        return None
-    words = {"epochs": epochs_unseen(code), "remade": remade}
-    return Fit({"persistent_workers": True}, words)
+def kept(_evidence: Evidence) -> Fit:
+    """Fit any workers: those that are to be kept already end where their loader is made anew."""
+    return Fit({"persistent_workers": True})
 
 
 def cache_to_keep(evidence: Evidence) -> Fit | None:
     """Fit workers that end with each epoch, and a cache of the dataset's with them."""
-    anew = started_anew(evidence)
     lost = evidence.workers.lost_cache if evidence.workers else None
-    return anew and lost and Fit(anew.settings, {**anew.words, "cache": lost.name})
+    return lost and Fit({"persistent_workers": True}, {"cache": lost.name})
 
 
 PERSISTENT = Remedy(
     "persistent_workers",
-    "Keep the workers between epochs: persistent_workers=True$remade.$epochs",
+    "Keep the workers between epochs: persistent_workers=True, in a loader that is made once, "
+    "above the loop over the epochs.",
     "epochs",
-    started_anew,
+    kept,
     cost="the workers' memory between epochs",
 )
 READ_ONCE = Remedy(
@@ -130,9 +124,9 @@ WHAT_IT_WAITS_FOR = Remedy(
 )
 KEEP_THE_CACHE = Remedy(
     "keep_the_cache",
-    "Keep the workers between epochs, and `$cache` with them: persistent_workers=True$remade. Each "
+    "Keep the workers between epochs, and `$cache` with them: persistent_workers=True. Each "
     "worker still fills its own; filled before the first epoch, in the main process, forked "
-    "workers share it, and on disk it outlives the script.$epochs",
+    "workers share it, and on disk it outlives the script.",
     "epochs",
     cache_to_keep,
     cost="the cache's memory in each worker",

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.estimate import Estimate
-from labkit.diagnosis.loader_words import epochs_unseen
 from labkit.diagnosis.recommendation import WORKER_COUNTS
 from labkit.knobs import Settings
 from labkit.process import launcher
@@ -160,8 +159,6 @@ class LoaderSearch(Search[Tuning]):
         why = "there are no workers to keep"
         if winner.setting.num_workers:
             why = "keeps the workers from one epoch to the next; changes nothing within an epoch"
-            unseen = epochs_unseen(found.code)
-            why = f"{why}.{unseen}" if unseen else why
         found.reasons["persistent_workers"] = why
         runs = [run for trial in found.tried for run in trial.runs]
         found.line = winner.runs[-1].machine.line  # with the threads of the user's step

@@ -156,8 +156,7 @@ class ScriptBench:
         tried = Tried(seen, None, (now_ns() - start_ns) / 1e9, process.load.others, order["ready"])
         if seen is None:
             tried.error = process.why_nothing(folder)
-        elif watched and (runs := runs_in(folder)):
-            judged = judge_runs(runs, start_ns, now_ns())
+        elif watched and (judged := judge_runs(runs_in(folder), start_ns, now_ns())):
             tried.watched, tried.verdict = judged.run, judged.ranks.verdict
         return tried
 

@@ -174,23 +174,3 @@ class ScriptSearch(LoaderSearch):
         if others > NEIGHBOURS:
             worth = "only the pairs count" if found.pairs else "these numbers are doubtful"
             found.notes.append(f"Other programs used up to {others:.0%} of the cores: {worth}.")
-        start = self._losses(found.tried[0])
-        new = self._losses(winner)
-        if winner is not found.tried[0] and start and new and len(start) > 1:
-            same = all(same_losses(start[0], other) for other in start[1:])
-            if same and not same_losses(start[0], new[-1]):
-                found.notes.append(
-                    "The losses of the first steps differ from those without the change, which "
-                    "are the same in each run: items are drawn in another order, or augmented by "
-                    "other random numbers."
-                )
-
-    def _losses(self, trial: Trial) -> list[list[float]]:
-        runs = self.runs.get(id(trial), [])
-        return [tried.seen["losses"] for tried in runs if tried.seen]
-
-
-def same_losses(one: list[float], other: list[float]) -> bool:
-    """Return whether two runs' first losses are the same up to rounding."""
-    pairs = list(zip(one, other, strict=False))
-    return all(abs(a - b) <= 1e-3 * max(abs(a), abs(b), 1e-6) for a, b in pairs)
