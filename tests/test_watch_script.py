@@ -207,13 +207,12 @@ for i in watch(range(60), live=False): time.sleep(0.02)
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the state of a process is in /proc")
 @pytest.mark.parametrize("goes_on", ["we", "the script", "the group"])
-def test_we_stop_with_the_script_and_the_time_until_it_goes_on_is_no_time_of_its_loop(goes_on):
+def test_the_time_until_a_script_that_was_stopped_goes_on_is_no_time_of_its_loop(goes_on):
     child = begun(COUNTS)
     script = int(child.stdout.readline())
-    us = psutil.Process(child.pid)
     time.sleep(0.3)
     os.kill(script, signal.SIGSTOP)
-    wait_until(lambda: us.status() == psutil.STATUS_STOPPED)
+    wait_until(lambda: psutil.Process(script).status() == psutil.STATUS_STOPPED)
     time.sleep(2)
     resume = {"we": [child.pid], "the script": [script], "the group": [-child.pid]}
     os.kill(*resume[goes_on], signal.SIGCONT)

@@ -1,8 +1,9 @@
 """Run a command in our place: the terminal, its signals and its exit code are the command's.
 
 It runs in a process group of its own, which is in front of the terminal where ours was: Ctrl-C and
-Ctrl-Z reach it without us. A signal to us, or to our group, is passed on. We stop when it stops,
-and if we are killed, so is it (Linux): nobody could end it by the process id that they know.
+Ctrl-Z reach it without us. A signal to us, or to our group, is passed on. We stop when a terminal
+stops it, and if we are killed, so is it (Linux): nobody could end it by the process id that they
+know.
 """
 
 from __future__ import annotations
@@ -67,29 +68,22 @@ class Foreground:
             os.close(waker)
 
     def _wait(self, started: subprocess.Popen[bytes], arrived: int) -> int:
-        """Pass signals on, and stop when the command stops, until it has ended."""
+        """Pass signals on, and note when the command stops, until it has ended."""
+        stopped_ns = 0
         while True:
             for number in os.read(arrived, 512):
                 if number != signal.SIGCHLD:
                     os.kill(started.pid, number)
-            pid, status = os.waitpid(started.pid, os.WNOHANG | os.WUNTRACED)
+            pid, status = os.waitpid(started.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             if pid and os.WIFSTOPPED(status):
-                self._stop(started.pid, os.WSTOPSIG(status))
+                stopped_ns = now_ns()
+                if os.WSTOPSIG(status) != signal.SIGSTOP:  # which somebody sent to it alone
+                    _stop_with(started.pid, os.WSTOPSIG(status))
+            elif pid and os.WIFCONTINUED(status):
+                self.stops_ns.append((stopped_ns, now_ns()))
             elif pid:
                 started.returncode = os.waitstatus_to_exitcode(status)
                 return started.returncode
-
-    def _stop(self, group: int, number: int) -> None:
-        """Stop by the signal that has stopped the command; then let it go on."""
-        began_ns = now_ns()
-        if number != signal.SIGSTOP:  # by our own doing: our shell sees us only
-            signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-        if number != signal.SIGSTOP:
-            signal.signal(number, _nothing)
-        self.stops_ns.append((began_ns, now_ns()))
-        _hand_terminal(os.getpgrp(), group)
-        os.killpg(group, signal.SIGCONT)
 
 
 def hold_closed_streams() -> None:
@@ -104,6 +98,15 @@ def hold_closed_streams() -> None:
 
 def _nothing(_number: int, _frame: FrameType | None) -> None:
     """Have a signal change nothing but the bytes that the wakeup descriptor receives."""
+
+
+def _stop_with(group: int, number: int) -> None:
+    """Stop by the signal that has stopped a command: our shell sees us only. Then let it go on."""
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    signal.signal(number, _nothing)
+    _hand_terminal(os.getpgrp(), group)
+    os.killpg(group, signal.SIGCONT)
 
 
 def _passed_on() -> set[int]:
