@@ -50,7 +50,7 @@ class StepRecorder:
         self._run = Run(recorder.folder, process=recorder)
         self._recorder = recorder
         self._open.enter_context(recorder.probes.recorded(loader))
-        self._open.enter_context(HangWatch([recorder.folder]))
+        self._open.enter_context(HangWatch(lambda: [recorder.folder]))
         recorder.probes.start_telemetry()
         recorder.steps.asked = now_ns()
 

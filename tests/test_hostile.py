@@ -311,7 +311,7 @@ def test_code_to_paste_is_made_of_names_and_numbers_whatever_a_record_says(part,
     changes = {"num_workers": 4, "compile": "default", "fused_optimizer": True}
     code = LoopCode.of(told)
     every = [code.lines({name: value}) for name, value in changes.items()]
-    every += [code.batches_at_once(), trainer_lines(code.training, {"num_workers": 4})]
+    every += [trainer_lines(code.training, {"num_workers": 4})]
     assert said not in "".join(every)
     assert "data.DataLoader(train_set, batch_size=32, num_workers=4" in LoopCode.of(CODE).lines(
         {"num_workers": 4}

@@ -2,15 +2,12 @@
 
 import io
 import json
-import linecache
 import re
 import sys
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
-import torch
-from helpers import Waiting
 
 import labkit
 from labkit.results.library import recorded
@@ -19,7 +16,6 @@ from labkit.view import display, style
 from labkit.view.display import in_notebook
 from labkit.view.live import LiveView, RunDisplay
 from labkit.view.live_frame import FrameHeader, StepRow
-from labkit.view.watch_shown import marked_cells
 
 MS = 1_000_000
 
@@ -135,17 +131,6 @@ def test_outside_a_notebook_the_progress_is_a_line_on_stderr(trained, monkeypatc
     shown.finish(trained.run)
     assert stderr.getvalue().count("\n") == 1
     assert "run 1 of 2: finished: 34 steps" in stderr.getvalue()
-
-
-def test_a_listing_of_the_watched_cell_marks_its_for_line():
-    cell = "<ipython-input-7-ab>"
-    lines = ["seen = 0\n", "for batch in lk.watch(loader, live=False):\n", "    seen += 1\n"]
-    linecache.cache[cell] = (0, None, lines, cell)
-    loader = torch.utils.data.DataLoader(Waiting(0.01, 50), batch_size=1)
-    exec(compile("".join(lines), cell, "exec"), {"lk": labkit, "loader": loader})
-    labkit.watch.last.close()
-    [shown] = marked_cells(labkit.watch.last.run.lines)
-    assert re.search(r"\d%  for batch in", shown) and not re.search(r"%  seen = 0", shown)
 
 
 # -- where no widgets show: an old ipywidgets, a front end without their manager -----------------

@@ -168,8 +168,6 @@ def test_of_zipped_loaders_that_of_the_loop_which_trains_and_waits_for_it_most_i
     assert found.run.path == unlabelled.path
     findings = script_words.values_inside(found, headroom=False)["findings"]
     assert {"input", "host"} == {each["name"] for each in findings}  # it validates for long, too
-    text = script_words.text_inside(found, None, is_over=True, headroom=False)
-    assert "loaders that this loop waits for: `unlabelled` 73%, `labelled` 2%" in text
 
 
 LATE = (20, 0, 5, 10)

@@ -165,7 +165,7 @@ def test_a_generator_of_the_users_own_is_named_too(tmp_path):
 @pytest.mark.parametrize(
     "batch, code, do",
     [
-        (FEATURES, TENSORS, "sampler=BatchSampler(SequentialSampler(data), batch_size=64"),
+        (FEATURES, TENSORS, "sampler = BatchSampler("),
         (FEATURES, LOADER, "Fetch a batch at once"),
         (IMAGES, LOADER, "Send images as uint8"),
     ],

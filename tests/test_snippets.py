@@ -9,12 +9,12 @@ import importlib
 import multiprocessing
 import os
 import sys
-from types import MethodType, ModuleType, SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import labkit as lk
 from labkit.bench import resolve_config
@@ -30,7 +30,6 @@ from labkit.diagnosis.trainer_code import trainer_lines
 from labkit.diagnosis.wording import worded
 from labkit.results.hardware import Machine
 from labkit.tuning.set_up import tuner
-from labkit.watching import script_loops
 from labkit.watching.loader_call import call_of
 
 forks = pytest.mark.skipif(
@@ -133,24 +132,10 @@ def test_what_a_user_is_told_to_type_keeps_every_argument_that_does_not_change(m
         elif wanted["prefetch_factor"] is None:
             wanted["prefetch_factor"] = 2
         assert described(pasted["train_loader"]) == wanted, line
-    if "fork" not in made:
-        at_once = fed(code=code, wait_us=100.0).code
-        without = ("collate_fn", "stream", "batches_of_4", "(data)")
-        assert bool(at_once) != any(part in made for part in without)
-        batches = batches_of(names)
-        exec(at_once, pasted := dict(names))
-        assert batches_of(pasted) == batches  # the same ones in the same order
     if before["batch_size"] is not None:  # else its dataset is what is tuned
         tuning = in_script(names, "tuner(train_loader, seconds=1)", tuner=tuner).found
         exec(tuning.snippet, names)
         assert described(names["train_loader"]) == before | tuning.best
-
-
-def batches_of(names):
-    loader = names["train_loader"]
-    for generator in (torch.default_generator, loader.generator or names["order"]):
-        generator.manual_seed(7)
-    return [str(batch[0]) for batch in loader]
 
 
 # Scripts that name torch's things otherwise, or not at all; each has its loader in `made`
@@ -242,7 +227,8 @@ def test_code_of_a_record_is_not_printed_where_no_script_could_have_named_it():
     ):
         told = {"loader": evil, "call": "DataLoader", "arguments": {"dataset": evil}}
         code = LoopCode.of(told)
-        assert "num_workers" not in ready_to_paste(code.lines({"num_workers": 4}), code.names), evil
+        told = ready_to_paste(code.lines({"num_workers": 4}), code.names)
+        assert told == "# loader = DataLoader(dataset, num_workers=4)\n", evil
 
 
 def fed(**known):
@@ -252,69 +238,15 @@ def fed(**known):
     return worded(asked(loader.waiting_for_data, evidence), evidence)
 
 
-class Scaled(nn.Module):
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x):
-        return 2 * self.inner(x)
-
-
-SOME_MODELS = {
-    "torch's": lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU()),
-    "inherited": lambda: type("Net", (nn.Sequential,), {})(nn.Linear(4, 4)),
-    "own": lambda: Scaled(nn.Linear(4, 4)),
-}
-
-
-def graphs_of(call):
-    """Return how many graphs Dynamo makes while a batch is handed to `call`."""
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    call(torch.zeros(2, 4))
-    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
-
-
-@pytest.mark.parametrize("kind", SOME_MODELS)
-def test_what_is_pasted_compiles_a_model(kind, monkeypatch):
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
-    loader = DataLoader(range(4))
-    net = SOME_MODELS[kind]()
-    line = LoopCode.of(call_of(loader)).lines({"compile": "default"})
-    assert (line == "net.compile()\n") == (kind == "own")
-    exec(line, names := {"torch": torch, "net": net})
-    assert graphs_of(names["net"]) == 1
-
-
-def test_the_model_is_the_one_that_has_weights_and_the_others_as_its_parts():
+def test_the_model_is_looked_for_by_the_usual_names():
     head = nn.Linear(4, 4)
-    in_place = nn.Sequential(Scaled(head), nn.ReLU())
-    in_place[0].compile(backend="eager")
 
-    def told(net=None, beside=None, self=None, criterion=None):
-        code = call_of(DataLoader(range(4)))
-        return code["model"], code["is_compiled"]
+    def told(net=None, student=None, self=None, model=None):
+        return call_of(DataLoader(range(4)))["model"]
 
-    def compiled(made):
-        return torch.compile(made, backend="eager")
-
-    def step(x):
-        head(x).sum().backward()
-
-    def loss_of(net, x):
-        return net(x).sum()
-
-    method = compiled(MethodType(loss_of, head))
-    assert told(compiled(head), beside=head) == ("net", True)  # kept without its compiler
-    assert told(in_place, criterion=nn.CrossEntropyLoss()) == ("net", True)
-    assert told(nn.Sequential(head), beside=head) == ("net", False)
-    assert told(head, compiled(step)) == told(head, compiled(loss_of)) == ("net", True)
-    assert told(self=SimpleNamespace(net=head, step=method)) == ("self.net", True)
-    assert told(head, torch.compiler.disable(step)) == ("net", False)
-    assert told(head, compiled(lambda x: x / 2)) == ("net", False)  # a helper
-    assert told(head, nn.Linear(4, 4)) == (None, False)
-    assert told(head, beside=head) == ("net", False)  # of two names the first
+    assert told(torch.compile(head, backend="eager"), student=head) == "net"
+    assert told(self=SimpleNamespace(net=head)) == "self.net"
+    assert told(student=head, model="resnet50") is None
 
 
 def test_the_advice_for_a_watched_loop_is_in_the_names_of_its_script():
@@ -348,8 +280,7 @@ def in_trainer(**asked):
     trainer = SimpleNamespace(args=SimpleNamespace(**asked))
     found = names["train"](trainer, call_of, DataLoader([1, 2]))
     code = dataclasses.replace(LoopCode.of(found), training="args")
-    knobs = {"batch_size": 16}
-    return Evidence("gpu", code=code, trainer=True, may_fuse=code.may_fuse, knobs=knobs)
+    return Evidence("gpu", code=code, trainer=True, knobs={"batch_size": 16})
 
 
 @pytest.mark.parametrize("cards", [1, 2])
@@ -357,7 +288,7 @@ def test_a_model_on_several_cards_is_not_compiled_and_its_batch_is_that_of_all(c
     model = nn.DataParallel(nn.Linear(4, 4))
     model.device_ids = list(range(cards))
     loop = Evidence("gpu", code=LoopCode.of(call_of(DataLoader(range(4)))))
-    trainer = in_trainer(n_gpu=cards, torch_compile=cards > 1)
+    trainer = in_trainer(n_gpu=cards)
     for evidence in (loop, trainer):
         assert bool(compiled.for_run(evidence)) == (cards == 1)
     told = worded(Finding("launch", "gaps_between_kernels", 0.5, (), (larger_batch,)), trainer)
@@ -366,16 +297,17 @@ def test_a_model_on_several_cards_is_not_compiled_and_its_batch_is_that_of_all(c
 
 
 @pytest.mark.parametrize(
-    "remedy, argument",
-    [(compiled, "torch_compile=True"), (fused_optimizer, "optim='adamw_torch_fused'")],
+    "remedy, argument, used",
+    [
+        (compiled, "torch_compile=True", {"code": LoopCode(is_compiled=True)}),
+        (fused_optimizer, "optim='adamw_torch_fused'", {"may_fuse": False}),
+    ],
 )
-def test_a_trainers_arguments_tell_what_it_compiles_and_whether_its_optimizer_is_fused(
-    remedy, argument
-):
-    told = remedy.for_run(in_trainer(torch_compile=False, optim="adamw_torch"))
+def test_what_a_trainer_has_switched_on_is_not_advised(remedy, argument, used):
+    evidence = Evidence("gpu", trainer=True, may_fuse=True)
+    told = remedy.for_run(evidence)
     assert f"(args, {argument})" in trainer_lines("args", told.changes)
-    for optim in ("adamw_torch_fused", "adafactor"):
-        assert remedy.for_run(in_trainer(torch_compile=True, optim=optim)) is None
+    assert remedy.for_run(dataclasses.replace(evidence, **used)) is None
 
 
 @pytest.mark.parametrize(
@@ -402,59 +334,25 @@ def test_a_compiled_loop_of_a_batch_size_that_nobody_knows_is_still_told_somethi
     assert [each.key for each in told if each] == ["more_per_launch"]
 
 
-def test_workers_are_kept_with_a_word_on_what_set_epoch_sets_where_there_is_one():
-    class Order(SequentialSampler):
-        set_epoch = print
-
-    data = TensorDataset(torch.zeros(64))
-    for sampler in (None, Order(data)):
-        code = LoopCode.of(call_of(DataLoader(data, 8, sampler=sampler)))
-        told = fed(code=code, epochs=RESTARTED, knobs={"num_workers": 2})
-        assert told.cause == "workers_restart" and "persistent_workers=True" in told.advice
-        assert ("do not see what set_epoch() sets" in told.advice) == (sampler is not None)
-
-
-@pytest.mark.parametrize("remade", ["loader", "dataset"])
-def test_workers_that_end_with_the_loader_of_each_epoch_are_kept_by_making_it_once(remade):
-    knobs = {"num_workers": 2, "persistent_workers": True}
-    told = fed(code=dataclasses.replace(PLAIN, remade=remade), epochs=RESTARTED, knobs=knobs)
-    assert "the loader made once, above the loop over the epochs" in told.advice
-    assert told.code == ""  # names of the loop need not be known there
-
-
-def test_a_knob_of_the_step_that_is_switched_off_needs_no_line_and_one_without_a_name_has_none():
+def test_a_knob_of_the_step_that_is_switched_off_needs_no_line():
     off = {"non_blocking": False, "compile": None, "channels_last": False}
     assert PLAIN.lines({"num_workers": 0} | off) == "loader = DataLoader(data, num_workers=0)\n"
     unnamed = dataclasses.replace(PLAIN, arguments={"dataset": "loader.dataset"})
     assert unnamed.lines({"num_workers": 2}).startswith("# below the line that makes loader now\n")
-    assert PLAIN.lines({"num_workers": 0, "compile": "default"}) == ""
     graphs = LoopCode(model="net").lines({"compile": "reduce-overhead"})
-    assert graphs == "net.compile(mode='reduce-overhead')  # clone() outputs that you keep\n"
+    assert graphs.startswith("net = torch.compile(net, mode='reduce-overhead')  # save")
+    assert PLAIN.lines({"precision": "fp16"}) == ""
 
 
-def test_a_loader_that_is_gone_before_the_next_one_was_made_anew():
-    written = []
-    log = SimpleNamespace(write=lambda _event, dataset: written.append(dataset))
-    loop = script_loops.WatchedLoop(SimpleNamespace(log=log))
-    data = TensorDataset(torch.zeros(8))
-    for made in [DataLoader(data) for _ in range(2)]:
-        loop.feed_from(made)
-        loop.feed_from(made)
-    del made
-    assert not written  # two loaders that are kept
-    for dataset in (data, data, [1]):
-        loop.feed_from(DataLoader(dataset))
-    assert written[-2:] == [False, True]
-
-
-def test_no_line_is_printed_that_would_drop_an_argument_or_name_what_is_not_there():
+def test_no_line_to_paste_drops_an_argument_or_names_what_is_not_there():
     inline = "call_of(DataLoader(data, 8, collate_fn=lambda items: items))"
     code = LoopCode.of(in_script(user_script("None"), inline, call_of=call_of))
-    assert code.lines({"num_workers": 4}) == ""  # the function has no name to be written by
+    told = ready_to_paste(code.lines({"num_workers": 4}), code.names)
+    assert told.startswith("# loader = ") and "collate_fn=collate_fn" in told  # it has no name
     of_batches = code_of(user_script("DataLoader(data, batch_sampler=batches_of_4)"))
     assert of_batches.lines({"batch_size": 8}) == ""
     for unknown in (None, {"arguments": 3}, {"arguments": {"x": "y"}}, {"loader": [1]}):
-        assert LoopCode.of(unknown).lines({"num_workers": 4, "compile": "default"}) == ""
+        assert LoopCode.of(unknown).lines({"num_workers": 4}) == ""
 
 
 def test_a_trainers_user_is_given_a_line_that_changes_their_training_arguments():

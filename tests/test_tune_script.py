@@ -23,7 +23,7 @@ from labkit.tuning.search_result import Tuning
 from labkit.tuning.settings import of_loader
 from labkit.tuning.trial import Outcome, Trial
 from labkit.watching import trial_hook
-from labkit.watching.trial_hook import Order, Window
+from labkit.watching.trial_hook import Order
 
 SCRIPT = """
 import os, sys, time, torch
@@ -91,6 +91,12 @@ def test_a_script_is_run_as_it_is_then_with_workers_and_nothing_is_left(tmp_path
     assert 2 * alone < more < ready  # items that wait
     processes, shared = left_over(tmp_path)
     assert not processes and not shared
+
+
+def test_where_epochs_are_short_whole_ones_are_timed_with_the_start_of_their_workers(tmp_path):
+    parts = {"length": 80, "workers": 2, "epochs": 10_000}
+    seen = ScriptBench(command_of(tmp_path, **parts), 0.5).look().seen
+    assert seen["epochs"] and seen["batches"] % 20 == 0 and seen["seconds"] > 0.5
 
 
 def test_a_script_may_clean_up_once_and_is_killed_where_it_does_not_end(tmp_path, monkeypatch):
@@ -327,35 +333,3 @@ def test_what_the_budget_leaves_out_is_said():
     tuning, runs = searched(waiting, budget_s=0.0)
     assert runs == 2 and "The budget is spent" in str(tuning) and "--budget" in str(tuning)
     assert "no time to try a change" in tuning.headline and tuning.ready_gain == 10
-
-
-def test_a_window_counts_steady_batches_and_whole_epochs():
-    def window(epochs):
-        order = Order(
-            site="", changes={}, ready=False, torch_threads=None, seconds=1.0, epochs=epochs,
-            floor=None,
-        )  # fmt: skip
-        return Window(order, in_flight=4)
-
-    part = window(False)
-    for number in range(60):
-        part.took(number / 10 - 0.05, number / 10)
-        part.last_s = number / 10
-        over = part.is_over(part.last_s, at_epoch=False)
-        assert bool(over) == (part.batches >= trial_hook.FEWEST_STEPS), number
-        if over:
-            break
-    assert part.taken == 38 and round(part.seconds(part.last_s), 1) == 3.0
-    assert round(part.waited_s, 2) == 1.5
-
-    whole = window(None)
-    now_s = 0.0
-    for _ in range(4):
-        whole.new_epoch(now_s) if whole.taken else None
-        for _ in range(5):
-            now_s += 0.1
-            whole.took(now_s - 0.1, now_s)
-        assert not whole.is_over(now_s, at_epoch=False)
-        now_s += 0.5  # the workers start anew
-    assert whole.epochs and whole.is_over(now_s, at_epoch=True) == "window"
-    assert whole.batches == 15 and round(whole.seconds(now_s), 1) == 3.0

@@ -18,7 +18,7 @@ from played_gpu import CPU, lines_of, written
 
 import labkit as lk
 from labkit.bench import gpu_meter, telemetry
-from labkit.diagnosis.watched_script import one_batch_a_pass
+from labkit.diagnosis.watched_script import one_batch_a_pass, runs_in
 from labkit.results.failures import with_remedy
 from labkit.view import watch_command
 from labkit.view.watch_command import watch_script
@@ -126,7 +126,7 @@ def test_a_glance_at_a_loader_or_a_little_cost_is_no_iterator_for_each_batch(
     folder = tmp_path / "0-1-loop"
     folder.mkdir()
     written(folder / "events.jsonl", lines_of(CPU, {"num_workers": 0}, *passes))
-    assert bool(one_batch_a_pass(tmp_path)) == costs
+    assert bool(one_batch_a_pass(runs_in(tmp_path))) == costs
 
 
 # -- a process in the script's place ---------------------------------------------------------------
@@ -206,13 +206,12 @@ for i in watch(range(60), live=False): time.sleep(0.02)
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the state of a process is in /proc")
 @pytest.mark.parametrize("goes_on", ["we", "the script", "the group"])
-def test_we_stop_with_the_script_and_the_time_until_it_goes_on_is_no_time_of_its_loop(goes_on):
+def test_the_time_until_a_script_that_was_stopped_goes_on_is_no_time_of_its_loop(goes_on):
     child = begun(COUNTS)
     script = int(child.stdout.readline())
-    us = psutil.Process(child.pid)
     time.sleep(0.3)
     os.kill(script, signal.SIGSTOP)
-    wait_until(lambda: us.status() == psutil.STATUS_STOPPED)
+    wait_until(lambda: psutil.Process(script).status() == psutil.STATUS_STOPPED)
     time.sleep(2)
     resume = {"we": [child.pid], "the script": [script], "the group": [-child.pid]}
     os.kill(*resume[goes_on], signal.SIGCONT)

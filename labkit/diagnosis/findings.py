@@ -9,7 +9,6 @@ from typing import Literal
 from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.evidence import Evidence, NotMeasured, asking
 from labkit.diagnosis.hot_lines import Line
-from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.pasted import ready_to_paste
 from labkit.diagnosis.symptoms import in_json, in_words, page_of
 from labkit.knobs import Setting
@@ -97,8 +96,7 @@ class Remedy:
     lesson: str = ""  # a key of `LESSONS`
     changes: Mapping[str, Setting] = field(default_factory=dict)  # {knob: value}
     code: str = ""  # PyTorch to paste, before the lines that make those changes
-    # Writes a user's loader anew, where more of its call changes than single settings
-    loader_of: Callable[[LoopCode], str] | None = None
+    arguments: Mapping[str, str] = field(default_factory=dict)  # of the user's DataLoader, as code
     cost: str = "nothing"
     check: str = SAME_LOSSES  # what tells that it helped
     at_most: float | None = None  # times as many steps, where a line bounds what it brings

@@ -82,7 +82,7 @@ def _stall_share(wait: np.ndarray) -> float:
 
 def _of_watched(known: Evidence, run: Run) -> Evidence:
     """Return the evidence with what only the recorder of a user's own loop sees."""
-    code = LoopCode.of(run.loop_code, run.event("remade"))
+    code = LoopCode.of(run.loop_code, run.event("job"))
     # Not of a prefetcher or Accelerate's loader, which move there what workers have made
     is_plain = run.watched == "DataLoader" and not run.pipeline.num_workers
     on_gpu = run.batch_on_gpu and is_plain
@@ -96,7 +96,7 @@ def _of_watched(known: Evidence, run: Run) -> Evidence:
         code=code,
         trainer=bool(run.trainer),
         own_loader=None if run.watched in NOBODYS else run.watched,
-        may_fuse=code.may_fuse if run.trainer or run.may_fuse is None else run.may_fuse,
+        may_fuse=code.may_fuse,
         imports_script=_imports_script(run.machine, code),
         host_wait_share=_host_wait(run.host_ns[run.warmup :]),
         batches_an_update=run.batches_an_update,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeGuard
 
 from labkit.knobs import Setting
 from labkit.results.script import call_lines
-from labkit.spec import GRAPH_MODES, PYTORCH_PREFETCH, WITHOUT_WORKERS
+from labkit.spec import PYTORCH_PREFETCH, WITHOUT_WORKERS
 
 # The arguments of a DataLoader, in the order of its signature
 ARGUMENTS = (
@@ -33,18 +33,25 @@ ARGUMENTS = (
     "in_order",
 )
 OF_WORKERS = {*WITHOUT_WORKERS, "multiprocessing_context", "timeout"}
-# What the sampler of whole batches takes the place of, and what does not go with one
-OF_BATCHES = ("batch_size", "shuffle", "sampler", "drop_last")
-NOT_OF_BATCHES = {"batch_sampler", "collate_fn"}
 UNSAID = {"None", "False"}
 SWITCHED_OFF = (None, False)  # of a knob of the step, which then needs no line
-DTYPES = {"bf16": "torch.bfloat16"}  # FP16 needs a GradScaler around backward: no line to paste
+# What switches a knob of the step on, by the knob, or the knob and its value
+STEP_LINES = {
+    "non_blocking": "# and in the loop: .to(device, non_blocking=True)",
+    "fused_optimizer": "for group in {optimizer}.param_groups:\n"
+    "    group.update(fused=True, foreach=False)",
+    "channels_last": "{model} = {model}.to(memory_format=torch.channels_last)",
+    "compile": "{model} = torch.compile({model}, mode={value!r})"
+    "  # save {model}._orig_mod.state_dict(); clone() outputs that you keep",
+    # FP16 needs a GradScaler around backward: no line to paste
+    "precision=bf16": "autocast = torch.autocast(next({model}.parameters()).device.type, "
+    "dtype=torch.bfloat16)\n{model}.forward = autocast({model}.forward)",
+    "precision=tf32": 'torch.set_float32_matmul_precision("high")',
+}
 
-
-# What else than a name may stand in a call: a number, how workers start, a seeded generator
+# What else than a name may stand in a call: a number, how workers start
 LITERAL = re.compile(
     r"True|False|None|-?[0-9]{1,18}(\.[0-9]{1,18})?|'(fork|spawn|forkserver|cuda(:[0-9]{1,3})?)'"
-    r"|torch\.Generator\(\)\.manual_seed\([0-9]{1,20}\)"
 )
 LONGEST_NAME = 100  # characters
 
@@ -69,8 +76,9 @@ def _is_loader_class(text: object) -> bool:
 class LoopCode:
     """What a user's script calls its loader, its model and its optimizer; None where unknown.
 
-    `arguments` are those of the loader's `call`, {name: code}, PyTorch's defaults left out.
-    `training` is the variable with Hugging Face's TrainingArguments, for `trainer_code`.
+    `arguments` are those of the loader's `call`, {name: code}, PyTorch's defaults left out, and the
+    code None where it is not known. `training` is the variable with Hugging Face's
+    TrainingArguments, for `trainer_code`.
     """
 
     loader: str | None = None
@@ -80,40 +88,33 @@ class LoopCode:
     arguments: Mapping[str, str | None] | None = None
     training: str | None = None
     dataset_type: str | None = None
-    epoch_setter: str | None = None  # the class of its dataset or sampler with a `set_epoch`
     streams: bool = False  # whether its dataset is an IterableDataset
-    is_compiled: bool = False  # whether torch.compile has its model
+    is_compiled: bool = False  # whether torch.compile has compiled anything in its process
     cards: int = 1  # that one process trains on, each with its part of the batch
-    compiles_in_place: bool = True  # whether its model's own compile() would compile it
     may_fuse: bool | None = None  # whether its optimizer has a fused version that is not in use
-    # What is made anew for each pass: the "loader", or its "dataset" as well
-    remade: str | None = None
 
     @classmethod
-    def of(cls, recorded: object, remade: Mapping[str, object] | None = None) -> LoopCode:
+    def of(cls, recorded: object, job: Mapping[str, object] | None = None) -> LoopCode:
         """Return what a record tells: a record is anybody's, so of code the names alone.
 
-        `remade` is the event that tells of a loader which is made anew.
+        `job` is the event that is written after the first step.
         """
-        said = recorded if isinstance(recorded, Mapping) else {}
-        names = ("loader", "model", "optimizer", "training", "dataset_type", "epoch_setter")
+        said = {**recorded} if isinstance(recorded, Mapping) else {}
+        said |= {name: value for name, value in (job or {}).items() if value is not None}
+        names = ("loader", "model", "optimizer", "training", "dataset_type")
         known = {name: said[name] for name in names if _is_name(said.get(name))}
         listed = said.get("arguments")
         arguments = None
         if isinstance(listed, Mapping) and set(listed) <= set(ARGUMENTS):
             arguments = {name: code if _is_code(code) else None for name, code in listed.items()}
+        flags = ("streams", "is_compiled", "may_fuse")
+        known |= {name: said[name] for name in flags if isinstance(said.get(name), bool)}
         cards = said.get("cards")
-        may_fuse = said.get("may_fuse")
         return cls(
             **known,
             call=said["call"] if _is_loader_class(said.get("call")) else None,
             arguments=arguments,
-            streams=said.get("streams") is True,
-            is_compiled=said.get("is_compiled") is True,
             cards=cards if isinstance(cards, int) and cards > 1 else 1,
-            compiles_in_place=said.get("compiles_in_place") is not False,
-            may_fuse=may_fuse if isinstance(may_fuse, bool) else None,
-            remade=None if remade is None else "dataset" if remade["dataset"] else "loader",
         )
 
     @property
@@ -123,119 +124,44 @@ class LoopCode:
         codes = filter(None, (*told, *(self.arguments or {}).values()))
         return {re.split(r"\W", code)[0] for code in codes}
 
-    def with_names(self) -> LoopCode:
-        """Return a copy in which everything has a name: "loader", "model", and the arguments'."""
-        known = self.arguments or {"dataset": None}
-        arguments = {name: code or name for name, code in known.items()}
-        names = ("loader", "model", "optimizer")
-        named = {name: getattr(self, name) or name for name in names}
-        return replace(self, **named, call=self.call or "", arguments=arguments)
-
     def lines(self, changes: Mapping[str, Setting]) -> str:
-        """Return the lines that make `changes`, {knob: value}.
+        """Return the lines that make `changes`, {knob: value}; "" where one cannot be pasted.
 
-        "" where a part of the script has no name that is known, or where no line can be pasted.
+        What has no name that is known is written by what it is, "model" or "dataset": such lines
+        are an example (`ready_to_paste`).
         """
         of_loader = {name: value for name, value in changes.items() if name in ARGUMENTS}
-        if self.remade and of_loader.get("persistent_workers"):
-            return ""  # it belongs above the loop over the epochs, where other names are known
         found = [self.loader_line(of_loader)] if of_loader else []
+        names = {"model": self.model or "model", "optimizer": self.optimizer or "optimizer"}
         for name, value in changes.items():
             if name not in of_loader and value not in SWITCHED_OFF:
-                found.append(self._step_line(name, value))
+                line = STEP_LINES.get(name) or STEP_LINES.get(f"{name}={value}", "")
+                found.append(line.format(value=value, **names))
         return "".join(f"{line}\n" for line in found) if all(found) else ""
 
     def loader_line(
         self, changes: Mapping[str, Setting], code: Mapping[str, str] | None = None
     ) -> str:
-        """Return the statement that makes the loader with `changes`; "" where it is not known.
+        """Return the statement that makes the loader with `changes`; "" where it is no call.
 
         `code` are other arguments that change, as they are to be written.
         """
-        arguments = self._known_arguments()
-        if self.call is None or "dataset" not in arguments:
+        known = {"dataset": None, **(self.arguments or {})}
+        if self.call is None or ("batch_sampler" in known and "batch_size" in changes):
             return ""
-        if "batch_sampler" in arguments and "batch_size" in changes:
-            return ""
-        arguments |= {name: repr(value) for name, value in changes.items()}
-        unsaid = {n for n in changes if arguments[n] in UNSAID and n != "batch_size"}
-        arguments |= code or {}
-        if arguments.get("num_workers", "0") == "0":
+        written = {name: known_code or name for name, known_code in known.items()}
+        written |= {name: repr(value) for name, value in changes.items()} | {**(code or {})}
+        unsaid = {name for name in changes if written[name] in UNSAID and name != "batch_size"}
+        if written.get("num_workers", "0") == "0":
             unsaid |= OF_WORKERS
-        if arguments.get("prefetch_factor") == str(PYTORCH_PREFETCH):
+        if written.get("prefetch_factor") == str(PYTORCH_PREFETCH):
             unsaid.add("prefetch_factor")
-        written = [arguments["dataset"]]
-        for name in ARGUMENTS[1:]:
-            if name in arguments and name not in unsaid:
-                written.append(f"{name}={arguments[name]}")
+        named = [
+            f"{name}={written[name]}" for name in ARGUMENTS[1:] if name in written.keys() - unsaid
+        ]
         name = self.loader or "loader"
-        call = call_lines(self.call or "DataLoader", written, len(name))
+        call = call_lines(self.call or "DataLoader", [written["dataset"], *named], len(name))
         line = f"{name} = {call}"
-        if any(argument.startswith(f"{name}.") for argument in arguments.values()):
+        if any(argument.startswith(f"{name}.") for argument in written.values()):
             line = f"# below the line that makes {name} now\n{line}"
         return line
-
-    def _known_arguments(self) -> dict[str, str]:
-        """Return the arguments of the loader's call; {} where the code of one is not known."""
-        known: dict[str, str] = {}
-        for name, code in (self.arguments or {}).items():
-            if not isinstance(code, str) or not code:
-                return {}
-            known[name] = code
-        return known
-
-    def batches_at_once(self) -> str:
-        """Return the statement that makes a loader which indexes its dataset a batch at a time.
-
-        It does so in the loop: to send such a batch from a worker takes longer than to make it. ""
-        where the dataset is not known to take a list of indices, or an argument of the loader
-        stands against it.
-        """
-        arguments = self._known_arguments()
-        size = arguments.get("batch_size", "1")
-        if self.dataset_type != "TensorDataset" or "dataset" not in arguments:
-            return ""
-        if size in ("1", "None") or NOT_OF_BATCHES & arguments.keys():
-            return ""
-        parts = {name: arguments.pop(name, None) for name in OF_BATCHES}
-        order = parts["sampler"]
-        if order is None:
-            kind = "RandomSampler" if parts["shuffle"] == "True" else "SequentialSampler"
-            seeded = kind == "RandomSampler" and "generator" in arguments
-            more = f", generator={arguments['generator']}" if seeded else ""
-            order = f"{kind}({arguments['dataset']}{more})"
-        drop_last = parts["drop_last"] or "False"
-        arguments["sampler"] = f"BatchSampler({order}, batch_size={size}, drop_last={drop_last})"
-        line = replace(self, arguments=arguments).loader_line(
-            {"batch_size": None, "num_workers": 0}
-        )
-        return f"{line}\n"
-
-    def _step_line(self, name: str, value: Setting) -> str:
-        """Return what switches a knob of the step on; "" where no line is known for it."""
-        model = self.model
-        if name == "non_blocking":
-            return "# and in the loop: .to(device, non_blocking=True)"
-        if name == "fused_optimizer" and self.optimizer:
-            group = "for group in {0}.param_groups:\n    group.update(fused=True, foreach=False)"
-            return group.format(self.optimizer)
-        if name == "channels_last" and model:
-            return f"{model} = {model}.to(memory_format=torch.channels_last)"
-        if name == "compile" and model:
-            mode = [] if value == "default" else [f"mode={value!r}"]
-            if self.compiles_in_place:
-                line = f"{model}.compile({''.join(mode)})"
-                notes = []
-            else:
-                line = f"{model} = torch.compile({', '.join([model, *mode])})"
-                notes = [f"save {model}._orig_mod.state_dict()"]  # its keys are as before
-            if value in GRAPH_MODES:  # the next replay overwrites what the last one gave
-                notes.append("clone() outputs that you keep")
-            return f"{line}  # {'; '.join(notes)}" if notes else line
-        if name == "precision" and value in DTYPES and model:
-            device = f"next({model}.parameters()).device.type"
-            autocast = f"autocast = torch.autocast({device}, dtype={DTYPES[value]})"
-            return f"{autocast}\n{model}.forward = autocast({model}.forward)"
-        if name == "precision" and value == "tf32":
-            return 'torch.set_float32_matmul_precision("high")'
-        return ""

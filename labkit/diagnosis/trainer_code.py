@@ -41,11 +41,6 @@ def trainer_lines(training: str | None, changes: Mapping[str, Setting], cards: i
             arguments[ARGUMENTS[knob]] = value
         else:
             return ""
-    return replaced(training, arguments)
-
-
-def replaced(training: str, arguments: Mapping[str, Setting]) -> str:
-    """Return the lines that give the TrainingArguments `training` other arguments."""
     written = [f"{name}={value!r}" for name, value in arguments.items()]
     call = call_lines("replace", [training, *written], len(training))
     return f"from dataclasses import replace\n\n{training} = {call}\n"

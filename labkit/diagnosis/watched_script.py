@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import LESS_WAITING, Finding, Measured, Remedy
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.pasted import ready_to_paste
 from labkit.diagnosis.rank_times import rank_times
 from labkit.diagnosis.rank_verdict import RanksVerdict, of_ranks
 from labkit.diagnosis.verdict import Diagnosis
@@ -19,8 +19,7 @@ from labkit.diagnosis.wording import worded
 from labkit.process.events import EventLog
 from labkit.results.record import Event
 from labkit.results.run import Run
-from labkit.results.text import counted
-from labkit.results.wall_shares import WallShares, trains, wall_shares
+from labkit.results.wall_shares import trains, wall_shares
 from labkit.watching.run_folders import folders_in, process_of, rank_of
 
 LEAST_PASSES = 5  # of one batch: fewer look at what a batch is
@@ -40,55 +39,44 @@ class ScriptVerdict:
 
     run: Run  # whose record says why
     ranks: RanksVerdict
-    loaders: list[Run]  # a run for each loader that the loop reads, first what it waits for most
-    shares: WallShares | None  # of the whole time, for the loops of the run's process
     headroom: Event | None  # what replay found; None where no loop was replayed
 
 
 def runs_in(folder: Path) -> list[Run]:
-    """Return the runs of a script that have steps."""
+    """Return the runs of a script that can be read."""
     found = []
     for each in folders_in(folder):
         with contextlib.suppress(ValueError, OSError):
-            run = Run(each)
-            if run.steps:
-                found.append(run)
+            found.append(Run(each))
     return found
 
 
-def one_batch_a_pass(folder: Path) -> Diagnosis | None:
+def one_batch_a_pass(runs: list[Run]) -> Diagnosis | None:
     """A script makes a new iterator over its loader for each batch: `next(iter(loader))`.
 
     Cause "one_batch_a_pass", where LEAST_PASSES or more passes over a loader were dropped before a
-    step was over. It costs the share of the time from the first of them to the last in which the
-    script waited for them: for the start of workers, a new order, and a first batch. None where
-    that is not worth a name.
+    step was over, and no loop that was recorded trains. It costs the share of the time from the
+    first of them to the last in which the script waited for them: for the start of workers, a new
+    order, and a first batch. None where that is not worth a name.
     """
-    found = []
-    for each in folders_in(folder):
-        with contextlib.suppress(ValueError, OSError):
-            run = Run(each)
-            if not run.steps and len(run.passes_ended) >= LEAST_PASSES:
-                found.append((_dropped(run), run))
-    if not found:
+    if any(run.steps and trains(run) for run in runs):
         return None
-    lost, run = max(found, key=lambda pair: pair[0])
+    found = [run for run in runs if not run.steps and len(run.passes_ended) >= LEAST_PASSES]
+    lost = max(map(_dropped, found), default=0.0)
     if lost < limits.WORTH_NAMING["input"]:
         return None
-    where = f"{Path(str(run.place[0])).name}:{run.place[1]}, " if run.place else ""
-    workers = run.pipeline.num_workers
-    started = f"starts {counted(workers, 'worker')}, " if workers else ""
+    run = max(found, key=_dropped)
     passes = sum(event.get("passes") or 1 for event in run.passes_ended)
+    where = f"{Path(str(run.place[0])).name}:{run.place[1]}, " if run.place else ""
     again = (
-        f"a new iterator is made for each batch ({where}{passes} times): each "
-        f"{started}draws an order, and drops what it has prepared ahead"
+        f"a new iterator is made for each batch ({where}{passes} times): each starts the workers, "
+        "draws an order, and drops what it has prepared ahead"
     )
     waits = Measured("of the time is spent in iter(loader) and on its first batch", lost)
     cause = Finding(
         "input", "one_batch_a_pass", lost, (waits, Measured(again)), (KEEP_THE_ITERATOR,)
     )
-    code = ready_to_paste(KEEP_THE_ITERATOR.code, LoopCode.of(run.loop_code).names)
-    told = replace(worded(cause), code=code)
+    told = worded(cause, Evidence("cpu", code=LoopCode.of(run.loop_code)))
     return Diagnosis((told,), 0.0, "passes over the loader")  # how sure was not resampled
 
 
@@ -99,25 +87,26 @@ def _dropped(run: Run) -> float:
     return spent / max(passes[-1]["ended"] - passes[0]["began"], 1)
 
 
-def judge_runs(runs: list[Run], start_ns: int, end_ns: int) -> ScriptVerdict:
+def judge_runs(runs: list[Run], start_ns: int, end_ns: int) -> ScriptVerdict | None:
     """Judge the longest loop that trains; of several ranks, that of all of them.
+
+    None where no run has a step.
 
     Of the loaders that such a loop reads, the one counts that it waits for most. The script ran
     from `start_ns` to `end_ns`.
     """
-    runs = sorted(runs, key=lambda run: (trains(run), run.length_s))
-    of_loop = _beside(runs)
-    last = {rank_of(run.path): run for run in (*runs, *of_loop)}
-    chosen = {rank: _with_shares(run, runs, start_ns, end_ns) for rank, run in last.items()}
+    runs = sorted((run for run in runs if run.steps), key=lambda run: (trains(run), run.length_s))
+    if not runs:
+        return None
+    last = runs[-1]
+    of_loop = [
+        run for run in runs if last.place and (run.place, trains(run)) == (last.place, trains(last))
+    ]
+    longest = {rank_of(run.path): run for run in (*runs, *sorted(of_loop, key=waited_s))}
+    chosen = {rank: _with_shares(run, runs, start_ns, end_ns) for rank, run in longest.items()}
     judged = of_ranks(chosen, rank_times(chosen))
-    run = chosen[judged.rank]
-    return ScriptVerdict(
-        run,
-        judged,
-        [each for each in reversed(of_loop) if rank_of(each.path) == judged.rank],
-        run.wall_shares,
-        _headroom_of(runs),
-    )
+    replayed = (run.event("headroom") for run in reversed(runs))
+    return ScriptVerdict(chosen[judged.rank], judged, next(filter(None, replayed), None))
 
 
 def _with_shares(run: Run, runs: list[Run], start_ns: int, end_ns: int) -> Run:
@@ -135,20 +124,3 @@ def _with_shares(run: Run, runs: list[Run], start_ns: int, end_ns: int) -> Run:
 def waited_s(run: Run) -> float:
     """Return for how long a loop waited for its loader."""
     return float(np.diff(run.host_ns[:, :2]).sum() / 1e9)  # from asking to having it
-
-
-def _beside(runs: list[Run]) -> list[Run]:
-    """Return the runs of the same loop as the last of `runs`, the one that waited most last."""
-    last = runs[-1]
-    if not last.place:
-        return [last]
-    of_loop = [run for run in runs if run.place == last.place and trains(run) == trains(last)]
-    return sorted(of_loop, key=waited_s)
-
-
-def _headroom_of(runs: list[Run]) -> Event | None:
-    """Return what replay found of the longest loop that was replayed; None where none was."""
-    known = [event for run in runs if (event := run.event("headroom")) is not None]
-    if not known:
-        return None
-    return {name: value for name, value in known[-1].items() if name not in ("event", "t_ns")}

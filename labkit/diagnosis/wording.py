@@ -180,8 +180,9 @@ def _changed(remedy: Remedy, evidence: Evidence) -> str:
         if not remedy.changes:
             return ""
         return changed_lines(dict(evidence.knobs), {**evidence.knobs, **remedy.changes})
-    if remedy.loader_of is not None:
-        return remedy.loader_of(code)
     if evidence.trainer:
         return trainer_lines(code.training, remedy.changes, code.cards)
+    if remedy.arguments:
+        line = code.loader_line({}, remedy.arguments)
+        return f"{line}\n" if line else ""
     return code.lines(remedy.changes)

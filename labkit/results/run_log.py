@@ -149,11 +149,6 @@ class RunLog(EventLogResult):
         return self._fact("job", "batch_on_gpu") is True
 
     @property
-    def may_fuse(self) -> bool | None:
-        """Whether a watched loop's optimizer has a fused version that is not in use."""
-        return self._fact("job", "may_fuse")
-
-    @property
     def batch_dtype(self) -> str | None:
         """The number format of the largest array in its first batch; None if unknown."""
         return self._fact("job", "batch_dtype")

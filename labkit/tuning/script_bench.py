@@ -140,8 +140,7 @@ class ScriptBench:
         spent_after_s, own_after_s = busy_s()
         others_s = spent_after_s - spent_s - (own_after_s - own_s)
         others = max(0.0, others_s / seconds / (psutil.cpu_count() or 1))
-        if watched and (runs := runs_in(folder)):
-            judged = judge_runs(runs, start_ns, now_ns())
+        if watched and (judged := judge_runs(runs_in(folder), start_ns, now_ns())):
             self.verdict = judged.ranks.verdict
             self.code = LoopCode.of(judged.run.loop_code)
         seen = seen_in(folder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from labkit.diagnosis.loader_code import LoopCode
@@ -101,7 +101,7 @@ class Tuning(Result):
             return loader_line(self.pipeline.to_dict())
         if self.command:
             return self._script_lines()
-        return self.code.with_names().loader_line(self.best)
+        return replace(self.code, call=self.code.call or "").loader_line(self.best)
 
     @property
     def snippet(self) -> str:
@@ -241,7 +241,7 @@ class Tuning(Result):
         if torch_threads := changes.pop("torch_threads", None):
             lines.append(f"torch.set_num_threads({torch_threads})")
         of_loader = trainer_lines(self.code.training, changes, self.code.cards)
-        of_loader = of_loader or self.code.loader_line(changes)
+        of_loader = of_loader or ready_to_paste(self.code.loader_line(changes), self.code.names)
         if changes and not of_loader:
             of_loader = f"# {self.site}: DataLoader(..., {as_typed(changes)})"
         return "\n".join([*lines, of_loader])

@@ -5,15 +5,13 @@ Its training loop is recorded from inside (`labkit.watching.hook`).
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from labkit.diagnosis.verdict import Diagnosis
-from labkit.diagnosis.watched_script import ScriptVerdict, judge_runs, one_batch_a_pass, runs_in
+from labkit.diagnosis.watched_script import judge_runs, one_batch_a_pass, runs_in
 from labkit.process import folders
 from labkit.process.events import EventLog, now_ns
 from labkit.process.family import exit_name
@@ -21,10 +19,9 @@ from labkit.process.run_mark import delete_run
 from labkit.results import saving
 from labkit.results.privacy import shown_command
 from labkit.results.run import Run
-from labkit.results.wall_shares import trains
 from labkit.tuning.script_bench import runnable
 from labkit.view import report
-from labkit.view.script_words import Values, text_inside, values_inside, values_of_hang
+from labkit.view.script_words import Values, text_inside, values_inside
 from labkit.watching.foreground import Foreground, hold_closed_streams
 from labkit.watching.hangs import HangWatch, LiveHang
 from labkit.watching.messages import say
@@ -79,7 +76,7 @@ def watch_script(
     except Exception as error:
         text = f"not recording: {error}"
         _say(text)
-        code = _run(Foreground(), command, dict(os.environ), quiet_stdout)
+        code = Foreground().run(command, dict(os.environ), 2 if quiet_stdout else None)
         found = Judged(NOTHING | {"evidence": text}, "")  # that is said already
     else:
         code, found = _recorded(folder, command, quiet_stdout, headroom)
@@ -106,36 +103,27 @@ def _recorded(
     start_ns = now_ns()
     try:
         with hangs:
-            code = _run(foreground, command, env, quiet_stdout)
+            code = foreground.run(command, env, 2 if quiet_stdout else None)
     finally:
         telemetry.end()
     try:
         end_ns = now_ns()
         _note_stops(folder, foreground.stops_ns)
         runs = runs_in(folder)
-        dropped = None if any(map(trains, runs)) else one_batch_a_pass(folder)
+        dropped = one_batch_a_pass(runs)
         if dropped is not None:
             delete_run(folder)  # no step of its training is in it
             return code, _of_dropped(dropped)
-        if runs:
-            return code, _of_loops(judge_runs(runs, start_ns, end_ns), hangs, headroom)
-        return code, _of_nothing(folder, code, hangs.last)
+        found = judge_runs(runs, start_ns, end_ns)
+        if found is None:
+            return code, _of_nothing(folder, code, hangs.last)
+        values = values_inside(found, headroom)
+        if hangs.last is not None:
+            values["hang"] = hangs.last.to_dict()
+        return code, Judged(values, text_inside(found, hangs.last, headroom), found.run)
     except (Exception, KeyboardInterrupt) as error:  # the script is over: its exit code counts
         text = f"the verdict failed ({type(error).__name__}: {error}); the script ran to its end."
         return code, Judged(NOTHING | {"bottleneck": "unsure", "evidence": text}, text)
-
-
-def _run(
-    foreground: Foreground, command: list[str], env: dict[str, str], quiet_stdout: bool
-) -> int:
-    """Run a command; return its exit code, which is for a signal 128 and its number."""
-    with contextlib.suppress(Exception):  # a closed stdout
-        sys.stdout.flush()
-    try:
-        code = foreground.run(command, env, 2 if quiet_stdout else None)
-    except OSError as error:
-        raise ValueError(f"cannot start {command[0]!r}: {error.strerror}") from None
-    return 128 - code if code < 0 else code
 
 
 def _note_stops(folder: Path, stops_ns: list[tuple[int, int]]) -> None:
@@ -161,16 +149,6 @@ def write_report(found: Judged, path: str | None, overwrite: bool) -> None:
             _say(f"{path} is not written: {error}")
 
 
-def _of_loops(found: ScriptVerdict, hangs: HangWatch, headroom: bool) -> Judged:
-    """Return what was found of a script whose steps were seen."""
-    is_over = not hangs.hanging
-    values = values_inside(found, headroom)
-    if hangs.last is not None:
-        values["hang"] = values_of_hang(hangs.last, is_over)
-    text = text_inside(found, hangs.last, is_over, headroom)
-    return Judged(values, text, found.run)
-
-
 def _of_dropped(found: Diagnosis) -> Judged:
     """Return what was found of a loop whose passes were all dropped after a batch."""
     values: Values = {**found.to_dict(), "evidence": found.evidence, "advice": found.advice}
@@ -182,7 +160,7 @@ def _of_nothing(folder: Path, code: int, hang: LiveHang | None) -> Judged:
     if hang is not None:
         told = f"before the first step was over, {hang.text}"
         values: Values = {"bottleneck": "unsure", "evidence": told, "record": str(hang.folder)}
-        values["hang"] = values_of_hang(hang, is_over=False)
+        values["hang"] = hang.to_dict()
         return Judged(NOTHING | values, f"{told}\nrecord: {hang.folder}")
     told = why_nothing(folder)
     delete_run(folder)

@@ -88,8 +88,8 @@ class Watch(StandIn):
         """
         if model is not None and model is not self.model:
             self.model = model
-            if self._recorder is not None and _is_open(self._recorder):
-                self._recorder.trained.count(model)
+            if (recorder := self._open_recorder) is not None:
+                recorder.trained.count(model)
 
     def diagnose(self) -> Diagnosis:
         """Name what holds the loop back, with evidence and advice."""
@@ -97,13 +97,12 @@ class Watch(StandIn):
 
     def close(self, error: BaseException | None = None) -> None:
         """End the Run and show its diagnosis; `error` is what ended the loop, where one did."""
-        recorder = self._recorder
-        shown = self._display
-        if recorder is None or not _is_open(recorder):
+        recorder = self._open_recorder
+        if recorder is None:
             return
         recorder.close(error)
         self._ends.close()
-        self._display = None
+        shown, self._display = self._display, None
         if self in _open:
             _open.remove(self)
         if shown is not None:
@@ -115,8 +114,8 @@ class Watch(StandIn):
 
     def _opened(self) -> Recorder:
         """Return the recorder of the open Run; begin a new one where there is none."""
-        if self._recorder is not None and _is_open(self._recorder):
-            return self._recorder
+        if (going := self._open_recorder) is not None:
+            return going
         launcher.end_standby()  # it might still be importing torch, beside this loop
         folder = run_folders.new_folder(os.getpid()) or folders.new_run()
         recorder = Recorder(folder, self.loader, self.model)
@@ -124,12 +123,19 @@ class Watch(StandIn):
         self._run = None
         live = self.live and run_folders.own_rank() == "0"
         self._display = Display() if live and run_folders.of_script is None else None
-        self._ends.enter_context(HangWatch([recorder.folder]))
+        self._ends.enter_context(HangWatch(lambda: [recorder.folder]))
         while len(_open) >= OPEN_MOST:
             _open[0].close()
         _open.append(self)
         _end_with_the_cell()
         return recorder
+
+    @property
+    def _open_recorder(self) -> Recorder | None:
+        """The recorder of a Run that goes on, here and not in a process that forked this one."""
+        recorder = self._recorder
+        is_open = recorder is not None and not recorder.closed and recorder.pid == os.getpid()
+        return recorder if is_open else None
 
     @property
     def is_iterated(self) -> bool:
@@ -139,12 +145,13 @@ class Watch(StandIn):
     def _beat(self, now: int | None) -> None:
         """Show how far the loop is; None says that a pass is over."""
         going_on = [each for each in _open if each.is_iterated or each is self]
-        if self._recorder is None or not _is_open(self._recorder) or going_on[:1] != [self]:
+        recorder = self._open_recorder
+        if recorder is None or going_on[:1] != [self]:
             return  # inside another watched loop: a validation loop draws nothing
-        self._recorder.beat(now)
+        recorder.beat(now)
         try:
             if self._display is not None:
-                self._show(self._display, self._recorder, over=now is None)
+                self._show(self._display, recorder, over=now is None)
         except Exception as error:  # a closed terminal must not end the recording
             self._display = None
             say(f"display stopped: {type(error).__name__}: {error}")
@@ -157,11 +164,6 @@ class Watch(StandIn):
             return
         is_empty = recorder.steps.next == recorder.first_step and recorder.how == "exhausted"
         display.final(EMPTY if is_empty else text)
-
-
-def _is_open(recorder: Recorder) -> bool:
-    """Whether it goes on, here and not in the process that this one was forked from."""
-    return not recorder.closed and recorder.pid == os.getpid()
 
 
 def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:
@@ -179,7 +181,8 @@ def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:
         model: The module that the loop trains, called once a batch: the FLOPs of its first training
             call are counted, on a copy without numbers, for `.run.mfu`.
     """
-    _check_module(model)
+    if model is not None and not hasattr(model, "register_forward_pre_hook"):
+        raise TypeError(f"lk.watch(model={type(model).__name__}): give it the torch.nn.Module.")
     if isinstance(loader, Watch):
         loader.count_flops_of(model)
         return loader
@@ -203,12 +206,6 @@ def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:
 
 
 remember(watch, None)
-
-
-def _check_module(model: object) -> None:
-    """Raise TypeError of what is neither a module nor None."""
-    if model is not None and not hasattr(model, "register_forward_pre_hook"):
-        raise TypeError(f"lk.watch(model={type(model).__name__}): give it the torch.nn.Module.")
 
 
 def close_all(error: BaseException | None = None, going_on: bool = True) -> None:

@@ -5,25 +5,65 @@ Both see the same model, machine and moment, so their ratio needs no model of th
 
 from __future__ import annotations
 
+import statistics
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, cast
 
+from labkit.bench.batch_contents import leaves
 from labkit.bench.loader_knobs import in_flight, knobs_of
-from labkit.process.events import now_ns
+from labkit.bench.stack import is_a
+from labkit.process.events import EventLog, now_ns
 from labkit.watching.device_in_use import device_in_use
-from labkit.watching.kept_batches import Kept, copied
 
 if TYPE_CHECKING:
     from labkit.watching.passes import Pass
 
 KEPT_BATCHES = 8  # batches, at most
 KEPT_BYTES = 256 * 2**20  # and as many as fit; at least one
-# Of live steps that count in a block, as many as take so long; and then as many kept ones
-BLOCK_NS = 400_000_000
+BLOCK_NS = 400_000_000  # that a block takes, or more for as many steps
 BLOCK_STEPS = 5  # at least
 MOST_STEPS = 50
+LEAST_PAIRS = 2  # of blocks, for a factor with a range
+WITHIN = 1.05  # a factor that is no more is none
+
+CANNOT_SHOW = (
+    "Replay cannot show what a loader's side effects, a dataset's own state or new samples would "
+    "change. Workers stand idle while batches are replayed, so a model on the same cores has them "
+    "to itself; batches that the loop changes in place come again as it has left them. Some steps "
+    "of this run saw batches again: train anew for results."
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the blocks of a loop say."""
+
+    pairs: int
+    factor: float | None = None  # throughput with a perfect loader over the present one: the median
+    low: float | None = None  # the middle half of the pairs lies between these
+    high: float | None = None
+    live: float | None = None  # steps a second of the loop as it is
+    perfect: float | None = None  # and with a perfect loader
+    notes: tuple[str, ...] = (CANNOT_SHOW,)
+
+    @property
+    def text(self) -> str:
+        """What was found, in a sentence."""
+        if self.factor is None or self.low is None:
+            return (
+                "headroom: the loop ended too soon to tell: it takes two blocks of live batches, "
+                f"and two of kept ones, of {BLOCK_STEPS} to {MOST_STEPS} steps each. Train for "
+                "longer."
+            )
+        would_do = f"headroom: with a perfect loader your loop would do {self.perfect:,.1f} steps/s"
+        spread = f"({self.low:.2f}x to {self.high:.2f}x in half of {self.pairs} pairs of blocks)"
+        if self.low <= WITHIN:
+            gain = f"and it does {self.live:,.1f}: {self.factor:.2f}x {spread}"
+            return f"{would_do}, {gain}. The loader does not hold it back."
+        return f"{would_do} instead of {self.live:,.1f}: at most {self.factor:.1f}x {spread}."
 
 
 class Alternation:
@@ -35,49 +75,37 @@ class Alternation:
 
     def __init__(self, loader: object):
         self.in_flight = in_flight(knobs_of(loader))
-        self.kept: deque[Kept] = deque(maxlen=KEPT_BATCHES)
+        self.kept: deque[object] = deque(maxlen=KEPT_BATCHES)
         self.replayed = 0
-        self.live_step_ns = 0  # of the last live block
-        self.live_steps = 0  # in it
+        self.live_step_ns = 0.0  # of the last live block
         self.pairs: list[tuple[float, float]] = []  # steps a second: live, kept
-        self.changed = False  # a kept batch was, in place
         self.gpu: object = None  # that the loop computes on, as seen at its first batch
         self.begin(live=True)
 
     def begin(self, live: bool) -> None:
         """Begin a block."""
         self.is_live = live
-        self.left_out = 0  # steps that do not count
+        self.steps = -self.in_flight - 1  # below 0 they do not count
         self.counts_from = now_ns() + self.in_flight * self.live_step_ns
         self.began_ns = 0  # once its steps count
-        self.steps = 0
-
-    @property
-    def counts(self) -> bool:
-        """Whether the present step counts."""
-        return self.began_ns > 0
 
     def end_step(self) -> None:
         """Account a step; begin the other kind of block where it is time."""
-        now = now_ns()
-        if not self.counts:
-            self.left_out += 1
-            if self.left_out > self.in_flight and now >= self.counts_from:
-                self.began_ns = self._now_on_device()
-            return
         self.steps += 1
-        is_long = self.steps >= BLOCK_STEPS and now - self.began_ns >= BLOCK_NS
-        if is_long or self.steps >= (MOST_STEPS if self.is_live else self.live_steps):
-            self._end_block()
-
-    def _end_block(self) -> None:
-        step_ns = (self._now_on_device() - self.began_ns) // self.steps
-        if self.is_live:
-            self.live_step_ns = step_ns
-            self.live_steps = self.steps
-        else:
-            self.pairs.append((1e9 / self.live_step_ns, 1e9 / max(step_ns, 1)))
-        self.begin(live=not self.is_live)
+        now = now_ns()
+        if not self.began_ns:
+            if self.steps >= 0 and now >= self.counts_from:
+                self.steps = 0
+                self.began_ns = self._now_on_device()
+        elif self.steps >= MOST_STEPS or (
+            self.steps >= BLOCK_STEPS and now - self.began_ns >= BLOCK_NS
+        ):
+            step_ns = (self._now_on_device() - self.began_ns) / self.steps
+            if self.is_live:
+                self.live_step_ns = step_ns
+            else:
+                self.pairs.append((1e9 / self.live_step_ns, 1e9 / step_ns))
+            self.begin(live=not self.is_live)
 
     def _now_on_device(self) -> int:
         """Return the time once a GPU has done what it was given: the host runs ahead of it."""
@@ -85,27 +113,47 @@ class Alternation:
             sys.modules["torch"].accelerator.synchronize(self.gpu)
         return now_ns()
 
-    @property
-    def shares_cores(self) -> bool:
-        """Whether the model computes on the cores that the loader's workers use."""
-        return self.in_flight > 0 and self.gpu is None
-
     def keep(self, batch: object) -> None:
         """Keep a live batch."""
         if not self.kept:
             self.gpu = _gpu_in_use()
-        kept = Kept(batch)
-        self.kept.append(kept)
-        most = max(1, KEPT_BYTES // max(1, kept.bytes))
+        self.kept.append(batch)
+        parts = cast("list[Any]", [each for each in leaves(batch) if is_a(each, "torch", "Tensor")])
+        most = max(1, KEPT_BYTES // max(1, sum(part.nbytes for part in parts)))
         while len(self.kept) > most:
             self.kept.popleft()
 
     def again(self) -> object:
         """Return one of the kept batches."""
-        kept = self.kept[self.replayed % len(self.kept)]
         self.replayed += 1
-        self.changed = self.changed or kept.is_changed()
-        return kept.batch
+        return copied(self.kept[self.replayed % len(self.kept)])
+
+    @property
+    def found(self) -> Found:
+        """What the blocks say by now."""
+        pairs = len(self.pairs)
+        if pairs < LEAST_PAIRS:
+            return Found(pairs)
+        ratios = [kept / live for live, kept in self.pairs]
+        low, factor, high = statistics.quantiles(ratios, n=4)
+        live = statistics.median(live for live, _ in self.pairs)
+        return Found(pairs, factor, low, high, live, live * factor)
+
+    def write(self, log: EventLog) -> None:
+        """Write what the blocks say by now into the log of the loop's run."""
+        log.write("headroom", **asdict(self.found), text=self.found.text)
+
+
+def copied(batch: object) -> object:
+    """Return a batch with the same tensors in containers of its own, which a loop may empty.
+
+    A container of a user's own class stays the one that is kept.
+    """
+    if type(batch) is dict:
+        return {name: copied(part) for name, part in dict.items(batch)}
+    if type(batch) in (list, tuple):
+        return cast(type[list], type(batch))(map(copied, cast(list, batch)))
+    return batch
 
 
 def _gpu_in_use() -> object:
@@ -152,8 +200,8 @@ class AlternatingPass:
             if self.recorded is not None:
                 self.recorded.pause()
                 self.recorded.handed += 1
-            return iter((copied(blocks.again()),))
-        if self.recorded is not None and blocks.counts:
+            return iter((blocks.again(),))
+        if self.recorded is not None and blocks.began_ns:
             self.recorded.resume()
         return None
 

@@ -10,10 +10,10 @@ import linecache
 import re
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType, ModuleType
-from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from labkit.bench import stack
 from labkit.bench.batch_contents import is_array
@@ -52,9 +52,9 @@ class Mark:
 class Seen:
     """What a variable was when it was looked at last, and how it came to that."""
 
+    container: int  # its id: a list that is made anew, as for each episode, has another
     first_size: int
     size: int
-    first_entry: Callable[[], object]  # returns what a container begins with, while that lives
     rises: int = 0
 
 
@@ -74,37 +74,46 @@ class Growth:
             return
         around = {name: frame.f_globals[name] for name in loop.co_names if name in frame.f_globals}
         for name, value in _kept_in(around | stack.variables(frame)):
-            sized = _is_sized(value)
-            size = len(value) if sized else self._steps_kept(name, value, step)
-            line = _line_of(name, sized, loop) if size else 0
-            if not size or name.startswith("_") or not (sized or line or "." in name):
-                continue  # `loss` has a part in the graph that `total += loss` keeps
-            first = _first(value)
-            seen = self.seen.get(name)
-            # A list that is made anew, as for each episode, begins with another entry
-            if seen is None or size < seen.size or (sized and seen.first_entry() is not first):
-                self.seen[name] = Seen(size, size, _reference(first))
-                self.found.pop(name, None)
+            node = _graph_of(value)
+            if type(value) in SIZED:
+                has_grown = self._has_grown(name, len(cast(list, value)), id(value))
+            elif node is not None and ("." in name or _line_of(name, False, loop)):
+                # else it is `loss`, which is in the graph that `total` keeps
+                has_grown = self._has_grown(name, self._steps_kept(name, node, step), 0)
+            else:
                 continue
-            seen.rises += size > seen.size
-            seen.size = size
-            if seen.rises >= RISES and size >= max(LEAST_GROWN, 2 * seen.first_size):
-                self.found[name] = {
-                    "name": name,
-                    "graph": _graph_of(_last(value) if sized else value) is not None,
-                    "before": seen.first_size,
-                    "after": size,
-                    "bytes": _bytes_of(value),
-                    "file": loop.co_filename,
-                    "function": "<module>" if "." in name else loop.co_name,
-                    "line": line or loop.co_firstlineno,
-                }
+            if has_grown:
+                self.found[name] = self._grown(name, value, loop)
 
-    def _steps_kept(self, name: str, value: object, step: int) -> int:
+    def _has_grown(self, name: str, size: int, container: int) -> bool:
+        """Compare the size of a variable with what it was before."""
+        seen = self.seen.get(name)
+        if seen is None or size < seen.size or container != seen.container:
+            self.seen[name] = Seen(container, size, size)
+            self.found.pop(name, None)
+            return False
+        seen.rises += size > seen.size
+        seen.size = size
+        return seen.rises >= RISES and size >= max(LEAST_GROWN, 2 * seen.first_size)
+
+    def _grown(self, name: str, value: object, loop: CodeType) -> Grown:
+        seen = self.seen[name]
+        last = _last(value)
+        is_container = last is not value
+        parts = last if type(last) in (list, tuple) else [last]
+        return {
+            "name": name,
+            "graph": _graph_of(last) is not None,
+            "before": seen.first_size,
+            "after": seen.size,
+            "bytes": seen.size * sum(map(_bytes, parts)) if is_container else None,
+            "file": loop.co_filename,
+            "function": "<module>" if "." in name else loop.co_name,
+            "line": _line_of(name, is_container, loop) or loop.co_firstlineno,
+        }
+
+    def _steps_kept(self, name: str, node: Node, step: int) -> int:
         """Return over how many steps a tensor's graph reaches back, as far as the looks tell."""
-        node = _graph_of(value)
-        if node is None:
-            return 0
         mark = cast("dict[str, Mark]", node.metadata).setdefault("labkit", Mark(step))
         alive = [each for each in self.marks.get(name, []) if each() not in (None, mark)]
         self.marks[name] = [*alive, weakref.ref(mark)]
@@ -115,59 +124,29 @@ class Growth:
 def _kept_in(variables: dict[str, object]) -> Iterator[tuple[str, object]]:
     """Yield the variables of a loop, with the lists of a dict, and graphs in other objects."""
     for name, value in variables.items():
+        if name.startswith("_"):
+            continue
         yield name, value
-        parts = value if type(value) is dict and len(value) <= MOST_PARTS else {}
-        for key, part in list(parts.items()):
-            if type(key) is str and _is_sized(part):
-                yield f'{name}["{key}"]', part
-        attributes = {} if issubclass(type(value), ModuleType) or name == "self" else held(value)
-        for key, part in list(attributes.items()):
-            if _graph_of(_last(part) if _is_sized(part) else part) is not None:
-                yield f"{name}.{key}", part
+        if type(value) is dict and len(value) <= MOST_PARTS:
+            for key, part in list(value.items()):
+                if type(key) is str and type(part) in SIZED:
+                    yield f'{name}["{key}"]', part
+        elif name != "self" and not issubclass(type(value), ModuleType):
+            for key, part in list(held(value).items()):
+                if _graph_of(_last(part)) is not None:
+                    yield f"{name}.{key}", part
 
 
-def _is_sized(value: object) -> TypeGuard[list | dict | set | deque]:
-    """Return whether it is a container whose length is asked for without running any code."""
-    return type(value) in SIZED
+def _last(value: Any) -> Any:
+    """Return the last entry of a container, None of a set or an empty one; else what it is given.
 
-
-def _first(value: object) -> object:
-    """Return what a container begins with, and that in turn: no container that Python has built in.
-
-    None of a set, which has no order, and of what is empty.
+    No code of a user's class runs: only Python's own containers are asked.
     """
-    while _is_sized(value) or type(value) is tuple:
-        if not value or isinstance(value, set):
-            return None
-        value = next(iter(value.values())) if isinstance(value, dict) else next(iter(value))
-    return value
-
-
-def _reference(entry: object) -> Callable[[], object]:
-    """Return what gives `entry` back while it lives; only numbers and text are kept alive by it."""
-    try:
-        return weakref.ref(entry)
-    except TypeError:
-        is_small = type(entry).__module__ in ("builtins", "numpy")
-        return (lambda: entry) if is_small else lambda: None
-
-
-def _last(entries: list | dict | set | deque) -> object:
-    """Return the last entry; None of a set, which has no order, and of what is empty."""
-    if not entries or isinstance(entries, set):
+    if type(value) not in SIZED:
+        return value
+    if not value or type(value) is set:
         return None
-    return next(reversed(entries.values() if isinstance(entries, dict) else entries))
-
-
-def _bytes_of(value: object) -> int | None:
-    """Return about how many bytes a container's entries hold, by its last one; None if unknown."""
-    if not _is_sized(value):
-        return None
-    last = _last(value)
-    if last is None:
-        return None
-    parts = last if type(last) in (list, tuple) else [last]
-    return len(value) * sum(map(_bytes, cast(list, parts)))
+    return next(reversed(value.values() if type(value) is dict else value))
 
 
 def _bytes(part: Any) -> int:
@@ -182,21 +161,18 @@ def _graph_of(value: Any) -> Node | None:
     return value.grad_fn if is_array(value) and stack.is_a(value, "torch", "Tensor") else None
 
 
-def _line_of(name: str, sized: bool, code: CodeType) -> int:
-    """Return the line that makes a variable larger, as far as its text tells; 0 without one.
+def _line_of(name: str, is_container: bool, code: CodeType) -> int:
+    """Return the last line that makes a variable larger, as far as its text tells; 0 without one.
 
     It is in the loop's function; of an attribute, anywhere in its file.
     """
-    _, dot, attribute = name.rpartition(".")
-    named = rf"(?:\.{re.escape(attribute)})" if dot else rf"(?<![\w.]){re.escape(name)}"
-    named = re.sub(
-        r'\\\["(.*)"\\\]', r"\\b.*\1.*", named
-    )  # logs["loss"], logs.setdefault("loss", [])
-    more = r"(?:\[[^\]]*\])?(?:\.(?:append|extend|add|update|insert)\(|\s*\+?=)"
-    again = rf"(?:\s*\+=|\b[^=(]*=.*{named}\b)"  # total += loss; out, h = rnn(x, h)
-    grows = re.compile(named + (more if sized else again))
-    lines = linecache.getlines(code.co_filename)
-    own = {number for *_, number in code.co_lines() if number and number > code.co_firstlineno}
-    numbers = range(1, len(lines) + 1) if dot else sorted(own)
-    found = [each for each in numbers if each <= len(lines) and grows.search(lines[each - 1])]
-    return found[-1] if found else 0
+    word = re.findall(r"\w+", name)[-1]
+    how = rf"=.*\b{word}\b"  # total += loss; out, h = rnn(x, h)
+    if is_container:
+        how = r"\.(?:append|extend|add|update|insert)\(|\]\s*=[^=]"
+    grows = re.compile(rf"\b{word}\b.*(?:\+=|{how})")
+    file = code.co_filename
+    numbers = {line for *_, line in code.co_lines() if line and line != code.co_firstlineno}
+    if "." in name:
+        numbers = set(range(1, len(linecache.getlines(file)) + 1))
+    return max((n for n in numbers if grows.search(linecache.getline(file, n))), default=0)

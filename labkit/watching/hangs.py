@@ -10,7 +10,7 @@ import _thread
 import contextlib
 import functools
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from labkit.bench.loader_progress import COLLATING, IDLE, IN_BODY, WAITING, Busy, progress_in
@@ -42,6 +42,13 @@ class LiveHang:
     worker: int | None = None  # that it waits for; None where it is no worker's doing
     batch: int | None = None
     index: int | str | None = None
+    over: bool = False  # whether it has moved again
+
+    def to_dict(self) -> dict[str, object]:
+        """Return it as JSON types."""
+        values = asdict(self)
+        del values["folder"]
+        return values
 
 
 def hang_in(folders: Iterable[Path], now: int, resumed_ns: int = 0) -> LiveHang | None:
@@ -54,48 +61,39 @@ def hang_in(folders: Iterable[Path], now: int, resumed_ns: int = 0) -> LiveHang 
     if not loops:
         return None
     # of nested loops the inner one, which waits; else the one that moved last
-    last = max(loops, key=lambda each: (each.state == WAITING, each.since_ns))
+    loop = max(loops, key=lambda each: (each.state == WAITING, each.since_ns))
     moved_ns = max(resumed_ns, *(each.since_ns for each in busy))
     seconds = (now - moved_ns) / 1e9
-    least = BODY_S if last.state == IN_BODY else LEAST_S if last.usual_ns else FIRST_S
-    if seconds < max(least, LEAST_TIMES * last.usual_ns / 1e9):
+    least = BODY_S if loop.state == IN_BODY else LEAST_S if loop.usual_ns else FIRST_S
+    if seconds < max(least, LEAST_TIMES * loop.usual_ns / 1e9):
         return None
-    makers = [
-        each
-        for each in busy
-        if each.folder == last.folder and each is not last and each.state != IDLE
-    ]
-    return _hang_of(last, makers, seconds)
+    at = loop
+    if loop.state == WAITING:  # for what has made its batch for longest
+        others = [each for each in busy if each.folder == loop.folder and each is not loop]
+        making = (each for each in others if each.state != IDLE)
+        at = min(making, key=lambda each: each.since_ns, default=loop)
+    return _hang_of(at, seconds)
 
 
-def _hang_of(loop: Busy, makers: list[Busy], seconds: float) -> LiveHang:
-    """Return the hang of a loop: in its body, or in what has made its batch for longest."""
+def _hang_of(busy: Busy, seconds: float) -> LiveHang:
+    """Return the hang that a process is busy with, and say what would end such a wait."""
     still = f"nothing has moved for {seconds:.0f} s:"
-    if loop.state != WAITING:
-        line = line_of(loop)
-        text = f"{still} the loop's body goes on{_within(line)}."
-        return LiveHang(loop.folder, seconds, loop.pid, text, line)
-    if not makers:
-        return LiveHang(loop.folder, seconds, loop.pid, f"{still} {ON_ITS_WAY}")
-    maker = min(makers, key=lambda each: each.since_ns)
-    line = line_of(maker)
-    worker = int(maker.who) if maker.who.isdigit() else None
-    text = f"{still} {_at_work(maker, worker, line)}"
-    return LiveHang(maker.folder, seconds, maker.pid, text, line, worker, maker.batch, maker.index)
-
-
-def _at_work(maker: Busy, worker: int | None, line: str) -> str:
-    """Say what a process does that the loop waits for, and what would end such a wait."""
+    if busy.who == "loop" and busy.state == WAITING:
+        return LiveHang(busy.folder, seconds, busy.pid, f"{still} {ON_ITS_WAY}")
+    line = line_of(busy)
+    within = f", in {line}" if line else ""
+    if busy.who == "loop":
+        text = f"{still} the loop's body goes on{within}."
+        return LiveHang(busy.folder, seconds, busy.pid, text, line)
+    worker = int(busy.who) if busy.who.isdigit() else None
     name = "the main process (num_workers=0)" if worker is None else f"worker {worker}"
-    doing = "collates" if maker.state == COLLATING else f"fetches item {maker.index} of"
-    made = f"{name} (pid {maker.pid}) {doing} batch {maker.batch}{_within(line)}."
-    if worker is None:
-        return f"{made} num_workers=1 and timeout=60 turn such a wait into an error."
-    return f"{made} DataLoader(timeout=60) turns such a wait into an error."
-
-
-def _within(line: str) -> str:
-    return f", in {line}" if line else ""
+    doing = "collates" if busy.state == COLLATING else f"fetches item {busy.index} of"
+    more = "num_workers=1, " if worker is None else ""
+    text = (
+        f"{still} {name} (pid {busy.pid}) {doing} batch {busy.batch}{within}. "
+        f"DataLoader({more}timeout=60) turns such a wait into an error."
+    )
+    return LiveHang(busy.folder, seconds, busy.pid, text, line, worker, busy.batch, busy.index)
 
 
 @functools.lru_cache(16)  # once for each hang: it reads the whole log
@@ -117,30 +115,16 @@ def line_of(busy: Busy) -> str:
     return f"{Path(file).name}:{number} in {function}" + (f": {call}" if call else "")
 
 
-def write(hang: LiveHang) -> None:
-    """Write a hang into the run's log."""
-    values = asdict(hang)
-    del values["folder"]
-    log = EventLog(hang.folder)
-    log.write("hang", **values)
-    log.close()
-
-
 class HangWatch:
     """Looks at the loops of a script once a second, in a thread, and says where they hang."""
 
-    def __init__(
-        self,
-        folders: list[Path] | Callable[[], list[Path]],
-        say: Callable[[str], None] = say,
-    ):
-        """`folders` are those of the runs, or what returns them by now."""
+    def __init__(self, folders: Callable[[], list[Path]], say: Callable[[str], None] = say):
+        """`folders` returns those of the runs by now."""
         self.folders = folders
         self.say = say
         self.ended = _thread.allocate_lock()
         self.last: LiveHang | None = None  # that was found, be it over or not
         self.due_s = 0.0  # of a hang that goes on, when it is said again
-        self.hanging = False
         self.looked_ns = now_ns()
         self.resumed_ns = 0
         self.logged = Thinning(MANY)
@@ -160,22 +144,22 @@ class HangWatch:
                 self.look(now_ns())
 
     def look(self, now: int) -> None:
-        """Look once."""
-        folders = self.folders() if callable(self.folders) else self.folders
+        """Look once; say when a hang begins, while it goes on, and when it is over."""
         if now - self.looked_ns > LEAST_S * 1e9:  # we were stopped, and so what we look at
             self.resumed_ns = now
         self.looked_ns = now
-        found = hang_in(folders, now, self.resumed_ns)
+        found = hang_in(self.folders(), now, self.resumed_ns)
         if found is None:
-            if self.hanging and self.last is not None:
+            if self.last and not self.last.over:
                 self.say(f"it moves again, after more than {self.last.seconds:.0f} s.")
-            self.hanging = False
+                self.last = replace(self.last, over=True)
             self.due_s = 0.0
             return
         self.last = found
-        self.hanging = True
         if found.seconds >= self.due_s:
             self.due_s = AGAIN_TIMES * found.seconds
             if self.logged.keeps():
-                write(found)
+                log = EventLog(found.folder)
+                log.write("hang", **found.to_dict())
+                log.close()
             self.say(found.text)

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 
 from labkit.watching.alternation import AlternatingPass, Alternation
 from labkit.watching.batches import length_of
-from labkit.watching.headroom_found import Found, found_in, in_words, write
 from labkit.watching.passes import WatchedIterator
 from labkit.watching.stand_in import StandIn, check_iterable
 
@@ -18,50 +17,36 @@ from labkit.watching.stand_in import StandIn, check_iterable
 class Headroom(StandIn):
     """A loader that replays some of its batches: iterate it in place of your own.
 
-    Afterwards `factor`, `low` and `high` say how much faster the loop would be with a perfect one.
+    Afterwards `factor` says how much faster the loop would be with a perfect one, the median of
+    pairs of blocks, of which half are within `low` and `high`; None where the loop was too short.
     """
 
     def __init__(self, loader: Iterable[object]):
         super().__init__(loader)
         self.blocks = Alternation(loader)
+        self.factor: float | None = None
+        self.low: float | None = None
+        self.high: float | None = None
 
     def __iter__(self) -> Iterator[object]:
         iterator = iter(self.loader)
         recorded = iterator.current if isinstance(iterator, WatchedIterator) else None
         turns = AlternatingPass(self.blocks, length_of(self.loader), recorded, lambda: True)
-        while True:
-            instead = turns.take()
-            try:
-                batch = turns.given(next(iterator)) if instead is None else next(instead)
-            except StopIteration:
-                break
-            yield batch
-        if recorded is not None:
-            write(self.blocks, recorded.recorder.log)
-
-    @property
-    def found(self) -> Found:
-        """What the blocks say by now."""
-        return found_in(self.blocks)
-
-    @property
-    def factor(self) -> float | None:
-        """Throughput with a perfect loader over the present one; None: the loop was too short."""
-        return self.found.factor
-
-    @property
-    def low(self) -> float | None:
-        """The lower end of the 95 % interval of `factor`."""
-        return self.found.low
-
-    @property
-    def high(self) -> float | None:
-        """The upper end of the 95 % interval of `factor`."""
-        return self.found.high
+        try:
+            while True:
+                instead = turns.take()
+                yield turns.given(next(iterator)) if instead is None else next(instead)
+        except StopIteration:
+            pass
+        finally:
+            found = self.blocks.found
+            self.factor, self.low, self.high = found.factor, found.low, found.high
+            if recorded is not None:
+                self.blocks.write(recorded.recorder.log)
 
     def __repr__(self) -> str:
-        found = self.found
-        return "\n".join([in_words(found), *found.notes])
+        found = self.blocks.found
+        return "\n".join([found.text, *found.notes])
 
 
 def headroom(loader: Iterable[object]) -> Headroom:

@@ -23,7 +23,7 @@ from labkit.process.events import EventLog, now_ns
 from labkit.process.interrupts import OwnErrors
 from labkit.watching import device_in_use
 from labkit.watching.batches import BatchFacts
-from labkit.watching.loader_call import call_of, may_fuse, trainer_frame
+from labkit.watching.loader_call import call_of, has_compiled, may_fuse, trainer_frame
 from labkit.watching.log_words import DeviceKind, Ending
 from labkit.watching.loop_steps import LoopSteps
 from labkit.watching.messages import say
@@ -204,6 +204,7 @@ class Recorder:
         kinds = {"weights_dtype": trained.dtype, "batch_dtype": self.batches.dtype}
         kinds |= {"unit": self.batches.unit, "batch_on_gpu": self.batches.on_gpu}
         kinds |= {"may_fuse": trained.may_fuse, "batch_shape": self.batches.shape}
+        kinds["is_compiled"] = has_compiled()
         self.log.write("job", pipeline=self.knobs, not_applied={}, **kinds)
         self.log.write("begin", warmup=max(LEAST_WARMUP, loader_knobs.in_flight(self.knobs)))
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from labkit.bench import stack
 from labkit.bench.before_calls import held
-from labkit.process.interrupts import OwnErrors, signal_of
-from labkit.watching import headroom_found
+from labkit.process.interrupts import signal_of
 from labkit.watching.alternation import Alternation
 from labkit.watching.messages import say
 from labkit.watching.recorder import Recorder
@@ -37,19 +36,13 @@ class WatchedLoop:
     recorder: Recorder
     place: tuple[str, int] | None = None
     dataset: int | None = None  # its id; None once it is gone, as another may get that
-    loader: weakref.ref[object] | None = None  # the last that it iterated
     blocks: Alternation | None = None  # where its headroom is measured
     has_trained: bool = False  # only then may it be given a batch again: a validation may not
 
     def feed_from(self, loader: object) -> None:
-        """Note which loader it has now, and in its record where it is made anew for each pass."""
+        """Note whose items it has now."""
         dataset = held(loader).get("dataset", loader)
-        is_other = self.dataset != id(dataset)
-        with OwnErrors():
-            if self.loader is not None and self.loader() is None:
-                self.recorder.log.write("remade", dataset=is_other)
-            self.loader = weakref.ref(loader)
-        if is_other:
+        if self.dataset != id(dataset):
             self.dataset = id(dataset)
             with contextlib.suppress(TypeError):  # a list
                 weakref.finalize(dataset, setattr, self, "dataset", None)
@@ -57,7 +50,7 @@ class WatchedLoop:
     def close(self, error: BaseException | None) -> None:
         """End its run, with the `error` that ended the script, where one did."""
         if self.blocks is not None and self.has_trained:
-            headroom_found.write(self.blocks, self.recorder.log)
+            self.blocks.write(self.recorder.log)
         self.recorder.close(error)
 
 

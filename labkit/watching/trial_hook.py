@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 ORDER = "order.json"  # an `Order`, in the trial's folder
 SEEN = "seen-{}.json"  # a `Seen`, there too; the number is that of the process
 KEPT_BATCHES = 8  # that ready batches consist of
-LOSSES = 5  # of the first steps, that are compared
 WARM_STEPS = 3  # after what the queue held at the start
 LONGEST_WARM_S = 5.0
 WITHOUT_LOADER = 50  # steps of the optimizer before any DataLoader: the script needs none
@@ -65,7 +64,6 @@ class Seen(TypedDict):
     longest_wait_s: float
     steps: int  # of the optimizer, in all
     epochs: bool  # whether the window is made of whole epochs
-    losses: list[float]  # of the first backward passes
     world: int  # processes that train together
     ended: str  # "window", "slow", "no loader" or "over": the script ended by itself
 
@@ -83,37 +81,32 @@ class Site:
 class Window:
     """The stretch of a training loop that is timed; times are s of the host's clock."""
 
-    def __init__(self, order: Order, in_flight: int):
+    def __init__(self, order: Order):
         self.order = order
-        self.skip = in_flight + WARM_STEPS  # batches
+        self.skip = WARM_STEPS  # batches, before it begins
         self.epochs = order["epochs"]
-        self.first_s = 0.0  # when the first batch came
-        self.last_s = 0.0  # when the optimizer's last step was over
         self.taken = 0
-        self.began_s: float | None = None
+        self.first_s = 0.0  # when the first batch came
+        self.begin(None)
+
+    def begin(self, now_s: float | None) -> None:
+        """Start to count; None: not yet."""
+        self.began_s = now_s
+        self.last_s = now_s or 0.0  # until when it counts
         self.batches = 0
         self.waited_s = 0.0
         self.longest_s = 0.0
         self.elsewhere_s = 0.0  # in other loaders' loops, validation for instance
 
-    def begin(self, now_s: float) -> None:
-        """Start to count."""
-        self.began_s = now_s
-        self.batches = 0
-        self.waited_s = self.longest_s = self.elsewhere_s = 0.0
-
     def new_epoch(self, now_s: float) -> None:
         """Note that the loop starts over; whole epochs are timed from here to where it does again.
 
-        Where nobody said whether to, an epoch that ends before the window does decides it. Where
-        parts of epochs are timed, it warms up again.
+        Where nobody said whether to, an epoch that ends before the window does decides it.
         """
         if self.epochs is None:
             self.epochs = True
             self.began_s = None
-        if not self.epochs:
-            self.taken, self.first_s, self.began_s = 0, 0.0, None
-        elif self.began_s is None:
+        if self.epochs and self.began_s is None:
             self.begin(now_s)
 
     def took(self, asked_s: float, now_s: float) -> None:
@@ -127,25 +120,29 @@ class Window:
         elif not self.epochs and (self.taken > self.skip or now_s - self.first_s > LONGEST_WARM_S):
             self.begin(now_s)
 
-    def seconds(self, now_s: float) -> float:
-        """Return how long it has counted; 0 before it began."""
-        return 0.0 if self.began_s is None else now_s - self.began_s - self.elsewhere_s
+    @property
+    def seconds(self) -> float:
+        """How long it has counted; 0 before it began."""
+        if self.began_s is None:
+            return 0.0
+        return max(0.0, self.last_s - self.began_s - self.elsewhere_s)
 
-    def is_over(self, now_s: float, at_epoch: bool) -> str:
+    def is_over(self, at_epoch: bool) -> str:
         """Return why to stop here: "window" or "slow"; "" to go on."""
-        if at_epoch and self.epochs is False:
-            return "window" if self.batches >= FEWEST_STEPS else ""
-        seconds = self.seconds(now_s)
-        if not self.batches or seconds <= 0:
+        seconds = self.seconds
+        if not self.batches or not seconds:
             return ""
         floor = self.order["floor"]
-        wanted_s = self.order["seconds"]
         if floor and seconds > EARLY_S and self.batches / seconds < floor / 2:
             return "slow"
+        wanted_s = self.order["seconds"]
         if self.epochs:
-            return "window" if at_epoch and seconds >= wanted_s else ""
-        enough = self.batches >= FEWEST_STEPS or seconds > LONGEST_S * wanted_s
-        return "window" if seconds >= wanted_s and enough else ""
+            is_over = at_epoch and seconds >= wanted_s
+        elif self.batches >= FEWEST_STEPS:
+            is_over = seconds >= wanted_s or (at_epoch and self.epochs is False)
+        else:
+            is_over = seconds > LONGEST_S * wanted_s
+        return "window" if is_over else ""
 
 
 class TriedScript:
@@ -159,27 +156,23 @@ class TriedScript:
         self.of_datasets: dict[int, tuple[Site, object]] = {}  # by their ids; kept, so none is new
         self.now_in: Site | None = None  # whose batch came last
         self.training: Site | None = None  # whose batches the optimizer's steps are on
-        self.window: Window | None = None
+        self.window = Window(order)
         self.left_s: float | None = None  # when another loader's loop began
         self.optimizer: int | None = None  # id of the first one that made a step
         self.steps = 0
-        self.losses: list[float] = []
         self.ended = ""
 
     def install(self, module: ModuleType) -> None:
         """Hook torch's module of loaders, or of optimizers, when it has just been loaded."""
-        if hasattr(module, "_BaseDataLoaderIter"):
-            self._hook_loaders(module)
+        if hasattr(module, "DataLoader"):
+            self._hook_loaders(module.DataLoader)
         else:
-            torch = sys.modules["torch"]
             module.register_optimizer_step_post_hook(
-                torch._disable_dynamo(lambda *given: self.stepped(*given))
+                sys.modules["torch"]._disable_dynamo(lambda *given: self.stepped(*given))
             )
-            self._hook_backward()
 
-    def _hook_loaders(self, module: ModuleType) -> None:
-        kind = module.DataLoader
-        make, iterate, ask = kind.__init__, kind.__iter__, module._BaseDataLoaderIter.__next__
+    def _hook_loaders(self, kind: Any) -> None:
+        make, iterate = kind.__init__, kind.__iter__
         signature = inspect.signature(make)
 
         @functools.wraps(make)
@@ -200,41 +193,12 @@ class TriedScript:
             site = getattr(loader, "_labkit_site", None)
             if site is None or os.getpid() != self.pid:
                 return iterate(loader)
-            self.goes_on(site, new=True)
-            if self.order["ready"] and self.order["site"] == site.name:
-                return self.ready(site, loader, lambda: iterate(loader))
-            batches = iterate(loader)
-            batches._labkit_site = site
-            return batches
-
-        @functools.wraps(ask)
-        def asked(batches: Any) -> object:
-            site = getattr(batches, "_labkit_site", None)
-            if site is None:
-                return ask(batches)
-            asked_s = self.goes_on(site)
-            batch = ask(batches)
-            self.took(site, asked_s)
-            return batch
+            asked_s = self.asks(site, new=True)
+            is_ready = self.order["ready"] and self.order["site"] == site.name
+            batches = ready(site, loader, iterate) if is_ready else iterate(loader)
+            return self.handed_out(site, batches, asked_s)
 
         kind.__init__, kind.__iter__ = made, iterated
-        module._BaseDataLoaderIter.__next__ = asked
-
-    def _hook_backward(self) -> None:
-        """Read the losses of the first backward passes."""
-        autograd = sys.modules["torch"].autograd
-        plain: Callable[..., None] = autograd.backward
-
-        @functools.wraps(plain)
-        def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            with OwnErrors():
-                if getattr(tensors, "ndim", None) == 0:
-                    self.losses.append(float(tensors.detach()))
-                if len(self.losses) >= LOSSES:
-                    autograd.backward = plain
-            plain(tensors, *args, **kwargs)
-
-        autograd.backward = backward
 
     def site_of(self, frame: FrameType | None, loader: object, dataset: object) -> Site:
         """Return where a loader is made: the first line that is not its own class's.
@@ -256,27 +220,18 @@ class TriedScript:
         self.of_datasets[id(dataset)] = (site, dataset)
         return site
 
-    def ready(
-        self, site: Site, loader: Any, iterate: Callable[[], Iterator[object]]
-    ) -> Iterator[object]:
-        """Hand out the first batches again and again, as many as the loader would."""
-        if site.kept is None:
-            site.kept = list(itertools.islice(iterate(), KEPT_BATCHES))
-            loader._iterator = None  # ends workers that are kept
-        try:
-            count = itertools.repeat(None, len(loader))
-        except TypeError:  # a stream of unknown length
-            count = itertools.repeat(None)
-        for batch, _ in zip(itertools.cycle(site.kept), count, strict=False):
-            asked_s = self.goes_on(site)
-            self.took(site, asked_s)
+    def handed_out(self, site: Site, batches: Iterator[object], asked_s: float) -> Iterator[object]:
+        """Yield batches, of which the first was asked for at `asked_s`, and note each."""
+        for batch in batches:
+            self.now_in = site
+            if site is self.training:
+                self.window.took(asked_s, time.perf_counter())
             yield batch
+            asked_s = self.asks(site)
 
-    def goes_on(self, site: Site, new: bool = False) -> float:
+    def asks(self, site: Site, new: bool = False) -> float:
         """Note that a loader is asked for a batch, or (`new`) for all of them; return the time."""
         now_s = time.perf_counter()
-        if self.window is None or os.getpid() != self.pid:
-            return now_s
         if site is not self.training:
             self.left_s = self.left_s or now_s
             return now_s
@@ -284,72 +239,67 @@ class TriedScript:
             self.window.elsewhere_s += now_s - self.left_s
             self.left_s = None
         if new:
-            self._stop_if_over(now_s, at_epoch=True)
+            self._stop_if_over(at_epoch=True)
             self.window.new_epoch(now_s)
         return now_s
 
-    def took(self, site: Site, asked_s: float) -> None:
-        """Note that a batch has come."""
-        self.now_in = site
-        if self.window is not None and site is self.training:
-            self.window.took(asked_s, time.perf_counter())
-
-    def stepped(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+    def stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note that an optimizer has made a step; torch calls this."""
         self.optimizer = self.optimizer or id(optimizer)
         if self.optimizer != id(optimizer) or os.getpid() != self.pid:
             return
         self.steps += 1
         site = self.now_in
-        if site is None and self.steps == WITHOUT_LOADER:
-            self.write("no loader")
-            raise KeyboardInterrupt
-        if site is None or self.ended:
+        if site is None:
+            if self.steps == WITHOUT_LOADER:
+                self.stop("no loader")
             return
         site.steps += 1
         if self.training is None and site.steps == WARM_STEPS:
             self._begin(site)
-        if self.window is not None and site is self.training:
-            self.window.last_s = time.perf_counter()
-            self._stop_if_over(self.window.last_s, at_epoch=False)
+        if site is self.training:
+            self._stop_if_over(at_epoch=False)
 
     def _begin(self, site: Site) -> None:
         self.training = site
-        workers = site.settings.get("num_workers") or 0
-        queued = workers * (site.settings.get("prefetch_factor") or 0)
-        self.window = Window(self.order, 0 if site.kept else queued)
+        self.left_s = None
+        if site.kept is None:
+            workers = site.settings.get("num_workers") or 0
+            self.window.skip += workers * (site.settings.get("prefetch_factor") or 0)
         if self.order["torch_threads"]:
             sys.modules["torch"].set_num_threads(self.order["torch_threads"])
 
-    def _stop_if_over(self, now_s: float, at_epoch: bool) -> None:
-        assert self.window is not None
-        if self.ended or not (why := self.window.is_over(now_s, at_epoch)):
-            return
-        cuda = sys.modules["torch"].cuda
-        if cuda.is_initialized():
-            cuda.synchronize()
-        self.write(why)
-        raise KeyboardInterrupt
+    def _stop_if_over(self, at_epoch: bool) -> None:
+        self.window.last_s = time.perf_counter()
+        if why := self.window.is_over(at_epoch):
+            cuda = sys.modules["torch"].cuda
+            if cuda.is_initialized():  # the host runs ahead
+                cuda.synchronize()
+                self.window.last_s = time.perf_counter()
+            self.stop(why)
+
+    def stop(self, why: str) -> None:
+        """Interrupt the script, once."""
+        if not self.ended:
+            self.write(why)
+            raise KeyboardInterrupt
 
     def write(self, why: str = "over") -> None:
         """Leave what was seen in the folder, once, where this process trains."""
         if self.ended or os.getpid() != self.pid or not self.steps:
             return
         self.ended = why
-        window, site = self.window, self.training
-        at_epoch = window is not None and window.epochs and why == "window"
-        end_s = time.perf_counter() if at_epoch or window is None else window.last_s
-        seconds = max(0.0, window.seconds(end_s)) if window else 0.0
+        site = self.training or Site("")
+        window = self.window
         seen = Seen(
-            site=site.name if site else "",
-            loader=site.settings if site else {},
-            batches=window.batches if window else 0,
-            seconds=seconds,
-            wait=window.waited_s / seconds if window and seconds else 0.0,
-            longest_wait_s=window.longest_s if window else 0.0,
+            site=site.name,
+            loader=site.settings,
+            batches=window.batches,
+            seconds=window.seconds,
+            wait=window.waited_s / (window.seconds or 1),
+            longest_wait_s=window.longest_s,
             steps=self.steps,
-            epochs=bool(window and window.epochs),
-            losses=self.losses,
+            epochs=bool(window.epochs),
             world=int(os.environ.get("WORLD_SIZE", "1")),
             ended=why,
         )
@@ -369,6 +319,18 @@ def install(module: ModuleType, folder: str) -> None:
 
 
 _TRIED: dict[str, TriedScript] = {}  # the one of this process, by its folder
+
+
+def ready(site: Site, loader: Any, iterate: Callable[[Any], Iterator[object]]) -> Iterator[object]:
+    """Return the first batches again and again, as many as the loader would have."""
+    if site.kept is None:
+        site.kept = list(itertools.islice(iterate(loader), KEPT_BATCHES))
+        loader._iterator = None  # ends workers that are kept
+    again = itertools.cycle(site.kept)
+    try:
+        return itertools.islice(again, len(loader))
+    except TypeError:  # a stream of unknown length
+        return again
 
 
 def with_changes(

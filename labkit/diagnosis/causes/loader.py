@@ -101,7 +101,9 @@ def fetch_at_once(evidence: Evidence) -> Remedy | None:
     )
     if of_batches:
         how = "Use larger batches, or index the tensors without a DataLoader"
-    known = code.batches_at_once() or torchs_share(evidence) >= limits.MOST_OF_LOADING
+    known = code.dataset_type == "TensorDataset"
+    known = known and not {"collate_fn", "batch_sampler"} & (code.arguments or {}).keys()
+    known = known or torchs_share(evidence) >= limits.MOST_OF_LOADING
     if not quick and (of_batches or not known):
         return None
     return Remedy(
@@ -109,7 +111,8 @@ def fetch_at_once(evidence: Evidence) -> Remedy | None:
         "The items are cheap: taking them one by one, stacking them and sending them from a worker "
         f"is most of the work. {how}.",
         "items",
-        loader_of=LoopCode.batches_at_once,
+        code="# sampler = BatchSampler(RandomSampler(dataset), batch_size=32, drop_last=False)\n"
+        "# loader = DataLoader(dataset, sampler=sampler, batch_size=None)\n",
         check=LESS_WAITING,
     )
 
@@ -200,8 +203,8 @@ def _other_number(evidence: Evidence, number: int, is_kept: bool) -> str:
         how = "Prepare batches in other processes:"
     elif evidence.known("advised") is None:
         how = "Double the workers, and see:"
-    kept = f", kept between epochs (persistent_workers=True){remade_said(code)}" if is_kept else ""
-    mind = epochs_unseen(code) if is_kept else ""
+    kept = ", kept between epochs (persistent_workers=True)" if is_kept else ""
+    mind = ""
     if code.streams and not now and number > 1:
         mind += (
             " Each worker goes through the whole stream, unless its __iter__ takes a share by "
@@ -215,26 +218,6 @@ def _other_number(evidence: Evidence, number: int, is_kept: bool) -> str:
             ".py file)."
         )
     return f"{how} num_workers={number}{kept}{too_many(number, evidence.use.cores)}.{mind}"
-
-
-def epochs_unseen(code: LoopCode | None) -> str:
-    """Say, after a sentence, what workers that are kept miss; "" where there is no `set_epoch`."""
-    if code is None or code.epoch_setter is None:
-        return ""
-    return " Workers that are kept do not see what set_epoch() sets in the main process's dataset."
-
-
-def remade_said(code: LoopCode | None) -> str:
-    """Say, before the end of a sentence, how workers outlive an epoch; "" of a loader made once."""
-    if code is None or not code.remade:
-        return ""
-    told = (
-        ", with the loader made once, above the loop over the epochs: it is made anew for each "
-        "epoch, and its workers end with it"
-    )
-    if code.remade == "dataset":
-        told += ". A sampler then draws each epoch's items from the whole dataset"
-    return told
 
 
 def too_many(workers: int, cores: int | None) -> str:

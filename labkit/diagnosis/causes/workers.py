@@ -7,7 +7,6 @@ fills in.
 from __future__ import annotations
 
 import math
-from functools import partial
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.cause import LATE, WARNING, cause
@@ -20,9 +19,7 @@ from labkit.diagnosis.causes.loader import (
     cheaper_items,
     cheaper_line,
     cores_full,
-    epochs_unseen,
     fetch_at_once,
-    remade_said,
     set_num_workers,
     torchs_share,
 )
@@ -37,7 +34,6 @@ from labkit.diagnosis.findings import (
 )
 from labkit.diagnosis.hot_lines import COLLATE, Line, SlowCode
 from labkit.diagnosis.known_calls import known_call
-from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.symptoms import explains
 from labkit.results.text import counted
 from labkit.spec import PYTORCH_PREFETCH
@@ -65,15 +61,9 @@ def raise_an_error_instead(evidence: Evidence) -> Remedy:
         "instead of forking: OpenCV, HDF5 and tokenizers may deadlock after a fork "
         "(cv2.setNumThreads(0)).",
         "lines",
-        loader_of=partial(_with_timeout, limit_s),
+        arguments={"timeout": str(limit_s), "multiprocessing_context": "'spawn'"},
         check="the loop goes on, or the error names the worker",
     )
-
-
-def _with_timeout(limit_s: int, code: LoopCode) -> str:
-    """Return the loader's line with a time limit, and with workers that are not forked."""
-    line = code.loader_line({}, {"timeout": str(limit_s), "multiprocessing_context": "'spawn'"})
-    return f"{line}\n" if line else ""
 
 
 @cause("hang", "hang", when=LATE)
@@ -123,25 +113,26 @@ def crowding_threads(evidence: Evidence) -> Finding | None:
 
 
 @remedy
-def persistent_workers(evidence: Evidence) -> Remedy | None:
-    """Workers that end with each epoch: by default, or since their loader does."""
-    code = evidence.known("code")
-    remade = remade_said(code)
-    if evidence.knobs.get("persistent_workers") and not remade:
-        return None
+def persistent_workers(evidence: Evidence) -> Remedy:
+    """Workers that end with each epoch: by default, or since their loader is made anew."""
     lost = evidence.workers.known("lost_cache") if evidence.known("workers") else None
-    kept = f", and `{lost.name}` with them" if lost else ""
-    own = (
-        " Each worker still fills its own; filled before the first epoch, in the main process, "
-        "forked workers share it, and on disk it outlives the script."
-    )
+    if lost is None:
+        return Remedy(
+            "persistent_workers",
+            "Keep the workers between epochs: persistent_workers=True, in a loader that is made "
+            "once, above the loop over the epochs.",
+            "epochs",
+            {"persistent_workers": True},
+            cost="the workers' memory between epochs",
+        )
     return Remedy(
-        "keep_the_cache" if lost else "persistent_workers",
-        f"Keep the workers between epochs{kept}: persistent_workers=True{remade}."
-        f"{own if lost else ''}{epochs_unseen(code)}",
+        "keep_the_cache",
+        f"Keep the workers between epochs, and `{lost.name}` with them: persistent_workers=True. "
+        "Each worker still fills its own; filled before the first epoch, in the main process, "
+        "forked workers share it, and on disk it outlives the script.",
         "epochs",
         {"persistent_workers": True},
-        cost="the workers' memory between epochs",
+        cost="the cache's memory in each worker",
     )
 
 
