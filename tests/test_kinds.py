@@ -1,76 +1,42 @@
-"""Of which kind the work at a sampled place is: at calls and at operations."""
+"""Of which kind the work at a sampled line is: by what it calls, and on whose objects."""
 
 import linecache
-import sys
-import sysconfig
+import queue
+import time
 
+import numpy as np
 import pytest
 import torch
 
-from labkit.bench import kinds
 from labkit.bench.batch_contents import bytes_along, large_arrays
-from labkit.bench.places import Places
-
-
-def looked_at(answer):
-    """Return a method that has the stack looked at, and gives an answer."""
-
-    def method(self):
-        self.look(sys._getframe(1))
-        return answer
-
-    return method
-
-
-class Tensor:
-    """What counts as a tensor, and has the stack looked at where it is read."""
-
-    __module__ = "torch"
-    is_cpu = False
-    dtype = torch.int64
-    shape = ()
-    cpu = detach = isnan = looked_at(None)
-
-    def __init__(self, look):
-        self.look = look
-
-    def __lt__(self, other):
-        return self
-
-    __contains__ = __getitem__ = __lt__
-
-    def __bool__(self):
-        return False
-
-    def isfinite(self):
-        return self
+from labkit.bench.kinds import kind_of_line
 
 
 @pytest.mark.parametrize(
-    "module, asks, kind, without_gpu",
+    "line, kind",
     [
-        ("torch.utils.tensorboard._convert_np", "x.cpu()", "sync", "logging"),
+        ("losses.append(loss.item())", "sync"),
+        ("float(loss)", "sync"),
+        ("loss.float() + 1", "torch"),
+        ("pair[0].to(loss.device)", "copy"),
+        ("self.net.weight", "torch"),
+        ("print(loss)", "logging"),
+        ("time.sleep(0)", "wait"),
+        ("jobs.put(1)", "wait"),
+        ("numbers.tolist()", "python"),
+        ("[n * n for n in range(3)]", "python"),
     ],
 )
-@pytest.mark.parametrize("on_gpu", [True, False])
-def test_what_a_package_asks_of_a_tensor_on_a_gpu_is_the_gpus(
-    module, asks, kind, without_gpu, on_gpu, monkeypatch
-):
-    monkeypatch.setattr(kinds, "is_gpu_in_use", lambda: on_gpu)
-    file = f"{sysconfig.get_path('purelib')}/{module}.py"  # stands with the other packages
-    source = f"def called(x):\n    {asks}\n"
-    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
-    names = {"__name__": module}
-    exec(compile(source, file, "exec"), names)
-
-    def loop(loss):
-        names["called"](loss)
-
-    places = Places(None)
-    places.loop = loop.__code__
-    loop(Tensor(places.number_of))
-    (place,) = places.fresh.values()
-    assert place.kind == (kind if on_gpu else without_gpu)
+def test_a_line_is_of_the_kind_that_its_names_tell(line, kind):
+    source = f"def steps(self, loss, numbers):\n    losses, pair, jobs = made()\n    yield {line}\n"
+    linecache.cache["/home/me/steps.py"] = (len(source), None, source.splitlines(True), "")
+    names = {"time": time, "made": lambda: ([], [torch.ones(1)], queue.SimpleQueue())}
+    exec(compile(source, "/home/me/steps.py", "exec"), names)
+    model = type("Model", (), {"__module__": "__main__"})()
+    model.net = torch.nn.Linear(1, 1)
+    going = names["steps"](model, torch.ones(1), np.ones(2))
+    next(going)
+    assert kind_of_line(going.gi_frame) == kind
 
 
 def test_the_bytes_of_a_batch_are_those_of_all_its_large_arrays():

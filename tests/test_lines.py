@@ -24,14 +24,7 @@ from torch.utils.data import DataLoader
 
 import labkit as lk
 from labkit.__main__ import main
-from labkit.bench import (
-    expressions,
-    kinds,
-    loader_clocks,
-    main_thread,
-    named_objects,
-    stack,
-)
+from labkit.bench import kinds, loader_clocks, main_thread, stack
 from labkit.bench.batch_contents import padding_of
 from labkit.bench.places import Places
 from labkit.diagnosis import body_rules, wording
@@ -67,7 +60,7 @@ def test_a_slow_collate_function_is_seen_in_its_line_in_a_worker():
         batch.sum()
     assert watch.diagnose().bottleneck == "input"
     lines = [(line.function, line.call) for line in watch.run.lines.lines]
-    assert ("slow_collate", "time.sleep()") in lines
+    assert ("slow_collate", "time.sleep(0.02)") in lines
 
 
 @SLOW
@@ -118,21 +111,23 @@ def watched_loop(
     return watched_log(folder, machine, [work], steps, rows, read, **more)
 
 
-def test_a_stall_is_named_with_its_period_and_its_line(tmp_path):
+@pytest.mark.parametrize(
+    "work", [("wait", "time.sleep(1)"), ("validation", "model(batch)")], ids=["stall", "validation"]
+)
+def test_what_is_done_every_so_many_steps_is_named_with_its_period_and_its_line(work, tmp_path):
     steps_ms = np.where(np.arange(300) % 20 == 19, 400.0, 5.0)
-    found = watched_loop(tmp_path, steps_ms, work=("wait", "time.sleep()")).diagnose().findings[0]
+    found = watched_loop(tmp_path, steps_ms, work=work).diagnose().findings[0]
     assert (found.name, found.cause) == ("host", "periodic")
     assert "every 20th step" in found.evidence
-    assert "time.sleep()" in [line.call for line in found.lines]
+    assert work[1] in [line.call for line in found.lines]
 
 
 @pytest.mark.parametrize(
     "steps_ms, more, causes",
     [
         (GROWS_MS, {}, {"drift"}),
-        (GROWS_MS, {"batch_bytes": np.linspace(4000, 7000, 300)}, set()),  # as attention, squared
+        (GROWS_MS, {"batch_bytes": np.linspace(4000, 7000, 300)}, set()),
         (GROWS_MS, {"batch_bytes": np.full(300, 4000)}, {"drift"}),
-        (GROWS_MS, {"batch_bytes": np.repeat([4000, 16000], [240, 60])}, {"drift"}),  # too late
         (GROWS_MS, {"cpu": 1.1}, {"neighbour"}),
         (SLOWS_MS, {}, set()),
         (SLOWS_MS, {"rss_gib": (1.0, 3.0)}, {"drift"}),
@@ -335,7 +330,7 @@ def test_no_sleep_in_c_code_is_cut_short_and_both_kinds_of_time_are_seen():
     assert answers == [0] * 300
     lines = watch.run.lines.lines
     assert "burn" in [line.function for line in lines]
-    assert "sleep()" in [line.call for line in lines]
+    assert "answers.append(sleep(2_000))" in [line.call for line in lines]
 
 
 LOOKED_AT_WHILE_FRAMES_GO = """
@@ -379,20 +374,6 @@ def test_a_stack_is_walked_from_beside_while_its_frames_go():
     subprocess.run([sys.executable, "-c", LOOKED_AT_WHILE_FRAMES_GO], check=True)
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python knows lines only")
-def test_a_loop_that_asks_for_its_next_item_does_not_call_what_its_body_calls():
-    def items():
-        for number in range(2):
-            asked.append(expressions.call_text(expressions.expression(sys._getframe(1))))
-            yield number
-
-    asked = []
-    made = items()
-    for number in made:
-        len([number])
-    assert asked == ["", ""]
-
-
 def test_looking_at_a_loop_keeps_none_of_its_variables():
     """A local of 200 MB is freed when the user's function lets go of it."""
 
@@ -412,7 +393,6 @@ def test_looking_at_a_loop_keeps_none_of_its_variables():
         Growth().look(sys._getframe(), step_with_a_snapshot_of_its_own.__code__, 0)
         return seen["mine"] == mine
 
-    expressions._written.cache_clear()
     gc.collect()
     gc.disable()
     try:
@@ -423,7 +403,7 @@ def test_looking_at_a_loop_keeps_none_of_its_variables():
 
 
 def test_the_files_that_are_told_apart_by_name_exist():
-    assert all(map(os.path.isfile, stack.STAND_FOR_USERS | stack.RECORDERS))
+    assert all(map(os.path.isfile, stack.STAND_FOR_USERS))
 
 
 def test_what_samples_and_times_a_loop_is_no_line_of_the_users(tmp_path, monkeypatch):
@@ -510,8 +490,7 @@ def noted(work, loop=None, framed=False):
 @pytest.fixture
 def kind_at(monkeypatch):
     """Return what tells of which kind the stack is in which `work` calls a function of C."""
-    monkeypatch.setattr(named_objects, "locals_of", lambda frame: dict(frame.f_locals))
-    monkeypatch.setattr(kinds, "is_gpu_in_use", lambda: True)
+    monkeypatch.setattr(kinds, "locals_of", lambda frame: dict(frame.f_locals))
 
     def kind_at(name, work):
         places = Places(None)
@@ -532,21 +511,6 @@ def kind_at(monkeypatch):
         return kind
 
     return kind_at
-
-
-def test_a_loss_scaler_and_other_packages_wait_for_a_gpu(kind_at):
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    scaler = torch.amp.GradScaler("cpu")
-    numbers = torch.arange(4)
-    save = packaged("torch.serialization", "def save(tensor):\n    tensor.cpu()\n")["save"]
-
-    def update():
-        scaler.scale(model(torch.ones(2, 4)).sum()).backward()
-        scaler.step(optimizer)
-
-    assert kind_at("item", update) == "inner_sync"  # torch's own
-    assert kind_at("cpu", lambda: save(numbers)) == "checkpoint"  # which reads what it saves
 
 
 FEATURES = """
@@ -650,13 +614,6 @@ def test_a_progress_bar_that_waits_for_workers_does_not_log():
     assert noted(tqdm["draw"])[0].kind == "logging"
 
 
-def test_files_that_were_installed_into_a_folder_of_ones_own_are_a_packages(tmp_path, monkeypatch):
-    (tmp_path / "lib" / "tool-1.0.dist-info").mkdir(parents=True)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "lib")])
-    assert not stack.is_users(str(tmp_path / "lib" / "tool.py"))
-    assert stack.is_users(str(tmp_path / "train.py"))
-
-
 def test_samples_within_another_loader_of_the_body_are_its_own_with_the_line_that_reads_it(
     tmp_path,
 ):
@@ -727,7 +684,7 @@ def test_a_script_is_watched_from_inside_and_is_what_it_is_without(tmp_path):
     # of 100 steps: when the body of the last is over, the loader's own iterator does not tell
     assert (found["seen"], found["run"]["steps"]) == ("inside", 99)
     most = max(found["lines"], key=lambda line: line["share"])
-    assert (most["function"], most["line"], most["call"]) == ("log", 15, "time.sleep()")
+    assert (most["function"], most["line"], most["call"]) == ("log", 15, "time.sleep(0.03)")
 
 
 @SLOW
@@ -765,7 +722,7 @@ def test_lines_of_a_loop_that_a_package_runs_are_the_packages():
     framework["Learner"]().fit(watch := lk.watch(loader, live=False))
     first = watch.diagnose().findings[0]
     assert (first.name, first.cause) == ("input", "item")
-    assert "`time.sleep()` in prepared() (framework.py:9)" in first.evidence
+    assert "`time.sleep(0.002)` in prepared() (framework.py:9)" in first.evidence
 
 
 # -- two runs compared -----------------------------------------------------------------------------

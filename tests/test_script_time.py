@@ -125,29 +125,23 @@ def test_validation_over_its_own_loader_is_named_with_that_and_its_line(kind, ne
     assert (part.times, part.every, part.seconds) == (4, None, pytest.approx(1.6))
 
 
-@pytest.mark.parametrize("kind, needs_none", [("validation", False), ("forward", True)])
-def test_validation_over_a_list_of_tensors_is_no_time_between_epochs(kind, needs_none):
+def test_validation_over_a_list_of_tensors_is_time_between_epochs_with_its_line():
     script = Script()
-    found = epochs(script, lambda: script.validation(400, kind=kind)).found()
-    assert found.cause == "validation" and found.lost_share == pytest.approx(0.66, abs=0.02)
+    found = epochs(script, lambda: script.validation(400)).found()
+    assert found.cause == "between_epochs" and found.lost_share == pytest.approx(0.66, abs=0.02)
     assert "`model()` (train.py:20)" in found.evidence
-    assert ("inference_mode" in found.advice) is needs_none
-    assert script.shares().share("between epochs") == 0
 
 
-@pytest.mark.parametrize("own_loader", [True, False])
-@pytest.mark.parametrize("kind", ["validation", "forward"])
-def test_validation_every_so_many_steps_is_named_with_its_line_and_its_distance(own_loader, kind):
+def test_validation_every_so_many_steps_is_named_with_its_line_and_its_distance():
     script = Script()
-    validate = script.over_loader if own_loader else script.validation
 
     def now_and_then(step):
         if step % 10 == 9:
-            validate(200, "body", kind)
+            script.over_loader(200, "body")
 
     found = epochs(script, lambda: None, steps=40, within=now_and_then).found()
     assert found.cause == "validation" and found.lost_share == pytest.approx(0.66, abs=0.03)
-    where = "the loop over `val_loader` (train.py:18)" if own_loader else "(train.py:40)"
+    where = "the loop over `val_loader` (train.py:18)"
     assert f"{where}, every 10 training steps" in found.evidence
 
 
@@ -161,19 +155,9 @@ def test_checkpoints_and_what_is_left_between_epochs_are_named_with_their_lines(
     assert found.cause == "between_epochs" and "`draw()` (train.py:60)" in found.evidence
 
 
-def test_a_loop_with_a_short_validation_and_one_of_uneven_batches_get_no_alarm():
+def test_a_loop_with_a_short_validation_gets_no_alarm():
     script = Script()
     assert epochs(script, lambda: script.over_loader(40)).found() is None
-
-    uneven = Script()  # a few long texts among short ones
-
-    def long_text(step):
-        if step % 10 == 9:
-            uneven.spend(200, place("forward", 30, site=TRAIN), "body")
-            uneven.spend(200, place("backward", 31, site=(*TRAIN[:1], 31, "")), "body")
-
-    epochs(uneven, lambda: None, steps=40, within=long_text)
-    assert uneven.found() is None and uneven.shares().share("validation") == 0
 
 
 def test_beside_a_long_validation_the_loops_own_losses_are_parts_of_the_whole_time():

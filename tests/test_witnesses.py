@@ -305,7 +305,7 @@ def test_time_of_the_body_is_lost_once_where_the_card_waits_for_it(tmp_path):
 
 def test_counters_of_the_sms_do_not_hide_python_behind_a_step_that_was_waited_for(tmp_path):
     found = synchronised(tmp_path, {"backward": 15, "sync": 60, "python": 25}, gpm={"sm": 0.735})
-    assert found.bottleneck == "host" and "at most" not in found.three_lines[0], found
+    assert found.bottleneck == "host", found
     assert found.findings[0].lost_share == pytest.approx(0.25, abs=0.05)
 
 

@@ -163,7 +163,7 @@ def test_the_whole_time_of_a_script_is_shared_out_by_loops_and_adds_up_to_one(tm
 
 NO_LINES = SimpleNamespace(
     places=[],
-    mask=lambda _phase: [],
+    mask=lambda _phase: np.zeros(0, bool),
     **{name: np.empty(0, int) for name in ("ended_ns", "seconds", "step", "place")},
 )
 

@@ -14,7 +14,7 @@ KINDS = {  # of work, by the modules that do it; the longest prefix of a module'
     "checkpoint": "torch.serialization",
     "logging": "logging torch.utils.tensorboard tensorboard tensorboardX wandb mlflow tqdm csv",
     "io": "io _io os posix codecs shutil pickle _pickle sqlite3 _sqlite3 h5py",
-    "wait": "time threading _thread queue _queue select selectors multiprocessing "
+    "wait": "threading _thread queue _queue select selectors multiprocessing "
     "torch.multiprocessing subprocess socket ssl urllib http requests concurrent",
     "proxy": "multiprocessing.managers",
     "collect": "gc",
@@ -34,20 +34,15 @@ OF_TORCH = {
     "load_state_dict": "torch",
     "zero_grad": "optimizer",
 }
-# Of PyTorch's own training work that reads a GPU, as a loss scaler's step does: the user cannot
-# leave that out, and more is launched behind it
-INNER_SYNC = "inner_sync"
-TRAINING = ("forward", "backward", "optimizer")
-OF_TENSORS = frozenset([*SYNC, "to", "cuda"])  # methods of tensors, and of little else
-SAVES = re.compile(  # a call of a package that writes, by its name
+SAVES = re.compile(  # a line that calls what writes, by its name
     r"(^|[._])(save|savefig|imsave|imwrite|dump|to_(csv|json|parquet|pickle)|write\w*|add_(scalar|"
-    r"image|histogram|figure|text)s?|log_(metric|artifact)s?)\(\)$"
+    r"image|histogram|figure|text)s?|log_(metric|artifact)s?)\("
 )
 METRIC = re.compile(  # a function that computes one, by its name
     r"(?i)metric|accura|precision|recall|confusion|(^|_)(acc|auc|auroc|f1|m?iou|dice|bleu|rouge|"
     r"psnr|ssim)(_|$)"
 )
-OF_BUILTINS = {"print": "logging", "open": "io", "input": "wait"}
+OF_PYTHON = {"print": "logging", "open": "io", "input": "wait", "sleep": "wait"}
 
 
 @functools.lru_cache(4096)

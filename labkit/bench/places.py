@@ -7,10 +7,10 @@ import threading
 from types import CodeType, FrameType
 from typing import NamedTuple, TypeAlias
 
-from labkit.bench import kinds, stack
-from labkit.bench.expressions import call_text, expression
+from labkit.bench import stack
 from labkit.bench.inner_loops import InnerLoop, inner_loop
 from labkit.bench.kind_names import METRIC, SAVES
+from labkit.bench.kinds import kind_of_calls, kind_of_line
 
 DATALOADER = "torch.utils.data.dataloader"
 DATALOADER_PARTS = "torch.utils.data._utils"
@@ -33,18 +33,10 @@ class Place(NamedTuple):
     file: str  # of the deepest line of the user's own code
     line: int
     function: str
-    call: str  # what that line was calling
+    call: str  # that line, without the texts in it; of older records, what it was calling
     site: Where | None = None  # where in the loop itself that was
     reads: Where | None = None  # where a DataLoader is read, if one is
     inner: InnerLoop | None = None  # a loop within the step that it is in
-
-
-class Code(NamedTuple):
-    """The code that a stack stands at: the user's own, or of a package that was called."""
-
-    frame: FrameType
-    kind: str  # of work
-    call: str  # what its line is calling
 
 
 class Stack(NamedTuple):
@@ -93,7 +85,7 @@ class Places:
             number = len(self.numbers)
             self.numbers[place] = number
             self.met.update(frame.f_code for frame in seen.frames)  # lest another gets its id
-            self.fresh[number] = self._place_of(self._code(top, seen), top, seen)
+            self.fresh[number] = self._place_of(top, seen)
         return number
 
     def _seen(self, top: FrameType) -> Stack:
@@ -120,17 +112,24 @@ class Places:
         self.without_grad.add(lines)
         return False
 
-    def _place_of(self, code: Code, top: FrameType, seen: Stack) -> Place:
-        """Return the place of a stack that stands at `code`."""
+    def _place_of(self, top: FrameType, seen: Stack) -> Place:
+        """Return the place of a stack: in the user's own code, else in a package's."""
+        within, called = self._loaders_work(seen.frames)
+        kind = _kind(top, seen)
+        frame = seen.own
+        if frame is None or (frame is seen.loop and (within or self.framed)):
+            frame = _in_package(called) or top
+            inside = [each for each in called if stack.module_of_frame(each) != DATASETS]
+            if within or kind != "validation":
+                kind = kind_of_calls(inside or called) or kind
         # A process is often put off its core in the system calls of what records it
-        is_ours = top.f_code.co_filename in stack.RECORDERS
         return Place(
-            kind="labkit" if is_ours else code.kind,
-            within=self._loaders_work(seen.frames)[0],
-            file=code.frame.f_code.co_filename,
-            line=stack.line_of(code.frame),
-            function=stack.name_of(code.frame.f_code),
-            call=code.call,
+            kind="labkit" if stack.is_ours(top.f_code.co_filename) else kind,
+            within=within,
+            file=frame.f_code.co_filename,
+            line=stack.line_of(frame),
+            function=stack.name_of(frame.f_code),
+            call=stack.text_of(frame),
             site=None if self.framed else _where(seen.loop),
             reads=_reads(seen),
             inner=self._inner(seen),
@@ -144,23 +143,6 @@ class Places:
             if found := inner_loop(frame, None):
                 return found
         return None if self.framed else inner_loop(seen.loop, self.batch_loop)
-
-    def _code(self, top: FrameType, seen: Stack) -> Code:
-        """Return the code that a stack stands at: the user's own, else a package's."""
-        own = seen.own
-        within, called = self._loaders_work(seen.frames)
-        in_loop = own is seen.loop
-        if own is not None and not (in_loop and (within or self.framed)):
-            return Code(own, *_work(top, seen))
-        frame = _in_package(called) or top
-        kind = _work(top, seen)[0]
-        if within or kind != "validation":
-            inside = [each for each in called if stack.module_of_frame(each) != DATASETS]
-            kind = kinds.kind_of_calls(inside or called) or kind
-        if kind == "library" and frame is top:
-            called = kinds.kind_and_call(top)[0]
-            kind = kind if called == "python" else called
-        return Code(frame, kind, call_text(expression(frame)))
 
     def _loaders_work(self, frames: list[FrameType]) -> tuple[str, list[FrameType]]:
         """Return "item" or "collate", if a loader is busy with one, and the frames called for it.
@@ -206,18 +188,16 @@ def _reads(seen: Stack) -> Where | None:
     return found
 
 
-def _work(top: FrameType, seen: Stack) -> tuple[str, str]:
-    """Return the kind of work that a stack is at, and what the user's line was calling."""
+def _kind(top: FrameType, seen: Stack) -> str:
+    """Return the kind of work that a stack is at."""
     own = seen.own
     if own is top:
-        kind, call = kinds.kind_and_call(top)
+        kind = kind_of_line(top)
     else:
-        libraries = itertools.takewhile(lambda frame: frame is not own, seen.frames)
-        kind = kinds.kind_of_calls(libraries)
-        call = call_text(expression(own)) if own else ""
-        if kind in ("library", "io") and SAVES.search(call):
+        kind = kind_of_calls(itertools.takewhile(lambda frame: frame is not own, seen.frames))
+        if own and kind in ("library", "io") and SAVES.search(stack.text_of(own)):
             kind = "logging"
-    return _phase(kind, seen) or kind, call
+    return _phase(kind, seen) or kind
 
 
 def _phase(kind: str, seen: Stack) -> str:

@@ -9,19 +9,16 @@ from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.watched_loop import HOST_ALONE
 
 
-def lost_in_body(evidence: Evidence, share: float, rests: bool = False) -> float:
-    """Return what a share of the body may cost: nothing while the device works all the same.
-
-    `rests`: the device is known to have nothing to do meanwhile.
-    """
-    if evidence.card.may_never_rest and not rests:
+def lost_in_body(evidence: Evidence, share: float) -> float:
+    """Return what a share of the body may cost: nothing while the device works all the same."""
+    if evidence.card.may_never_rest:
         return 0.0
     return min(share * evidence.compute_share, max(1 - evidence.card.certain_share, 0.0))
 
 
 def lost_in_part(evidence: Evidence, part: str) -> float:
     """Return what a part of the body, one of `NO_TRAINING`, may cost."""
-    return lost_in_body(evidence, evidence.body.get(part, 0.0), rests_in(evidence, part))
+    return lost_in_body(evidence, evidence.body.get(part, 0.0))
 
 
 def host_alone_share(evidence: Evidence) -> float:
@@ -87,23 +84,12 @@ def lost_in_loops(evidence: Evidence) -> float:
     )
 
 
-def rests_in(evidence: Evidence, part: str) -> bool:
-    """Return whether a GPU is known to have nothing to do in a part of the body.
+def may_work(evidence: Evidence) -> bool:
+    """Return whether a GPU may work on what is queued while the host does something else.
 
-    The host waited for it just before, and at the end of a step nothing was queued either.
-    """
-    if evidence.kind != "gpu" or evidence.loop is None or evidence.launches_only:
-        return False
-    is_empty = evidence.card.ahead_share < limits.STILL_QUEUED
-    return is_empty and evidence.loop.after_sync.get(part, 0.0) >= limits.AFTER_SYNC
-
-
-def may_work_in(evidence: Evidence, part: str) -> bool:
-    """Return whether a GPU may work on what is queued in a part of the body.
-
-    The host waits for it later on. So the time of the part bounds what it costs, and that may be
+    The host waits for it later on. So the time of that bounds what it costs, and that may be
     nothing.
     """
-    if evidence.kind != "gpu" or evidence.loop is None or rests_in(evidence, part):
+    if evidence.kind != "gpu" or evidence.loop is None:
         return False
     return evidence.loop.waits >= limits.WAITS_FOR_DEVICE

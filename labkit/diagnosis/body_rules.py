@@ -17,7 +17,7 @@ from labkit.diagnosis.body_cost import (
     lost_in_loops,
     lost_in_part,
     lost_to_copies,
-    may_work_in,
+    may_work,
 )
 from labkit.diagnosis.copy_remedies import FEWER_BYTES_OVER, NOT_WAITED_FOR, PINNED, bytes_first
 from labkit.diagnosis.evidence import Evidence
@@ -25,7 +25,7 @@ from labkit.diagnosis.findings import Finding, Measured, bound, gain_without
 from labkit.diagnosis.hot_lines import Line, Lines
 from labkit.diagnosis.line_work import PERIODIC, LongSteps, long_steps, work_of
 from labkit.diagnosis.loop_rules import drift_of
-from labkit.diagnosis.script_rules import beside_training
+from labkit.diagnosis.script_rules import VALIDATE_LESS, beside_training
 
 WAITING = "waiting: for a sleep, a lock, a network or another program"
 BESIDES = {  # what a body does besides training, by the part of it; and what helps
@@ -34,6 +34,7 @@ BESIDES = {  # what a body does besides training, by the part of it; and what he
     "metrics": ("metrics, computed on the CPU in each step", cures.METRICS_RARELY),
     "waiting": (WAITING, cures.WAIT_ELSEWHERE),
     "loader": ("waiting for another DataLoader", cures.FEED_THE_OTHER),
+    "validation": ("validation", VALIDATE_LESS),
 }
 
 
@@ -80,10 +81,12 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     work = work_of(loop.lines, part, loop.spent)
     if work.cause == PERIODIC and part == "loader" and beside_training(evidence):
         return None  # a validation, which counts in the whole time
+    if work.cause != PERIODIC and part == "validation":
+        return None  # forward passes of a teacher, or of an agent: they are training
     words, remedy = BESIDES[part]
     if work.lines and work.lines[0].kind == "collect":
         remedy = cures.COLLECT_RARELY
-    hidden = may_work_in(evidence, part)
+    hidden = may_work(evidence)
     seen = f"{of_the_time(hidden)} the body of the loop is not training but {words}"
     measured = [Measured(seen, lost, by=sampled_by(loop.lines, evidence))]
     when = f", {in_which(work.long_steps)}" if work.long_steps else ""

@@ -13,7 +13,6 @@ import re
 from dataclasses import replace
 from typing import NamedTuple
 
-from labkit.bench.kind_names import INNER_SYNC
 from labkit.diagnosis.findings import Finding
 from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.remedies import LESS_WAITING, SAME_LOSSES, Remedy
@@ -48,7 +47,7 @@ def known_call(line: Line) -> KnownCall | None:
 
     Of those another rule tells who wrote them.
     """
-    if line.kind in ("sync", INNER_SYNC):
+    if line.kind == "sync":
         return None
     where = "loading" if line.phase in LOADING else "body"
     text = f"{line.call} ({line.kind})"  # of a manager's proxy the call alone does not tell it

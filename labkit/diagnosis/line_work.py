@@ -6,22 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.bench.kind_names import INNER_SYNC
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.hot_lines import Line, Lines
 
 PERIODIC = "periodic"
-LAUNCHES = (  # kinds of work in which a body may give the device something to do
-    "forward",
-    "backward",
-    "optimizer",
-    "update",
-    "validation",
-    "torch",
-    INNER_SYNC,
-    "exchange",
-    "copy",
-)
 
 
 @dataclass(frozen=True)
@@ -62,25 +50,6 @@ def synchronises(lines: Lines) -> tuple[float, tuple[Line, ...]] | None:
     if part < limits.WORTH_NAMING["launch"]:
         return None
     return part, lines.worst(lines.of_part("sync"))
-
-
-def share_after_sync(lines: Lines, part: str) -> float:
-    """Return the share (0 to 1) of a part of the body before which the device was waited for.
-
-    Nothing was launched in between, so that it has nothing to do. Only steps in which the wait was
-    sampled count; 0 where too few of the part's samples are in them.
-    """
-    step = lines.step
-    body = lines.mask("body")
-    is_sync = body & (lines.kind == "sync")
-    is_mark = is_sync | body & np.isin(lines.kind, LAUNCHES)
-    counts = lines.of_part(part) & np.isin(step, step[is_sync])
-    if counts.sum() < limits.FEWEST_LINES:
-        return 0.0
-    # The samples of the loop's process are in the order of time
-    last = np.maximum.accumulate(np.where(is_mark, np.arange(len(step)), 0))
-    follows = counts & is_sync[last] & (step[last] == step)
-    return float(lines.share[follows].sum() / lines.share[counts].sum())
 
 
 def long_steps(lines: Lines, mask: np.ndarray, spent: np.ndarray) -> LongSteps | None:

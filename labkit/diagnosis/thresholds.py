@@ -130,12 +130,8 @@ COPIES_BYTES_S = 1.5e9
 # with copies at 92 %, pinned memory brought 0.8x; at 34 %, 1.6x
 COPIES_LEAD = 0.5
 
-# In a watched loop with a GPU. A body's work costs all of its time where AFTER_SYNC of it follows a
-# wait for the device (the rest leaves room for samples that a scheduler shifted), and less than
-# STILL_QUEUED of the time is spent on what was queued at a step's end. Where the host waits for
-# the device for WAITS_FOR_DEVICE of the body, the work before that costs its time at most
-AFTER_SYNC = 0.9
-STILL_QUEUED = 0.05
+# In a watched loop with a GPU, where the host waits for the device for so much of the body, the
+# work before that costs its time at most
 WAITS_FOR_DEVICE = 0.05
 
 # == second witnesses of a busy GPU ==

@@ -7,10 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from labkit.bench.kind_names import INNER_SYNC
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.hot_lines import Lines
-from labkit.diagnosis.line_work import share_after_sync
 from labkit.results.run import Run
 from labkit.results.step_classes import body_seconds
 
@@ -55,18 +53,13 @@ class Loop:
         return None if self.drift is None or self.drift.larger else self.drift
 
     @cached_property
-    def after_sync(self) -> dict[str, float]:
-        """The share (0 to 1) of each part in `NO_TRAINING` that follows a wait for the device."""
-        return {part: share_after_sync(self.lines, part) for part in NO_TRAINING}
-
-    @cached_property
     def waits(self) -> float:
         """The share of the body in which the host reads from the device, or copies to it.
 
         Either waits for what the device has queued.
         """
         kinds = self.lines.kinds("body")
-        waits = sum(kinds.get(kind, 0.0) for kind in ("sync", INNER_SYNC, "copy"))
+        waits = sum(kinds.get(kind, 0.0) for kind in ("sync", "copy"))
         return waits / max(sum(kinds.values()), 1e-9)
 
 
@@ -105,12 +98,10 @@ def _copied(lines: Lines, stamps: np.ndarray) -> float:
     A trainer may move a batch to the device before it hands it on.
     """
     waits = lines.mask("waiting") & (lines.step > 0)
-    step = lines.step[waits]
-    rests_from = np.maximum.accumulate(stamps[:, 5])[step - 1]
-    moment = lines.moment[waits]
-    rests = np.clip(moment - rests_from, 0.0, lines.seconds[waits])  # of what a sample stands for
+    rests_from = np.maximum.accumulate(stamps[:, 5])[lines.step - 1]
+    rests = np.clip(lines.moment - rests_from, 0.0, lines.seconds)  # of what a sample stands for
     is_copy = (lines.kind == "copy") & (lines.within == "")  # and no part of preparing an item
-    return float(rests[is_copy[waits]].sum() / max(rests.sum(), 1e-9))
+    return float(rests[waits & is_copy].sum() / max(rests[waits].sum(), 1e-9))
 
 
 def _drift(
@@ -132,21 +123,9 @@ def _drift(
 
     def by_place(steps: np.ndarray) -> np.ndarray:
         some = in_body & np.isin(found.step, steps + first)
-        return np.bincount(found.place[some], found.share[some], len(found.places) + 1)
+        return np.bincount(found.place[some], found.share[some], len(found.places))
 
     grew = np.argmax(by_place(fifths[-1]) - by_place(fifths[0]))
-    larger = _larger(middle, sizes)
-    return Drift(growth, share, in_body & (found.place == grew), larger)
-
-
-def _larger(spent: np.ndarray, batch_bytes: np.ndarray) -> float | None:
-    """Return how much larger the batches become, where that explains how much longer the steps do.
-
-    Both are medians of consecutive stretches; unknown sizes (NaN) explain nothing. A step may grow
-    with the square of its batch, as attention does with the length of a sequence.
-    """
-    longer = spent / max(spent[0], 1e-9)
-    larger = batch_bytes / batch_bytes[0]
-    grows = larger[-1] >= limits.DRIFT
-    is_explained = longer < limits.DRIFT * np.maximum(larger, 1.0) ** 2
-    return float(larger[-1]) if grows and is_explained.all() else None
+    larger = float(sizes[-1] / sizes[0])  # NaN: not known
+    is_explained = larger >= limits.DRIFT
+    return Drift(growth, share, in_body & (found.place == grew), larger if is_explained else None)

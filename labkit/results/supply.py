@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+import pandas
 
-from labkit.results.loader_records import Batches
 from labkit.results.record import Event
 
 KIB_PER_GIB = 2**20
@@ -30,7 +30,7 @@ class MemoryGrowth:
 class FewSlow:
     """A few items that take far longer than the others. Shares are 0 to 1."""
 
-    batches: Batches  # those with such an item
+    batches: pandas.DataFrame  # those with such an item
     one_in: int  # items
     seconds: float  # that it takes, the median
     times: float  # an ordinary item's time
@@ -41,29 +41,29 @@ class FewSlow:
     @property
     def worker(self) -> int | None:
         """The worker that has all of several; None where they are not one's."""
-        workers = set(self.batches.worker.astype(int).tolist())
-        return workers.pop() if len(workers) == 1 and len(self.batches) >= SEVERAL else None
+        workers = self.batches.worker.unique()
+        return int(workers[0]) if len(workers) == 1 and len(self.batches) >= SEVERAL else None
 
 
-def few_slow(batches: Batches) -> FewSlow | None:
+def few_slow(batches: pandas.DataFrame) -> FewSlow | None:
     """Return what a few slow items cost; None where there are none, or more than a few.
 
     A batch tells of its slowest item. The first of a process may open files and import modules.
     """
-    batches = batches.only((batches.of_process > 0) & (batches.items > 0))
+    batches = batches.loc[(batches.done > 0) & (batches["items"] > 0)]
     if len(batches) < LEAST_BATCHES:
         return None
     took = batches.fetched - batches.start - batches.in_line_s
-    others = np.maximum(batches.items - 1, 1)
-    usual = np.where(batches.items > 1, (took - batches.slow_s) / others, batches.slow_s)
+    others = (batches["items"] - 1).clip(lower=1)
+    usual = np.where(batches["items"] > 1, (took - batches.slow_s) / others, batches.slow_s)
     usual_s = max(float(np.median(usual)), 1e-6)
     slow = batches.slow_s >= SLOW_TIMES * usual_s
-    items = int(batches.items.sum())
+    items = int(batches["items"].sum())
     if not 2 <= slow.sum() <= FEW_ITEMS * items or slow.mean() > MOST_BATCHES:
         return None
-    found = batches.only(slow)
-    waited = np.nan_to_num(np.clip(batches.taken - batches.asked, 0, None))
-    made = (batches.ready - batches.start - batches.in_line_s).clip(1e-9)
+    found = batches.loc[slow]
+    waited = (batches.taken - batches.asked).clip(lower=0)  # sums leave out what is not known
+    made = (batches.ready - batches.start - batches.in_line_s).clip(lower=1e-9)
     return FewSlow(
         batches=found,
         one_in=round(items / slow.sum()),

@@ -1,8 +1,7 @@
 """Where the whole time of a script went: before, within and between its loops. It adds up to 1.
 
 Passes over loaders and checkpoints have their moments in the log. Validation over anything else,
-such as a list of tensors, is known by the sampled stacks: forward passes outside the training loop,
-or in a line of it that is met in single, long steps alone.
+such as a list of tensors, is time between epochs, with its line, or a part of the training loop.
 """
 
 from __future__ import annotations
@@ -117,7 +116,7 @@ def wall_shares(
     stops = [
         Span(each["began"], each["ended"], Label(STOPPED)) for run in runs for each in run.pauses
     ]
-    spans = [*around, *stacks.outside, *loops, *stacks.inside, *saves, *stops]
+    spans = [*around, *loops, *saves, *stops]
     spent_ns = _shared_out(spans, start_ns, end_ns)
     facts = dict(_facts_of_passes(runs))
     whole_ns = max(1, end_ns - start_ns)

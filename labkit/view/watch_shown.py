@@ -6,7 +6,6 @@ import html
 import linecache
 
 from labkit.diagnosis.hot_lines import CELL, Lines
-from labkit.diagnosis.sampled_stacks import WORKER
 from labkit.results.run import Run
 from labkit.view.display import Display, StaticFigure
 from labkit.watching.recorder import Recorder
@@ -57,7 +56,7 @@ def marked_cells(lines: Lines) -> list[str]:
     The loop's own lines are marked too, with what was done under them: the `for`, a call.
     """
     cells: dict[str, dict[int, float]] = {}  # {file: {number of a line: share}}
-    for each in lines.lines + lines.around(lines.phase < WORKER, "site"):
+    for each in lines.lines + lines.around(~lines.mask("worker"), "site"):
         if CELL.search(each.file):
             shares = cells.setdefault(each.file, {})  # of a line named twice, the larger
             shares[each.line] = max(each.share, shares.get(each.line, 0.0))

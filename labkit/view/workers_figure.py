@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas
 from matplotlib.figure import Figure
 
-from labkit.results.loader_records import Batches
 from labkit.results.workers import MAIN, LoaderWorkers
 from labkit.view.primitives import Lane, draw_lanes, patches
 from labkit.view.style import BLUE, BOLD, COMPUTE, PLAIN, SKY, WAIT, legend_above, our_style, page
@@ -59,14 +59,11 @@ def _loop_lane(workers: LoaderWorkers) -> Lane:
     return Lane("the loop", [(WAIT, waits), (COMPUTE, np.column_stack([ready, done]))])
 
 
-def _worker_lane(batches: Batches, number: int) -> Lane:
-    own = batches.worker == number
-    start = batches.start[own]
-    fetched = batches.fetched[own]
-    ready = batches.ready[own]
+def _worker_lane(batches: pandas.DataFrame, number: int) -> Lane:
+    own = batches.loc[batches.worker == number, ["start", "fetched", "ready", "taken"]]
+    start, fetched, ready, taken = own.to_numpy().T
     spans = []
     if number != MAIN and len(start):
-        taken = batches.taken[own]
         held_until = np.fmax.accumulate(np.where(np.isnan(taken), ready, taken))
         until_next = np.append(start[1:], held_until[-1])
         held = np.clip(held_until, ready, np.maximum(until_next, ready))
