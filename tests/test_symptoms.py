@@ -5,6 +5,7 @@ import re
 from test_house import ROOT
 
 import labkit as lk
+from labkit.diagnosis.body_rules import BESIDES
 from labkit.diagnosis.findings import BESIDE_TRAINING, DEVICE_LIMIT, ISSUING, NEIGHBOUR
 from labkit.diagnosis.hot_lines import COLLATE
 from labkit.diagnosis.line_work import PERIODIC
@@ -17,7 +18,6 @@ from labkit.diagnosis.symptoms import (
     in_words,
     page_of,
 )
-from labkit.diagnosis.watched_loop import NO_TRAINING
 
 DIAGNOSIS = ROOT / "labkit" / "diagnosis"
 FOLDER = ROOT / "notebooks" / "symptoms"
@@ -32,7 +32,7 @@ TEXTS = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.g
 
 def causes():
     """Return every cause that a verdict can state."""
-    found = {COLLATE, DEVICE_LIMIT, DOUBLE, ISSUING, NEIGHBOUR, PERIODIC, *NO_TRAINING}
+    found = {COLLATE, DEVICE_LIMIT, DOUBLE, ISSUING, NEIGHBOUR, PERIODIC, *BESIDES}
     found |= BESIDE_TRAINING.keys()
     for path in DIAGNOSIS.glob("*.py"):
         for texts in CAUSE.findall(path.read_text(encoding="utf-8")):

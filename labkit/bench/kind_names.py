@@ -17,9 +17,6 @@ KINDS = {  # of work, by the modules that do it; the longest prefix of a module'
     "wait": "threading _thread queue _queue select selectors multiprocessing "
     "torch.multiprocessing subprocess socket ssl urllib http requests concurrent",
     "proxy": "multiprocessing.managers",
-    "collect": "gc",
-    "metric": "torchmetrics torcheval ignite.metrics sklearn.metrics evaluate seqeval sacrebleu "
-    "rouge_score pycocotools skimage.metrics",
     "library": "torch.utils torch.storage torchvision.transforms torchvision.io",
 }
 KIND_OF = {module: kind for kind, modules in KINDS.items() for module in modules.split()}
@@ -37,10 +34,6 @@ OF_TORCH = {
 SAVES = re.compile(  # a line that calls what writes, by its name
     r"(^|[._])(save|savefig|imsave|imwrite|dump|to_(csv|json|parquet|pickle)|write\w*|add_(scalar|"
     r"image|histogram|figure|text)s?|log_(metric|artifact)s?)\("
-)
-METRIC = re.compile(  # a function that computes one, by its name
-    r"(?i)metric|accura|precision|recall|confusion|(^|_)(acc|auc|auroc|f1|m?iou|dice|bleu|rouge|"
-    r"psnr|ssim)(_|$)"
 )
 OF_PYTHON = {"print": "logging", "open": "io", "input": "wait", "sleep": "wait"}
 

@@ -31,7 +31,7 @@ def kind_of_calls(frames: Iterable[FrameType]) -> str:
         special = OF_TORCH.get(frame.f_code.co_name) if module.startswith("torch.") else None
         outer = special or kind_of(module)
         hands_on = frame.f_code.co_flags & inspect.CO_GENERATOR  # as `tqdm(loader)` does
-        kind = kind if kind and (hands_on or kind == "metric") else outer or kind or "library"
+        kind = kind if kind and hands_on else outer or kind or "library"
     if deepest is None or kind != "library":
         return kind
     of_line = kind_of_line(deepest)

@@ -11,7 +11,7 @@ import linecache
 import os
 import sys
 import sysconfig
-from types import CodeType, FrameType, FunctionType, MethodType
+from types import CodeType, FrameType
 from typing import Any
 
 from labkit.bench.before_calls import held
@@ -151,21 +151,3 @@ def text_of(frame: FrameType) -> str:
 def name_of(code: CodeType) -> str:
     """Return the name of a function, with its class where Python knows it (3.11)."""
     return getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
-
-
-def place_of(function: object) -> tuple[str, int] | None:
-    """Return the file and first line of a function, or of a callable object's `__call__`."""
-    inner: Any = function
-    while type(inner) in (functools.partial, MethodType):
-        inner = inner.func if type(inner) is functools.partial else inner.__func__
-    if type(inner) is not FunctionType:
-        inner = kept_by_class(type(inner), "__call__")
-    if type(inner) is not FunctionType:
-        return None
-    return inner.__code__.co_filename, inner.__code__.co_firstlineno
-
-
-def is_grad_on() -> bool:
-    """Return whether this thread records gradients: validation does not."""
-    torch = sys.modules.get("torch")
-    return torch is None or not hasattr(torch, "is_grad_enabled") or torch.is_grad_enabled()

@@ -17,7 +17,7 @@ def lost_in_body(evidence: Evidence, share: float) -> float:
 
 
 def lost_in_part(evidence: Evidence, part: str) -> float:
-    """Return what a part of the body, one of `NO_TRAINING`, may cost."""
+    """Return what a part of the body may cost."""
     return lost_in_body(evidence, evidence.body.get(part, 0.0))
 
 

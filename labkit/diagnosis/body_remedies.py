@@ -44,22 +44,10 @@ ALL_AT_ONCE = Remedy(
     check=ROUNDED,
     price=2,
 )
-METRICS_RARELY = Remedy(
-    "metrics_rarely",
-    "Keep what the metric needs as tensors on the device (.detach(), no .cpu() or .numpy()), and "
-    "compute it every 100 steps or at the end of the epoch.",
-    "lines",
-)
 CHEAPER_LINE = Remedy(
     "cheaper_line",
     "Do what this line does less often, on less data or in a cheaper way; leave it out for a few "
     "steps to see what it costs.",
-    "lines",
-)
-COLLECT_RARELY = Remedy(
-    "collect_rarely",
-    "Take gc.collect() out of the loop, and torch.cuda.empty_cache() with it: Python collects by "
-    "itself, and memory given back to the driver has to be asked for again in the next step.",
     "lines",
 )
 LOG_RARELY = Remedy(

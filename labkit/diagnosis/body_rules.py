@@ -7,7 +7,6 @@ from functools import partial
 
 import numpy as np
 
-from labkit.bench.kind_names import METRIC
 from labkit.diagnosis import body_remedies as cures
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.body_cost import (
@@ -25,16 +24,14 @@ from labkit.diagnosis.findings import Finding, Measured, bound, gain_without
 from labkit.diagnosis.hot_lines import Line, Lines
 from labkit.diagnosis.line_work import PERIODIC, LongSteps, long_steps, work_of
 from labkit.diagnosis.loop_rules import drift_of
-from labkit.diagnosis.script_rules import VALIDATE_LESS, beside_training
+from labkit.diagnosis.script_rules import beside_training
 
 WAITING = "waiting: for a sleep, a lock, a network or another program"
 BESIDES = {  # what a body does besides training, by the part of it; and what helps
     "python": ("Python", cures.VECTORISE),
     "logging": ("logging and files", cures.LOG_RARELY),
-    "metrics": ("metrics, computed on the CPU in each step", cures.METRICS_RARELY),
     "waiting": (WAITING, cures.WAIT_ELSEWHERE),
     "loader": ("waiting for another DataLoader", cures.FEED_THE_OTHER),
-    "validation": ("validation", VALIDATE_LESS),
 }
 
 
@@ -81,18 +78,14 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     work = work_of(loop.lines, part, loop.spent)
     if work.cause == PERIODIC and part == "loader" and beside_training(evidence):
         return None  # a validation, which counts in the whole time
-    if work.cause != PERIODIC and part == "validation":
-        return None  # forward passes of a teacher, or of an agent: they are training
     words, remedy = BESIDES[part]
-    if work.lines and work.lines[0].kind == "collect":
-        remedy = cures.COLLECT_RARELY
     hidden = may_work(evidence)
     seen = f"{of_the_time(hidden)} the body of the loop is not training but {words}"
     measured = [Measured(seen, lost, by=sampled_by(loop.lines, evidence))]
     when = f", {in_which(work.long_steps)}" if work.long_steps else ""
     if work.lines:
         measured.append(Measured(f"of the body is in {work.lines[0].what}{when}", work.share))
-    readers = loop.lines.around(of_part, "reads")[:1]
+    readers = loop.lines.around(of_part, "site")[:1] if part == "loader" else ()
     if readers:
         measured.append(Measured(f"that loader is read in {readers[0].what}"))
     return Finding(
@@ -194,14 +187,13 @@ def costly_line(evidence: Evidence) -> Finding | None:
     if part < limits.PART_OF_BODY:
         return None
     lost = lost_in_body(evidence, part)
-    is_metric = METRIC.search(rows[0].function)
     seen = f"of the time is in {rows[0].what}, which is not the model, its backward pass or update"
     return Finding(
         "compute",
         "line",
         lost,
         (Measured(seen, lost, by=sampled_by(lines, evidence)),),
-        (cures.METRICS_RARELY if is_metric else cures.CHEAPER_LINE,),
+        (cures.CHEAPER_LINE,),
         lines=rows[:3],
         at_most=gain_without(lost),
         is_bound=True,

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from labkit.diagnosis import rules
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.body_cost import lost_in_part
 from labkit.diagnosis.device_remedies import NOTHING_LEFT, PROFILE_FIRST, USE_THE_CARD
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import DEVICE_LIMIT, NEIGHBOUR, Finding, Measured
@@ -81,10 +80,6 @@ def _healthy(evidence: Evidence, total: dict[str, float]) -> Finding:
         ),
         Measured(near, total[name]),
     ]
-    validating = lost_in_part(evidence, "validation")
-    if validating >= limit["host"]:
-        seen = "of the time goes to passes without gradients: if they validate, do it less often"
-        measured.append(Measured(seen, validating))
     grows = batches_grow(evidence)
     if grows is not None:
         measured.append(grows)

@@ -29,15 +29,15 @@ PART_OF_KIND = {  # the parts of a loop's body, by the kinds of work they are ma
     "update": "optimizer",  # in the user's own code, of older records
     "sync": "sync",
     "inner_sync": "torch",  # in torch's own code, of older records
-    "validation": "validation",
+    "validation": "forward",  # without gradients, of older records
     "loader": "loader",  # another one than the loop's own
     "torch": "torch",
     "copy": "torch",
     "exchange": "torch",
     "python": "python",
     "library": "python",
-    "collect": "python",
-    "metric": "metrics",
+    "collect": "python",  # of older records, as is the next
+    "metric": "python",
     "logging": "logging",
     "io": "logging",
     "checkpoint": "logging",
@@ -70,7 +70,7 @@ class SampledStacks:
         within = np.array([each.within for each in self.places], str)[place]
         # The same line may prepare items of the loop's own loader while the loop waits
         others = np.array([bool(each.reads) for each in self.places], bool)[place]
-        others = (phase == "body") & (kind != "labkit") & (others | (within == "item"))
+        others = (phase == "body") & (kind != "labkit") & (others | (within != ""))
 
         stamps = stamps[max(run.warmup - 1, 0) :]  # of the last step of the warm-up, and on
         start, end = stamps[[0, -1], 5]

@@ -15,13 +15,8 @@ from labkit.results.wall_shares import WallShare, WallShares
 
 VALIDATE_LESS = Remedy(
     "validate_less",
-    "Validate less often, on a part of the data, or in larger batches.",
-    "lines",
-)
-NO_GRADIENTS = Remedy(
-    "no_gradients",
-    "Validate in `with torch.inference_mode():`, after model.eval(): it needs no gradients. Then "
-    "less often, on a part of the data, or in larger batches.",
+    "Validate less often, on a part of the data, or in larger batches; after model.eval(), and in "
+    "`with torch.inference_mode():`, as it needs no gradients.",
     "lines",
 )
 FEED_VALIDATION = Remedy(
@@ -65,8 +60,6 @@ def beside_training(evidence: Evidence) -> Finding | None:
     ]
     if costliest.waits >= limits.WAITS_FOR_ITS_LOADER:
         measured.append(Measured("of the validation waits for its own loader", costliest.waits))
-    if costliest.grad:
-        measured.append(Measured("it records gradients, which it does not need"))
     return Finding(
         "host",
         part.replace(" ", "_"),
@@ -120,4 +113,4 @@ def _remedy(part: WallShare) -> Remedy:
         return SAVE_LESS if part.part == wall_shares.SAVING else LESS_BETWEEN
     if part.waits >= limits.WAITS_FOR_ITS_LOADER:
         return FEED_VALIDATION
-    return NO_GRADIENTS if part.grad else VALIDATE_LESS
+    return VALIDATE_LESS

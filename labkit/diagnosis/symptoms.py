@@ -34,7 +34,6 @@ PAGES = {  # the name of a page: the causes that it explains
         "logging",
         "waiting",
         "loader",
-        "metrics",
         "one_by_one",
         "line",
         "switch",

@@ -12,10 +12,9 @@ from labkit.diagnosis.hot_lines import Lines
 from labkit.results.run import Run
 from labkit.results.step_classes import body_seconds
 
-# Parts of a loop's body that are no training, of those in `sampled_stacks.PART_OF_KIND`. In the
-# first five the host gives the device nothing to do; a validation computes
-HOST_ALONE = ("python", "logging", "waiting", "loader", "metrics")
-NO_TRAINING = (*HOST_ALONE, "validation")
+# Parts of a loop's body, of those in `sampled_stacks.PART_OF_KIND`, in which the host gives the
+# device nothing to do
+HOST_ALONE = ("python", "logging", "waiting", "loader")
 
 
 @dataclass(frozen=True)
@@ -33,19 +32,10 @@ class Loop:
     """Facts of a watched loop. Shares are of wall time, 0 to 1; 0 where nothing showed."""
 
     lines: Lines
-    body: np.ndarray = field(repr=False)  # (steps, NO_TRAINING) sampled share that is no training
-    sampled: np.ndarray = field(repr=False)  # (steps,) and of all
     spent: np.ndarray = field(repr=False)  # (steps,) s, of all steps: how long their bodies took
     copied: float  # of the waiting beside a GPU that rests, 0 to 1: a trainer copies the batch
     drift: Drift | None
     passes: int
-
-    def shares(self, all_of_it: float, *groups: float) -> dict[str, float]:
-        """Return the part (0 to 1) of a body that each group takes, from their summed shares."""
-        if not self.lines.enough("body") or all_of_it <= 0:
-            return {}
-        parts = zip(NO_TRAINING, groups, strict=True)
-        return {name: float(share / all_of_it) for name, share in parts}
 
     @property
     def own_drift(self) -> Drift | None:
@@ -73,18 +63,10 @@ def loop_of(run: Run) -> Loop | None:
     stamps = run.stamps
     spent = body_seconds(stamps)
     wall = max(float(stamps[-1, 5] - stamps[first - 1, 5]), 1e-9)
-    measured = found.mask("body") & (found.step >= first)
-
-    def per_step(mask: np.ndarray) -> np.ndarray:
-        some = measured & mask
-        return np.bincount(found.step[some] - first, found.share[some], steps - first)
-
     begun = {0, *(event["step"] for event in run.passes_begun)}
     starts = sorted(start for start in begun if start < steps)
     return Loop(
         lines=found,
-        body=np.stack([per_step(found.of_part(part)) for part in NO_TRAINING], axis=1),
-        sampled=per_step(measured),
         spent=spent,
         copied=0.0 if run.machine.kind != "gpu" or run.launches_only else _copied(found, stamps),
         drift=_drift(spent[first:], run.batch_bytes[first:], first, wall, found),

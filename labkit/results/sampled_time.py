@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas
@@ -37,33 +37,17 @@ class Span(NamedTuple):
     spent_ns: int | None = None
 
 
-class Stacks:
-    """The samples of a process's loops, outside of their loaders.
+def costliest_lines(runs: Sequence[Run], passes: list[Span]) -> dict[str, list[str]]:
+    """Return the line with most of the samples of a part that has no loader, and its text.
 
-    `facts` are fields of `WallShare` that they tell of a validation, by what it is counted under.
+    `passes` are those over the loaders of validations, in the order of time: known already.
     """
-
-    def __init__(self, runs: Sequence[Run], passes: list[Span]):
-        """`passes` are those over the loaders of validations, in the order of time."""
-        table = pandas.concat(map(_samples_of, runs))
-        last = np.searchsorted([span.began_ns for span in passes], table.ended_ns, side="right")
-        is_known = table.ended_ns <= np.array([0, *(span.ended_ns for span in passes)])[last]
-        self.facts: dict[Label, dict[str, Any]] = {}
-        for number, span in enumerate(passes, 1):
-            kinds = table.kind[is_known & (last == number)].value_counts()
-            grad = bool(kinds.get("forward", 0) > kinds.get("validation", 0))
-            self.facts[span.label] = {"grad": grad}
-        is_save = table.kind == "checkpoint"
-        is_between = ~is_save & ~is_known & table.is_between
-        self.parts = {SAVING: table[is_save], BETWEEN: table[is_between]}
-
-    def costliest(self, part: str) -> tuple[str, str]:
-        """Return the line with most of a part's samples, and its text; "" without any."""
-        if part not in self.parts or self.parts[part].empty:
-            return "", ""
-        by_line = self.parts[part].groupby(["place", "text"], as_index=False).seconds.sum()
-        most = by_line.loc[by_line.seconds.idxmax()]
-        return str(most.place), str(most.text)
+    table = pandas.concat(map(_samples_of, runs))
+    last = np.searchsorted([span.began_ns for span in passes], table.ended_ns, side="right")
+    is_known = table.ended_ns <= np.array([0, *(span.ended_ns for span in passes)])[last]
+    table = table[~is_known & (table.part != "")]
+    spent = table.groupby(["part", "place", "text"]).seconds.sum().sort_values()
+    return {part: line for part, *line in spent.index}
 
 
 def _samples_of(run: Run) -> pandas.DataFrame:
@@ -71,10 +55,10 @@ def _samples_of(run: Run) -> pandas.DataFrame:
     lines = run.lines
     some = lines.mask("body") | lines.mask("between")
     places = [lines.places[number] for number in lines.place[some]]
+    is_save = [place.kind == "checkpoint" for place in places]
     return pandas.DataFrame(
         {
-            "kind": [place.kind for place in places],
-            "is_between": lines.mask("between")[some],
+            "part": np.where(is_save, SAVING, np.where(lines.mask("between")[some], BETWEEN, "")),
             "ended_ns": lines.ended_ns[some],
             "seconds": lines.seconds[some],
             "place": [f"{PurePath(place.file).name}:{place.line}" for place in places],

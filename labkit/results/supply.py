@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas
@@ -78,25 +79,19 @@ def few_slow(batches: pandas.DataFrame) -> FewSlow | None:
 def memory_growth(events: Iterable[Event]) -> MemoryGrowth | None:
     """Return what the workers' processes gained, from the events that they wrote; None: not known.
 
-    Of the processes that had a worker's number one after the other the one counts that gained most.
+    Of the processes that had a worker's number one after the other the most counts.
     """
-    readings: dict[tuple[int, int], list[list[int]]] = {}  # {worker and its process: memory}
-    for event in events:
-        held = event.get("memory")
-        if isinstance(held, list) and len(held) == 2:
-            readings.setdefault((event["worker"], event["pid"]), []).append(held)
-    if not readings:
+    rows = [
+        (event["worker"], event["pid"], *held)
+        for event in events
+        if isinstance(held := event.get("memory"), list) and len(held) == 2
+    ]
+    if not rows:
         return None
-    most: dict[int, tuple[float, float]] = {}
-    for (worker, _), held in readings.items():
-        most[worker] = max(most.get(worker, (0.0, 0.0)), _grown(held))
-    gained, copied = map(sum, zip(*most.values(), strict=True))
-    return MemoryGrowth(gained, copied)
-
-
-def _grown(held: list[list[int]]) -> tuple[float, float]:
-    """Return what a process gained (GiB), and what of it was shared before."""
-    own_before, shared_before = held[0]
-    own, shared = held[-1]
-    gained = max(0, own - own_before) / KIB_PER_GIB
-    return gained, min(gained, max(0, shared_before - shared) / KIB_PER_GIB)
+    table = pandas.DataFrame(rows, columns=["worker", "pid", "own", "shared"])
+    of_process: Any = table.groupby(["worker", "pid"])
+    gained = (of_process.own.last() - of_process.own.first()).clip(lower=0)
+    copied = (of_process.shared.first() - of_process.shared.last()).clip(lower=0)
+    grown: Any = pandas.DataFrame({"gained": gained, "copied": np.minimum(copied, gained)})
+    most = grown.groupby("worker").max().sum() / KIB_PER_GIB
+    return MemoryGrowth(float(most.gained), float(most.copied))

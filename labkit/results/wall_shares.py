@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.results.record import Event
-from labkit.results.sampled_time import BETWEEN, SAVING, VALIDATION, Label, Span, Stacks
+from labkit.results.sampled_time import BETWEEN, SAVING, VALIDATION, Label, Span, costliest_lines
 from labkit.results.text import percent
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class WallShare:
     times: int = 0  # passes over that loader
     every: int | None = None  # training steps from one to the next, where it is within that loop
     waits: float = 0.0  # share of it that waits for its own loader
-    grad: bool = False  # whether its forward passes record gradients
+    grad: bool = False  # of older records
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def wall_shares(
         Span(trained_ns, over_ns, Label(BETWEEN)),
         Span(over_ns, end_ns, Label(AFTER)),
     ]
-    stacks = Stacks(runs, [span for span in loops if span.label.part == VALIDATION])
+    lines = costliest_lines(runs, [span for span in loops if span.label.part == VALIDATION])
     saves = [span for run in runs for span in _saves_of(run)]
     stops = [
         Span(each["began"], each["ended"], Label(STOPPED)) for run in runs for each in run.pauses
@@ -122,9 +122,9 @@ def wall_shares(
     whole_ns = max(1, end_ns - start_ns)
     parts = []
     for label, took_ns in spent_ns.most_common():
-        place, what = label[1:] if any(label[1:]) else stacks.costliest(label.part)
+        place, what = label[1:] if any(label[1:]) else lines.get(label.part, ("", ""))
         part = WallShare(label.part, took_ns / 1e9, took_ns / whole_ns, place, what)
-        parts.append(replace(part, **facts.get(label, {}), **stacks.facts.get(label, {})))
+        parts.append(replace(part, **facts.get(label, {})))
     return WallShares(parts, whole_ns / 1e9)
 
 

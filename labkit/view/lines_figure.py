@@ -17,7 +17,6 @@ from labkit.view.style import (
     SKY,
     VERMILION,
     WAIT,
-    YELLOW,
     legend_above,
     whole_percent,
 )
@@ -33,10 +32,8 @@ PARTS_OF_BODY = {  # (name, colour), by `Lines.body`
     "optimizer": ("optimizer", BLUE),
     "torch": ("other torch", "#99DDBB"),
     "sync": ("waits for the device", PURPLE),
-    "validation": ("validation", YELLOW),
     "loader": ("another loader", WAIT),
     "python": ("Python", VERMILION),
-    "metrics": ("metrics", "#AA4499"),
     "logging": ("logging, files", "#882255"),
     "waiting": ("sleeps, locks, network", ORANGE),
 }
