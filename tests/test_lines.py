@@ -569,7 +569,7 @@ def test_samples_within_another_loader_of_the_body_are_its_own_with_the_loops_li
 
     lines = sampled(tmp_path, noted(evaluate)[0], pid=0)
     assert lines.kind.tolist() == ["loader"]
-    loop = SimpleNamespace(lines=lines, spent=np.ones(40), own_drift=None)
+    loop = SimpleNamespace(lines=lines, spent=np.ones(40), drift=None)
     evidence = Evidence("cpu", compute_share=0.9, body={"loader": 0.5}, loop=loop)
     found = body_rules.in_the_body(evidence, "loader")
     assert (found.name, found.cause, found.lost_share) == ("host", "loader", 0.45)

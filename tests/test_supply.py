@@ -19,7 +19,7 @@ def some_slow(every, seconds, cpu=0.0, count=120, **more):
     took = 0.07 + slow
     start = np.arange(count) * 0.1
     workers = more.pop("worker", np.arange(count) % 2)
-    known = {"ready": start + took, "fetched": start + took, "slow_s": slow, "cpu_s": cpu * took}
+    known = {"ready": start + took, "fetched_s": took, "slow_s": slow, "cpu_s": cpu * took}
     return batches(workers, start, **known | more)
 
 

@@ -154,17 +154,14 @@ def _kind(top: FrameType, seen: Stack) -> str:
 
 def _in_package(frames: list[FrameType]) -> FrameType | None:
     """Return the deepest of the frames that is of the package called first; None without one."""
-    called: list[tuple[str, FrameType]] = []
-    for frame in frames:
-        module = stack.module_of_frame(frame)
-        if not module.startswith(NOT_THE_CAUSE):
-            called.append((module.partition(".")[0], frame))
+    called = [
+        (module.partition(".")[0], frame)
+        for frame in frames
+        if not (module := stack.module_of_frame(frame)).startswith(NOT_THE_CAUSE)
+    ]
     if not called:
         return None
     package, first = called[-1]
     if package in ("", "torch"):
         return first
-    for inside, frame in called:
-        if inside == package and frame.f_code.co_name != "__torch_function__":
-            return frame
-    return None
+    return next(frame for inside, frame in called if inside == package)

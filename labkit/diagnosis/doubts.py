@@ -130,7 +130,7 @@ def device_shared(evidence: Evidence, watched: bool, first: Finding) -> Finding 
         return doubt(NEIGHBOUR, Measured(seen, taken, by=by), *known, remedy=STOP_OTHERS)
     if not watched or not use.is_shared or first.cause == "padding":
         return None
-    drifts = evidence.loop is not None and evidence.loop.own_drift is not None
+    drifts = evidence.loop is not None and evidence.loop.drift is not None
     # What makes all of the program slower in proportion leaves its lines and their shares as they
     # are; workers that get no core look slow
     slow = first.name in ("compute", "launch") or first.cause == "cold_start"

@@ -18,7 +18,7 @@ SCHEDSTAT = "time in line, Linux's schedstat"
 
 def drift_of(evidence: Evidence) -> Drift | None:
     """Return how a watched loop's steps grow; None where the machine may have slowed instead."""
-    drift = evidence.loop.own_drift if evidence.loop else None
+    drift = evidence.loop.drift if evidence.loop else None
     if drift is None or kept(evidence) is not None:
         return drift
     if evidence.growth.late_gib is not None:
@@ -55,15 +55,6 @@ def longer_and_longer(evidence: Evidence) -> Finding | None:
         measured.append(_risen(growth))
         remedies = (cures.KEEP_LESS,)
     return Finding("host", "drift", drift.share, tuple(measured), remedies, lines)
-
-
-def batches_grow(evidence: Evidence) -> Measured | None:
-    """Return how a watched loop's steps grow with their batches, in words; None where not so."""
-    drift = evidence.loop.drift if evidence.loop else None
-    if drift is None or drift.larger is None:
-        return None
-    seen = f"the last batches are {drift.larger:.1f}x as large as the first, and their steps take "
-    return Measured(f"{seen}{drift.growth:.1f}x as long: the input grows")
 
 
 def left_on(evidence: Evidence) -> Finding | None:

@@ -9,7 +9,6 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.device_remedies import NOTHING_LEFT, PROFILE_FIRST, USE_THE_CARD
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import DEVICE_LIMIT, NEIGHBOUR, Finding, Measured
-from labkit.diagnosis.loop_rules import batches_grow
 from labkit.diagnosis.script_rules import of_the_whole
 
 
@@ -80,9 +79,6 @@ def _healthy(evidence: Evidence, total: dict[str, float]) -> Finding:
         ),
         Measured(near, total[name]),
     ]
-    grows = batches_grow(evidence)
-    if grows is not None:
-        measured.append(grows)
     remedies = (USE_THE_CARD, PROFILE_FIRST) if evidence.loop else (NOTHING_LEFT,)
     return Finding("compute", DEVICE_LIMIT, 0.0, tuple(measured), remedies)
 

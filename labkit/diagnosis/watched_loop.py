@@ -24,7 +24,6 @@ class Drift:
     growth: float  # of the last fifth of the steps over the first
     share: float  # of wall time beyond what the first fifth took
     mask: np.ndarray  # (samples,) of the lines that grew
-    larger: float | None = None  # the batches, by this factor, where that explains it
 
 
 @dataclass(frozen=True)
@@ -36,11 +35,6 @@ class Loop:
     copied: float  # of the waiting beside a GPU that rests, 0 to 1: a trainer copies the batch
     drift: Drift | None
     passes: int
-
-    @property
-    def own_drift(self) -> Drift | None:
-        """How its steps grow, where their batches do not explain that."""
-        return None if self.drift is None or self.drift.larger else self.drift
 
     @cached_property
     def waits(self) -> float:
@@ -94,12 +88,14 @@ def _drift(
         return None
     fifths = np.array_split(np.arange(len(spent)), 5)
     middle = np.array([np.median(spent[part]) for part in fifths])
-    sizes = np.array([np.median(batch_bytes[part]) for part in fifths])
+    larger = np.median(batch_bytes[fifths[-1]]) / np.median(batch_bytes[fifths[0]])
     growth = float(middle[-1] / max(middle[0], 1e-9))
     steps_up = np.diff(middle)
     rises = (steps_up > -0.1 * middle[:-1]).all() and (steps_up > 0).sum() >= 3
     share = float(np.clip(spent - middle[0], 0, None).sum() / wall)
     if not rises or growth < limits.DRIFT or share < limits.WORTH_NAMING["host"] / 2:
+        return None
+    if larger >= limits.DRIFT:  # the input grows; NaN: not known
         return None
     in_body = found.mask("body")
 
@@ -108,6 +104,4 @@ def _drift(
         return np.bincount(found.place[some], found.share[some], len(found.places))
 
     grew = np.argmax(by_place(fifths[-1]) - by_place(fifths[0]))
-    larger = float(sizes[-1] / sizes[0])  # NaN: not known
-    is_explained = larger >= limits.DRIFT
-    return Drift(growth, share, in_body & (found.place == grew), larger if is_explained else None)
+    return Drift(growth, share, in_body & (found.place == grew))

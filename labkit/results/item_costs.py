@@ -9,7 +9,6 @@ import numpy as np
 import pandas
 
 from labkit.bench.loader_rows import ItemTimes
-from labkit.results.columns import Columns
 from labkit.results.event_shapes import fits
 from labkit.results.run_log import RunLog
 
@@ -19,9 +18,10 @@ LINE_MISSED = 0.65
 
 
 @dataclass(frozen=True)
-class ItemCosts(Columns):
+class ItemCosts:
     """Per prepared batch, in the order of their start; times in s, one entry a batch."""
 
+    start: np.ndarray  # when the batch was begun, on the run's clock
     number: np.ndarray  # which batch of its loader process it was, from 0
     cpu: np.ndarray  # CPU time of fetching its samples
     wait: np.ndarray  # time of fetching in which the process wanted no core: it read or slept
@@ -30,6 +30,13 @@ class ItemCosts(Columns):
     between: np.ndarray  # CPU time of the process, all threads, since the batch before
     item_cpu: np.ndarray  # arrays: as `cpu`, of single samples; empty where not timed singly
     item_wait: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def only(self, keep: np.ndarray) -> ItemCosts:
+        """Return the batches where the mask `keep` is true."""
+        return ItemCosts(**{name: column[keep] for name, column in vars(self).items()})
 
 
 def item_costs(run: RunLog) -> ItemCosts | None:

@@ -54,9 +54,9 @@ def few_slow(batches: pandas.DataFrame) -> FewSlow | None:
     batches = batches.loc[(batches.done > 0) & (batches["items"] > 0)]
     if len(batches) < LEAST_BATCHES:
         return None
-    took = batches.fetched - batches.start - batches.in_line_s
     others = (batches["items"] - 1).clip(lower=1)
-    usual = np.where(batches["items"] > 1, (took - batches.slow_s) / others, batches.slow_s)
+    each_s = (batches.fetched_s - batches.slow_s) / others
+    usual = np.where(batches["items"] > 1, each_s, batches.slow_s)
     usual_s = max(float(np.median(usual)), 1e-6)
     slow = batches.slow_s >= SLOW_TIMES * usual_s
     items = int(batches["items"].sum())
