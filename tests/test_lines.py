@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 
 import labkit as lk
 from labkit.__main__ import main
-from labkit.bench import kinds, loader_clocks, main_thread, stack
+from labkit.bench import kinds, main_thread
 from labkit.bench.batch_contents import padding_of
 from labkit.bench.places import Places
 from labkit.diagnosis import body_rules, wording
@@ -396,29 +396,6 @@ def test_looking_at_a_loop_keeps_none_of_its_variables():
     finally:
         gc.enable()
     assert step_with_a_snapshot_of_its_own()
-
-
-def test_the_files_that_are_told_apart_by_name_exist():
-    assert all(map(os.path.isfile, stack.STAND_FOR_USERS))
-
-
-def test_what_samples_and_times_a_loop_is_no_line_of_the_users(tmp_path, monkeypatch):
-    """A process is put off its core in the clock's system calls; a signal comes in any code."""
-    places = Places()
-
-    def look(*_):
-        places.number_of(sys._getframe(1))
-
-    monkeypatch.setattr(loader_clocks, "now_ns", look)
-    loader_clocks.ThreadClock()
-    timer = main_thread.Timer.__new__(main_thread.Timer)
-    timer.timer = None
-    timer.library = SimpleNamespace(timer_settime=look)
-    timer.arm(0.01)
-    own = places.fresh.values()
-    assert [place.kind for place in own] == ["labkit", "labkit"]
-    lines = sampled(tmp_path, ["python", "item", "a.py", 1, "f", "", None], *own)
-    assert lines.share.tolist() == [1.0]
 
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="nobody tells the line")

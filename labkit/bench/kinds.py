@@ -2,20 +2,59 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Iterable
 from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
 
 from labkit.bench.before_calls import held
-from labkit.bench.kind_names import OF_PYTHON, OF_TORCH, SAVES, kind_of
 from labkit.bench.stack import is_a, locals_of, module_of_frame, text_of
 
+KINDS = {  # of work, by the modules that do it; the longest prefix of a module's name counts
+    "forward": "torch.nn torchvision.models",
+    "optimizer": "torch.optim torch.nn.utils.clip_grad torch.amp",
+    "torch": "torch torch.nn.parameter torch.nn.utils triton",
+    "exchange": "torch.distributed",
+    "loader": "torch.utils.data",
+    "checkpoint": "torch.serialization",
+    "logging": "logging torch.utils.tensorboard tensorboard tensorboardX wandb mlflow tqdm csv",
+    "io": "io _io os posix codecs shutil pickle _pickle sqlite3 _sqlite3 h5py",
+    "wait": "threading _thread queue _queue select selectors multiprocessing "
+    "torch.multiprocessing subprocess socket ssl urllib http requests concurrent",
+    "proxy": "multiprocessing.managers",
+    "library": "torch.utils torch.storage torchvision.transforms torchvision.io",
+}
+KIND_OF = {module: kind for kind, modules in KINDS.items() for module in modules.split()}
+SYNC = ("item", "tolist", "cpu", "numpy", "synchronize", "nonzero")
+OF_TORCH = {
+    **dict.fromkeys(SYNC, "sync"),
+    "backward": "backward",
+    "save": "checkpoint",
+    "to": "copy",
+    "cuda": "copy",
+    "load": "io",
+    "load_state_dict": "torch",
+    "zero_grad": "optimizer",
+}
+SAVES = re.compile(  # a line that calls what writes, by its name
+    r"(^|[\s._])(save|savefig|imsave|imwrite|dump|to_(csv|json|parquet|pickle)|write\w*|"
+    r"add_(scalar|image|histogram|figure|text)s?|log_(metric|artifact)s?)\("
+)
+OF_PYTHON = {"print": "logging", "open": "io", "input": "wait", "sleep": "wait"}
 PATH = re.compile(r"(?<![\w.'])[A-Za-z_]\w*(?:\.\w+)*")  # names with dots
 CALLED = re.compile(r"([\w.]+)\(")
 TO_NUMBER = ("float", "int", "bool")  # of Python's own: they read a tensor's value
 WEIGHTS = ("_parameters", "_buffers", "_modules")  # where torch's modules keep them
 NAMED = (ModuleType, FunctionType, BuiltinFunctionType, MethodType, type)
+
+
+@functools.lru_cache(4096)
+def kind_of(module: str) -> str:
+    """Return the kind of work that a module does; "" where its name does not tell."""
+    while module and module not in KIND_OF:
+        module = module.rpartition(".")[0]
+    return KIND_OF.get(module, "")
 
 
 def kind_of_calls(frames: Iterable[FrameType]) -> str:

@@ -8,8 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from labkit.bench import stack
 from labkit.bench.inner_loops import InnerLoop, inner_loop
-from labkit.bench.kind_names import SAVES
-from labkit.bench.kinds import kind_of_calls, kind_of_line
+from labkit.bench.kinds import SAVES, kind_of_calls, kind_of_line
 
 DATALOADER_PARTS = "torch.utils.data._utils"
 DATASETS = "torch.utils.data.dataset"  # of torch's own: a Subset, a TensorDataset
