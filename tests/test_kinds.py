@@ -3,6 +3,7 @@
 import linecache
 import queue
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from labkit.bench.batch_contents import bytes_along, large_arrays
 from labkit.bench.kinds import kind_of_line
+from labkit.bench.stack import text_of
 
 
 @pytest.mark.parametrize(
@@ -37,6 +39,14 @@ def test_a_line_is_of_the_kind_that_its_names_tell(line, kind):
     going = names["steps"](model, torch.ones(1), np.ones(2))
     next(going)
     assert kind_of_line(going.gi_frame) == kind
+
+
+def test_no_text_of_a_line_is_kept_be_it_one_of_many_lines():
+    lines = ["ask('secret')\n", 'ask(f"""secret\n', "{secret}\n", 'secret""")\n', "ask(1)\n"]
+    linecache.cache["/home/me/ask.py"] = (1, None, lines, "")
+    code = SimpleNamespace(co_filename="/home/me/ask.py")
+    frames = [SimpleNamespace(f_code=code, f_lineno=number) for number in range(1, 6)]
+    assert [text_of(frame) for frame in frames] == ["ask('...')", "", "", "", "ask(1)"]
 
 
 def test_the_bytes_of_a_batch_are_those_of_all_its_large_arrays():

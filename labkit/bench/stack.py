@@ -17,6 +17,7 @@ from typing import Any
 from labkit.bench.before_calls import held
 from labkit.process.keys import without_literals
 
+TEXT_MARKS = ('"""', "'''")  # around a text of many lines
 LONGEST_LINE = 80  # characters of a line of source that are kept
 HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -142,10 +143,12 @@ def line_of(frame: FrameType) -> int:
 def text_of(frame: FrameType) -> str:
     """Return the line that a frame is at, as its source has it; "" where that is not here.
 
-    The texts in it are left out: one of them may be a password.
+    The texts in it are left out: one of them may be a password. So is a line in one of many lines.
     """
-    text = " ".join(linecache.getline(frame.f_code.co_filename, line_of(frame)).split())
-    return without_literals(text)[:LONGEST_LINE]
+    *before, line = linecache.getlines(frame.f_code.co_filename)[: line_of(frame)] or [""]
+    if any("".join(before).count(mark) % 2 or line.count(mark) % 2 for mark in TEXT_MARKS):
+        return ""
+    return without_literals(" ".join(line.split()))[:LONGEST_LINE]
 
 
 def name_of(code: CodeType) -> str:
