@@ -1,6 +1,6 @@
 """Calls that are known to be slow where they stand: the rows of `labkit/data/known_calls.csv`.
 
-A row has a pattern of a line's call as a record has it (arguments left out), where it counts
+A row has a pattern of a line's text, or of its call, which older records have, where it counts
 ("loading": where items are prepared; "body"; "" anywhere), an example, what makes it slow, what to
 do, and a source. Of several rows that match, the first counts.
 """
@@ -43,7 +43,7 @@ def known_calls() -> tuple[KnownCall, ...]:
 
 
 def known_call(line: Line) -> KnownCall | None:
-    """Return what is known of a line's call; None of most, and of waits for a GPU.
+    """Return what is known of a line; None of most, and of waits for a GPU.
 
     Of those another rule tells who wrote them.
     """
