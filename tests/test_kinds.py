@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from labkit.bench.batch_contents import bytes_along, large_arrays
-from labkit.bench.kinds import kind_of_line
+from labkit.bench.kinds import kind_of_calls, kind_of_line
 from labkit.bench.stack import text_of
 
 
@@ -30,15 +30,28 @@ from labkit.bench.stack import text_of
     ],
 )
 def test_a_line_is_of_the_kind_that_its_names_tell(line, kind):
+    going = suspended_at(line)
+    assert kind_of_line(going.gi_frame) == kind
+
+
+def test_what_a_package_sends_to_the_device_is_a_copy():
+    for module, kind in (("features", "copy"), ("tensorboard.writer", "logging")):
+        going = suspended_at("loss.to('cpu')", module)
+        assert kind_of_calls([going.gi_frame]) == kind
+
+
+def suspended_at(line, module="__main__"):
+    """Return a generator that is at a line of source."""
     source = f"def steps(self, loss, numbers):\n    losses, pair, jobs = made()\n    yield {line}\n"
     linecache.cache["/home/me/steps.py"] = (len(source), None, source.splitlines(True), "")
-    names = {"time": time, "made": lambda: ([], [torch.ones(1)], queue.SimpleQueue())}
+    made = [], [torch.ones(1)], queue.SimpleQueue()
+    names = {"__name__": module, "time": time, "made": lambda: made}
     exec(compile(source, "/home/me/steps.py", "exec"), names)
     model = type("Model", (), {"__module__": "__main__"})()
     model.net = torch.nn.Linear(1, 1)
     going = names["steps"](model, torch.ones(1), np.ones(2))
     next(going)
-    assert kind_of_line(going.gi_frame) == kind
+    return going
 
 
 def test_no_text_of_a_line_is_kept_be_it_one_of_many_lines():

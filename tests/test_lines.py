@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 
 import labkit as lk
 from labkit.__main__ import main
-from labkit.bench import kinds, main_thread
+from labkit.bench import main_thread
 from labkit.bench.batch_contents import padding_of
 from labkit.bench.places import Places
 from labkit.diagnosis import body_rules, wording
@@ -438,55 +438,6 @@ def noted(work, loop=None, framed=False):
     places.framed = framed
     work(lambda: places.number_of(sys._getframe(1)))
     return list(places.fresh.values())
-
-
-@pytest.fixture
-def kind_at(monkeypatch):
-    """Return what tells of which kind the stack is in which `work` calls a function of C."""
-    monkeypatch.setattr(kinds, "locals_of", lambda frame: dict(frame.f_locals))
-
-    def kind_at(name, work):
-        places = Places()
-        places.loop = work.__code__
-
-        def note(frame, event, called):
-            if event == "c_call" and called.__name__ == name:
-                sys.setprofile(None)
-                places.number_of(frame)
-                sys.setprofile(note)
-
-        sys.setprofile(note)
-        try:
-            work()
-        finally:
-            sys.setprofile(None)
-        (kind,) = {place.kind for place in places.fresh.values()}
-        return kind
-
-    return kind_at
-
-
-FEATURES = """
-class Features:
-    def __getattr__(self, name):
-        return self.data[name]
-
-
-def send(tensor, *args, **kwargs):
-    return tensor.to(*args, **kwargs)
-"""
-
-
-def test_what_a_package_sends_to_the_device_is_a_copy(kind_at):
-    package = packaged("features", FEATURES)
-    send = package["send"]
-    features = package["Features"]()
-    features.data = {"x": torch.ones(2)}
-    device = torch.device("meta")
-    on_host = torch.ones(2)
-    assert kind_at("to", lambda: features.x.to(device)) == "copy"
-    assert kind_at("to", lambda: send(on_host, device, torch.half)) == "copy"
-    assert kind_at("to", lambda: send(on_host, device="meta")) == "copy"
 
 
 def packaged(name, code):
