@@ -1,76 +1,65 @@
-"""Of which kind the work at a sampled place is: at calls and at operations."""
+"""Of which kind the work at a sampled line is: by what it calls, and on whose objects."""
 
 import linecache
-import sys
-import sysconfig
+import queue
+import time
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
-from labkit.bench import kinds
 from labkit.bench.batch_contents import bytes_along, large_arrays
-from labkit.bench.places import Places
-
-
-def looked_at(answer):
-    """Return a method that has the stack looked at, and gives an answer."""
-
-    def method(self):
-        self.look(sys._getframe(1))
-        return answer
-
-    return method
-
-
-class Tensor:
-    """What counts as a tensor, and has the stack looked at where it is read."""
-
-    __module__ = "torch"
-    is_cpu = False
-    dtype = torch.int64
-    shape = ()
-    cpu = detach = isnan = looked_at(None)
-
-    def __init__(self, look):
-        self.look = look
-
-    def __lt__(self, other):
-        return self
-
-    __contains__ = __getitem__ = __lt__
-
-    def __bool__(self):
-        return False
-
-    def isfinite(self):
-        return self
+from labkit.bench.kinds import kind_of_calls, kind_of_line
+from labkit.bench.stack import text_of
 
 
 @pytest.mark.parametrize(
-    "module, asks, kind, without_gpu",
+    "line, kind",
     [
-        ("torch.utils.tensorboard._convert_np", "x.cpu()", "sync", "logging"),
+        ("losses.append(loss.item())", "sync"),
+        ("float(loss)", "sync"),
+        ("loss.float() + 1", "torch"),
+        ("pair[0].to(loss.device)", "copy"),
+        ("self.net.weight", "torch"),
+        ("print(loss)", "logging"),
+        ("time.sleep(0)", "wait"),
+        ("jobs.put(1)", "wait"),
+        ("numbers.tolist()", "python"),
+        ("[n * n for n in range(3)]", "python"),
     ],
 )
-@pytest.mark.parametrize("on_gpu", [True, False])
-def test_what_a_package_asks_of_a_tensor_on_a_gpu_is_the_gpus(
-    module, asks, kind, without_gpu, on_gpu, monkeypatch
-):
-    monkeypatch.setattr(kinds, "is_gpu_in_use", lambda: on_gpu)
-    file = f"{sysconfig.get_path('purelib')}/{module}.py"  # stands with the other packages
-    source = f"def called(x):\n    {asks}\n"
-    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
-    names = {"__name__": module}
-    exec(compile(source, file, "exec"), names)
+def test_a_line_is_of_the_kind_that_its_names_tell(line, kind):
+    going = suspended_at(line)
+    assert kind_of_line(going.gi_frame) == kind
 
-    def loop(loss):
-        names["called"](loss)
 
-    places = Places(None)
-    places.loop = loop.__code__
-    loop(Tensor(places.number_of))
-    (place,) = places.fresh.values()
-    assert place.kind == (kind if on_gpu else without_gpu)
+def test_what_a_package_sends_to_the_device_is_a_copy():
+    for module, kind in (("features", "copy"), ("tensorboard.writer", "logging")):
+        going = suspended_at("loss.to('cpu')", module)
+        assert kind_of_calls([going.gi_frame]) == kind
+
+
+def suspended_at(line, module="__main__"):
+    """Return a generator that is at a line of source."""
+    source = f"def steps(self, loss, numbers):\n    losses, pair, jobs = made()\n    yield {line}\n"
+    linecache.cache["/home/me/steps.py"] = (len(source), None, source.splitlines(True), "")
+    made = [], [torch.ones(1)], queue.SimpleQueue()
+    names = {"__name__": module, "time": time, "made": lambda: made}
+    exec(compile(source, "/home/me/steps.py", "exec"), names)
+    model = type("Model", (), {"__module__": "__main__"})()
+    model.net = torch.nn.Linear(1, 1)
+    going = names["steps"](model, torch.ones(1), np.ones(2))
+    next(going)
+    return going
+
+
+def test_no_text_of_a_line_is_kept_be_it_one_of_many_lines():
+    lines = ["ask('secret')\n", 'ask(f"""secret\n', "{secret}\n", 'secret""")\n', "ask(1)\n"]
+    linecache.cache["/home/me/ask.py"] = (1, None, lines, "")
+    code = SimpleNamespace(co_filename="/home/me/ask.py")
+    frames = [SimpleNamespace(f_code=code, f_lineno=number) for number in range(1, 6)]
+    assert [text_of(frame) for frame in frames] == ["ask('...')", "", "", "", "ask(1)"]
 
 
 def test_the_bytes_of_a_batch_are_those_of_all_its_large_arrays():

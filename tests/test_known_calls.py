@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from labkit.bench.expressions import call_text
 from labkit.diagnosis.causes.loader import cheaper_items
 from labkit.diagnosis.findings import Finding
 from labkit.diagnosis.hot_lines import Line
@@ -16,7 +15,6 @@ LINE = Line("/home/me/train.py", 26, "Photos.__getitem__", 0.8, "worker", "pytho
 
 @pytest.mark.parametrize("row", known_calls(), ids=lambda row: row.example)
 def test_a_row_is_found_by_its_example_and_says_what_to_do(row):
-    assert call_text(row.example) == row.example
     phase = "body" if row.where == "body" else "worker"
     assert known_call(replace(LINE, call=row.example, phase=phase)) == row
     assert re.fullmatch(r"https://\S+", row.source)

@@ -8,7 +8,6 @@ import linecache
 import os
 import subprocess
 import sys
-import threading
 import time
 import weakref
 from dataclasses import dataclass
@@ -24,14 +23,7 @@ from torch.utils.data import DataLoader
 
 import labkit as lk
 from labkit.__main__ import main
-from labkit.bench import (
-    expressions,
-    kinds,
-    loader_clocks,
-    main_thread,
-    named_objects,
-    stack,
-)
+from labkit.bench import main_thread
 from labkit.bench.batch_contents import padding_of
 from labkit.bench.places import Places
 from labkit.diagnosis import thresholds as limits
@@ -67,7 +59,7 @@ def test_a_slow_collate_function_is_seen_in_its_line_in_a_worker():
         batch.sum()
     assert watch.diagnose().bottleneck == "input"
     lines = [(line.function, line.call) for line in watch.run.lines.lines]
-    assert ("slow_collate", "time.sleep()") in lines
+    assert ("slow_collate", "time.sleep(0.02)") in lines
 
 
 @SLOW
@@ -120,19 +112,18 @@ def watched_loop(
 
 def test_a_stall_is_named_with_its_period_and_its_line(tmp_path):
     steps_ms = np.where(np.arange(300) % 20 == 19, 400.0, 5.0)
-    found = watched_loop(tmp_path, steps_ms, work=("wait", "time.sleep()")).diagnose().findings[0]
+    found = watched_loop(tmp_path, steps_ms, work=("wait", "time.sleep(1)")).diagnose().findings[0]
     assert (found.name, found.cause) == ("host", "periodic")
     assert "every 20th step" in found.evidence
-    assert "time.sleep()" in [line.call for line in found.lines]
+    assert "time.sleep(1)" in [line.call for line in found.lines]
 
 
 @pytest.mark.parametrize(
     "steps_ms, more, causes",
     [
         (GROWS_MS, {}, {"drift"}),
-        (GROWS_MS, {"batch_bytes": np.linspace(4000, 7000, 300)}, set()),  # as attention, squared
+        (GROWS_MS, {"batch_bytes": np.linspace(4000, 7000, 300)}, set()),
         (GROWS_MS, {"batch_bytes": np.full(300, 4000)}, {"drift"}),
-        (GROWS_MS, {"batch_bytes": np.repeat([4000, 16000], [240, 60])}, {"drift"}),  # too late
         (GROWS_MS, {"cpu": 1.1}, {"neighbour"}),
         (SLOWS_MS, {}, set()),
         (SLOWS_MS, {"rss_gib": (1.0, 3.0)}, {"drift"}),
@@ -335,7 +326,7 @@ def test_no_sleep_in_c_code_is_cut_short_and_both_kinds_of_time_are_seen():
     assert answers == [0] * 300
     lines = watch.run.lines.lines
     assert "burn" in [line.function for line in lines]
-    assert "sleep()" in [line.call for line in lines]
+    assert "answers.append(sleep(2_000))" in [line.call for line in lines]
 
 
 LOOKED_AT_WHILE_FRAMES_GO = """
@@ -379,20 +370,6 @@ def test_a_stack_is_walked_from_beside_while_its_frames_go():
     subprocess.run([sys.executable, "-c", LOOKED_AT_WHILE_FRAMES_GO], check=True)
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python knows lines only")
-def test_a_loop_that_asks_for_its_next_item_does_not_call_what_its_body_calls():
-    def items():
-        for number in range(2):
-            asked.append(expressions.call_text(expressions.expression(sys._getframe(1))))
-            yield number
-
-    asked = []
-    made = items()
-    for number in made:
-        len([number])
-    assert asked == ["", ""]
-
-
 def test_looking_at_a_loop_keeps_none_of_its_variables():
     """A local of 200 MB is freed when the user's function lets go of it."""
 
@@ -401,7 +378,7 @@ def test_looking_at_a_loop_keeps_none_of_its_variables():
         outputs = torch.zeros(8)
         gone = weakref.ref(activations)
         Growth().look(sys._getframe(), step.__code__, 0)
-        Places(None).number_of(sys._getframe())
+        Places().number_of(sys._getframe())
         del activations
         assert gone() is None
         return weakref.ref(outputs)
@@ -412,7 +389,6 @@ def test_looking_at_a_loop_keeps_none_of_its_variables():
         Growth().look(sys._getframe(), step_with_a_snapshot_of_its_own.__code__, 0)
         return seen["mine"] == mine
 
-    expressions._written.cache_clear()
     gc.collect()
     gc.disable()
     try:
@@ -420,29 +396,6 @@ def test_looking_at_a_loop_keeps_none_of_its_variables():
     finally:
         gc.enable()
     assert step_with_a_snapshot_of_its_own()
-
-
-def test_the_files_that_are_told_apart_by_name_exist():
-    assert all(map(os.path.isfile, stack.STAND_FOR_USERS | stack.RECORDERS))
-
-
-def test_what_samples_and_times_a_loop_is_no_line_of_the_users(tmp_path, monkeypatch):
-    """A process is put off its core in the clock's system calls; a signal comes in any code."""
-    places = Places(None)
-
-    def look(*_):
-        places.number_of(sys._getframe(1))
-
-    monkeypatch.setattr(loader_clocks, "now_ns", look)
-    loader_clocks.ThreadClock()
-    timer = main_thread.Timer.__new__(main_thread.Timer)
-    timer.timer = None
-    timer.library = SimpleNamespace(timer_settime=look)
-    timer.arm(0.01)
-    own = places.fresh.values()
-    assert [place.kind for place in own] == ["labkit", "labkit"]
-    lines = sampled(tmp_path, ["python", "item", "a.py", 1, "f", "", None], *own)
-    assert lines.share.tolist() == [1.0]
 
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="nobody tells the line")
@@ -466,26 +419,6 @@ def test_a_thread_in_line_for_a_core_computes_and_does_not_sleep():
     assert spent["off"] < 0.2 * spent["user"]
 
 
-def test_a_thread_beside_knows_from_the_loops_own_samples_where_gradients_are_off():
-    places = Places(None)
-    places.loop = sys._getframe().f_code
-    seen = []
-
-    def look(_module, _args):
-        top = sys._getframe(1)
-        places.number_of(top)
-        beside = threading.Thread(target=lambda: seen.append(places._seen(top).grad))
-        beside.start()
-        beside.join()
-
-    model = torch.nn.Linear(4, 4)
-    model.register_forward_pre_hook(look)
-    for grad in (True, False, True):
-        with torch.set_grad_enabled(grad):
-            model(torch.rand(2, 4))
-    assert seen == [True, False, True]
-
-
 def sampled(tmp_path, *places, pid=1):
     """Return the lines of a record sampled once in each place: of a worker, or pid 0's body."""
     recorded = lk.recorded("workers-2")
@@ -500,76 +433,11 @@ def sampled(tmp_path, *places, pid=1):
 
 def noted(work, loop=None, framed=False):
     """Return the places that `work`, given what notes its stack, is at in the `loop`."""
-    places = Places(None)
+    places = Places()
     places.loop = (loop or noted).__code__
     places.framed = framed
     work(lambda: places.number_of(sys._getframe(1)))
     return list(places.fresh.values())
-
-
-@pytest.fixture
-def kind_at(monkeypatch):
-    """Return what tells of which kind the stack is in which `work` calls a function of C."""
-    monkeypatch.setattr(named_objects, "locals_of", lambda frame: dict(frame.f_locals))
-    monkeypatch.setattr(kinds, "is_gpu_in_use", lambda: True)
-
-    def kind_at(name, work):
-        places = Places(None)
-        places.loop = work.__code__
-
-        def note(frame, event, called):
-            if event == "c_call" and called.__name__ == name:
-                sys.setprofile(None)
-                places.number_of(frame)
-                sys.setprofile(note)
-
-        sys.setprofile(note)
-        try:
-            work()
-        finally:
-            sys.setprofile(None)
-        (kind,) = {place.kind for place in places.fresh.values()}
-        return kind
-
-    return kind_at
-
-
-def test_a_loss_scaler_and_other_packages_wait_for_a_gpu(kind_at):
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    scaler = torch.amp.GradScaler("cpu")
-    numbers = torch.arange(4)
-    save = packaged("torch.serialization", "def save(tensor):\n    tensor.cpu()\n")["save"]
-
-    def update():
-        scaler.scale(model(torch.ones(2, 4)).sum()).backward()
-        scaler.step(optimizer)
-
-    assert kind_at("item", update) == "inner_sync"  # torch's own
-    assert kind_at("cpu", lambda: save(numbers)) == "checkpoint"  # which reads what it saves
-
-
-FEATURES = """
-class Features:
-    def __getattr__(self, name):
-        return self.data[name]
-
-
-def send(tensor, *args, **kwargs):
-    return tensor.to(*args, **kwargs)
-"""
-
-
-def test_what_a_package_sends_to_the_device_is_a_copy(kind_at):
-    package = packaged("features", FEATURES)
-    send = package["send"]
-    features = package["Features"]()
-    features.data = {"x": torch.ones(2)}
-    device = torch.device("meta")
-    on_host = torch.ones(2)
-    assert kind_at("to", lambda: features.x.to(device)) == "copy"
-    assert kind_at("to", lambda: send(on_host, device, torch.half)) == "copy"
-    assert kind_at("to", lambda: send(on_host, device="meta")) == "copy"
 
 
 def packaged(name, code):
@@ -601,34 +469,6 @@ def test_a_packages_items_behind_a_subset_of_torchs_are_the_packages():
     assert place.file.endswith("pictures.py") and place.kind == "library"
 
 
-PACKAGED_TRAINER = """
-import torch
-
-
-class Model(torch.nn.Module):
-    def forward(self, note):
-        note()
-        return torch.zeros(1)
-
-
-def evaluate(model, note):
-    with torch.no_grad():
-        model(note)
-"""
-
-
-def test_a_validation_within_a_packages_loop_is_one():
-    trainer = packaged("trainers", PACKAGED_TRAINER)
-    model = trainer["Model"]()
-
-    def train(note):
-        trainer["evaluate"](model, note)
-        model(note)
-
-    places = noted(train, loop=train, framed=True)
-    assert [place.kind for place in places] == ["validation", "forward"]
-
-
 TQDM = """
 def bar(batches):
     yield from batches
@@ -650,30 +490,18 @@ def test_a_progress_bar_that_waits_for_workers_does_not_log():
     assert noted(tqdm["draw"])[0].kind == "logging"
 
 
-def test_files_that_were_installed_into_a_folder_of_ones_own_are_a_packages(tmp_path, monkeypatch):
-    (tmp_path / "lib" / "tool-1.0.dist-info").mkdir(parents=True)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "lib")])
-    assert not stack.is_users(str(tmp_path / "lib" / "tool.py"))
-    assert stack.is_users(str(tmp_path / "train.py"))
-
-
-def test_samples_within_another_loader_of_the_body_are_its_own_with_the_line_that_reads_it(
-    tmp_path,
-):
+def test_samples_within_another_loader_of_the_body_are_its_own_with_the_loops_line(tmp_path):
     def evaluate(note):
         for _ in DataLoader([0], collate_fn=lambda _items: note()):
             pass
 
-    place = noted(evaluate)[0]
-    line = evaluate.__code__.co_firstlineno + 1
-    assert place.reads == (__file__, line, evaluate.__qualname__.replace("<locals>.", ""))
-    lines = sampled(tmp_path, place, pid=0)
+    lines = sampled(tmp_path, noted(evaluate)[0], pid=0)
     assert lines.kind.tolist() == ["loader"]
-    loop = SimpleNamespace(lines=lines, spent=np.ones(40), own_drift=None)
+    loop = SimpleNamespace(lines=lines, spent=np.ones(40), drift=None)
     evidence = Evidence("cpu", compute_share=0.9, body={"loader": 0.5}, loop=loop)
     found = body.in_the_body(evidence, "loader")
     assert (found.name, found.cause, found.lost_share) == ("host", "loader", 0.45)
-    assert f"evaluate() (test_lines.py:{line})" in found.evidence
+    assert "that loader is read in noted() (test_lines.py:" in found.evidence
     assert "num_workers=2" in found.remedies[0].text
 
 
@@ -727,7 +555,7 @@ def test_a_script_is_watched_from_inside_and_is_what_it_is_without(tmp_path):
     # of 100 steps: when the body of the last is over, the loader's own iterator does not tell
     assert (found["seen"], found["run"]["steps"]) == ("inside", 99)
     most = max(found["lines"], key=lambda line: line["share"])
-    assert (most["function"], most["line"], most["call"]) == ("log", 15, "time.sleep()")
+    assert (most["function"], most["line"], most["call"]) == ("log", 15, "time.sleep(0.03)")
 
 
 @SLOW
@@ -765,7 +593,7 @@ def test_lines_of_a_loop_that_a_package_runs_are_the_packages():
     framework["Learner"]().fit(watch := lk.watch(loader, live=False))
     first = watch.diagnose().findings[0]
     assert (first.name, first.cause) == ("input", "item")
-    assert "`time.sleep()` in prepared() (framework.py:9)" in first.evidence
+    assert "`time.sleep(0.002)` in prepared() (framework.py:9)" in first.evidence
 
 
 # -- two runs compared -----------------------------------------------------------------------------

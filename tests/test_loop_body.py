@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from test_lines import grown_in, noted, packaged, sampled
+from test_lines import grown_in, sampled
 
 from labkit.bench.places import Places
 from labkit.diagnosis import judge, sampled_stacks
@@ -59,9 +59,9 @@ def other_loader(batches, note):
 @pytest.mark.parametrize(
     "body, given, inner",
     [
-        (forward, ROWS, ("forward", 12)),
-        (per_sample, ROWS, ("per_sample", 64)),
-        (update, {"weight": torch.ones(2)}, ("update", 0)),
+        (forward, ROWS, "forward"),
+        (per_sample, ROWS, "per_sample"),
+        (update, {"weight": torch.ones(2)}, "update"),
         (micro_batches, ROWS, None),
         (layers, torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(12)]), None),
         (other_loader, torch.utils.data.DataLoader(ROWS), None),
@@ -72,12 +72,12 @@ def test_a_loop_within_the_step_is_one_over_samples_time_steps_or_weights(body, 
         for _batch in range(2):
             body(given, note)
 
-    places = Places(None)
+    places = Places()
     places.loop = loop.__code__
     places.batch_loop = loop.__code__.co_firstlineno + 1
     loop(lambda: places.number_of(sys._getframe(1)))
     (found,) = {place.inner for place in places.fresh.values()}
-    assert (found and (found.function, found.turns)) == inner
+    assert (found and found.function) == inner
 
 
 def test_a_loop_in_the_loops_own_body_is_told_from_the_one_over_batches():
@@ -88,7 +88,7 @@ def test_a_loop_in_the_loops_own_body_is_told_from_the_one_over_batches():
                 note()
                 row.sum()
 
-    places = Places(None)
+    places = Places()
     places.loop = loop.__code__
     places.batch_loop = loop.__code__.co_firstlineno + 1
     loop(lambda: places.number_of(sys._getframe(1)))
@@ -109,7 +109,7 @@ def evidence_of(tmp_path, monkeypatch, *places, **more):
     lines = sampled(folder, *places, pid=0)
     nothing = {"copied": 0.0, "drift": None, "passes": 1}
     spent = np.ones(200)
-    loop = Loop(lines, spent, spent, spent, **nothing)
+    loop = Loop(lines, spent, **nothing)
     return dataclasses.replace(HEALTHY, loop=loop, body=lines.body, **more)
 
 
@@ -145,31 +145,6 @@ def test_the_largest_line_besides_the_model_is_the_finding_on_a_cpu(tmp_path, mo
     assert body.costly_line(alike) is None
     on_gpu = dataclasses.replace(evidence, kind="gpu")
     assert body.costly_line(on_gpu) is None
-
-
-SKLEARN = """
-def f1_score(note):
-    note()
-"""
-
-
-def test_metrics_are_told_by_their_package_and_by_the_name_of_a_function():
-    def accuracy(note):
-        note()
-
-    def shuffled(note):
-        note()
-
-    package = packaged("sklearn.metrics", SKLEARN)
-    assert noted(package["f1_score"])[0].kind == "metric"
-    assert noted(accuracy)[0].kind == "metric"
-    assert noted(shuffled)[0].kind == "library"
-
-
-def test_metrics_on_the_cpu_in_each_step_are_done_rarely(tmp_path, monkeypatch):
-    evidence = evidence_of(tmp_path, monkeypatch, place("metric", 12), place("backward", 20))
-    found = body.in_the_body(evidence, "metrics")
-    assert found and found.cause == "metrics" and "every 100 steps" in found.remedies[0].text
 
 
 def test_graphs_kept_in_a_list_of_a_dict_in_a_sum_and_in_a_hidden_state_are_named():

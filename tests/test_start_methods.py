@@ -14,8 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.bench.loader_hook import Recording
-from labkit.bench.worker_recorder import WorkerStart
+from labkit.bench.loader_hook import Recording, WorkerStart
 
 ROOT = Path(__file__).parents[1]
 CHECK = ROOT / "maintain" / "platforms" / "check.py"
@@ -49,7 +48,7 @@ def test_processes_that_append_to_one_log_lose_no_line_even_where_appending_is_t
 
 
 def test_a_spawned_worker_is_sent_nothing_of_the_main_process(tmp_path):
-    iterator = SimpleNamespace(_collate_fn=list, _num_workers=1)
+    iterator = SimpleNamespace(_num_workers=1)
     mapped = Recording(tmp_path, work=memoryview(b"that no pickle takes"))
     start = pickle.loads(pickle.dumps(WorkerStart(iterator, mapped, None)))
     assert start.recording == Recording(tmp_path, work=None)

@@ -1,20 +1,16 @@
 """What the times of a loader's batches show together, on times written by hand."""
 
-import dataclasses
-
 import numpy as np
+import pandas as pd
 import pytest
 
 from labkit.results import supply
-from labkit.results.loader_records import Batches
 
 
 def batches(worker, start, ready, **more):
     """Batches of 8 items from what is known of them, s."""
-    columns = {each.name: np.zeros(len(start)) for each in dataclasses.fields(Batches)}
     known = {"worker": worker, "start": start, "asked": start, "ready": ready, "taken": ready}
-    columns |= {name: np.array(values, float) for name, values in (known | more).items()}
-    return Batches(**columns | {"items": columns["items"] + 8, "of_process": columns["items"] + 1})
+    return pd.DataFrame(known | {"in_line_s": 0.0, "items": 8, "done": 1} | more)
 
 
 def some_slow(every, seconds, cpu=0.0, count=120, **more):
@@ -23,7 +19,7 @@ def some_slow(every, seconds, cpu=0.0, count=120, **more):
     took = 0.07 + slow
     start = np.arange(count) * 0.1
     workers = more.pop("worker", np.arange(count) % 2)
-    known = {"ready": start + took, "fetched": start + took, "slow_s": slow, "cpu_s": cpu * took}
+    known = {"ready": start + took, "fetched_s": took, "slow_s": slow, "cpu_s": cpu * took}
     return batches(workers, start, **known | more)
 
 

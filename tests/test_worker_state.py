@@ -79,14 +79,6 @@ def test_the_time_of_a_thread_is_read():
     assert worker_state.cpu_of_threads()[threading.get_native_id()] > 1e7
 
 
-GLOBAL = {}
-
-
-@functools.lru_cache
-def loaded(index):
-    return np.zeros(index)
-
-
 class Photos:
     """A dataset with caches of each kind, and with what is none."""
 
@@ -94,7 +86,6 @@ class Photos:
         self.paths = [str(n) for n in range(50)]
         self.cache = {}
         self.ordered = OrderedDict()
-        self.room = [None] * 50
         self.seen = ["start"]
         self.counts = {0: 0}
         self.module = np
@@ -112,17 +103,12 @@ class Photos:
     [
         ("self.cache", lambda data, n: data.cache.update({n: np.zeros(3)})),
         ("self.ordered", lambda data, n: data.ordered.update({n: "text"})),
-        ("self.room", lambda data, n: data.room.__setitem__(n, np.zeros(3))),
         ("decoded", lambda data, n: data.decoded(n)),
-        ("loaded", lambda data, n: loaded(n)),
-        ("GLOBAL", lambda data, n: GLOBAL.update({n: np.zeros(3)})),
         (None, lambda data, n: data.seen.append(n)),  # a log
         (None, lambda data, n: data.counts.update({n: 1})),  # a count
     ],
 )
 def test_a_cache_of_a_dataset_is_told_from_a_log_and_from_counts(name, fill):
-    GLOBAL.clear()
-    loaded.cache_clear()
     Photos.decoded.cache_clear()
     data = Photos()
     for wrapped in (data, Subset(data, [1])):

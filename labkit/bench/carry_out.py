@@ -24,7 +24,7 @@ from labkit.bench import (
     xray,
 )
 from labkit.bench.flops import write_work
-from labkit.bench.loader_hook import Recording
+from labkit.bench.loader_hook import Recording, in_workers
 from labkit.bench.loader_work import LoaderWork
 from labkit.bench.loop import Trainer, Trains, train
 from labkit.bench.planted_fault import planted
@@ -34,7 +34,6 @@ from labkit.bench.sampler import Sampler
 from labkit.bench.timeline import make_timeline
 from labkit.bench.user_dataset import EndlessBatches
 from labkit.bench.user_step import OwnStep
-from labkit.bench.worker_recorder import in_workers
 from labkit.orders import RowsOrder, RunOrder
 from labkit.process.device_lock import hold
 from labkit.process.events import EventLog
@@ -112,7 +111,7 @@ def prepare(
 def lines_of(batches: Loader, folder: Path) -> Iterator[None]:
     """Sample the lines of the loop and its dataset, here and in the loader's workers."""
     loader = batches.loader if isinstance(batches, EndlessBatches) else batches
-    sampler = Sampler(folder, loader.collate_fn)
+    sampler = Sampler(folder)
     sampler.places.loop = train.__code__
     work = LoaderWork(sampler.log, -1, 1)
     with in_workers(loader, Recording(folder, work)):

@@ -1,33 +1,66 @@
-"""Which kind of work does a frame do at the moment, and by which call? By the names of both."""
+"""Which kind of work does a frame do at the moment? By its module, and by the names in its line."""
 
 from __future__ import annotations
 
+import functools
 import inspect
+import re
 from collections.abc import Iterable
-from types import FrameType
+from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
 
-from labkit.bench.expressions import call_text, called, expression
-from labkit.bench.kind_names import (
-    INNER_SYNC,
-    OF_BUILTINS,
-    OF_TENSORS,
-    OF_TORCH,
-    SAVES,
-    TRAINING,
-    kind_of,
+from labkit.bench.before_calls import held
+from labkit.bench.stack import is_a, locals_of, module_of_frame, text_of
+
+KINDS = {  # of work, by the modules that do it; the longest prefix of a module's name counts
+    "forward": "torch.nn torchvision.models",
+    "optimizer": "torch.optim torch.nn.utils.clip_grad torch.amp",
+    "torch": "torch torch.nn.parameter torch.nn.utils triton",
+    "exchange": "torch.distributed",
+    "loader": "torch.utils.data",
+    "checkpoint": "torch.serialization",
+    "logging": "logging torch.utils.tensorboard tensorboard tensorboardX wandb mlflow tqdm csv",
+    "io": "io _io os posix codecs shutil pickle _pickle sqlite3 _sqlite3 h5py",
+    "wait": "threading _thread queue _queue select selectors multiprocessing "
+    "torch.multiprocessing subprocess socket ssl urllib http requests concurrent",
+    "proxy": "multiprocessing.managers",
+    "library": "torch.utils torch.storage torchvision.transforms torchvision.io",
+}
+KIND_OF = {module: kind for kind, modules in KINDS.items() for module in modules.split()}
+SYNC = ("item", "tolist", "cpu", "numpy", "synchronize", "nonzero")
+OF_TORCH = {
+    **dict.fromkeys(SYNC, "sync"),
+    "backward": "backward",
+    "save": "checkpoint",
+    "to": "copy",
+    "cuda": "copy",
+    "load": "io",
+    "load_state_dict": "torch",
+    "zero_grad": "optimizer",
+}
+SAVES = re.compile(  # a line that calls what writes, by its name
+    r"(^|[\s._])(save|savefig|imsave|imwrite|dump|to_(csv|json|parquet|pickle)|write\w*|"
+    r"add_(scalar|image|histogram|figure|text)s?|log_(metric|artifact)s?)\("
 )
-from labkit.bench.named_objects import module_named
-from labkit.bench.stack import is_gpu_in_use, module_of_frame
-
-WHOLE = ("checkpoint", "metric")  # kinds of work that reads tensors, and that whoever asks wants
+OF_PYTHON = {"print": "logging", "open": "io", "input": "wait", "sleep": "wait"}
+PATH = re.compile(r"(?<![\w.'])[A-Za-z_]\w*(?:\.\w+)*")  # names with dots
+CALLED = re.compile(r"([\w.]+)\(")
 TO_NUMBER = ("float", "int", "bool")  # of Python's own: they read a tensor's value
+WEIGHTS = ("_parameters", "_buffers", "_modules")  # where torch's modules keep them
+NAMED = (ModuleType, FunctionType, BuiltinFunctionType, MethodType, type)
+
+
+@functools.lru_cache(4096)
+def kind_of(module: str) -> str:
+    """Return the kind of work that a module does; "" where its name does not tell."""
+    while module and module not in KIND_OF:
+        module = module.rpartition(".")[0]
+    return KIND_OF.get(module, "")
 
 
 def kind_of_calls(frames: Iterable[FrameType]) -> str:
     """Return the kind of work of library frames, the deepest first; the last has the say.
 
-    Not where the deepest waits for a GPU, as the optimizer's loss scaler does, or copies to it, as
-    a package that sends a batch there.
+    Where their modules do not tell, the line of the deepest may: a package sends a batch to a GPU.
     """
     kind = ""
     deepest = None
@@ -37,36 +70,63 @@ def kind_of_calls(frames: Iterable[FrameType]) -> str:
         special = OF_TORCH.get(frame.f_code.co_name) if module.startswith("torch.") else None
         outer = special or kind_of(module)
         hands_on = frame.f_code.co_flags & inspect.CO_GENERATOR  # as `tqdm(loader)` does
-        closes = outer == "optimizer" and kind in ("forward", "backward")  # `step(closure)`
-        keeps = kind and (hands_on or closes or kind == "metric")
-        kind = kind if keeps else outer or kind or "library"
-    if deepest is None or kind in WHOLE or not is_gpu_in_use():
+        kind = kind if kind and hands_on else outer or kind or "library"
+    if deepest is None or kind != "library":
         return kind
-    asked = kind_and_call(deepest)[0]
-    if asked == "sync":
-        return INNER_SYNC if kind in TRAINING else "sync"
-    return "copy" if asked == "copy" and kind == "library" else kind
+    of_line = kind_of_line(deepest)
+    return kind if of_line == "python" else of_line
 
 
-def kind_and_call(frame: FrameType) -> tuple[str, str]:
-    """Return what a frame itself does at the moment: ("sync", "loss.item()")."""
-    text = expression(frame)
-    kind = kind_of_text(text, frame)
-    return "logging" if kind == "library" and SAVES.search(call_text(text)) else kind, call_text(
-        text
-    )
+def kind_of_line(frame: FrameType) -> str:
+    """Return the kind of work of the line that a frame is at.
+
+    What it calls there is built in, or it would have a frame of its own: so its name tells, and
+    whose objects the line names.
+    """
+    text = text_of(frame)
+    called = {name.rpartition(".")[2]: name for name in CALLED.findall(text)}
+    modules = [
+        module_of(each) for path in PATH.findall(text) for each in objects_along(path, frame)
+    ]
+    if any(module.split(".")[0] == "torch" for module in modules):
+        if any(name in TO_NUMBER for name in called.values()):
+            return "sync"
+        kinds = map((OF_PYTHON | OF_TORCH).get, called)
+        return next(filter(None, kinds), "torch")
+    kinds = (*map(OF_PYTHON.get, called), *map(kind_of, modules))
+    return next(filter(None, kinds), "logging" if SAVES.search(text) else "python")
 
 
-def kind_of_text(text: str, frame: FrameType) -> str:
-    """Return the kind of work of a call or operation: by its name, and whose objects it names."""
-    name = called(text).rpartition(".")[2]
-    module = module_named(text, frame)
-    if name in OF_BUILTINS and module in ("", "torch", "builtins"):
-        return OF_BUILTINS[name]
-    if module == "torch":
-        return "sync" if name in TO_NUMBER else OF_TORCH.get(name, "torch")
-    if name in OF_TENSORS and module in ("", "__main__"):
-        return OF_TORCH[name]
-    if module in ("", "__main__", "builtins", "math") or (module == "time" and name != "sleep"):
-        return "python"  # a clock: what took the time came before
-    return kind_of(module) or "library"
+def module_of(value: object) -> str:
+    """Return the module that an object is of; "" where unknown."""
+    if is_a(value, "torch", "Tensor"):
+        return "torch"  # of a subclass too
+    own = value if issubclass(type(value), NAMED) else type(value)
+    name = getattr(own, "__module__", None) or getattr(own, "__name__", "")
+    return name if isinstance(name, str) else ""
+
+
+def objects_along(path: str, frame: FrameType) -> list[object]:
+    """Return the objects that a path of names leads to, as `self.net.weight`, as far as known.
+
+    No code of the user's is run.
+    """
+    name, *attributes = path.split(".")
+    scopes = (locals_of(frame), frame.f_globals, frame.f_builtins)
+    found = [scope[name] for scope in scopes if name in scope][:1]
+    for attribute in attributes if found else ():
+        holder = found[-1]
+        named = issubclass(type(holder), (ModuleType, type))  # no object is asked for its class
+        kept = dict(vars(holder)) if named else held(holder)
+        places = (kept, *(kept.get(part) for part in WEIGHTS))
+        known = [each[attribute] for each in places if type(each) is dict and attribute in each]
+        if not known:
+            break
+        found.append(known[0])
+    return found
+
+
+def looked_up(path: str, frame: FrameType) -> object:
+    """Return the object that a path of names leads to; None where it is not known."""
+    found = objects_along(path, frame)
+    return found[-1] if len(found) == len(path.split(".")) else None

@@ -1,5 +1,7 @@
 """Times what a DataLoader does for its batches, in the processes that prepare them.
 
+In each worker the lines are sampled as well.
+
 torch makes a "fetcher" wherever a loader prepares batches: in each worker, and in the main process
 where there are no workers. There the fetcher is given stand-ins for the dataset and the collate
 function, which tell of the calls to them and are gone before these are made. The loader, its
@@ -9,18 +11,23 @@ asked of.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from multiprocessing import util
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from labkit.bench import stack
 from labkit.bench.before_calls import Before, Call, OnSet, held
+from labkit.bench.loader_knobs import torch_loader
 from labkit.bench.loader_work import LoaderWork
+from labkit.bench.sampler import Sampler
+from labkit.bench.worker_state import WorkerState
 from labkit.process.interrupts import OwnErrors
 
 
@@ -42,7 +49,6 @@ class LoaderHooks:
         # until its workers or its fetcher are made
         self.of_iterator: WeakKeyDictionary[object, Recording] = WeakKeyDictionary()
         self.of_worker: LoaderWork | None = None  # where this process is one
-        self.record_worker: Callable[[object, Recording, Any], object] | None = None
 
     def begin(self, iterator: object, loader: object) -> None:
         """Note a new iterator of a loader, before anything of it is made."""
@@ -58,12 +64,10 @@ class LoaderHooks:
             timed(fetcher, recording.work)
         return fetcher
 
-    def set_init_fn(self, iterator: object, own: object) -> object:
+    def set_init_fn(self, iterator: object, own: Any) -> object:
         """Return what the workers of an iterator begin with: `own`, and ours before it."""
         recording = self.of_iterator.pop(iterator, None)
-        if recording is None or self.record_worker is None:
-            return own
-        return self.record_worker(iterator, recording, own)
+        return own if recording is None else WorkerStart(iterator, recording, own)
 
 
 HOOKS = LoaderHooks()
@@ -165,3 +169,56 @@ class TimedCollate(StandIn):
     """Stands for a collate function."""
 
     __call__ = Before(_collate, lambda collate, samples: collate.real(samples))
+
+
+@contextlib.contextmanager
+def in_workers(loader: object, recording: Recording) -> Iterator[None]:
+    """Let the processes that prepare a torch DataLoader's batches record themselves.
+
+    That is what iterators which begin within the block have: their workers, or the main process.
+    """
+    number = id(torch_loader(loader))
+    if "torch.utils.data.dataloader" in sys.modules:
+        install()
+    HOOKS.wanted[number] = recording
+    try:
+        yield
+    finally:
+        HOOKS.wanted.pop(number, None)
+
+
+def _begin_worker(starts: WorkerStart) -> Callable[[int], object]:
+    """Begin to record in a loader's worker process; return the loader's own `worker_init_fn`."""
+    with contextlib.suppress(Exception):
+        starts.record()
+    return int if starts.own is None else starts.own  # int does nothing with a worker's number
+
+
+class WorkerStart:
+    """What a recorded loader's workers begin with, in the place of its `worker_init_fn`."""
+
+    def __init__(self, iterator: object, recording: Recording, own: Callable[[int], None] | None):
+        self.recording = recording._replace(work=None)  # of the main process, whose memory it maps
+        self.workers = held(iterator)["_num_workers"]
+        self.own = own
+
+    __call__ = Before(_begin_worker)
+
+    def record(self) -> None:
+        """Begin to record in this worker."""
+        folder, _, while_there, start = self.recording
+        worker = sys.modules["torch.utils.data._utils.worker"]
+        log = None
+        if start is not None:
+            sampler = Sampler(folder, while_there, self.workers)
+            sampler.most //= self.workers * start
+            sampler.places.loop = worker._worker_loop.__code__
+            sampler.start()
+            util.Finalize(None, sampler.flush, exitpriority=10)
+            log = sampler.log
+        info = worker.get_worker_info()
+        work = LoaderWork(log, info.id, self.workers, while_there, start or 1)
+        work.state = WorkerState(info.dataset)
+        install()
+        HOOKS.of_worker = work
+        util.Finalize(None, work.flush, exitpriority=10)

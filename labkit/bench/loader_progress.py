@@ -19,44 +19,36 @@ PROGRESS = "progress"  # the files' names begin so; one for each process of the 
 IDLE, FETCHING, COLLATING, WAITING, IN_BODY = range(5)
 NO_INDEX = -(2**63)
 STATE, SINCE, BATCH, INDEX, PID, USUAL = range(6)  # words of a progress file
-WORDS, TEXT_BYTES = 6, 64
-FORMAT = struct.Struct(f"={WORDS}q{TEXT_BYTES}s")
+WORDS = struct.Struct("=6q")
 
 
-class Progress:
-    """What this process is busy with, in a small file that others can read while it hangs."""
+def progress_words(folder: Path | None, worker: int | str) -> memoryview:
+    """Return the words for what this process is busy with, which others can read while it hangs.
 
-    def __init__(self, folder: Path | None, worker: int | str):
-        """`worker` is its number, or "loop" for the loop that takes the batches.
-
-        Where the file cannot be made, or there is no `folder`, nobody reads it.
-        """
-        self.memory = memoryview(bytearray(FORMAT.size))
-        if folder:
-            path = os.path.join(folder, f"{PROGRESS}-{worker}")
-            with contextlib.suppress(OSError):
-                descriptor = private(path, os.O_RDWR | os.O_CREAT)
-                try:
-                    os.write(descriptor, self.memory)
-                    self.memory = shared_page(descriptor, FORMAT.size)
-                finally:
-                    os.close(descriptor)
-        self.words = self.memory[: WORDS * 8].cast("q")
-        self.words[INDEX] = NO_INDEX
-        self.words[PID] = os.getpid()
-        self.words[SINCE] = now_ns()
-
-    def name_item(self, index: object) -> None:
-        """Note the index of the item that is being fetched."""
-        if type(index) is int:
+    `worker` is its number, or "loop" for the loop that takes the batches. Where the file cannot be
+    made, or there is no `folder`, nobody reads them.
+    """
+    memory = memoryview(bytearray(WORDS.size))
+    if folder:
+        path = os.path.join(folder, f"{PROGRESS}-{worker}")
+        with contextlib.suppress(OSError):
+            descriptor = private(path, os.O_RDWR | os.O_CREAT)
             try:
-                self.words[INDEX] = index
-                return
-            except ValueError:  # more than 64 bits
-                pass
-        self.words[INDEX] = NO_INDEX
-        text = str(plain_index(index)).encode()[:TEXT_BYTES]
-        self.memory[WORDS * 8 :] = text.ljust(TEXT_BYTES, b"\0")
+                os.write(descriptor, memory)
+                memory = shared_page(descriptor, WORDS.size)
+            finally:
+                os.close(descriptor)
+    words = memory.cast("q")
+    words[INDEX] = NO_INDEX
+    words[PID] = os.getpid()
+    words[SINCE] = now_ns()
+    return words
+
+
+def index_word(index: object) -> int:
+    """Return the index of an item as a word; of a key, or a number of more than 64 bits, none."""
+    number = index if type(index) is int else plain_index(index)
+    return number if isinstance(number, int) and abs(number) < -NO_INDEX else NO_INDEX
 
 
 @dataclass(frozen=True)
@@ -68,7 +60,7 @@ class Busy:
     state: int
     since_ns: int
     batch: int
-    index: int | str | None
+    index: int | None
     pid: int
     usual_ns: int  # of a step of the loop; 0 where that is not known
 
@@ -77,10 +69,8 @@ def progress_in(folder: Path) -> Iterator[Busy]:
     """Yield what each process of a run is busy with."""
     for path in sorted(folder.glob(f"{PROGRESS}-*")):
         with contextlib.suppress(OSError, struct.error):
-            words = FORMAT.unpack_from(path.read_bytes())
-            state, since, batch, number, pid, usual, text = words
-            named = text.rstrip(b"\0").decode(errors="replace")
-            index = number if number != NO_INDEX else named or None
+            state, since, batch, number, pid, usual = WORDS.unpack(path.read_bytes())
+            index = None if number == NO_INDEX else number
             who = path.name.removeprefix(f"{PROGRESS}-")
             yield Busy(folder, who, state, since, batch, index, pid, usual)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -21,12 +22,14 @@ from labkit.bench.loader_progress import (
     NO_INDEX,
     SINCE,
     STATE,
-    Progress,
+    index_word,
     plain_index,
+    progress_words,
 )
 from labkit.bench.loader_rows import BatchRow, ItemTimes
 from labkit.bench.worker_state import WorkerState
 from labkit.process.events import EventLog, now_ns
+from labkit.process.thinning import Thinning
 
 GATHER_NS = 100_000_000  # between two writes of a process, at first
 MOST_WRITES = 1_000  # of all workers together at that rate; then ever fewer
@@ -71,8 +74,7 @@ class LoaderWork:
         self.while_there = while_there
         self.over = False
         where = while_there.parent if while_there else None
-        self.progress = Progress(where, "main" if worker < 0 else worker)
-        self.words = self.progress.words
+        self.words = progress_words(where, "main" if worker < 0 else worker)
         self.clock = None if while_there else ThreadClock()
         self.in_line = TimeInLine()
         self.worth_a_look = False  # whether batches take so long that two readings are nothing
@@ -85,8 +87,7 @@ class LoaderWork:
         self.passes = -1
         self.in_pass = 0  # batches
         self.done = 0
-        self.keep_every = 1
-        self.room = max(1, MOST_ROWS // self.workers // max(1, start // STARTS))
+        self.rows = Thinning(max(1, MOST_ROWS // self.workers // max(1, start // STARTS)))
         self.writes = MOST_WRITES / self.workers / start
         self.due = 0  # to gather
         self.write_due = 0
@@ -94,8 +95,7 @@ class LoaderWork:
         self.gathered: list[BatchRow] = []  # of each batch since it was gathered last
         self.kept: list[BatchRow] = []  # of these, to be written
         self.laps: list[ItemTimes] = []  # and of those whose items are timed one by one
-        names = ("batches", "items", "busy_ns", "cpu_ns", "line_ns", "bytes", "disk")
-        self.totals = dict.fromkeys(names, 0)
+        self.totals: Counter[str] = Counter()
         self.written = 0  # batches in the log
         self.slowest: list[tuple[int, int | str, int]] = []
         self.process_ns = time.process_time_ns()
@@ -126,7 +126,7 @@ class LoaderWork:
         self.slow_ns = -1
         self.slow_index: object = None
         self.singly = None  # the stopwatch, in batches whose items are timed one by one
-        if not self.streams and self.done % self.keep_every == 0:
+        if not self.streams and self.done % self.rows.every == 0:
             self.singly = self.clock
         if self.singly is not None:
             self.items: list[tuple[int, int, int]] = []
@@ -146,7 +146,7 @@ class LoaderWork:
         if self.asked:
             self._end_item(self._index())
         self.asked += 1
-        self.progress.name_item(self._index())
+        self.words[INDEX] = index_word(self._index())
 
     def _index(self) -> object:
         """Return the index of the item that was asked for last; None where it is not known."""
@@ -221,22 +221,10 @@ class LoaderWork:
         items = self.items
         sums = [sum(column) for column in zip(*items, strict=True)] or [0, 0, 0]
         kept = items[:: -(-len(items) // KEPT_ITEMS)] if len(items) > 1 else []
-        cpu, wait, line = map(_microseconds, sums)
-        collate_cpu, collate_wait, collate_line = map(_microseconds, collate)
-        return ItemTimes(
-            done=self.done,
-            start_ns=self.start,
-            items=self.count,
-            cpu=cpu,
-            wait=wait,
-            line=line,
-            collate_cpu=collate_cpu,
-            collate_wait=collate_wait,
-            collate_line=collate_line,
-            between=_microseconds(between_ns),
-            item_cpu=[_microseconds(each[0]) for each in kept],
-            item_wait=[_microseconds(each[1]) for each in kept],
-        )
+        times = map(_microseconds, (*sums, *collate, between_ns))
+        cpus = [_microseconds(cpu_ns) for cpu_ns, _, _ in kept]
+        waits = [_microseconds(wait_ns) for _, wait_ns, _ in kept]
+        return ItemTimes(self.done, self.start, self.count, *times, item_cpu=cpus, item_wait=waits)
 
     def idle(self, now: int) -> None:
         """This process is busy with nothing that is the user's."""
@@ -296,8 +284,8 @@ class LoaderWork:
         gathered = self.gathered
         self.gathered = []
         totals = self.totals
+        totals["batches"] += len(gathered)
         for row in gathered:
-            totals["batches"] += 1
             totals["items"] += row.items
             totals["busy_ns"] += row.ready - row.start
             totals["cpu_ns"] += row.cpu_ns
@@ -305,16 +293,13 @@ class LoaderWork:
             index = plain_index(row.slow_index)
             if row.done:  # the first batch of a process opens files and imports modules
                 self.slowest.append((max(0, row.slow_ns - row.line_ns), index, row.batch))
-            if row.done >= self.room * self.keep_every:
-                self.keep_every *= 2
-            if row.done % self.keep_every == 0:
+            if self.rows.keeps():
                 self.kept.append(row._replace(slow_index=index))
         self.slowest.sort(key=lambda each: each[0], reverse=True)
         del self.slowest[SLOWEST:]
         read, from_disk = self.bytes_read.now()
-        totals["bytes"] += read - self.read_before[0]
-        totals["disk"] += from_disk - self.read_before[1]
-        self.read_before = (read, from_disk)
+        totals["bytes"] = read - self.read_before[0]
+        totals["disk"] = from_disk - self.read_before[1]
 
     def close(self) -> None:
         """Write what is left, and let go of the files."""

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from types import CodeType, FrameType
 from typing import NamedTuple, TypeAlias
 
-from labkit.bench import kinds, stack
-from labkit.bench.expressions import call_text, expression
+from labkit.bench import stack
 from labkit.bench.inner_loops import InnerLoop, inner_loop
-from labkit.bench.kind_names import METRIC, SAVES
+from labkit.bench.kinds import SAVES, kind_of_calls, kind_of_line
 
-DATALOADER = "torch.utils.data.dataloader"
 DATALOADER_PARTS = "torch.utils.data._utils"
 DATASETS = "torch.utils.data.dataset"  # of torch's own: a Subset, a TensorDataset
-NOT_THE_CAUSE = (DATALOADER_PARTS, DATALOADER, DATASETS, "labkit.")
-IN_MODEL = "torch.nn.modules.module"
-# These switch gradients off during a training forward: activation checkpointing; what torch.compile
-# made, and a user's own `Function`; FSDP as it gathers weights
-GRAD_OFF = ("torch.utils.checkpoint", "torch.autograd.function", "torch.distributed")
-IN_FORWARD = ("forward", "torch", "library")  # and what the forward of a model is made of
+NOT_THE_CAUSE = (DATALOADER_PARTS, "torch.utils.data.dataloader", DATASETS, "labkit.")
 
 Where: TypeAlias = tuple[str, int, str]  # file, line, function
 
@@ -33,18 +25,10 @@ class Place(NamedTuple):
     file: str  # of the deepest line of the user's own code
     line: int
     function: str
-    call: str  # what that line was calling
+    call: str  # that line, without the texts in it; of older records, what it was calling
     site: Where | None = None  # where in the loop itself that was
-    reads: Where | None = None  # where a DataLoader is read, if one is
+    reads: Where | None = None  # of older records: where another DataLoader is read
     inner: InnerLoop | None = None  # a loop within the step that it is in
-
-
-class Code(NamedTuple):
-    """The code that a stack stands at: the user's own, or of a package that was called."""
-
-    frame: FrameType
-    kind: str  # of work
-    call: str  # what its line is calling
 
 
 class Stack(NamedTuple):
@@ -53,22 +37,18 @@ class Stack(NamedTuple):
     frames: list[FrameType]  # inside the loop, the deepest first
     loop: FrameType | None  # what iterates the loader
     own: FrameType | None  # the deepest of the user's, which may be the loop
-    grad: bool  # whether gradients are recorded
 
 
 class Places:
     """The places where the stacks of one loop were."""
 
-    def __init__(self, collate: object):
-        """`collate` is the loader's collate function."""
-        self.collate = stack.place_of(collate)
+    def __init__(self):
         self.loop: CodeType | None = None  # what iterates the loader: no deeper goes the stack
         self.framed = False  # a package does, which the user's code called
         self.batch_loop: int | None = None  # the line there that asks for batches
         self.numbers: dict[tuple[object, ...], int] = {}  # {what a stack was: its place's number}
         self.met: set[CodeType] = set()  # and its code
         self.fresh: dict[int, Place] = {}  # places that were not written yet
-        self.without_grad: set[tuple[int, ...]] = set()  # lines that recorded no gradients
 
     def begin(self, frame: FrameType) -> None:
         """Note the loop around `frame`, which has its first batch."""
@@ -82,7 +62,7 @@ class Places:
     def number_of(self, top: FrameType) -> int:
         """Return the number of the place where a stack is, by its deepest frame."""
         seen = self._seen(top)
-        key: list[object] = [seen.grad, seen.loop and seen.loop.f_lineno]
+        key: list[object] = [seen.loop and seen.loop.f_lineno]
         for frame in filter(None, (*seen.frames, seen.loop)):
             key += (id(frame.f_code), frame.f_lasti)  # to hash a code object takes microseconds
             if frame is seen.own:
@@ -93,7 +73,7 @@ class Places:
             number = len(self.numbers)
             self.numbers[place] = number
             self.met.update(frame.f_code for frame in seen.frames)  # lest another gets its id
-            self.fresh[number] = self._place_of(self._code(top, seen), top, seen)
+            self.fresh[number] = self._place_of(top, seen)
         return number
 
     def _seen(self, top: FrameType) -> Stack:
@@ -102,37 +82,27 @@ class Places:
         while at is not None and at.f_code is not self.loop:
             frames.append(at)
             at = at.f_back
-        users = [each for each in (*frames, at) if each and _is_users(each)]
-        return Stack(frames, at, users[0] if users else None, self._records_gradients(users))
+        own = next((each for each in (*frames, at) if each and _is_users(each)), None)
+        return Stack(frames, at, own)
 
-    def _records_gradients(self, users: list[FrameType]) -> bool:
-        """Return whether the main thread records gradients, in the user's frames that it is in.
-
-        PyTorch tells that in the thread itself alone; another one has what it last said there.
-        """
-        lines = tuple(number for each in users for number in (id(each.f_code), each.f_lineno or 0))
-        # not by `current_thread`, which lists whoever asks among the user's threads
-        if threading.get_ident() != threading.main_thread().ident:
-            return lines not in self.without_grad
-        if stack.is_grad_on():
-            self.without_grad.discard(lines)
-            return True
-        self.without_grad.add(lines)
-        return False
-
-    def _place_of(self, code: Code, top: FrameType, seen: Stack) -> Place:
-        """Return the place of a stack that stands at `code`."""
+    def _place_of(self, top: FrameType, seen: Stack) -> Place:
+        """Return the place of a stack: in the user's own code, else in a package's."""
+        within, called = _loaders_work(seen.frames)
+        kind = _kind(top, seen)
+        frame = seen.own
+        if frame is None or (frame is seen.loop and (within or self.framed)):
+            frame = _in_package(called) or top
+            inside = [each for each in called if stack.module_of_frame(each) != DATASETS]
+            kind = kind_of_calls(inside or called) or kind
         # A process is often put off its core in the system calls of what records it
-        is_ours = top.f_code.co_filename in stack.RECORDERS
         return Place(
-            kind="labkit" if is_ours else code.kind,
-            within=self._loaders_work(seen.frames)[0],
-            file=code.frame.f_code.co_filename,
-            line=stack.line_of(code.frame),
-            function=stack.name_of(code.frame.f_code),
-            call=code.call,
+            kind="labkit" if stack.is_ours(top.f_code.co_filename) else kind,
+            within=within,
+            file=frame.f_code.co_filename,
+            line=stack.line_of(frame),
+            function=stack.name_of(frame.f_code),
+            call=stack.text_of(frame),
             site=None if self.framed else _where(seen.loop),
-            reads=_reads(seen),
             inner=self._inner(seen),
         )
 
@@ -145,40 +115,18 @@ class Places:
                 return found
         return None if self.framed else inner_loop(seen.loop, self.batch_loop)
 
-    def _code(self, top: FrameType, seen: Stack) -> Code:
-        """Return the code that a stack stands at: the user's own, else a package's."""
-        own = seen.own
-        within, called = self._loaders_work(seen.frames)
-        in_loop = own is seen.loop
-        if own is not None and not (in_loop and (within or self.framed)):
-            return Code(own, *_work(top, seen))
-        frame = _in_package(called) or top
-        kind = _work(top, seen)[0]
-        if within or kind != "validation":
-            inside = [each for each in called if stack.module_of_frame(each) != DATASETS]
-            kind = kinds.kind_of_calls(inside or called) or kind
-        if kind == "library" and frame is top:
-            called = kinds.kind_and_call(top)[0]
-            kind = kind if called == "python" else called
-        return Code(frame, kind, call_text(expression(frame)))
 
-    def _loaders_work(self, frames: list[FrameType]) -> tuple[str, list[FrameType]]:
-        """Return "item" or "collate", if a loader is busy with one, and the frames called for it.
+def _loaders_work(frames: list[FrameType]) -> tuple[str, list[FrameType]]:
+    """Return "item" or "collate", if a loader is busy with one, and the frames called for it.
 
-        If not, "" and all frames.
-        """
-        for depth, frame in enumerate(frames):
-            within = self._within(frame)
-            if within:
-                return within, frames[:depth]
-        return "", frames
-
-    def _within(self, frame: FrameType) -> str:
+    If not, "" and all frames.
+    """
+    for depth, frame in enumerate(frames):
         module = stack.module_of_frame(frame)
-        here = frame.f_code.co_filename, frame.f_code.co_firstlineno
-        if module == f"{DATALOADER_PARTS}.collate" or here == self.collate:
-            return "collate"
-        return "item" if module == f"{DATALOADER_PARTS}.fetch" else ""
+        if module in (f"{DATALOADER_PARTS}.fetch", f"{DATALOADER_PARTS}.collate"):
+            collates = "collate" in module or "collate_fn" in stack.text_of(frame)
+            return "collate" if collates else "item", frames[:depth]
+    return "", frames
 
 
 def _is_users(frame: FrameType) -> bool:
@@ -193,57 +141,26 @@ def _where(frame: FrameType | None) -> Where | None:
     return frame.f_code.co_filename, frame.f_lineno, stack.name_of(frame.f_code)
 
 
-def _reads(seen: Stack) -> Where | None:
-    """Return where the user's code reads the outermost DataLoader; None where it reads none."""
-    found = None
-    is_read = False
-    for frame in filter(None, (*seen.frames, seen.loop)):
-        if stack.module_of_frame(frame) == DATALOADER:
-            is_read = True
-        elif is_read and stack.is_users(frame.f_code.co_filename):
-            found = _where(frame)
-            is_read = False
-    return found
-
-
-def _work(top: FrameType, seen: Stack) -> tuple[str, str]:
-    """Return the kind of work that a stack is at, and what the user's line was calling."""
+def _kind(top: FrameType, seen: Stack) -> str:
+    """Return the kind of work that a stack is at."""
     own = seen.own
     if own is top:
-        kind, call = kinds.kind_and_call(top)
-    else:
-        libraries = itertools.takewhile(lambda frame: frame is not own, seen.frames)
-        kind = kinds.kind_of_calls(libraries)
-        call = call_text(expression(own)) if own else ""
-        if kind in ("library", "io") and SAVES.search(call):
-            kind = "logging"
-    return _phase(kind, seen) or kind, call
-
-
-def _phase(kind: str, seen: Stack) -> str:
-    """Return "validation" or "metric" where work of that kind is a part of one, else ""."""
-    modules = {stack.module_of_frame(frame) for frame in seen.frames}
-    if IN_MODEL in modules and kind in IN_FORWARD:
-        needs_grad = seen.grad or any(each.startswith(GRAD_OFF) for each in modules)
-        return "" if needs_grad else "validation"
-    of_user = [frame for frame in seen.frames if _is_users(frame)]
-    is_named = any(METRIC.search(frame.f_code.co_name) for frame in of_user)
-    return "metric" if is_named and kind in ("python", "library") else ""
+        return kind_of_line(top)
+    kind = kind_of_calls(itertools.takewhile(lambda frame: frame is not own, seen.frames))
+    saves = own and kind in ("library", "io") and SAVES.search(stack.text_of(own))
+    return "logging" if saves else kind
 
 
 def _in_package(frames: list[FrameType]) -> FrameType | None:
     """Return the deepest of the frames that is of the package called first; None without one."""
-    called: list[tuple[str, FrameType]] = []
-    for frame in frames:
-        module = stack.module_of_frame(frame)
-        if not module.startswith(NOT_THE_CAUSE):
-            called.append((module.partition(".")[0], frame))
+    called = [
+        (module.partition(".")[0], frame)
+        for frame in frames
+        if not (module := stack.module_of_frame(frame)).startswith(NOT_THE_CAUSE)
+    ]
     if not called:
         return None
     package, first = called[-1]
     if package in ("", "torch"):
         return first
-    for inside, frame in called:
-        if inside == package and frame.f_code.co_name != "__torch_function__":
-            return frame
-    return None
+    return next(frame for inside, frame in called if inside == package)

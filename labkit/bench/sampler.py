@@ -48,22 +48,19 @@ FLAG = "watched"  # a file in the run's folder, there while the run goes on
 class Sampler:
     """Samples this process's main thread between `start` and `stop`; writes to the log itself."""
 
-    def __init__(
-        self, folder: Path, collate: object, while_there: Path | None = None, processes: int = 1
-    ):
-        """`collate` is the collate function; it stops once the file `while_there` is deleted.
+    def __init__(self, folder: Path, while_there: Path | None = None, processes: int = 1):
+        """It stops once the file `while_there` is deleted.
 
         Where several `processes` do the same work, together they are sampled as often as one.
         """
         self.log = EventLog(folder)
-        self.places = Places(collate)
+        self.places = Places()
         self.pid = os.getpid()
         self.while_there = while_there
         self.processes = processes
         self.rows: list[tuple[int, int, int]] = []
         self.missing = ""  # why there are no samples
         self.in_use = False  # whether a loop goes on
-        self.beside: set[Sampler] = set()  # of other loaders that the same loop reads
         self.thread: MainThread | None = None  # while it is sampled
         self.random = random.Random(now_ns())  # our own: no number of the user's is drawn
         self.lock = _thread.allocate_lock()  # of the rows and places
@@ -110,8 +107,6 @@ class Sampler:
         if not isinstance(other, Sampler):
             return "" if there == signal.SIG_DFL else "SIGURG is not free"
         if other.pid == os.getpid() and other.in_use:
-            if self.places.loop and self.places.loop is other.places.loop:
-                other.beside.add(self)  # it has the samples as well
             return "the loop around this one is sampled"
         other.stop()  # of a loop that is over for now
         return ""
@@ -185,19 +180,13 @@ class Sampler:
         try:
             weight = thread.place(how)
             if weight > 0:
-                self._note(weight, frame)
-                for each in self.beside:
-                    if each.in_use and each.taken < each.most:
-                        each._note(weight, frame)
+                self.rows.append((now_ns(), weight, self.places.number_of(frame)))
+                self.taken += 1
         except Exception as error:  # of the user's objects: no loop may end on our account
             if signal_of(error) is not None:
                 raise
             self.missing = f"{type(error).__name__}: {error}"
             self.taken = self.most
-
-    def _note(self, weight_ns: int, frame: FrameType) -> None:
-        self.rows.append((now_ns(), weight_ns, self.places.number_of(frame)))
-        self.taken += 1
 
     def flush(self) -> None:
         """Write what has gathered, if anything."""
@@ -205,14 +194,10 @@ class Sampler:
             return
         with self.lock:
             self.due = now_ns() + FLUSH_NS
-            for each in (self, *self.beside):
-                each._write()
-
-    def _write(self) -> None:
-        if self.rows:
-            self.log.write("lines", pid=self.pid, places=self.places.fresh, rows=self.rows)
-            self.rows = []
-            self.places.fresh = {}
+            if self.rows:
+                self.log.write("lines", pid=self.pid, places=self.places.fresh, rows=self.rows)
+                self.rows = []
+                self.places.fresh = {}
 
 
 def _is_told_of_signals() -> bool:

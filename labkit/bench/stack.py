@@ -2,41 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import functools
 import gc
 import inspect
 import itertools
+import linecache
 import os
 import sys
 import sysconfig
-from types import CodeType, FrameType, FunctionType, MethodType
+from types import CodeType, FrameType
 from typing import Any
 
 from labkit.bench.before_calls import held
+from labkit.process.keys import without_literals
 
+TEXT_MARKS = ('"""', "'''")  # around a text of many lines
+LONGEST_LINE = 80  # characters of a line of source that are kept
 HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
-def _files_of_bench(*modules: str) -> frozenset[str]:
-    return frozenset(os.path.join(HOME, "bench", f"{module}.py") for module in modules)
-
-
 # What a pipeline of ours runs stands for the user's own: its dataset, model and loop
-STAND_FOR_USERS = _files_of_bench("data", "models", "loop")
-# What times the items of a loader, and what samples: its time is labkit's own cost
-RECORDERS = _files_of_bench(
-    "before_calls",
-    "loader_clocks",
-    "loader_hook",
-    "loader_progress",
-    "loader_work",
-    "main_thread",
-    "sampler",
-    "worker_recorder",
-    "worker_state",
-) | {os.path.join(HOME, "process", "interrupts.py")}
+STAND_FOR_USERS = {os.path.join(HOME, "bench", f"{name}.py") for name in ("data", "models", "loop")}
 LIBRARIES = tuple({*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))})
 LIBRARIES += (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
@@ -44,23 +31,16 @@ LIBRARIES += (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 @functools.lru_cache(4096)
 def is_users(file: str) -> bool:
     """Return whether a file is the user's own: not Python's, a package's, or labkit's."""
-    if file in STAND_FOR_USERS:
-        return True
-    if file.startswith((HOME, "<frozen", "<string", "<__array_function__", "<eval_with_key>")):
+    if file.startswith(HOME):
+        return file in STAND_FOR_USERS
+    if file.startswith(("<frozen", "<string", "<__array_function__", "<eval_with_key>")):
         return False
-    if any(folder in file for folder in LIBRARIES):
-        return False
-    return not any(
-        file.startswith(f"{path}{os.sep}") and _holds_packages(path) for path in sys.path
-    )
+    return not any(folder in file for folder in LIBRARIES)
 
 
-@functools.lru_cache(256)
-def _holds_packages(folder: str) -> bool:
-    """Return whether packages were installed into a folder, as by `pip install --target`."""
-    with contextlib.suppress(OSError):
-        return any(name.endswith(".dist-info") for name in os.listdir(folder or "."))
-    return False
+def is_ours(file: str) -> bool:
+    """Return whether a file is of labkit, and stands for no user's: its time is our own cost."""
+    return file.startswith(HOME) and file not in STAND_FOR_USERS
 
 
 def top_frame(thread: int) -> FrameType | None:
@@ -155,46 +135,22 @@ def module_of_frame(frame: FrameType) -> str:
     return name if isinstance(name, str) else ""
 
 
-Position = tuple[int | None, int | None, int | None, int | None]
-NOWHERE: Position = (None, None, None, None)
-
-
-def position_of(code: CodeType, instruction: int, line_now: int | None = None) -> Position:
-    """Return (line, last line, column, last column) of an instruction, as far as Python knows."""
-    if sys.version_info < (3, 11):
-        return line_now, line_now, None, None
-    return next(itertools.islice(code.co_positions(), instruction // 2, None), NOWHERE)
-
-
 def line_of(frame: FrameType) -> int:
     """Return the line of a frame; at a loop's jump back, which may have none, of its function."""
     return frame.f_lineno or frame.f_code.co_firstlineno
 
 
+def text_of(frame: FrameType) -> str:
+    """Return the line that a frame is at, as its source has it; "" where that is not here.
+
+    The texts in it are left out: one of them may be a password. So is a line in one of many lines.
+    """
+    *before, line = linecache.getlines(frame.f_code.co_filename)[: line_of(frame)] or [""]
+    if any("".join(before).count(mark) % 2 or line.count(mark) % 2 for mark in TEXT_MARKS):
+        return ""
+    return without_literals(" ".join(line.split()))[:LONGEST_LINE]
+
+
 def name_of(code: CodeType) -> str:
     """Return the name of a function, with its class where Python knows it (3.11)."""
     return getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
-
-
-def place_of(function: object) -> tuple[str, int] | None:
-    """Return the file and first line of a function, or of a callable object's `__call__`."""
-    inner: Any = function
-    while type(inner) in (functools.partial, MethodType):
-        inner = inner.func if type(inner) is functools.partial else inner.__func__
-    if type(inner) is not FunctionType:
-        inner = kept_by_class(type(inner), "__call__")
-    if type(inner) is not FunctionType:
-        return None
-    return inner.__code__.co_filename, inner.__code__.co_firstlineno
-
-
-def is_gpu_in_use() -> bool:
-    """Return whether this process has begun to use a GPU, which a host may wait for."""
-    begun = (sys.modules.get(f"torch.{kind}") for kind in ("cuda", "xpu"))
-    return any(module is not None and module.is_initialized() for module in begun)
-
-
-def is_grad_on() -> bool:
-    """Return whether this thread records gradients: validation does not."""
-    torch = sys.modules.get("torch")
-    return torch is None or not hasattr(torch, "is_grad_enabled") or torch.is_grad_enabled()

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
-import sys
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping
@@ -23,23 +21,15 @@ MAPPINGS = (dict, OrderedDict, defaultdict)
 NUMBERS = (int, float, bool, type(None))  # a mapping to these counts something, and is no cache
 DEEP = 3  # objects within objects, as of a dataset that wraps another one
 MOST_OBJECTS = 64
-LOOKED_AT = 64  # entries of a list
 
 
 def cpu_of_threads() -> dict[int, int]:
-    """Return the CPU time of each thread of this process by its number, ns."""
-    if TASKS.is_dir():
-        return {int(number): _ran_ns(number) for number in os.listdir(TASKS)}
-    import psutil
-
-    threads = psutil.Process().threads()
-    return {each.id: int(1e9 * (each.user_time + each.system_time)) for each in threads}
-
-
-def _ran_ns(thread: str) -> int:
-    with contextlib.suppress(OSError, ValueError, IndexError):  # it has just ended
-        return int((TASKS / thread / "schedstat").read_text().split()[0])
-    return 0
+    """Return the CPU time of each thread of this process by its number, ns; {} outside Linux."""
+    spent_ns = {}
+    for task in TASKS.glob("*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # it has just ended
+            spent_ns[int(task.name)] = int((task / "schedstat").read_text().split()[0])
+    return spent_ns
 
 
 class WorkerState:
@@ -72,9 +62,8 @@ class WorkerState:
 def entries_of(dataset: object) -> Iterator[tuple[str, int]]:
     """Yield each thing that may be a cache of a dataset, and how many entries it has.
 
-    That are its attributes, those of what it holds, and what its class and module have.
+    That are its attributes, those of what it holds, and what its class has.
     """
-    kind = type(dataset)
     objects = [("self.", dataset, 0)]
     for place, (prefix, thing, depth) in enumerate(objects):  # grows meanwhile
         attributes = held(thing)
@@ -83,30 +72,13 @@ def entries_of(dataset: object) -> Iterator[tuple[str, int]]:
             for name, each in attributes.items():
                 if held(each) and type(each).__module__ != "builtins":  # no module, no function
                     objects.append((f"{prefix}{name}.", each, depth + 1))
-    for each in kind.__mro__:
-        yield from _caches("", vars(each))
-    yield from _caches("", held(sys.modules.get(kind.__module__)))
+    for kind in type(dataset).__mro__:
+        yield from _caches("", vars(kind))
 
 
-def _caches(prefix: str, names: Mapping[str, object]) -> Iterator[tuple[str, int]]:
+def _caches(prefix: str, names: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     for name, value in list(names.items()):
-        count = _entries(value)
-        if count is not None and not name.startswith("__"):
-            yield f"{prefix}{name}", count
-
-
-def _entries(value: Any) -> int | None:
-    """Return how many entries it has; None of what is no cache.
-
-    Of a list its empty places (None) are counted, below 0: a cache fills them, and a log is only
-    appended to.
-    """
-    if type(value) is functools._lru_cache_wrapper:
-        return value.cache_info().currsize
-    if type(value) in MAPPINGS:
-        last = next(reversed(value.values()), "")
-        return None if type(last) in NUMBERS else len(value)
-    if type(value) is list and value:
-        some = value[:: max(1, len(value) // LOOKED_AT)]
-        return -round(len(value) * sum(each is None for each in some) / len(some))
-    return None
+        if type(value) is functools._lru_cache_wrapper:
+            yield f"{prefix}{name}", value.cache_info().currsize
+        elif type(value) in MAPPINGS and type(next(reversed(value.values()), "")) not in NUMBERS:
+            yield f"{prefix}{name}", len(value)

@@ -147,7 +147,7 @@ def device_shared(
     if use.taken is None:  # outside Linux
         return doubt(NEIGHBOUR, *known, remedy=STOP_OTHERS) if slow else None
     starved = first.cause in OF_SLOW_WORKERS and use.taken > limits.MOSTLY_OTHERS
-    if slow and (use.taken > limit or loop.own_drift) or starved:
+    if slow and (use.taken > limit or loop.drift) or starved:
         return doubt(NEIGHBOUR, *known, Measured(seen, use.taken), remedy=STOP_OTHERS)
     return None
 

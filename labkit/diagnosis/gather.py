@@ -59,6 +59,7 @@ def known_of(run: Run, wait: np.ndarray, compute: np.ndarray, ranks_cores: float
         xray=xray,
         lines=run.lines if run.samples_of_lines else None,
         loop=loop,
+        body=loop.lines.body if loop else {},
         workers=worker_evidence(run),
         slow_items=_slow_items(run),
         epochs=_epochs(run),

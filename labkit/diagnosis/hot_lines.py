@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import linecache
 import re
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 
 from labkit.bench.places import Place, Where
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.sampled_stacks import PHASES, WORKER, SampledStacks, added
+from labkit.diagnosis.sampled_stacks import SampledStacks, added
 from labkit.results.result import Result, Table
 from labkit.results.run import Run
 
 CELL = re.compile(r"ipykernel_\d+|<ipython-input")  # in the name of a notebook cell's file
-QUOTED = re.compile(r"""(["'])(?:(?!\1).)*\1""")  # a text in a line of source
-LONGEST = 80  # characters of such a line
 SHOWN = 12  # rows of the table
 SPREAD = 0.5  # a function whose costliest line has less of it than this is named as a whole
 COLLATE = "collate"  # what a loader is busy with where it puts items together
@@ -37,7 +35,7 @@ class Line:
     share: float  # of wall time, 0 to 1; of workers, of the time in which they worked
     phase: str  # of `PHASES`: "between" two passes over the loader, in a "worker" of it
     kind: str  # of work: "forward", "python", "logging", "io", "wait", ...
-    call: str = ""  # what it called, as it stands in the source; "" where that is not known
+    call: str = ""  # its text; of older records, what it called; "" where that is not known
     site: Where | None = None  # where in the loop that was; None in a worker
 
     @property
@@ -54,15 +52,9 @@ class Line:
 
     @property
     def what(self) -> str:
-        """What is done there, and where: "`json.dumps()` in log() (train.py:42)"."""
+        """What is done there, and where: "`json.dumps(row)` in log() (train.py:42)"."""
         within = "" if self.function == "<module>" else " in"
-        text = self.call or self.source
-        return f"`{text}`{within} {self.address}" if text else self.address
-
-    @property
-    def source(self) -> str:
-        """The line as it stands in its file, without texts; "" where the file is not here."""
-        return QUOTED.sub("'...'", linecache.getline(self.file, self.line).strip())[:LONGEST]
+        return f"`{self.call}`{within} {self.address}" if self.call else self.address
 
     def to_dict(self) -> dict[str, object]:
         """Return the line as JSON types."""
@@ -89,17 +81,34 @@ class Lines(SampledStacks, Result):
     def rows(self, mask: np.ndarray) -> tuple[Line, ...]:
         """Return the lines that the samples of `mask` fell on, the costliest first."""
         key = mask.tobytes()
-        if key in self._rows:  # a diagnosis asks 60 times
-            return self._rows[key]
-        found: dict[tuple[str, int, str, int], dict[Place, float]] = defaultdict(dict)
-        for place, phase, share in self._sampled(mask):
-            line = (place.file, place.line, place.function, phase)
-            place = place._replace(within="", reads=None)  # wherever in a worker it is one line
-            found[line][place] = found[line].get(place, 0.0) + share
-        lines = [_line_of(shares, PHASES[phase]) for (*_, phase), shares in found.items()]
-        lines.sort(key=lambda line: -line.share)
-        self._rows[key] = tuple(lines)
+        if key not in self._rows:  # a diagnosis asks 60 times
+            self._rows[key] = self._lines_of(mask)
         return self._rows[key]
+
+    def around(self, mask: np.ndarray, what: str) -> tuple[Line, ...]:
+        """Return the lines around the samples of `mask`, the costliest first.
+
+        `what`: the "site" in the loop itself, or the line that "reads" a DataLoader.
+        """
+        return self._lines_of(mask, what)
+
+    def _lines_of(self, mask: np.ndarray, what: str = "") -> tuple[Line, ...]:
+        """Return the lines of the samples of `mask`, or `what` is around them: each with a share.
+
+        A line is of the kind that most of its time was.
+        """
+        found: dict[tuple, list[tuple[float, Place]]] = defaultdict(list)
+        for place, phase, share in self._sampled(mask):
+            where = getattr(place, what) if what else (place.file, place.line, place.function)
+            if where:
+                found[(*where, "body" if what else phase)].append((share, place))
+        lines = []
+        for (file, number, function, phase), sampled in found.items():
+            share = sum(share for share, _ in sampled)
+            most = max(sampled, key=itemgetter(0))[1]
+            line = Line(file, number, function, share, phase, most.kind)
+            lines.append(line if what else replace(line, call=most.call, site=most.site))
+        return tuple(sorted(lines, key=lambda line: -line.share))
 
     def making(self, phase: str) -> np.ndarray:
         """Return the mask of the samples of a phase in which code that is not torch's made batches.
@@ -121,39 +130,20 @@ class Lines(SampledStacks, Result):
 
     def _slow_code(self, phase: str) -> SlowCode | None:
         made = self.making(phase)
-        if not made.any():
-            return None
-        groups = [_group(each) for each in self.places]
-        by_place = np.bincount(self.place[made], self.share[made], len(groups))
-        by_group = added(zip(groups, by_place.tolist(), strict=True))
-        most = next(iter(by_group))
         whole = float(self.share[self.mask(phase)].sum())
-        if by_group[most] < limits.MOST_OF_LOADING * whole:
-            return None
-        here = np.array([group == most for group in groups])[self.place]
-        rows = self.rows(made & here)[:3]
-        return SlowCode(most[0], phase, rows, tuple(row.share / whole for row in rows))
-
-    def around(self, mask: np.ndarray, what: str) -> tuple[Line, ...]:
-        """Return the lines around the samples of `mask`, the costliest first.
-
-        `what`: the "site" in the loop itself, or the line that "reads" a DataLoader.
-        """
-        found = [
-            (where, share, place.kind)
-            for place, _, share in self._sampled(mask)
-            if (where := getattr(place, what))
-        ]
-        kinds = {where: kind for where, _, kind in reversed(found)}  # of the first of each
-        return tuple(
-            Line(*where, share=share, phase="body", kind=kinds[where])
-            for where, share in added((where, share) for where, share, _ in found).items()
-        )
+        groups = added((_group(place), share) for place, _, share in self._sampled(made))
+        for group, share in [*groups.items()][:1]:
+            if share >= limits.MOST_OF_LOADING * whole:
+                here = np.array([_group(each) == group for each in self.places])[self.place]
+                rows = self.rows(made & here)[:3]
+                return SlowCode(group[0], phase, rows, tuple(row.share / whole for row in rows))
+        return None
 
     @property
     def lines(self) -> tuple[Line, ...]:
         """Every line that was met, the costliest first; those of workers after the loop's."""
-        return self.rows(self.phase < WORKER) + self.rows(self.phase == WORKER)
+        in_worker = self.mask("worker")
+        return self.rows(~in_worker) + self.rows(in_worker)
 
     def worst(self, mask: np.ndarray) -> tuple[Line, ...]:
         """Return where the samples of `mask` went: a line, or the function they are spread over.
@@ -162,20 +152,19 @@ class Lines(SampledStacks, Result):
         single lines.
         """
         rows = self.rows(mask)
-        functions = defaultdict(list)
-        for line in rows:
-            functions[line.file, line.function, line.phase].append(line)
         if not rows:
             return ()
-        most = max(functions.values(), key=lambda lines: sum(line.share for line in lines))
-        whole = sum(line.share for line in most)
-        if rows[0].share >= SPREAD * whole or most[0].function == "<module>":
+        functions = added(((line.file, line.function, line.phase), line.share) for line in rows)
+        function, whole = next(iter(functions.items()))
+        first = next(each for each in rows if (each.file, each.function, each.phase) == function)
+        if rows[0].share >= SPREAD * whole or first.function == "<module>":
             return rows[:3]
-        return (replace(most[0], share=whole, call=""), *rows[:2])
+        return (replace(first, share=whole, call=""), *rows[:2])
 
     def table(self) -> Table:
         """Return the costliest lines, of the loop and then of its loader's workers."""
-        shown = self.rows(self.phase < WORKER)[:SHOWN] + self.rows(self.phase == WORKER)[:SHOWN]
+        in_worker = self.mask("worker")
+        shown = self.rows(~in_worker)[:SHOWN] + self.rows(in_worker)[:SHOWN]
         rows = [
             (f"{line.share:.0%}", line.phase, line.address, line.kind, line.call)
             for line in shown
@@ -209,18 +198,3 @@ def _group(place: Place) -> tuple[str, str, str]:
     if place.within == COLLATE:
         return COLLATE, "", ""
     return place.within, place.file, place.function.partition(".<")[0]  # with what it comprehends
-
-
-def _line_of(shares: dict[Place, float], phase: str) -> Line:
-    """Return one line of code from the places in it, and their shares: as most of its time was."""
-    most = next(iter(added(shares.items())))
-    return Line(
-        file=most.file,
-        line=most.line,
-        function=most.function,
-        share=sum(shares.values()),
-        phase=phase,
-        kind=most.kind,
-        call=most.call,
-        site=most.site,
-    )

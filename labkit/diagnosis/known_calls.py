@@ -1,6 +1,6 @@
 """Calls that are known to be slow where they stand: the rows of `labkit/data/known_calls.csv`.
 
-A row has a pattern of a line's call as a record has it (arguments left out), where it counts
+A row has a pattern of a line's text, or of its call, which older records have, where it counts
 ("loading": where items are prepared; "body"; "" anywhere), an example, what makes it slow, what to
 do, and a source. Of several rows that match, the first counts.
 """
@@ -13,7 +13,6 @@ import re
 from dataclasses import replace
 from typing import NamedTuple
 
-from labkit.bench.kind_names import INNER_SYNC
 from labkit.diagnosis.findings import LESS_WAITING, SAME_LOSSES, Finding, Remedy
 from labkit.diagnosis.hot_lines import Line
 from labkit.results.templates import DATA
@@ -43,11 +42,11 @@ def known_calls() -> tuple[KnownCall, ...]:
 
 
 def known_call(line: Line) -> KnownCall | None:
-    """Return what is known of a line's call; None of most, and of waits for a GPU.
+    """Return what is known of a line; None of most, and of waits for a GPU.
 
     Of those another rule tells who wrote them.
     """
-    if line.kind in ("sync", INNER_SYNC):
+    if line.kind == "sync":
         return None
     where = "loading" if line.phase in LOADING else "body"
     text = f"{line.call} ({line.kind})"  # of a manager's proxy the call alone does not tell it

@@ -33,15 +33,12 @@ class PartOfLoop:
 def work_of(lines: Lines, part: str, spent: np.ndarray) -> PartOfLoop:
     """Return what a part of the body does; `spent` (steps,) is how long each body took, s."""
     mask = lines.of_part(part)
-    worst = lines.worst(mask)
     when = long_steps(lines, mask, spent)
+    begins = lines.around(mask, "site")[:1] if when else ()  # such work is known by that line
+    shown = (*begins, *lines.worst(mask))
     body = float(lines.share[lines.mask("body")].sum())
-    share = worst[0].share / max(body, 1e-9) if worst else 0.0
-    if when is None:
-        return PartOfLoop(part, worst, share)
-    begins = lines.around(mask, "site")[:1]  # it is known by the line that begins it
-    share = begins[0].share / max(body, 1e-9) if begins else share
-    return PartOfLoop(PERIODIC, (*begins, *worst), share, when)
+    share = shown[0].share / max(body, 1e-9) if shown else 0.0
+    return PartOfLoop(PERIODIC if when else part, shown, share, when)
 
 
 def long_steps(lines: Lines, mask: np.ndarray, spent: np.ndarray) -> LongSteps | None:

@@ -8,38 +8,36 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
+import pandas
 
 from labkit.bench.inner_loops import InnerLoop
-from labkit.bench.kind_names import INNER_SYNC
-from labkit.bench.places import Place, Where
-from labkit.results.loader_records import Batches
+from labkit.bench.places import Place
 from labkit.results.record import Event
 from labkit.results.run import Run
 
 Key = TypeVar("Key")
 FEWEST = 30  # samples of a phase (0.3 s of it) that may speak for its lines
 PHASES = ("waiting", "body", "between", "worker")
-WAITING, BODY, BETWEEN, WORKER = range(len(PHASES))
-AROUND = Place._fields.index("site")  # of a place: from here on, lines around it
 PART_OF_KIND = {  # the parts of a loop's body, by the kinds of work they are made of
     "forward": "forward",
     "backward": "backward",
     "optimizer": "optimizer",
     "update": "optimizer",  # in the user's own code, of older records
     "sync": "sync",
-    INNER_SYNC: "torch",
-    "validation": "validation",
+    "inner_sync": "torch",  # in torch's own code, of older records
+    "validation": "forward",  # without gradients, of older records
     "loader": "loader",  # another one than the loop's own
     "torch": "torch",
     "copy": "torch",
     "exchange": "torch",
     "python": "python",
     "library": "python",
-    "collect": "python",
-    "metric": "metrics",
+    "collect": "python",  # of older records, as is the next
+    "metric": "python",
     "logging": "logging",
     "io": "logging",
     "checkpoint": "logging",
@@ -52,12 +50,12 @@ OPERATORS = ("forward", "torch", "optimizer", "sync", "copy")  # kinds of work o
 class SampledStacks:
     """The stacks that were sampled after the warm-up.
 
-    There are `samples` of them; `missing` says why none. Of each, as arrays: `phase` (an index
-    into `PHASES`), `step` (-1 in workers and between passes), `share` (0 to 1 of wall time, or of
-    the workers' work), `moment` and `ended_ns` (when it ended, in s and by the clock), `seconds`
-    (how long it stands for), `pid` and `at_s` (when, on the clock of `Batches`), `place` (an index
-    into `places`), and of the place `kind` and `within`. Workers took `made_us` to make a batch,
-    None if unknown.
+    There are `samples` of them; `missing` says why none. Of each, as arrays: `phase` (of `PHASES`),
+    `step` (-1 in workers and between passes), `share` (0 to 1 of wall time, or of the workers'
+    work), `moment` and `ended_ns` (when it ended, in s and by the clock), `seconds` (how long it
+    stands for), `pid` and `at_s` (when, on the clock of a loader's batches), `place` (an index into
+    `places`), and of the place `kind` and `within`. Workers took `made_us` to make a batch, None if
+    unknown.
     """
 
     def __init__(self, run: Run):
@@ -68,24 +66,26 @@ class SampledStacks:
         in_loop = pid == (run.event("hello") or {}).get("pid", 0)
         stamps = run.stamps if run.steps else np.zeros((1, 6))
         phase, step = _phases(moment, stamps, in_loop)
-        place = _of_other_loaders(self.places, place, phase == BODY)
         kind = np.array([each.kind for each in self.places], str)[place]
         within = np.array([each.within for each in self.places], str)[place]
+        # The same line may prepare items of the loop's own loader while the loop waits
+        others = np.array([bool(each.reads) for each in self.places], bool)[place]
+        others = (phase == "body") & (kind != "labkit") & (others | (within != ""))
 
         stamps = stamps[max(run.warmup - 1, 0) :]  # of the last step of the warm-up, and on
         start, end = stamps[[0, -1], 5]
         keep = np.where(np.isnan(moment), in_loop, (moment > start) & (moment <= end))
         # not: the clock that times the items; a worker that waits for work, or hands it over
-        keep &= (kind != "labkit") & ((phase != WORKER) | (within != ""))
+        keep &= (kind != "labkit") & ((phase != "worker") | (within != ""))
         waited = np.clip(stamps[:, 1] - stamps[:, 0], 0, None)[1:]
         wall = max(end - start, 1e-9)
         share = _shares(phase, weight, keep, float(waited.sum()) / wall, wall)
 
-        made_ns = weight[keep & (phase == WORKER)]
+        made_ns = weight[keep & (phase == "worker")]
         enough = len(made_ns) >= FEWEST and len(waited) > 0
         self.made_us = float(made_ns.sum()) / 1e3 / len(waited) if enough else None
         self.phase = phase[keep]
-        self.step = np.where(phase <= BODY, step, -1)[keep]
+        self.step = step[keep]
         self.share = share[keep]
         self.moment = moment[keep]
         self.pid = pid[keep]
@@ -93,7 +93,7 @@ class SampledStacks:
         self.ended_ns = moment_ns[keep]
         self.seconds = weight[keep] / 1e9
         self.place = place[keep]
-        self.kind = kind[keep]
+        self.kind = np.where(others, "loader", kind)[keep]
         self.within = within[keep]
         self.samples = int(keep.sum())
         self.refused = bool(run.no_lines) and not self.samples  # more steps bring none either
@@ -109,14 +109,14 @@ class SampledStacks:
 
     def mask(self, phase: str) -> np.ndarray:
         """Return the mask of the samples (samples,) of a phase."""
-        return self.phase == PHASES.index(phase)
+        return self.phase == phase
 
-    def while_made(self, batches: Batches) -> np.ndarray:
+    def while_made(self, batches: pandas.DataFrame) -> np.ndarray:
         """Return the mask of the samples (samples,) that were taken while batches were made."""
         mask = np.zeros(len(self.pid), dtype=bool)
         for pid, start, ready in zip(batches.process, batches.start, batches.ready, strict=True):
             mask |= (self.pid == pid) & (self.at_s > start) & (self.at_s <= ready)
-        return mask & np.isin(self.phase, (WAITING, WORKER))
+        return mask & (self.mask("waiting") | self.mask("worker"))
 
     def of_part(self, part: str) -> np.ndarray:
         """Return the mask of the samples (samples,) in a part of the body, see `PART_OF_KIND`."""
@@ -124,37 +124,28 @@ class SampledStacks:
         return self.mask("body") & np.isin(self.kind, kinds)
 
     def in_loops(self) -> np.ndarray:
-        """Return the mask of the samples (samples,) of the body in loops within the step.
-
-        Of those in which mostly torch's operators run, over and over.
-        """
-        body = self.mask("body")
-        shares: dict[Where, list[float]] = defaultdict(lambda: [0.0, 0.0])
-        for place, _, share in self._sampled(body):
-            if place.inner:
-                shares[place.inner[:3]][place.kind in OPERATORS] += share
-        found = {loop for loop, (others, operators) in shares.items() if operators > others}
-        there = [bool(each.inner) and each.inner[:3] in found for each in self.places]
-        return body & np.array([*there, False], bool)[self.place]
+        """Return the mask of the samples (samples,) at torch's operators in loops within a step."""
+        inner = np.array([bool(each.inner) for each in self.places], bool)[self.place]
+        return self.mask("body") & inner & np.isin(self.kind, OPERATORS)
 
     def places_of(self, mask: np.ndarray) -> list[Place]:
         """Return the places of the samples of a mask, the costliest first."""
-        shares = added((place, share) for place, _, share in self._sampled(mask))
-        return list(shares)
+        return list(added((place, share) for place, _, share in self._sampled(mask)))
 
-    def _sampled(self, mask: np.ndarray) -> Iterator[tuple[Place, int, float]]:
+    def _sampled(self, mask: np.ndarray) -> Iterator[tuple[Place, str, float]]:
         """Yield place, phase and share of the samples of `mask`, those of one place together."""
-        both = self.place[mask] * len(PHASES) + self.phase[mask]
-        shares = np.bincount(both, self.share[mask])
-        for each in np.unique(both):
-            place, phase = divmod(int(each), len(PHASES))
-            yield self.places[place], phase, float(shares[each])
+        for phase in PHASES:
+            here = mask & self.mask(phase)
+            shares = np.bincount(self.place[here], self.share[here])
+            for place in np.flatnonzero(shares):
+                yield self.places[place], phase, float(shares[place])
 
     def kinds(self, phase: str) -> dict[str, float]:
         """Return the share of each kind of work in a phase, the largest first."""
-        return added((place.kind, share) for place, _, share in self._sampled(self.mask(phase)))
+        here = self.mask(phase)
+        return added(zip(self.kind[here].tolist(), self.share[here].tolist(), strict=True))
 
-    @property
+    @cached_property
     def body(self) -> dict[str, float]:
         """The parts of the loop's body, which add up to 1; {} where too few samples fell in it."""
         kinds = self.kinds("body") if self.enough("body") else {}
@@ -178,22 +169,9 @@ def _phases(
     """Return the phase of each sample, and the step that was going on; a `moment` (s) each."""
     step = np.searchsorted(stamps[:, 0], np.nan_to_num(moment), side="right") - 1
     waits = moment < stamps[np.clip(step, 0, None), 1]
-    in_main = np.where(np.isnan(moment), BETWEEN, np.where(waits, WAITING, BODY))
-    return np.where(in_loop, in_main, WORKER), step
-
-
-def _of_other_loaders(places: list[Place], place: np.ndarray, in_body: np.ndarray) -> np.ndarray:
-    """Return the places of the samples; of those in the body, what a loader does is another one's.
-
-    The same line may prepare items of the loop's own loader while the loop waits.
-    """
-    place = place.copy()
-    for number in np.unique(place[in_body]):
-        met = places[number]
-        if (met.reads or met.within == "item") and met.kind not in ("loader", "labkit"):
-            place[in_body & (place == number)] = len(places)
-            places.append(met._replace(kind="loader"))
-    return place
+    cases = [~in_loop, np.isnan(moment), waits]
+    phase = np.select(cases, ["worker", "between", "waiting"], "body")
+    return phase, np.where(in_loop & ~np.isnan(moment), step, -1)
 
 
 def _shares(
@@ -204,12 +182,12 @@ def _shares(
     `waited` is the share of the `wall` time (s) in which the loop waited for data.
     """
     share = np.zeros(len(phase))
-    known = {WAITING: waited, BODY: 1 - waited, WORKER: 1.0}
-    for number in range(len(PHASES)):
-        mine = keep & (phase == number)
+    known = {"waiting": waited, "body": 1 - waited, "worker": 1.0}
+    for name in PHASES:
+        mine = keep & (phase == name)
         total = weight[mine].sum()
         if total:
-            share[mine] = weight[mine] * (known.get(number, total / 1e9 / wall) / total)
+            share[mine] = weight[mine] * (known.get(name, total / 1e9 / wall) / total)
     return share
 
 
@@ -222,10 +200,10 @@ def _read(events: Iterable[Event]) -> tuple[list[Place], np.ndarray]:
         pid = event["pid"]
         for number, described in event["places"].items():
             numbers[pid, number] = len(places)
-            what = described[:AROUND]
-            around = [tuple(where) if where else None for where in described[AROUND:]]
-            met = Place(*what, *around)
-            places.append(met._replace(inner=met.inner and InnerLoop(*met.inner)))
+            met = Place(*described)
+            site, reads = (where and tuple(where) for where in (met.site, met.reads))
+            inner = met.inner and InnerLoop(*met.inner)
+            places.append(met._replace(site=site, reads=reads, inner=inner))
         moment_ns, weight_ns, written = np.array(event["rows"], np.int64).reshape(-1, 3).T
         found = [numbers.get((pid, str(number)), -1) for number in written]
         table = np.column_stack([np.full(len(found), pid), moment_ns, weight_ns, found])

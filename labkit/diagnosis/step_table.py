@@ -40,8 +40,7 @@ class StepSums(NamedTuple):
 class StepTable:
     """The measured steps of a run: evidence can be drawn from all of them, and from resamples.
 
-    A row of `table` is the `StepSums` of a step or of a few, one of `body` the samples of their
-    bodies in a watched loop: of all work, and of each in `NO_TRAINING`.
+    A row of `table` is the `StepSums` of a step or of a few.
     """
 
     def __init__(self, run: Run, ranks_cores: float = 0.0):
@@ -66,11 +65,9 @@ class StepTable:
             table[:, 0] -= copied
             table[:, 1] += copied
         self.known = _advised(known, run, StepSums(*table.sum(axis=0).tolist()))
-        body = np.column_stack([loop.sampled, loop.body]) if loop else np.zeros((count, 0))
         blocks = np.arange(0, count, max(1, -(-count // limits.MOST_DRAWN)))
         self.rows = len(blocks)
         self.table = np.add.reduceat(table, blocks) if self.rows else table
-        self.body = np.add.reduceat(body, blocks) if self.rows else body
         self.blame = self._blame()
 
     def _blame(self) -> float:
@@ -114,7 +111,6 @@ class StepTable:
         total = sums.total
         stolen = self._stolen(sums) / total
         known = self.known
-        loop = known.loop
         by_workers = None
         if known.kind == "cpu" and known.num_workers:
             by_workers = stolen if sums.timed > 0 else self._slowed_by_workers(sums) / total
@@ -131,7 +127,6 @@ class StepTable:
             stolen_by_others=stolen * (1 - self.blame),
             compute_us=sums.compute / sums.steps * 1e6,
             wait_us=sums.wait / sums.steps * 1e6,
-            body=loop.shares(*self.body[rows].sum(axis=0)) if loop else {},
         )
 
 

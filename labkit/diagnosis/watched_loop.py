@@ -11,10 +11,9 @@ from labkit.diagnosis.hot_lines import Lines
 from labkit.results.run import Run
 from labkit.results.step_classes import body_seconds
 
-# Parts of a loop's body that are no training, of those in `sampled_stacks.PART_OF_KIND`. In the
-# first five the host gives the device nothing to do; a validation computes
-HOST_ALONE = ("python", "logging", "waiting", "loader", "metrics")
-NO_TRAINING = (*HOST_ALONE, "validation")
+# Parts of a loop's body, of those in `sampled_stacks.PART_OF_KIND`, in which the host gives the
+# device nothing to do
+HOST_ALONE = ("python", "logging", "waiting", "loader")
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,6 @@ class Drift:
     growth: float  # of the last fifth of the steps over the first
     share: float  # of wall time beyond what the first fifth took
     mask: np.ndarray  # (samples,) of the lines that grew
-    larger: float | None = None  # the batches, by this factor, where that explains it
 
 
 @dataclass(frozen=True)
@@ -32,24 +30,10 @@ class Loop:
     """Facts of a watched loop. Shares are of wall time, 0 to 1; 0 where nothing showed."""
 
     lines: Lines
-    body: np.ndarray = field(repr=False)  # (steps, NO_TRAINING) sampled share that is no training
-    sampled: np.ndarray = field(repr=False)  # (steps,) and of all
     spent: np.ndarray = field(repr=False)  # (steps,) s, of all steps: how long their bodies took
     copied: float  # of the waiting beside a GPU that rests, 0 to 1: a trainer copies the batch
     drift: Drift | None
     passes: int
-
-    def shares(self, all_of_it: float, *groups: float) -> dict[str, float]:
-        """Return the part (0 to 1) of a body that each group takes, from their summed shares."""
-        if not self.lines.enough("body") or all_of_it <= 0:
-            return {}
-        parts = zip(NO_TRAINING, groups, strict=True)
-        return {name: float(share / all_of_it) for name, share in parts}
-
-    @property
-    def own_drift(self) -> Drift | None:
-        """How its steps grow, where their batches do not explain that."""
-        return None if self.drift is None or self.drift.larger else self.drift
 
 
 def loop_of(run: Run) -> Loop | None:
@@ -62,18 +46,10 @@ def loop_of(run: Run) -> Loop | None:
     stamps = run.stamps
     spent = body_seconds(stamps)
     wall = max(float(stamps[-1, 5] - stamps[first - 1, 5]), 1e-9)
-    measured = found.mask("body") & (found.step >= first)
-
-    def per_step(mask: np.ndarray) -> np.ndarray:
-        some = measured & mask
-        return np.bincount(found.step[some] - first, found.share[some], steps - first)
-
     begun = {0, *(event["step"] for event in run.passes_begun)}
     starts = sorted(start for start in begun if start < steps)
     return Loop(
         lines=found,
-        body=np.stack([per_step(found.of_part(part)) for part in NO_TRAINING], axis=1),
-        sampled=per_step(measured),
         spent=spent,
         copied=0.0 if run.machine.kind != "gpu" or run.launches_only else _copied(found, stamps),
         drift=_drift(spent[first:], run.batch_bytes[first:], first, wall, found),
@@ -87,12 +63,10 @@ def _copied(lines: Lines, stamps: np.ndarray) -> float:
     A trainer may move a batch to the device before it hands it on.
     """
     waits = lines.mask("waiting") & (lines.step > 0)
-    step = lines.step[waits]
-    rests_from = np.maximum.accumulate(stamps[:, 5])[step - 1]
-    moment = lines.moment[waits]
-    rests = np.clip(moment - rests_from, 0.0, lines.seconds[waits])  # of what a sample stands for
+    rests_from = np.maximum.accumulate(stamps[:, 5])[lines.step - 1]
+    rests = np.clip(lines.moment - rests_from, 0.0, lines.seconds)  # of what a sample stands for
     is_copy = (lines.kind == "copy") & (lines.within == "")  # and no part of preparing an item
-    return float(rests[is_copy[waits]].sum() / max(rests.sum(), 1e-9))
+    return float(rests[waits & is_copy].sum() / max(rests[waits].sum(), 1e-9))
 
 
 def _drift(
@@ -103,32 +77,20 @@ def _drift(
         return None
     fifths = np.array_split(np.arange(len(spent)), 5)
     middle = np.array([np.median(spent[part]) for part in fifths])
-    sizes = np.array([np.median(batch_bytes[part]) for part in fifths])
+    larger = np.median(batch_bytes[fifths[-1]]) / np.median(batch_bytes[fifths[0]])
     growth = float(middle[-1] / max(middle[0], 1e-9))
     steps_up = np.diff(middle)
     rises = (steps_up > -0.1 * middle[:-1]).all() and (steps_up > 0).sum() >= 3
     share = float(np.clip(spent - middle[0], 0, None).sum() / wall)
     if not rises or growth < limits.DRIFT or share < limits.WORTH_NAMING["host"] / 2:
         return None
+    if larger >= limits.DRIFT:  # the input grows; NaN: not known
+        return None
     in_body = found.mask("body")
 
     def by_place(steps: np.ndarray) -> np.ndarray:
         some = in_body & np.isin(found.step, steps + first)
-        return np.bincount(found.place[some], found.share[some], len(found.places) + 1)
+        return np.bincount(found.place[some], found.share[some], len(found.places))
 
     grew = np.argmax(by_place(fifths[-1]) - by_place(fifths[0]))
-    larger = _larger(middle, sizes)
-    return Drift(growth, share, in_body & (found.place == grew), larger)
-
-
-def _larger(spent: np.ndarray, batch_bytes: np.ndarray) -> float | None:
-    """Return how much larger the batches become, where that explains how much longer the steps do.
-
-    Both are medians of consecutive stretches; unknown sizes (NaN) explain nothing. A step may grow
-    with the square of its batch, as attention does with the length of a sequence.
-    """
-    longer = spent / max(spent[0], 1e-9)
-    larger = batch_bytes / batch_bytes[0]
-    grows = larger[-1] >= limits.DRIFT
-    is_explained = longer < limits.DRIFT * np.maximum(larger, 1.0) ** 2
-    return float(larger[-1]) if grows and is_explained.all() else None
+    return Drift(growth, share, in_body & (found.place == grew))

@@ -97,8 +97,7 @@ def _sm_activity(run: Run) -> Witness | None:
     worked = float((shares[1:] * lengths)[kept].sum() / lengths[kept].sum())
     found = _word(said, "GPM", share, share, limits.SMS_WORK, limits.SMS_REST)
     # A GPU that never rests may read no higher than SMS_WORK, where kernels leave SMs without a
-    # warp. From there on the counter neither shows nor rules out a rest: a loss of up to a fifth is
-    # then not seen
+    # warp. From there on the counter neither shows nor rules out a rest
     return replace(found, at_least=worked, may_be_all=worked >= limits.SMS_WORK)
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+import pandas
 
 from labkit.bench.loader_rows import ItemTimes
-from labkit.results.columns import Columns
-from labkit.results.event_shapes import MOST
+from labkit.results.event_shapes import fits
 from labkit.results.run_log import RunLog
 
 # The system's account of the time in line falls short: in runs on two cores whose items do not wait
@@ -18,9 +18,10 @@ LINE_MISSED = 0.65
 
 
 @dataclass(frozen=True)
-class ItemCosts(Columns):
+class ItemCosts:
     """Per prepared batch, in the order of their start; times in s, one entry a batch."""
 
+    start: np.ndarray  # when the batch was begun, on the run's clock
     number: np.ndarray  # which batch of its loader process it was, from 0
     cpu: np.ndarray  # CPU time of fetching its samples
     wait: np.ndarray  # time of fetching in which the process wanted no core: it read or slept
@@ -30,32 +31,34 @@ class ItemCosts(Columns):
     item_cpu: np.ndarray  # arrays: as `cpu`, of single samples; empty where not timed singly
     item_wait: np.ndarray
 
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def only(self, keep: np.ndarray) -> ItemCosts:
+        """Return the batches where the mask `keep` is true."""
+        return ItemCosts(**{name: column[keep] for name, column in vars(self).items()})
+
 
 def item_costs(run: RunLog) -> ItemCosts | None:
     """Read what `run` measured of its items; None where it measured nothing (an older record)."""
-    rows = [ItemTimes(*row) for event in run.item_events for row in event["rows"] if _is_sound(row)]
+    rows = [row for event in run.item_events for row in event["rows"] if _is_sound(row)]
     if not rows:
         return None
-    rows.sort(key=lambda row: row.start_ns)
-
-    def column(name: str) -> np.ndarray:
-        return np.array([getattr(row, name) for row in rows], dtype=float)
-
-    def seconds(name: str) -> np.ndarray:
-        return column(name) / 1e6
-
-    wait = seconds("wait") - LINE_MISSED * seconds("line")
-    collate_wait = seconds("collate_wait") - LINE_MISSED * seconds("collate_line")
+    table = pandas.DataFrame(rows, columns=ItemTimes._fields).sort_values("start_ns", kind="stable")
+    times = table[["cpu", "wait", "line", "collate_cpu", "collate_wait", "collate_line", "between"]]
+    s = times.astype(float) / 1e6
+    wait = s.wait - LINE_MISSED * s.line
+    collate_wait = s.collate_wait - LINE_MISSED * s.collate_line
     return ItemCosts(
-        number=column("done").astype(int),
-        start=run.seconds(column("start_ns")),
-        cpu=seconds("cpu"),
-        wait=np.maximum(0.0, wait),
-        collate_cpu=seconds("collate_cpu"),
-        collate_wait=np.maximum(0.0, collate_wait),
-        between=seconds("between"),
-        item_cpu=_arrays(row.item_cpu for row in rows),
-        item_wait=_arrays(row.item_wait for row in rows),
+        number=table.done.to_numpy(int),
+        start=run.seconds(table.start_ns.to_numpy(float)),
+        cpu=s.cpu.to_numpy(),
+        wait=wait.clip(lower=0).to_numpy(),
+        collate_cpu=s.collate_cpu.to_numpy(),
+        collate_wait=collate_wait.clip(lower=0).to_numpy(),
+        between=s.between.to_numpy(),
+        item_cpu=_arrays(table.item_cpu),
+        item_wait=_arrays(table.item_wait),
     )
 
 
@@ -66,12 +69,4 @@ def _arrays(times_us: Iterable[list[float]]) -> np.ndarray:
 
 def _is_sound(row: object) -> bool:
     """Return whether a row of an `items` event has the numbers of an `ItemTimes`."""
-    match row:
-        case [*numbers, list(cpus), list(waits)]:
-            is_whole = len(row) == len(ItemTimes._fields) and len(cpus) == len(waits)
-            return is_whole and all(map(_is_time, [*numbers, *cpus, *waits]))
-    return False
-
-
-def _is_time(value: object) -> bool:
-    return isinstance(value, (int, float)) and 0 <= value < MOST
+    return isinstance(row, list) and fits(row, "item_times") and len(row[-1]) == len(row[-2])

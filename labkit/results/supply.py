@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import pandas
 
-from labkit.results.loader_records import Batches
 from labkit.results.record import Event
 
 KIB_PER_GIB = 2**20
@@ -30,7 +31,7 @@ class MemoryGrowth:
 class FewSlow:
     """A few items that take far longer than the others. Shares are 0 to 1."""
 
-    batches: Batches  # those with such an item
+    batches: pandas.DataFrame  # those with such an item
     one_in: int  # items
     seconds: float  # that it takes, the median
     times: float  # an ordinary item's time
@@ -41,29 +42,29 @@ class FewSlow:
     @property
     def worker(self) -> int | None:
         """The worker that has all of several; None where they are not one's."""
-        workers = set(self.batches.worker.astype(int).tolist())
-        return workers.pop() if len(workers) == 1 and len(self.batches) >= SEVERAL else None
+        workers = self.batches.worker.unique()
+        return int(workers[0]) if len(workers) == 1 and len(self.batches) >= SEVERAL else None
 
 
-def few_slow(batches: Batches) -> FewSlow | None:
+def few_slow(batches: pandas.DataFrame) -> FewSlow | None:
     """Return what a few slow items cost; None where there are none, or more than a few.
 
     A batch tells of its slowest item. The first of a process may open files and import modules.
     """
-    batches = batches.only((batches.of_process > 0) & (batches.items > 0))
+    batches = batches.loc[(batches.done > 0) & (batches["items"] > 0)]
     if len(batches) < LEAST_BATCHES:
         return None
-    took = batches.fetched - batches.start - batches.in_line_s
-    others = np.maximum(batches.items - 1, 1)
-    usual = np.where(batches.items > 1, (took - batches.slow_s) / others, batches.slow_s)
+    others = (batches["items"] - 1).clip(lower=1)
+    each_s = (batches.fetched_s - batches.slow_s) / others
+    usual = np.where(batches["items"] > 1, each_s, batches.slow_s)
     usual_s = max(float(np.median(usual)), 1e-6)
     slow = batches.slow_s >= SLOW_TIMES * usual_s
-    items = int(batches.items.sum())
+    items = int(batches["items"].sum())
     if not 2 <= slow.sum() <= FEW_ITEMS * items or slow.mean() > MOST_BATCHES:
         return None
-    found = batches.only(slow)
-    waited = np.nan_to_num(np.clip(batches.taken - batches.asked, 0, None))
-    made = (batches.ready - batches.start - batches.in_line_s).clip(1e-9)
+    found = batches.loc[slow]
+    waited = (batches.taken - batches.asked).clip(lower=0)  # sums leave out what is not known
+    made = (batches.ready - batches.start - batches.in_line_s).clip(lower=1e-9)
     return FewSlow(
         batches=found,
         one_in=round(items / slow.sum()),
@@ -78,25 +79,19 @@ def few_slow(batches: Batches) -> FewSlow | None:
 def memory_growth(events: Iterable[Event]) -> MemoryGrowth | None:
     """Return what the workers' processes gained, from the events that they wrote; None: not known.
 
-    Of the processes that had a worker's number one after the other the one counts that gained most.
+    Of the processes that had a worker's number one after the other the most counts.
     """
-    readings: dict[tuple[int, int], list[list[int]]] = {}  # {worker and its process: memory}
-    for event in events:
-        held = event.get("memory")
-        if isinstance(held, list) and len(held) == 2:
-            readings.setdefault((event["worker"], event["pid"]), []).append(held)
-    if not readings:
+    rows = [
+        (event["worker"], event["pid"], *held)
+        for event in events
+        if isinstance(held := event.get("memory"), list) and len(held) == 2
+    ]
+    if not rows:
         return None
-    most: dict[int, tuple[float, float]] = {}
-    for (worker, _), held in readings.items():
-        most[worker] = max(most.get(worker, (0.0, 0.0)), _grown(held))
-    gained, copied = map(sum, zip(*most.values(), strict=True))
-    return MemoryGrowth(gained, copied)
-
-
-def _grown(held: list[list[int]]) -> tuple[float, float]:
-    """Return what a process gained (GiB), and what of it was shared before."""
-    own_before, shared_before = held[0]
-    own, shared = held[-1]
-    gained = max(0, own - own_before) / KIB_PER_GIB
-    return gained, min(gained, max(0, shared_before - shared) / KIB_PER_GIB)
+    table = pandas.DataFrame(rows, columns=["worker", "pid", "own", "shared"])
+    of_process: Any = table.groupby(["worker", "pid"])
+    gained = (of_process.own.last() - of_process.own.first()).clip(lower=0)
+    copied = (of_process.shared.first() - of_process.shared.last()).clip(lower=0)
+    grown: Any = pandas.DataFrame({"gained": gained, "copied": np.minimum(copied, gained)})
+    most = grown.groupby("worker").max().sum() / KIB_PER_GIB
+    return MemoryGrowth(float(most.gained), float(most.copied))

@@ -6,26 +6,27 @@ import heapq
 import html
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import cached_property
-from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas
 
 from labkit.bench.loader_rows import BatchRow
 from labkit.results.event_shapes import fits
-from labkit.results.loader_records import Batches, Hang, LostCache, SlowItem, Worker
+from labkit.results.loader_records import Hang, LostCache, SlowItem
+from labkit.results.record import Event
 from labkit.results.steps import HOST
 
 if TYPE_CHECKING:
-    import pandas
     from matplotlib.figure import Figure
 
     from labkit.results.run import Run
 
-NUMBERS = ("worker", "process", *BatchRow._fields[:-1])  # of a batch
+MOMENTS = ["start", "fetched", "ready", "asked", "taken"]  # of a batch
 NAMED = 5  # of the slowest items
+SHOWN = ["batches", "p50_ms", "p99_ms", "cpu_share", "idle_share", "bytes_read", "slowest"]
 MAIN = -1  # in place of a worker's number: the main process, of a loader without workers
 
 
@@ -41,93 +42,88 @@ class LoaderWorkers:
         ]
 
     def __len__(self) -> int:
-        return len(self.workers)
+        return len(self.rows)
 
-    def __iter__(self) -> Iterator[Worker]:
-        return iter(self.workers)
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.rows.reset_index().itertuples(index=False)
 
-    def __getitem__(self, place: int) -> Worker:
-        return self.workers[place]
+    def __getitem__(self, place: int) -> Any:
+        return list(self)[place]
 
     @cached_property
-    def workers(self) -> list[Worker]:
-        """The workers by their number."""
-        numbers = sorted({event["worker"] for event in self.events if event["batches"]})
-        return [self._worker(number) for number in numbers]
+    def rows(self) -> pandas.DataFrame:
+        """A row a worker, by its number; -1 is the main process, of a loader without workers.
 
-    def _worker(self, number: int) -> Worker:
-        # The totals of the last event are those of the process
-        last = {event["pid"]: event for event in self.events if event["worker"] == number}
-        totals: Counter[str] = Counter()
-        slow_items = []
-        for event in last.values():
-            totals.update(event["totals"])
-            slow_items += [SlowItem(item, ns / 1e6, batch) for ns, item, batch in event["slowest"]]
-        slowest = _slowest(slow_items)
-        busy_ns = max(1, totals["busy_ns"])
-        own = self.batches.only(self.batches.worker == number)
-        p50, p95, p99 = np.percentile((own.ready - own.start) * 1e3, [50, 95, 99])
-        fetched_s = np.maximum(own.fetched - own.start - own.in_line_s, 0)
-        item_ms = float(fetched_s.sum() * 1e3 / own.items.sum())
-        return Worker(
-            worker=number,
-            processes=len(last),
-            batches=totals["batches"],
-            items=totals["items"],
-            p50_ms=float(p50),
-            p95_ms=float(p95),
-            p99_ms=float(p99),
-            busy_ms=busy_ns / 1e6,
-            cpu_share=totals["cpu_ns"] / busy_ns,
-            in_line_share=totals["line_ns"] / busy_ns,
-            idle_share=max(0.0, 1 - busy_ns / 1e9 / max(_open_s(own), 1e-9)),
-            bytes_read=totals["bytes"],
-            from_disk=totals["disk"],
-            item_ms=item_ms,
-            item_cpu_ms=totals["cpu_ns"] / 1e6 / max(1, totals["items"]),
-            slowest=slowest,
-            library_threads=max(event.get("threads") or 0 for event in last.values()),
-            last_progress_s=float(own.ready.max()),
+        `processes` had that number: one for each pass, unless workers persist. They prepared
+        `batches` of `items`, in all for `busy_ms`, the median batch for `p50_ms`. Of that time
+        `cpu_share` is the CPU time of all their threads, and for `in_line_share` they had no core;
+        `idle_share` is of the time from their first batch to their last. They read `bytes_read` by
+        system calls, of these `from_disk`. `item_ms` is the mean time of an item, without that in
+        line, `item_cpu_ms` its CPU time with collating. `library_threads` compute beside their own.
+        `last_progress_s` is when the last batch was ready, on the run's clock.
+        """
+        if self.batches.empty:
+            return pandas.DataFrame()
+        last = {(event["worker"], event["pid"]): event for event in self.events}
+        sums = pandas.DataFrame(map(_totals_of, last.values()))
+        processes: Any = sums.groupby("worker")
+        totals = processes.sum(numeric_only=True)
+        busy_ns = totals.busy_ns.clip(lower=1)
+        batches: Any = self.batches.groupby("worker")
+        spans: Any = self.batches.groupby(["worker", "process", "of_pass"])
+        open_s = (spans.ready.max() - spans.start.min()).groupby("worker").sum().clip(lower=1e-9)
+        rows = pandas.DataFrame(
+            {
+                "processes": processes.size(),
+                "batches": totals.batches,
+                "items": totals["items"],
+                "p50_ms": batches.made_ms.quantile(0.5),
+                "p95_ms": batches.made_ms.quantile(0.95),
+                "p99_ms": batches.made_ms.quantile(0.99),
+                "busy_ms": busy_ns / 1e6,
+                "cpu_share": totals.cpu_ns / busy_ns,
+                "in_line_share": totals.line_ns / busy_ns,
+                "idle_share": (1 - busy_ns / 1e9 / open_s).clip(lower=0),
+                "bytes_read": totals.bytes,
+                "from_disk": totals.disk,
+                "item_ms": batches.fetched_s.sum() * 1e3 / batches["items"].sum(),
+                "item_cpu_ms": totals.cpu_ns / 1e6 / totals["items"].clip(lower=1),
+                "slowest": processes.slowest.agg(lambda items: _slowest(sum(items, []))),
+                "library_threads": processes.threads.max(),
+                "last_progress_s": batches.ready.max(),
+            }
         )
+        return rows.loc[np.unique(self.batches.worker)]
 
     @cached_property
-    def batches(self) -> Batches:
-        """The batches whose rows were kept: all of the first 2,000, then fewer and fewer."""
+    def batches(self) -> pandas.DataFrame:
+        """The batches whose rows were kept, a row each in the order of their start.
+
+        That are all of the first 2,000, then fewer and fewer. Beside the fields of `BatchRow` it
+        has the `worker` and its `process`, the `epoch`, and when the loop `asked` for the batch and
+        had `taken` it, NaN where unknown. Moments are s on the run's clock; `made_ms` is the time
+        that it took, `fetched_s` and `slow_s` parts of that without the time in line for a core.
+        """
         rows = [
-            (event["worker"], event["pid"], *numbers)
+            (event["worker"], event["pid"], *row)
             for event in self.events
-            for *numbers, _slowest_item in event["batches"]
+            for row in event["batches"]
         ]
-        table = np.array(rows, dtype=float).reshape(-1, len(NUMBERS)).T
-        table = table[:, table[NUMBERS.index("start")].argsort(kind="stable")]
-        column = dict(zip(NUMBERS, table, strict=True))
+        table = pandas.DataFrame(rows, columns=["worker", "process", *BatchRow._fields])
+        table = table.sort_values("start", kind="stable", ignore_index=True)
         began = [event.get("began") or 0 for event in self.run.passes_begun] or [0]
-        epoch = np.searchsorted(began, column["start"], side="right") - 1
-        epoch = np.maximum(epoch, 0)
-        asked, taken = self._seconds(self._taken(epoch, column["batch"].astype(int)))
-        return Batches(
-            worker=column["worker"].astype(int),
-            process=column["process"],
-            process_pass=column["of_pass"],
-            of_process=column["done"].astype(int),
-            epoch=epoch,
-            start=self._seconds(column["start"]),
-            fetched=self._seconds(column["fetched"]),
-            ready=self._seconds(column["ready"]),
-            asked=asked,
-            taken=taken,
-            cpu_s=column["cpu_ns"] / 1e9,
-            in_line_s=column["line_ns"] / 1e9,
-            items=column["items"].astype(int),
-            slow_s=np.maximum(column["slow_ns"] - column["line_ns"], 0) / 1e9,
-        )
-
-    def _seconds(self, at_ns: np.ndarray) -> np.ndarray:
-        """Return moments on the run's clock; those between two passes count as well."""
+        table["epoch"] = np.searchsorted(began, table.start, side="right").clip(1) - 1
+        table["asked"], table["taken"] = self._taken(table.epoch, table.batch)
         zero_ns = self.run.host_ns[0, 0] if self.run.steps else 0
-        return (at_ns - zero_ns) / 1e9
+        table[MOMENTS] = (table[MOMENTS] - zero_ns) / 1e9  # between two passes as well
+        table["cpu_s"] = table.cpu_ns / 1e9
+        table["in_line_s"] = table.line_ns / 1e9
+        table["made_ms"] = (table.ready - table.start) * 1e3
+        table["fetched_s"] = (table.fetched - table.start - table.in_line_s).clip(lower=0)
+        table["slow_s"] = (table.slow_ns / 1e9 - table.in_line_s).clip(lower=0)
+        return table
 
-    def _taken(self, epoch: np.ndarray, number: np.ndarray) -> np.ndarray:
+    def _taken(self, epoch: pandas.Series, number: pandas.Series) -> np.ndarray:
         """Return when the loop asked for each batch and when it had it (2, batches), ns."""
         host_ns = self.run.host_ns
         times_ns = np.full((2, len(epoch)), np.nan)
@@ -146,15 +142,12 @@ class LoaderWorkers:
     @cached_property
     def cpu_share(self) -> float | None:
         """CPU time over time, while batches were prepared, of all workers; None without any."""
-        busy_ms = [each.busy_ms for each in self]
-        if not busy_ms:
-            return None
-        return float(np.average([each.cpu_share for each in self], weights=busy_ms))
+        return float(np.average(self.rows.cpu_share, weights=self.rows.busy_ms)) if self else None
 
     @cached_property
     def idle_share(self) -> float | None:
         """Mean share of their time in which the workers prepared nothing; None without any."""
-        return fmean(each.idle_share for each in self) if self else None
+        return float(self.rows.idle_share.mean()) if self else None
 
     @cached_property
     def slowest(self) -> list[SlowItem]:
@@ -188,21 +181,10 @@ class LoaderWorkers:
         seconds = seen["seconds"] + max(ended_ns - seen_ns, 0) / 1e9
         return Hang(worker, seen.get("index"), seconds)
 
-    @cached_property
-    def rows(self) -> pandas.DataFrame:
-        """A row a worker."""
-        import pandas
-
-        columns = [field.name for field in fields(Worker)]
-        rows = pandas.DataFrame(self.to_dict(), columns=columns).set_index("worker")
-        rows["slowest"] = [
-            ", ".join(f"{item.index}: {item.ms:.1f}" for item in each.slowest) for each in self
-        ]
-        return rows
-
     def to_dict(self) -> list[dict[str, object]]:
         """Return the workers as JSON types."""
-        return [asdict(each) for each in self]
+        workers: Any = self.rows.reset_index().to_dict("records") if self else []
+        return [each | {"slowest": [*map(asdict, each["slowest"])]} for each in workers]
 
     def plot(self, start_s: float | None = None, seconds: float = 3.0) -> Figure:
         """Draw what each worker did, under the loop, for a few seconds from `start_s` on."""
@@ -213,7 +195,7 @@ class LoaderWorkers:
     def __repr__(self) -> str:
         if not self:
             return "nothing was recorded of the loader's workers"
-        return "\n".join(map(_line, self))
+        return self.rows[SHOWN].to_string(float_format="%.2f")
 
     def _repr_html_(self) -> str:
         return self.rows.to_html() if self else html.escape(repr(self))
@@ -223,27 +205,8 @@ def _slowest(items: Iterable[SlowItem]) -> list[SlowItem]:
     return heapq.nlargest(NAMED, items, key=lambda item: item.ms)
 
 
-def _line(worker: Worker) -> str:
-    """Return what a worker did, in a line."""
-    is_main = worker.worker == MAIN
-    name = "main process" if is_main else f"worker {worker.worker}"
-    idle = "" if is_main else f", idle {worker.idle_share:.0%}"
-    slow_ms: dict[int | str, float] = {}  # of an item that was slow more than once, the worst
-    for item in worker.slowest:
-        slow_ms.setdefault(item.index, item.ms)
-    slowest = ", ".join(f"{index} ({ms:.0f} ms)" for index, ms in [*slow_ms.items()][:2])
-    return (
-        f"{name}: {worker.batches} batches of {worker.p50_ms:.1f} ms (p99 {worker.p99_ms:.1f}), "
-        f"CPU {worker.cpu_share:.0%} while it prepares{idle}, "
-        f"read {worker.bytes_read / 2**20:.1f} MiB; slowest items: {slowest}"
-    )
-
-
-def _open_s(own: Batches) -> float:
-    """Return how long a worker was there for batches, pass by pass: first start to last end."""
-    passes = np.unique([own.process, own.process_pass], axis=1, return_inverse=True)[1].ravel()
-    start = np.full(passes.max() + 1, np.inf)
-    end = np.full(len(start), -np.inf)
-    np.minimum.at(start, passes, own.start)
-    np.maximum.at(end, passes, own.ready)
-    return float((end - start).sum())
+def _totals_of(event: Event) -> dict[str, Any]:
+    """Return what an event of a process says of all that it did until then."""
+    slowest = [SlowItem(item, ns / 1e6, batch) for ns, item, batch in event["slowest"]]
+    more = {"worker": event["worker"], "threads": event.get("threads") or 0, "slowest": slowest}
+    return event["totals"] | more

@@ -57,7 +57,7 @@ def html_page(run: Run, verdict: str = "") -> str:
         headline=": ".join(filter(None, [run.mark, run.diagnose().headline])),
         verdict=for_others(verdict or str(run.diagnose())),
         run_png=_png(run.plot()),
-        workers_png=_png(run.workers.plot()) if run.workers.batches else "",
+        workers_png=_png(run.workers.plot()) if run.workers else "",
         settings="\n".join(f"{name}={value!r}" for name, value in changed) or "the defaults",
     )
 

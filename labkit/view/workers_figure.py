@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas
 from matplotlib.figure import Figure
 
-from labkit.results.loader_records import Batches
 from labkit.results.workers import MAIN, LoaderWorkers
 from labkit.view.primitives import Lane, draw_lanes, patches
 from labkit.view.style import BLUE, BOLD, COMPUTE, PLAIN, SKY, WAIT, legend_above, our_style, page
@@ -45,7 +45,7 @@ def draw_workers(workers: LoaderWorkers, start_s: float | None, seconds: float) 
     return figure
 
 
-def _worker_lane(batches: Batches, number: int) -> Lane:
+def _worker_lane(batches: pandas.DataFrame, number: int) -> Lane:
     own = batches.worker == number
     fetched = batches.fetched[own]
     fetching = np.column_stack([batches.start[own], fetched])

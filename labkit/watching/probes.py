@@ -6,13 +6,11 @@ import contextlib
 from pathlib import Path
 from types import FrameType
 
-from labkit.bench.before_calls import held
-from labkit.bench.loader_hook import Recording
-from labkit.bench.loader_progress import PROGRESS, Progress
+from labkit.bench.loader_hook import Recording, in_workers
+from labkit.bench.loader_progress import PROGRESS, progress_words
 from labkit.bench.loader_work import STARTS, LoaderWork
 from labkit.bench.sampler import FLAG, Sampler
 from labkit.bench.telemetry_process import telemetry_beside
-from labkit.bench.worker_recorder import in_workers
 from labkit.process.events import EventLog, now_ns
 from labkit.process.thinning import Thinning
 from labkit.watching import run_folders
@@ -30,13 +28,13 @@ class Probes:
         """`workers` is how many prepare the batches; None where that is not known."""
         self.folder = folder
         self.log = log
-        self.sampler = Sampler(folder, held(loader).get("collate_fn"))
+        self.sampler = Sampler(folder)
         self.growth = Growth()
         self.has_grown = False  # even if what grew has been emptied since
         self.switches: set[str] | None = None  # that were on at each look
         self.while_there = folder / FLAG
         self.while_there.touch()
-        self.words = Progress(folder, "loop").words  # what the loop is busy with
+        self.words = progress_words(folder, "loop")  # what the loop is busy with
         self.work: LoaderWork | None = None  # of this process, where the loader has no workers
         if workers == 0:
             self.work = LoaderWork(log, -1, 1, self.while_there)

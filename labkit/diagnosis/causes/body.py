@@ -7,7 +7,6 @@ from functools import partial
 
 import numpy as np
 
-from labkit.bench.kind_names import METRIC
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.cause import WARNING, asked, cause
 from labkit.diagnosis.causes.copies import lost_in_body
@@ -30,16 +29,6 @@ VECTORISE = rarely(
     "Vectorise it, do it in tensor operations, or take it out of the loop. What prepares a batch "
     "belongs in the dataset or in collate_fn, where the loader's workers do it.",
 )
-METRICS_RARELY = rarely(
-    "metrics_rarely",
-    "Keep what the metric needs as tensors on the device (.detach(), no .cpu() or .numpy()), and "
-    "compute it every 100 steps or at the end of the epoch.",
-)
-COLLECT_RARELY = rarely(
-    "collect_rarely",
-    "Take gc.collect() out of the loop, and torch.cuda.empty_cache() with it: Python collects by "
-    "itself, and memory given back to the driver has to be asked for again in the next step.",
-)
 LOG_RARELY = rarely(
     "log_rarely",
     "Do it in every 50th step or less, buffered and without fsync, or in a thread of its own.",
@@ -56,7 +45,6 @@ WAITING = "waiting: for a sleep, a lock, a network or another program"
 BESIDES = {  # what a body does besides training, by the part of it; and what helps
     "python": ("Python", VECTORISE),
     "logging": ("logging and files", LOG_RARELY),
-    "metrics": ("metrics, computed on the CPU in each step", METRICS_RARELY),
     "waiting": (WAITING, WAIT_ELSEWHERE),
     "loader": ("waiting for another DataLoader", FEED_THE_OTHER),
 }
@@ -125,8 +113,6 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     if work.cause == PERIODIC and part == "loader" and asked(beside_training, evidence):
         return None  # a validation, which counts in the whole time
     words, remedy = BESIDES[part]
-    if work.lines and work.lines[0].kind == "collect":
-        remedy = COLLECT_RARELY
     is_bound = evidence.kind == "gpu"
     of_time = "of the time"
     if is_bound:
@@ -136,7 +122,7 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     when = f", {in_which(work.long_steps)}" if work.long_steps else ""
     if work.lines:
         measured.append(Measured(f"of the body is in {work.lines[0].what}{when}", work.share))
-    readers = lines.around(of_part, "reads")[:1]
+    readers = lines.around(of_part, "site")[:1] if part == "loader" else ()
     if readers:
         measured.append(Measured(f"that loader is read in {readers[0].what}"))
     return Finding(
@@ -239,7 +225,7 @@ def costly_line(evidence: Evidence) -> Finding | None:
         "line",
         lost,
         (Measured(seen, lost, by=sampled_by(lines, evidence)),),
-        (METRICS_RARELY if METRIC.search(rows[0].function) else CHEAPER_LINE,),
+        (CHEAPER_LINE,),
         lines=rows[:3],
         at_most=gain_without(lost),
         is_bound=True,
@@ -267,7 +253,7 @@ KEEP_NUMBERS = rarely(
 
 def drift_of(evidence: Evidence) -> Drift | None:
     """Return how a watched loop's steps grow; None where the machine may have slowed instead."""
-    drift = evidence.loop.own_drift
+    drift = evidence.loop.drift
     if drift is None or kept(evidence) is not None:
         return drift
     is_disturbed = evidence.crowded_by > limits.DISTURBS

@@ -337,20 +337,9 @@ def nothing_lost(evidence: Evidence, losses: dict[str, float]) -> Finding:
     near = f"of the time is {name}, the nearest loss, with a threshold of {limit[name]:.0%}"
     computes = "the host is in the loop's body" if evidence.launches_only else "the device computes"
     seen = f"of the time {computes}, and no loss reaches its threshold"
-    measured = [
+    measured = (
         Measured(seen, evidence.compute_share, by=evidence.source),
         Measured(near, losses[name]),
-    ]
-    validating = evidence.body.get("validation", 0.0) * evidence.compute_share
-    if validating >= limit["host"]:
-        seen = "of the time goes to passes without gradients: if they validate, do it less often"
-        measured.append(Measured(seen, validating))
-    drift = evidence.loop.drift if evidence.loop else None
-    if drift and drift.larger:
-        grows = (
-            f"the last batches are {drift.larger:.1f}x as large as the first, and their steps take "
-            f"{drift.growth:.1f}x as long: the input grows"
-        )
-        measured.append(Measured(grows))
+    )
     remedies = (use_the_card, profile_the_operators) if evidence.loop else (NOTHING_LEFT,)
-    return Finding("compute", DEVICE_LIMIT, 0.0, tuple(measured), remedies)
+    return Finding("compute", DEVICE_LIMIT, 0.0, measured, remedies)
