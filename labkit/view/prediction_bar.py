@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+from collections.abc import Mapping
 
 import ipywidgets as widgets
 
@@ -47,29 +48,29 @@ class PredictionBar(widgets.HTML):
             said = f"<b>Expected:</b> {gain:.2g}x the last run; limit: {limit}."
         else:
             said = outcome_text(found, came)
-        drawn = {"last-run": before, "predicted": found}
-        drawn |= {} if came is None else {"came": came}
+        drawn = {"last-run": before, "predicted": found} | ({"came": came} if came else {})
         spans = [f"<span class='{name}'>{name.replace('-', ' ')}</span>" for name in drawn]
-        legend = "".join(spans)
-        rates = {name: one.throughput or 0.0 for name, one in drawn.items()}
-        shares = {name: one.utilization or 0.0 for name, one in drawn.items()}
-        low, high = found.throughput_range or (0.0, 0.0)
-        top = 1.05 * max(high, *rates.values())
-        rows = bar("samples/s", ",.0f", (low, high), top, rates)
+        rows = bar("samples/s", ",.0f", "throughput", found, drawn)
+        rows += bar("busy", ".0%", "utilization", found, drawn)
+        self.value = f"<div role='status'><div>{said}{''.join(spans)}</div>{rows}</div>"
         low, high = found.utilization_range or (0.0, 0.0)
-        rows += bar("busy", ".0%", (low, high), 1.0, shares)
-        self.value = f"<div role='status'><div>{said}{legend}</div>{rows}</div>"
-        return [float(low), shares["predicted"], float(high)]
+        return [float(low), found.utilization or 0.0, float(high)]
 
 
 def bar(
-    name: str, form: str, ends: tuple[float, float], top: float, marks: dict[str, float]
+    name: str,
+    form: str,
+    statistic: str,
+    found: Prediction,
+    drawn: Mapping[str, Run | Prediction],
 ) -> str:
-    """Return a row of HTML: the range of a predicted number on a bar up to `top`, and its marks.
+    """Return a row of HTML: the range of a prediction as a bar, and marks of what is drawn.
 
     `form` is how its numbers are written.
     """
-    low, high = ends
+    marks = {mark: getattr(each, statistic) or 0.0 for mark, each in drawn.items()}
+    low, high = getattr(found, f"{statistic}_range") or (0.0, 0.0)
+    top = 1.0 if statistic == "utilization" else 1.05 * max(high, *marks.values())
     inside = f"<i class='range' style='left:{low / top:.2%};width:{(high - low) / top:.2%}'></i>"
     for mark, value in marks.items():
         inside += f"<i class='{mark}' style='left:{value / top:.2%}'></i>"
