@@ -43,6 +43,11 @@ class RankTimes(Result):
     def __len__(self) -> int:
         return len(self.late)
 
+    def take(self, steps: np.ndarray) -> RankTimes:
+        """Return the same for the steps with these indices, which may repeat."""
+        some = {part: each[:, steps] for part, each in self.seconds.items()}
+        return RankTimes(self.ranks, some, self.late[steps])
+
     def to_dict(self) -> dict[str, object]:
         """Return the shares of each rank as JSON types."""
         shares = {part: np.round(getattr(self, part), 4).tolist() for part in PARTS}

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.confidence import resampled
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.findings import Finding, Measured, Remedy, bound
 from labkit.diagnosis.judge import of_run
@@ -36,6 +37,7 @@ LOOK_AT_IT = Remedy(
     "runs there, its clock and its batches' sizes.",
     "ranks",
 )
+ALIKE = Finding("compute", "the_ranks_are_alike")  # never told
 
 
 @dataclass(frozen=True)
@@ -59,24 +61,29 @@ def of_ranks(runs: Mapping[int, Run], times: RankTimes | None) -> RanksVerdict:
         return RanksVerdict(min(own), own[min(own)], own)
     if times is None or len(times) < limits.MIN_STEPS:
         return _as_one(own, min(own), "The ranks have too few steps in common, or are not in step")
-    found = sorted(filter(None, (_one_is_late(times), _exchange(times))), key=_lost)
-    if not found:
+    found, confidence = resampled(
+        len(times), lambda steps: _by_cost(times.take(steps)), _by_cost(times)
+    )
+    if ALIKE in found:
         loses_most = max(own, key=lambda rank: own[rank].findings[0].lost_share)
         return _as_one(own, loses_most, f"No one of the {len(own)} ranks is late")
     blamed = next((each.rank for each in found if each.rank is not None), min(own))
     told = [worded(replace(each, at_most=bound(each.lost_share))) for each in found]
     told += [each for each in own[blamed].findings if each.lost_share]
-    return RanksVerdict(blamed, replace(own[blamed], findings=tuple(told)), own)
-
-
-def _lost(found: Finding) -> float:
-    return -found.lost_share
+    verdict = replace(own[blamed], findings=tuple(told), confidence=confidence)
+    return RanksVerdict(blamed, verdict, own)
 
 
 def _as_one(own: Mapping[int, Diagnosis], rank: int, why: str) -> RanksVerdict:
     """Return the verdict of one rank as that of all, and why."""
     note = f"{why}: this is the verdict of rank {rank}."
     return RanksVerdict(rank, replace(own[rank], notes=(*own[rank].notes, note)), own)
+
+
+def _by_cost(times: RankTimes) -> tuple[Finding, ...]:
+    """Return what costs the ranks time; `ALIKE` where nothing sets one of them apart."""
+    found = filter(None, (_one_is_late(times), _exchange(times)))
+    return tuple(sorted(found, key=lambda each: -each.lost_share)) or (ALIKE,)
 
 
 def _one_is_late(times: RankTimes) -> Finding | None:

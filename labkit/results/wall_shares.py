@@ -18,7 +18,6 @@ from labkit.results.record import Event
 from labkit.results.text import percent
 
 if TYPE_CHECKING:
-    from labkit.diagnosis.hot_lines import Line
     from labkit.results.run import Run
 
 BEFORE = "before the first batch"
@@ -131,10 +130,11 @@ def wall_shares(
             for each in run.pauses
         ),
     ]
-    lines = _lines_outside(runs, spans[3:])
+    edges, owners = _painted(spans)
+    lines = {part: _costliest_line(runs, spans, edges, owners, part) for part in (SAVING, BETWEEN)}
     whole_ns = max(1, after_ns - before_ns)
     parts = []
-    for part, took_ns in _shared_out(spans).most_common():
+    for part, took_ns in _shared_out(spans, edges, owners).most_common():
         place, what = lines.get(part.part, (part.place, part.what))
         took = {"seconds": took_ns / 1e9, "share": took_ns / whole_ns}
         parts.append(replace(part, place=place, what=what, **took))
@@ -179,18 +179,26 @@ def _saves(run: Run) -> list[Span]:
     return [*saves, Span(0, 0, part, spent_ns - known_ns)] if spent_ns > known_ns else saves
 
 
-def _shared_out(spans: list[Span]) -> Counter[WallShare]:
-    """Return the ns of each part; what is only summed up comes out of the time between loops."""
-    exact = [span for span in spans if span.spent_ns is None]
-    edges = np.unique([span[:2] for span in exact])
+def _painted(spans: list[Span]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the moments between which nothing changes, and the number of the span that has each.
+
+    Spans that are only summed up have none.
+    """
+    edges = np.unique([span[:2] for span in spans if span.spent_ns is None])
     owners = np.zeros(len(edges) - 1, dtype=int)
-    for number, span in enumerate(exact):
-        begin, end = np.searchsorted(edges, span[:2])
-        owners[begin:end] = number
+    for number, span in enumerate(spans):
+        if span.spent_ns is None:
+            begin, end = np.searchsorted(edges, span[:2])
+            owners[begin:end] = number
+    return edges, owners
+
+
+def _shared_out(spans: list[Span], edges: np.ndarray, owners: np.ndarray) -> Counter[WallShare]:
+    """Return the ns of each part; what is only summed up comes out of the time between loops."""
     spent_ns: Counter[WallShare] = Counter()
     for owner, took_ns in zip(owners, np.diff(edges).tolist(), strict=True):
-        spent_ns[exact[owner].part] += took_ns
-    between = exact[0].part
+        spent_ns[spans[owner].part] += took_ns
+    between = spans[0].part
     for span in reversed(spans):  # the inner loops first
         more_ns = min(span.spent_ns or 0, spent_ns[between])
         spent_ns[span.part] += more_ns
@@ -198,24 +206,15 @@ def _shared_out(spans: list[Span]) -> Counter[WallShare]:
     return spent_ns
 
 
-def _lines_outside(runs: Sequence[Run], spans: list[Span]) -> dict[str, tuple[str, str]]:
-    """Return the place and the call of the line with most of checkpoints, and between the loops."""
-    found: dict[str, list[Line]] = {SAVING: [], BETWEEN: []}
+def _costliest_line(
+    runs: Sequence[Run], spans: list[Span], edges: np.ndarray, owners: np.ndarray, part: str
+) -> tuple[str, str]:
+    """Return the place of the line with most of a part's time, and what it calls; "" of none."""
+    has_it = np.array([spans[owner].part.part == part for owner in owners] + [False])
+    rows = []
     for run in runs:
         lines = run.lines
-        within = {
-            part: _within(lines.ended_ns, [span for span in spans if span.part.part == part])
-            for part in (SAVING, VALIDATION)
-        }
-        others = lines.mask("between") & ~within[SAVING] & ~within[VALIDATION]
-        found[SAVING] += lines.rows(within[SAVING])[:1]
-        found[BETWEEN] += lines.rows(others)[:1]
-    worst = [(part, max(rows, key=lambda line: line.share)) for part, rows in found.items() if rows]
-    return {part: (line.place, line.call) for part, line in worst}
-
-
-def _within(moments_ns: np.ndarray, spans: list[Span]) -> np.ndarray:
-    """Return which of some moments are in one of the spans, which do not overlap."""
-    began_ns, ended_ns = np.array(sorted(span[:2] for span in spans), int).reshape(-1, 2).T
-    last = np.searchsorted(began_ns, moments_ns) - 1
-    return (last >= 0) & (moments_ns <= np.append(ended_ns, 0)[last])
+        there = has_it[np.searchsorted(edges, lines.ended_ns) - 1]
+        rows += lines.rows(there & ~lines.mask("worker"))[:1]
+    most = max(rows, key=lambda line: line.share, default=None)
+    return (most.place, most.call) if most else ("", "")
