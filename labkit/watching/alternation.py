@@ -58,12 +58,12 @@ class Found:
                 f"and two of kept ones, of {BLOCK_STEPS} to {MOST_STEPS} steps each. Train for "
                 "longer."
             )
-        would_do = f"headroom: with a perfect loader your loop would do {self.perfect:,.1f} steps/s"
+        comment = "" if self.low > WITHIN else " The loader does not hold it back."
         spread = f"({self.low:.2f}x to {self.high:.2f}x in half of {self.pairs} pairs of blocks)"
-        if self.low <= WITHIN:
-            gain = f"and it does {self.live:,.1f}: {self.factor:.2f}x {spread}"
-            return f"{would_do}, {gain}. The loader does not hold it back."
-        return f"{would_do} instead of {self.live:,.1f}: at most {self.factor:.1f}x {spread}."
+        return (
+            f"headroom: with a perfect loader your loop would do {self.perfect:,.1f} steps/s "
+            f"instead of {self.live:,.1f}: at most {self.factor:.2f}x {spread}.{comment}"
+        )
 
 
 class Alternation:

@@ -76,7 +76,8 @@ def call_with(dataset: object, collate_fn: object = None) -> dict[str, object]:
         arguments["collate_fn"] = names.of(collate_fn)
     if not is_a(dataset, "torch.utils.data", "IterableDataset") and not isinstance(dataset, str):
         arguments["shuffle"] = "True"
-    return {"call": "", "arguments": arguments}
+    data = sys.modules.get("torch.utils.data")
+    return {"call": names.of_class(data.DataLoader) if data else "", "arguments": arguments}
 
 
 def may_fuse(optimizer: object) -> bool | None:
