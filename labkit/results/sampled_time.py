@@ -7,9 +7,10 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import pandas
 
 if TYPE_CHECKING:
+    import pandas
+
     from labkit.results.run import Run
 
 VALIDATION = "validation"
@@ -42,6 +43,8 @@ def costliest_lines(runs: Sequence[Run], passes: list[Span]) -> dict[str, list[s
 
     `passes` are those over the loaders of validations, in the order of time: known already.
     """
+    import pandas
+
     table = pandas.concat(map(_samples_of, runs))
     last = np.searchsorted([span.began_ns for span in passes], table.ended_ns, side="right")
     is_known = table.ended_ns <= np.array([0, *(span.ended_ns for span in passes)])[last]
@@ -52,6 +55,8 @@ def costliest_lines(runs: Sequence[Run], passes: list[Span]) -> dict[str, list[s
 
 def _samples_of(run: Run) -> pandas.DataFrame:
     """Return the samples of a run's process outside of its loader."""
+    import pandas
+
     lines = run.lines
     some = lines.mask("body") | lines.mask("between")
     places = [lines.places[number] for number in lines.place[some]]

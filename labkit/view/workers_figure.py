@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import pandas
 from matplotlib.figure import Figure
 
 from labkit.results.workers import MAIN, LoaderWorkers
 from labkit.view.primitives import Lane, draw_lanes, patches
 from labkit.view.style import BLUE, BOLD, COMPUTE, PLAIN, SKY, WAIT, legend_above, our_style, page
+
+if TYPE_CHECKING:
+    import pandas
 
 HELD = "#DDDDDD"
 LEGEND = (
