@@ -83,7 +83,7 @@ def fake(ms, kind="cpu", own=1.0, **more):
         "telemetry": [],
         "xray_facts": CALM,
         "pipeline": lk.Pipeline(),
-        "seconds": lambda t_ns: t_ns / 1e9,
+        "seconds": lambda t_ns: np.array(t_ns, float) / 1e9,
         "batch_bytes": np.full(len(ms), np.nan),
         "throughput": 1.0,
         "event": lambda name: None,
@@ -474,7 +474,7 @@ def test_a_loader_that_is_not_torchs_is_asked_for_more_of_its_own_workers(own_lo
 def test_only_a_run_that_has_an_xray_is_told_to_switch_it_on(knob, key):
     work = {"flops": 1e9, "bytes": 1e6}
     evidence = Evidence("gpu", compute_share=1.0, knobs={knob: 0})
-    _, remedy = efficiency._reason(work, SimpleNamespace(ridge=None), None, evidence, 0.03)
+    _, remedy = efficiency._reason(work, SimpleNamespace(ridge=None), None, evidence)
     assert remedy.key == key
 
 

@@ -16,10 +16,9 @@ from labkit.bench import (
     handoff,
 )
 from labkit.bench.first_call import FirstCallHook
-from labkit.diagnosis import efficiency, step_table
+from labkit.diagnosis import step_table
 from labkit.diagnosis.causes.compute import fuse
 from labkit.diagnosis.causes.launches import compiled
-from labkit.diagnosis.evidence import Evidence, Kernels, Xray
 from labkit.process.step_ring import FinishedStep
 from labkit.results.hardware import Machine
 from labkit.results.step_classes import body_seconds
@@ -53,13 +52,6 @@ def test_a_watched_loop_is_on_the_device_of_what_it_trains_and_not_of_any_tensor
     recording.hand_over()
     recording.close()
     assert recording.kind == "cpu" and held_on.called == (weights is not torch.nn.Parameter)
-
-
-def test_what_products_take_of_a_gpu_is_told_by_its_kernels_and_not_by_their_launches():
-    launches = Xray(5, 1000, *[0] * 5, heavy_us=100)
-    seen = Kernels(kernel_us=1000, eligible_share=0.9)
-    on_gpu = Evidence(kind="gpu", xray=launches, kernels=seen)
-    assert efficiency._heavy_share(on_gpu) == 0.9
 
 
 # -- an Apple GPU, whose own times a watched loop does not have ------------------------------------

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import pandas
 
 from labkit.bench.inner_loops import InnerLoop
 from labkit.bench.places import Place
 from labkit.results.record import Event
 from labkit.results.run import Run
+
+if TYPE_CHECKING:
+    import pandas
 
 Key = TypeVar("Key")
 FEWEST = 30  # samples of a phase (0.3 s of it) that may speak for its lines

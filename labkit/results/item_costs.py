@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-import pandas
 
 from labkit.bench.loader_rows import ItemTimes
 from labkit.results.event_shapes import fits
@@ -44,6 +43,8 @@ def item_costs(run: RunLog) -> ItemCosts | None:
     rows = [row for event in run.item_events for row in event["rows"] if _is_sound(row)]
     if not rows:
         return None
+    import pandas
+
     table = pandas.DataFrame(rows, columns=ItemTimes._fields).sort_values("start_ns", kind="stable")
     times = table[["cpu", "wait", "line", "collate_cpu", "collate_wait", "collate_line", "between"]]
     s = times.astype(float) / 1e6

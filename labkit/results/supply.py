@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas
 
 from labkit.results.record import Event
+
+if TYPE_CHECKING:
+    import pandas
 
 KIB_PER_GIB = 2**20
 LEAST_BATCHES = 10  # to speak of slow items among others
@@ -88,6 +90,8 @@ def memory_growth(events: Iterable[Event]) -> MemoryGrowth | None:
     ]
     if not rows:
         return None
+    import pandas
+
     table = pandas.DataFrame(rows, columns=["worker", "pid", "own", "shared"])
     of_process: Any = table.groupby(["worker", "pid"])
     gained = (of_process.own.last() - of_process.own.first()).clip(lower=0)

@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas
 
 from labkit.bench.loader_rows import BatchRow
 from labkit.results.event_shapes import fits
@@ -20,6 +19,7 @@ from labkit.results.record import Event
 from labkit.results.steps import HOST
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.figure import Figure
 
     from labkit.results.run import Run
@@ -62,6 +62,8 @@ class LoaderWorkers:
         line, `item_cpu_ms` its CPU time with collating. `library_threads` compute beside their own.
         `last_progress_s` is when the last batch was ready, on the run's clock.
         """
+        import pandas  # it takes a third of a second
+
         if self.batches.empty:
             return pandas.DataFrame()
         last = {(event["worker"], event["pid"]): event for event in self.events}
@@ -104,6 +106,8 @@ class LoaderWorkers:
         had `taken` it, NaN where unknown. Moments are s on the run's clock; `made_ms` is the time
         that it took, `fetched_s` and `slow_s` parts of that without the time in line for a core.
         """
+        import pandas
+
         rows = [
             (event["worker"], event["pid"], *row)
             for event in self.events

@@ -364,8 +364,8 @@ def hand_over(evidence: Evidence) -> Finding | None:
     """Sending a batch from a worker to the loop takes longer than making it.
 
     It is found where the average worker had no batch to make for WORKERS_REST of the time, also
-    while the loop waits, and no other program took the loop's core; or where items are so cheap
-    that they are better taken a whole batch at a time.
+    while the loop waits, and other programs had at most FOREIGN_LOAD of the loop's core; or where
+    items are so cheap that they are better taken a whole batch at a time.
     """
     idle = evidence.workers.known("idle_share") or 0.0
     rests = idle >= limits.WORKERS_REST and idle + evidence.wait_share > 1
