@@ -278,7 +278,7 @@ def test_a_module_and_function_in_the_current_folder_is_found_from_a_terminal(
     env = os.environ | {"PYTHONPATH": str(Path(lk.__file__).parents[1])}
     done = labkit_command("tune", *given.split(), env=env)
     assert done.returncode == 0, done.stderr
-    assert "the starting point" in done.stderr and "x the baseline" in done.stderr
+    assert "the starting point" in done.stderr and "Tuning(own_data:make)" in done.stderr
     found = json.loads(done.stdout)
     assert found["best_throughput"] >= found["baseline_throughput"] and found["snippet"]
     assert found["best"]["batch_size"] == 8
