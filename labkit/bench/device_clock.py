@@ -13,7 +13,7 @@ import torch
 from labkit.process.events import now_ns
 from labkit.process.step_ring import FinishedStep
 
-DRIFT = 2e-5  # the most that two quartz clocks part: 20 µs in a second
+DRIFT = 2.5e-5  # the most that two quartz clocks part: 20 µs in a second, and what is rounded
 PATIENCE_S = 1.0  # for the last steps, when the loop is over
 
 AddStep = Callable[[FinishedStep], None]

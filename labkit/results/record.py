@@ -87,7 +87,7 @@ def events_of(path: str | os.PathLike[str]) -> Iterator[Event]:
     try:
         with opened_record(path) as stream:
             for line in _whole_lines(stream):
-                event = event_on(line)
+                event = event_on(line) if line else None
                 if event is None and not _is_torn(line):
                     raise _Refused("not an event of a labkit record")
                 number += 1
@@ -125,10 +125,12 @@ def _whole_lines(stream: BufferedReader) -> Iterator[bytes]:
 
 def _is_torn(line: bytes) -> bool:
     """Return whether a line is empty, or the front of an event whose writer was killed."""
+    if not line.strip():
+        return True
     try:
         json.loads(line)
     except (ValueError, RecursionError):
-        return line.startswith(HEAD) or not line.strip()
+        return line.startswith(HEAD)
     return False
 
 
