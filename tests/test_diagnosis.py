@@ -497,7 +497,7 @@ def test_a_loader_that_is_not_torchs_is_asked_for_more_of_its_own_workers(own_lo
 def test_only_a_run_that_has_an_xray_is_told_to_switch_it_on(knob, key):
     work = {"flops": 1e9, "bytes": 1e6}
     evidence = Evidence("gpu", compute_share=1.0, knobs={knob: 0})
-    _, remedy = efficiency._reason(work, SimpleNamespace(ridge=None), None, evidence, 0.03)
+    _, remedy = efficiency._reason(work, SimpleNamespace(ridge=None), None, evidence)
     assert remedy.key == key
 
 
