@@ -89,7 +89,9 @@ class Comparison(Result):
 
         is_short = min(self.before.steps_ms.shape[0], self.after.steps_ms.shape[0]) < LEAST_STEPS
         if is_short:
-            return pandas.DataFrame({"slower": [], "faster": []}, dtype=bool)
+            return pandas.DataFrame(
+                columns=["before_ms", "after_ms", "slower", "faster"], dtype=bool
+            )
         old = _blocks_of(self.before)
         new = _blocks_of(self.after) * (_batch_size(self.before) / _batch_size(self.after))
         more_ms = new.mean() - old.mean()
@@ -108,10 +110,8 @@ class Comparison(Result):
     def slower_by(self, limit: float) -> bool:
         """Return whether a step takes over `limit` (0.05 is 5 %) longer, beyond the noise."""
         slower = self.parts[self.parts["slower"]]
-        return (
-            "step" in slower.index
-            and slower.after_ms["step"] > (1 + limit) * slower.before_ms["step"]
-        )
+        is_far = slower["after_ms"] > (1 + limit) * slower["before_ms"]
+        return bool(is_far.get("step", False))
 
     def plot(self) -> Figure:
         """Draw both runs on one time scale, the earlier one above, as a matplotlib Figure."""

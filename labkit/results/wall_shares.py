@@ -184,7 +184,9 @@ def _painted(spans: list[Span]) -> tuple[np.ndarray, np.ndarray]:
 
     Spans that are only summed up have none.
     """
+    _, before, after, *_ = spans
     edges = np.unique([span[:2] for span in spans if span.spent_ns is None])
+    edges = np.unique(edges.clip(before.began_ns, after.ended_ns))
     owners = np.zeros(len(edges) - 1, dtype=int)
     for number, span in enumerate(spans):
         if span.spent_ns is None:
