@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from labkit.results import saving
 from labkit.results.privacy import for_others
-from labkit.results.result import Result
 from labkit.results.run import Run
 from labkit.results.templates import template
 
@@ -60,12 +59,6 @@ def html_page(run: Run, verdict: str = "") -> str:
         workers_png=_png(run.workers.plot()) if run.workers else "",
         settings="\n".join(f"{name}={value!r}" for name, value in changed) or "the defaults",
     )
-
-
-def page_of(result: Result) -> str:
-    """Return a result's table as a self-contained page of HTML."""
-    table = for_others(result._repr_html_())
-    return f'<!DOCTYPE html>\n{MARK}\n<meta charset="utf-8">\n<title>labkit</title>\n{table}\n'
 
 
 def _png(figure: Figure) -> str:
