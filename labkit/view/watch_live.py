@@ -105,13 +105,12 @@ class Watch(StandIn):
         """End the Run and show its diagnosis; `error` is what ended the loop, where one did."""
         recorder = self._recorder
         shown = self._display
-        if recorder is None or not _is_open(recorder):
+        if recorder is None or recorder.pid != os.getpid() or self not in _open:
             return
         recorder.close(error)
         self._ends.close()
         self._display = None
-        if self in _open:
-            _open.remove(self)
+        _open.remove(self)
         if shown is not None:
             leave(shown, self.run)
 
