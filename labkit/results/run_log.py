@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from labkit.quotas import GIB
 from labkit.results.event_log import EventLogResult
 from labkit.results.log_reader import live_property
+from labkit.results.old_records import asked_on_a_cpu
 from labkit.results.readings import readings
 from labkit.results.record import Event
 from labkit.results.step_classes import StepClock
@@ -65,6 +66,8 @@ class RunLog(EventLogResult):
 
     def _pipeline(self, event: str) -> Pipeline | Watched:
         knobs = self._fact(event, "pipeline", {})
+        if event == "spec" and self.machine.kind == "cpu":
+            knobs = asked_on_a_cpu(knobs)
         return Watched.of(self.watched, knobs) if self.watched else pipeline_of(knobs)
 
     @property

@@ -97,14 +97,13 @@ class Watch(StandIn):
 
     def close(self, error: BaseException | None = None) -> None:
         """End the Run and show its diagnosis; `error` is what ended the loop, where one did."""
-        recorder = self._open_recorder
-        if recorder is None:
+        recorder = self._recorder
+        if recorder is None or recorder.pid != os.getpid() or self not in _open:
             return
         recorder.close(error)
         self._ends.close()
         shown, self._display = self._display, None
-        if self in _open:
-            _open.remove(self)
+        _open.remove(self)
         if shown is not None:
             leave(shown, self.run)
 
