@@ -109,9 +109,10 @@ class Comparison(Result):
 
     def slower_by(self, limit: float) -> bool:
         """Return whether a step takes over `limit` (0.05 is 5 %) longer, beyond the noise."""
-        slower = self.parts[self.parts["slower"]]
-        is_far = slower["after_ms"] > (1 + limit) * slower["before_ms"]
-        return bool(is_far.get("step", False))
+        if self.parts.empty:
+            return False
+        step = self.parts.loc["step"]
+        return bool(step["slower"] and step["after_ms"] > (1 + limit) * step["before_ms"])
 
     def plot(self) -> Figure:
         """Draw both runs on one time scale, the earlier one above, as a matplotlib Figure."""
