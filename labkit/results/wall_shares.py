@@ -90,15 +90,11 @@ class WallShares:
 
 
 class Span(NamedTuple):
-    """A stretch of time, and what it is counted under; of spans that overlap the last one counts.
-
-    Of what the log only sums up it is known how much of the time it took: `spent_ns`.
-    """
+    """A stretch of time, and what it is counted under; of spans that overlap the last one counts."""
 
     began_ns: int
     ended_ns: int
     part: WallShare
-    spent_ns: int | None = None
 
 
 def wall_shares(
@@ -134,7 +130,10 @@ def wall_shares(
     lines = {part: _costliest_line(runs, spans, edges, owners, part) for part in (SAVING, BETWEEN)}
     whole_ns = max(1, after_ns - before_ns)
     parts = []
-    for part, took_ns in _shared_out(spans, edges, owners).most_common():
+    spent_ns: Counter[WallShare] = Counter()
+    for owner, took_ns in zip(owners, np.diff(edges).tolist(), strict=True):
+        spent_ns[spans[owner].part] += took_ns
+    for part, took_ns in spent_ns.most_common():
         place, what = lines.get(part.part, (part.place, part.what))
         took = {"seconds": took_ns / 1e9, "share": took_ns / whole_ns}
         parts.append(replace(part, place=place, what=what, **took))
@@ -155,13 +154,10 @@ def _passes(run: Run, known: bool) -> list[Span]:
         what=str((run.loop_code or {}).get("loader") or ""),
     )
     if part.part == VALIDATION and run.steps:
-        spent_ns = sum(each.get("spent") or each["ended"] - each["began"] for each in ended)
+        spent_ns = sum(each["ended"] - each["began"] for each in ended)
         waited_ns = float(np.diff(run.host_ns[:, :2]).sum())
-        times = sum(each.get("passes") or 1 for each in ended)
-        part = replace(part, times=times, waits=min(1.0, waited_ns / max(spent_ns, 1)))
-    spans = {
-        each["n"]: Span(each["began"], each["ended"], part, each.get("spent")) for each in ended
-    }
+        part = replace(part, times=len(ended), waits=min(1.0, waited_ns / max(spent_ns, 1)))
+    spans = {each["n"]: Span(each["began"], each["ended"], part) for each in ended}
     # One that was killed ended with its last step
     last_ns = int(run.host_ns[-1, 3]) if run.passes_begun and run.steps else 0
     for event in run.passes_begun:
@@ -171,41 +167,20 @@ def _passes(run: Run, known: bool) -> list[Span]:
 
 
 def _saves(run: Run) -> list[Span]:
-    """Return the checkpoints of a run, and the sum of those that the log leaves out."""
-    part = WallShare(SAVING)
-    saves = [Span(each["began"], each["ended"], part) for each in run.saves]
-    known_ns = sum(span.ended_ns - span.began_ns for span in saves)
-    spent_ns = run.saves[-1].get("spent", known_ns) if saves else 0
-    return [*saves, Span(0, 0, part, spent_ns - known_ns)] if spent_ns > known_ns else saves
+    """Return the checkpoints of a run."""
+    return [Span(each["began"], each["ended"], WallShare(SAVING)) for each in run.saves]
 
 
 def _painted(spans: list[Span]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the moments between which nothing changes, and the number of the span that has each.
-
-    Spans that are only summed up have none.
-    """
+    """Return the moments between which nothing changes, and the number of the span that has each."""
     _, before, after, *_ = spans
-    edges = np.unique([span[:2] for span in spans if span.spent_ns is None])
+    edges = np.unique([span[:2] for span in spans])
     edges = np.unique(edges.clip(before.began_ns, after.ended_ns))
     owners = np.zeros(len(edges) - 1, dtype=int)
     for number, span in enumerate(spans):
-        if span.spent_ns is None:
-            begin, end = np.searchsorted(edges, span[:2])
-            owners[begin:end] = number
+        begin, end = np.searchsorted(edges, span[:2])
+        owners[begin:end] = number
     return edges, owners
-
-
-def _shared_out(spans: list[Span], edges: np.ndarray, owners: np.ndarray) -> Counter[WallShare]:
-    """Return the ns of each part; what is only summed up comes out of the time between loops."""
-    spent_ns: Counter[WallShare] = Counter()
-    for owner, took_ns in zip(owners, np.diff(edges).tolist(), strict=True):
-        spent_ns[spans[owner].part] += took_ns
-    between = spans[0].part
-    for span in reversed(spans):  # the inner loops first
-        more_ns = min(span.spent_ns or 0, spent_ns[between])
-        spent_ns[span.part] += more_ns
-        spent_ns[between] -= more_ns
-    return spent_ns
 
 
 def _costliest_line(
