@@ -90,7 +90,7 @@ class WallShares:
 
 
 class Span(NamedTuple):
-    """A stretch of time, and what it is counted under; of spans that overlap the last one counts."""
+    """A stretch of time, and what it counts as; of spans that overlap the last one counts."""
 
     began_ns: int
     ended_ns: int
@@ -172,7 +172,7 @@ def _saves(run: Run) -> list[Span]:
 
 
 def _painted(spans: list[Span]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the moments between which nothing changes, and the number of the span that has each."""
+    """Return the moments between which nothing changes, and which span each stretch is of."""
     _, before, after, *_ = spans
     edges = np.unique([span[:2] for span in spans])
     edges = np.unique(edges.clip(before.began_ns, after.ended_ns))
