@@ -268,9 +268,6 @@ def test_what_stands_in_a_file_is_drawn_as_text_of_one_line(tmp_path):
     for text in (verdict, repr(run), str(run.machine), run.error, str(run.lines)):
         assert not re.search("[\x1b\u2028\u202e\ud800]|\nBottleneck", text)
     assert run.traceback == "a\n\\x1b b"
-    page = run.export(tmp_path / "page.md").read_text()
-    opened, closed = re.findall("^`{3,}", page, re.MULTILINE)
-    assert opened == closed and opened not in page.replace(f"{opened}text\n", "", 1)[:-6]
     assert "<b>" not in run.export(tmp_path / "page.html").read_text()
     trace = tmp_path / "trace.json"
     kernel = {"ph": "X", "cat": "kernel", "name": forged, "pid": forged, "ts": 1, "dur": 9}

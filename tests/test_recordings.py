@@ -4,7 +4,6 @@ import getpass
 import gzip
 import json
 import platform
-import re
 from unittest.mock import Mock
 
 import pytest
@@ -28,7 +27,7 @@ def test_a_shipped_record_has_the_numbers_of_the_run_and_nothing_personal(finish
     for name in ("throughput", "utilization", "wait_ms", "step_ms", "steps", "loss", "pipeline"):
         assert run.to_dict()[name] == finished.to_dict()[name], name
     text = gzip.open(path, "rt").read()
-    assert not re.search(r'"pid":\d{3}|"uuid"', text) and str(finished.path) not in text
+    assert '"uuid"' not in text and str(finished.path) not in text
     assert run.no_xray.startswith("cannot open y.py on")
     assert platform.node() not in run.no_xray.split()
 

@@ -270,7 +270,7 @@ def test_a_hang_is_named_with_its_worker_item_and_line_and_a_loop_that_moves_is_
     who = "worker 1" if workers else "the main process"
     assert who in text and "item 21 of batch 5" in text and "timeout=60" in text
     if sys.platform == "linux":
-        assert "test_workers.py" in text and "time.sleep()" in text
+        assert "test_workers.py" in text and "time.sleep(" in text
     run = watched.run
     assert run.workers.hang is None
     still = tmp_path / "still.jsonl"  # as of a loop that somebody interrupted

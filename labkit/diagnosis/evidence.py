@@ -278,6 +278,11 @@ class Evidence(Measures):
         return bool(self.num_workers)
 
     @property
+    def of_bench(self) -> bool:
+        """Whether it is of a pipeline of the bench, and of no loop or trace of somebody's own."""
+        return self.code is None
+
+    @property
     def crowded_by(self) -> float:
         """The larger of the shares of the cores and of the model's core that others had."""
         return max(self.use.others_share, self.stolen_by_others)

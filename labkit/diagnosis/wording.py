@@ -97,15 +97,10 @@ def _advice(finding: Finding, evidence: Evidence | None) -> str:
     parts = [
         finding.remedies[0].text,
         _expectation(finding, evidence),
-        "" if _of_bench(evidence) else _beside(finding),
+        "" if evidence is not None and evidence.of_bench else _beside(finding),
         f"See {', and '.join(finding.places)}." if finding.places else "",
     ]
     return " ".join(filter(None, parts))
-
-
-def _of_bench(evidence: Evidence | None) -> bool:
-    """Return whether evidence is of a pipeline of the bench, and of no user's loop."""
-    return evidence is not None and evidence.code is None
 
 
 def _beside(finding: Finding) -> str:
@@ -136,7 +131,7 @@ def _expectation(finding: Finding, evidence: Evidence | None) -> str:
     if finding.expected:
         value, low, high = finding.expected
         return f"Expect {value:.1f}x the throughput ({low:.1f}x to {high:.1f}x)."
-    if finding.at_most and _of_bench(evidence):
+    if finding.at_most and evidence is not None and evidence.of_bench:
         return f"Expect {finding.at_most:.1f}x the throughput at most."
     bound = finding.remedies[0].at_most or finding.at_most
     if bound and evidence is not None and bound == evidence.headroom:

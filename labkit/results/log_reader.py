@@ -86,7 +86,8 @@ class LogReader:
         self._series = {name: make() for name, make in self.SERIES.items()}
         # While one is in here, nothing new is read
         self._holds: set[object] = set() if whole is None else whole._holds
-        self._tail = None if recorded or whole else Tail(self.path / FILE_NAME)
+        reads = not recorded and whole is None
+        self._tail = Tail(self.path / FILE_NAME) if reads else None
         if recorded and whole is None:
             with self._hold():
                 self._absorb(events_of(self.path))

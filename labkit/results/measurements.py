@@ -79,7 +79,9 @@ class Measurements(EventLogResult):
         found = dict.fromkeys(name for row in rows for name in row)
         own = [name for name in found if name not in TIMED]
         added = [name for name in TIMED if name in found or name in SHOWN]
-        return pandas.DataFrame(rows, columns=own + added).astype({"error": object})
+        table = pandas.DataFrame(rows, columns=own + added)
+        table["error"] = pandas.Series([row["error"] for row in rows], dtype=object)
+        return table
 
     @property
     def mistake(self) -> str | None:

@@ -222,6 +222,9 @@ def _end_with_the_cell() -> None:
     shell = ipython.get_ipython() if ipython else None
     if shell:
         shell.events.register("post_run_cell", _after_cell)
+    # pandas, which the diagnosis needs, has it imported: too late once the program has ended
+    import concurrent.futures.thread  # noqa: F401
+
     atexit.register(lambda: close_all(getattr(sys, "last_value", None)))
 
 

@@ -61,7 +61,7 @@ def not_waited_for(evidence: Evidence) -> Remedy | None:
     knobs = evidence.knobs
     if evidence.kind != "gpu" or evidence.trainer or not knobs.get("pin_memory"):
         return None
-    is_bench = evidence.known("loop") is None
+    is_bench = evidence.of_bench
     if is_bench and knobs.get("non_blocking"):
         return None
     return Remedy(
