@@ -69,42 +69,46 @@ class Prediction(Result):
 
 
 class Simulations:
-    """The simulated runs of other settings of one run: each is simulated once, as often as drawn.
+    """The simulated runs of other settings of one run, each of which is simulated once.
 
     A slider asks many changes of one run.
     """
 
     def __init__(self, known: RunCosts):
         self.known = known
-        self._found: dict[tuple[Pipeline, float], list[Summary]] = {}
-        simulated = np.median(self.of_setting(known.pipeline, 1.0, DRAWS)[0])
+        self._found: dict[tuple[Pipeline, float], np.ndarray] = {}
+        simulated = np.median(self.of_setting(known.pipeline, 1.0)[0])
         # What the model misses in the run itself, of which half stays: its root
         self.missed = float(np.sqrt(known.throughput / simulated))
 
-    def of_setting(self, target: Pipeline, step: float, draws: int) -> np.ndarray:
-        """Return the `Summary` of `draws` simulated runs (4, draws).
+    def of_setting(self, target: Pipeline, step: float) -> np.ndarray:
+        """Return the `Summary` of each simulated run (4, DRAWS).
 
         A step takes `step` times what it took in the measured run.
         """
+        if (target, step) not in self._found:
+            self._found[target, step] = np.array(self._simulated(target, step)).T
+        return self._found[target, step]
+
+    def _simulated(self, target: Pipeline, step: float) -> list[Summary]:
         known = self.known
         stalls = 6 * target.stall_every if target.stall_ms else 0
         prefetch = (target.prefetch_factor or PYTORCH_PREFETCH) if target.num_workers else 0
         steps = min(target.steps or STEPS, max(STEPS, stalls))
         warmup = max(3, target.num_workers * prefetch)
-        found = self._found.setdefault((target, step), [])
-        for draw in range(len(found), draws):
+        found = []
+        for draw in range(DRAWS):
             work = known.work(target, step, steps, np.random.default_rng(draw))
             loop = Simulation(work, known.cores, target.num_workers, prefetch, target.seconds)
             found.append(loop.run().summary(warmup, target.batch_size))
-        return np.array(found[:draws]).T
+        return found
 
 
-def simulations_of(run: Run, pipeline: Pipeline | None) -> Simulations:
-    """Return the simulations of a run as it is at this moment, read as if it were of `pipeline`."""
-    key = (Simulations, pipeline)
-    if key not in run.computed:
-        run.computed[key] = Simulations(RunCosts(run, pipeline))
-    return run.computed[key]
+def simulations_of(run: Run) -> Simulations:
+    """Return the simulations of a run as it is at this moment."""
+    if Simulations not in run.computed:
+        run.computed[Simulations] = Simulations(RunCosts(run))
+    return run.computed[Simulations]
 
 
 def predict(run: Run, **changes: Setting) -> Prediction:
@@ -113,20 +117,14 @@ def predict(run: Run, **changes: Setting) -> Prediction:
     Raises ValueError for a name that is no knob, or a value that it does not take.
     """
     check_names(changes, KNOBS)
-    return predict_from(run, {name: KNOBS[name].check(changes[name]) for name in changes}, DRAWS)
+    return predict_from(run, {name: KNOBS[name].check(changes[name]) for name in changes})
 
 
 @of_one_moment
-def predict_from(
-    run: Run, changes: dict[str, Setting], draws: int, pipeline: Pipeline | None = None
-) -> Prediction:
-    """Return a prediction from `draws` simulated runs.
-
-    A bench's run of a user's own data is read as if it were of `pipeline`. A watched loop's own
-    settings may be beyond what a knob takes.
-    """
+def predict_from(run: Run, changes: dict[str, Setting]) -> Prediction:
+    """Return a prediction; a watched loop's own settings may be beyond what a knob takes."""
     try:
-        simulations = simulations_of(run, pipeline)
+        simulations = simulations_of(run)
         known = simulations.known
         target = _target(known.pipeline, changes)
         step, notes = _step(run, known.pipeline, target)
@@ -134,7 +132,7 @@ def predict_from(
             raise CannotPredict(
                 "sending a batch from a worker was not measured: run it with num_workers=1"
             )
-        rates, shares, cores, stretches = simulations.of_setting(target, step, draws)
+        rates, shares, cores, stretches = simulations.of_setting(target, step)
     except CannotPredict as why:
         return Prediction(changes, cannot=f"cannot predict: {why}.", why=str(why))
     rates = rates * simulations.missed

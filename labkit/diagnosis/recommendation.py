@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.diagnosis.prediction import DRAWS, WORTH, predict_from
+from labkit.diagnosis.prediction import WORTH, predict_from
 from labkit.results.log_reader import of_one_moment
 from labkit.results.run import Run
 from labkit.spec import PYTORCH_PREFETCH
@@ -44,7 +44,7 @@ def _cheapest(run: Run, knob: str, own: int | None, values: list[int]) -> int | 
 
     The run's own stays unless another one gains more than `WORTH`; None where nothing is predicted.
     """
-    rates = {value: predict_from(run, {knob: value}, DRAWS).throughput for value in [*values, own]}
+    rates = {value: predict_from(run, {knob: value}).throughput for value in [*values, own]}
     known = {value: rate for value, rate in rates.items() if rate}
     # A run that was stopped has its times, but no hand-over: no other number can be simulated
     if own not in known or len(known) < len(rates):

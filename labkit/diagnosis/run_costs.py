@@ -32,12 +32,12 @@ WAITS_OVER_CPU = 0.2  # an item whose waiting is this much of its CPU time is on
 class RunCosts:
     """What one run tells of its costs: s, per batch or step, warm-up left out."""
 
-    def __init__(self, run: Run, pipeline: Pipeline | None = None):
-        """Read a run as if it were of `pipeline`: its own if that is None.
+    def __init__(self, run: Run):
+        """Read a run.
 
         Raises CannotPredict where it tells too little.
         """
-        known = pipeline or run.pipeline
+        known = run.pipeline
         if not isinstance(known, Pipeline):
             raise CannotPredict(
                 "a watched loader does not show what items cost: tune(...) measures it"
