@@ -23,7 +23,7 @@ def test_a_row_is_found_by_its_example_and_says_what_to_do(row):
 
 
 def test_a_row_counts_only_where_it_stands():
-    for call, phase in [("loss.item()", "worker"), ("Image.open()", "body"), ("model()", "body")]:
+    for call, phase in [("loss.item()", "body"), ("Image.open()", "body"), ("model()", "body")]:
         assert known_call(replace(LINE, call=call, phase=phase)) is None
     assert known_call(replace(LINE, call="")) is None
 

@@ -134,7 +134,7 @@ def test_of_a_command_the_program_and_its_script_are_told(command):
 
 
 def test_of_a_line_of_source_no_text_is_kept_but_the_name_of_an_index():
-    line = f"batch['image'].to(connect('{SECRET}', \"{SECRET}\")) + b'{SECRET}'"
+    line = f"batch['image'].to(connect('{SECRET}', \"{SECRET}\")) + b'{SECRET}'  # or {SECRET}"
     assert without_literals(line) == "batch['image'].to(connect('...', '...')) + b'...'"
 
 

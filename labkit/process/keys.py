@@ -101,5 +101,8 @@ def masked(text: str, secrets: list[str]) -> str:
 
 
 def without_literals(line: str) -> str:
-    """Return a line of source with nothing in its quotes, but for names that are an index."""
-    return LITERAL.sub(lambda found: found[1] or "'...'", line)
+    """Return a line of source without its comment, and with nothing in its quotes.
+
+    Names that are an index stay.
+    """
+    return LITERAL.sub(lambda found: found[1] or "'...'", line).partition("#")[0].rstrip()
