@@ -22,8 +22,16 @@ LONGEST_LINE = 80  # characters of a line of source that are kept
 HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
-# What a pipeline of ours runs stands for the user's own: its dataset, model and loop
-STAND_FOR_USERS = {os.path.join(HOME, "bench", f"{name}.py") for name in ("data", "models", "loop")}
+# What a run of ours runs stands for the user's own: dataset, model, loop, the slow script's step
+STAND_FOR_USERS = {
+    os.path.join(HOME, *place)
+    for place in (
+        ("bench", "data.py"),
+        ("bench", "models.py"),
+        ("bench", "loop.py"),
+        ("course", "slow_step.py"),
+    )
+}
 LIBRARIES = tuple({*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))})
 LIBRARIES += (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
