@@ -174,6 +174,8 @@ raise SystemExit(5)
 def test_every_signal_reaches_the_script_once_whether_it_is_sent_to_us_or_to_our_group(to):
     apart = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
     apart |= {getattr(signal, name) for name in foreground.OWN_FAULTS}  # which end a process
+    for each in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):  # as under nohup, or behind an `&`
+        apart |= {each} if signal.getsignal(each) == signal.SIG_IGN else set()
     numbers = {*map(int, signal.valid_signals() - apart - {signal.SIGUSR2})}
     child = begun(NOTE_SIGNALS % [*map(int, apart)])
     for number in [*numbers, signal.SIGUSR2]:

@@ -78,6 +78,8 @@ def entries_of(dataset: object) -> Iterator[tuple[str, int]]:
 
 def _caches(prefix: str, names: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     for name, value in list(names.items()):
+        if name.startswith("__"):
+            continue  # Python's own, which may come and go
         if type(value) is functools._lru_cache_wrapper:
             yield f"{prefix}{name}", value.cache_info().currsize
         elif type(value) in MAPPINGS and type(next(reversed(value.values()), "")) not in NUMBERS:
