@@ -10,10 +10,7 @@ import contextlib
 from labkit.process import folders
 from labkit.process.events import now_ns
 from labkit.results.run import Run
-from labkit.watching.batches import BatchFacts
 from labkit.watching.hangs import HangWatch
-from labkit.watching.log_words import Ending
-from labkit.watching.loop_steps import LoopSteps
 from labkit.watching.recorder import Recorder
 
 
@@ -33,15 +30,10 @@ class StepRecorder:
         return self._run
 
     @property
-    def _steps(self) -> LoopSteps | None:
-        """The steps that are recorded; None while none is, and once the log is full."""
+    def _going_on(self) -> Recorder | None:
+        """What records the steps; None while none is recorded, and once the log is full."""
         recorder = self._recorder
-        return recorder.steps if recorder is not None and recorder.has_room() else None
-
-    @property
-    def _batches(self) -> BatchFacts | None:
-        """What is known of the batches; None while nothing is recorded."""
-        return None if self._recorder is None else self._recorder.batches
+        return recorder if recorder is not None and recorder.has_room() else None
 
     def begin(self, loader: object, model: object = None) -> None:
         """Begin a record, before the first batch is asked for; `model` is the one trained."""
@@ -56,23 +48,22 @@ class StepRecorder:
 
     def epoch(self) -> None:
         """Begin a pass over the data."""
-        steps = self._steps
-        if self._recorder is not None and steps is not None:
-            _end_epoch(self._recorder)
-            self._recorder.begin_epoch(now_ns())
-            steps.asked = now_ns()
+        if recorder := self._going_on:
+            _end_epoch(recorder)
+            recorder.begin_epoch(now_ns())
+            recorder.steps.asked = now_ns()
 
     def ready(self) -> None:
         """The batches of a step have arrived, so the step before it is over."""
-        steps = self._steps
-        if self._recorder is not None and steps is not None:
-            self._recorder.hand_over()
-            steps.begin(now_ns())
+        if recorder := self._going_on:
+            recorder.hand_over()
+            recorder.steps.begin(now_ns())
 
     def issued(self, samples: int, batch_bytes: int = 0) -> None:
         """A step of so many samples, and bytes if known, has been issued."""
-        steps = self._steps
-        if steps is not None and steps.ready:
+        recorder = self._going_on
+        if recorder is not None and recorder.steps.ready:
+            steps = recorder.steps
             steps.samples = samples
             steps.batch_bytes = batch_bytes
             now = now_ns()
@@ -84,11 +75,10 @@ class StepRecorder:
 
         `on_device` where the device has worked for it, as in an evaluation.
         """
-        steps = self._steps
-        if steps is not None:
-            steps.extend(now_ns(), on_device, loss)
+        if recorder := self._going_on:
+            recorder.steps.extend(now_ns(), on_device, loss)
 
-    def close(self, how: Ending = "left early", error: BaseException | None = None) -> None:
+    def close(self, how: str = "left early", error: BaseException | None = None) -> None:
         """End the record; only needed where an exception, `error`, ended the training."""
         recorder = self._recorder
         if recorder is not None:

@@ -5,7 +5,6 @@ Needs the extra `gpu-labkit[hf]`.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sized
 from typing import TYPE_CHECKING
@@ -43,7 +42,6 @@ class Recorder(StepRecorder, TrainerCallback):
         self._batch = 0  # samples of a step
         self._samples = math.inf  # of a pass, where the dataset knows
         self._left = math.inf  # of this pass
-        self._calls = itertools.count()  # of the model, on batches of tokens
 
     def on_train_begin(
         self,
@@ -73,14 +71,13 @@ class Recorder(StepRecorder, TrainerCallback):
         """
         if torch.compiler.is_compiling():  # or the hook would become a part of what is compiled
             return
-        batches = self._batches
-        if batches is None or "input_ids" not in inputs or not model.training:
-            return
+        recorder = self._going_on
+        tokens = inputs.get("input_ids")
         mask = inputs.get("attention_mask")
-        if mask is None:  # as with packed sequences: every token counts as real
-            batches.add_padding(None)
-        elif mask.is_cpu or next(self._calls) % LOOK_EVERY == 0:
-            batches.add_padding(padding_of((inputs["input_ids"].cpu(), mask.cpu())))
+        if recorder is None or tokens is None or mask is None or not model.training:
+            return
+        if mask.is_cpu or recorder.steps.next % LOOK_EVERY == 0:
+            recorder.batches.add_padding(padding_of((tokens.cpu(), mask.cpu())))
 
     def on_epoch_begin(self, *_args: object, **_more: object) -> None:
         """Begin a pass over the data."""

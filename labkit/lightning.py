@@ -5,7 +5,6 @@ Needs the extra `gpu-labkit[lightning]`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from labkit.callbacks import StepRecorder
@@ -28,12 +27,9 @@ class Recorder(StepRecorder, Callback):
     list. What lies between epochs is left out; rank 0 records.
     """
 
-    _count: Callable[[object], int] | None = None  # the samples of a batch
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a record."""
         if trainer.is_global_zero:
-            self._count = None
             self.begin(trainer.train_dataloader, pl_module)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -55,10 +51,11 @@ class Recorder(StepRecorder, Callback):
         batch_idx: int,
     ) -> None:
         """A step has been issued."""
-        batches = self._batches
-        if batches is not None:
-            self._count = self._count or batches.counter(batch)
-            self.issued(self._count(batch), batches.measure(batch))
+        if recorder := self._going_on:
+            batches = recorder.batches
+            if not recorder.steps.next:
+                batches.learn(batch)
+            self.issued(batches.count(batch), batches.measure(batch))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A validation that belongs to the step before it is done."""

@@ -244,12 +244,12 @@ class LoaderWork:
         if self.while_there and not self.while_there.exists():
             self.over = True  # a worker that persists goes on without us
 
-    def flush(self, more: float = 1.0) -> None:
-        """Write what has gathered, where there are more than `more` times the batches written."""
+    def flush(self) -> None:
+        """Write what has gathered, where there is a batch that is not written yet."""
         if self.pid != os.getpid():
             return
         self._sum_up()
-        if self.log is not None and self.totals["batches"] > more * self.written:
+        if self.log is not None and self.totals["batches"] > self.written:
             self.written = self.totals["batches"]
             self.log.write(
                 "items",

@@ -18,7 +18,6 @@ IMPORTS = {
     "BatchSampler": f"{DATA} BatchSampler",
     "DataLoader": f"{DATA} DataLoader",
     "RandomSampler": f"{DATA} RandomSampler",
-    "SequentialSampler": f"{DATA} SequentialSampler",
 }
 
 

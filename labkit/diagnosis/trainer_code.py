@@ -10,10 +10,6 @@ from labkit.spec import LOADER_KNOBS
 
 # {knob: argument}; elsewhere these knobs are the user's DataLoader
 OF_LOADER = {name: f"dataloader_{name}" for name in LOADER_KNOBS if name != "batch_size"}
-ARGUMENTS = OF_LOADER | {
-    "batch_size": "per_device_train_batch_size",
-    "accumulation_steps": "gradient_accumulation_steps",
-}
 SWITCHES: Mapping[str, dict[str, Setting]] = {
     "compile": {"torch_compile": True},
     "fused_optimizer": {"optim": "adamw_torch_fused"},
@@ -36,9 +32,9 @@ def trainer_lines(training: str | None, changes: Mapping[str, Setting], cards: i
         elif knob in SWITCHES:
             arguments |= SWITCHES[knob]
         elif knob == "batch_size" and value is not None:
-            arguments[ARGUMENTS[knob]] = max(1, int(value) // cards)
-        elif knob in ARGUMENTS:
-            arguments[ARGUMENTS[knob]] = value
+            arguments["per_device_train_batch_size"] = max(1, int(value) // cards)
+        elif knob in OF_LOADER:
+            arguments[OF_LOADER[knob]] = value
         else:
             return ""
     written = [f"{name}={value!r}" for name, value in arguments.items()]

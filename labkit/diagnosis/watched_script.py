@@ -66,7 +66,7 @@ def one_batch_a_pass(runs: list[Run]) -> Diagnosis | None:
     if lost < limits.WORTH_NAMING["input"]:
         return None
     run = max(found, key=_dropped)
-    passes = sum(event.get("passes") or 1 for event in run.passes_ended)
+    passes = len(run.passes_ended)
     where = f"{Path(str(run.place[0])).name}:{run.place[1]}, " if run.place else ""
     again = (
         f"a new iterator is made for each batch ({where}{passes} times): each starts the workers, "
@@ -83,7 +83,7 @@ def one_batch_a_pass(runs: list[Run]) -> Diagnosis | None:
 def _dropped(run: Run) -> float:
     """Return the share of the time between passes that were dropped after a batch spent in them."""
     passes = run.passes_ended
-    spent = sum(each.get("spent") or each["ended"] - each["began"] for each in passes)
+    spent = sum(each["ended"] - each["began"] for each in passes)
     return spent / max(passes[-1]["ended"] - passes[0]["began"], 1)
 
 

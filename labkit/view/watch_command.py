@@ -151,17 +151,26 @@ def write_report(found: Judged, path: str | None, overwrite: bool) -> None:
 
 def _of_dropped(found: Diagnosis) -> Judged:
     """Return what was found of a loop whose passes were all dropped after a batch."""
-    values: Values = {**found.to_dict(), "evidence": found.evidence, "advice": found.advice}
-    return Judged(values | {"seen": "inside", "confidence": "medium"}, "\n".join(found.three_lines))
+    values = found.to_dict() | {
+        "evidence": found.evidence,
+        "advice": found.advice,
+        "seen": "inside",
+        "confidence": "medium",
+    }
+    return Judged(values, "\n".join(found.three_lines))
 
 
 def _of_nothing(folder: Path, code: int, hang: LiveHang | None) -> Judged:
     """Say why no step of a script was recorded; `hang` is what kept it from one, if it hung."""
     if hang is not None:
         told = f"before the first step was over, {hang.text}"
-        values: Values = {"bottleneck": "unsure", "evidence": told, "record": str(hang.folder)}
-        values["hang"] = hang.to_dict()
-        return Judged(NOTHING | values, f"{told}\nrecord: {hang.folder}")
+        values = NOTHING | {
+            "bottleneck": "unsure",
+            "evidence": told,
+            "record": str(hang.folder),
+            "hang": hang.to_dict(),
+        }
+        return Judged(values, f"{told}\nrecord: {hang.folder}")
     told = why_nothing(folder)
     delete_run(folder)
     if code:

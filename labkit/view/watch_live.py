@@ -49,8 +49,6 @@ class Watch(StandIn):
         self._display: Display | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        if self._recorder is not None and self._recorder.closed and self._recorder.is_full:
-            return iter(self.loader)
         try:
             recorder = self._opened()
         except Exception as error:
@@ -82,9 +80,9 @@ class Watch(StandIn):
         return self._run
 
     def count_flops_of(self, model: object) -> None:
-        """Count the FLOPs of this model from now on, where it is another one; None changes nothing.
+        """Count the FLOPs of this model, where it is another one; None changes nothing.
 
-        The next training call of the model is counted.
+        Its first training call in the next pass is counted.
         """
         if model is not None and model is not self.model:
             self.model = model
@@ -131,10 +129,11 @@ class Watch(StandIn):
 
     @property
     def _open_recorder(self) -> Recorder | None:
-        """The recorder of a Run that goes on, here and not in a process that forked this one."""
+        """The recorder of a Run that goes on, or is full; None in a process that was forked."""
         recorder = self._recorder
-        is_open = recorder is not None and not recorder.closed and recorder.pid == os.getpid()
-        return recorder if is_open else None
+        if recorder is None or recorder.pid != os.getpid():
+            return None
+        return None if recorder.closed and not recorder.is_full else recorder
 
     @property
     def is_iterated(self) -> bool:
@@ -148,21 +147,18 @@ class Watch(StandIn):
         if recorder is None or going_on[:1] != [self]:
             return  # inside another watched loop: a validation loop draws nothing
         recorder.beat(now)
+        if self._display is None:
+            return
         try:
-            if self._display is not None:
-                self._show(self._display, recorder, over=now is None)
+            text = progress_line(recorder)  # from sums of bounded size
+            if now is not None:  # a line that wraps could not be written over
+                self._display.line(text[: shutil.get_terminal_size().columns - 1])
+                return
+            is_empty = recorder.steps.next == recorder.first_step and recorder.how == "exhausted"
+            self._display.final(EMPTY if is_empty else text)
         except Exception as error:  # a closed terminal must not end the recording
             self._display = None
             say(f"display stopped: {type(error).__name__}: {error}")
-
-    def _show(self, display: Display, recorder: Recorder, over: bool) -> None:
-        """Write a line from sums of bounded size: this is the training process itself."""
-        text = progress_line(recorder)
-        if not over:  # a line that wraps could not be written over
-            display.line(text[: shutil.get_terminal_size().columns - 1])
-            return
-        is_empty = recorder.steps.next == recorder.first_step and recorder.how == "exhausted"
-        display.final(EMPTY if is_empty else text)
 
 
 def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:

@@ -118,7 +118,7 @@ class Alternation:
         if not self.kept:
             self.gpu = _gpu_in_use()
         self.kept.append(batch)
-        parts = cast("list[Any]", [each for each in leaves(batch) if is_a(each, "torch", "Tensor")])
+        parts: list[Any] = [each for each in leaves(batch) if is_a(each, "torch", "Tensor")]
         most = max(1, KEPT_BYTES // max(1, sum(part.nbytes for part in parts)))
         while len(self.kept) > most:
             self.kept.popleft()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sized
+from collections.abc import Sized
 from typing import cast
 
 from labkit.bench.batch_contents import (
@@ -17,7 +17,6 @@ from labkit.bench.loader_knobs import torch_loader
 from labkit.bench.stack import is_a
 from labkit.process.events import EventLog
 from labkit.process.interrupts import OwnErrors
-from labkit.watching.log_words import Unit
 
 LOOK_EVERY = 16  # batches, for their padding
 
@@ -39,26 +38,17 @@ def length_of(loader: object) -> int | None:
     return None
 
 
-def one_a_batch(_batch: object) -> int:
-    """Count a batch whose samples are not known as one."""
-    return 1
-
-
-def unknown_bytes(_batch: object) -> int:
-    """Return 0: of a batch whose bytes are not known."""
-    return 0
-
-
 class BatchFacts:
     """What the first batch of a loop shows of all of them."""
 
     def __init__(self, size: int | None):
         """`size` is the loader's own batch size, where that is known."""
         self.size = size
-        self.unit: Unit = "samples"
-        self.count: Callable[[object], int] = one_a_batch  # its samples
-        self.counted = 0  # batches that may be looked at
-        self.measure: Callable[[object], int] = unknown_bytes  # its bytes
+        self.unit = "samples"  # or "batches", where they do not show their samples
+        self.counted = self.of_full_size  # what counts the samples of a batch
+        self.count = self.of_full_size  # the same, where it looks for padding as well
+        self.measure = bytes_along(())  # what gives its bytes
+        self.met = 0  # batches that may be looked at
         self.dtype: str | None = None
         self.shape: list[int] | None = None  # of the largest array in it
         self.on_gpu = False  # whether the loader makes them there
@@ -66,15 +56,12 @@ class BatchFacts:
         self.padding = 0.0  # the sum of its shares of them
         self.beyond = 0.0  # and of those beyond the longest text of a batch
 
-    def counter(self, batch: object) -> Callable[[object], int]:
-        """Return what counts the samples of a batch like this one; 1 a batch where unknown.
-
-        From then on, `measure` gives the bytes of such a batch.
-        """
+    def learn(self, batch: object) -> None:
+        """Learn how to count the samples and the bytes of batches like this one."""
         known = counter_for(batch, self.size)
         self.unit = "samples" if known or self.size else "batches"
-        self.count = known or (self.of_full_size if self.size else one_a_batch)
-        self.measure = unknown_bytes
+        self.count = self.counted = known or self.of_full_size
+        self.measure = bytes_along(())
         with OwnErrors():
             largest, places = large_arrays(batch)
             self.dtype = dtype_of_most([largest])
@@ -82,18 +69,18 @@ class BatchFacts:
             self.on_gpu = is_a(largest, "torch", "Tensor") and not largest.is_cpu
             self.measure = bytes_along(places)
         with OwnErrors():
-            return self.count if padding_of(batch) is None else self.look
-        return self.count
+            if padding_of(batch) is not None:
+                self.count = self.look
 
     def look(self, batch: object) -> int:
         """Count the samples of a batch, and now and then look how much of it is padding."""
-        if self.counted % LOOK_EVERY == 0:
+        if self.met % LOOK_EVERY == 0:
             self.add_padding(padding_of(batch))
-        self.counted += 1
-        return self.count(batch)
+        self.met += 1
+        return self.counted(batch)
 
     def of_full_size(self, _batch: object) -> int:
-        """Count a batch that only the user's own code can look into."""
+        """Count a batch that only the user's own code can look into; 1 where that is unknown."""
         return self.size or 1
 
     def add_padding(self, shares: tuple[float, float] | None) -> None:
@@ -106,6 +93,9 @@ class BatchFacts:
     def write_padding(self, log: EventLog) -> None:
         """Write how much of the batches is padding, where it was looked for."""
         if self.looked_at:
-            share = round(self.padding / self.looked_at, 4)
-            beyond = round(self.beyond / self.looked_at, 4)
-            log.write("padding", share=share, beyond=beyond, batches=self.looked_at)
+            log.write(
+                "padding",
+                share=round(self.padding / self.looked_at, 4),
+                beyond=round(self.beyond / self.looked_at, 4),
+                batches=self.looked_at,
+            )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -31,22 +30,14 @@ def install(module: ModuleType) -> None:
     """Hook a module of DataLoaders, or torch's of optimizers, when it has just been loaded."""
     iterators = getattr(module, "_BaseDataLoaderIter", None)
     if iterators is None:
-        module.register_optimizer_step_post_hook(_untraced(OptimizerSteps(SCRIPT)))
+        steps = OptimizerSteps(SCRIPT)
+        # torch.compile may trace what is hooked: not this
+        untraced = sys.modules["torch"]._disable_dynamo(lambda *given: steps(*given))
+        module.register_optimizer_step_post_hook(untraced)
     else:
         SCRIPT.passes = HookedPasses(SCRIPT, iterators)
     atexit.unregister(SCRIPT.close)
     atexit.register(SCRIPT.close)
-
-
-def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
-    """Return a hook that torch.compile does not trace where it traces what is hooked."""
-    torch = sys.modules["torch"]
-
-    @torch._disable_dynamo
-    def call(*given: object) -> None:
-        hook(*given)
-
-    return call
 
 
 class OptimizerSteps:

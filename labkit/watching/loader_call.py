@@ -16,7 +16,6 @@ from labkit.bench.before_calls import held
 from labkit.bench.loader_knobs import torch_loader
 from labkit.bench.model_parts import cards_of
 from labkit.bench.stack import is_a, is_users, loop_around, variables
-from labkit.spec import PYTORCH_PREFETCH
 
 MODELS = ("model", "net", "self.model", "self.net")
 SIMPLE = (bool, int, float, str, type(None))
@@ -127,8 +126,6 @@ def _arguments(loader: object, names: Names) -> dict[str, str | None]:
             code[name] = names.of(value) or (owner and f"{owner}.{name}")
         elif value != defaults[name]:
             code[name] = repr(value)
-    if code.get("prefetch_factor") == str(PYTORCH_PREFETCH):
-        del code["prefetch_factor"]
     return code
 
 

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 from labkit.bench.batch_contents import unseen
 from labkit.process.events import now_ns
 from labkit.process.interrupts import OwnErrors, signal_of
-from labkit.watching.batches import one_a_batch
-from labkit.watching.log_words import Ending
 from labkit.watching.messages import say
 
 if TYPE_CHECKING:
@@ -41,7 +39,6 @@ class Pass:
         self.recorder = recorder
         self.steps = recorder.steps
         self.beat = beat or recorder.beat
-        self.count = one_a_batch
         self.handed = 0  # batches, whether they are recorded or not
         self.is_new = True  # until its first batch is here, or the first after an error
         self.is_paused = False
@@ -87,19 +84,20 @@ class Pass:
                 if self.is_new:
                     self._learn(batch)
                 if self.on:
-                    self.steps.begin(ready, self.count(batch), self.recorder.batches.measure(batch))
+                    batches = self.recorder.batches
+                    self.steps.begin(ready, batches.count(batch), batches.measure(batch))
         except Exception as error:
             self._give_up(error)
         return batch
 
     def _learn(self, batch: object) -> None:
-        """Learn how to count samples and bytes; set the clock back to before iter(loader)."""
+        """Learn what a batch is; set the clock back to before iter(loader)."""
         self.is_new = False
         if not self.on:  # the loader failed and was asked again: the loop skips what it cannot read
             self._begin(self.asked)
         self.steps.asked = self.asked - self.lead_ns
         self.lead_ns = 0
-        self.count = self.recorder.batches.counter(batch)
+        self.recorder.batches.learn(batch)
         self.recorder.probes.sampler.claim(sys._getframe(2))
 
     def _gathered(self, now: int) -> int:
@@ -138,7 +136,7 @@ class Pass:
         self.on = False
         self.steps.idle()
 
-    def end(self, how: Ending, error: BaseException | None = None) -> None:
+    def end(self, how: str, error: BaseException | None = None) -> None:
         """End the pass; `error` is that of one which "failed"."""
         if self.on and self.recorder.pid == os.getpid():
             with OwnErrors():
@@ -175,7 +173,7 @@ class WatchedIterator:
         try:
             batch = next(self.iterator)
         except BaseException as error:
-            how: Ending = "exhausted" if isinstance(error, StopIteration) else "failed"
+            how = "exhausted" if isinstance(error, StopIteration) else "failed"
             self.current.end(how, error)
             raise
         return self.current.answer(batch)

@@ -10,21 +10,18 @@ from labkit.bench.loader_hook import Recording, in_workers
 from labkit.bench.loader_progress import PROGRESS, progress_words
 from labkit.bench.loader_work import STARTS, LoaderWork
 from labkit.bench.sampler import FLAG, Sampler
-from labkit.bench.telemetry_process import telemetry_beside
+from labkit.bench.telemetry_process import TELEMETRY_AFTER_NS, telemetry_beside
 from labkit.process.events import EventLog, now_ns
 from labkit.process.thinning import Thinning
 from labkit.watching import run_folders
 from labkit.watching.growth import Growth
 from labkit.watching.switches import switches_on
 
-MORE = 1.001  # times as many batches, or what came of them is not written once more
-TELEMETRY_AFTER_NS = 1_000_000_000  # a loop of a second is not worth another process
-
 
 class Probes:
     """Finds facts about a loop, and writes them into its log; ends with the run."""
 
-    def __init__(self, folder: Path, log: EventLog, loader: object, workers: int | None):
+    def __init__(self, folder: Path, log: EventLog, workers: int | None):
         """`workers` is how many prepare the batches; None where that is not known."""
         self.folder = folder
         self.log = log
@@ -76,7 +73,7 @@ class Probes:
         """Write what has been found by now."""
         self.sampler.flush()
         if self.work is not None:
-            self.work.flush(MORE)
+            self.work.flush()
         if self.sampler.missing and not self.sampler.taken:
             self.log.write("no_lines", why=self.sampler.missing)
         if self.switches:

@@ -24,7 +24,6 @@ from labkit.process.interrupts import OwnErrors
 from labkit.watching import device_in_use
 from labkit.watching.batches import BatchFacts
 from labkit.watching.loader_call import call_of, has_compiled, may_fuse, trainer_frame
-from labkit.watching.log_words import DeviceKind, Ending
 from labkit.watching.loop_steps import LoopSteps
 from labkit.watching.messages import say
 from labkit.watching.passes import Beat, Pass, WatchedIterator
@@ -63,14 +62,14 @@ class Recorder:
         self.log = EventLog(folder)
         self.knobs = loader_knobs.knobs_of(loader)
         self.length: int | None = None  # batches of a pass, once one is over
-        self.kind: DeviceKind = ""
+        self.kind = ""  # what the loop's body runs on, "cpu" or "gpu", once the first body has
         self.epoch = -1
         self.first_step = 0
         self.began_ns = 0  # the pass that goes on
         self.updates = 0  # steps of any optimizer within it
         self.gathered: Counter[int] = Counter()  # updates within it, by the batches before each
         self.updated_at = 0  # batches handed on by the last update
-        self.how: Ending = ""
+        self.how = ""  # how the last pass ended: "exhausted", "left early" or "failed"
         self._current: weakref.ref[Pass] | None = None
         self.closed = False
         self.batches = BatchFacts(self.knobs.get("batch_size"))
@@ -80,11 +79,14 @@ class Recorder:
         code = None  # of the call that makes the loader
         with OwnErrors():
             code = call_of(loader, model)
-        watched: dict[str, object] = {"loader": type(loader).__name__}
-        by_trainer = trainer_frame() is not None  # so that its arguments set the loader
-        watched |= {"trainer": by_trainer, "code": code, "place": place and list(place)}
+        watched = {
+            "loader": type(loader).__name__,
+            "trainer": trainer_frame() is not None,  # so that its arguments set the loader
+            "code": code,
+            "place": place and list(place),
+        }
         record_head.write_spec(self.log, self.folder.name, self.knobs, watched=watched)
-        self.probes = Probes(self.folder, self.log, loader, self.knobs.get("num_workers"))
+        self.probes = Probes(self.folder, self.log, self.knobs.get("num_workers"))
         self.steps = LoopSteps(self.log, self.probes.words)
         self.begun = 0  # passes, one that goes on after a pause once more
 
@@ -201,17 +203,22 @@ class Recorder:
         machine, self.steps.clock = device_in_use.machine_and_clock(self.steps.add, trained.device)
         self.kind = machine["kind"]
         self.log.write("machine", **machine)
-        kinds = {"weights_dtype": trained.dtype, "batch_dtype": self.batches.dtype}
-        kinds |= {"unit": self.batches.unit, "batch_on_gpu": self.batches.on_gpu}
-        kinds |= {"may_fuse": trained.may_fuse, "batch_shape": self.batches.shape}
-        kinds["is_compiled"] = has_compiled()
-        self.log.write("job", pipeline=self.knobs, not_applied={}, **kinds)
+        self.log.write(
+            "job",
+            pipeline=self.knobs,
+            not_applied={},
+            weights_dtype=trained.dtype,
+            batch_dtype=self.batches.dtype,
+            unit=self.batches.unit,
+            batch_on_gpu=self.batches.on_gpu,
+            may_fuse=trained.may_fuse,
+            batch_shape=self.batches.shape,
+            is_compiled=has_compiled(),
+        )
         self.log.write("begin", warmup=max(LEAST_WARMUP, loader_knobs.in_flight(self.knobs)))
 
-    def end_pass(self, how: Ending, error: BaseException | None = None) -> None:
+    def end_pass(self, how: str, error: BaseException | None = None) -> None:
         """Write how a pass ended; `error` is that of one which "failed"."""
-        if os.getpid() != self.pid:
-            return  # a fork of the loop's process: not ours to say
         self.how = how
         self.probes.sampler.in_use = False
         self.write_pass(now_ns())
@@ -230,9 +237,14 @@ class Recorder:
         """
         trains = trains or self.updates > 0
         if self.began_ns:
-            times = {"began": self.began_ns, "ended": ended_ns}
-            gathered = self.gathered.most_common(MOST_GATHERED)
-            self.log.write("pass", n=self.epoch, **times, trains=trains, gathered=gathered)
+            self.log.write(
+                "pass",
+                n=self.epoch,
+                began=self.began_ns,
+                ended=ended_ns,
+                trains=trains,
+                gathered=self.gathered.most_common(MOST_GATHERED),
+            )
         self.began_ns = 0
         self.updates = 0
         self.gathered.clear()

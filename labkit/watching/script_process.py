@@ -9,11 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from labkit.bench.telemetry_process import start_telemetry
+from labkit.bench.telemetry_process import TELEMETRY_AFTER_NS, start_telemetry
 from labkit.process.events import FILE_NAME, events_named, now_ns
 from labkit.watching.run_folders import folders_in
 
-TELEMETRY_AFTER_NS = 1_000_000_000  # a loop of a second is not worth another process
 WRAP = "Wrap what the loop goes over: `for batch in lk.watch(loader):`."
 FAILED = (
     "error: labkit could not be loaded in the script's process ({}). Install labkit in the "

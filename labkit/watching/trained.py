@@ -20,8 +20,7 @@ class Trained:
         self.device: torch.device | None = None  # that the weights are on
         self.dtype: str | None = None  # the number format of the weights
         self.may_fuse: bool | None = None  # of their optimizer, as `may_fuse()` says
-        self.model: object = None  # whose FLOPs are to be counted
-        self.trains = False  # whether a pass has begun
+        self.model: object = None  # whose FLOPs are to be counted from the next pass on
         self.call: FirstCallHook | None = None  # until its FLOPs are counted
 
     def note(self, weights: list[torch.Tensor]) -> None:
@@ -30,18 +29,15 @@ class Trained:
         self.dtype = dtype_of_most(weights)
 
     def count(self, model: object) -> None:
-        """Count the FLOPs of the next training call of `model`, and of no other one.
+        """Count the FLOPs of a training call of `model` in the next pass, and of no other one.
 
-        Before the first pass it stays as it is: it may yet be copied, scripted or compiled.
+        Before that it stays as it is: it may yet be copied, scripted or compiled.
         """
         self.forget()
         self.model = model
-        if self.trains:
-            self.begin()
 
     def begin(self) -> None:
         """A pass begins: see the next training call of the model that is to be counted."""
-        self.trains = True
         model, self.model = self.model, None
         if model is not None:
             from labkit.bench.first_call import FirstCallHook  # the loop has imported torch by now

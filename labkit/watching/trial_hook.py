@@ -310,15 +310,16 @@ class TriedScript:
 
 def install(module: ModuleType, folder: str) -> None:
     """Hook a module of torch's, as the trial in `folder` asks for."""
-    tried = _TRIED.get(folder)
-    if tried is None:
-        order: Order = json.loads(Path(folder, ORDER).read_text(encoding="utf-8"))
-        tried = _TRIED[folder] = TriedScript(order, Path(folder))
-        atexit.register(tried.write)
-    tried.install(module)
+    _tried(folder).install(module)
 
 
-_TRIED: dict[str, TriedScript] = {}  # the one of this process, by its folder
+@functools.cache  # once
+def _tried(folder: str) -> TriedScript:
+    """Return the one training loop of this process."""
+    order: Order = json.loads(Path(folder, ORDER).read_text(encoding="utf-8"))
+    tried = TriedScript(order, Path(folder))
+    atexit.register(tried.write)
+    return tried
 
 
 def ready(site: Site, loader: Any, iterate: Callable[[Any], Iterator[object]]) -> Iterator[object]:
