@@ -93,8 +93,8 @@ def cost(
     rent = usual_rent(run.machine) if usd_per_hour is None else usd_per_hour
     watts = power.by_counter(run)
     hours = samples_per_epoch / run.throughput / 3600
-    kwh = None if watts is None else watts * hours / 1e3
-    usd = None if rent is None else rent * hours
+    kwh = watts and watts * hours / 1e3
+    usd = rent and rent * hours
     idle = None if run.utilization is None else 1 - run.utilization
     recorded = ", RECORDED" if run.recorded else ""
     return Cost(
@@ -102,13 +102,13 @@ def cost(
         watts=watts,
         usd_per_hour=rent,
         kg_co2_per_kwh=kg_co2_per_kwh,
-        joules_per_sample=None if watts is None else watts / run.throughput,
+        joules_per_sample=watts and watts / run.throughput,
         hours_per_epoch=hours,
         kwh_per_epoch=kwh,
         usd_per_epoch=usd,
-        kg_co2_per_epoch=None if kwh is None else kwh * kg_co2_per_kwh,
+        kg_co2_per_epoch=kwh and kwh * kg_co2_per_kwh,
         idle_usd_per_epoch=None if usd is None or idle is None else usd * idle,
-        before=None if before is None else cost(before, **given),
+        before=before and cost(before, **given),
     )
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 
 from labkit.diagnosis.datasheets import card
 from labkit.results.hardware import Machine
-from labkit.results.log_reader import of_one_moment
 from labkit.results.measurements import Measurements
 from labkit.results.result import Result, Table
 from labkit.results.run import Run
@@ -88,7 +87,6 @@ class Peaks(Result):
         )
 
 
-@of_one_moment
 def peak(run: Run) -> Peak | None:
     """Return the peak of a run's device: a listed GPU's data sheet's, dense, in its precision.
 

@@ -45,7 +45,7 @@ class Asked:
         value = getattr(self._record, name)
         if value is None:
             raise NotMeasured(name)
-        return Asked(value) if isinstance(value, GROUPS) else value
+        return Asked(value) if isinstance(value, Measures) else value
 
     def known(self, name: str) -> Any:
         """Return a field, None where it was not measured."""
@@ -71,7 +71,6 @@ class Xray(Measures):
     tiny_ops: float
     elementwise_us: float
     fusible_us: float  # of these, what one fused pass would save
-    heavy_us: float | Any = UNKNOWN  # in products and convolutions
     fixed_share: float | Any = UNKNOWN  # of a step, that does not grow with the batch
     bf16_speedup: float | Any = UNKNOWN  # of the same compute, measured
 
@@ -336,7 +335,3 @@ class Evidence(Measures):
 def asking(evidence: Evidence) -> Evidence:
     """Return the evidence as a cause asks for it."""
     return evidence if isinstance(evidence, Asked) else cast(Evidence, Asked(evidence))
-
-
-# Records whose own fields may not have been measured
-GROUPS = (Xray, Kernels, CardEvidence, TraceFacts, Batch, LoopGrowth, WorkerEvidence)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.evidence import Evidence, NotMeasured, asking
 from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.pasted import ready_to_paste
@@ -129,6 +128,14 @@ class Remedy:
 def remedy(make: Callable[[Evidence], Remedy | None]) -> Remedy:
     """Return a remedy whose settings and words depend on the run: a function makes it."""
     return Remedy(make.__name__, make.__doc__ or "", make=make)
+
+
+class Estimate(NamedTuple):
+    """A gain in times the throughput, with its range."""
+
+    value: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)

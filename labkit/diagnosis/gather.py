@@ -26,8 +26,9 @@ from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.trace_evidence import kernels_of
 from labkit.diagnosis.watched_loop import loop_of
 from labkit.diagnosis.witnesses import throttled, witnesses
+from labkit.results.event_shapes import fields_in
 from labkit.results.hardware import Machine
-from labkit.results.readings import after_warmup, readings
+from labkit.results.readings import readings
 from labkit.results.record import Event
 from labkit.results.run import Run
 from labkit.results.supply import few_slow, memory_growth
@@ -45,8 +46,10 @@ def known_of(run: Run, wait: np.ndarray, compute: np.ndarray, ranks_cores: float
     """
     machine = run.machine
     loop = loop_of(run)
-    parts = loop.lines.body.keys() if loop else set()
+    body = loop.lines.body if loop else {}
     xray = _xray(run.xray_facts)
+    knobs = run.pipeline.to_dict()
+    replayed = (run.event("headroom") or {}).get("factor")
     known = Evidence(
         kind=machine.kind,
         inside=f"x-ray of {xray.steps:g} steps" if xray else "x-ray",
@@ -59,16 +62,16 @@ def known_of(run: Run, wait: np.ndarray, compute: np.ndarray, ranks_cores: float
         xray=xray,
         lines=run.lines if run.samples_of_lines else None,
         loop=loop,
-        body=loop.lines.body if loop else {},
+        body=body,
         workers=worker_evidence(run),
         slow_items=_slow_items(run),
         epochs=_epochs(run),
         whole=run.wall_shares,
-        knobs=run.pipeline.to_dict(),
-        trains=not parts or bool({"backward", "optimizer"} & parts),
-        batches_an_update=run.pipeline.to_dict().get("accumulation_steps"),
+        knobs=knobs,
+        trains=not body or bool({"backward", "optimizer"} & body.keys()),
+        batches_an_update=knobs["accumulation_steps"],
         compiles=machine.compiles,
-        headroom=_headroom(run.event("headroom")),
+        headroom=None if replayed is None else max(1.0, replayed),
     )
     if run.watched:
         known = _of_watched(known, run)
@@ -87,15 +90,17 @@ def _of_watched(known: Evidence, run: Run) -> Evidence:
     # Not of a prefetcher or Accelerate's loader, which move there what workers have made
     is_plain = run.watched == "DataLoader" and not run.pipeline.num_workers
     on_gpu = run.batch_on_gpu and is_plain
+    sizes = run.batch_bytes[np.isfinite(run.batch_bytes)]  # the last one of a pass included
+    usual = float(np.median(sizes)) if len(sizes) else None
     return replace(
         known,
         switches=tuple(run.switches),
         padding_beyond=run.padding_beyond,
         growth=LoopGrowth(tuple(run.growth), *_swelling(run)),
         weights_dtype=run.weights_dtype,
-        batch=Batch(run.batch_dtype, on_gpu, _usual(run.batch_bytes), run.batch_shape, _sizes(run)),
+        batch=Batch(run.batch_dtype, on_gpu, usual, run.batch_shape, len(np.unique(sizes))),
         code=code,
-        trainer=bool(run.trainer),
+        trainer=run.trainer,
         own_loader=None if run.watched in NOBODYS else run.watched,
         may_fuse=code.may_fuse,
         imports_script=_imports_script(run.machine, code),
@@ -140,7 +145,7 @@ def worker_evidence(run: Run) -> WorkerEvidence | None:
 
 def _epochs(run: Run) -> Epochs:
     """Return what the loop waited for at the start of its later epochs, and in the first one."""
-    firsts = sorted({step for step in run.first_steps or () if step < run.steps})
+    firsts = sorted({step for step in run.first_steps if step < run.steps})
     if len(firsts) < 2:
         return Epochs()
     asked, ready = run.host_ns[:, :2].T
@@ -168,17 +173,6 @@ def _slow_items(run: Run) -> SlowItems | None:
     return SlowItems(cost, indices, lines)
 
 
-def _usual(values: np.ndarray) -> float | None:
-    """Return the median of the values that are known; None where none is."""
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if len(known) else None
-
-
-def _sizes(run: Run) -> int:
-    """Return how many sizes a run's batches have, the last one of a pass included."""
-    return len(np.unique(run.batch_bytes[np.isfinite(run.batch_bytes)]))
-
-
 def _host_wait(host_ns: np.ndarray) -> float:
     """Return the share of steps (n, 4) in which the host waits for its batch."""
     asked, ready, _, end = host_ns.T
@@ -194,8 +188,7 @@ def _of_cpu(known: Evidence, run: Run, compute: np.ndarray) -> Evidence:
     spare = run.event("spare_card") if run.watched else None
     if spare is None or np.mean(compute) < limits.WORTH_A_CARD_MS / 1e3:
         return known
-    parts = known.loop.lines.body.keys() if known.loop else set()
-    has_model = run.weights_dtype is not None or not MODELS_WORK.isdisjoint(parts)
+    has_model = run.weights_dtype is not None or not MODELS_WORK.isdisjoint(known.body)
     return replace(known, spare_card=spare["name"]) if has_model else known
 
 
@@ -228,17 +221,9 @@ def _of_gpu(known: Evidence, run: Run) -> Evidence:
 def _xray(seen: Event | None) -> Xray | None:
     """Return the x-ray's numbers where all that the rules need is among them."""
     numbers = {name: each for name, each in (seen or {}).items() if type(each) in (int, float)}
-    columns = fields(Xray)
-    if not all(each.name in numbers or each.default is None for each in columns):
+    if not all(each.name in numbers or each.default is None for each in fields(Xray)):
         return None
-    return Xray(**{each.name: numbers[each.name] for each in columns if each.name in numbers})
-
-
-def _headroom(seen: Event | None) -> float | None:
-    """Return the gain of a perfect loader that replay measured; None where it did not."""
-    if seen is None or seen.get("factor") is None:
-        return None
-    return max(1.0, seen["factor"])
+    return Xray(**fields_in(Xray, numbers))
 
 
 def _swelling(run: Run) -> tuple[float | None, float | None]:
@@ -260,4 +245,4 @@ def _others_on_gpu(run: Run) -> float | None:
     """
     if not run.steps:
         return None
-    return mean_known(each.get("others_sm") for _, each in readings(run, after_warmup(run)))
+    return mean_known(each.get("others_sm") for _, each in readings(run, run.warm_s))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from labkit.diagnosis.thresholds import MIN_READINGS
-from labkit.results.readings import after_warmup, readings, readings_of
+from labkit.results.readings import readings, readings_of
 from labkit.results.run import Run
 
 LAGS_S = 1.0  # NVML's power is the mean of the last second (nvmlDeviceGetPowerUsage, Ampere)
@@ -16,7 +16,7 @@ def by_counter(run: Run) -> float | None:
     """Return mean power (W) after the warm-up, by the card's energy counter; None: hardly read."""
     counts = [
         (sample["t_ns"] / 1e9, moment, sample["energy_j"])
-        for moment, sample in readings(run, after_warmup(run))
+        for moment, sample in readings(run, run.warm_s)
         if sample.get("energy_j") is not None
     ]
     if len(counts) < 2:
@@ -28,6 +28,6 @@ def by_counter(run: Run) -> float | None:
 
 def by_meter(run: Run) -> float | None:
     """Return mean power (W) after the warm-up, as the card told it; None: hardly read."""
-    _, watts = readings_of(run, "power_w", after_warmup(run) + LAGS_S)
+    _, watts = readings_of(run, "power_w", run.warm_s + LAGS_S)
     known = watts[np.isfinite(watts)]
     return float(known.mean()) if len(known) >= MIN_READINGS else None

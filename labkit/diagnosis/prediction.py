@@ -5,12 +5,12 @@ The loader is simulated (`loader_simulation`) with what the run's own items and 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.diagnosis.estimate import Estimate
-from labkit.diagnosis.loader_simulation import CannotPredict, Simulation, Summary
+from labkit.diagnosis.loader_simulation import CannotPredict, Simulation
 from labkit.diagnosis.run_costs import RunCosts
 from labkit.knobs import Setting, as_typed, check_names
 from labkit.results.log_reader import of_one_moment
@@ -49,13 +49,6 @@ class Prediction(Result):
     why: str = ""  # what the prediction rests on, in a sentence
     cannot: str | None = None  # why nothing can be predicted, and what to do
 
-    @property
-    def estimate(self) -> Estimate | None:
-        """The throughput with its range, samples/s; None where nothing can be predicted."""
-        if not self.throughput or self.throughput_range is None:
-            return None
-        return Estimate(self.throughput, *self.throughput_range)
-
     def table(self) -> Table:
         """Return the prediction in one line."""
         said = self.cannot
@@ -69,28 +62,21 @@ class Prediction(Result):
 
 
 class Simulations:
-    """The simulated runs of other settings of one run, each of which is simulated once.
+    """The simulated runs of other settings of one run."""
 
-    A slider asks many changes of one run.
-    """
-
-    def __init__(self, known: RunCosts):
-        self.known = known
-        self._found: dict[tuple[Pipeline, float], np.ndarray] = {}
+    def __init__(self, run: Run):
+        """Read a run; raises CannotPredict where it tells too little."""
+        self.known = known = RunCosts(run)
+        self.of_setting = functools.cache(self._simulated)  # a slider asks many changes of one run
         simulated = np.median(self.of_setting(known.pipeline, 1.0)[0])
         # What the model misses in the run itself, of which half stays: its root
         self.missed = float(np.sqrt(known.throughput / simulated))
 
-    def of_setting(self, target: Pipeline, step: float) -> np.ndarray:
+    def _simulated(self, target: Pipeline, step: float) -> np.ndarray:
         """Return the `Summary` of each simulated run (4, DRAWS).
 
         A step takes `step` times what it took in the measured run.
         """
-        if (target, step) not in self._found:
-            self._found[target, step] = np.array(self._simulated(target, step)).T
-        return self._found[target, step]
-
-    def _simulated(self, target: Pipeline, step: float) -> list[Summary]:
         known = self.known
         stalls = 6 * target.stall_every if target.stall_ms else 0
         prefetch = (target.prefetch_factor or PYTORCH_PREFETCH) if target.num_workers else 0
@@ -101,14 +87,7 @@ class Simulations:
             work = known.work(target, step, steps, np.random.default_rng(draw))
             loop = Simulation(work, known.cores, target.num_workers, prefetch, target.seconds)
             found.append(loop.run().summary(warmup, target.batch_size))
-        return found
-
-
-def simulations_of(run: Run) -> Simulations:
-    """Return the simulations of a run as it is at this moment."""
-    if Simulations not in run.computed:
-        run.computed[Simulations] = Simulations(RunCosts(run))
-    return run.computed[Simulations]
+        return np.array(found).T
 
 
 def predict(run: Run, **changes: Setting) -> Prediction:
@@ -124,7 +103,7 @@ def predict(run: Run, **changes: Setting) -> Prediction:
 def predict_from(run: Run, changes: dict[str, Setting]) -> Prediction:
     """Return a prediction; a watched loop's own settings may be beyond what a knob takes."""
     try:
-        simulations = simulations_of(run)
+        simulations = run.once(Simulations)
         known = simulations.known
         target = _target(known.pipeline, changes)
         step, notes = _step(run, known.pipeline, target)

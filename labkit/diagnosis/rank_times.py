@@ -77,21 +77,18 @@ def rank_times(runs: Mapping[int, Run]) -> RankTimes | None:
     before = stamps[:, :-1, 5]
     step = np.maximum(end - before, 1e-9)
     wait = np.clip(np.minimum(ready, begin) - np.maximum(asked, before), 0, None)
+    exchange = np.stack([run.exchange_ns[start:stop] for run in runs.values()]) / 1e9
+    none = np.isnan(exchange).any(axis=(0, 2))  # (steps,): no exchange was stamped
+    exchange[:, none] = 0.0
+    complete, averaged = np.moveaxis(exchange, 2, 0)  # each (ranks, steps)
+    exposed = np.clip(averaged - complete, 0, None)
+    others = np.clip(complete.max(axis=0) - complete, 0, exposed)
+    transfer = exposed - others
+    late = np.where(none, -1, complete.argmax(axis=0))
     if any(run.watched for run in runs.values()):
         if np.median(np.ptp(end, axis=0)) > np.median(step):
             return None
         others = step - wait
-        transfer = np.zeros_like(step)
-        late = np.full(stop - start, -1)
-    else:
-        exchange = np.stack([run.exchange_ns[start:stop] for run in runs.values()]) / 1e9
-        none = np.isnan(exchange).any(axis=(0, 2))  # (steps,): nothing was exchanged
-        exchange[:, none] = 0.0
-        complete, averaged = np.moveaxis(exchange, 2, 0)  # each (ranks, steps)
-        exposed = np.clip(averaged - complete, 0, None)
-        others = np.clip(complete.max(axis=0) - complete, 0, exposed)
-        transfer = exposed - others
-        late = np.where(none, -1, complete.argmax(axis=0))
     compute = np.clip(end - begin - others - transfer, 0, None)
     seconds = {"step": step, "wait": wait, "compute": compute}
     return RankTimes(tuple(runs), {**seconds, "others": others, "transfer": transfer}, late)

@@ -96,12 +96,12 @@ def _one_is_late(times: RankTimes) -> Finding | None:
     wait_ms = 1e3 * seconds["wait"].mean(axis=1)
     late = int(own_ms.argmax())
     rest_ms = float(np.delete(own_ms, late).mean())
-    longer_ms = float(own_ms[late]) - rest_ms
+    for_own, for_data = float(own_ms[late]), float(wait_ms[late])
+    longer_ms = for_own - rest_ms
     lost = longer_ms / 1e3 / float(seconds["step"].mean())
     if lost < limits.WORTH_NAMING["straggler"]:
         return None
     rank = times.ranks[late]
-    for_own, for_data = float(own_ms[late]), float(wait_ms[late])
     measured = (
         Measured("of each step for its own part", for_own, "ms", before=f"rank {rank} takes"),
         Measured("and then wait for it, seemingly busy", rest_ms, "ms", before="the others take"),

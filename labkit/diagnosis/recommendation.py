@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from labkit.diagnosis.prediction import WORTH, predict_from
-from labkit.results.log_reader import of_one_moment
 from labkit.results.run import Run
 from labkit.spec import PYTORCH_PREFETCH
 
@@ -14,7 +13,6 @@ LEAST_MAX_WORKERS = 12  # considered even on few cores, for items that wait
 AS_GOOD = 0.03  # a throughput this close to the best is as good: then fewer workers are
 
 
-@of_one_moment
 def recommend_workers(run: Run) -> int | None:
     """Return how many loader workers `run` should have, or None where nothing can be predicted.
 
@@ -27,7 +25,6 @@ def recommend_workers(run: Run) -> int | None:
     return _cheapest(run, "num_workers", run.pipeline.num_workers, counts)
 
 
-@of_one_moment
 def recommend_prefetch(run: Run) -> int | None:
     """Return the smallest prefetch_factor that is as good as the best.
 

@@ -100,7 +100,7 @@ class StepTable:
         known = self.known
         workers = known.workers
         quick_us = known.quick_compute_us
-        if workers is None or not quick_us or not known.fills_cores:
+        if not quick_us or not known.fills_cores:
             return 0.0
         beyond_quick = sums.compute - sums.steps * quick_us / 1e6
         return max(0.0, min(beyond_quick, workers.wanted_cores * sums.compute))
@@ -123,7 +123,7 @@ class StepTable:
             launch_share=sums.launch / total,
             other_share=sums.other / total,
             pause_share=sums.pauses / total,
-            stolen_by_workers=None if by_workers is None else by_workers * self.blame,
+            stolen_by_workers=by_workers and by_workers * self.blame,
             stolen_by_others=stolen * (1 - self.blame),
             compute_us=sums.compute / sums.steps * 1e6,
             wait_us=sums.wait / sums.steps * 1e6,

@@ -13,7 +13,7 @@ import numpy as np
 
 from labkit.diagnosis import power
 from labkit.diagnosis import thresholds as limits
-from labkit.results.readings import after_warmup, readings_of
+from labkit.results.readings import readings_of
 from labkit.results.run import Run
 from labkit.results.step_classes import busy_until
 
@@ -46,8 +46,6 @@ def throttled(run: Run) -> Heat | None:
 
     The power limit does not count: a card that works hard is held to it. None: never, or not known.
     """
-    if not run.steps:
-        return None
     known, is_hot = _held_down(run, HEAT)
     _, mhz = readings_of(run, "sm_mhz")
     if not is_hot.any():
@@ -86,7 +84,7 @@ def deciding(seen: tuple[Witness, ...]) -> Witness | None:
 
 def _sm_activity(run: Run) -> Witness | None:
     """GPM counts SM cycles with at least one warp: few also where kernels fill few SMs."""
-    times, shares = readings_of(run, "sm", after_warmup(run))
+    times, shares = readings_of(run, "sm", run.warm_s)
     lengths = np.diff(times)  # each reading is the mean since the one before
     kept = (lengths > 0) & np.isfinite(shares[1:])
     busy_s = np.diff(busy_until(run.busy, times))[kept].sum()

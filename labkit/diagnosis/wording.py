@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
-from labkit.diagnosis.estimate import Estimate
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import Finding, Remedy, gain_without
+from labkit.diagnosis.findings import Estimate, Finding, Remedy, gain_without
 from labkit.diagnosis.known_calls import known_first
 from labkit.diagnosis.pasted import ready_to_paste
 from labkit.diagnosis.prediction import WORTH, predict
@@ -77,14 +77,16 @@ def _gain(remedy: Remedy, finding: Finding, evidence: Evidence, run: Run | None)
     changes = remedy.changes
     if not changes or run is None or run.watched or not run.throughput:
         return None
-    found = predict(run, **changes).estimate
-    gain = found and found.times(1 / run.throughput)
+    found = predict(run, **changes)
+    if not found.throughput or found.throughput_range is None:
+        return None
     count = changes.get("num_workers")
     fewer = count is not None and int(count) < (evidence.num_workers or 0)
-    if gain is None or finding.name != "input" or fewer:  # these give a CPU's model its cores back
-        return gain
-    most = 1 / max(evidence.compute_share, 0.01)  # of a loader for which the device never waits
-    return gain.no_more_than(Estimate(most, most, most))
+    most = math.inf
+    if finding.name == "input" and not fewer:  # these give a CPU's model its cores back
+        most = 1 / max(evidence.compute_share, 0.01)  # of a loader for which no device ever waits
+    rates = (found.throughput, *found.throughput_range)
+    return Estimate(*(min(rate / run.throughput, most) for rate in rates))
 
 
 # -- in words --------------------------------------------------------------------------------------

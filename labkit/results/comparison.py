@@ -87,8 +87,7 @@ class Comparison(Result):
         """
         import pandas
 
-        is_short = min(self.before.steps_ms.shape[0], self.after.steps_ms.shape[0]) < LEAST_STEPS
-        if is_short:
+        if min(len(self.before.steps_ms), len(self.after.steps_ms)) < LEAST_STEPS:
             return pandas.DataFrame(
                 columns=["before_ms", "after_ms", "slower", "faster"], dtype=bool
             )

@@ -5,18 +5,23 @@ from __future__ import annotations
 import contextlib
 import gzip
 import os
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from labkit.results import privacy, saving, waiting
+from labkit.process.interrupts import held
+from labkit.process.notebook import in_notebook
+from labkit.results import privacy, saving
 from labkit.results.failures import reason_of_failure
 from labkit.results.hardware import Machine
-from labkit.results.log_reader import LogReader, live_property, of_one_moment
+from labkit.results.log_reader import LogReader, fact, live_property, of_one_moment
 from labkit.results.record import Event, opened_record, record_file
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+POLL_S = 0.05  # between two looks at a run that goes on
 
 Outcome = Literal["running", "finished", "stopped", "failed"]
 
@@ -32,10 +37,10 @@ class EventLogResult(LogReader):
         """The run's name: date, time and six hex digits."""
         return self._fact("spec", "run", self.path.name)
 
-    @property
-    def utc(self) -> str | None:
-        """When it was started, as an ISO time in UTC; None if unknown."""
-        return self._fact("spec", "utc")
+    # When it was started, as an ISO time in UTC; None if unknown
+    utc: str | None = fact("spec", "utc")
+    # The bench's own traceback, where an exception ended the run
+    traceback: str | None = fact("error", "traceback")
 
     @property
     def machine(self) -> Machine:
@@ -56,11 +61,6 @@ class EventLogResult(LogReader):
     def running(self) -> bool:
         """True until it has ended."""
         return self.outcome == "running"
-
-    @property
-    def traceback(self) -> str | None:
-        """The bench's own traceback, where an exception ended the run."""
-        return self._fact("error", "traceback")
 
     @live_property
     def outcome(self) -> Outcome:
@@ -98,11 +98,30 @@ class EventLogResult(LogReader):
 
         In a notebook the stopped run is returned; elsewhere KeyboardInterrupt is passed on.
         """
-        return waiting.wait(self, each)
+        try:
+            return self.wait_or_raise(each)
+        except KeyboardInterrupt:
+            if self.running or not in_notebook():
+                raise
+            if self.outcome == "stopped":
+                print(f"{self.ended}; what was measured by then is in what this returned.")
+            return self
 
     def wait_or_raise(self, each: Callable[[Self], object] | None = None) -> Self:
         """Do as `wait`, but pass an interrupt on in a notebook too: this is one run of several."""
-        return waiting.wait_or_raise(self, each)
+        with held() as pressed:  # so that reading an event or stopping is never cut short
+            try:
+                while self.running and not pressed:
+                    if each is not None:
+                        each(self)
+                    time.sleep(POLL_S)
+            except KeyboardInterrupt:
+                pressed.append(0.0)
+            if pressed:
+                self.stop()
+                pressed.clear()
+                raise KeyboardInterrupt
+            return self.settle()
 
     def stop(self) -> Self:
         """End the run now (0.1 s; 1.2 s where the bench does not answer) and keep what it did."""

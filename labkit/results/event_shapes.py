@@ -12,8 +12,10 @@ import csv
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 TABLE = Path(__file__).parents[1] / "data" / "events.csv"
 MOST = 2**62  # of a number: a time in ns, a size in bytes, a count
@@ -55,6 +57,11 @@ def fits(values: object, shape: str) -> bool:
     if (by_place and others) or not all(check(values.get(key)) for key, check in checks.items()):
         return False
     return all(_is_harmless(value, shape) for value in others)
+
+
+def fields_in(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is said of the fields of a dataclass; keys of other versions are left out."""
+    return {each.name: values[each.name] for each in fields(kind) if each.name in values}
 
 
 def _is_harmless(value: object, shape: str) -> bool:

@@ -7,10 +7,11 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.process import launcher
+from labkit.results.event_shapes import fields_in
 from labkit.results.result import Result, Table
 from labkit.results.text import counted
 
@@ -62,8 +63,7 @@ class Machine(Result):
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Machine:
         """Build from a `machine` event; keys of other versions are left out."""
-        known = {field.name for field in fields(cls)}
-        kept = {name: value for name, value in values.items() if name in known}
+        kept = fields_in(cls, values)
         if not CAPABILITY.fullmatch(str(kept.get("compute_capability"))):
             kept["compute_capability"] = None  # as of a card of another maker
         return cls(**kept)
@@ -110,10 +110,10 @@ class Machine(Result):
         device = f"{self.name} ({self.device})"
         if self.kind == "cpu" and not self.unused_gpu:
             device += ": no GPU here, the CPU is the device"
-        known = {label: getattr(self, name) for label, name in LABELS.items()}
         versions = [f"{name} {version}" for name, version in self.versions.items() if version]
         rows = [("device", device), ("CPU cores", self.cores_text)]
-        for label, value in known.items():
+        for label, name in LABELS.items():
+            value = getattr(self, name)
             if value is not None:
                 rows.append((label, f"{value:.4g}" if isinstance(value, float) else str(value)))
         rows.append(("versions", ", ".join(versions)))

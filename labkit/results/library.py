@@ -37,7 +37,7 @@ def load(path: str | os.PathLike[str]) -> Loaded:
     return kind_of(_head(path).get("spec", {}))(Path(path), recorded=True)
 
 
-def kind_of(spec: Mapping[str, object]) -> type[Run] | type[Measurements] | type[Ranks]:
+def kind_of(spec: Mapping[str, object]) -> type[Loaded]:
     """Return what reads a log whose first event holds `spec`."""
     if spec.get("measure"):
         return Measurements

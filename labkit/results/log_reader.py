@@ -7,7 +7,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
 
 from labkit.process.events import FILE_NAME
 from labkit.results.record import Event, Tail, events_of
@@ -16,8 +16,7 @@ from labkit.results.steps import Steps, Texts
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Log = TypeVar("Log", bound="LogReader")
-Arguments = ParamSpec("Arguments")
+Function = TypeVar("Function", bound=Callable)
 Value = TypeVar("Value")
 
 
@@ -37,17 +36,25 @@ class Process(Protocol):
         ...
 
 
-def of_one_moment(
-    compute: Callable[Concatenate[Log, Arguments], Value],
-) -> Callable[Concatenate[Log, Arguments], Value]:
+def of_one_moment(compute: Function) -> Function:
     """Let a function whose first argument is a live result read one moment of its log."""
 
     @functools.wraps(compute)
-    def computed(log: Log, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
+    def computed(log: LogReader, *args: Any, **kwargs: Any) -> Any:
         with log.as_of_now():
             return compute(log, *args, **kwargs)
 
-    return computed
+    return cast("Function", computed)
+
+
+def fact(event: str, key: str, default: object = None) -> Any:
+    """Return a property of a log: the value of `key` in the last event of a name, as `_fact`."""
+    return property(lambda log: log._fact(event, key, default))
+
+
+def series(name: str) -> Any:
+    """Return a property of a log: all events of a name in its `SERIES`."""
+    return property(lambda log: log._events(name))
 
 
 class live_property(property):

@@ -10,7 +10,7 @@ import numpy as np
 from labkit.bench.grid import NOISY, TIMED
 from labkit.quotas import GIB
 from labkit.results.event_log import EventLogResult
-from labkit.results.log_reader import live_property, of_one_moment
+from labkit.results.log_reader import fact, live_property, of_one_moment
 from labkit.results.record import Event
 from labkit.results.text import counted
 
@@ -54,15 +54,11 @@ class Measurements(EventLogResult):
             rows = rows + each._own_rows
         return rows
 
-    @property
-    def name(self) -> str:
-        """The function's name."""
-        return self._fact("spec", "measure", "unknown")
+    # The function's name
+    name: str = fact("spec", "measure", "unknown")
 
-    @property
-    def points(self) -> list[Row]:
-        """The arguments of each call, in order."""
-        return self._fact("spec", "points", [])
+    # The arguments of each call, in order
+    points: list[Row] = fact("spec", "points", [])
 
     @property
     @of_one_moment
@@ -95,9 +91,9 @@ class Measurements(EventLogResult):
         return events[0].get("error") or "nobody said why"
 
     @property
-    def failures(self) -> list[tuple[Row, str]]:
-        """The rows without numbers, each with the reason."""
-        return [(row, row["error"]) for row in self._rows if row.get("error") is not None]
+    def failures(self) -> list[Row]:
+        """The rows without numbers; `error` of each is the reason."""
+        return [row for row in self._rows if row["error"] is not None]
 
     def plot(self, x: str, y: str, by: str | None = None, **drawing: Any) -> Figure:
         """Draw column `y` over column `x`, a line for each value of column `by`; see `lk.plot`."""
@@ -165,7 +161,7 @@ class Measurements(EventLogResult):
 
 def row_of(event: Event) -> Row:
     """Return one row of the table from its event in a log."""
-    row = dict(event["values"]) if isinstance(event.get("values"), dict) else {}
+    row = dict(event["values"])
     times = [each for each in event.get("seconds") or [] if is_positive(each)]
     if times:
         low, middle, high = np.percentile(times, [25, 50, 75])

@@ -30,20 +30,22 @@ class AnotherFile(ValueError):
     """What came is not the file that was published."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PublicFile:
     """A file of a public repository."""
 
-    place: str  # at `SITE`: the repository, the commit, and the path there
-    name: str  # in $LABKIT_TRACES and in the cache
+    repository: str  # at `SITE`
+    commit: str
+    path: str
+    file: str  # its name in $LABKIT_TRACES and in the cache
     sha256: str
-    copies: tuple[str, ...]  # SHA-256 of copies that lack only metadata
+    copies: list[str]  # SHA-256 of copies that lack only metadata
 
     @property
     def here(self) -> Path | None:
         """The file in the user's folder or the cache; None where no file there is it."""
         folder = os.environ.get("LABKIT_TRACES")
-        found = Path(folder).rglob(self.name) if folder else ()
+        found = Path(folder).rglob(self.file) if folder else ()
         for path in (*found, self._cached):
             with contextlib.suppress(OSError), opened(path) as file:
                 digest = hashlib.sha256(file.read(MAX_BYTES)).hexdigest()
@@ -56,7 +58,7 @@ class PublicFile:
 
         One of `NOT_FETCHED` where it cannot be fetched, AnotherFile where another one came.
         """
-        url = f"{SITE}/{self.place}"
+        url = f"{SITE}/{self.repository}/{self.commit}/{self.path}"
         try:
             with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
                 content = answer.read(MAX_BYTES)
@@ -69,7 +71,7 @@ class PublicFile:
         if digest != self.sha256:
             raise AnotherFile(
                 f"{url} is not the file that was published: its SHA-256 is {digest}, not "
-                f"{self.sha256}. Nothing was kept; try again, or get {self.name!r} from somebody "
+                f"{self.sha256}. Nothing was kept; try again, or get {self.file!r} from somebody "
                 "you trust and set LABKIT_TRACES to its folder."
             )
         path = self._cached
@@ -77,15 +79,15 @@ class PublicFile:
             file.write(content)
         return path
 
-    def missing(self, why: Exception) -> str:
+    def not_fetched(self, why: Exception) -> str:
         """Return in words why it was not fetched, and the remedy."""
         told = why if isinstance(why, urllib.error.HTTPError) else getattr(why, "reason", why)
         reason = printable(" ".join(f"{type(why).__name__}: {told}".split()))
         return (
             f"The trace was not fetched ({reason}): connect to the network, or set "
-            f"LABKIT_TRACES to a folder with {self.name!r} in it."
+            f"LABKIT_TRACES to a folder with {self.file!r} in it."
         )
 
     @property
     def _cached(self) -> Path:
-        return own_folder(home() / "traces") / f"{self.sha256[:12]}-{self.name}"
+        return own_folder(home() / "traces") / f"{self.sha256[:12]}-{self.file}"

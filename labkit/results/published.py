@@ -22,19 +22,10 @@ def published(name: str | None = None) -> pandas.DataFrame:
     """
     tables = pandas.read_csv(FOLDER.with_suffix(".csv"), index_col="name", keep_default_na=False)
     if name is None:
-        found = {name: read(name) for name in tables.index}
-        cards = [", ".join(table["card"].unique()) for table in found.values()]
-        rows = list(map(len, found.values()))
-        columns = {"name": list(found), "what": list(tables["what"]), "rows": rows, "cards": cards}
-        return pandas.DataFrame(columns)
+        return tables[["what"]].reset_index()
     if name not in tables.index:
         available = ", ".join(tables.index)
         raise ValueError(f"No published measurements {name!r}; available: {available}.")
-    table = read(name)
+    table = pandas.read_csv(FOLDER / f"{name}.csv", keep_default_na=False)
     table.attrs = {"name": name, **tables.loc[name]}
     return table
-
-
-def read(name: str) -> pandas.DataFrame:
-    """Return one table as it stands in its file."""
-    return pandas.read_csv(FOLDER / f"{name}.csv", keep_default_na=False)

@@ -18,7 +18,7 @@ from labkit.bench.grid import NOISY
 from labkit.knobs import Settings, as_typed
 from labkit.process.events import FILE_NAME
 from labkit.results.event_log import EventLogResult
-from labkit.results.log_reader import Process, live_property, of_one_moment
+from labkit.results.log_reader import Process, fact, live_property, of_one_moment
 from labkit.results.record import Event, Tail
 from labkit.results.run import Run
 from labkit.results.run_log import ENDINGS
@@ -133,15 +133,11 @@ class Ranks(EventLogResult):
         """{knob: why not}; of `device`, why the ranks did not use the GPU."""
         return self[0].not_applied if len(self) else {}
 
-    @property
-    def world_size(self) -> int:
-        """Number of ranks that were asked for."""
-        return self._fact("spec", "ranks", 0)
+    # Number of ranks that were asked for
+    world_size: int = fact("spec", "ranks", 0)
 
-    @property
-    def no_sync(self) -> bool:
-        """Whether gradients are exchanged for updates only."""
-        return self._fact("spec", "no_sync", False)
+    # Whether gradients are exchanged for updates only
+    no_sync: bool = fact("spec", "no_sync", False)
 
     @property
     def starve(self) -> dict[int, Settings]:
@@ -149,10 +145,8 @@ class Ranks(EventLogResult):
         starved = self._fact("spec", "starve", {})
         return {int(number): knobs for number, knobs in starved.items() if number.isdecimal()}
 
-    @property
-    def failed_rank(self) -> int | None:
-        """The rank whose failure ended the run."""
-        return self._fact("error", "failed_rank")
+    # The rank whose failure ended the run
+    failed_rank: int | None = fact("error", "failed_rank")
 
     # What was measured
 
@@ -213,7 +207,7 @@ class Ranks(EventLogResult):
     def efficiency(self, one: Run) -> float | None:
         """Return the (weak) scaling efficiency, 0 to 1: the speed-up over `one` per rank."""
         speedup = self.speedup(one)
-        return None if speedup is None else speedup / len(self)
+        return speedup and speedup / len(self)
 
     @of_one_moment
     def diagnose(self) -> Diagnosis:
@@ -251,11 +245,11 @@ class Ranks(EventLogResult):
         """Return the events of every rank's own log, each with the rank it is of."""
         if not self.path.is_dir():
             return []
-        lines = []
-        for number in sorted(self._ranks):
-            for event in Tail(self.log_of(number)).read():
-                lines.append(json.dumps({**event, "of_rank": number}, separators=(",", ":")))
-        return lines
+        return [
+            json.dumps({**event, "of_rank": number}, separators=(",", ":"))
+            for number in sorted(self._ranks)
+            for event in Tail(self.log_of(number)).read()
+        ]
 
     @property
     @of_one_moment

@@ -9,7 +9,6 @@ import numpy as np
 from labkit.results.record import Event
 
 if TYPE_CHECKING:
-    from labkit.results.run import Run
     from labkit.results.run_log import RunLog
 
 Readings = tuple[np.ndarray, np.ndarray]
@@ -42,8 +41,3 @@ def driver_readings(run: RunLog) -> Readings:
     moments = run.seconds([t_ns for t_ns, _ in pairs])
     inside = (moments >= 0) & (moments <= run.length_s)
     return moments[inside], values[inside]
-
-
-def after_warmup(run: Run) -> float:
-    """Return when the warm-up's last step was over, s."""
-    return float(run.busy[max(run.warmup - 1, 0), 1])

@@ -11,7 +11,7 @@ from labkit.bench.grid import NOISY
 from labkit.knobs import as_typed
 from labkit.results import run_text
 from labkit.results.comparison import Comparison
-from labkit.results.log_reader import live_property, of_one_moment
+from labkit.results.log_reader import fact, live_property, of_one_moment
 from labkit.results.run_log import RunLog
 from labkit.results.step_classes import split_steps, unevenness
 from labkit.results.steps import STAMPS
@@ -64,12 +64,16 @@ class Run(RunLog):
         return float((ready - asked).sum() / 1e9)
 
     @live_property
+    def warm_s(self) -> float:
+        """When the warm-up's last step was over, s; of a run with a step."""
+        return float(self.stretch(self.warmup - 1, self.warmup)[0, STAMPS.index("busy_end")])
+
+    @live_property
     def _wall_s(self) -> float | None:
         """The time of the measured steps, from the end of the warm-up on; None before two steps."""
         if self.steps < 2:
             return None
-        warm_s = self.stretch(self.warmup - 1, self.warmup)[0, STAMPS.index("busy_end")]
-        wall_s = self.length_s - float(warm_s)
+        wall_s = self.length_s - self.warm_s
         return wall_s if wall_s > 0 else None
 
     # How busy the device was, and how much it did
@@ -147,18 +151,11 @@ class Run(RunLog):
             return None
         return float(self._steps.numbers("n", slice(self.warmup, None)).sum() / self._wall_s)
 
-    @property
-    def padding(self) -> float | None:
-        """Share of a watched loop's tokens that is padding, 0 to 1, as far as some batches show.
+    # Share of a watched loop's tokens that is padding, 0 to 1; None where no batch held text
+    padding: float | None = fact("padding", "share")
 
-        None where no batch held text.
-        """
-        return self._fact("padding", "share")
-
-    @property
-    def padding_beyond(self) -> float:
-        """Share of those tokens that is padding beyond the longest text of a batch, 0 to 1."""
-        return self._fact("padding", "beyond") or 0.0
+    # Share of those tokens that is padding beyond the longest text of a batch, 0 to 1
+    padding_beyond: float = fact("padding", "beyond", 0.0)
 
     @property
     @of_one_moment
@@ -339,8 +336,7 @@ class Run(RunLog):
     def _what(self) -> str:
         return as_typed(self.asked.changed()) or "defaults"
 
-    @property
+    @live_property
     def numbers(self) -> str:
         """The measured numbers in one line, with what was simulated rather than measured."""
-        with self.as_of_now():
-            return run_text.numbers(self)
+        return run_text.numbers(self)

@@ -10,12 +10,13 @@ from numpy.typing import ArrayLike
 
 from labkit.quotas import GIB
 from labkit.results.event_log import EventLogResult
-from labkit.results.log_reader import live_property
+from labkit.results.event_shapes import PLAIN
+from labkit.results.log_reader import fact, live_property, series
 from labkit.results.old_records import asked_on_a_cpu
 from labkit.results.readings import readings
 from labkit.results.record import Event
 from labkit.results.step_classes import StepClock
-from labkit.results.steps import HOST, STAMPS, Steps, Texts
+from labkit.results.steps import HOST, MOMENTS, STAMPS, Steps, Texts
 from labkit.results.watched_pipeline import Watched, pipeline_of
 from labkit.spec import Pipeline
 from labkit.watching.growth import Grown
@@ -30,18 +31,7 @@ ENDINGS = ("done", "error", "end")  # events after which nothing follows
 class RunLog(EventLogResult):
     """The log of one run, live or recorded. Its statistics are those of `Run`."""
 
-    SERIES = {
-        "step": Steps,
-        "items": Texts,
-        "lines": Texts,
-        "telemetry": list,
-        "epoch": list,
-        "pass": list,
-        "saved": list,
-        "paused": list,
-        "beside": list,
-        "on_the_card": list,
-    }
+    SERIES = {**dict.fromkeys(PLAIN, list), "items": Texts, "lines": Texts, "step": Steps}
 
     def take_in(self, event: Event) -> None:
         """Keep what matters of one event."""
@@ -70,10 +60,8 @@ class RunLog(EventLogResult):
             knobs = asked_on_a_cpu(knobs)
         return Watched.of(self.watched, knobs) if self.watched else pipeline_of(knobs)
 
-    @property
-    def _loop(self) -> Event:
-        """What is known of a watched loop."""
-        return self._fact("spec", "watched", {})
+    # What is known of a watched loop
+    _loop: Event = fact("spec", "watched", {})
 
     @property
     def watched(self) -> str | None:
@@ -95,16 +83,12 @@ class RunLog(EventLogResult):
         """Whether Hugging Face's Trainer runs the watched loop."""
         return self._loop.get("trainer") is True
 
-    @property
-    def not_applied(self) -> dict[str, str]:
-        """{knob: why it could not act on this device}."""
-        return self._fact("job", "not_applied", {})
+    # {knob: why it could not act on this device}
+    not_applied: dict[str, str] = fact("job", "not_applied", {})
 
     # Its steps
 
-    @property
-    def _steps(self) -> Steps:
-        return self._events("step")
+    _steps: Steps = series("step")
 
     @property
     def steps(self) -> int:
@@ -116,10 +100,8 @@ class RunLog(EventLogResult):
         """Whether a watched loop went on for so long that its last steps are not in the log."""
         return bool(self.event("full") or self.event("sums"))
 
-    @property
-    def unit(self) -> str:
-        """What is counted: "samples", or "batches" of a watched loop that hides its samples."""
-        return self._fact("job", "unit", "samples")
+    # What is counted: "samples", or "batches" of a watched loop that hides its samples
+    unit: str = fact("job", "unit", "samples")
 
     @property
     def samples(self) -> int:
@@ -129,7 +111,7 @@ class RunLog(EventLogResult):
     @property
     def loss(self) -> list[float]:
         """The loss of every step; NaN where it was not finite."""
-        return self._steps.losses().tolist()
+        return self._steps.losses()
 
     @property
     def thread_s(self) -> np.ndarray:
@@ -141,20 +123,14 @@ class RunLog(EventLogResult):
         """Bytes of the large arrays in each step's batch (steps,); NaN if unknown."""
         return self._steps.numbers("bytes")
 
-    @property
-    def weights_dtype(self) -> str | None:
-        """The number format of most of what a watched loop trains, as "float32"; None: unknown."""
-        return self._fact("job", "weights_dtype")
+    # The number format of most of what a watched loop trains, as "float32"; None: unknown
+    weights_dtype: str | None = fact("job", "weights_dtype")
 
-    @property
-    def batch_on_gpu(self) -> bool:
-        """Whether the loader of a watched loop makes its batches on a GPU."""
-        return self._fact("job", "batch_on_gpu") is True
+    # Whether the loader of a watched loop makes its batches on a GPU
+    batch_on_gpu: bool = fact("job", "batch_on_gpu", False)
 
-    @property
-    def batch_dtype(self) -> str | None:
-        """The number format of the largest array in its first batch; None if unknown."""
-        return self._fact("job", "batch_dtype")
+    # The number format of the largest array in its first batch; None if unknown
+    batch_dtype: str | None = fact("job", "batch_dtype")
 
     @property
     def batch_shape(self) -> tuple[int, ...] | None:
@@ -162,15 +138,13 @@ class RunLog(EventLogResult):
         shape = self._fact("job", "batch_shape")
         return shape and tuple(shape)
 
-    @property
+    @live_property
     def exchange_ns(self) -> np.ndarray:
         """When a rank had its last gradient, and when all were averaged: (steps, 2), ns.
 
         On the machine's clock; NaN where a step exchanged none.
         """
-        steps = self._steps
-        rows = slice(len(steps))
-        return np.column_stack([steps.numbers(name, rows) for name in ("complete", "averaged")])
+        return np.column_stack([self._steps.numbers(name) for name in MOMENTS["comm"]])
 
     # What was seen beside them
 
@@ -183,52 +157,33 @@ class RunLog(EventLogResult):
         peak_bytes = self._fact("memory", "peak_bytes", 0)
         return peak_bytes / GIB or None
 
-    @property
-    def no_events(self) -> str | None:
-        """Why a device was timed on the host's clock, and the loop waited for each step.
+    # Why a device was timed on the host's clock, and the loop waited for each step. None where the
+    # device's own events timed it, or on a CPU
+    no_events: str | None = fact("clock", "why")
 
-        None where the device's own events timed it, or on a CPU.
-        """
-        return self._fact("clock", "why")
+    # Time torch.compile took, s; None for an eager run
+    compile_s: float | None = fact("compiled", "seconds")
 
-    @property
-    def compile_s(self) -> float | None:
-        """Time torch.compile took, s; None for an eager run."""
-        return self._fact("compiled", "seconds")
+    # The instruments' samples, each with `t_ns`; gaps are None
+    telemetry: list[Event] = series("telemetry")
 
-    @property
-    def telemetry(self) -> list[Event]:
-        """The instruments' samples, each with `t_ns`; gaps are None."""
-        return self._events("telemetry")
+    # What the items cost to prepare, as the loader's processes wrote
+    item_events: Texts = series("items")
 
-    @property
-    def item_events(self) -> Texts:
-        """What the items cost to prepare, as the loader's processes wrote."""
-        return self._events("items")
+    # The sampled stacks, as the loop's and the workers' samplers wrote
+    samples_of_lines: Texts = series("lines")
 
-    @property
-    def samples_of_lines(self) -> Texts:
-        """The sampled stacks, as the loop's and the workers' samplers wrote."""
-        return self._events("lines")
-
-    @property
-    def passes_begun(self) -> list[Event]:
-        """The passes over a watched loader as they began: `n`, `step` and `began` (ns)."""
-        return self._events("epoch")
+    # The passes over a watched loader as they began: `n`, `step` and `began` (ns)
+    passes_begun: list[Event] = series("epoch")
 
     @property
     def first_steps(self) -> list[int]:
         """The number of the first step of each pass."""
         return [event["step"] for event in self.passes_begun]
 
-    @property
-    def passes_ended(self) -> list[Event]:
-        """The passes over a watched loader as they ended.
-
-        `n`, `began`, `ended` (ns), `trains`, `gathered` (pairs: batches before an update, and how
-        many updates had as many).
-        """
-        return self._events("pass")
+    # The passes over a watched loader as they ended: `n`, `began`, `ended` (ns), `trains`, and
+    # `gathered` (pairs: batches before an update, and how many updates had as many)
+    passes_ended: list[Event] = series("pass")
 
     @property
     def batches_an_update(self) -> int | None:
@@ -245,40 +200,28 @@ class RunLog(EventLogResult):
                 return usual
         return None
 
-    @property
-    def saves(self) -> list[Event]:
-        """The checkpoints that a watched script wrote: `began`, `ended` (ns)."""
-        return self._events("saved")
+    # The checkpoints that a watched script wrote: `began`, `ended` (ns)
+    saves: list[Event] = series("saved")
 
-    @property
-    def pauses(self) -> list[Event]:
-        """When a watched script was stopped by a signal: `began`, `ended` (ns). No step has it."""
-        return self._events("paused")
+    # When a watched script was stopped by a signal: `began`, `ended` (ns). No step has it
+    pauses: list[Event] = series("paused")
 
-    @property
-    def no_lines(self) -> str | None:
-        """Why no stack was sampled; None where some were, or may still be."""
-        return self._fact("no_lines", "why")
+    # Why no stack was sampled; None where some were, or may still be
+    no_lines: str | None = fact("no_lines", "why")
 
-    @property
-    def switches(self) -> list[str]:
-        """Process-wide switches that were on while a watched loop ran, as `SWITCHES` names them."""
-        return self._fact("switches", "on", [])
+    # Process-wide switches that were on while a watched loop ran, as `SWITCHES` names them
+    switches: list[str] = fact("switches", "on", [])
 
-    @property
-    def growth(self) -> list[Grown]:
-        """Variables of a watched loop that grew, with their line."""
-        return self._fact("growth", "found", [])
+    # Variables of a watched loop that grew, with their line
+    growth: list[Grown] = fact("growth", "found", [])
 
     @property
     def xray_facts(self) -> Event | None:
         """What a few profiled steps were made of."""
         return self.event("xray")
 
-    @property
-    def no_xray(self) -> str | None:
-        """Why there is no x-ray; None where there is one, or may still be."""
-        return self._fact("no_xray", "why")
+    # Why there is no x-ray; None where there is one, or may still be
+    no_xray: str | None = fact("no_xray", "why")
 
     @property
     def beside(self) -> list[str]:

@@ -22,7 +22,6 @@ from labkit.results.templates import template
 from labkit.spec import GRAPH_MODES, KNOBS, LOADER_KNOBS, PYTORCH_PREFETCH, Pipeline, automatic
 
 CARD = "background:#f8f8f8; color:#222; padding:0.6em; overflow-x:auto; line-height:1.35"
-TEMPLATE = "train.py.jinja"
 WIDTH = 100  # columns of a line at most
 INDENT = 4  # before the statements of main()
 
@@ -186,7 +185,7 @@ def _statements(knobs: Settings) -> list[str]:
 
 def _filled(job: Settings, threads: int | None, warmup: int, about: str) -> str:
     """Return the template, filled in for a job."""
-    return template(TEMPLATE).render(
+    return template("train.py.jinja").render(
         job,
         about=about,
         graph_modes=GRAPH_MODES,

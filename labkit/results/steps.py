@@ -107,9 +107,9 @@ class Steps:
         values = self.moments(name, rows)
         return np.where(values == MISSING, math.nan, values)
 
-    def losses(self) -> np.ndarray:
-        """Return the loss of every step (steps,): NaN where it was not finite."""
-        return np.array(self._losses)
+    def losses(self) -> list[float]:
+        """Return the loss of every step: NaN where it was not finite."""
+        return self._losses.tolist()
 
     def table(self, names: Iterable[str], rows: slice) -> np.ndarray:
         """Return several columns of `moments` (rows, names) int64, ns on the log's clock."""

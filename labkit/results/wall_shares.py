@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from labkit.results.event_shapes import fields_in
 from labkit.results.record import Event
 from labkit.results.text import percent
 
@@ -54,11 +55,7 @@ class WallShares:
     @classmethod
     def from_dict(cls, values: Event) -> WallShares | None:
         """Read what `to_dict` returned from a record's event; None of an empty one."""
-        names = [field.name for field in fields(WallShare)]
-        parts = [
-            WallShare(**{name: part[name] for name in names if name in part})
-            for part in values.get("parts", ())
-        ]
+        parts = [WallShare(**fields_in(WallShare, part)) for part in values.get("parts", ())]
         return cls(parts, values["seconds"]) if parts else None
 
     def share(self, part: str) -> float:
@@ -114,17 +111,14 @@ def wall_shares(
     last_ns = max(span.ended_ns for span in trained)
     before_ns = min(loops[0].began_ns, first_ns if start_ns is None else start_ns)
     after_ns = max(end_ns or 0, *(span.ended_ns for span in loops))
+    stands = [(SAVING, each) for run in runs for each in run.saves]
+    stands += [(STOPPED, each) for run in runs for each in run.pauses]
     spans = [
         Span(first_ns, last_ns, WallShare(BETWEEN)),
         Span(before_ns, first_ns, WallShare(BEFORE)),
         Span(last_ns, after_ns, WallShare(AFTER)),
         *loops,
-        *(span for run in runs for span in _saves(run)),
-        *(
-            Span(each["began"], each["ended"], WallShare(STOPPED))
-            for run in runs
-            for each in run.pauses
-        ),
+        *(Span(each["began"], each["ended"], WallShare(part)) for part, each in stands),
     ]
     edges, owners = _painted(spans)
     lines = {part: _costliest_line(runs, spans, edges, owners, part) for part in (SAVING, BETWEEN)}
@@ -164,11 +158,6 @@ def _passes(run: Run, known: bool) -> list[Span]:
         if (event.get("began") or last_ns) < last_ns:
             spans.setdefault(event["n"], Span(event["began"], last_ns, part))
     return list(spans.values())
-
-
-def _saves(run: Run) -> list[Span]:
-    """Return the checkpoints of a run."""
-    return [Span(each["began"], each["ended"], WallShare(SAVING)) for each in run.saves]
 
 
 def _painted(spans: list[Span]) -> tuple[np.ndarray, np.ndarray]:

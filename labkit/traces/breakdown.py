@@ -24,7 +24,7 @@ UNRECORDED = ("detail", "lanes", "began_ns")  # fields that a saved record leave
 
 def share_cells(shares: Mapping[str, float | None], names: Iterable[str]) -> list[str | None]:
     """Return shares as the cells of a table's row; None where one is not known."""
-    known = [shares.get(name) for name in names]
+    known = map(shares.get, names)
     return [None if share is None else f"{share:.1%}" for share in known]
 
 

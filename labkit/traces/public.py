@@ -13,7 +13,7 @@ import numpy as np
 
 from labkit.results.public_files import PublicFile
 from labkit.results.result import Result, Table
-from labkit.results.shipped import Listing, entries, entry
+from labkit.results.shipped import entries
 from labkit.traces.breakdown import share_cells
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ COLUMNS = {
 
 
 @dataclass(frozen=True, repr=False)
-class PublicTrace(Result):
+class PublicTrace(Result, PublicFile):
     """What the catalogue says of a trace: reference numbers, found by others' tools than this."""
 
     name: str
@@ -40,30 +40,11 @@ class PublicTrace(Result):
     lesson: str
     bottleneck: str
     why: str
-    repository: str
-    commit: str
-    path: str
     licence: str
-    file: str  # its name in $LABKIT_TRACES and in the cache
-    sha256: str
-    copies: list[str]  # SHA-256 of copies that lack only metadata
     numbers: dict[str, dict[str, float | None]]  # of each rank; shares of `window_ms`, 0 to 1
     missing: str = ""  # why the trace itself could not be read, and the remedy
 
     mark = "PUBLISHED reference numbers, not read from the trace"
-    HEAD = ("name", "hardware", "what it shows", "lesson", "from", "")
-
-    @property
-    def row(self) -> tuple[str, ...]:
-        """Its cells in a listing's table."""
-        place = "here" if self.published.here else "to be fetched"
-        return (self.name, self.hardware, self.title, self.lesson, self.repository, place)
-
-    @property
-    def published(self) -> PublicFile:
-        """The file with the trace."""
-        place = f"{self.repository}/{self.commit}/{self.path}"
-        return PublicFile(place, self.file, self.sha256, tuple(self.copies))
 
     @property
     def lanes(self) -> dict[str, np.ndarray]:
@@ -102,11 +83,27 @@ class PublicTrace(Result):
         return Table(rows, head, f"{self.mark}: {self.hardware}, {self.title}", foot)
 
 
-def catalogue() -> Listing:
+class Catalogue(Result, tuple):
+    """All of them, as one table."""
+
+    def table(self) -> Table:
+        """Return a row for each."""
+        rows = []
+        for each in self:
+            place = "here" if each.here else "to be fetched"
+            rows.append((each.name, each.hardware, each.title, each.lesson, each.repository, place))
+        head = ("name", "hardware", "what it shows", "lesson", "from", "")
+        return Table(rows, head, left=range(len(head)))
+
+
+def catalogue() -> Catalogue:
     """Return all of them."""
-    return Listing(PublicTrace(name, **found) for name, found in entries(FILE).items())
+    return Catalogue(PublicTrace(name=name, **found) for name, found in entries(FILE).items())
 
 
 def known_trace(name: str) -> PublicTrace:
     """Return the one of that name; ValueError says which there are."""
-    return PublicTrace(name, **entry(FILE, name, "trace"))
+    known = {each.name: each for each in catalogue()}
+    if name not in known:
+        raise ValueError(f"Unknown trace {name!r}; available: {', '.join(known)}.")
+    return known[name]

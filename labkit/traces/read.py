@@ -10,10 +10,11 @@ import functools
 import json
 import os
 import re
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 from labkit.process.events import XRAY_NAME
+from labkit.results.event_shapes import fields_in
 from labkit.results.record import Event
 from labkit.results.run import Run
 from labkit.results.text import one_line
@@ -112,7 +113,7 @@ def _of_file(path: Path) -> Breakdown | None:
 def _of_event(event: Event) -> Breakdown | None:
     """Rebuild a Breakdown from a record, which may be anybody's: None unless all of it fits."""
     try:
-        values = {each.name: event[each.name] for each in fields(Breakdown) if each.name in event}
+        values = fields_in(Breakdown, event)
         values["top_kernels"] = tuple(TopKernel(**kernel) for kernel in values["top_kernels"])
         for name in ("notes", "host_where"):
             values[name] = tuple(values.get(name, ()))

@@ -6,16 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from labkit.results.public_files import NOT_FETCHED, AnotherFile
-from labkit.results.shipped import Listing
 from labkit.traces.breakdown import Breakdown
 from labkit.traces.file import TraceError
-from labkit.traces.public import PublicTrace, catalogue, known_trace
+from labkit.traces.public import Catalogue, PublicTrace, catalogue, known_trace
 from labkit.traces.ranks import RankTraces
 from labkit.traces.read import trace
 from labkit.view.display import Display
 
 
-def public_trace(name: str | None = None) -> Breakdown | RankTraces | PublicTrace | Listing:
+def public_trace(name: str | None = None) -> Breakdown | RankTraces | PublicTrace | Catalogue:
     """List the public traces of real GPUs, or fetch the one called `name` and break it down.
 
     Its source names hardware and repository. Where the trace is neither here nor can be fetched:
@@ -26,9 +25,9 @@ def public_trace(name: str | None = None) -> Breakdown | RankTraces | PublicTrac
         return catalogue()
     known = known_trace(name)
     try:
-        path = known.published.here or _fetched(known)
+        path = known.here or _fetched(known)
     except NOT_FETCHED as why:
-        return replace(known, missing=known.published.missing(why))
+        return replace(known, missing=known.not_fetched(why))
     except AnotherFile as why:
         raise TraceError(str(why)) from why
     return replace(trace(path), source=f"{name}: {known.hardware}, {known.repository}")
@@ -39,6 +38,6 @@ def _fetched(known: PublicTrace) -> Path:
     shown = Display()
     shown.line(f"fetching {known.name} from {known.repository}")
     try:
-        return known.published.fetched()
+        return known.fetched()
     finally:
         shown.final()

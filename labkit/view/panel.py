@@ -21,8 +21,7 @@ from ipywidgets import Layout
 
 from labkit.knobs import Settings
 from labkit.process import launcher
-from labkit.results.event_log import EventLogResult
-from labkit.results.waiting import POLL_S
+from labkit.results.event_log import POLL_S, EventLogResult
 from labkit.view.controls import Control
 from labkit.view.display import why_no_widgets
 from labkit.view.page_files import PanelAccess
