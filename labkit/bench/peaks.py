@@ -36,18 +36,14 @@ SIDES = (1024, 2048, 4096, 8192)  # of square matrices
 LONG_ENOUGH = 0.01  # seconds of a product: a larger one would reach no more
 
 
-def measured(
-    bench: Bench, of: str, *, again: bool = False, threads: int | None = None
-) -> dict[str, object]:
+def measured(bench: Bench, of: str, *, again: bool = False) -> dict[str, object]:
     """Return the rate of memory ("bandwidth", byte/s) or of products in a format (FLOP/s).
 
     With the day, and whether times `varied` as they do where others use the machine. Today's rate
-    is returned as it was kept, unless `again`. `threads` of a CPU: None leaves those of a run.
+    is returned as it was kept, unless `again`.
     """
     from labkit.bench.stopwatch import noisy  # which a run, that only reads what is kept, needs not
 
-    if threads is not None:
-        torch.set_num_threads(threads)
     today = date.today().isoformat()
     known = _peaks(bench.device)
     if again or known.get(of, {}).get("day") != today:

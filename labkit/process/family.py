@@ -145,13 +145,8 @@ def exit_name(code: Any) -> str:
 
 def exists(pid: int) -> bool:
     """Whether there is a process `pid`."""
-    if not LINUX:  # on Windows to ask as below would end it
-        import psutil
+    if LINUX:
+        return os.path.exists(f"/proc/{pid}")
+    import psutil
 
-        return psutil.pid_exists(pid)
-    with contextlib.suppress(PermissionError):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-    return True
+    return psutil.pid_exists(pid)

@@ -47,7 +47,7 @@ def starting(module: str, after: list[str] | None) -> Iterator[Handle]:
 def stand_by(idle_s: float = IDLE_S, forced: bool = False) -> None:
     """Start the processes of the next run, where it is `wanted` and nothing is being measured."""
     global _standby
-    if not (forced or wanted()) or not _choosing.acquire(blocking=False):
+    if not wanted(forced) or not _choosing.acquire(blocking=False):
         return
     with contextlib.ExitStack() as undo, contextlib.suppress(OSError):  # the next run will tell
         undo.callback(_choosing.release)
@@ -76,7 +76,7 @@ def _taken() -> Handle | None:
     return standby
 
 
-def wanted() -> bool:
+def wanted(forced: bool = False) -> bool:
     """Whether this process may have another run soon: a notebook's kernel, a Python prompt."""
     said = os.environ.get("LABKIT_WARM", "")
-    return said != "0" and (said == "1" or hasattr(sys, "ps1"))
+    return said != "0" and (forced or said == "1" or hasattr(sys, "ps1"))

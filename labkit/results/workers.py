@@ -190,11 +190,11 @@ class LoaderWorkers:
         workers: Any = self.rows.reset_index().to_dict("records") if self else []
         return [each | {"slowest": [*map(asdict, each["slowest"])]} for each in workers]
 
-    def plot(self, start_s: float | None = None, seconds: float = 3.0) -> Figure:
-        """Draw what each worker did, under the loop, for a few seconds from `start_s` on."""
+    def plot(self) -> Figure:
+        """Draw what each worker did, under the loop, for a few seconds."""
         from labkit.view.workers_figure import draw_workers
 
-        return draw_workers(self, start_s, seconds)
+        return draw_workers(self)
 
     def __repr__(self) -> str:
         if not self:

@@ -22,7 +22,7 @@ TRAINING = knobs_with("retrains")
 EXACT = 0.02  # relative difference of mean losses that another order of additions may make
 
 
-class Improver(Search[Ladder]):
+class Improver(Search):
     """Climbs from the start, one change after the other; the ladder is filled as it goes."""
 
     def __init__(self, found: Ladder, bench: Bench, may_change: Collection[str] = ()):
@@ -41,13 +41,14 @@ class Improver(Search[Ladder]):
     def go_on(self) -> None:
         """Climb until nothing is worth another run, which `stopped` explains."""
         found = self.found
+        found.chosen = self.start
         while not found.stopped:
             found.verdict = self.best.runs[-1].diagnose()
-            found.stopped = self._end(found.verdict)
-            if found.stopped:
-                break
-            trial = next(self._advised(found.verdict), None)
-            if trial is not None:
+            if found.verdict.bottleneck == "compute":
+                found.stopped = "the device is the limit (compute)"
+            elif not self.has_room:
+                found.stopped = f"{MOST_RUNS} runs are made"
+            elif trial := next(self._advised(found.verdict), None):
                 self._try(trial)
             elif found.verdict.bottleneck == "unsure" and len(self.best.runs) < LOOKS:
                 self.measure(self.best)  # another run may tell
@@ -67,20 +68,16 @@ class Improver(Search[Ladder]):
             self.banned.append(trial.changes)
         else:
             gain = trial.speed / before.speed
-            trial.kept = gain > 1 + SURE
-            if not trial.kept and gain > 1 and self.has_room:
+            gains = gain > 1 + SURE
+            if not gains and gain > 1 and self.has_room:
                 self.measure(before)
                 self.measure(trial)
                 gain = trial.speed / before.speed
-                trial.kept = gain > 1 + LEAST_GAIN and min(trial.rates) > max(before.rates)
-            trial.said = "kept" if trial.kept else "no gain"
+                gains = gain > 1 + LEAST_GAIN and min(trial.rates) > max(before.rates)
+            trial.said = "kept" if gains else "no gain"
+            if gains:
+                self.found.chosen = trial
         self.each()
-
-    def _end(self, verdict: Diagnosis) -> str:
-        """Return why no other change is tried; "" where one may be."""
-        if verdict.bottleneck == "compute":
-            return "the device is the limit (compute)"
-        return "" if self.has_room else f"{MOST_RUNS} runs are made"
 
     def _advised(self, verdict: Diagnosis) -> Iterator[Trial]:
         """Yield the trials of what the verdict advises, costliest loss first, if they may gain."""

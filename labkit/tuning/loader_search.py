@@ -23,7 +23,7 @@ NEIGHBOURS = 0.10  # share of the cores by which the two runs of a pair may diff
 REPEATS = 2  # of pairs that differ more
 
 
-class LoaderSearch(Search[Tuning]):
+class LoaderSearch(Search):
     """A search for the cheapest loader that is as fast as the fastest.
 
     None, two and four workers are measured, doubled as long as that gains; then what lies beside
@@ -167,8 +167,3 @@ class LoaderSearch(Search[Tuning]):
         if others > NEIGHBOURS:
             worth = "only the pairs count" if found.pairs else "these numbers are doubtful"
             found.notes.append(f"Other programs used up to {others:.0%} of the cores: {worth}.")
-        if found.best["persistent_workers"] and not found.command:
-            found.notes.append(
-                "persistent_workers keeps the workers from one epoch to the next; changes nothing "
-                "within an epoch."
-            )

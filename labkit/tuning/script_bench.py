@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -93,9 +92,7 @@ class ScriptBench:
         self.epochs = seen["epochs"]
         known = {name: value for name, value in seen["loader"].items() if value is not None}
         self.loader = of_loader(known)
-        size = known.get("batch_size")
-        self.batch_size = size if isinstance(size, int) else None
-        return self._in_samples(found)
+        return found
 
     def measure(self, knobs: Settings, rate: float | None = None, whole: bool = False) -> Outcome:
         """Run the script with knobs: arguments of its loader and those of `ScriptSearch`.
@@ -103,14 +100,10 @@ class ScriptBench:
         It ends early where it is far slower than `rate`, unless the run is to be `whole`.
         """
         floor = None if whole or rate is None else rate / (self.batch_size or 1)
-        return self._in_samples(self._run(knobs, floor))
-
-    def _in_samples(self, found: Outcome) -> Outcome:
-        """Return an outcome with the rate in samples/s; batches/s where their size is not known."""
-        return replace(found, rate=found.rate and found.rate * (self.batch_size or 1))
+        return self._run(knobs, floor)
 
     def _run(self, knobs: Settings, floor: float | None = None, watched: bool = False) -> Outcome:
-        """Run the script once; the rate is in batches/s."""
+        """Run the script once; the rate is in samples/s, or batches/s of an unknown size."""
         folder = folders.new_run()
         try:
             return self._run_in(folder, knobs, floor, watched)
@@ -151,6 +144,9 @@ class ScriptBench:
             return Outcome(error=error, seen=seen, seconds=seconds, others=others)
         rate = seen["batches"] / seen["seconds"]
         longest = seen["longest_wait_s"] * rate
+        size = seen["loader"].get("batch_size")
+        self.batch_size = size if isinstance(size, int) else None
+        rate *= self.batch_size or 1
         return Outcome(rate, None, None, seen, seconds, others, seen["wait"], longest)
 
     def _environment(self, folder: Path, knobs: Settings, watched: bool) -> Mapping[str, str]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 from labkit.knobs import Settings
 from labkit.results.run import Run
 from labkit.tuning.search_result import Tuning
 from labkit.tuning.trial import Outcome, Trial
-
-AnyResult = TypeVar("AnyResult", bound=Tuning)
 
 
 class Bench(Protocol):
@@ -24,20 +22,14 @@ class Bench(Protocol):
         ...
 
 
-class Search(Generic[AnyResult]):
+class Search:
     """A search that fills its result as it goes. It only decides: the bench runs."""
 
-    def __init__(self, found: AnyResult, bench: Bench):
+    def __init__(self, found: Tuning, bench: Bench):
         """Set up a search; nothing runs yet. A start that has been measured is in `found`."""
         self.found = found
         self.bench = bench
-        self.each: Callable[[], object] = lambda: None
-        self.begun_s = 0.0  # on the monotonic clock
-
-    def tell(self, judged: Callable[[], object], running: Callable[[Run], object]) -> None:
-        """Call `judged()` whenever a trial has been judged, and `running(run)` while one runs."""
-        self.each = judged
-        self.bench.each = running
+        self.each: Callable[[], object] = lambda: None  # called when a trial has been judged
 
     @property
     def start(self) -> Trial:
@@ -53,12 +45,12 @@ class Search(Generic[AnyResult]):
         """Run trials, once the start has been measured."""
         raise NotImplementedError
 
-    def run(self) -> AnyResult:
+    def run(self) -> Tuning:
         """Search to the end; raises RuntimeError where the start itself cannot be measured."""
-        self.begun_s = time.monotonic()
+        begun_s = time.monotonic()
         try:
             if not self.found.tried:
-                self.measure(Trial(dict(self.found.start), "the starting point", kept=True))
+                self.measure(Trial(dict(self.found.start), "the starting point"))
             if not self.start.rates:
                 raise RuntimeError(f"The starting point cannot be measured: {self.start.error}")
             self.each()
@@ -67,7 +59,7 @@ class Search(Generic[AnyResult]):
             self.found.interrupted = True
             raise
         finally:
-            self.found.seconds = time.monotonic() - self.begun_s
+            self.found.seconds = time.monotonic() - begun_s
             self.found.done = True
         return self.found
 

@@ -34,7 +34,7 @@ class Tuning(Result):
     line: str = ""  # the machine in one line
     tried: list[Trial] = field(default_factory=list)  # in the order of their first runs
     latest: Trial | None = None  # run last, or running
-    chosen: Trial | None = None  # the trial to take, once the search has ended
+    chosen: Trial | None = None  # the trial to take, once that is decided
     pairs: list[float] = field(default_factory=list)  # gains, each of two runs in turn
     stopped: str = ""  # why nothing, or nothing more, is changed
     notes: list[str] = field(default_factory=list)  # what limits the result
@@ -123,10 +123,8 @@ class Tuning(Result):
         rate = f"{self.winner.rate:,.0f} {self.unit}"
         if self.changes:
             rate += f", {self.speedup:.2f}x the baseline"
-        if self.changes and self.pairs:
-            rate += (
-                f" ({min(self.pairs):.2f}x to {max(self.pairs):.2f}x in {len(self.pairs)} pairs)"
-            )
+            if pairs := self.pairs:
+                rate += f" ({min(pairs):.2f}x to {max(pairs):.2f}x in {len(pairs)} pairs)"
         took = f", found in {self.seconds:.0f} s" if self.done else ""
         return f"{title}: {said}: {rate}{took}"
 
@@ -250,11 +248,6 @@ class Tuning(Result):
 @dataclass(repr=False)
 class Ladder(Tuning):
     """The result of the autopilot: the changes that it kept, one after the other."""
-
-    @property
-    def winner(self) -> Trial | None:
-        """The last trial that was kept."""
-        return next((trial for trial in reversed(self.tried) if trial.kept), None)
 
     @property
     def best(self) -> Settings:

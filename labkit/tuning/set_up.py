@@ -9,6 +9,7 @@ from pathlib import Path
 from labkit.diagnosis.causes.loader import too_many
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.recommendation import LEAST_MAX_WORKERS
+from labkit.process import launcher
 from labkit.results.hardware import check_device, machine
 from labkit.results.privacy import shown_command
 from labkit.spec import KNOBS, Pipeline
@@ -20,7 +21,7 @@ from labkit.tuning.search_result import Ladder, Tuning
 from labkit.tuning.settings import of_loader
 from labkit.tuning.source import own_data
 from labkit.tuning.trial import Trial
-from labkit.tuning.trial_bench import TrialBench, warm_up
+from labkit.tuning.trial_bench import TrialBench
 
 IMPROVE_S = 2.0  # s that a run of the autopilot trains
 
@@ -59,7 +60,7 @@ def tuner(
             "No step was given, so this is the loader's own maximum. A slower model needs "
             "fewer workers: pass step= to tune for it."
         )
-    warm_up()
+    launcher.stand_by(forced=True)
     return LoaderSearch(
         Tuning(
             source.name if source else repr(pipeline),

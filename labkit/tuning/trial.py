@@ -44,7 +44,6 @@ class Trial:
     changes: Settings = field(default_factory=dict)  # the knobs that differ from those before it
     outcomes: list[Outcome] = field(default_factory=list, repr=False)  # one for each run
     said: str = ""  # what became of it, in a few words
-    kept: bool = False  # whether those after it are changes to it
     is_bound: bool = False  # whether it only says what could be gained: nobody can set it
 
     @classmethod
@@ -95,7 +94,7 @@ class Trial:
 
     def to_dict(self) -> dict[str, object]:
         """Return the trial as JSON types."""
-        names = ("why", "changes", "knobs", "error", "said", "kept")
+        names = ("why", "changes", "knobs", "error", "said")
         rates = {"throughput": self.rate, "throughputs": self.rates}
         return {name: getattr(self, name) for name in names} | rates
 

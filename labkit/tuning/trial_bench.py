@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import cast
 
@@ -73,7 +72,7 @@ class TrialBench:
         started = launch(self.pipeline.but(**changes), source=self.source)
         run = cast("Run", started).wait_or_raise(self.each)
         if not self.look:
-            warm_up()
+            launcher.stand_by(forced=True)  # it imports torch while the next knobs are chosen
         return run
 
     def _seconds(self, knobs: Settings, rate: float | None) -> float:
@@ -83,9 +82,3 @@ class TrialBench:
         batch_s = knobs["batch_size"] / rate
         filling_s = min(2 * self.seconds, in_flight(knobs) * batch_s)
         return min(LONGEST_S, max(self.seconds, FEWEST_STEPS * batch_s) + filling_s)
-
-
-def warm_up() -> None:
-    """Let the process of the next run import torch while this one chooses what to run."""
-    if os.environ.get("LABKIT_WARM") != "0":
-        launcher.stand_by(forced=True)

@@ -6,11 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labkit.process.events import now_ns
 from labkit.results.log_reader import of_one_moment
 from labkit.results.run import Run
 from labkit.results.step_classes import split_steps
-from labkit.results.text import percent
 from labkit.spec import KNOBS
 from labkit.view.display import stage_line
 
@@ -21,7 +19,6 @@ SMOOTH_STEPS = 4
 RECENT = 2_000  # latest steps, of which the mean is taken: all of a long run take too long
 WINDOWS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0)
 USUAL_WINDOW_S = 2.0
-QUIET_S = 2.0  # without a step, before the line says so
 
 
 # live_frame.js reads both by these names, in this order
@@ -92,21 +89,14 @@ def live_frame(run: Run, serial: int = 0) -> bytes:
 
 
 def recent_steps(run: Run) -> tuple[np.ndarray, np.ndarray]:
-    """Return the stamps (n, 6) of the latest steps, s, and what `split_steps` makes of them.
-
-    They are computed once for each moment of the run: frame and line both need them.
-    """
-    return run.once(_recent_steps)
-
-
-def _recent_steps(run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """Return the stamps (n, 6) of the latest steps, s, and what `split_steps` makes of them."""
     stamps = run.stretch(max(0, run.steps - RECENT - 1), run.steps)
     return stamps, split_steps(stamps)
 
 
 def mean_ms(run: Run) -> np.ndarray:
     """Return the mean measured step by class (5,), ms: of the latest; 0 before there is one."""
-    _, spent = recent_steps(run)
+    _, spent = run.once(recent_steps)
     measured = spent[-min(RECENT, run.steps - run.warmup) :]
     return 1e3 * measured.mean(axis=0) if len(measured) else np.zeros(spent.shape[1])
 
@@ -125,7 +115,7 @@ def step_rows(run: Run, start_s: float) -> np.ndarray:
 
     How long the parts of the first step took is NaN: nothing is known of the time before it.
     """
-    stamps, spent = recent_steps(run)
+    stamps, spent = run.once(recent_steps)
     latest = stamps[-STEPS_SHOWN - 1 :] - start_s
     wait_from, wait_to, copy_from, copy_to, busy_from, busy_to = latest.T
     unknown = np.full((1, spent.shape[1]), np.nan)
@@ -168,14 +158,10 @@ def live_line(run: Run) -> str:
     if run.throughput:
         spent_ms = mean_ms(run)
         parts.append(f"{run.machine.kind.upper()} busy {run.busy_text}")
-        if run.mfu:
-            parts.append(f"MFU {percent(run.mfu)}")
+        if run.mfu_text:
+            parts.append(run.mfu_text)
         parts.append(f"{run.throughput:.0f} samples/s")
         parts.append(f"waiting for data {spent_ms[0]:.1f} of {spent_ms.sum():.1f} ms a step")
     if run.pipeline.simulated_delay:
         parts.append(f"simulated delay: {run.pipeline.simulated_delay}")
-    last_ns = int(run.stamps_ns(slice(run.steps - 1, run.steps))[0, 5])
-    quiet_s = 0 if run.recorded else (now_ns() - last_ns) / 1e9
-    if quiet_s > max(QUIET_S, 10 * run.length_s / run.steps):
-        parts.append(f"no step for {quiet_s:.0f} s")
     return " · ".join(parts)

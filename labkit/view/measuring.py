@@ -91,7 +91,7 @@ def measure(
     return checked(started) if wait else started
 
 
-def peaks(*, again: bool = False, threads: int | None = None, device: str = "auto") -> Peaks:
+def peaks(*, again: bool = False, device: str = "auto") -> Peaks:
     """Measure what this device reaches: its memory, and matrix products in each number format.
 
     The roofs of the roofline, and what `run.mfu` and `run.mbu` are held against from then on. They
@@ -99,15 +99,13 @@ def peaks(*, again: bool = False, threads: int | None = None, device: str = "aut
 
     Args:
         again: Measure anew, in place of today's values.
-        threads: Of a CPU; None: those that the model computes on in a run. A loop that `lk.watch`
-            watches computes on `torch.get_num_threads()`.
         device: As of `lk.measure`.
     """
 
     def peak(bench: Bench, of: str) -> dict[str, object]:
         from labkit.bench.peaks import measured  # in the bench: this process needs no torch
 
-        return measured(bench, of, again=again, threads=threads)
+        return measured(bench, of, again=again)
 
     with held():
         started = measure(peak, device=device, wait=False, of=list(ROOFS))
@@ -139,21 +137,17 @@ def wait_for_rows(
     """Tell which row is being measured; leave what was measured in how long."""
     began = time.monotonic()
     try:
-        measured.wait(lambda running: tell(row_line(running, time.monotonic() - began)))
+        measured.wait(lambda running: tell(row_line(running)))
     finally:
         took_s = time.monotonic() - began
         leave(f"{measured.name}: {measured.numbers} in {took_s:.1f} s")
 
 
-def row_line(running: Measurements, seconds: float) -> str:
-    """Say which row is being measured, and how long the others may take."""
+def row_line(running: Measurements) -> str:
+    """Say which row is being measured."""
     done = running.stage.get("done")
     points = running.points
     if done is None or done >= len(points):
         return stage_line(running)
     values = ", ".join(f"{name}={value}" for name, value in points[done].items())
-    line = f"{running.name}({values}), {done + 1} of {len(points)}"
-    if not done:
-        return line
-    left_s = seconds / done * (len(points) - done)
-    return f"{line}, about {left_s:.0f} s left"
+    return f"{running.name}({values}), {done + 1} of {len(points)}"

@@ -186,7 +186,7 @@ def run_verdict(run: Run) -> str:
     if found.bottleneck == "input" and run.throughput:
         perfect = run.throughput * gain_without(found.findings[0].lost_share)
         said += f"\nWith a perfect loader: about {perfect:,.0f} samples/s."
-    gone = [] if run.watched else [step for step, loss in enumerate(run.loss) if loss != loss]
+    gone = [step for step, loss in enumerate(run.loss) if loss != loss]
     if gone:
         said += f" The loss is NaN from step {gone[0]} on: see notebook 05."
     return said

@@ -55,7 +55,8 @@ def hbars(axes: Axes, bars: Sequence[Bar]) -> None:
             axes.plot([bar.before] * 2, [row - 0.4, row + 0.4], color=BEFORE, linewidth=2)
         write_beside(axes, max(bar.value, bar.before), row, bar.text)
     name_rows(axes, [bar.name for bar in bars])
-    hide_xaxis(axes)
+    axes.set_xticks([])  # the bars carry their numbers
+    axes.spines["bottom"].set_visible(False)
     longest = max((len(bar.text) for bar in bars), default=0) * CHARACTER_IN * TEXT_SIZE
     most = max((max(bar.value, bar.before) for bar in bars), default=0.0)
     axes.set_xlim(0, most / max(LEAST_FOR_BARS, 0.95 - longest / AXES_IN) or 1)
@@ -109,12 +110,6 @@ def name_rows(axes: Axes, names: Sequence[str]) -> None:
     axes.set_yticks(range(len(names)), [drawable(name, NAME_LENGTH) for name in names])
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(max(len(names), 1) - 0.5, -0.5)
-
-
-def hide_xaxis(axes: Axes) -> None:
-    """Draw no axis below bars that carry their numbers."""
-    axes.set_xticks([])
-    axes.spines["bottom"].set_visible(False)
 
 
 def write_beside(axes: Axes, end: float, row: float, text: str) -> None:

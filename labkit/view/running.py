@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from labkit.knobs import Settings, as_typed
 from labkit.process.interrupts import held
@@ -15,7 +15,7 @@ from labkit.results.ranks import Ranks
 from labkit.results.run import Run
 from labkit.results.sweep import Sweep
 from labkit.spec import Distributed, Pipeline
-from labkit.tuning.search import AnyResult, Search
+from labkit.tuning.search import Search
 from labkit.tuning.search_result import Interrupted, Ladder, Tuning
 from labkit.tuning.set_up import improver, script_tuner, tuner
 from labkit.view import wandb_log
@@ -212,10 +212,10 @@ def improve(
         RuntimeError: The starting point cannot be measured, with the reason.
     """
     search = improver(Pipeline() if pipeline is None else pipeline, may_change)
-    return searched(improve, search)
+    return cast("Ladder", searched(improve, search))
 
 
-def searched(function: Callable[..., object], search: Search[AnyResult]) -> AnyResult:
+def searched(function: Callable[..., object], search: Search) -> Tuning:
     """Show a search until it has ended: a table of its trials, and below it the run that goes on.
 
     A terminal has a line for each run.
@@ -232,7 +232,8 @@ def searched(function: Callable[..., object], search: Search[AnyResult]) -> AnyR
             now = live_line(run)
             display.line(now, found.table(now))
 
-    search.tell(judged, running)
+    search.each = judged
+    search.bench.each = running
     try:
         search.run()
     except KeyboardInterrupt as press:

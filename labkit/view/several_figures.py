@@ -144,7 +144,7 @@ def _draw_lanes(axes: Axes, runs: list[RankRun]) -> None:
     """Draw the true intervals of a few steps in the middle of the run."""
     count = min(run.steps for run in runs)
     first = max(run.warmup for run in runs)
-    start = min(max(first, count // 2 - WINDOW_STEPS // 2), max(0, count - WINDOW_STEPS))
+    start = int(np.clip((count - WINDOW_STEPS) // 2, first, max(0, count - WINDOW_STEPS)))
     steps = slice(start, min(start + WINDOW_STEPS, count))
     zero_ns = min(run.host_ns[start, 0] for run in runs)
     # when the last rank had its gradients; NaN where they were not exchanged

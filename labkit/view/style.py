@@ -6,7 +6,6 @@ import io
 import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import matplotlib.style
@@ -65,20 +64,12 @@ RC = {
 our_style = matplotlib.style.context(["default", RC])
 
 
-@dataclass(frozen=True)
-class Font:
-    """How a line of text looks."""
-
-    size: float = TEXT_SIZE
-    colour: str = "black"
-    bold: bool = False
-
-
-PLAIN = Font()
-BOLD = Font(size=10, bold=True)
-GREY = Font(size=8, colour=BEFORE)
-LOUD = Font(colour=ALARM, bold=True)
-TextLine = tuple[str, Font]
+# How a line of text looks, as matplotlib takes it
+PLAIN = {"size": TEXT_SIZE}
+BOLD = {"size": 10, "weight": "bold"}
+GREY = {"size": 8, "color": BEFORE}
+LOUD = PLAIN | {"color": ALARM, "weight": "bold"}
+TextLine = tuple[str, dict[str, Any]]  # and its look
 
 
 class Picture(Figure):
@@ -137,10 +128,9 @@ def page(
     height = height_px / DPI or header + sum(heights_in) + TOP_IN
     layout = ConstrainedLayoutEngine(h_pad=0.06, w_pad=0.1, rect=(0, 0, 1, 1 - header / height))
     figure = Picture(figsize=(WIDTH_IN, height), dpi=DPI, facecolor="white", layout=layout)
-    for number, (text, font) in enumerate(rows):
+    for number, (text, look) in enumerate(rows):
         top = 1 - (TOP_IN + number * LINE_IN) / height
-        weight = "bold" if font.bold else "normal"
-        figure.text(0.01, top, text, size=font.size, color=font.colour, weight=weight, va="top")
+        figure.text(0.01, top, text, va="top", **look)
     if not heights_in:
         return figure, []
     drawn = figure.subplots(len(heights_in), height_ratios=heights_in, squeeze=False)
@@ -148,12 +138,12 @@ def page(
 
 
 def wrapped(lines: Sequence[TextLine]) -> list[TextLine]:
-    """Return the lines of a header as the rows that they take, each with its font."""
+    """Return the lines of a header as the rows that they take, each with its look."""
     rows = []
-    for text, font in lines:
-        wide = CHARACTER_IN * font.size * (BOLD_IS_WIDER if font.bold else 1)
+    for text, look in lines:
+        wide = CHARACTER_IN * look["size"] * (BOLD_IS_WIDER if "weight" in look else 1)
         shown = textwrap.wrap(drawable(" ".join(text.split())), int((WIDTH_IN - 0.24) / wide))
-        rows += [(row, font) for row in shown]
+        rows += [(row, look) for row in shown]
     return rows
 
 

@@ -51,8 +51,6 @@ def summary(run: Run) -> dict[str, object]:
     found: dict[str, object] = {
         name: value for name, value in told if isinstance(value, (int, float, str))
     }
-    if run.recorded:
-        found["recorded_on"] = run.machine.name
     if run.utilization is not None:
         verdict = run.diagnose()
         found |= {name: getattr(verdict, name) for name in OF_DIAGNOSIS}

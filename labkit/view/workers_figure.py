@@ -19,17 +19,17 @@ LEGEND = (
 LANE_IN = 0.26
 AROUND_IN = 0.8
 MOST_LANES = 16  # of workers
+SHOWN_S = 3.0
 
 
 @our_style
-def draw_workers(workers: LoaderWorkers, start_s: float | None, seconds: float) -> Figure:
-    """Draw `seconds` of the loop and of each worker, from `start_s` of the run's clock on."""
+def draw_workers(workers: LoaderWorkers) -> Figure:
+    """Draw a few seconds of the loop and of each worker, in the middle of what was recorded."""
     batches = workers.batches
     if not len(batches):
         why = "Nothing to draw: nothing was recorded of the loader's workers."
         return page([(why, PLAIN)], [])[0]
-    if start_s is None:  # from the middle of what was recorded on
-        start_s = float(np.min(batches.start) + np.max(batches.ready) - seconds) / 2
+    start_s = (batches.start.min() + batches.ready.max() - SHOWN_S) / 2
     numbers = [each.worker for each in workers][:MOST_LANES]
     lanes = [_worker_lane(batches, number) for number in reversed(numbers)]
     asked, ready, _, done = (workers.run.host_ns - workers.run.host_ns[0, 0]).T / 1e9
@@ -39,7 +39,7 @@ def draw_workers(workers: LoaderWorkers, start_s: float | None, seconds: float) 
     if workers[0].worker != MAIN:
         title += f"; workers are idle for {workers.idle_share:.0%}"
     figure, [axes] = page([(title, BOLD)], [AROUND_IN + LANE_IN * len(lanes)])
-    draw_lanes(axes, lanes, start_s, start_s + seconds)
+    draw_lanes(axes, lanes, start_s, start_s + SHOWN_S)
     axes.set_xlabel("seconds since the first batch was asked for")
     legend_above(axes, patches(LEGEND))
     return figure

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from labkit.course.goals import Goal
 from labkit.course.knob_challenge import KnobChallenge, faster
-from labkit.results.run import Run
 from labkit.spec import Pipeline
+from labkit.tuning.settings import in_flight
 
 STALLS = Pipeline(
     dataset="sleep",
@@ -22,13 +22,7 @@ STALLS = Pipeline(
     image_px=16,
     xray=False,
 )
-
-
-def batches_kept_ready(run: Run, _baseline: object) -> float:
-    """Return how many batches the loader keeps ready."""
-    knobs = run.pipeline.to_dict()
-    return knobs["num_workers"] * (knobs["prefetch_factor"] or 0)
-
+KEPT_READY = Goal("num_workers * prefetch_factor", at_most=64)
 
 RIDE_OVER = KnobChallenge(
     key="03-stalls",
@@ -43,5 +37,5 @@ RIDE_OVER = KnobChallenge(
     start=STALLS,
     example=STALLS.but(prefetch_factor=14),
     free=("prefetch_factor",),
-    goals=faster(1.6) | {Goal("num_workers * prefetch_factor", at_most=64): batches_kept_ready},
+    goals=faster(1.6) | {KEPT_READY: lambda run, _: in_flight(run.pipeline.to_dict())},
 )
