@@ -20,9 +20,8 @@ from labkit.bench.data import noise_batch
 from labkit.bench.first_call import FirstCallHook
 from labkit.bench.gradient_exchange import Communication, rank_timeline
 from labkit.bench.loop import Trainer
-from labkit.bench.timeline import Step, make_timeline
+from labkit.bench.timeline import Step
 from labkit.process.events import EventLog
-from labkit.process.step_ring import recover
 from labkit.results.record import Tail
 
 DEVICE = torch.device("cuda", 0)
@@ -102,19 +101,6 @@ def take_step(timeline, number, work=lambda: None):
     timeline.computing()
     work()
     timeline.step(Step(number, ready, ready, ready, 16, torch.rand(1, device="cuda")))
-
-
-def test_ten_minutes_of_a_device_whose_clock_runs_fast_stay_tied_to_the_hosts(cards, tmp_path):
-    cards("H200").fast = 20e-6
-    timeline = make_timeline(EventLog(tmp_path), tmp_path, DEVICE)
-    for number in range(600):
-        time.sleep(1)
-        take_step(timeline, number)
-    timeline.finish()
-    recover(tmp_path)
-    steps = events_in(tmp_path, "step")
-    off_us = [(step["copy"][0] - step["t"][1]) / 1e3 for step in steps]
-    assert len(steps) == 600 and max(map(abs, off_us)) < 130
 
 
 def test_an_exchange_of_ranks_is_stamped_when_it_runs_and_not_when_it_is_issued(cards, tmp_path):
@@ -266,12 +252,3 @@ def test_the_default_on_a_card_has_no_simulated_delay_and_workers_feed_it(cards)
     assert resolved()[0].steps * fed.step_ms > 3000
     mlp = resolved(model="mlp")[0]
     assert (mlp.image_px, mlp.io_ms) == (48, 2.5)  # small images starve no card by themselves
-
-
-def test_cuda_graphs_with_accumulation_are_refused_with_the_reason(cards, monkeypatch):
-    cards("H200")
-    monkeypatch.setattr(resolving, "compile_lacks", lambda *_: None)
-    job, dropped = resolved(compile="max-autotune", accumulation_steps=4)
-    assert job.compile == "default" and "overwrites gradients" in dropped["compile"]
-    job, dropped = resolved(compile="max-autotune")
-    assert job.compile == "max-autotune" and not dropped

@@ -121,7 +121,6 @@ class StandIn:
         self.now_ns = 1_000_000_000  # the host's time passes only where something takes some
         self.kernels: list[Kernel] = []
         self.syncs = 0  # times the host waited for a card
-        self.fast = 0.0  # what the cards' clocks gain on the host's, as a share
         self.free = [0] * len(cards)  # when each card will be through, ns
         self.events: dict[int, int] = {}  # when each event passes, ns
         self.arriving: deque = deque()  # (when, where): copies to the host under way
@@ -153,10 +152,10 @@ class StandIn:
 
     def elapsed_ms(self, start, end):
         """Return the time between two events as CUDA does, in a float of 32 bits; NaN too early."""
-        # Caught: minutes into a run, the two clocks part, and 32 bits are too few to time a step by
+        # Caught: minutes into a run, 32 bits are too few to time a step by
         if not (self.passed(start) and self.passed(end)):
             return float("nan")
-        ms = (self.events[end] - self.events[start]) * (1 + self.fast) / 1e6
+        ms = (self.events[end] - self.events[start]) / 1e6
         return ctypes.c_float(ms).value
 
     def synchronize(self, until):

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from played_gpu import load
@@ -14,16 +13,11 @@ from played_gpu import load
 import labkit as lk
 from labkit.bench import spare_card
 from labkit.diagnosis.causes.compute import use_the_card
-from labkit.diagnosis.causes.copies import fewer_bytes_over
-from labkit.diagnosis.causes.workers import uint8_batches
-from labkit.diagnosis.evidence import Batch, Evidence
-from labkit.diagnosis.gather import _of_cpu
+from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.step_table import StepTable
-from labkit.watching.device_in_use import device_of
 
 HERE = Path(__file__).parent
-IMAGES = Batch("float32", bytes=4e7, shape=(64, 3, 224, 224))
 
 
 def of_h200(name):
@@ -62,22 +56,6 @@ def test_and_not_where_they_are_few_already_or_no_thread_would_pin(tmp_path, dty
 
     found = with_events(tmp_path, "pageable", change=change).diagnose().findings[0]
     assert found.cause == "copies" and found.remedies[0].key == first
-
-
-@pytest.mark.parametrize(
-    "batch, trainer, is_told",
-    [
-        (IMAGES, False, True),
-        (IMAGES, True, False),  # it copies by itself
-        (dataclasses.replace(IMAGES, shape=(64, 5000)), False, False),  # features
-        (dataclasses.replace(IMAGES, bytes=4e4), False, False),
-        (dataclasses.replace(IMAGES, dtype="float64"), False, False),
-    ],
-)
-def test_only_large_float32_images_have_lines_to_send_them_as_bytes(batch, trainer, is_told):
-    code = fewer_bytes_over.for_run(Evidence("gpu", batch=batch, trainer=trainer)).code
-    assert ("images = images.to(device" in code) == is_told
-    assert bool(uint8_batches.for_run(Evidence("cpu", batch=batch))) == (batch == IMAGES)
 
 
 FOUR_EACH = {"event": "pass", "t_ns": 1, "n": 0, "began": 0, "ended": 1, "gathered": [[4, 94]]}
@@ -152,27 +130,6 @@ def test_what_a_card_is_advised_with_depends_on_who_writes_the_loop():
     assert "use_cpu" in by_trainer.text and not by_trainer.code
 
 
-def test_a_short_step_hears_nothing_of_a_card():
-    spare = {"name": "a card"}
-    run = SimpleNamespace(
-        watched="DataLoader",
-        weights_dtype="float32",
-        event=lambda name: spare,
-        machine=SimpleNamespace(threads=2),
-    )
-    for step_s, named in ((0.001, None), (0.08, "a card")):
-        assert _of_cpu(Evidence("cpu"), run, np.full(9, step_s)).spare_card == named
-
-
-def test_a_model_in_part_on_a_card_is_on_the_card():
-    here = torch.nn.Parameter(torch.ones(1))
-    there = torch.nn.Parameter(torch.ones(1, device="meta"))
-    card = SimpleNamespace(device=torch.device("cuda", 0))
-    assert device_of([here, card]) == card.device
-    assert device_of([here, there]).type == "cpu"
-    assert device_of([there, here]) is device_of([]) is None
-
-
 @pytest.fixture
 def card(monkeypatch):
     """A card that a driver tells of, and nothing hides."""
@@ -186,9 +143,10 @@ def card(monkeypatch):
     return driver
 
 
-@pytest.mark.parametrize("cuda, found", [("13.0", True), (None, False)])
-def test_a_torch_without_cuda_has_no_spare_card(cuda, found, card):
-    assert spare_card.spare_card(cuda) == ("a card" if found else None)
+def test_without_cuda_in_torch_or_a_driver_there_is_no_spare_card(card):
+    assert spare_card.spare_card(None) is None
+    del card.nvmlInit
+    assert spare_card.spare_card("13.0") is None
 
 
 @pytest.mark.parametrize(
@@ -197,8 +155,3 @@ def test_a_torch_without_cuda_has_no_spare_card(cuda, found, card):
 def test_a_card_that_is_hidden_is_none(visible, found, card, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert spare_card.spare_card("13.0") == ("a card" if found else None)
-
-
-def test_without_a_driver_there_is_no_spare_card(card):
-    del card.nvmlInit
-    assert spare_card.spare_card("13.0") is None

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from planted import wait_until
+from played_gpu import host_steps, load
 
 import labkit as lk
 from labkit.diagnosis.loader_code import LoopCode
@@ -28,6 +29,7 @@ from labkit.process import device_lock, keys
 from labkit.results import record
 from labkit.results.launch import launch
 from labkit.results.run import Run
+from labkit.results.text import STEERS
 from labkit.traces import file as trace_file
 
 PACKAGE = Path(lk.__file__).parent
@@ -136,6 +138,7 @@ HOSTILE = {
     "utf16.jsonl": (SPEC.decode().encode("utf-16"), "not an event"),
     "utf16.json": (TRACE.decode().encode("utf-16"), "not a profiler trace"),
     "lists.jsonl": (SPEC + b'{"event":"x","a":[' + LISTS * 300_000 + b"[]]}\n", "not an event"),
+    "deep.jsonl": (SPEC + b"[" * 100_000 + b"\n", "not an event"),
     "pairs.jsonl": (
         SPEC + b'{"event":"telemetry","t_ns":1,"gpu":[' + b"[1,2]," * 9_999 + b"[1,2]]}\n",
         "not an event",
@@ -248,32 +251,25 @@ def test_what_is_no_file_is_no_record():
 
 def test_what_stands_in_a_file_is_drawn_as_text_of_one_line(tmp_path):
     """No name forges a line of the verdict, leaves a fence, or steers a terminal."""
-    forged = "n\nBottleneck compute\u2028```\x1b[31m\u202e\ud800<b>````"
+    forged = "n\nBottleneck compute\u2028```\x1b[31m\u202e\ud800<b>````\r\x7f\x9b1m\u2066"
     spec = {"event": "spec", "version": 1, "run": forged, "pipeline": {}}
     spec["watched"] = {"loader": forged, "place": [forged, 3]}
     machine = json.loads(MACHINE) | {"name": forged, "versions": {forged: forged}}
     error = {"event": "error", "kind": forged, "message": forged, "traceback": "a\n\x1b b"}
-    steps = [
-        {"event": "step", "i": i, "n": 1, "t": [i * 10**7, i * 10**7 + 10**6, i * 10**7 + 2 * 10**6,
-         (i + 1) * 10**7]}
-        for i in range(40)
-    ]  # fmt: skip
-    file = tmp_path / "forged.jsonl"
-    events = [spec, machine, {"event": "begin", "warmup": 1}, *steps, error]
-    file.write_text("".join(json.dumps(event) + "\n" for event in events))
-    run = lk.load(file)
+    steps = host_steps(1, 8, 40, copy=1)
+    run = load(tmp_path, [spec, machine, {"event": "begin", "warmup": 1}, *steps, error])
     verdict = str(run.diagnose())
     lines = verdict.splitlines()
     assert [line.split()[0] for line in lines[:2]] == ["RECORDED", "Why:"]
     for text in (verdict, repr(run), str(run.machine), run.error, str(run.lines)):
-        assert not re.search("[\x1b\u2028\u202e\ud800]|\nBottleneck", text)
+        assert not STEERS.search(text) and "\nBottleneck" not in text
     assert run.traceback == "a\n\\x1b b"
     assert "<b>" not in run.export(tmp_path / "page.html").read_text()
     trace = tmp_path / "trace.json"
     kernel = {"ph": "X", "cat": "kernel", "name": forged, "pid": forged, "ts": 1, "dur": 9}
     trace.write_bytes(TRACE + json.dumps(kernel).encode() + b"]}")
     for text in (str(lk.trace(trace)), str(lk.diagnose(trace)), str(lk.trace(trace).top_kernels)):
-        assert not re.search("[\x1b\u2028\u202e\ud800]|\nBottleneck", text)
+        assert not STEERS.search(text) and "\nBottleneck" not in text
 
 
 CODE = {"loader": "loader", "model": "self.net", "call": "data.DataLoader"}

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from labkit.bench.first_call import FirstCallHook
-from labkit.process.events import EventLog, events_named
+from labkit.process.events import events_named
 from labkit.view.watch_live import watch
-from labkit.watching.messages import say
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="scripts are run by fork")
 
@@ -241,23 +240,6 @@ def test_a_watched_script_prints_writes_and_ends_as_without_us(name, ended):
     assert steps is None or sum(len(list(events_named("step", log))) for log in logs) == steps
 
 
-def test_a_log_is_written_by_the_process_that_opened_it_and_into_its_own_file_alone(tmp_path):
-    log = EventLog(tmp_path)
-    assert log._file.fd > 2
-    if not os.fork():
-        log.write("forked")
-        os._exit(0)
-    os.wait()
-    os.close(log._file.fd)
-    with open(tmp_path / "mine", "wb") as mine:
-        os.dup2(mine.fileno(), log._file.fd)
-        log.write("after")
-        log.close()
-        os.close(log._file.fd) if log._file.fd >= 0 else None
-    assert not (tmp_path / "mine").read_bytes()
-    assert [len(list(events_named(name, log._path))) for name in ("forked", "after")] == [0, 1]
-
-
 def test_a_copy_of_a_model_that_is_looked_at_has_nothing_of_ours():
     model = torch.nn.Linear(4, 1)
     watched = watch([torch.ones(2, 4)] * 3, live=False, model=model)
@@ -272,9 +254,3 @@ def test_a_copy_of_a_model_that_is_looked_at_has_nothing_of_ours():
     other = copy.deepcopy(model)
     other(torch.ones(2, 4))
     assert hook.given is None
-
-
-def test_what_is_said_never_goes_to_stdout(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "stderr", None)
-    say("anything")
-    assert not capsys.readouterr().out

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from labkit.bench.batch_contents import bytes_along, large_arrays
 from labkit.bench.kinds import kind_of_calls, kind_of_line
 from labkit.bench.stack import text_of
 
@@ -60,11 +59,3 @@ def test_no_text_of_a_line_is_kept_be_it_one_of_many_lines():
     code = SimpleNamespace(co_filename="/home/me/ask.py")
     frames = [SimpleNamespace(f_code=code, f_lineno=number) for number in range(1, 6)]
     assert [text_of(frame) for frame in frames] == ["ask('...')", "", "", "", "ask(1)"]
-
-
-def test_the_bytes_of_a_batch_are_those_of_all_its_large_arrays():
-    views = [torch.zeros(4, 100), torch.zeros(4, 100)]
-    largest, places = large_arrays({"views": views, "labels": torch.zeros(4)})
-    assert largest is views[0]
-    size = bytes_along(places)
-    assert size({"views": views}) == 2 * 4 * 100 * 4 and size({"views": views[:1]}) == 0

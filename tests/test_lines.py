@@ -5,7 +5,6 @@ import gc
 import gzip
 import json
 import linecache
-import os
 import subprocess
 import sys
 import time
@@ -23,7 +22,6 @@ from torch.utils.data import DataLoader
 
 import labkit as lk
 from labkit.__main__ import main
-from labkit.bench import main_thread
 from labkit.bench.batch_contents import padding_of
 from labkit.bench.places import Places
 from labkit.diagnosis import thresholds as limits
@@ -398,27 +396,6 @@ def test_looking_at_a_loop_keeps_none_of_its_variables():
     assert step_with_a_snapshot_of_its_own()
 
 
-@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="nobody tells the line")
-def test_a_thread_in_line_for_a_core_computes_and_does_not_sleep():
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cores)})
-    burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])  # on the same core
-    thread = main_thread.MainThread()
-    try:
-        for _ in range(300):
-            burn()
-        spent = {how: after - thread.placed[how] for how, after in thread.spent_ns().items()}
-        thread.place("user")
-        thread.line.now = lambda: 1e11  # after many sleeps
-        assert thread.place("user") < 1e9
-    finally:
-        burner.kill()
-        burner.wait()
-        os.sched_setaffinity(0, cores)
-        thread.release()
-    assert spent["off"] < 0.2 * spent["user"]
-
-
 def sampled(tmp_path, *places, pid=1):
     """Return the lines of a record sampled once in each place: of a worker, or pid 0's body."""
     recorded = lk.recorded("workers-2")
@@ -447,26 +424,6 @@ def packaged(name, code):
     exec(compile(code, file, "exec"), names)
     linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)
     return names
-
-
-PICTURES = """
-class Pictures(list):
-    def __getitem__(self, index):
-        self.note()
-"""
-
-
-def test_a_packages_items_behind_a_subset_of_torchs_are_the_packages():
-    pictures = packaged("pictures", PICTURES)["Pictures"]([1, 2])
-
-    def read(note):
-        pictures.note = note
-        for _ in DataLoader(torch.utils.data.Subset(pictures, [0]), collate_fn=len):
-            pass
-
-    place = noted(read, loop=read)[0]
-    assert (place.within, place.function) == ("item", "Pictures.__getitem__")
-    assert place.file.endswith("pictures.py") and place.kind == "library"
 
 
 TQDM = """

@@ -180,7 +180,6 @@ EARLY = (0, 0, 5, 30)
         ((evenly(1, 0, 5, 34), evenly(30, 0, 5, 5)), "input", 1, "waits for data for 30.0 ms"),
         ((evenly(1, 20, 5, 5), evenly(1, 0, 5, 25)), "host", None, "json.dumps()"),
         ((in_turn(EARLY, LATE), in_turn(LATE, EARLY)), "input", None, ""),
-        ((evenly(1, 20, 5, 5), evenly(1, 20, 5, 5)), "host", None, "json.dumps()"),
     ],
 )
 def test_a_watched_script_has_one_verdict_for_all_ranks(tmp_path, ranks, bottleneck, rank, says):

@@ -4,11 +4,10 @@ import getpass
 import gzip
 import json
 import platform
-from unittest.mock import Mock
 
 import pytest
 import recordings as recording
-from recordings import Wanted, wanted
+from recordings import wanted
 
 import labkit as lk
 from labkit.results.library import NAME
@@ -38,30 +37,6 @@ def test_a_long_record_keeps_a_whole_stretch_and_says_what_it_was(finished, tmp_
     run = lk.load(tmp_path / "a.jsonl.gz")
     assert run.steps == 12 and run.event("thinned")["steps"] == finished.steps
     assert (run.stamps == finished.stamps[:12]).all()
-
-
-def test_record_writes_what_it_can_and_says_what_it_could_not(
-    finished, tiny, tmp_path, monkeypatch
-):
-    lost = tiny.but(device="cuda:99")
-    runs = {tiny: finished, lost: Mock(outcome="failed", error="cuda:99 is not here")}
-    monkeypatch.setattr(recording, "launch", runs.get)
-    monkeypatch.setattr(recording, "machine", lambda: finished.machine)
-    listed = [
-        Wanted("one", "is made", tiny),
-        Wanted("two", "fails", lost),
-        Wanted("three", "there already", tiny),
-    ]
-    monkeypatch.setattr(recording, "wanted", lambda: listed)
-    there = tmp_path / recording.slug(finished.machine.name)
-    there.mkdir()
-    (there / "three.jsonl.gz").touch()
-    with pytest.raises(ValueError, match="available: one, two, three"):
-        recording.record(tmp_path, only=["nothing"])
-    done = recording.record(tmp_path)
-    assert (done.made, done.kept) == (["one"], ["three"])
-    assert done.left_out == {"two": "cuda:99 is not here"}
-    assert "left out:  two" in repr(done)
 
 
 def test_the_listing_says_what_on_what_and_passes_over_what_is_no_record(finished, tmp_path):

@@ -63,7 +63,6 @@ def test_a_number_along_the_axis_makes_lines_with_a_colour_for_each_value_of_by(
     [
         (BOTH, "", ["linear", "linear"]),
         (BOTH, "y", ["linear", "log"]),
-        (BOTH, "xy", ["log", "log"]),
         (BOTH[:2], None, ["linear", "linear"]),  # the sizes double but once
         (BOTH[:0], "x", ["log", "linear"]),  # without rows
     ],
@@ -131,19 +130,6 @@ def test_names_along_the_axis_make_bars_with_their_numbers():
     assert axes.get_xlabel() == "TFLOP/s"
     assert legend_of(axes) == ["your rows", "published by stas00/ml-engineering"]
     assert numbers_in(axes)[::3] == ["0.11", "1,745"]
-
-
-@pytest.mark.parametrize(
-    "values, shown",
-    [
-        ([52.3, 0.31], ["52.3", "0.31"]),
-        ([1745, 3], ["1,745", "3"]),
-        ([0.0, np.nan], ["0"]),
-    ],
-)
-def test_the_numbers_of_a_figure_are_those_of_the_table(values, shown):
-    rows = pandas.DataFrame({"what": [f"no. {i}" for i in range(len(values))], "ms": values})
-    assert numbers_in(axes_of(rows, "what", "ms")) == shown
 
 
 def test_names_on_a_logarithmic_axis_have_points_and_no_bars():

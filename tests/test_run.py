@@ -1,16 +1,13 @@
 """Statistics follow from the log, records are checked before use, runs stand side by side."""
 
-import cProfile
-import gzip
 import json
-import pstats
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from played_gpu import CPU, MS, host_steps, lines_of, written
+from played_gpu import CPU, host_steps, lines_of, written
 
 import labkit as lk
 from labkit.process import events, step_ring
@@ -129,40 +126,13 @@ def test_what_is_derived_together_is_of_one_moment(tmp_path):
     assert run.steps == len(run.stamps) == 40 and run.outcome == "finished"
 
 
-@pytest.mark.parametrize(
-    "name, content, message",
-    [
-        ("bad.jsonl", b"", "does not begin with a spec"),
-        ("bad.jsonl", b'{"event":"spec","version":99,"run":"r","pipeline":{}}\n', "newer labkit"),
-        ("bad.jsonl", b"[" * 100_000 + b"\n", "line 1: not an event"),
-        ("cut.jsonl.gz", gzip.compress(b"", mtime=0)[:-4], "cut.jsonl.gz: cannot be read"),
-    ],
-)
-def test_what_is_no_record_is_refused_with_one_clear_error(name, content, message, tmp_path):
-    file = tmp_path / name
-    file.write_bytes(content)
-    with pytest.raises(lk.RecordError, match=message):
+def test_a_record_of_a_newer_labkit_and_what_is_not_there_are_refused(tmp_path):
+    file = tmp_path / "newer.jsonl"
+    file.write_text('{"event":"spec","version":99,"run":"r","pipeline":{}}\n')
+    with pytest.raises(lk.RecordError, match="newer labkit"):
         lk.load(file)
     with pytest.raises(lk.RecordError, match="no record"):
         lk.load(tmp_path / "nothing")
-
-
-def test_a_diagnosis_of_ten_times_the_samples_calls_hardly_more(tmp_path):
-    recorded = lk.recorded("workers-2")
-    within = int(recorded.host_ns[10, 3])  # a step's body
-    places = {str(n): ["python", "", "train.py", n, "f", "g()", None] for n in range(20)}
-
-    def calls_of(samples):
-        path = recorded.save(tmp_path / f"{samples}.jsonl")
-        rows = [[within + n, MS, n % 20] for n in range(samples)]
-        lines = {"event": "lines", "t_ns": 1, "pid": 1, "places": places, "rows": rows}
-        path.write_text(path.read_text() + json.dumps(lines) + "\n")
-        profile = cProfile.Profile()
-        profile.runcall(lk.load(path).diagnose)
-        return pstats.Stats(profile).total_calls
-
-    calls_of(100)  # imports
-    assert calls_of(20_000) < 1.5 * calls_of(2_000)
 
 
 # -- one after the other -------------------------------------------------------------------------

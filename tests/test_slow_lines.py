@@ -92,11 +92,7 @@ WORKERS_LINES = {
     "self.lock": ("wait", "train.py:15", "wait for one lock"),
     "self.jobs_queue.get()": ("wait", "train.py:15", "to fill or empty a queue"),
     "self.sock.recv()": ("wait", "train.py:15", "waits for the network"),
-    "zipfile.ZipFile()": ("library", "train.py:15", "Open it once in each worker"),
     "h5py.File()": ("io", "train.py:15", "Open it once in each worker"),
-    "sqlite3.connect()": ("io", "train.py:15", "Open it once in each worker"),
-    "lmdb.open()": ("library", "train.py:15", "Open it once in each worker"),
-    "json.load()": ("library", "train.py:15", "once in each worker when it is first needed"),
     "AutoTokenizer.from_pretrained()": ("library", "train.py:15", "once in each worker"),
 }
 

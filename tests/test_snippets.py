@@ -20,7 +20,7 @@ import labkit as lk
 from labkit.bench import resolve_config
 from labkit.diagnosis.cause import asked
 from labkit.diagnosis.causes import loader
-from labkit.diagnosis.causes.launches import FEWER_LAUNCHES, compiled, fused_optimizer, larger_batch
+from labkit.diagnosis.causes.launches import compiled, fused_optimizer, larger_batch
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.evidence import Batch, Epochs, Evidence, WorkerEvidence
 from labkit.diagnosis.findings import Finding, Remedy
@@ -217,20 +217,6 @@ def test_the_code_of_a_remedy_runs_in_a_script_that_has_none_of_its_names(remedy
     exec(remedy.to_dict()["code"], {})
 
 
-def test_code_of_a_record_is_not_printed_where_no_script_could_have_named_it():
-    for evil in (
-        "__import__('os').system('x')",
-        "data)\nimport os",
-        "data; x",
-        "import",
-        "a" * 999,
-    ):
-        told = {"loader": evil, "call": "DataLoader", "arguments": {"dataset": evil}}
-        code = LoopCode.of(told)
-        told = ready_to_paste(code.lines({"num_workers": 4}), code.names)
-        assert told == "# loader = DataLoader(dataset, num_workers=4)\n", evil
-
-
 def fed(**known):
     """Return what is found of a loop that waits half of the time for a loader without workers."""
     known = {"wait_share": 0.5, "compute_share": 0.5, "knobs": {"num_workers": 0}} | known
@@ -326,12 +312,6 @@ def test_nor_does_a_bench_record_them_where_gradients_accumulate():
     cuda = torch.device("cuda")
     job, dropped = resolve_config.resolve_config(asked, cuda, size_model=False, here=False)
     assert job.compile == "default" and "overwrites gradients" in dropped["compile"]
-
-
-def test_a_compiled_loop_of_a_batch_size_that_nobody_knows_is_still_told_something():
-    evidence = Evidence("gpu", code=LoopCode(is_compiled=True), may_fuse=False)
-    told = [each.for_run(evidence) for each in FEWER_LAUNCHES]
-    assert [each.key for each in told if each] == ["more_per_launch"]
 
 
 def test_a_knob_of_the_step_that_is_switched_off_needs_no_line():

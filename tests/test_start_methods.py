@@ -5,16 +5,12 @@ Spawn is the way of macOS and Windows, forkserver that of Python 3.14 on Linux.
 
 import multiprocessing
 import os
-import pickle
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-
-from labkit.bench.loader_hook import Recording, WorkerStart
 
 ROOT = Path(__file__).parents[1]
 CHECK = ROOT / "maintain" / "platforms" / "check.py"
@@ -45,13 +41,6 @@ def test_runs_measure_and_stop_and_leave_nobody_without_the_names_that_windows_l
 
 def test_processes_that_append_to_one_log_lose_no_line_even_where_appending_is_two_calls():
     check("--without-posix", "append")
-
-
-def test_a_spawned_worker_is_sent_nothing_of_the_main_process(tmp_path):
-    iterator = SimpleNamespace(_num_workers=1)
-    mapped = Recording(tmp_path, work=memoryview(b"that no pickle takes"))
-    start = pickle.loads(pickle.dumps(WorkerStart(iterator, mapped, None)))
-    assert start.recording == Recording(tmp_path, work=None)
 
 
 @pytest.mark.nightly

@@ -89,9 +89,8 @@ def test_well_formed_events_are_broken_down_cut_anywhere_refused_and_noise_survi
         read(path, content)
 
 
-@pytest.mark.parametrize("content", [b"[" * 1_000_000, b'[{"ph": "X", "ts": 0, "dur": 8e999999}]'])
-def test_nesting_and_exponents_without_end_are_refused(path, content):
-    assert read(path, content) is None
+def test_an_exponent_without_end_is_refused(path):
+    assert read(path, b'[{"ph": "X", "ts": 0, "dur": 8e999999}]') is None
 
 
 span = st.tuples(st.integers(0, MARK), st.integers(0, 260), st.integers(0, 90))

@@ -237,10 +237,6 @@ def test_a_short_stream_is_read_again_and_again(tmp_path):
         (lambda: lk.improve(may_change=["depth"]), "may_change=.'depth'.: allow any of batch_size"),
         (lambda: lk.improve([1, 2]), r"not list: .* lk.tune\(dataset, step=...\)"),
         (lambda: lk.improve("own_data:make"), r"use lk.tune\("),
-        (
-            lambda: lk.improve(torch.utils.data.DataLoader(Numbers())),
-            r"not DataLoader: .* lk.tune\(",
-        ),
         (lambda: lk.tune(lk.Pipeline(), step=print), "goes with a dataset of your own"),
         (lambda: lk.tune(42), "not a dataset"),
         (lk.sweep, "needs a knob and its values"),

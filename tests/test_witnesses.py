@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from played_gpu import GPU, MS, lines_of, load, log, play, watched_log
 
 import labkit as lk
-from labkit.diagnosis.causes.compute import profile_the_operators
-from labkit.diagnosis.evidence import Evidence
 from labkit.process.events import EventLog
 from labkit.results.step_classes import CLASSES
 from labkit.results.sweep import Sweep
@@ -347,13 +345,6 @@ def test_python_under_queued_work_is_said_to_cost_its_time_at_most(body, busy, t
     assert found.bottleneck == "host", found
     assert "at most 30% of the time" in found.three_lines[0]
     assert "30% of the time, at most, is lost" in found.evidence
-
-
-def test_tf32_is_named_only_where_the_card_has_it():
-    def named(*formats):
-        return profile_the_operators.for_run(Evidence("gpu", formats=formats)).text
-
-    assert "TF32" not in named("fp16") and "TF32" in named("bf16", "fp16")
 
 
 # -- what a trainer does around its steps ----------------------------------------------------------

@@ -13,7 +13,7 @@ from test_lines import FLAT_MS, watched_loop
 from test_supply import some_slow
 from torch.utils.data import Subset
 
-from labkit.bench import telemetry, worker_state
+from labkit.bench import worker_state
 from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.evidence import Epochs, SlowItems
 from labkit.diagnosis.hot_lines import Line
@@ -111,14 +111,10 @@ class Photos:
 def test_a_cache_of_a_dataset_is_told_from_a_log_and_from_counts(name, fill):
     Photos.decoded.cache_clear()
     data = Photos()
-    for wrapped in (data, Subset(data, [1])):
-        state = worker_state.WorkerState(wrapped)
-        if wrapped is data:
-            for n in range(30):
-                fill(data, n)
-            assert state.cached() == (name and (name, 30))
-        else:
-            assert state.cached() is None
+    state = worker_state.WorkerState(data)
+    for n in range(30):
+        fill(data, n)
+    assert state.cached() == (name and (name, 30))
     inner = Photos()
     around = worker_state.WorkerState(Subset(inner, [1]))
     inner.cache[1] = "text"
@@ -200,25 +196,3 @@ def test_other_programs_that_have_the_cores_come_first_and_a_line_stays_what_it_
         had = "44% of the time in which this program had work, others had its cores"
         assert (had in why) == (line_cpu is not None)
         assert do.startswith("Do: Stop the other work and run again.")
-
-
-def test_what_a_script_starts_is_its_own_down_to_the_last_and_after_its_end(monkeypatch):
-    def process(pid, *times):
-        names = ("user", "system", "children_user", "children_system")
-        made = tuple(times)
-        return SimpleNamespace(
-            pid=pid,
-            cpu_times=lambda: made,
-            memory_info=lambda: SimpleNamespace(rss=2**30),
-            names=names,
-        )
-
-    family = [process(3, 9.0, 0.0, 0.0, 0.0), process(1, 1.0, 0.0, 5.0, 1.0)]
-    assert sum(map(telemetry._spent_s, family)) == 16.0
-    started = {1: [2], 2: [3], 3: []}
-    monkeypatch.setattr(telemetry, "_children", lambda pid, _threads: list(started[pid]))
-    monkeypatch.setattr(telemetry.psutil, "Process", lambda pid: SimpleNamespace(pid=pid))
-    meter = SimpleNamespace(
-        bench=SimpleNamespace(pid=1), below={}, tasks=SimpleNamespace(exists=lambda: True)
-    )
-    assert [each.pid for each in telemetry.CpuMeter._family(meter)] == [3, 2, 1]
