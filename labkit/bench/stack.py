@@ -12,7 +12,6 @@ import os
 import sys
 import sysconfig
 from types import CodeType, FrameType
-from typing import Any
 
 from labkit.bench.before_calls import held
 from labkit.process.keys import without_literals
@@ -124,11 +123,6 @@ def variables(frame: FrameType) -> dict[str, object]:
     """Return a frame's variables by name, and what its `self` holds, as `self.name`."""
     names = locals_of(frame)
     return names | {f"self.{name}": value for name, value in held(names.get("self")).items()}
-
-
-def kept_by_class(kind: type, name: str) -> Any:
-    """Return an attribute of a class as the class keeps it; None where it has none."""
-    return next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)
 
 
 def is_a(value: object, module: str, kind: str) -> bool:
