@@ -32,7 +32,7 @@ class InnerLoop(NamedTuple):
     file: str
     line: int
     function: str
-    turns: int = 0  # in each step, which older records have
+    turns: int = 0  # in each step, of older records: no longer read
     text: str = ""  # as it is written
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 from labkit.process.descriptors import OwnDescriptor, moved_up
 from labkit.process.events import now_ns
@@ -37,16 +39,31 @@ class ProcFile:
             self.descriptor.close()
 
 
-class TimeInLine(ProcFile):
-    """How long the thread that opens it has stood in line for a core."""
+def thread_times(pid: int | str) -> Iterator[tuple[Path, int, int]]:
+    """Yield each thread of a process (its folder), its CPU time and time in line, ns (Linux)."""
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        with contextlib.suppress(OSError, ValueError):  # it has just ended
+            spent_ns, in_line_ns, _ = (task / "schedstat").read_text().split()
+            yield task, int(spent_ns), int(in_line_ns)
 
-    def __init__(self):
-        super().__init__("/proc/thread-self/schedstat")
+
+class Count(ProcFile):
+    """A number that only grows: the second word of such a file. To read it takes 1 µs."""
 
     def now(self) -> int:
-        """Return the time so far, ns; 0 where the system does not tell. It takes 1 µs."""
+        """Return the number by now; 0 where the system does not tell."""
         words = self.words(64)
         return int(words[1]) if words else 0
+
+
+def time_in_line() -> Count:
+    """Return for how long the thread that asks has stood in line for a core, ns."""
+    return Count("/proc/thread-self/schedstat")
+
+
+def bytes_read() -> Count:
+    """Return the bytes that this process has read, but for those read through memory maps."""
+    return Count("/proc/self/io")
 
 
 class ThreadState(ProcFile):
@@ -65,7 +82,7 @@ class ThreadClock:
     """This thread's time, from lap to lap. A lap takes 1.7 µs."""
 
     def __init__(self):
-        self.queue = TimeInLine()  # elsewhere than on Linux the line looks like waiting
+        self.queue = time_in_line()  # elsewhere than on Linux the line looks like waiting
         self.tells = self.queue.descriptor is not None
         self.before = self._read()
 
@@ -90,21 +107,6 @@ class ThreadClock:
     def close(self) -> None:
         """Let go of the file."""
         self.queue.close()
-
-
-class BytesRead(ProcFile):
-    """The bytes that this process has read so far, and those of them that came from storage."""
-
-    def __init__(self):
-        super().__init__("/proc/self/io")
-
-    def now(self) -> tuple[int, int]:
-        """Return both; (0, 0) where the system does not tell.
-
-        What is read through memory maps counts as coming from storage only.
-        """
-        words = self.words(256)
-        return (int(words[1]), int(words[9])) if words else (0, 0)
 
 
 class Memory(ProcFile):

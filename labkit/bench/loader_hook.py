@@ -44,16 +44,16 @@ class LoaderHooks:
     """What is recorded of the torch iterators that this process begins."""
 
     def __init__(self):
-        self.wanted: dict[int, Recording] = {}  # by the id of a loader
-        self.begun: list[Callable[[object, object], Recording | None]] = []  # told of each iterator
+        # Told of each iterator and its loader: the first that is to record it says how
+        self.begun: list[Callable[[object, object], Recording | None]] = []
         # until its workers or its fetcher are made
         self.of_iterator: WeakKeyDictionary[object, Recording] = WeakKeyDictionary()
         self.of_worker: LoaderWork | None = None  # where this process is one
 
     def begin(self, iterator: object, loader: object) -> None:
         """Note a new iterator of a loader, before anything of it is made."""
-        found = [begun(iterator, loader) for begun in self.begun]
-        recording = next(filter(None, found), self.wanted.get(id(loader)))
+        found = [begun(iterator, loader) for begun in list(self.begun)]
+        recording = next(filter(None, found), None)
         if recording is not None:
             self.of_iterator[iterator] = recording
 
@@ -95,8 +95,6 @@ def install() -> None:
 def timed(fetcher: Any, work: LoaderWork) -> Any:
     """Time the batches of a new fetcher of torch's, at the start of a pass; return it."""
     kept = held(fetcher)
-    if type(kept["collate_fn"]) is TimedCollate:
-        return fetcher
     streams = "dataset_iter" in kept
     if streams:
         items = map(next, itertools.repeat(kept["dataset_iter"]))
@@ -177,14 +175,18 @@ def in_workers(loader: object, recording: Recording) -> Iterator[None]:
 
     That is what iterators which begin within the block have: their workers, or the main process.
     """
-    number = id(torch_loader(loader))
+    recorded = torch_loader(loader)
+
+    def begun(_iterator: object, loader: object) -> Recording | None:
+        return recording if loader is recorded else None
+
     if "torch.utils.data.dataloader" in sys.modules:
         install()
-    HOOKS.wanted[number] = recording
+    HOOKS.begun.append(begun)
     try:
         yield
     finally:
-        HOOKS.wanted.pop(number, None)
+        HOOKS.begun.remove(begun)
 
 
 def _begin_worker(starts: WorkerStart) -> Callable[[int], object]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-from labkit.bench.loader_clocks import BytesRead, Memory, ThreadClock, TimeInLine
+from labkit.bench.loader_clocks import Memory, ThreadClock, bytes_read, time_in_line
 from labkit.bench.loader_progress import (
     BATCH,
     COLLATING,
@@ -76,16 +76,13 @@ class LoaderWork:
         where = while_there.parent if while_there else None
         self.words = progress_words(where, "main" if worker < 0 else worker)
         self.clock = None if while_there else ThreadClock()
-        self.in_line = TimeInLine()
+        self.in_line = time_in_line()
         self.worth_a_look = False  # whether batches take so long that two readings are nothing
-        self.bytes_read = BytesRead()
+        self.bytes_read = bytes_read()
         self.memory = Memory() if while_there and worker >= 0 else None
         self.memory_due = 0
         self.state: WorkerState | None = None  # of a worker
-        self.streams = False
-        self.streamed = 0  # items of the pass
         self.passes = -1
-        self.in_pass = 0  # batches
         self.done = 0
         self.rows = Thinning(max(1, MOST_ROWS // self.workers // max(1, start // STARTS)))
         self.writes = MOST_WRITES / self.workers / start
@@ -104,9 +101,9 @@ class LoaderWork:
     def begin_pass(self, streams: bool) -> None:
         """Begin a pass over the dataset, which `streams` its samples where it is iterable."""
         self.passes += 1
-        self.in_pass = 0
+        self.in_pass = 0  # batches
         self.streams = streams
-        self.streamed = 0
+        self.streamed = 0  # items of the pass
 
     @property
     def is_on(self) -> bool:
@@ -297,19 +294,15 @@ class LoaderWork:
                 self.kept.append(row._replace(slow_index=index))
         self.slowest.sort(key=lambda each: each[0], reverse=True)
         del self.slowest[SLOWEST:]
-        read, from_disk = self.bytes_read.now()
-        totals["bytes"] = read - self.read_before[0]
-        totals["disk"] = from_disk - self.read_before[1]
+        totals["bytes"] = self.bytes_read.now() - self.read_before
 
     def close(self) -> None:
         """Write what is left, and let go of the files."""
         self.flush()
         self.over = True
-        if self.clock is not None:
-            self.clock.close()
-        for file in (self.in_line, self.bytes_read, self.memory):
-            if file is not None:
-                file.close()
+        for each in (self.clock, self.in_line, self.bytes_read, self.memory):
+            if each is not None:
+                each.close()
 
 
 def _microseconds(ns: int) -> float:

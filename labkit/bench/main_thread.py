@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Literal
 
-from labkit.bench.loader_clocks import ThreadState, TimeInLine
+from labkit.bench.loader_clocks import ThreadState, time_in_line
 from labkit.process.events import now_ns
 
 Spent = Literal["user", "system", "off"]
@@ -63,7 +63,7 @@ class MainThread:
         self.cpu_clock = time.pthread_getcpuclockid(self.ident)
         self.user_clock = (~threading.get_native_id() << 3) | OF_A_THREAD | USER_TIME
         self.timer = Timer(self.user_clock)
-        self.line = TimeInLine()
+        self.line = time_in_line()
         self.state = ThreadState()
         self.sampled = _thread.allocate_lock()  # held while it is: what waits for it wakes at once
         self.sampled.acquire()

@@ -27,7 +27,7 @@ class Place(NamedTuple):
     function: str
     call: str  # that line, without the texts in it; of older records, what it was calling
     site: Where | None = None  # where in the loop itself that was
-    reads: Where | None = None  # of older records: where another DataLoader is read
+    reads: Where | None = None  # of older records: no longer read
     inner: InnerLoop | None = None  # a loop within the step that it is in
 
 
@@ -54,10 +54,8 @@ class Places:
         """Note the loop around `frame`, which has its first batch."""
         if self.loop is None:
             self.loop, self.framed = stack.loop_around(frame)
-        at: FrameType | None = frame
-        while at is not None and at.f_code is not self.loop:
-            at = at.f_back
-        self.batch_loop = at and at.f_lineno
+        loop = self._seen(frame).loop
+        self.batch_loop = loop and loop.f_lineno
 
     def number_of(self, top: FrameType) -> int:
         """Return the number of the place where a stack is, by its deepest frame."""

@@ -12,7 +12,6 @@ import functools
 import itertools
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import psutil
 from labkit import quotas
 from labkit.bench.gpu_meter import GpuMeter, name_of
 from labkit.bench.lifetime import wait_for_run
+from labkit.bench.loader_clocks import thread_times
 from labkit.bench.spare_card import spare_card
 from labkit.process.death_signal import die_with
 from labkit.process.events import FILE_NAME, EventLog, events_named
@@ -81,7 +81,7 @@ class CpuMeter:
         self.bench = psutil.Process(bench_pid)
         self.tasks = Path(f"/proc/{bench_pid}/task")
         self.below: dict[int, psutil.Process] = {}  # all that it started, and what these did
-        self.waited: dict[str, int] = {}  # ns that each of their threads stood in line for a core
+        self.waited: dict[Path, int] = {}  # ns that each of their threads stood in line for a core
         self.cores = quotas.cpu_cores().of
         psutil.cpu_percent()
         self.looked_at = time.monotonic()
@@ -110,10 +110,10 @@ class CpuMeter:
         spent_s = sum(map(_spent_s, family))
         own = max(0.0, spent_s - self.spent_s) / elapsed_s / self.cores
         found = {"rss_gib": round(resident / 2**30, 4), "own_cpu": round(own, 3)}
-        waited = {thread: ns for each in family for thread, ns in _in_line_ns(each.pid)}
+        waited = {task: ns for each in family for task, _, ns in thread_times(each.pid)}
         if waited and self.waited:
-            more = {thread: ns - self.waited.get(thread, ns) for thread, ns in waited.items()}
-            launching = sum(ns for thread, ns in more.items() if self._launches(thread))
+            more = {task: ns - self.waited.get(task, ns) for task, ns in waited.items()}
+            launching = sum(ns for task, ns in more.items() if self._launches(task))
             found["line_cpu"] = round(sum(more.values()) / 1e9 / elapsed_s / self.cores, 3)
             found["launch_line"] = round(launching / 1e9 / elapsed_s, 3)
         self.looked_at = now
@@ -121,12 +121,11 @@ class CpuMeter:
         self.waited = waited
         return found
 
-    def _launches(self, thread: str) -> bool:
-        """Return whether a thread (its `schedstat`) is the bench's first, or autograd's."""
-        place = Path(thread).parent
-        if self.tasks not in place.parents:
+    def _launches(self, task: Path) -> bool:
+        """Return whether a thread (its folder) is the bench's first, or autograd's."""
+        if task.parent != self.tasks:
             return False
-        return place.name == str(self.bench.pid) or _thread_name(place).startswith(AUTOGRAD)
+        return task.name == str(self.bench.pid) or _thread_name(task).startswith(AUTOGRAD)
 
     def _family(self) -> list[psutil.Process]:
         """Return all that the bench started, each before what started it, and the bench as last.
@@ -175,13 +174,6 @@ def _thread_name(task: Path) -> str:
     return ""
 
 
-def _in_line_ns(pid: int) -> Iterator[tuple[str, int]]:
-    """Yield each thread of a process, and how long it has stood in line for a core (Linux)."""
-    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            yield str(path), int(path.read_text().split()[1])
-
-
 class OtherPrograms:
     """The programs outside of the run that use the machine's cores most."""
 
@@ -198,14 +190,14 @@ class OtherPrograms:
                 own |= {child.pid for child in each.children(recursive=True)}
         cores: dict[int, float] = {}
         for process in psutil.process_iter():  # the same objects again, which know the last look
-            with contextlib.suppress(psutil.Error):
-                cores[process.pid] = round(process.cpu_percent() / 100, 2)
-        others = {pid: used for pid, used in cores.items() if pid not in own}
-        busiest = sorted(others, key=lambda pid: -others[pid])[:MOST_NAMED]
+            if process.pid not in own:
+                with contextlib.suppress(psutil.Error):
+                    cores[process.pid] = round(process.cpu_percent() / 100, 2)
+        busiest = sorted(cores, key=cores.__getitem__, reverse=True)[:MOST_NAMED]
         return [
-            {"pid": pid, "name": name_of(pid), "cores": others[pid]}
+            {"pid": pid, "name": name_of(pid), "cores": cores[pid]}
             for pid in busiest
-            if others[pid] >= LEAST_CORES
+            if cores[pid] >= LEAST_CORES
         ]
 
 

@@ -5,17 +5,15 @@ No code of the user's runs: only built-in containers and `functools`' caches are
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from labkit.bench.before_calls import held
+from labkit.bench.loader_clocks import thread_times
 
-TASKS = Path("/proc/self/task")
 COMPUTES = 0.25  # of the CPU time of the worker's own thread, that another one has which computes
 MAPPINGS = (dict, OrderedDict, defaultdict)
 NUMBERS = (int, float, bool, type(None))  # a mapping to these counts something, and is no cache
@@ -25,11 +23,7 @@ MOST_OBJECTS = 64
 
 def cpu_of_threads() -> dict[int, int]:
     """Return the CPU time of each thread of this process by its number, ns; {} outside Linux."""
-    spent_ns = {}
-    for task in TASKS.glob("*"):
-        with contextlib.suppress(OSError, ValueError, IndexError):  # it has just ended
-            spent_ns[int(task.name)] = int((task / "schedstat").read_text().split()[0])
-    return spent_ns
+    return {int(task.name): spent_ns for task, spent_ns, _ in thread_times("self")}
 
 
 class WorkerState:

@@ -85,29 +85,26 @@ class Lines(SampledStacks, Result):
             self._rows[key] = self._lines_of(mask)
         return self._rows[key]
 
-    def around(self, mask: np.ndarray, what: str) -> tuple[Line, ...]:
-        """Return the lines around the samples of `mask`, the costliest first.
+    def sites(self, mask: np.ndarray) -> tuple[Line, ...]:
+        """Return where in the loop itself the samples of `mask` were, the costliest line first."""
+        return self._lines_of(mask, at_site=True)
 
-        `what`: the "site" in the loop itself, or the line that "reads" a DataLoader.
-        """
-        return self._lines_of(mask, what)
-
-    def _lines_of(self, mask: np.ndarray, what: str = "") -> tuple[Line, ...]:
-        """Return the lines of the samples of `mask`, or `what` is around them: each with a share.
+    def _lines_of(self, mask: np.ndarray, at_site: bool = False) -> tuple[Line, ...]:
+        """Return the lines of the samples of `mask`, or their sites: each with a share.
 
         A line is of the kind that most of its time was.
         """
         found: dict[tuple, list[tuple[float, Place]]] = defaultdict(list)
         for place, phase, share in self._sampled(mask):
-            where = getattr(place, what) if what else (place.file, place.line, place.function)
+            where = place.site if at_site else (place.file, place.line, place.function)
             if where:
-                found[(*where, "body" if what else phase)].append((share, place))
+                found[(*where, phase)].append((share, place))
         lines = []
         for (file, number, function, phase), sampled in found.items():
             share = sum(share for share, _ in sampled)
             most = max(sampled, key=itemgetter(0))[1]
-            line = Line(file, number, function, share, phase, most.kind)
-            lines.append(line if what else replace(line, call=most.call, site=most.site))
+            call, site = ("", None) if at_site else (most.call, most.site)
+            lines.append(Line(file, number, function, share, phase, most.kind, call, site))
         return tuple(sorted(lines, key=lambda line: -line.share))
 
     def making(self, phase: str) -> np.ndarray:
@@ -130,7 +127,7 @@ class Lines(SampledStacks, Result):
 
     def _slow_code(self, phase: str) -> SlowCode | None:
         made = self.making(phase)
-        whole = float(self.share[self.mask(phase)].sum())
+        whole = self.whole(phase)
         groups = added((_group(place), share) for place, _, share in self._sampled(made))
         for group, share in [*groups.items()][:1]:
             if share >= limits.MOST_OF_LOADING * whole:

@@ -14,13 +14,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from labkit.diagnosis.findings import LESS_WAITING, SAME_LOSSES, Finding, Remedy
-from labkit.diagnosis.hot_lines import Line
+from labkit.diagnosis.hot_lines import MAKING, Line
 from labkit.results.templates import DATA
 
 FILE = DATA / "known_calls.csv"
 KNOWN_CALL = "known_call"  # the key of what a row says to do
 MOST = 0.3  # share of its process's time, from which a known call is the first thing to change
-LOADING = ("worker", "waiting")  # phases of a line that prepares items
 
 
 class KnownCall(NamedTuple):
@@ -48,7 +47,7 @@ def known_call(line: Line) -> KnownCall | None:
     """
     if line.kind == "sync":
         return None
-    where = "loading" if line.phase in LOADING else "body"
+    where = "loading" if line.phase in MAKING else "body"
     text = f"{line.call} ({line.kind})"  # of a manager's proxy the call alone does not tell it
     for row in known_calls():
         if row.where in ("", where) and line.call and re.search(row.call, text):
@@ -58,7 +57,7 @@ def known_call(line: Line) -> KnownCall | None:
 
 def remedy_of(line: Line, row: KnownCall) -> Remedy:
     """Return what a row says to do about a line."""
-    is_loading = line.phase in LOADING
+    is_loading = line.phase in MAKING
     return Remedy(
         KNOWN_CALL,
         f"`{line.call}` ({line.place}): {row.slow}. {row.do}",

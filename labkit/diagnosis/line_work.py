@@ -1,4 +1,4 @@
-"""What the sampled lines of a loop show of the work of its body."""
+"""Which steps are long for some work of a loop's body, as its sampled lines show."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.hot_lines import Line, Lines
-
-PERIODIC = "periodic"
+from labkit.diagnosis.hot_lines import Lines
 
 
 @dataclass(frozen=True)
@@ -18,27 +16,6 @@ class LongSteps:
 
     count: int  # of these steps
     every: int | None = None  # steps from one to the next, where they come regularly
-
-
-@dataclass(frozen=True)
-class PartOfLoop:
-    """What a part of the loop does, and the lines that it does it in."""
-
-    cause: str
-    lines: tuple[Line, ...]
-    share: float = 0.0  # of that part, in the first of the lines
-    long_steps: LongSteps | None = None  # in which steps, where they are few or regular
-
-
-def work_of(lines: Lines, part: str, spent: np.ndarray) -> PartOfLoop:
-    """Return what a part of the body does; `spent` (steps,) is how long each body took, s."""
-    mask = lines.of_part(part)
-    when = long_steps(lines, mask, spent)
-    begins = lines.around(mask, "site")[:1] if when else ()  # such work is known by that line
-    shown = (*begins, *lines.worst(mask))
-    body = float(lines.share[lines.mask("body")].sum())
-    share = shown[0].share / max(body, 1e-9) if shown else 0.0
-    return PartOfLoop(PERIODIC if when else part, shown, share, when)
 
 
 def long_steps(lines: Lines, mask: np.ndarray, spent: np.ndarray) -> LongSteps | None:

@@ -169,11 +169,10 @@ class RunCosts:
 
 
 def _batches_of(run: Run) -> ItemCosts:
-    """Return what batches cost to prepare, the first of each worker left out."""
+    """Return what batches cost to prepare."""
     batches = item_costs(run)
     if batches is None:
         raise CannotPredict("its items were not timed (no stream's are): run it again")
-    batches = batches.only((batches.number > 0) & (batches.start < run.stamps[-1, 5]))
     if len(batches) < MIN_BATCHES:
         measured = f"{len(batches)} batches were measured, {MIN_BATCHES} are needed"
         raise CannotPredict(f"only {measured}: give the run more steps or seconds")

@@ -15,6 +15,7 @@ import numpy as np
 
 from labkit.bench.inner_loops import InnerLoop
 from labkit.bench.places import Place
+from labkit.diagnosis import thresholds as limits
 from labkit.results.record import Event
 from labkit.results.run import Run
 
@@ -22,29 +23,22 @@ if TYPE_CHECKING:
     import pandas
 
 Key = TypeVar("Key")
-FEWEST = 30  # samples of a phase (0.3 s of it) that may speak for its lines
+FEWEST = 30  # samples of the body (0.3 s of it) that may speak for its lines
 PHASES = ("waiting", "body", "between", "worker")
-PART_OF_KIND = {  # the parts of a loop's body, by the kinds of work they are made of
-    "forward": "forward",
-    "backward": "backward",
-    "optimizer": "optimizer",
-    "update": "optimizer",  # in the user's own code, of older records
-    "sync": "sync",
-    "inner_sync": "torch",  # in torch's own code, of older records
-    "validation": "forward",  # without gradients, of older records
-    "loader": "loader",  # another one than the loop's own
-    "torch": "torch",
+PART_OF_KIND = {  # the parts of a loop's body, by the kinds of work of which one is no part itself
     "copy": "torch",
     "exchange": "torch",
-    "python": "python",
     "library": "python",
-    "collect": "python",  # of older records, as is the next
-    "metric": "python",
-    "logging": "logging",
     "io": "logging",
     "checkpoint": "logging",
     "wait": "waiting",
     "proxy": "waiting",  # of a manager's process
+    # of older records
+    "update": "optimizer",
+    "inner_sync": "torch",
+    "validation": "forward",
+    "collect": "python",
+    "metric": "python",
 }
 OPERATORS = ("forward", "torch", "optimizer", "sync", "copy")  # kinds of work of single operators
 
@@ -56,8 +50,8 @@ class SampledStacks:
     `step` (-1 in workers and between passes), `share` (0 to 1 of wall time, or of the workers'
     work), `moment` and `ended_ns` (when it ended, in s and by the clock), `seconds` (how long it
     stands for), `pid` and `at_s` (when, on the clock of a loader's batches), `place` (an index into
-    `places`), and of the place `kind` and `within`. Workers took `made_us` to make a batch, None if
-    unknown.
+    `places`), of the place `kind` and `within`, and the `part` of the body that it is. Workers took
+    `made_us` to make a batch, None if unknown.
     """
 
     def __init__(self, run: Run):
@@ -70,9 +64,6 @@ class SampledStacks:
         phase, step = _phases(moment, stamps, in_loop)
         kind = np.array([each.kind for each in self.places], str)[place]
         within = np.array([each.within for each in self.places], str)[place]
-        # The same line may prepare items of the loop's own loader while the loop waits
-        others = np.array([bool(each.reads) for each in self.places], bool)[place]
-        others = (phase == "body") & (kind != "labkit") & (others | (within != ""))
 
         stamps = stamps[max(run.warmup - 1, 0) :]  # of the last step of the warm-up, and on
         start, end = stamps[[0, -1], 5]
@@ -95,7 +86,10 @@ class SampledStacks:
         self.ended_ns = moment_ns[keep]
         self.seconds = weight[keep] / 1e9
         self.place = place[keep]
-        self.kind = np.where(others, "loader", kind)[keep]
+        # The same line may prepare items of the loop's own loader while the loop waits
+        is_others = (phase == "body") & (within != "")
+        self.kind = np.where(is_others, "loader", kind)[keep]
+        self.part = np.array([PART_OF_KIND.get(each, each) for each in self.kind.tolist()], str)
         self.within = within[keep]
         self.samples = int(keep.sum())
         self.refused = bool(run.no_lines) and not self.samples  # more steps bring none either
@@ -105,13 +99,15 @@ class SampledStacks:
     def __len__(self) -> int:
         return self.samples
 
-    def enough(self, phase: str) -> bool:
-        """Return whether the samples of a phase suffice to speak of its lines."""
-        return int(self.mask(phase).sum()) >= FEWEST
-
     def mask(self, phase: str) -> np.ndarray:
         """Return the mask of the samples (samples,) of a phase."""
         return self.phase == phase
+
+    @cached_property
+    def in_body(self) -> np.ndarray:
+        """The mask of the samples in the loop's body; empty where too few to speak of its lines."""
+        body = self.mask("body")
+        return body & (body.sum() >= FEWEST)
 
     def while_made(self, batches: pandas.DataFrame) -> np.ndarray:
         """Return the mask of the samples (samples,) that were taken while batches were made."""
@@ -122,17 +118,29 @@ class SampledStacks:
 
     def of_part(self, part: str) -> np.ndarray:
         """Return the mask of the samples (samples,) in a part of the body, see `PART_OF_KIND`."""
-        kinds = [kind for kind, of in PART_OF_KIND.items() if of == part]
-        return self.mask("body") & np.isin(self.kind, kinds)
+        return self.mask("body") & (self.part == part)
 
+    def whole(self, phase: str) -> float:
+        """Return the share of all samples of a phase; a little above 0 where there are none."""
+        return max(float(self.share[self.mask(phase)].sum()), 1e-9)
+
+    def part_of(self, phase: str, mask: np.ndarray) -> float:
+        """Return the part of a phase's time, 0 to 1, that the samples of `mask` have."""
+        return float(self.share[mask].sum()) / self.whole(phase)
+
+    @cached_property
     def in_loops(self) -> np.ndarray:
-        """Return the mask of the samples (samples,) at torch's operators in loops within a step."""
-        inner = np.array([bool(each.inner) for each in self.places], bool)[self.place]
-        return self.mask("body") & inner & np.isin(self.kind, OPERATORS)
+        """The mask of the samples in a loop within the step that runs operators one by one.
 
-    def places_of(self, mask: np.ndarray) -> list[Place]:
-        """Return the places of the samples of a mask, the costliest first."""
-        return list(added((place, share) for place, _, share in self._sampled(mask)))
+        It is empty where they take less than PART_OF_BODY of the body.
+        """
+        inner = np.array([bool(each.inner) for each in self.places], bool)[self.place]
+        there = self.in_body & inner & np.isin(self.kind, OPERATORS)
+        return there & (self.part_of("body", there) >= limits.PART_OF_BODY)
+
+    def costliest(self, mask: np.ndarray) -> Place:
+        """Return the place with the largest share of the samples of a mask."""
+        return self.places[int(np.bincount(self.place[mask], self.share[mask]).argmax())]
 
     def _sampled(self, mask: np.ndarray) -> Iterator[tuple[Place, str, float]]:
         """Yield place, phase and share of the samples of `mask`, those of one place together."""
@@ -142,19 +150,11 @@ class SampledStacks:
             for place in np.flatnonzero(shares):
                 yield self.places[place], phase, float(shares[place])
 
-    def kinds(self, phase: str) -> dict[str, float]:
-        """Return the share of each kind of work in a phase, the largest first."""
-        here = self.mask(phase)
-        return added(zip(self.kind[here].tolist(), self.share[here].tolist(), strict=True))
-
     @cached_property
     def body(self) -> dict[str, float]:
         """The parts of the loop's body, which add up to 1; {} where too few samples fell in it."""
-        kinds = self.kinds("body") if self.enough("body") else {}
-        whole = max(sum(kinds.values()), 1e-9)
-        return added(
-            (PART_OF_KIND.get(kind, "python"), share / whole) for kind, share in kinds.items()
-        )
+        parts = self.share[self.in_body] / self.whole("body")
+        return added(zip(self.part[self.in_body].tolist(), parts.tolist(), strict=True))
 
 
 def added(shares: Iterable[tuple[Key, float]]) -> dict[Key, float]:
@@ -203,9 +203,8 @@ def _read(events: Iterable[Event]) -> tuple[list[Place], np.ndarray]:
         for number, described in event["places"].items():
             numbers[pid, number] = len(places)
             met = Place(*described)
-            site, reads = (where and tuple(where) for where in (met.site, met.reads))
-            inner = met.inner and InnerLoop(*met.inner)
-            places.append(met._replace(site=site, reads=reads, inner=inner))
+            site = met.site and tuple(met.site)
+            places.append(met._replace(site=site, inner=met.inner and InnerLoop(*met.inner)))
         moment_ns, weight_ns, written = np.array(event["rows"], np.int64).reshape(-1, 3).T
         found = [numbers.get((pid, str(number)), -1) for number in written]
         table = np.column_stack([np.full(len(found), pid), moment_ns, weight_ns, found])

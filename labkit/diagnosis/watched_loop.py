@@ -40,20 +40,15 @@ def loop_of(run: Run) -> Loop | None:
     """Return what the loop of a watched run shows; None of other runs."""
     if not run.watched or run.steps < limits.MIN_STEPS:
         return None
-    found = run.lines
-    first = run.warmup
-    steps = run.steps
-    stamps = run.stamps
-    spent = body_seconds(stamps)
-    wall = max(float(stamps[-1, 5] - stamps[first - 1, 5]), 1e-9)
-    begun = {0, *(event["step"] for event in run.passes_begun)}
-    starts = sorted(start for start in begun if start < steps)
+    lines = run.lines
+    spent = body_seconds(run.stamps)
+    is_timed = run.machine.kind == "gpu" and not run.launches_only
     return Loop(
-        lines=found,
+        lines=lines,
         spent=spent,
-        copied=0.0 if run.machine.kind != "gpu" or run.launches_only else _copied(found, stamps),
-        drift=_drift(spent[first:], run.batch_bytes[first:], first, wall, found),
-        passes=len(starts),
+        copied=_copied(lines, run.stamps) if is_timed else 0.0,
+        drift=_drift(run, spent[run.warmup :]),
+        passes=len({0, *(step for step in run.first_steps if step < run.steps)}),
     )
 
 
@@ -69,28 +64,31 @@ def _copied(lines: Lines, stamps: np.ndarray) -> float:
     return float(rests[waits & is_copy].sum() / max(rests[waits].sum(), 1e-9))
 
 
-def _drift(
-    spent: np.ndarray, batch_bytes: np.ndarray, first: int, wall: float, found: Lines
-) -> Drift | None:
-    """Return how the steps grow, and the line that does; None where they do not."""
+def _drift(run: Run, spent: np.ndarray) -> Drift | None:
+    """Return how the steps grow, and the line that does; None where they do not.
+
+    `spent` (steps,) s is how long their bodies took, warm-up excluded.
+    """
     if len(spent) < 5 * limits.MIN_STEPS:
         return None
     fifths = np.array_split(np.arange(len(spent)), 5)
     middle = np.array([np.median(spent[part]) for part in fifths])
+    batch_bytes = run.batch_bytes[run.warmup :]
     larger = np.median(batch_bytes[fifths[-1]]) / np.median(batch_bytes[fifths[0]])
     growth = float(middle[-1] / max(middle[0], 1e-9))
     steps_up = np.diff(middle)
     rises = (steps_up > -0.1 * middle[:-1]).all() and (steps_up > 0).sum() >= 3
-    share = float(np.clip(spent - middle[0], 0, None).sum() / wall)
+    begin, end = run.stamps[[run.warmup - 1, -1], 5]
+    share = float(np.clip(spent - middle[0], 0, None).sum() / max(end - begin, 1e-9))
     if not rises or growth < limits.DRIFT or share < limits.WORTH_NAMING["host"] / 2:
         return None
     if larger >= limits.DRIFT:  # the input grows; NaN: not known
         return None
-    in_body = found.mask("body")
+    lines = run.lines
 
     def by_place(steps: np.ndarray) -> np.ndarray:
-        some = in_body & np.isin(found.step, steps + first)
-        return np.bincount(found.place[some], found.share[some], len(found.places))
+        some = lines.in_body & np.isin(lines.step, steps + run.warmup)
+        return np.bincount(lines.place[some], lines.share[some], len(lines.places))
 
     grew = np.argmax(by_place(fifths[-1]) - by_place(fifths[0]))
-    return Drift(growth, share, in_body & (found.place == grew))
+    return Drift(growth, share, lines.in_body & (lines.place == grew))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from labkit.bench.loader_rows import ItemTimes
 from labkit.results.event_shapes import fits
-from labkit.results.run_log import RunLog
+
+if TYPE_CHECKING:
+    from labkit.results.run import Run
 
 # The system's account of the time in line falls short: in runs on two cores whose items do not wait
 # at all, this much of it came on top as "waiting" (0.62 to 0.69 in 12 runs, Linux 6.18).
@@ -20,8 +23,6 @@ LINE_MISSED = 0.65
 class ItemCosts:
     """Per prepared batch, in the order of their start; times in s, one entry a batch."""
 
-    start: np.ndarray  # when the batch was begun, on the run's clock
-    number: np.ndarray  # which batch of its loader process it was, from 0
     cpu: np.ndarray  # CPU time of fetching its samples
     wait: np.ndarray  # time of fetching in which the process wanted no core: it read or slept
     collate_cpu: np.ndarray  # as `cpu` and `wait`, of the collate step
@@ -31,28 +32,27 @@ class ItemCosts:
     item_wait: np.ndarray
 
     def __len__(self) -> int:
-        return len(self.start)
-
-    def only(self, keep: np.ndarray) -> ItemCosts:
-        """Return the batches where the mask `keep` is true."""
-        return ItemCosts(**{name: column[keep] for name, column in vars(self).items()})
+        return len(self.cpu)
 
 
-def item_costs(run: RunLog) -> ItemCosts | None:
-    """Read what `run` measured of its items; None where it measured nothing (an older record)."""
+def item_costs(run: Run) -> ItemCosts | None:
+    """Read what `run` measured of its items; None where it measured nothing (an older record).
+
+    The first batch of each process is left out, and what was begun after the last step.
+    """
     rows = [row for event in run.item_events for row in event["rows"] if _is_sound(row)]
     if not rows:
         return None
     import pandas
 
     table = pandas.DataFrame(rows, columns=ItemTimes._fields).sort_values("start_ns", kind="stable")
+    in_time = run.seconds(table.start_ns.to_numpy(float)) < run.stamps[-1, 5]
+    table = table[(table.done > 0) & in_time]
     times = table[["cpu", "wait", "line", "collate_cpu", "collate_wait", "collate_line", "between"]]
     s = times.astype(float) / 1e6
     wait = s.wait - LINE_MISSED * s.line
     collate_wait = s.collate_wait - LINE_MISSED * s.collate_line
     return ItemCosts(
-        number=table.done.to_numpy(int),
-        start=run.seconds(table.start_ns.to_numpy(float)),
         cpu=s.cpu.to_numpy(),
         wait=wait.clip(lower=0).to_numpy(),
         collate_cpu=s.collate_cpu.to_numpy(),

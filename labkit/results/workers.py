@@ -54,13 +54,13 @@ class LoaderWorkers:
     def rows(self) -> pandas.DataFrame:
         """A row a worker, by its number; -1 is the main process, of a loader without workers.
 
-        `processes` had that number: one for each pass, unless workers persist. They prepared
-        `batches` of `items`, in all for `busy_ms`, the median batch for `p50_ms`. Of that time
-        `cpu_share` is the CPU time of all their threads, and for `in_line_share` they had no core;
-        `idle_share` is of the time from their first batch to their last. They read `bytes_read` by
-        system calls, of these `from_disk`. `item_ms` is the mean time of an item, without that in
-        line, `item_cpu_ms` its CPU time with collating. `library_threads` compute beside their own.
-        `last_progress_s` is when the last batch was ready, on the run's clock.
+        It prepared `batches` of `items`, in all for `busy_ms`, the median batch for `p50_ms`, in
+        one process for each pass unless workers persist. Of that time `cpu_share` is the CPU time
+        of all threads, and for `in_line_share` there was no core; `idle_share` is of the time from
+        the first batch to the last. It read `bytes_read` by system calls. `item_ms` is the mean
+        time of an item, without that in line, `item_cpu_ms` its CPU time with collating.
+        `library_threads` compute beside its own. `last_progress_s` is when the last batch was
+        ready, on the run's clock.
         """
         import pandas  # it takes a third of a second
 
@@ -76,18 +76,15 @@ class LoaderWorkers:
         open_s = (spans.ready.max() - spans.start.min()).groupby("worker").sum().clip(lower=1e-9)
         rows = pandas.DataFrame(
             {
-                "processes": processes.size(),
                 "batches": totals.batches,
                 "items": totals["items"],
                 "p50_ms": batches.made_ms.quantile(0.5),
-                "p95_ms": batches.made_ms.quantile(0.95),
                 "p99_ms": batches.made_ms.quantile(0.99),
                 "busy_ms": busy_ns / 1e6,
                 "cpu_share": totals.cpu_ns / busy_ns,
                 "in_line_share": totals.line_ns / busy_ns,
                 "idle_share": (1 - busy_ns / 1e9 / open_s).clip(lower=0),
                 "bytes_read": totals.bytes,
-                "from_disk": totals.disk,
                 "item_ms": batches.fetched_s.sum() * 1e3 / batches["items"].sum(),
                 "item_cpu_ms": totals.cpu_ns / 1e6 / totals["items"].clip(lower=1),
                 "slowest": processes.slowest.agg(lambda items: _slowest(sum(items, []))),
@@ -165,8 +162,11 @@ class LoaderWorkers:
         kept = [event for event in last.values() if event.get("cached")]
         if not kept or len(last) <= len(self):
             return None
-        name = Counter(event["cached"][0] for event in kept).most_common(1)[0][0]
-        entries = sum(event["cached"][1] for event in kept if event["cached"][0] == name)
+        found: Counter[str] = Counter()
+        for event in kept:
+            name, entries = event["cached"]
+            found[name] += entries
+        [(name, entries)] = found.most_common(1)
         items = sum(event["totals"]["items"] for event in last.values())
         return LostCache(name, entries / len(last), items / len(last))
 

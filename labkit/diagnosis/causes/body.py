@@ -9,12 +9,12 @@ import numpy as np
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.cause import WARNING, asked, cause
-from labkit.diagnosis.causes.copies import lost_in_body
+from labkit.diagnosis.causes.copies import lost_in_body, sampled_by
 from labkit.diagnosis.causes.script import beside_training
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import ROUNDED, Finding, Measured, Remedy, bound, gain_without
-from labkit.diagnosis.hot_lines import Line, Lines
-from labkit.diagnosis.line_work import PERIODIC, LongSteps, long_steps, work_of
+from labkit.diagnosis.hot_lines import Line
+from labkit.diagnosis.line_work import LongSteps, long_steps
 from labkit.diagnosis.symptoms import explains
 from labkit.diagnosis.watched_loop import Drift
 
@@ -50,11 +50,6 @@ BESIDES = {  # what a body does besides training, by the part of it; and what he
 }
 
 
-def sampled_by(lines: Lines, evidence: Evidence) -> str:
-    """Say by what a loop's body was measured."""
-    return f"{lines.samples} sampled stacks, {evidence.source}"
-
-
 def in_which(steps: LongSteps) -> str:
     """Return which steps are long, in words: "in every 10th step"."""
     every = steps.every
@@ -65,29 +60,13 @@ def in_which(steps: LongSteps) -> str:
     return f"in every {every}{ending} step"
 
 
-def in_loops(lines: Lines) -> np.ndarray | None:
-    """Return the mask of the samples in a loop within the step that runs operators one by one.
-
-    None where it takes less than PART_OF_BODY of the body.
-    """
-    if not lines.enough("body"):
-        return None
-    there = lines.in_loops()
-    part = lines.share[there].sum() / max(lines.share[lines.mask("body")].sum(), 1e-9)
-    return there if part >= limits.PART_OF_BODY else None
-
-
 def lost_in_loops(evidence: Evidence) -> float:
     """Return what a loop within the step may cost that runs operators one by one."""
     lines = evidence.loop.lines
-    there = in_loops(lines)
-    if there is None:
-        return 0.0
-    share = lines.share[there].sum() / lines.share[lines.mask("body")].sum()
-    return lost_in_body(evidence, float(share))
+    return lost_in_body(evidence, lines.part_of("body", lines.in_loops))
 
 
-explains("periodic", PERIODIC)
+explains("periodic", "periodic")
 
 
 def in_the_body(evidence: Evidence, part: str) -> Finding | None:
@@ -106,11 +85,10 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     drift = drift_of(evidence)
     if drift and drift.share > lost / 2 and (of_part & drift.mask).any():
         return None  # it is what makes the steps longer and longer: said there
-    there = in_loops(lines)
-    if there is not None and (of_part & there).sum() > of_part.sum() / 2:
+    if (of_part & lines.in_loops).sum() > of_part.sum() / 2:
         return None  # said by `one_by_one`
-    work = work_of(lines, part, loop.spent)
-    if work.cause == PERIODIC and part == "loader" and asked(beside_training, evidence):
+    when = long_steps(lines, of_part, loop.spent)
+    if when and part == "loader" and asked(beside_training, evidence):
         return None  # a validation, which counts in the whole time
     words, remedy = BESIDES[part]
     is_bound = evidence.kind == "gpu"
@@ -118,20 +96,25 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     if is_bound:
         of_time += ", at most, is lost: while the device may work on what is queued,"
     seen = f"{of_time} the body of the loop is not training but {words}"
-    measured = [Measured(seen, lost, by=sampled_by(lines, evidence))]
-    when = f", {in_which(work.long_steps)}" if work.long_steps else ""
-    if work.lines:
-        measured.append(Measured(f"of the body is in {work.lines[0].what}{when}", work.share))
-    readers = lines.around(of_part, "site")[:1] if part == "loader" else ()
-    if readers:
-        measured.append(Measured(f"that loader is read in {readers[0].what}"))
+    measured = [Measured(seen, lost, by=sampled_by(evidence))]
+    site = lines.sites(of_part)[:1]
+    shown = lines.worst(of_part)
+    if when:  # such work is known by its line in the loop
+        shown = (*site, *shown)
+    if shown:
+        often = f", {in_which(when)}" if when else ""
+        there = f"of the body is in {shown[0].what}{often}"
+        measured.append(Measured(there, shown[0].share / lines.whole("body")))
+    if site and part == "loader":
+        measured.append(Measured(f"that loader is read in {site[0].what}"))
+        shown = (*site, *shown)
     return Finding(
         "host",
-        work.cause,
+        "periodic" if when else part,
         lost,
         tuple(measured),
         (remedy,),
-        lines=(*readers, *work.lines),
+        lines=shown,
         at_most=bound(lost),
         is_bound=is_bound,
     )
@@ -173,22 +156,22 @@ def one_by_one(evidence: Evidence) -> Finding | None:
     pass of these operators comes on top.
     """
     lines = evidence.loop.lines
-    there = in_loops(lines)
+    there = lines.in_loops
     lost = lost_in_loops(evidence)
-    if there is None or not lost:
+    if not lost:
         return None
     when = long_steps(lines, there, evidence.loop.spent)
     if when and when.every:
         return None  # a validation's batches, or a picture: no part of each step
     rows = lines.rows(there)[:3]
-    inner = next(place.inner for place in lines.places_of(there) if place.inner)
-    part = rows[0].share / float(lines.share[lines.mask("body")].sum())
+    inner = lines.costliest(there).inner
+    assert inner is not None
+    part = rows[0].share / lines.whole("body")
     header = Line(inner.file, inner.line, inner.function, rows[0].share, "body", "loop", inner.text)
-    often = f", {inner.turns} times in each step" if inner.turns else ""
-    seen = f"of the time is in loops inside the step, most in {header.what}{often}"
+    seen = f"of the time is in loops inside the step, most in {header.what}"
     over_weights = re.search("param|weight|grad", inner.text + rows[0].call)
     measured = (
-        Measured(seen, lost, by=sampled_by(lines, evidence)),
+        Measured(seen, lost, by=sampled_by(evidence)),
         Measured(f"of the body is in {rows[0].what}", part),
     )
     remedy = ALL_WEIGHTS_AT_ONCE if over_weights else ALL_AT_ONCE
@@ -210,12 +193,11 @@ def costly_line(evidence: Evidence) -> Finding | None:
     another time than its host issues it. It costs its share of the stacks, at most.
     """
     lines = evidence.loop.lines
-    if evidence.kind != "cpu" or not lines.enough("body"):
+    if evidence.kind != "cpu":
         return None
-    there = in_loops(lines)
-    beside = lines.mask("body") & np.isin(lines.kind, ("torch", "copy", "sync"))
-    rows = lines.rows(beside if there is None else beside & ~there)
-    part = rows[0].share / float(lines.share[lines.mask("body")].sum()) if rows else 0.0
+    beside = lines.in_body & np.isin(lines.kind, ("torch", "copy", "sync"))
+    rows = lines.rows(beside & ~lines.in_loops)
+    part = rows[0].share / lines.whole("body") if rows else 0.0
     if part < limits.PART_OF_BODY:
         return None
     lost = lost_in_body(evidence, part)
@@ -224,7 +206,7 @@ def costly_line(evidence: Evidence) -> Finding | None:
         "compute",
         "line",
         lost,
-        (Measured(seen, lost, by=sampled_by(lines, evidence)),),
+        (Measured(seen, lost, by=sampled_by(evidence)),),
         (CHEAPER_LINE,),
         lines=rows[:3],
         at_most=gain_without(lost),

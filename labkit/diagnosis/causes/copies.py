@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.cause import cause
 from labkit.diagnosis.evidence import Evidence
@@ -122,12 +124,14 @@ def lost_in_body(evidence: Evidence, share: float) -> float:
     return min(share * evidence.compute_share, max(1 - evidence.card.certain_share, 0.0))
 
 
-def share_of_body(lines: Lines, kind: str) -> float:
-    """Return the share of a body in a kind of work; 0 with too few samples."""
-    if not lines.enough("body"):
-        return 0.0
-    body = lines.mask("body")
-    return float(lines.share[body & (lines.kind == kind)].sum() / lines.share[body].sum())
+def sampled_by(evidence: Evidence) -> str:
+    """Say by what a loop's body was measured."""
+    return f"{evidence.loop.lines.samples} sampled stacks, {evidence.source}"
+
+
+def copying_in(lines: Lines) -> np.ndarray:
+    """Return the mask of the samples at a copy in the body."""
+    return lines.in_body & (lines.kind == "copy")
 
 
 def lost_to_copies(evidence: Evidence) -> tuple[float, float]:
@@ -141,12 +145,13 @@ def lost_to_copies(evidence: Evidence) -> tuple[float, float]:
         return 0.0, 0.0
     # What had been issued in full is done while the host waits for its batch, then at the copy
     behind_the_queue = max(evidence.card.ahead_share - evidence.host_wait_share, 0.0)
-    copying = share_of_body(lines, "copy") * (1 - evidence.host_wait_share) - behind_the_queue
+    at_copies = lines.part_of("body", copying_in(lines))
+    copying = at_copies * (1 - evidence.host_wait_share) - behind_the_queue
     copying_s = copying / evidence.compute_share * evidence.compute_us / 1e6
     moved = evidence.batch.known("bytes") or 0.0
     if copying <= 0 or moved < limits.COPIES_BYTES_S * copying_s:
         return 0.0, 0.0
-    lost = min(copying, lost_in_body(evidence, share_of_body(lines, "copy")))
+    lost = min(copying, lost_in_body(evidence, at_copies))
     return lost, moved / copying_s
 
 
@@ -162,19 +167,18 @@ def copies_in_the_body(evidence: Evidence) -> Finding | None:
     lost, bytes_s = lost_to_copies(evidence)
     if not lost:
         return None
-    worst = lines.worst(lines.mask("body") & (lines.kind == "copy"))
+    worst = lines.worst(copying_in(lines))
     seen = f"of the time the host waits for the copy of a batch to the device, in {worst[0].what}"
     rate = f"the batches' {evidence.batch.bytes / 2**20:.0f} MiB move at {bytes_s / 1e9:.1f} GB/s"
     pins = evidence.knobs.get("pin_memory") or not evidence.has_workers
     remedies = (pin_memory, not_waited_for, fewer_bytes_over)
     if lost > limits.COPIES_LEAD and not pins and sends_floats(evidence):
         remedies = (fewer_bytes_over,)  # pinned memory would make such a loop slower
-    by = f"{lines.samples} sampled stacks, {evidence.source}"
     return Finding(
         "transfer",
         "copies",
         lost,
-        (Measured(seen, lost, by=by), Measured(rate)),
+        (Measured(seen, lost, by=sampled_by(evidence)), Measured(rate)),
         remedies,
         lines=worst,
         at_most=bound(lost),

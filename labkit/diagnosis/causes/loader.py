@@ -46,7 +46,7 @@ def torchs_share(evidence: Evidence) -> float:
     if lines is None or lines.mask(phase).sum() < limits.FEWEST_LINES:
         return 0.0
     torchs = lines.mask(phase) & (lines.within != "") & ~lines.making(phase)
-    return float(lines.share[torchs].sum() / lines.share[lines.mask(phase)].sum())
+    return lines.part_of(phase, torchs)
 
 
 def cores_full(evidence: Evidence) -> bool:
@@ -90,21 +90,18 @@ def fetch_at_once(evidence: Evidence) -> Remedy | None:
     which the user's own code has less than half of the workers' time.
     """
     code = evidence.known("code") or LoopCode()
-    quick = quickly_made(evidence)
-    of_batches = (
-        evidence.knobs.get("batch_size", 1) is None
-    )  # that is done, as far as a loader goes
-    of_batches = of_batches and "batch_sampler" not in (code.arguments or {})
+    given = (code.arguments or {}).keys()
+    # That is done, as far as a loader goes
+    of_batches = evidence.knobs.get("batch_size", 1) is None and "batch_sampler" not in given
     how = (
         "Fetch a batch at once: index the tensors with a batch of indices; where dataset[[0, 1]] "
         "works, a BatchSampler as the DataLoader's sampler does so"
     )
     if of_batches:
         how = "Use larger batches, or index the tensors without a DataLoader"
-    known = code.dataset_type == "TensorDataset"
-    known = known and not {"collate_fn", "batch_sampler"} & (code.arguments or {}).keys()
-    known = known or torchs_share(evidence) >= limits.MOST_OF_LOADING
-    if not quick and (of_batches or not known):
+    cheap = code.dataset_type == "TensorDataset" and not {"collate_fn", "batch_sampler"} & given
+    cheap = cheap or torchs_share(evidence) >= limits.MOST_OF_LOADING
+    if not quickly_made(evidence) and (of_batches or not cheap):
         return None
     return Remedy(
         "fetch_at_once",
