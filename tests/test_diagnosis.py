@@ -54,6 +54,9 @@ class Fake(SimpleNamespace):
     def __getattr__(self, name):
         return None
 
+    def once(self, compute):
+        return compute(self)
+
 
 def fake(ms, kind="cpu", own=1.0, **more):
     """A run as the diagnosis sees it: `ms` holds wait, copy, compute and other of each step.
@@ -68,7 +71,6 @@ def fake(ms, kind="cpu", own=1.0, **more):
     busy = compute.sum() / max(ms.sum() / 1e3, 1e-9)
     values = {
         "as_of_now": contextlib.nullcontext,
-        "computed": {},
         "warmup": 1,
         "machine": Machine(kind=kind, cpu_cores=2),
         "steps": len(ms),
@@ -86,6 +88,8 @@ def fake(ms, kind="cpu", own=1.0, **more):
         "throughput": 1.0,
         "event": lambda name: None,
         "workers": (),
+        "first_steps": (),
+        "warm_s": stamps[:1, 5].sum(),
         "beside": (),
         "item_events": (),
         "on_the_card": (),
