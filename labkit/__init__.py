@@ -16,15 +16,15 @@ if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Py
     from labkit.course.score import guess, score
     from labkit.diagnosis.cost import cost
     from labkit.diagnosis.judge import diagnose
-    from labkit.diagnosis.prediction import predict
+    from labkit.prediction.prediction import predict
     from labkit.results.hardware import machine
     from labkit.results.library import load, recorded
     from labkit.results.published import published
     from labkit.results.ranks import Ranks
-    from labkit.results.record import RecordError
     from labkit.results.run import Run
     from labkit.results.script import script
     from labkit.spec import Pipeline
+    from labkit.stamps.record import RecordError
     from labkit.traces.read import trace
     from labkit.view.fetching import public_trace
     from labkit.view.measuring import measure, peaks
@@ -52,12 +52,12 @@ _HOMES = {  # public name: the module that defines it
     "peaks": "labkit.view.measuring",
     "Pipeline": "labkit.spec",
     "plot": "labkit.view.rows_figure",
-    "predict": "labkit.diagnosis.prediction",
+    "predict": "labkit.prediction.prediction",
     "public_trace": "labkit.view.fetching",
     "published": "labkit.results.published",
     "Ranks": "labkit.results.ranks",
     "recorded": "labkit.results.library",
-    "RecordError": "labkit.results.record",
+    "RecordError": "labkit.stamps.record",
     "Run": "labkit.results.run",
     "run": "labkit.view.running",
     "score": "labkit.course.score",

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import labkit as lk
-from labkit.results.record import is_record
+from labkit.stamps.record import is_record
 from labkit.terminal import (
     FORCE,
     PLOT,

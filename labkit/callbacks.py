@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 
+from labkit.instruments.hangs import HangWatch
 from labkit.process import folders
-from labkit.process.events import now_ns
 from labkit.results.run import Run
-from labkit.watching.hangs import HangWatch
+from labkit.stamps.events import now_ns
 from labkit.watching.recorder import Recorder
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from labkit.bench.batch_contents import padding_of
 from labkit.bench.first_call import UncopiedHook
 from labkit.callbacks import StepRecorder
+from labkit.instruments.batch_contents import padding_of
 from labkit.watching.batches import LOOK_EVERY
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from labkit.knobs import Settings, check_names
 from labkit.results import saving
 from labkit.results.result import Result
-from labkit.results.text import printable
 from labkit.spec import KNOBS
+from labkit.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -26,10 +26,10 @@ from labkit.results import privacy, saving
 from labkit.results.hardware import machine
 from labkit.results.launch import launch
 from labkit.results.library import load
-from labkit.results.record import Event, events_of
 from labkit.results.result import Result, Table
 from labkit.results.run import Run
 from labkit.spec import Pipeline
+from labkit.stamps.record import Event, events_of
 
 LISTED = Path(__file__).with_name("recordings.json")
 BUDGET_S = 480.0  # s, for all records together

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import Dataset
 
-from labkit.results.record import events_of
+from labkit.stamps.record import events_of
 
 
 def processes_of(folder):

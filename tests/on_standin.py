@@ -14,15 +14,17 @@ from standin_run import run_on
 
 import labkit as lk
 from labkit import Pipeline
-from labkit.bench import device_clock, devices, formats
+from labkit.bench import formats
 from labkit.bench import resolve_config as resolving
 from labkit.bench.data import noise_batch
 from labkit.bench.first_call import FirstCallHook
 from labkit.bench.gradient_exchange import Communication, rank_timeline
 from labkit.bench.loop import Trainer
-from labkit.bench.timeline import Step
-from labkit.process.events import EventLog
-from labkit.results.record import Tail
+from labkit.instruments import devices
+from labkit.stamps import device_clock
+from labkit.stamps.events import EventLog
+from labkit.stamps.record import Tail
+from labkit.stamps.timeline import Step
 
 DEVICE = torch.device("cuda", 0)
 STARVED = Pipeline(xray=False, steps=20, seconds=None)

@@ -8,15 +8,16 @@ import torch
 
 import labkit as lk
 from labkit import quotas
-from labkit.bench import devices, flops, machine
+from labkit.bench import flops
 from labkit.bench.data import noise_batch
 from labkit.bench.loop import Trainer, train
 from labkit.bench.resolve_config import resolve_config
-from labkit.bench.timeline import make_timeline
-from labkit.process.events import VERSION, EventLog
-from labkit.process.step_ring import Drain
+from labkit.instruments import devices, machine
 from labkit.results.run import Run
 from labkit.spec import PX
+from labkit.stamps.events import VERSION, EventLog
+from labkit.stamps.step_ring import Drain
+from labkit.stamps.timeline import make_timeline
 
 DECODE_MS = 0.96  # of an image of PX pixels, augmented
 ARRAY_MS = 0.02  # of an image of 48 px, on a core of the machine of the card

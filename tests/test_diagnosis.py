@@ -12,10 +12,8 @@ import pytest
 import torch
 
 import labkit as lk
-from labkit.bench.card_formats import tensor_formats
 from labkit.diagnosis import gather, judge
 from labkit.diagnosis.causes import compute, launches
-from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.evidence import (
     Batch,
     Epochs,
@@ -27,6 +25,8 @@ from labkit.diagnosis.findings import LESSONS, Remedy
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.step_table import StepTable
 from labkit.diagnosis.wording import worded
+from labkit.instruments.card_formats import tensor_formats
+from labkit.results.core_use import CoreUse
 from labkit.results.hardware import Machine
 from labkit.results.loader_records import Hang, LostCache
 from labkit.results.supply import MemoryGrowth

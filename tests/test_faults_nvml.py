@@ -20,9 +20,9 @@ from test_diagnosis import fake, steps
 from labkit.diagnosis.findings import NEIGHBOUR
 from labkit.diagnosis.judge import diagnose
 from labkit.process import handle
-from labkit.process.events import EventLog
 from labkit.results.launch import launch
-from labkit.results.record import Tail
+from labkit.stamps.events import EventLog
+from labkit.stamps.record import Tail
 
 # of nvidia-nvml-dev
 HEADERS = [found for root in sys.path for found in Path(root).glob("nvidia/*/include/nvml.h")]
@@ -145,7 +145,7 @@ nvmlReturn_t nvmlGpmMetricsGet(nvmlGpmMetricsGet_t *g) {
 """
 READ = """
 import json, os, sys
-from labkit.bench.gpu_meter import GpuMeter
+from labkit.instruments.gpu_meter import GpuMeter
 for mood in json.loads(sys.argv[1]):
     os.environ.update(mood)  # the stub in this process sees it
     meter = GpuMeter(os.environ["CARD"], int(os.environ["PID"]))
@@ -200,7 +200,7 @@ def telemetry_of(folder, count, **environment):
     log = EventLog(folder)
     log.write("hello", pid=os.getpid())
     log.write("machine", device="cuda:0", kind="gpu", name="Stub", versions={}, uuid=OWN)
-    command = [sys.executable, "-m", "labkit.bench.telemetry", str(os.getpid())]
+    command = [sys.executable, "-m", "labkit.instruments.telemetry", str(os.getpid())]
     process = subprocess.Popen(command, cwd=folder, env=os.environ | environment)
     tail = Tail(folder / "events.jsonl")
     events = []
@@ -310,7 +310,7 @@ def test_what_others_did_outside_the_measured_steps_is_not_held_against_them(sce
 def test_a_call_that_hangs_ends_the_samples_and_nothing_else(stub, monkeypatch):
     """A whole run, whose telemetry is on the stub's card and hangs there."""
     code = f"""
-import sys, labkit.bench.telemetry as t
+import sys, labkit.instruments.telemetry as t
 wait = t.wait_for
 t.wait_for = lambda *a: wait(*a) | {{"uuid": {OWN!r}}}
 t.main(int(sys.argv[1]))

@@ -28,9 +28,9 @@ from planted import (
 
 from labkit import load
 from labkit.process import family, leftovers
-from labkit.process.events import now_ns
-from labkit.process.step_ring import FinishedStep
 from labkit.results.launch import launch
+from labkit.stamps.events import now_ns
+from labkit.stamps.step_ring import FinishedStep
 
 pytestmark = [
     pytest.mark.slow,

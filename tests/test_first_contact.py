@@ -11,17 +11,15 @@ from played_gpu import log as logged
 
 import labkit as lk
 from labkit import course
-from labkit.bench import (
-    device_clock,
-    handoff,
-)
+from labkit.bench import handoff
 from labkit.bench.first_call import FirstCallHook
 from labkit.diagnosis import step_table
 from labkit.diagnosis.causes.compute import fuse
 from labkit.diagnosis.causes.launches import compiled
-from labkit.process.step_ring import FinishedStep
 from labkit.results.hardware import Machine
-from labkit.results.step_classes import body_seconds
+from labkit.stamps import device_clock
+from labkit.stamps.step_classes import body_seconds
+from labkit.stamps.step_ring import FinishedStep
 from labkit.view.watch_shown import progress_line
 from labkit.watching import hook, recorder
 

@@ -13,7 +13,7 @@ import resource
 
 import torch
 
-from labkit.bench import resources
+from labkit.instruments import resources
 
 resources.keep_freed_memory()
 
@@ -35,7 +35,7 @@ import gc
 gc.disable()
 import torch
 
-from labkit.bench import resources
+from labkit.instruments import resources
 
 resources.collect_garbage()
 print(len(gc.get_objects(0)) // 1000, gc.isenabled())

@@ -15,13 +15,13 @@ import pytest
 
 import labkit as lk
 from labkit.diagnosis.findings import NEIGHBOUR
-from labkit.process.events import EventLog, now_ns
-from labkit.process.step_ring import recover
 from labkit.results.launch import launch
-from labkit.results.record import Tail
+from labkit.stamps.events import EventLog, now_ns
+from labkit.stamps.record import Tail
+from labkit.stamps.step_ring import recover
 
 torch = pytest.importorskip("torch")
-from labkit.bench.timeline import Step, make_timeline  # noqa: E402
+from labkit.stamps.timeline import Step, make_timeline  # noqa: E402
 
 has_smi = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no nvidia-smi")
 pytestmark = [

@@ -11,11 +11,11 @@ import torch
 from played_gpu import load
 
 import labkit as lk
-from labkit.bench import spare_card
 from labkit.diagnosis.causes.compute import use_the_card
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.step_table import StepTable
+from labkit.instruments import spare_card
 
 HERE = Path(__file__).parent
 

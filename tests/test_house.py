@@ -23,10 +23,13 @@ from labkit.view import controls
 
 ROOT = Path(__file__).parents[1]
 ROOMS = (
+    "stamps",
     "process",
+    "instruments",
     "bench",
     "watching",
     "results",
+    "prediction",
     "traces",
     "diagnosis",
     "tuning",
@@ -39,7 +42,7 @@ ABOVE = {
     "diagnosis": ("view",),
     "tuning": ("view",),
 }
-LOWEST = ("knobs.py", "orders.py", "quotas.py", "spec.py")
+LOWEST = ("knobs.py", "orders.py", "quotas.py", "spec.py", "text.py")
 FILES = sorted((ROOT / "labkit").rglob("*.py"))
 
 

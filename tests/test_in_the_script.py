@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from labkit.bench.first_call import FirstCallHook
-from labkit.process.events import events_named
+from labkit.stamps.events import events_named
 from labkit.view.watch_live import watch
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="scripts are run by fork")

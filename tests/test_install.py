@@ -12,7 +12,7 @@ import torch
 
 import labkit as lk
 from labkit.__main__ import main
-from labkit.bench import devices
+from labkit.instruments import devices
 from labkit.process import launcher
 from labkit.results import hardware
 from labkit.watching import device_in_use

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from labkit.bench.telemetry import CpuMeter
+from labkit.instruments.telemetry import CpuMeter
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from labkit.bench.kinds import kind_of_calls, kind_of_line
-from labkit.bench.stack import text_of
+from labkit.instruments.kinds import kind_of_calls, kind_of_line
+from labkit.instruments.stack import text_of
 
 
 @pytest.mark.parametrize(

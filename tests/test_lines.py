@@ -22,13 +22,13 @@ from torch.utils.data import DataLoader
 
 import labkit as lk
 from labkit.__main__ import main
-from labkit.bench.batch_contents import padding_of
-from labkit.bench.places import Places
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.causes import body
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.hot_lines import Line
-from labkit.watching.growth import Growth
+from labkit.instruments.batch_contents import padding_of
+from labkit.instruments.growth import Growth
+from labkit.instruments.places import Places
 
 pytestmark = pytest.mark.usefixtures("watches_end")
 SLOW = pytest.mark.slow
@@ -329,7 +329,7 @@ def test_no_sleep_in_c_code_is_cut_short_and_both_kinds_of_time_are_seen():
 
 LOOKED_AT_WHILE_FRAMES_GO = """
 import gc, sys, threading, time
-from labkit.bench import stack
+from labkit.instruments import stack
 
 class Finalized:
     def __init__(self):

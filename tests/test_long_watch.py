@@ -5,7 +5,7 @@ from helpers import Waiting
 from torch.utils.data import DataLoader
 
 import labkit as lk
-from labkit.bench import loader_work, telemetry
+from labkit.instruments import loader_work, telemetry
 from labkit.watching import recorder
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from test_lines import grown_in, sampled
 
-from labkit.bench.places import Places
 from labkit.diagnosis import judge, sampled_stacks
 from labkit.diagnosis.causes import body, machine
 from labkit.diagnosis.evidence import Batch, Evidence
 from labkit.diagnosis.watched_loop import Loop
+from labkit.instruments.places import Places
 from labkit.watching.switches import switches_on
 
 ROWS = torch.rand(64, 12, 4)

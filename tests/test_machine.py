@@ -13,16 +13,13 @@ import pytest
 import torch
 
 from labkit import quotas, spec
-from labkit.bench import (
-    devices,
-    resources,
-    timeline,
-)
-from labkit.bench import machine as bench_machine
-from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.datasheets import card
-from labkit.process.events import EventLog
+from labkit.instruments import devices, resources
+from labkit.instruments import machine as bench_machine
+from labkit.results.core_use import CoreUse
 from labkit.results.hardware import Machine
+from labkit.stamps import timeline
+from labkit.stamps.events import EventLog
 from labkit.watching import device_in_use
 
 FACTS = {"device": "cpu", "kind": "cpu", "name": "Some CPU", "cpu_cores": 2, "threads": 1}

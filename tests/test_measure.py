@@ -155,7 +155,7 @@ def test_a_function_may_set_what_torch_keeps_in_a_module_of_its_own_kind():
 
 
 def test_a_row_that_needs_a_compiler_says_what_is_missing(monkeypatch):
-    monkeypatch.setattr("labkit.bench.compiling.compiler", lambda: None)
+    monkeypatch.setattr("labkit.instruments.compiling.compiler", lambda: None)
     with pytest.raises(bench_measure.Skipped, match="needs a C\\+\\+ compiler"):
         bench_measure.Bench(CPU).needs_compiler()
 

@@ -16,8 +16,8 @@ from labkit.bench.loop import Trainer
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.stopwatch import Bench, Skipped
 from labkit.diagnosis.device_peaks import Peaks
-from labkit.process.events import EventLog
-from labkit.results.record import Tail
+from labkit.stamps.events import EventLog
+from labkit.stamps.record import Tail
 from labkit.view.live_frame import live_line
 from labkit.view.run_header import message
 from labkit.view.wandb_log import summary

@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 import labkit as lk
-from labkit.bench import data, kept_files
-from labkit.process import device_lock, family, folder_rights, folders, leftovers, run_mark
-from labkit.process.folder_rights import NotOurs
+from labkit.bench import data
+from labkit.instruments import kept_files
+from labkit.process import device_lock, family, folders, leftovers, run_mark
 from labkit.results.saving import FileKept, replacing
 from labkit.spec import Pipeline
+from labkit.stamps import folder_rights
+from labkit.stamps.folder_rights import NotOurs
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="POSIX permissions and ids")
 

@@ -11,9 +11,9 @@ from helpers import ended, until
 import labkit as lk
 from labkit.process import device_lock
 from labkit.results.failures import REMEDIES
-from labkit.results.record import events_of
 from labkit.results.run import Run
 from labkit.spec import KNOBS, Distributed, Pipeline
+from labkit.stamps.record import events_of
 from labkit.view.controls import Control
 from labkit.view.pipeline_panel import run_verdict
 

@@ -10,12 +10,12 @@ import pytest
 from played_gpu import CPU, host_steps, lines_of, written
 
 import labkit as lk
-from labkit.process import events, step_ring
 from labkit.results.launch import launch
-from labkit.results.record import Tail
 from labkit.results.run import Run
 from labkit.results.sweep import Sweep
 from labkit.spec import Pipeline
+from labkit.stamps import events, step_ring
+from labkit.stamps.record import Tail
 from labkit.view.run_figure import step_parts
 from labkit.view.style import PARTS
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 import labkit as lk
-from labkit.process.keys import masked, secrets_in, without_literals
 from labkit.process.output import Output
 from labkit.results import privacy
 from labkit.results.privacy import shown_command
+from labkit.stamps.keys import masked, secrets_in, without_literals
 
 SECRET = "Zq7xPlm9"
 TEXTS = """

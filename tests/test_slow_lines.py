@@ -6,11 +6,11 @@ import pytest
 from played_gpu import CPU, MS, watched_log
 
 from labkit.diagnosis import judge
-from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.evidence import Batch, WorkerEvidence
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.step_table import StepTable
 from labkit.diagnosis.wording import worded
+from labkit.results.core_use import CoreUse
 
 SITE = ["train.py", 57, "train"]
 TORCH = "/usr/lib/python3/site-packages/torch/utils/data/_utils/collate.py"

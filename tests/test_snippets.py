@@ -21,13 +21,13 @@ from labkit.bench import resolve_config
 from labkit.diagnosis.cause import asked
 from labkit.diagnosis.causes import loader
 from labkit.diagnosis.causes.launches import compiled, fused_optimizer, larger_batch
-from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.evidence import Batch, Epochs, Evidence, WorkerEvidence
 from labkit.diagnosis.findings import Finding, Remedy
 from labkit.diagnosis.loader_code import ARGUMENTS, LoopCode
 from labkit.diagnosis.pasted import ready_to_paste
 from labkit.diagnosis.trainer_code import trainer_lines
 from labkit.diagnosis.wording import worded
+from labkit.results.core_use import CoreUse
 from labkit.results.hardware import Machine
 from labkit.tuning.set_up import tuner
 from labkit.watching.loader_call import call_of

@@ -14,8 +14,8 @@ from test_trace import STEP, kernel
 
 import labkit as lk
 from labkit.__main__ import main
-from labkit.results.text import STEERS
 from labkit.terminal import COMMANDS, PARSER
+from labkit.text import STEERS
 from labkit.tuning.search_result import Interrupted
 from labkit.view import display
 

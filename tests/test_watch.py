@@ -16,7 +16,7 @@ from helpers import Waiting
 from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
-from labkit.bench import sampler
+from labkit.instruments import sampler
 from labkit.process import folders
 from labkit.view import watch_live, watch_shown
 from labkit.view.watch_live import watch

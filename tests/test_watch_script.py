@@ -17,8 +17,8 @@ from planted import wait_until
 from played_gpu import CPU, lines_of, written
 
 import labkit as lk
-from labkit.bench import gpu_meter, telemetry
 from labkit.diagnosis.watched_script import one_batch_a_pass, runs_in
+from labkit.instruments import gpu_meter, telemetry
 from labkit.results.failures import with_remedy
 from labkit.view import watch_command
 from labkit.view.watch_command import watch_script
@@ -36,7 +36,7 @@ import os, psutil, time
 from labkit.view.watch_live import watch
 def telemetry():
     for each in psutil.process_iter(["cmdline", "cwd"]):
-        if "labkit.bench.telemetry" in (each.info["cmdline"] or ()):
+        if "labkit.instruments.telemetry" in (each.info["cmdline"] or ()):
             if each.info["cwd"] == str(watch.last._recorder.folder): return each.pid
 for i in watch(range(10**9), live=False):
     time.sleep(0.02)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from played_gpu import GPU, MS, lines_of, load, log, play, watched_log
 
 import labkit as lk
-from labkit.process.events import EventLog
-from labkit.results.step_classes import CLASSES
 from labkit.results.sweep import Sweep
+from labkit.stamps.events import EventLog
+from labkit.stamps.step_classes import CLASSES
 from labkit.view.pipeline_panel import run_verdict
 from labkit.view.several_figures import draw_sweep
 from labkit.watching.loop_steps import LoopSteps

@@ -13,11 +13,11 @@ from test_lines import FLAT_MS, watched_loop
 from test_supply import some_slow
 from torch.utils.data import Subset
 
-from labkit.bench import worker_state
-from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.evidence import Epochs, SlowItems
 from labkit.diagnosis.hot_lines import Line
+from labkit.instruments import worker_state
 from labkit.results import supply
+from labkit.results.core_use import CoreUse
 from labkit.results.loader_records import LostCache
 
 BUSY = {"cpu_shares": (0.9, 0.9)}

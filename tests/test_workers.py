@@ -14,9 +14,10 @@ from helpers import Waiting, watched
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, get_worker_info
 
 import labkit as lk
-from labkit.process.events import now_ns
+from labkit.instruments import hangs
 from labkit.results.wall_shares import wall_shares
-from labkit.watching import alternation, hangs
+from labkit.stamps.events import now_ns
+from labkit.watching import alternation
 
 pytestmark = pytest.mark.usefixtures("watches_end")
 slow = pytest.mark.slow

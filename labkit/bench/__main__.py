@@ -11,10 +11,10 @@ import signal
 import sys
 from pathlib import Path
 
-from labkit.bench import lifetime
+from labkit.instruments import lifetime
 from labkit.orders import RowsOrder, RunOrder
 from labkit.process.death_signal import die_with
-from labkit.process.events import EventLog
+from labkit.stamps.events import EventLog
 
 
 def warm_up() -> None:

@@ -13,31 +13,23 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader
 
-from labkit.bench import (
-    data,
-    devices,
-    handoff,
-    loader_workers,
-    machine,
-    resources,
-    user_parts,
-    xray,
-)
+from labkit.bench import data, handoff, user_parts, xray
 from labkit.bench.flops import write_work
-from labkit.bench.loader_hook import Recording, in_workers
-from labkit.bench.loader_work import LoaderWork
 from labkit.bench.loop import Trainer, Trains, train
 from labkit.bench.planted_fault import planted
 from labkit.bench.quick_runs import shorten
 from labkit.bench.resolve_config import resolve_config
-from labkit.bench.sampler import Sampler
-from labkit.bench.timeline import make_timeline
 from labkit.bench.user_dataset import EndlessBatches
 from labkit.bench.user_step import OwnStep
+from labkit.instruments import devices, loader_workers, machine, resources
+from labkit.instruments.loader_hook import Recording, in_workers
+from labkit.instruments.loader_work import LoaderWork
+from labkit.instruments.sampler import Sampler
 from labkit.orders import RowsOrder, RunOrder
 from labkit.process.device_lock import hold
-from labkit.process.events import EventLog
 from labkit.spec import LOADER_KNOBS, Job
+from labkit.stamps.events import EventLog
+from labkit.stamps.timeline import make_timeline
 
 LEAST_WARMUP = 3  # steps left out of the statistics, where no more batches are prefetched
 

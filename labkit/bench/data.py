@@ -15,10 +15,10 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from labkit.bench.loader_workers import worker_dies_with_bench
+from labkit.instruments.loader_workers import worker_dies_with_bench
 from labkit.knobs import Settings
-from labkit.process.folder_rights import is_ours
 from labkit.spec import LOADER_KNOBS, WITHOUT_WORKERS, Job
+from labkit.stamps.folder_rights import is_ours
 
 IMAGE_COUNT = 512  # distinct images: above what two workers hold in flight, below a second to make
 EPOCH = 51_200  # samples, each of one of the images: an epoch is longer than most runs

@@ -13,8 +13,8 @@ from torch.utils.hooks import RemovableHandle
 from labkit.bench import formats
 from labkit.bench.flops import count, without_numbers, work_event
 from labkit.bench.model_parts import asks_to_compile, cards_of, is_set_in_place
-from labkit.bench.optional import write_or_why
-from labkit.process.events import EventLog
+from labkit.instruments.optional import write_or_why
+from labkit.stamps.events import EventLog
 
 
 class FirstArguments(NamedTuple):

@@ -23,15 +23,16 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from labkit.bench import formats, machine, peaks
+from labkit.bench import formats, peaks
 from labkit.bench.data import noise_batch
 from labkit.bench.formats import DTYPES
-from labkit.bench.kept_files import keep
 from labkit.bench.loop import Trainer
-from labkit.bench.optional import write_or_why
+from labkit.instruments import machine
+from labkit.instruments.kept_files import keep
+from labkit.instruments.optional import write_or_why
 from labkit.process import folders
-from labkit.process.events import EventLog
-from labkit.process.folder_rights import text_of
+from labkit.stamps.events import EventLog
+from labkit.stamps.folder_rights import text_of
 
 COUNTED = (2, 4)  # samples: what a batch of any size takes lies on a line through these
 WRAPPERS = ("OptimizedModule", "DistributedDataParallel", "DataParallel")

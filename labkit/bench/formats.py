@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-from labkit.bench.card_formats import too_old_for
+from labkit.instruments.card_formats import too_old_for
 
 NUMBER_FORMATS = {  # the dtype of the tensors
     "fp64": torch.float64,

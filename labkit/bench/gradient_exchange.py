@@ -17,10 +17,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from labkit.bench.loop import Trainer
-from labkit.bench.timeline import DeviceTimeline, HostTimeline
-from labkit.process.events import EventLog, now_ns
-from labkit.process.step_ring import FinishedStep
 from labkit.spec import Job
+from labkit.stamps.events import EventLog, now_ns
+from labkit.stamps.step_ring import FinishedStep
+from labkit.stamps.timeline import DeviceTimeline, HostTimeline
 
 Mark = int | torch.Event  # when something was: ns on a CPU, an event of a GPU
 

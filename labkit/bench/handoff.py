@@ -10,10 +10,10 @@ from typing import NamedTuple
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from labkit.bench.loader_workers import worker_dies_with_bench
 from labkit.bench.loop import Trainer
-from labkit.bench.optional import write_or_why
-from labkit.process.events import EventLog, now_ns
+from labkit.instruments.loader_workers import worker_dies_with_bench
+from labkit.instruments.optional import write_or_why
+from labkit.stamps.events import EventLog, now_ns
 
 COST_S = 0.4  # about what it takes with the worker's start
 MIN_STEPS = 8  # of a run: a shorter one is a quick look

@@ -13,9 +13,9 @@ from torch import nn
 from labkit.bench.data import IMAGE_CLASSES, Batch, noise_batch
 from labkit.bench.formats import DTYPES, set_fp32
 from labkit.bench.models import MODELS, AdamW, set_layout
-from labkit.bench.timeline import DeviceTimeline, HostTimeline, Step
-from labkit.process.events import now_ns
 from labkit.spec import Job
+from labkit.stamps.events import now_ns
+from labkit.stamps.timeline import DeviceTimeline, HostTimeline, Step
 
 if TYPE_CHECKING:
     from labkit.bench.user_step import OwnStep

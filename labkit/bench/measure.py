@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from labkit.bench import resources
 from labkit.bench.by_value import send_by_value
 from labkit.bench.grid import TIMED
 from labkit.bench.stopwatch import Bench, Skipped
 from labkit.bench.user_parts import fetch
+from labkit.instruments import resources
 from labkit.orders import RowsOrder
-from labkit.process.events import EventLog, RowFailure
-from labkit.process.keys import without_literals
+from labkit.stamps.events import EventLog, RowFailure
+from labkit.stamps.keys import without_literals
 
 MOST_TEXT = 300  # characters of an error
 

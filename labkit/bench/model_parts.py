@@ -5,8 +5,8 @@ Nothing here imports torch or runs the user's code: only what a model keeps is r
 
 from __future__ import annotations
 
-from labkit.bench.before_calls import held
-from labkit.bench.stack import is_a
+from labkit.instruments.before_calls import held
+from labkit.instruments.stack import is_a
 
 
 def parts_of(model: object) -> list[object]:

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from labkit import quotas
-from labkit.bench import formats, host, machine
-from labkit.bench.kept_files import keep
+from labkit.bench import formats
+from labkit.instruments import host, machine
+from labkit.instruments.kept_files import keep
 from labkit.process import folders
-from labkit.process.folder_rights import text_of
+from labkit.stamps.folder_rights import text_of
 
 if TYPE_CHECKING:
     from labkit.bench.stopwatch import Bench

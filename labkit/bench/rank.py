@@ -13,20 +13,21 @@ from pathlib import Path
 import torch
 from torch import distributed as dist
 
-from labkit.bench import data, devices, flops, lifetime, machine, resources
+from labkit.bench import data, flops
 from labkit.bench.carry_out import begun, built
 from labkit.bench.gradient_exchange import DistributedTrainer, rank_timeline
 from labkit.bench.loop import train
 from labkit.bench.planted_fault import planted
 from labkit.bench.quick_runs import shorten
-from labkit.bench.record_head import write_spec
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.shared_end import SharedEnd
-from labkit.bench.telemetry_process import telemetry_beside
+from labkit.instruments import devices, lifetime, machine, resources
+from labkit.instruments.record_head import write_spec
+from labkit.instruments.telemetry_process import telemetry_beside
 from labkit.knobs import Settings
 from labkit.orders import RanksOrder
 from labkit.process.device_lock import hold
-from labkit.process.events import EventLog
+from labkit.stamps.events import EventLog
 
 
 def run(order: RanksOrder, folder: Path, log: EventLog) -> None:

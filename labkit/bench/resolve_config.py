@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import torch
 
 from labkit import quotas
-from labkit.bench import devices, formats, model_size, resources
-from labkit.bench.compiling import compile_lacks
+from labkit.bench import formats, model_size
+from labkit.instruments import devices, resources
+from labkit.instruments.compiling import compile_lacks
 from labkit.knobs import Settings
 from labkit.spec import GRAPH_MODES, Job, automatic
 

@@ -8,7 +8,7 @@ import torch
 from torch import distributed as dist
 
 from labkit.bench.loop import UNLIMITED_S
-from labkit.process.events import now_ns
+from labkit.stamps.events import now_ns
 
 VOTE_EVERY = 4  # steps, at least, between two votes on whether the time is up
 

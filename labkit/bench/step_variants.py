@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import torch
 
-from labkit.bench import devices, formats
+from labkit.bench import formats
 from labkit.bench.loop import Trainer
+from labkit.instruments import devices
 
 ROUNDS = 7
 BUDGET_S = 0.45  # for all rounds; at least two are done

@@ -17,10 +17,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from labkit.bench import devices
-from labkit.bench.compiling import compile_lacks
 from labkit.bench.grid import NOISY
 from labkit.bench.quick_runs import quick_run
+from labkit.instruments import devices
+from labkit.instruments.compiling import compile_lacks
 
 MIN_SECONDS = 0.1  # of timing for a row
 QUICK_PART = 10  # with LABKIT_QUICK=1 a row takes one part in 10, whatever its noise

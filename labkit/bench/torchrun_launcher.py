@@ -12,10 +12,10 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.bench import lifetime
+from labkit.instruments import lifetime
 from labkit.orders import RanksOrder
 from labkit.process import family
-from labkit.process.events import FILE_NAME, EventLog, events_named
+from labkit.stamps.events import FILE_NAME, EventLog, events_named
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure

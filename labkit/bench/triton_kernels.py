@@ -47,7 +47,7 @@ def device() -> torch.device:
     """Return what kernels run on: a card that torch has kernels for itself, else the CPU."""
     import torch
 
-    from labkit.bench.devices import find_device
+    from labkit.instruments.devices import find_device
 
     found = find_device()
     return found if found.type == "cuda" else torch.device("cpu")

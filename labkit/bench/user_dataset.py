@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from labkit.bench import batch_contents
-from labkit.bench.batch_contents import Batch
+from labkit.instruments import batch_contents
+from labkit.instruments.batch_contents import Batch
 from labkit.spec import Job
 
 ONE = torch.empty(1)  # expanded, it counts samples and holds none

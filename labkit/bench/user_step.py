@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from labkit.bench.batch_contents import Batch
+from labkit.instruments.batch_contents import Batch
 from labkit.spec import Job
 
 NO_LOSS = torch.tensor(float("nan"))

@@ -11,14 +11,15 @@ from torch._C._autograd import _KinetoEvent
 from torch.autograd.profiler import profile as profiler
 from torch.autograd.profiler import record_function
 
-from labkit.bench import devices, handoff
+from labkit.bench import handoff
 from labkit.bench.data import Batch
 from labkit.bench.loop import Trainer
-from labkit.bench.optional import write_or_why
 from labkit.bench.step_operators import summarise
 from labkit.bench.step_variants import other_settings
-from labkit.process.events import XRAY_NAME, EventLog
+from labkit.instruments import devices
+from labkit.instruments.optional import write_or_why
 from labkit.spec import Job
+from labkit.stamps.events import XRAY_NAME, EventLog
 
 WINDOW = "labkit.compute"  # the mark around forward, backward and update
 MIN_STEPS = 20  # a run of fewer is a quick look: the x-ray would be a large part of it

@@ -11,7 +11,7 @@ import json
 import os
 from typing import Any
 
-from labkit.results.plain_file import text_of
+from labkit.stamps.plain_file import text_of
 
 FILE_NAME = "labkit-score.jsonl"
 MAX_BYTES = 2**22  # of the file

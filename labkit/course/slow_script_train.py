@@ -20,8 +20,8 @@ from labkit.bench.loop import Batch, Trainer
 from labkit.bench.models import CNN
 from labkit.course import fixed_step, slow_step
 from labkit.orders import ScriptOrder
-from labkit.process.events import EventLog
 from labkit.spec import Job
+from labkit.stamps.events import EventLog
 
 MEAN = (0.49, 0.48, 0.45)  # of each colour channel
 STD = (0.25, 0.24, 0.26)

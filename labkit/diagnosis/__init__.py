@@ -1,1 +1,1 @@
-"""Pure functions of results: diagnosis, prediction, cost."""
+"""Pure functions of results: evidence, causes, verdicts, cost."""

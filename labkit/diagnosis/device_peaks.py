@@ -9,7 +9,7 @@ from labkit.results.hardware import Machine
 from labkit.results.measurements import Measurements
 from labkit.results.result import Result, Table
 from labkit.results.run import Run
-from labkit.results.text import counted
+from labkit.text import counted
 
 SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 ROOFS = ("bandwidth", "fp32", "tf32", "fp16", "bf16")  # what `lk.peaks` measures

@@ -9,8 +9,8 @@ from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import NEIGHBOUR, Finding, Measured, Remedy
 from labkit.diagnosis.symptoms import explains
 from labkit.results.run import Run
-from labkit.results.text import counted, listed
 from labkit.spec import GRAPH_MODES
+from labkit.text import counted, listed
 
 explains(
     "no-verdict",

@@ -14,9 +14,9 @@ from labkit.diagnosis.device_peaks import Peak
 from labkit.diagnosis.doubts import LOOK_INSIDE, MAKERS_PROFILER, PROFILE
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import DEVICE_LIMIT, Finding, Measured, Remedy
-from labkit.results.record import Event
 from labkit.results.run import Run
-from labkit.results.text import percent
+from labkit.stamps.record import Event
+from labkit.text import percent
 
 LARGER = Remedy(
     "larger_batch_or_width",

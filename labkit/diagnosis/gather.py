@@ -8,9 +8,7 @@ from statistics import fmean
 
 import numpy as np
 
-from labkit.bench.card_formats import tensor_formats
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.core_use import CoreUse, mean_known
 from labkit.diagnosis.evidence import (
     Batch,
     CardEvidence,
@@ -26,12 +24,14 @@ from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.trace_evidence import kernels_of
 from labkit.diagnosis.watched_loop import loop_of
 from labkit.diagnosis.witnesses import throttled, witnesses
-from labkit.results.event_shapes import fields_in
+from labkit.instruments.card_formats import tensor_formats
+from labkit.results.core_use import CoreUse, mean_known
 from labkit.results.hardware import Machine
 from labkit.results.readings import readings
-from labkit.results.record import Event
 from labkit.results.run import Run
 from labkit.results.supply import few_slow, memory_growth
+from labkit.stamps.event_shapes import fields_in
+from labkit.stamps.record import Event
 
 # Loaders that prepare nothing beside the loop by themselves, and torch's
 NOBODYS = ("DataLoader", "generator", "enumerate", "zip", "map", "range", "list", "tuple", "islice")

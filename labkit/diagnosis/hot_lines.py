@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit.bench.places import Place, Where
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.sampled_stacks import SampledStacks, added
+from labkit.instruments.places import Place, Where
 from labkit.results.result import Result, Table
 from labkit.results.run import Run
 

@@ -21,14 +21,14 @@ from labkit.diagnosis.step_table import StepTable
 from labkit.diagnosis.trace_evidence import of_trace, of_traces
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
-from labkit.process.events import FILE_NAME
 from labkit.results.event_log import of_one_moment
 from labkit.results.library import Loaded, load
 from labkit.results.measurements import Measurements
 from labkit.results.ranks import Ranks
-from labkit.results.record import RecordError
 from labkit.results.run import Run
 from labkit.results.watched_pipeline import BODY_NOTE
+from labkit.stamps.events import FILE_NAME
+from labkit.stamps.record import RecordError
 from labkit.traces.public import PublicTrace
 from labkit.traces.read import Breakdown, RankTraces, trace
 

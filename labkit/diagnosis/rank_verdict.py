@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.core_use import CoreUse
 from labkit.diagnosis.findings import Finding, Measured, Remedy, bound
 from labkit.diagnosis.judge import of_run, resampled
 from labkit.diagnosis.rank_times import RankTimes
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
+from labkit.results.core_use import CoreUse
 from labkit.results.run import Run
 
 EXCHANGE_LESS = Remedy(

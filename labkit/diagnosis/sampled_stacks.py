@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from labkit.bench.inner_loops import InnerLoop
-from labkit.bench.places import Place
 from labkit.diagnosis import thresholds as limits
-from labkit.results.record import Event
+from labkit.instruments.inner_loops import InnerLoop
+from labkit.instruments.places import Place
 from labkit.results.run import Run
+from labkit.stamps.record import Event
 
 if TYPE_CHECKING:
     import pandas

@@ -10,9 +10,9 @@ import numpy as np
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.gather import known_of
-from labkit.diagnosis.recommendation import recommend_prefetch, recommend_workers
+from labkit.prediction.recommendation import recommend_prefetch, recommend_workers
 from labkit.results.run import Run
-from labkit.results.step_classes import CLASSES, split_steps
+from labkit.stamps.step_classes import CLASSES, split_steps
 
 # Share of the time spent waiting for data from which it is asked how many workers would be best
 WORTH_A_LOOK = limits.WORTH_NAMING["input"] / 2

@@ -6,10 +6,10 @@ import re
 from dataclasses import replace
 from statistics import fmean
 
-from labkit.bench.card_formats import tensor_formats
 from labkit.diagnosis.evidence import Evidence, Kernels, TraceFacts
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.results.text import counted
+from labkit.instruments.card_formats import tensor_formats
+from labkit.text import counted
 from labkit.traces.breakdown import Breakdown
 from labkit.traces.ranks import RankTraces
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from labkit.diagnosis.findings import BESIDE_TRAINING, BOTTLENECKS, NEIGHBOUR, Finding
 from labkit.diagnosis.symptoms import in_words
 from labkit.results.result import Result, Table
-from labkit.results.text import but_call
+from labkit.text import but_call
 
 SHOWN = 4  # findings of the details
 WITHOUT = {  # what is said where evidence of this name is missing

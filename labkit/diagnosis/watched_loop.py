@@ -9,7 +9,7 @@ import numpy as np
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.hot_lines import Lines
 from labkit.results.run import Run
-from labkit.results.step_classes import body_seconds
+from labkit.stamps.step_classes import body_seconds
 
 # Parts of a loop's body, of those in `sampled_stacks.PART_OF_KIND`, in which the host gives the
 # device nothing to do

@@ -16,10 +16,10 @@ from labkit.diagnosis.rank_times import rank_times
 from labkit.diagnosis.rank_verdict import RanksVerdict, of_ranks
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
-from labkit.process.events import EventLog
-from labkit.results.record import Event
 from labkit.results.run import Run
 from labkit.results.wall_shares import trains, wall_shares
+from labkit.stamps.events import EventLog
+from labkit.stamps.record import Event
 from labkit.watching.run_folders import folders_in, process_of, rank_of
 
 LEAST_PASSES = 5  # of one batch: fewer look at what a batch is

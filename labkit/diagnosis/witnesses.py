@@ -15,7 +15,7 @@ from labkit.diagnosis import power
 from labkit.diagnosis import thresholds as limits
 from labkit.results.readings import readings_of
 from labkit.results.run import Run
-from labkit.results.step_classes import busy_until
+from labkit.stamps.step_classes import busy_until
 
 # NVML's clocks event reasons: slowdown by the hardware, by heat (software, hardware), power brake
 HEAT = 0x8 | 0x20 | 0x40 | 0x80

@@ -10,9 +10,9 @@ from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Estimate, Finding, Remedy, gain_without
 from labkit.diagnosis.known_calls import known_first
 from labkit.diagnosis.pasted import ready_to_paste
-from labkit.diagnosis.prediction import WORTH, predict
 from labkit.diagnosis.trainer_code import OF_LOADER, trainer_lines
 from labkit.knobs import as_typed
+from labkit.prediction.prediction import WORTH, predict
 from labkit.results.run import Run
 from labkit.results.script import changed_lines, script_for_any_device
 from labkit.spec import knobs_with

@@ -1,1 +1,1 @@
-"""The processes of a run: supervisor, its family, device lock, events."""
+"""The processes of a run: supervisor, its family, device lock, leftovers."""

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from labkit.process import leftovers
-from labkit.process.folder_rights import own_folder, private, text_of
-from labkit.process.locks import is_locked, try_lock
+from labkit.stamps.folder_rights import own_folder, private, text_of
+from labkit.stamps.locks import is_locked, try_lock
 
 PATIENCE_S = 20.0  # how long a run waits for another one's device before it gives up
 LONGEST_HOLDER = 300  # characters that are read of who has a device

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import platformdirs
 
-from labkit.process import folder_rights, leftovers, locks
-from labkit.process.events import FILE_NAME
+from labkit.process import leftovers
 from labkit.process.run_mark import delete_run, is_run, mark_run
+from labkit.stamps import folder_rights, locks
+from labkit.stamps.events import FILE_NAME
 
 # Older runs are deleted when a new one starts; save() those you want to keep
 KEPT_RUNS = 100

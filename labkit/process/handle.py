@@ -14,10 +14,10 @@ from typing import IO, Any
 
 from labkit.orders import Plan
 from labkit.process import family, folders, leftovers
-from labkit.process.events import RESERVE_BYTES, RESERVE_NAME, SPEC_NAME, EventLog, private
 from labkit.process.run_mark import delete_run
+from labkit.stamps.events import RESERVE_BYTES, RESERVE_NAME, SPEC_NAME, EventLog, private
 
-TELEMETRY = [sys.executable, "-m", "labkit.bench.telemetry"]
+TELEMETRY = [sys.executable, "-m", "labkit.instruments.telemetry"]
 JOIN_S = 5.0  # the supervisor is gone 2 s after a forced stop at the latest
 ROOT = str(Path(__file__).parents[2])  # where the package `labkit` is
 

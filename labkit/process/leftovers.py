@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import IO
 
 from labkit.orders import Plan
-from labkit.process.events import FILE_NAME, RESERVE_NAME, SPEC_NAME, EventLog, events_named
 from labkit.process.family import end_marked, exists, is_alive, this_system
-from labkit.process.folder_rights import MOST_BYTES, is_ours, is_own_file, private
-from labkit.process.locks import is_locked, try_lock
 from labkit.process.run_mark import delete_run, is_run
-from labkit.process.step_ring import recover
+from labkit.stamps.events import FILE_NAME, RESERVE_NAME, SPEC_NAME, EventLog, events_named
+from labkit.stamps.folder_rights import MOST_BYTES, is_ours, is_own_file, private
+from labkit.stamps.locks import is_locked, try_lock
+from labkit.stamps.step_ring import recover
 
 PLAN_NAME = "launch.json"
 LONGEST_END_S = 4.0  # that ending the processes of a run takes

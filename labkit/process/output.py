@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 
-from labkit.process.events import private
-from labkit.process.keys import masked, secrets_in
+from labkit.stamps.events import private
+from labkit.stamps.keys import masked, secrets_in
 
 HEAD_BYTES = 512 * 1024  # kept of what the bench prints: its beginning
 TAIL_BYTES = 64 * 1024  # and its end

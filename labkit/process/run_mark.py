@@ -6,7 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
-from labkit.process.folder_rights import is_ours, private, text_of
+from labkit.stamps.folder_rights import is_ours, private, text_of
 
 RUN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 MARK_NAME = "labkit-run"  # a file in a run's folder

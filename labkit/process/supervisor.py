@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from labkit.process import family, guard, leftovers
-from labkit.process.events import SPEC_NAME, EventLog, private
 from labkit.process.output import Output
 from labkit.process.run_mark import delete_run
-from labkit.process.step_ring import DRAIN_S, Drain
+from labkit.stamps.events import SPEC_NAME, EventLog, private
+from labkit.stamps.step_ring import DRAIN_S, Drain
 
 GRACE_S = 1.0  # between asking the bench to stop and killing it
 GRACE_WITHOUT_KERNEL_S = 0.2

@@ -1,1 +1,1 @@
-"""Results: the event log, records, Run, Ranks, Measurements, Sweep."""
+"""Results: Run, Ranks, Measurements, Sweep, and the records that hold them."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.results.result import Result, Table
-from labkit.results.step_classes import CLASSES
+from labkit.stamps.step_classes import CLASSES
 
 if TYPE_CHECKING:
     import pandas

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from labkit.process.interrupts import held
 from labkit.process.notebook import in_notebook
 from labkit.results import privacy, saving
 from labkit.results.failures import reason_of_failure
 from labkit.results.hardware import Machine
 from labkit.results.log_reader import LogReader, fact, live_property, of_one_moment
-from labkit.results.record import Event, opened_record, record_file
+from labkit.stamps.interrupts import held
+from labkit.stamps.record import Event, opened_record, record_file
 
 if TYPE_CHECKING:
     from typing_extensions import Self

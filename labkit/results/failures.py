@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from labkit.process.family import exit_name
-from labkit.results.record import Event
+from labkit.stamps.record import Event
 
 # {pattern of a reason: the remedy}; the first pattern that matches is used
 REMEDIES = {

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.process import launcher
-from labkit.results.event_shapes import fields_in
 from labkit.results.result import Result, Table
-from labkit.results.text import counted
+from labkit.stamps.event_shapes import fields_in
+from labkit.text import counted
 
 LEAST_SHM_GIB = 0.25  # Docker's default is 64 MiB
 SMALL_SHM = "/dev/shm is small for loader workers; start the container with --shm-size=2g"
@@ -125,7 +125,7 @@ class Machine(Result):
 def machine() -> Machine:
     """Describe this machine (2 s the first time); RuntimeError says why torch does not start."""
     launcher.stand_by()  # a notebook asks this before its first run, and waits for torch once
-    return Machine.from_dict(asked_of("labkit.bench.machine"))
+    return Machine.from_dict(asked_of("labkit.instruments.machine"))
 
 
 def check_device(device: str, ranks: int = 0) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.bench.loader_rows import ItemTimes
-from labkit.results.event_shapes import fits
+from labkit.instruments.loader_rows import ItemTimes
+from labkit.stamps.event_shapes import fits
 
 if TYPE_CHECKING:
     from labkit.results.run import Run

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from labkit.bench.record_head import spec_event
+from labkit.instruments.record_head import spec_event
 from labkit.orders import Asked, Order, UserSource
 from labkit.process import folders, launcher
 from labkit.results.failures import with_remedy

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 import labkit
 from labkit.results.measurements import Measurements
 from labkit.results.ranks import Ranks
-from labkit.results.record import Event, RecordError, events_of
 from labkit.results.run import Run
-from labkit.results.text import counted
+from labkit.stamps.record import Event, RecordError, events_of
+from labkit.text import counted
 
 if TYPE_CHECKING:
     import pandas

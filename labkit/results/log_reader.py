@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
 
-from labkit.process.events import FILE_NAME
-from labkit.results.record import Event, Tail, events_of
-from labkit.results.steps import Steps, Texts
+from labkit.stamps.events import FILE_NAME
+from labkit.stamps.record import Event, Tail, events_of
+from labkit.stamps.steps import Steps, Texts
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -11,8 +11,8 @@ from labkit.bench.grid import NOISY, TIMED
 from labkit.quotas import GIB
 from labkit.results.event_log import EventLogResult
 from labkit.results.log_reader import fact, live_property, of_one_moment
-from labkit.results.record import Event
-from labkit.results.text import counted
+from labkit.stamps.record import Event
+from labkit.text import counted
 
 if TYPE_CHECKING:
     import pandas

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from labkit.orders import UserSource
-from labkit.process.events import private
+from labkit.stamps.events import private
 
 PAYLOAD = "user.pkl"
 

@@ -13,10 +13,10 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from labkit.process.keys import masked
 from labkit.results.failures import known_reason
-from labkit.results.record import Event
-from labkit.results.text import with_texts
+from labkit.stamps.keys import masked
+from labkit.stamps.record import Event
+from labkit.text import with_texts
 
 # A folder, up to its last separator: names may hold blanks within
 NAMED = r"""[^"'<>|*?\s/\\](?:[^"'<>|*?\n/\\]*[^"'<>|*?\s/\\])?"""

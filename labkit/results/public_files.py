@@ -15,10 +15,10 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.process.folder_rights import own_folder, private
 from labkit.process.folders import home
-from labkit.results.plain_file import opened
-from labkit.results.text import printable
+from labkit.stamps.folder_rights import own_folder, private
+from labkit.stamps.plain_file import opened
+from labkit.text import printable
 
 SITE = "https://raw.githubusercontent.com"
 TIMEOUT_S = 20

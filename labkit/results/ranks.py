@@ -16,15 +16,15 @@ import numpy as np
 
 from labkit.bench.grid import NOISY
 from labkit.knobs import Settings, as_typed
-from labkit.process.events import FILE_NAME
 from labkit.results.event_log import EventLogResult
 from labkit.results.log_reader import Process, fact, live_property, of_one_moment
-from labkit.results.record import Event, Tail
 from labkit.results.run import Run
 from labkit.results.run_log import ENDINGS
-from labkit.results.text import noise
 from labkit.results.watched_pipeline import Watched, pipeline_of
 from labkit.spec import Pipeline
+from labkit.stamps.events import FILE_NAME
+from labkit.stamps.record import Event, Tail
+from labkit.text import noise
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.results.record import Event
+from labkit.stamps.record import Event
 
 if TYPE_CHECKING:
     from labkit.results.run_log import RunLog

@@ -13,11 +13,11 @@ from labkit.results import run_text
 from labkit.results.comparison import Comparison
 from labkit.results.log_reader import fact, live_property, of_one_moment
 from labkit.results.run_log import RunLog
-from labkit.results.step_classes import split_steps, unevenness
-from labkit.results.steps import STAMPS
-from labkit.results.text import percent
 from labkit.results.wall_shares import WallShares, wall_shares
 from labkit.results.workers import LoaderWorkers
+from labkit.stamps.step_classes import split_steps, unevenness
+from labkit.stamps.steps import STAMPS
+from labkit.text import percent
 
 if TYPE_CHECKING:
     import os

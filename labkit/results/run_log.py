@@ -8,18 +8,18 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from labkit.instruments.growth import Grown
 from labkit.quotas import GIB
 from labkit.results.event_log import EventLogResult
-from labkit.results.event_shapes import PLAIN
 from labkit.results.log_reader import fact, live_property, series
-from labkit.results.old_records import asked_on_a_cpu
 from labkit.results.readings import readings
-from labkit.results.record import Event
-from labkit.results.step_classes import StepClock
-from labkit.results.steps import HOST, MOMENTS, STAMPS, Steps, Texts
 from labkit.results.watched_pipeline import Watched, pipeline_of
 from labkit.spec import Pipeline
-from labkit.watching.growth import Grown
+from labkit.stamps.event_shapes import PLAIN
+from labkit.stamps.old_records import asked_on_a_cpu
+from labkit.stamps.record import Event
+from labkit.stamps.step_classes import StepClock
+from labkit.stamps.steps import HOST, MOMENTS, STAMPS, Steps, Texts
 
 MOST_NAMED = 3  # of the programs that ran beside it
 # Updates that tell how many batches each has, and the share of them that has to have as many: an

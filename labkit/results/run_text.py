@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from labkit.results.text import noise
+from labkit.text import noise
 
 if TYPE_CHECKING:
     from labkit.results.ranks import Ranks

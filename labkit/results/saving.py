@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from labkit.process import folders
-from labkit.process.folder_rights import private
+from labkit.stamps.folder_rights import private
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,10 +16,10 @@ from pathlib import Path
 from labkit.knobs import Settings
 from labkit.results import saving
 from labkit.results.hardware import asked_of
-from labkit.results.record import Event
 from labkit.results.run import Run
 from labkit.results.templates import template
 from labkit.spec import GRAPH_MODES, KNOBS, LOADER_KNOBS, PYTORCH_PREFETCH, Pipeline, automatic
+from labkit.stamps.record import Event
 
 CARD = "background:#f8f8f8; color:#222; padding:0.6em; overflow-x:auto; line-height:1.35"
 WIDTH = 100  # columns of a line at most

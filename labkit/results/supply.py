@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.results.record import Event
+from labkit.stamps.record import Event
 
 if TYPE_CHECKING:
     import pandas

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from labkit.results.event_shapes import fields_in
-from labkit.results.record import Event
-from labkit.results.text import percent
+from labkit.stamps.event_shapes import fields_in
+from labkit.stamps.record import Event
+from labkit.text import percent
 
 if TYPE_CHECKING:
     from labkit.results.run import Run

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 from labkit.knobs import Settings
-from labkit.results.event_shapes import MOST
-from labkit.results.record import RecordError
 from labkit.spec import KNOBS, Pipeline
+from labkit.stamps.event_shapes import MOST
+from labkit.stamps.record import RecordError
 
 MAX_LOADER = 80  # characters of the name of a loader's type
 BODY_NOTE = (

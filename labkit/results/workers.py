@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.bench.loader_rows import BatchRow
-from labkit.results.event_shapes import fits
+from labkit.instruments.loader_rows import BatchRow
 from labkit.results.loader_records import Hang, LostCache, SlowItem
-from labkit.results.record import Event
-from labkit.results.steps import HOST
+from labkit.stamps.event_shapes import fits
+from labkit.stamps.record import Event
+from labkit.stamps.steps import HOST
 
 if TYPE_CHECKING:
     import pandas

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.results.result import Result, Table
-from labkit.results.text import counted
+from labkit.text import counted
 from labkit.traces.classes import TRACE_CLASSES
 from labkit.traces.compare import TraceComparison
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 import pandas
 
-from labkit.results.text import one_line
+from labkit.text import one_line
 from labkit.traces.classes import ON_DEVICE, Kind
 from labkit.traces.file import Json, JsonObject, NotATrace, TraceFile
 

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from labkit.results.plain_file import Unpacked, Unreadable, unpacked
-from labkit.results.text import one_line
+from labkit.stamps.plain_file import Unpacked, Unreadable, unpacked
+from labkit.text import one_line
 
 if TYPE_CHECKING:
     from typing_extensions import Self

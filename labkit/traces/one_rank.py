@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pandas
 
-from labkit.results.text import one_line
+from labkit.text import one_line
 from labkit.traces.breakdown import GRAPHS, Breakdown, TopKernel
 from labkit.traces.classes import IDLE_CAUSES, ON_DEVICE, Kind
 from labkit.traces.events import read_events

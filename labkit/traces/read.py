@@ -13,11 +13,11 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from labkit.process.events import XRAY_NAME
-from labkit.results.event_shapes import fields_in
-from labkit.results.record import Event
 from labkit.results.run import Run
-from labkit.results.text import one_line
+from labkit.stamps.event_shapes import fields_in
+from labkit.stamps.events import XRAY_NAME
+from labkit.stamps.record import Event
+from labkit.text import one_line
 from labkit.traces.breakdown import GRAPHS, Breakdown, TopKernel
 from labkit.traces.file import (
     ONE_PER_RANK,

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 import pandas
 
-from labkit.results.text import counted
+from labkit.text import counted
 from labkit.traces.classes import (
     COPIES,
     HOST_WORK,

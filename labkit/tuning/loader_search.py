@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from labkit.diagnosis.recommendation import WORKER_COUNTS
 from labkit.knobs import Setting
+from labkit.prediction.recommendation import WORKER_COUNTS
 from labkit.process import launcher
 from labkit.spec import PYTORCH_PREFETCH
 from labkit.tuning.search import Bench, Search

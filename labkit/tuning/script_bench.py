@@ -27,13 +27,13 @@ from labkit.diagnosis.watched_script import judge_runs, runs_in
 from labkit.knobs import Settings
 from labkit.process import folders
 from labkit.process.death_signal import die_with
-from labkit.process.events import now_ns
 from labkit.process.family import LINUX, MARK, descendants, end_marked, exit_name
-from labkit.process.interrupts import held
 from labkit.process.leftovers import remove_segments
 from labkit.process.run_mark import delete_run
 from labkit.results.run import Run
 from labkit.spec import LOADER_KNOBS
+from labkit.stamps.events import now_ns
+from labkit.stamps.interrupts import held
 from labkit.tuning.search_result import THREADS
 from labkit.tuning.settings import of_loader
 from labkit.tuning.trial import Outcome

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from labkit.bench.loader_knobs import knobs_of
 from labkit.diagnosis.loader_code import LoopCode
+from labkit.instruments.loader_knobs import knobs_of
 from labkit.knobs import Settings
 from labkit.orders import UserSource
 from labkit.results.launch import Launched

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-from labkit.diagnosis.core_use import CoreUse
 from labkit.knobs import Settings
 from labkit.process import launcher
+from labkit.results.core_use import CoreUse
 from labkit.results.launch import launch
 from labkit.results.run import Run
 from labkit.spec import Pipeline

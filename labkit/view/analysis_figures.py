@@ -8,7 +8,7 @@ import numpy as np
 import pandas
 from matplotlib.figure import Figure
 
-from labkit.results.text import counted
+from labkit.text import counted
 from labkit.traces.breakdown import Breakdown
 from labkit.traces.compare import TraceComparison
 from labkit.traces.public import PublicTrace

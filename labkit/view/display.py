@@ -17,7 +17,7 @@ from labkit.results.event_log import EventLogResult
 from labkit.results.ranks import Ranks
 from labkit.results.run import Run
 from labkit.results.sweep import Sweep
-from labkit.results.text import counted, printable
+from labkit.text import counted, printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,8 +8,8 @@ import numpy as np
 
 from labkit.results.log_reader import of_one_moment
 from labkit.results.run import Run
-from labkit.results.step_classes import split_steps
 from labkit.spec import KNOBS
+from labkit.stamps.step_classes import split_steps
 from labkit.view.display import stage_line
 
 STEPS_SHOWN = 400  # at most: the busy time of each and the gap after it have two pixels each

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from labkit.bench.grid import Grid
 from labkit.diagnosis.device_peaks import ROOFS, Peaks
-from labkit.process.interrupts import held
 from labkit.process.notebook import in_notebook
 from labkit.results.launch import launch
 from labkit.results.measurements import Measurements
+from labkit.stamps.interrupts import held
 from labkit.view.display import Display, stage_line, why_no_widgets
 from labkit.view.drawing import Drawing
 from labkit.view.function_payload import FunctionPayload, signature_of

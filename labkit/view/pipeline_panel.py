@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import ipywidgets as widgets
 
 from labkit.diagnosis.findings import gain_without
-from labkit.diagnosis.prediction import Prediction
 from labkit.knobs import check_names
+from labkit.prediction.prediction import Prediction
 from labkit.results.hardware import check_device
 from labkit.results.launch import launch
 from labkit.results.run import Run

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import ipywidgets as widgets
 
-from labkit.diagnosis.core_use import CoreUse
-from labkit.diagnosis.prediction import Prediction, predict
+from labkit.prediction.prediction import Prediction, predict
+from labkit.results.core_use import CoreUse
 from labkit.results.run import Run
 from labkit.spec import Pipeline
 from labkit.view.controls import knobs_in_words

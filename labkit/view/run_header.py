@@ -5,12 +5,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
-from labkit.diagnosis.core_use import CoreUse
 from labkit.knobs import as_typed
+from labkit.results.core_use import CoreUse
 from labkit.results.ranks import Ranks
 from labkit.results.run import Run
 from labkit.results.run_text import delays_of
-from labkit.results.text import noise
+from labkit.text import noise
 from labkit.view.style import BOLD, GREY, LOUD, TextLine
 
 TITLE_LENGTH = 60  # characters of the knobs in a title

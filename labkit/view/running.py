@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from labkit.knobs import Settings, as_typed
-from labkit.process.interrupts import held
 from labkit.process.notebook import in_notebook
 from labkit.results.hardware import check_device
 from labkit.results.launch import launch
@@ -15,6 +14,7 @@ from labkit.results.ranks import Ranks
 from labkit.results.run import Run
 from labkit.results.sweep import Sweep
 from labkit.spec import Distributed, Pipeline
+from labkit.stamps.interrupts import held
 from labkit.tuning.search import Search
 from labkit.tuning.search_result import Interrupted, Ladder, Tuning
 from labkit.tuning.set_up import improver, script_tuner, tuner

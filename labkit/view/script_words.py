@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from labkit.diagnosis.watched_script import ScriptVerdict
-from labkit.watching.hangs import LiveHang
+from labkit.instruments.hangs import LiveHang
 
 Values = dict[str, object]  # as JSON types
 MOST_LINES = 20  # of code that are listed

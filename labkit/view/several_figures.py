@@ -14,7 +14,7 @@ from labkit.knobs import as_typed
 from labkit.results.ranks import RankRun, Ranks
 from labkit.results.run_text import delays_of
 from labkit.results.sweep import Sweep
-from labkit.results.text import counted
+from labkit.text import counted
 from labkit.view.display import FIGURE_PX
 from labkit.view.primitives import Lane, draw_lanes, patches, stack
 from labkit.view.rows_figure import HOLLOW, draw_rows, height_in, is_lines

@@ -7,11 +7,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from labkit.instruments.messages import say
 from labkit.process import folders
 from labkit.tuning.script_bench import runnable
 from labkit.tuning.search_result import Tuning
 from labkit.view.running import tune_script
-from labkit.watching.messages import say
 
 NOTICE = (
     "runs `{}` again and again, with one change each, and interrupts it (as by "

@@ -12,19 +12,19 @@ from pathlib import Path
 
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.watched_script import judge_runs, one_batch_a_pass, runs_in
+from labkit.instruments.hangs import HangWatch, LiveHang
+from labkit.instruments.messages import say
 from labkit.process import folders
-from labkit.process.events import EventLog, now_ns
 from labkit.process.family import exit_name
 from labkit.process.run_mark import delete_run
 from labkit.results import saving
 from labkit.results.privacy import shown_command
 from labkit.results.run import Run
+from labkit.stamps.events import EventLog, now_ns
 from labkit.tuning.script_bench import runnable
 from labkit.view import report
 from labkit.view.script_words import Values, text_inside, values_inside
 from labkit.watching.foreground import Foreground, hold_closed_streams
-from labkit.watching.hangs import HangWatch, LiveHang
-from labkit.watching.messages import say
 from labkit.watching.run_folders import folders_in, hooked
 from labkit.watching.script_process import NOT_LOADED, ScriptTelemetry, why_nothing
 

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from labkit.diagnosis.verdict import Diagnosis
+from labkit.instruments.hangs import HangWatch
+from labkit.instruments.messages import say
 from labkit.process import folders, launcher
 from labkit.results.run import Run
 from labkit.view.display import Display
 from labkit.view.last import remember
 from labkit.view.watch_shown import leave, progress_line
 from labkit.watching import run_folders
-from labkit.watching.hangs import HangWatch
-from labkit.watching.messages import say
 from labkit.watching.recorder import Recorder
 from labkit.watching.stand_in import StandIn, check_iterable
 

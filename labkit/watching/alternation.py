@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from labkit.bench.batch_contents import leaves
-from labkit.bench.loader_knobs import in_flight, knobs_of
-from labkit.bench.stack import is_a
-from labkit.process.events import EventLog, now_ns
+from labkit.instruments.batch_contents import leaves
+from labkit.instruments.loader_knobs import in_flight, knobs_of
+from labkit.instruments.stack import is_a
+from labkit.stamps.events import EventLog, now_ns
 from labkit.watching.device_in_use import device_in_use
 
 if TYPE_CHECKING:

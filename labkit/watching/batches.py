@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sized
 from typing import cast
 
-from labkit.bench.batch_contents import (
+from labkit.instruments.batch_contents import (
     bytes_along,
     counter_for,
     dtype_of_most,
     large_arrays,
     padding_of,
 )
-from labkit.bench.before_calls import held
-from labkit.bench.loader_knobs import torch_loader
-from labkit.bench.stack import is_a
-from labkit.process.events import EventLog
-from labkit.process.interrupts import OwnErrors
+from labkit.instruments.before_calls import held
+from labkit.instruments.loader_knobs import torch_loader
+from labkit.instruments.stack import is_a
+from labkit.stamps.events import EventLog
+from labkit.stamps.interrupts import OwnErrors
 
 LOOK_EVERY = 16  # batches, for their padding
 

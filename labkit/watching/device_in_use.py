@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from labkit.bench.host import plain_machine
+from labkit.instruments.host import plain_machine
 
 if TYPE_CHECKING:
     import torch
 
-    from labkit.bench.device_clock import AddStep, DeviceClock
+    from labkit.stamps.device_clock import AddStep, DeviceClock
 
 
 def machine_and_clock(
@@ -26,14 +26,14 @@ def machine_and_clock(
     `device` is the one that is trained on, where that is known.
     """
     if torch := sys.modules.get("torch"):
-        from labkit.bench import machine
+        from labkit.instruments import machine
 
         clock = None
         # a FakeTensor says "cuda" where there is no driver
         if device is None or (device.type == "cuda" and not torch.cuda.is_initialized()):
             device = device_in_use(torch)
         if device.type == "cuda":
-            from labkit.bench.device_clock import DeviceClock
+            from labkit.stamps.device_clock import DeviceClock
 
             clock = DeviceClock(device, write)
         return machine.describe(device), clock

@@ -16,7 +16,7 @@ import sys
 from types import FrameType
 
 from labkit.process.death_signal import die_with
-from labkit.process.events import now_ns
+from labkit.stamps.events import now_ns
 
 # What a process does to itself: a handler that returns would have it do so again, for ever
 OWN_FAULTS = {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL"}

@@ -12,7 +12,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from labkit.process.interrupts import OwnErrors
+from labkit.stamps.interrupts import OwnErrors
 from labkit.watching.hooked_passes import HookedPasses
 from labkit.watching.passes import Pass
 from labkit.watching.script_loops import WatchedScript

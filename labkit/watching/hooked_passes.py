@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
-from labkit.bench.before_calls import Before, Call
-from labkit.bench.loader_hook import HOOKS, Recording, install
-from labkit.process.events import now_ns
+from labkit.instruments.before_calls import Before, Call
+from labkit.instruments.loader_hook import HOOKS, Recording, install
+from labkit.stamps.events import now_ns
 from labkit.watching.alternation import AlternatingPass
 from labkit.watching.batches import length_of
 from labkit.watching.passes import Pass

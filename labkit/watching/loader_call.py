@@ -12,10 +12,10 @@ import traceback
 from types import FrameType, MethodType
 from typing import Any
 
-from labkit.bench.before_calls import held
-from labkit.bench.loader_knobs import torch_loader
 from labkit.bench.model_parts import cards_of
-from labkit.bench.stack import is_a, is_users, loop_around, variables
+from labkit.instruments.before_calls import held
+from labkit.instruments.loader_knobs import torch_loader
+from labkit.instruments.stack import is_a, is_users, loop_around, variables
 
 MODELS = ("model", "net", "self.model", "self.net")
 SIMPLE = (bool, int, float, str, type(None))

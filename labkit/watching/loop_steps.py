@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from labkit.bench.loader_progress import IDLE, IN_BODY, SINCE, STATE, USUAL, WAITING
-from labkit.process.events import EventLog
-from labkit.process.step_ring import NO_DEVICE, FinishedStep
+from labkit.instruments.loader_progress import IDLE, IN_BODY, SINCE, STATE, USUAL, WAITING
+from labkit.stamps.events import EventLog
+from labkit.stamps.step_ring import NO_DEVICE, FinishedStep
 
 if TYPE_CHECKING:
-    from labkit.bench.device_clock import DeviceClock, Mark
+    from labkit.stamps.device_clock import DeviceClock, Mark
 
 
 @dataclass

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from labkit.bench.batch_contents import unseen
-from labkit.process.events import now_ns
-from labkit.process.interrupts import OwnErrors, signal_of
-from labkit.watching.messages import say
+from labkit.instruments.batch_contents import unseen
+from labkit.instruments.messages import say
+from labkit.stamps.events import now_ns
+from labkit.stamps.interrupts import OwnErrors, signal_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -6,15 +6,15 @@ import contextlib
 from pathlib import Path
 from types import FrameType
 
-from labkit.bench.loader_hook import Recording, in_workers
-from labkit.bench.loader_progress import PROGRESS, progress_words
-from labkit.bench.loader_work import STARTS, LoaderWork
-from labkit.bench.sampler import FLAG, Sampler
-from labkit.bench.telemetry_process import TELEMETRY_AFTER_NS, telemetry_beside
-from labkit.process.events import EventLog, now_ns
+from labkit.instruments.growth import Growth
+from labkit.instruments.loader_hook import Recording, in_workers
+from labkit.instruments.loader_progress import PROGRESS, progress_words
+from labkit.instruments.loader_work import STARTS, LoaderWork
+from labkit.instruments.sampler import FLAG, Sampler
+from labkit.instruments.telemetry_process import TELEMETRY_AFTER_NS, telemetry_beside
 from labkit.process.thinning import Thinning
+from labkit.stamps.events import EventLog, now_ns
 from labkit.watching import run_folders
-from labkit.watching.growth import Growth
 from labkit.watching.switches import switches_on
 
 

@@ -16,16 +16,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from labkit.bench import loader_knobs, record_head
-from labkit.bench.batch_contents import unseen
-from labkit.bench.before_calls import held
-from labkit.process.events import EventLog, now_ns
-from labkit.process.interrupts import OwnErrors
+from labkit.instruments import loader_knobs, record_head
+from labkit.instruments.batch_contents import unseen
+from labkit.instruments.before_calls import held
+from labkit.instruments.messages import say
+from labkit.stamps.events import EventLog, now_ns
+from labkit.stamps.interrupts import OwnErrors
 from labkit.watching import device_in_use
 from labkit.watching.batches import BatchFacts
 from labkit.watching.loader_call import call_of, has_compiled, may_fuse, trainer_frame
 from labkit.watching.loop_steps import LoopSteps
-from labkit.watching.messages import say
 from labkit.watching.passes import Beat, Pass, WatchedIterator
 from labkit.watching.probes import Probes
 from labkit.watching.trained import Trained

@@ -6,8 +6,8 @@ import contextlib
 import sys
 import weakref
 
-from labkit.bench.before_calls import Before
-from labkit.process.events import EventLog, now_ns
+from labkit.instruments.before_calls import Before
+from labkit.stamps.events import EventLog, now_ns
 
 
 def hook_saving(log: EventLog) -> None:

@@ -10,11 +10,11 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from labkit.bench import stack
-from labkit.bench.before_calls import held
-from labkit.process.interrupts import signal_of
+from labkit.instruments import stack
+from labkit.instruments.before_calls import held
+from labkit.instruments.messages import say
+from labkit.stamps.interrupts import signal_of
 from labkit.watching.alternation import Alternation
-from labkit.watching.messages import say
 from labkit.watching.recorder import Recorder
 from labkit.watching.run_folders import is_recorded, new_folder
 from labkit.watching.saves import hook_saving

@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from labkit.bench.telemetry_process import TELEMETRY_AFTER_NS, start_telemetry
-from labkit.process.events import FILE_NAME, events_named, now_ns
+from labkit.instruments.telemetry_process import TELEMETRY_AFTER_NS, start_telemetry
+from labkit.stamps.events import FILE_NAME, events_named, now_ns
 from labkit.watching.run_folders import folders_in
 
 WRAP = "Wrap what the loop goes over: `for batch in lk.watch(loader):`."

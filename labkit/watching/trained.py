@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from labkit.bench.batch_contents import dtype_of_most
+from labkit.instruments.batch_contents import dtype_of_most
 from labkit.watching.device_in_use import device_of
 
 if TYPE_CHECKING:

@@ -21,10 +21,10 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from labkit.bench.stack import is_users
+from labkit.instruments.stack import is_users
 from labkit.knobs import Settings
-from labkit.process.interrupts import OwnErrors
 from labkit.spec import LOADER_KNOBS, WITHOUT_WORKERS
+from labkit.stamps.interrupts import OwnErrors
 
 if TYPE_CHECKING:
     import torch

@@ -16,10 +16,10 @@ import numpy as np
 from paired import in_turn
 
 from labkit.process import launcher
-from labkit.process.events import now_ns
 from labkit.results.hardware import machine
 from labkit.results.launch import launch
 from labkit.spec import Pipeline
+from labkit.stamps.events import now_ns
 
 TESTS = str(Path(__file__).parents[2] / "tests")  # `planted`, which the bench imports, is there
 REPEATS = 5

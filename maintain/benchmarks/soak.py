@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from helpers import processes_of
 from planted import counted, wait_until
 
-from labkit.results.record import events_of
+from labkit.stamps.record import events_of
 
 KERNEL = """
 import json, sys, time

@@ -100,7 +100,7 @@ assert run.running, (run.error, run.traceback)
 """
 APPEND = """
 import sys
-from labkit.process.events import EventLog
+from labkit.stamps.events import EventLog
 log = EventLog(sys.argv[1])
 for number in range(int(sys.argv[3])):
     log.write("line", writer=int(sys.argv[2]), number=number, text="x" * (number % 300))

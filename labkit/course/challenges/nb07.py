@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from labkit.bench import triton_kernels
-from labkit.bench.compiling import compile_lacks
 from labkit.course.challenge import Answer
 from labkit.course.checking import ERROR, difference
 from labkit.course.code_challenge import Numbers, Refused, code
 from labkit.course.goals import Goal
+from labkit.instruments.compiling import compile_lacks
 
 GRAPHS = "graphs"
 LAUNCHES = "launches of Triton kernels, each time"

@@ -12,11 +12,11 @@ from labkit.diagnosis.findings import LESS_WAITING, Finding, Measured, Remedy, r
 from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.known_calls import known_call, remedy_of
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.recommendation import LEAST_MAX_WORKERS
 from labkit.diagnosis.symptoms import explains
 from labkit.knobs import Setting
-from labkit.results.text import counted
+from labkit.prediction.recommendation import LEAST_MAX_WORKERS
 from labkit.spec import PYTORCH_PREFETCH, WITHOUT_WORKERS
+from labkit.text import counted
 
 FEWEST = 2  # workers to begin with
 MOST_AT_FIRST = 4

@@ -10,8 +10,8 @@ from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import BESIDE_TRAINING, Finding, Measured, Remedy, gain_without
 from labkit.diagnosis.hot_lines import Line
 from labkit.results import wall_shares
-from labkit.results.text import counted
 from labkit.results.wall_shares import WallShare, WallShares
+from labkit.text import counted
 
 VALIDATE_LESS = Remedy(
     "validate_less",

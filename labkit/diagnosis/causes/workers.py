@@ -35,8 +35,8 @@ from labkit.diagnosis.findings import (
 from labkit.diagnosis.hot_lines import COLLATE, Line, SlowCode
 from labkit.diagnosis.known_calls import known_call
 from labkit.diagnosis.symptoms import explains
-from labkit.results.text import counted
 from labkit.spec import PYTORCH_PREFETCH
+from labkit.text import counted
 
 TIMED = "timed in the workers"
 

@@ -1,0 +1,192 @@
+"""What is in a batch of somebody else's loop: samples, bytes, a number format, padding.
+
+Nothing here imports torch, runs their code, or waits for a device: only arrays and tensors of just
+torch's and NumPy's own classes are asked, and containers by the methods that Python has built in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+from labkit.instruments.before_calls import held
+
+LEAST_TOKENS = 8  # in a row of text
+ARRAYS = {("torch", "Tensor"), ("numpy", "ndarray")}
+
+Batch: TypeAlias = Any  # whatever a collate function makes
+
+Keys = tuple[object, ...]
+"""What leads to a part of a batch: indices of lists and tuples, keys of mappings."""
+
+
+def unseen() -> contextlib.AbstractContextManager[object]:
+    """Keep what is asked of tensors within the block from the modes and classes of a user's."""
+    torch = sys.modules.get("torch")
+    return torch._C.DisableTorchFunction() if torch else contextlib.nullcontext()
+
+
+def is_array(part: object) -> bool:
+    """Return whether it is a tensor or an array, and not of a class derived from theirs."""
+    return (type(part).__module__, type(part).__name__) in ARRAYS
+
+
+def mapping_in(batch: object) -> dict[Any, Any] | None:
+    """Return the dict that a batch is or, as a UserDict, has as its `data`; None of another."""
+    if issubclass(type(batch), dict):
+        return batch  # pyright: ignore[reportReturnType]
+    data = held(batch).get("data")
+    return data if type(data) is dict else None
+
+
+def parts_of(batch: Any) -> list[tuple[object, object]] | None:
+    """Return the parts of a container or dataclass with what leads to each; None of others."""
+    mapping = mapping_in(batch)
+    if mapping is not None:
+        return [(key, part) for key, part in dict.items(mapping) if type(key) in (str, int)]
+    for kind in (list, tuple):
+        if issubclass(type(batch), kind):
+            return list(enumerate(kind.__iter__(batch)))
+    return list(held(batch).items()) if "__dataclass_fields__" in vars(type(batch)) else None
+
+
+def part_at(batch: object, keys: Keys) -> Any:
+    """Return the part that some keys lead to; LookupError or TypeError where there is none."""
+    part: Any = batch
+    for key in keys:
+        built_in = type(part) in (dict, list, tuple)
+        part = part[key] if built_in else dict(parts_of(part) or ())[key]
+    return part
+
+
+def leaves(batch: object) -> Iterator[object]:
+    """Yield what is in a batch, however deep in lists, tuples and mappings."""
+    return (part for part, _ in _leaves(batch, ()))
+
+
+def _leaves(batch: object, keys: Keys) -> Iterator[tuple[Any, Keys]]:
+    """Yield every part of a batch that is no container, and the keys that lead to it."""
+    parts = parts_of(batch)
+    if parts is None:
+        yield batch, keys
+    for key, part in parts or ():
+        yield from _leaves(part, (*keys, key))
+
+
+def counter_for(batch: object, batch_size: int | None) -> Callable[[Any], int] | None:
+    """Return what counts the samples of batches like this: its first array's or list's length.
+
+    A batch of another kind, as a user's loop may meet, is counted by its own, or as 0.
+    """
+    known = _counted_in(batch, batch_size)
+    if known is None:
+        return None
+
+    def count(batch: Batch) -> int:
+        try:
+            return _length(part_at(batch, known))
+        except Exception:
+            own = _counted_in(batch, batch_size)
+            return 0 if own is None else _length(part_at(batch, own))
+
+    return count
+
+
+def _length(part: Any) -> int:
+    return part.shape[0] if is_array(part) else len(parts_of(part) or ())
+
+
+def _counted_in(batch: Any, batch_size: int | None) -> Keys | None:
+    """Return what leads to that whose length is the count of samples; None where it is unknown."""
+    if is_array(batch):
+        return () if len(batch.shape) else None
+    parts = parts_of(batch)
+    if not parts:
+        return None
+    is_mapping = mapping_in(batch) is not None
+    if len(parts) == batch_size and not is_mapping:
+        return ()
+    for key, part in parts:
+        inner = _counted_in(part, batch_size)
+        if inner is not None:
+            return (key, *inner)
+    return () if issubclass(type(batch), list) else None
+
+
+def bytes_along(places: Sequence[Keys]) -> Callable[[Any], int]:
+    """Return what gives the bytes of the arrays that some keys lead to; 0 of a batch without."""
+
+    def measure(batch: Any) -> int:
+        try:
+            found = [part_at(batch, keys) for keys in places]
+        except (LookupError, TypeError):  # a batch of another kind is no reason to stop recording
+            return 0
+        return sum(int(array.nbytes) for array in found) if all(map(is_array, found)) else 0
+
+    return measure
+
+
+def large_arrays(batch: object) -> tuple[Any, list[Keys]]:
+    """Return the largest array in a batch, and the keys to all that are a quarter of it or more.
+
+    ValueError where there is none.
+    """
+    found = [(part, keys) for part, keys in _leaves(batch, ()) if is_array(part)]
+    largest, _ = max(found, key=lambda each: each[0].nbytes)
+    return largest, [keys for array, keys in found if 4 * array.nbytes >= largest.nbytes]
+
+
+def dtype_of_most(arrays: Iterable[Any]) -> str | None:
+    """Return the number format of most of the numbers in some arrays, as "float32"."""
+    numbers: Counter[str] = Counter()
+    for array in arrays:
+        numbers[str(array.dtype).removeprefix("torch.")] += array.nbytes // array.itemsize
+    return max(numbers, key=numbers.__getitem__, default=None)
+
+
+def padding_of(batch: object) -> tuple[float, float] | None:
+    """Return the share (0 to 1) of a batch's tokens that only pad it; None where it has none.
+
+    And the share of them beyond the longest text of the batch. By a mask of the shape of its first
+    whole-number matrix (B, T) on the CPU, under whatever keys; else by what the first 64 rows of
+    that end in, where that is hardly ever met before their end.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    tensors: list[Any] = [each for each in leaves(batch) if type(each) is torch.Tensor]
+    matrices = [each[:64] for each in tensors if each.dim() == 2 and each.is_cpu and len(each)]
+    whole = (torch.uint8, torch.int16, torch.int32, torch.int64)
+    texts = [each for each in matrices if each.dtype in whole and each.shape[1] >= LEAST_TOKENS]
+    if not texts:
+        return None
+    tokens = next((each for each in texts if not _is_mask(each)), texts[0])
+    others = [each for each in matrices if each is not tokens and each.shape == tokens.shape]
+    filler = _filler(tokens, [each for each in others if _is_mask(each)])
+    if filler is None or not 0 < filler.sum() < filler.numel():
+        return None
+    return float(filler.mean(dtype=torch.float32)), float(filler.all(0).mean(dtype=torch.float32))
+
+
+def _is_mask(matrix: Any) -> bool:
+    """Return whether a matrix has only zeros and ones, or is of truth values."""
+    return bool(((matrix == 0) | (matrix == 1)).all())
+
+
+def _filler(tokens: Any, masks: list[Any]) -> Any:
+    """Return where tokens (B, T) are filler, as truth values; None where they may not be texts.
+
+    A mask may have either sign: filler is where all tokens are the same.
+    """
+    for mask in masks:
+        for outside in (mask == 0, mask != 0):
+            found = tokens[outside]
+            if len(found) and bool((found == found[0]).all()):
+                return outside
+    real = tokens != tokens[:, -1].mode()[0]
+    ends = real.flip(1).cumsum(1).flip(1) == 0  # no real token is behind it
+    within = int((~real & ~ends).sum())  # the same number, before a row's end
+    return ends if within <= 0.02 * tokens.numel() else None

@@ -1,0 +1,163 @@
+"""Read one NVIDIA card through NVML; a metric that the card or its driver lacks is None."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pynvml
+
+from labkit.stamps.events import now_ns
+
+MOST_SHARE = 100  # %: drivers return leftovers of their buffer with shares above it
+Answer = TypeVar("Answer")
+
+
+def answer_to(question: Callable[[], Answer]) -> Answer | None:
+    """Return the answer, or None where this card or driver has none."""
+    # NVMLError, or pynvml's own where the driver is older than it expects
+    with contextlib.suppress(Exception):
+        return question()
+    return None
+
+
+def name_of(pid: int) -> str:
+    """Return the name of a process, as far as it can be told."""
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).name()
+    return "a process"
+
+
+class GpuMeter:
+    """One card: driver-buffered utilization, memory, power, energy, clocks and GPM counters."""
+
+    def __init__(self, uuid: str, own_pid: int):
+        """Open the card by UUID (NVML's order is not CUDA's); raises NVMLError where it cannot."""
+        self.own_pid = own_pid
+        self.ancestors: set[int] = set()  # the notebook's kernel: it may hold the card without work
+        with contextlib.suppress(psutil.Error):
+            self.ancestors = {each.pid for each in psutil.Process(own_pid).parents()}
+        pynvml.nvmlInit()
+        self.card = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        self.seen_us = 0  # the driver's stamp of the last utilization sample read
+        self.shares_us = time.time_ns() // 1000  # and of the last share of the SMs by process
+        self.own_seen = False  # whether the run has been among those processes
+        self.epoch_ns = time.time_ns() - now_ns()  # the driver stamps in wall-clock time
+        self.gpm = answer_to(lambda: GpmMeter(self.card))
+
+    def read(self) -> dict[str, Any]:
+        """Return one sample of everything the card reports, None where it does not."""
+        card = self.card
+        answers: dict[str, Callable[[], Any]] = {
+            "gpu_now": lambda: _any(pynvml.nvmlDeviceGetUtilizationRates(card)).gpu / 100,
+            "gpu": self._driver_samples,
+            "memory_gib": lambda: round(pynvml.nvmlDeviceGetMemoryInfo(card).used / 2**30, 3),
+            "power_w": lambda: pynvml.nvmlDeviceGetPowerUsage(card) / 1e3,
+            "power_limit_w": lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1e3,
+            "energy_j": lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(card) / 1e3,
+            "sm_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(card, pynvml.NVML_CLOCK_SM),
+            # in bits: 0x4 is the power limit, 0x60 heat
+            "clock_reasons": lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(card),
+            "others": lambda: len(self._other_pids()),
+            "others_sm": self._others_sm,
+            "gpm": lambda: self.gpm and self.gpm.read(),
+        }
+        return {name: answer_to(ask) for name, ask in answers.items()}
+
+    def _driver_samples(self) -> list[tuple[int, float]]:
+        """Return the driver's own utilization samples since the last call: (t_ns, 0 to 1)."""
+        kind = pynvml.NVML_GPU_UTILIZATION_SAMPLES
+        _, samples = pynvml.nvmlDeviceGetSamples(self.card, kind, self.seen_us)
+        fresh = [sample for sample in samples if sample.timeStamp > self.seen_us]
+        self.seen_us = max((sample.timeStamp for sample in fresh), default=self.seen_us)
+        return [
+            (sample.timeStamp * 1000 - self.epoch_ns, sample.sampleValue.uiVal / 100)
+            for sample in fresh
+        ]
+
+    def _other_pids(self) -> set[int]:
+        """Return the other processes with a compute context on the card, idle or not.
+
+        What started the run, such as a notebook's kernel with a model of its own, is not among
+        them. LookupError while the run is not among those listed: it has no context yet, or the
+        driver reports process ids of another namespace (the host's, in a container).
+        """
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(self.card)
+        listed = {process.pid for process in running}
+        others = {pid for pid in listed if not self._is_own(pid)}
+        if others == listed:
+            raise LookupError("the run is not listed")
+        return others - self.ancestors
+
+    def named_others(self) -> list[dict[str, Any]]:
+        """Return the other processes on the card; [] where none are known."""
+        others = answer_to(self._other_pids) or ()
+        return [{"pid": pid, "name": name_of(pid)} for pid in sorted(others)]
+
+    def _others_sm(self) -> float | None:
+        """Return the share of the time (0 to 1) in which kernels of others ran, since last asked.
+
+        Where the ids are of another namespace, at most one of them is the run: all but the largest
+        share is the least that others had. None where that is nothing, or nobody computed.
+        """
+        reported = pynvml.nvmlDeviceGetProcessUtilization(self.card, self.shares_us)
+        sane = [sample for sample in reported if sample.smUtil <= MOST_SHARE]
+        fresh = [sample for sample in sane if sample.timeStamp > self.shares_us]
+        if not fresh:
+            return None
+        self.shares_us = max(sample.timeStamp for sample in fresh)
+        shares = {sample.pid: sample.smUtil / 100 for sample in fresh}
+        own = [share for pid, share in shares.items() if self._is_own(pid)]
+        self.own_seen = self.own_seen or bool(own)
+        if self.own_seen:
+            return round(sum(shares.values()) - sum(own), 4)
+        return round(sum(shares.values()) - max(shares.values()), 4) or None
+
+    def _is_own(self, pid: int) -> bool:
+        """Return whether `pid` is the run's process, a thread of it (newer drivers), or a child."""
+        if pid == self.own_pid or Path(f"/proc/{self.own_pid}/task/{pid}").exists():
+            return True
+        with contextlib.suppress(psutil.Error):
+            return any(parent.pid == self.own_pid for parent in psutil.Process(pid).parents())
+        return False
+
+
+class GpmMeter:
+    """Hardware counters of Hopper and later cards: SM, tensor core and memory activity."""
+
+    METRICS = {"sm": 2, "tensor": 5, "dram": 10}  # NVML_GPM_METRIC_*
+
+    def __init__(self, card: object):
+        if not pynvml.nvmlGpmQueryDeviceSupport(card).isSupportedDevice:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        self.card = card
+        self.samples = [pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()]
+        pynvml.nvmlGpmSampleGet(card, self.samples[0])
+
+    def read(self) -> dict[str, float | None]:
+        """Return each metric's average (0 to 1) since the last call."""
+        pynvml.nvmlGpmSampleGet(self.card, self.samples[1])
+        query = pynvml.c_nvmlGpmMetricsGet_t()
+        query.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        query.numMetrics = len(self.METRICS)
+        query.sample1 = self.samples[0]
+        query.sample2 = self.samples[1]
+        slots = dict(zip(self.METRICS, _any(query).metrics, strict=False))
+        for name, slot in slots.items():
+            slot.metricId = self.METRICS[name]
+        pynvml.nvmlGpmMetricsGet(query)
+        self.samples.reverse()
+        return {
+            name: slot.value / 100 if slot.nvmlReturn == 0 and math.isfinite(slot.value) else None
+            for name, slot in slots.items()
+        }
+
+
+def _any(structure: Any) -> Any:
+    """Return one of pynvml's structures, which have no types."""
+    return structure

@@ -1,0 +1,178 @@
+"""What grows from step to step in somebody else's loop: a list that is kept, a graph of losses.
+
+Nothing here imports torch or runs the loop's own code: only built-in containers and tensors are
+asked for their size.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType, FrameType, ModuleType
+from typing import TYPE_CHECKING, Any, TypedDict, cast
+
+from labkit.instruments import stack
+from labkit.instruments.batch_contents import is_array
+from labkit.instruments.before_calls import held
+
+if TYPE_CHECKING:
+    from torch.autograd.graph import Node
+
+SIZED = (list, dict, set, deque)
+MOST_PARTS = 256  # of a dict: a cache of a million entries is not walked through
+LEAST_GROWN = 32  # entries, or steps whose graphs are kept: what is smaller is no growth
+RISES = 3  # looks in a row at which it was larger: what is emptied now and then is no growth
+
+
+class Grown(TypedDict):
+    """A variable that grows, as the `growth` event holds it."""
+
+    name: str
+    graph: bool  # whether it keeps autograd's graph of each step
+    before: int  # entries, or steps whose graphs it keeps
+    after: int
+    bytes: int | None
+    file: str
+    function: str
+    line: int
+
+
+class Mark:
+    """Kept by a node of a graph, and by nothing else: so it lives while that node does."""
+
+    def __init__(self, step: int):
+        self.step = step
+
+
+@dataclass
+class Seen:
+    """What a variable was when it was looked at last, and how it came to that."""
+
+    container: int  # its id: a list that is made anew, as for each episode, has another
+    first_size: int
+    size: int
+    rises: int = 0
+
+
+class Growth:
+    """Looks at the variables of a loop now and then, and remembers how large they were at first."""
+
+    def __init__(self):
+        self.seen: dict[str, Seen] = {}
+        self.marks: dict[str, list[weakref.ref[Mark]]] = {}  # of the graphs that a variable had
+        self.found: dict[str, Grown] = {}
+
+    def look(self, frame: FrameType | None, loop: CodeType | None, step: int) -> None:
+        """Look at the frame of the code `loop`, which called what `frame` runs, at a step."""
+        while frame is not None and frame.f_code is not loop:
+            frame = frame.f_back
+        if frame is None or loop is None:
+            return
+        around = {name: frame.f_globals[name] for name in loop.co_names if name in frame.f_globals}
+        for name, value in _kept_in(around | stack.variables(frame)):
+            node = _graph_of(value)
+            if type(value) in SIZED:
+                has_grown = self._has_grown(name, len(cast(list, value)), id(value))
+            elif node is not None and ("." in name or _line_of(name, False, loop)):
+                # else it is `loss`, which is in the graph that `total` keeps
+                has_grown = self._has_grown(name, self._steps_kept(name, node, step), 0)
+            else:
+                continue
+            if has_grown:
+                self.found[name] = self._grown(name, value, loop)
+
+    def _has_grown(self, name: str, size: int, container: int) -> bool:
+        """Compare the size of a variable with what it was before."""
+        seen = self.seen.get(name)
+        if seen is None or size < seen.size or container != seen.container:
+            self.seen[name] = Seen(container, size, size)
+            self.found.pop(name, None)
+            return False
+        seen.rises += size > seen.size
+        seen.size = size
+        return seen.rises >= RISES and size >= max(LEAST_GROWN, 2 * seen.first_size)
+
+    def _grown(self, name: str, value: object, loop: CodeType) -> Grown:
+        seen = self.seen[name]
+        last = _last(value)
+        is_container = last is not value
+        parts = last if type(last) in (list, tuple) else [last]
+        return {
+            "name": name,
+            "graph": _graph_of(last) is not None,
+            "before": seen.first_size,
+            "after": seen.size,
+            "bytes": seen.size * sum(map(_bytes, parts)) if is_container else None,
+            "file": loop.co_filename,
+            "function": "<module>" if "." in name else loop.co_name,
+            "line": _line_of(name, is_container, loop) or loop.co_firstlineno,
+        }
+
+    def _steps_kept(self, name: str, node: Node, step: int) -> int:
+        """Return over how many steps a tensor's graph reaches back, as far as the looks tell."""
+        mark = cast("dict[str, Mark]", node.metadata).setdefault("labkit", Mark(step))
+        alive = [each for each in self.marks.get(name, []) if each() not in (None, mark)]
+        self.marks[name] = [*alive, weakref.ref(mark)]
+        oldest = self.marks[name][0]() or mark
+        return step - oldest.step + 1
+
+
+def _kept_in(variables: dict[str, object]) -> Iterator[tuple[str, object]]:
+    """Yield the variables of a loop, with the lists of a dict, and graphs in other objects."""
+    for name, value in variables.items():
+        if name.startswith("_"):
+            continue
+        yield name, value
+        if type(value) is dict and len(value) <= MOST_PARTS:
+            for key, part in list(value.items()):
+                if type(key) is str and type(part) in SIZED:
+                    yield f'{name}["{key}"]', part
+        elif name != "self" and not issubclass(type(value), ModuleType):
+            for key, part in list(held(value).items()):
+                if _graph_of(_last(part)) is not None:
+                    yield f"{name}.{key}", part
+
+
+def _last(value: Any) -> Any:
+    """Return the last entry of a container, None of a set or an empty one; else what it is given.
+
+    No code of a user's class runs: only Python's own containers are asked.
+    """
+    if type(value) not in SIZED:
+        return value
+    if not value or type(value) is set:
+        return None
+    return next(reversed(value.values() if type(value) is dict else value))
+
+
+def _bytes(part: Any) -> int:
+    """Return the bytes of the host's memory: of an array's numbers, or of another object alone."""
+    if not is_array(part):
+        return object.__sizeof__(part)
+    return 0 if stack.is_a(part, "torch", "Tensor") and not part.is_cpu else part.nbytes
+
+
+def _graph_of(value: Any) -> Node | None:
+    """Return a tensor's `grad_fn`; None of everything else, whose attributes may be code."""
+    return value.grad_fn if is_array(value) and stack.is_a(value, "torch", "Tensor") else None
+
+
+def _line_of(name: str, is_container: bool, code: CodeType) -> int:
+    """Return the last line that makes a variable larger, as far as its text tells; 0 without one.
+
+    It is in the loop's function; of an attribute, anywhere in its file.
+    """
+    word = re.findall(r"\w+", name)[-1]
+    how = rf"=.*\b{word}\b"  # total += loss; out, h = rnn(x, h)
+    if is_container:
+        how = r"\.(?:append|extend|add|update|insert)\(|\]\s*=[^=]"
+    grows = re.compile(rf"\b{word}\b.*(?:\+=|{how})")
+    file = code.co_filename
+    numbers = {line for *_, line in code.co_lines() if line and line != code.co_firstlineno}
+    if "." in name:
+        numbers = set(range(1, len(linecache.getlines(file)) + 1))
+    return max((n for n in numbers if grows.search(linecache.getline(file, n))), default=0)

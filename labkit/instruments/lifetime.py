@@ -1,0 +1,85 @@
+"""A bench from its start to its exit: it may wait for its run, does it, and writes how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import multiprocessing
+import os
+import signal
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from labkit.instruments.failure import write_failure
+from labkit.orders import AnyOrder
+from labkit.process.death_signal import die_with
+from labkit.process.leftovers import socket_folder
+from labkit.stamps.events import SPEC_NAME, EventLog
+from labkit.stamps.folder_rights import is_ours
+
+INTERRUPTED = 130  # exit code of Ctrl-C, as in a shell
+STOPPING = ("SIGINT", "SIGBREAK")  # the second is Windows', for a process in a group of its own
+
+
+def stands_by() -> bool:
+    """Whether this process was started ahead of its run."""
+    return stat.S_ISFIFO(os.fstat(0).st_mode)
+
+
+def wait_for_run() -> None:
+    """Wait until the supervisor says that the run's spec is there."""
+    if stands_by():
+        if not os.read(0, 16):
+            os._exit(0)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+
+
+def serve(work: Callable[[AnyOrder, Path, EventLog], int | None], place: str = "") -> None:
+    """Do `work(order, folder, log)`, write how it ended in `place`; exit with its code, or 0.
+
+    The command line has the run's folder, and the process that this one is not to outlive.
+    """
+    folder = Path(sys.argv[1])
+    die_with(int(sys.argv[2]))
+    faulthandler.enable()
+    (folder / place).mkdir(exist_ok=True)
+    log = EventLog(folder / place)
+    code = 1
+
+    def leave(*_: object) -> None:  # at once: every finished step is in the log already
+        log.write("stopped")
+        os._exit(INTERRUPTED)
+
+    for name in STOPPING:
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), leave)
+    config = getattr(multiprocessing.current_process(), "_config", {})
+    use_sockets(socket_folder(folder, os.getpid()), config)
+    try:
+        try:
+            ended = work(json.loads((folder / SPEC_NAME).read_text()), folder, log)
+            if ended is None:
+                log.write("done")
+            code = ended or 0
+        except BaseException as error:
+            write_failure(log, error)
+    except BaseException as error:  # a worker's death, which torch raises from a signal handler
+        write_failure(log, error)
+    sys.stderr.flush()
+    os._exit(code)  # workers and threads end with the process; the supervisor sees to it
+
+
+def use_sockets(folder: Path, config: dict[str, object]) -> None:
+    """Have `multiprocessing`, by its `config`, keep its sockets in `folder`, if that is our own.
+
+    Otherwise they are where Python puts them, and not found again after a kill.
+    """
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if is_ours(folder):  # another user could have made it first
+            config["tempdir"] = str(folder)

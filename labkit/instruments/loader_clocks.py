@@ -1,0 +1,129 @@
+"""What a loader's process and a loop's thread are measured with: clocks, bytes read and memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from labkit.stamps.descriptors import OwnDescriptor, moved_up
+from labkit.stamps.events import now_ns
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
+
+class ProcFile:
+    """A file of Linux's /proc that is read again and again; it has nothing elsewhere."""
+
+    def __init__(self, path: str):
+        self.descriptor = None
+        with contextlib.suppress(OSError):
+            self.descriptor = OwnDescriptor(moved_up(os.open(path, os.O_RDONLY)))
+
+    def words(self, size: int) -> list[bytes]:
+        """Return the words of its first `size` bytes; [] where there is none."""
+        if self.descriptor is None or not self.descriptor.is_ours():
+            return []
+        with contextlib.suppress(OSError):  # a kernel or a sandbox that refuses it later
+            return os.pread(self.descriptor.fd, size, 0).split()
+        return []
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self.descriptor is not None:
+            self.descriptor.close()
+
+
+def thread_times(pid: int | str) -> Iterator[tuple[Path, int, int]]:
+    """Yield each thread of a process (its folder), its CPU time and time in line, ns (Linux)."""
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        with contextlib.suppress(OSError, ValueError):  # it has just ended
+            spent_ns, in_line_ns, _ = (task / "schedstat").read_text().split()
+            yield task, int(spent_ns), int(in_line_ns)
+
+
+class Count(ProcFile):
+    """A number that only grows: the second word of such a file. To read it takes 1 µs."""
+
+    def now(self) -> int:
+        """Return the number by now; 0 where the system does not tell."""
+        words = self.words(64)
+        return int(words[1]) if words else 0
+
+
+def time_in_line() -> Count:
+    """Return for how long the thread that asks has stood in line for a core, ns."""
+    return Count("/proc/thread-self/schedstat")
+
+
+def bytes_read() -> Count:
+    """Return the bytes that this process has read, but for those read through memory maps."""
+    return Count("/proc/self/io")
+
+
+class ThreadState(ProcFile):
+    """What the thread that opens it does, as the scheduler sees it."""
+
+    def __init__(self):
+        super().__init__("/proc/thread-self/stat")
+
+    def is_runnable(self) -> bool:
+        """Return whether it computes or waits for a core; False where the system does not tell."""
+        told = b" ".join(self.words(512))  # its number, its name in brackets, its state
+        return told.rpartition(b") ")[2].startswith(b"R")
+
+
+class ThreadClock:
+    """This thread's time, from lap to lap. A lap takes 1.7 µs."""
+
+    def __init__(self):
+        self.queue = time_in_line()  # elsewhere than on Linux the line looks like waiting
+        self.tells = self.queue.descriptor is not None
+        self.before = self._read()
+
+    def _read(self) -> tuple[int, int, int, int]:
+        in_line_ns = 0
+        gave_up = 0
+        if resource is not None and self.tells:
+            in_line_ns = self.queue.now()
+            gave_up = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+        return time.thread_time_ns(), in_line_ns, gave_up, now_ns()
+
+    def lap(self) -> tuple[int, int, int]:
+        """Return the CPU time, the waiting and the standing in line for a core since, ns."""
+        before, self.before = self.before, self._read()
+        cpu, in_line, gave_up, wall = (
+            new - old for old, new in zip(before, self.before, strict=True)
+        )
+        if self.tells and not gave_up:
+            in_line = max(0, wall - cpu)
+        return cpu, max(0, wall - cpu - in_line), in_line
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.queue.close()
+
+
+class Memory(ProcFile):
+    """The memory of this process that is its own, and that which it shares with others."""
+
+    def __init__(self):
+        super().__init__("/proc/self/smaps_rollup")
+
+    def now(self) -> list[int] | None:
+        """Return both, KiB; None where the system does not tell.
+
+        The kernel walks all pages for it, which takes milliseconds for each GiB.
+        """
+        words = self.words(4096)
+        held = {b"Private": 0, b"Shared": 0}
+        for name, kib in zip(words, words[1:], strict=False):
+            of = name.partition(b"_")[0]
+            if of in held and name.endswith((b"_Clean:", b"_Dirty:")):
+                held[of] += int(kib)
+        return list(held.values()) if words else None

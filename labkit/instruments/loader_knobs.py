@@ -1,0 +1,38 @@
+"""The settings of somebody's DataLoader, read without importing torch or asking its class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from labkit.instruments.before_calls import held
+from labkit.instruments.stack import is_a
+from labkit.spec import LOADER_KNOBS
+
+
+def torch_loader(loader: object) -> Any:
+    """Return what torch's iterators are made of: the loader, or the one that a wrapper holds."""
+    kept = held(loader)
+    if "fake_l" in kept:  # a fastai DataLoader's
+        return kept["fake_l"]
+    inner = () if "num_workers" in kept else kept.values()
+    return next((each for each in inner if is_a(each, "torch.utils.data", "DataLoader")), loader)
+
+
+def knobs_of(loader: object) -> dict[str, int | bool]:
+    """Return the settings of a torch DataLoader under their own names; {} of anything else."""
+    loader = torch_loader(loader)
+    if not is_a(loader, "torch.utils.data", "DataLoader"):
+        return {}
+    kept = held(loader)
+    knobs = {name: kept.get(name) for name in LOADER_KNOBS}
+    if knobs["batch_size"] is None:  # where a batch sampler was given
+        knobs["batch_size"] = held(kept.get("batch_sampler")).get("batch_size")
+    return {
+        name: value for name, value in knobs.items() if type(value) is int or type(value) is bool
+    }
+
+
+def in_flight(knobs: Mapping[str, int]) -> int:
+    """Return how many batches a loader's workers prepare ahead; 0 where that is not known."""
+    return knobs.get("num_workers", 0) * knobs.get("prefetch_factor", 0)

@@ -1,0 +1,94 @@
+"""Describe what is here: `python -m labkit.instruments.machine`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import torch
+
+from labkit import quotas
+from labkit.instruments import devices
+from labkit.instruments.compiling import compile_lacks
+from labkit.instruments.host import plain_machine
+from labkit.instruments.resources import use_fixed_threads
+
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")  # Linux
+UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    """Describe the machine as seen from `device`, as JSON types."""
+    ram_gib = _gib(quotas.ram_bytes())
+    found = plain_machine()
+    found["versions"]["torch"] = torch.__version__
+    if torch.version.cuda:
+        found["versions"]["cuda"] = torch.version.cuda
+    found |= {
+        "device": str(device),
+        "kind": "cpu" if device.type == "cpu" else "gpu",
+        "memory_gib": ram_gib,
+        "ram_gib": ram_gib,
+        "shm_gib": None,
+        "threads": torch.get_num_threads(),
+    }
+    with contextlib.suppress(OSError):
+        found["shm_gib"] = _gib(shutil.disk_usage("/dev/shm").total)
+    if device.type == "mps":
+        found["name"] = f"Apple GPU ({found['cpu_name']})"
+    if not devices.is_known(device):  # of a loop that is watched
+        return found | {"name": devices.name_of_other(device)}
+    if device.type == "cuda":
+        found |= _describe_card(device)
+    return found | {"compile_lacks": compile_lacks(device)}
+
+
+def _describe_card(device: torch.device) -> dict[str, Any]:
+    """Return what `describe` adds, or says otherwise, of a CUDA device."""
+    card = torch.cuda.get_device_properties(device)
+    uuid = devices.card_uuid(device)
+    found = {
+        "name": card.name,
+        "memory_gib": _gib(card.total_memory),
+        "uuid": uuid,
+        "sm_count": card.multi_processor_count,
+        "driver": None,
+        "pcie": None,
+        "compute_capability": f"{card.major}.{card.minor}",
+    }
+    with contextlib.suppress(pynvml.NVMLError):  # what only the driver tells
+        pynvml.nvmlInit()
+        found["driver"] = pynvml.nvmlSystemGetDriverVersion()
+        link = pynvml.nvmlDeviceGetHandleByUUID(uuid)  # at most: an idle card slows it down
+        generation = pynvml.nvmlDeviceGetMaxPcieLinkGeneration(link)
+        found["pcie"] = f"generation {generation} x{pynvml.nvmlDeviceGetMaxPcieLinkWidth(link)}"
+    return found
+
+
+def cache_bytes(device: torch.device) -> int:
+    """Return the size of the largest data cache in bytes; 0 where nobody tells."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).L2_cache_size
+    sizes = [0]
+    for path in CACHES.glob("index*/size") if device.type == "cpu" else ():
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            size = path.read_text().strip()  # "32K"
+            sizes.append(int(size[:-1]) * UNITS[size[-1]])
+    return max(sizes)
+
+
+def _gib(size_bytes: int) -> float:
+    return round(size_bytes / 2**30, 2)
+
+
+if __name__ == "__main__":
+    use_fixed_threads()
+    found = describe(devices.find_device())
+    found |= {"unused_gpu": devices.unused_gpu(), "devices": devices.usable()}
+    print(json.dumps(found), flush=True)
+    os._exit(0)  # without torch's teardown, which takes a third as long as its import

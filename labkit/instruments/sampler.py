@@ -1,0 +1,213 @@
+"""Which line costs the time: the stack of the main thread is noted 50 times a second.
+
+No system call of the user's is ever interrupted: C code that sleeps, polls or pauses would return
+early. So the main thread is signalled (SIGURG) by a timer on its *user-mode* CPU time only: the
+kernel sends it when a tick finds the thread computing, not in a system call. Python's handler runs
+in the main thread between two instructions. While the thread sleeps, or the system works for it, a
+thread of ours looks at its stack: such a call has let go of the GIL and stands still.
+
+A sample counts for what was spent in its own way since the sample before: user-mode CPU time and
+time in line for a core, CPU time in the system, or sleep. The kernel tells them apart when one is
+due. Our own thread would see the one in line for a core where that happens to be when it gives up
+the GIL: with image decoders, at the first Python call behind them.
+
+A sample is [t_ns, weight_ns, place], a place the number of one of `labkit.instruments.places`.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import os
+import random
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+
+from labkit.instruments import stack
+from labkit.instruments.main_thread import MainThread, Spent, Timer
+from labkit.instruments.places import Places
+from labkit.stamps.events import EventLog, now_ns
+from labkit.stamps.interrupts import signal_of
+
+PERIOD_S = 0.02  # between samples
+# The first samples, of some 5 s, are closer, so that a short script has enough of them: with 400, a
+# share of a half is known to 2.5 points. The workers of a loader share this number and the periods:
+# where each of four on two cores was sampled as often, that alone took 5 % of the cores
+EARLY = 500
+EARLY_S = 0.01  # between these
+MOST_SAMPLES = 100_000  # half an hour of them: 4 MB in the log
+LATE_NS = 1_000_000  # our thread waited for the GIL: the main thread had it, and has moved on
+FLUSH_NS = 500_000_000  # a process that is killed loses no more
+TOLD = "the program is told of every signal, or holds them back"
+FLAG = "watched"  # a file in the run's folder, there while the run goes on
+
+
+class Sampler:
+    """Samples this process's main thread between `start` and `stop`; writes to the log itself."""
+
+    def __init__(self, folder: Path, while_there: Path | None = None, processes: int = 1):
+        """It stops once the file `while_there` is deleted.
+
+        Where several `processes` do the same work, together they are sampled as often as one.
+        """
+        self.log = EventLog(folder)
+        self.places = Places()
+        self.pid = os.getpid()
+        self.while_there = while_there
+        self.processes = processes
+        self.rows: list[tuple[int, int, int]] = []
+        self.missing = ""  # why there are no samples
+        self.in_use = False  # whether a loop goes on
+        self.thread: MainThread | None = None  # while it is sampled
+        self.random = random.Random(now_ns())  # our own: no number of the user's is drawn
+        self.lock = _thread.allocate_lock()  # of the rows and places
+        self.taken = 0
+        self.most = MOST_SAMPLES
+        self.due = 0
+
+    def start(self) -> None:
+        """Begin to sample, unless that goes on; `missing` says why it could not be."""
+        if self.thread is not None or self.taken >= self.most or self.pid != os.getpid():
+            return
+        self.missing = self._why_not()
+        if self.missing:
+            return
+        try:
+            signal.signal(signal.SIGURG, self._in_user_mode)
+            signal.siginterrupt(signal.SIGURG, False)
+            thread = MainThread()
+            self.due = now_ns() + FLUSH_NS
+            self.thread = thread
+            thread.timer.arm(self._period_s())
+            # not of `threading`: the user's list of threads stays as it is
+            _thread.start_new_thread(self._beside, (thread,))
+        except (OSError, RuntimeError) as error:
+            signal.signal(signal.SIGURG, signal.SIG_DFL)
+            self.thread = None
+            self.missing = str(error)
+
+    def _period_s(self) -> float:
+        """Return 0.5 to 1.5 periods: even ones would keep step with the scheduler."""
+        period = EARLY_S if self.taken * self.processes < EARLY else PERIOD_S
+        return period * self.processes * (0.5 + self.random.random())
+
+    def _why_not(self) -> str:
+        """Return why no stack can be sampled here and now; "" where it can."""
+        if sys.platform != "linux":
+            return "stacks are sampled on Linux only"
+        if threading.get_ident() != threading.main_thread().ident:
+            return "the loop does not run in the main thread"
+        if _is_told_of_signals() or signal.SIGURG in signal.pthread_sigmask(signal.SIG_BLOCK, []):
+            return TOLD
+        there = signal.getsignal(signal.SIGURG)
+        other = getattr(there, "__self__", None)
+        if not isinstance(other, Sampler):
+            return "" if there == signal.SIG_DFL else "SIGURG is not free"
+        if other.pid == os.getpid() and other.in_use:
+            return "the loop around this one is sampled"
+        other.stop()  # of a loop that is over for now
+        return ""
+
+    def claim(self, frame: FrameType) -> None:
+        """Sample the loop around `frame`, which has its first batch; other loops are within it."""
+        self.places.begin(frame)
+        self.start()  # a loop within the first fetch may have had the signal
+        self.in_use = True
+
+    def stop(self) -> None:
+        """End the sampling, and let go of the signal."""
+        thread = self.thread
+        self.thread = None
+        if thread is not None and self.pid == os.getpid():
+            thread.release()
+            with contextlib.suppress(ValueError):  # in another thread
+                if signal.getsignal(signal.SIGURG) == self._in_user_mode:
+                    signal.signal(signal.SIGURG, signal.SIG_DFL)
+
+    def _in_user_mode(self, _signal: int, frame: FrameType | None) -> None:
+        """Note where the main thread computes; the kernel found it there."""
+        thread = self.thread
+        if thread is None or frame is None or self.pid != os.getpid():
+            return
+        if _is_told_of_signals():
+            self.missing = TOLD
+            self.stop()
+            return
+        if self.lock.acquire(blocking=False):  # else its time goes to the next sample
+            try:
+                self._take(thread, "user", frame)
+            finally:
+                self.lock.release()
+        if self.thread is thread and self.taken < self.most:
+            thread.timer.arm(self._period_s())  # only now: samples do not nest
+
+    def _beside(self, thread: MainThread) -> None:
+        with contextlib.suppress(Exception):  # Python would show it on the user's stderr
+            self._look_from_beside(thread)
+
+    def _look_from_beside(self, thread: MainThread) -> None:
+        """Note where the main thread sleeps or is in the system; write what has gathered."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGURG])
+        tick = Timer(thread.cpu_clock)
+        while self.thread is thread and self.taken < self.most:
+            if signal.getsignal(signal.SIGURG) != self._in_user_mode:
+                self.missing = "SIGURG is not free"
+                self.stop()
+                break
+            pause_s = self._period_s()
+            due = now_ns() + int(pause_s * 1e9)
+            if thread.sampled.acquire(timeout=pause_s):  # no time.sleep: programs replace it
+                break
+            late = now_ns() - due > LATE_NS
+            with contextlib.suppress(OSError):  # the thread has just ended
+                how = thread.spends_now(tick, late)
+                with self.lock:
+                    frame = stack.top_frame(thread.ident) if how else None
+                    if how and frame is not None and self.thread is thread:
+                        self._take(thread, how, frame)
+                    del frame  # it would keep the user's variables
+            if now_ns() > self.due:
+                self.flush()
+                if self.while_there and not self.while_there.exists():
+                    self.stop()  # the run is over; workers that persist go on
+        tick.delete()
+
+    def _take(self, thread: MainThread, how: Spent, frame: FrameType) -> None:
+        """Place the time spent `how` since its last sample at the stack of `frame`."""
+        try:
+            weight = thread.place(how)
+            if weight > 0:
+                self.rows.append((now_ns(), weight, self.places.number_of(frame)))
+                self.taken += 1
+        except Exception as error:  # of the user's objects: no loop may end on our account
+            if signal_of(error) is not None:
+                raise
+            self.missing = f"{type(error).__name__}: {error}"
+            self.taken = self.most
+
+    def flush(self) -> None:
+        """Write what has gathered, if anything."""
+        if self.pid != os.getpid():  # in a fork the lock may be held for good
+            return
+        with self.lock:
+            self.due = now_ns() + FLUSH_NS
+            if self.rows:
+                self.log.write("lines", pid=self.pid, places=self.places.fresh, rows=self.rows)
+                self.rows = []
+                self.places.fresh = {}
+
+
+def _is_told_of_signals() -> bool:
+    """Return whether the main thread, which asks, has a descriptor that tells it of each signal.
+
+    As an event loop has one, which our signals would wake, or flood while it is kept from reading.
+    Python returns it only when it is taken away; whether it warns when full is not told.
+    """
+    fd = signal.set_wakeup_fd(-1)
+    if fd >= 0:
+        with contextlib.suppress(ValueError, OSError):  # it was closed
+            signal.set_wakeup_fd(fd)
+    return fd >= 0

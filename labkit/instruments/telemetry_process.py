@@ -1,0 +1,47 @@
+"""The telemetry of a process that no supervisor started."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+TELEMETRY_AFTER_NS = 1_000_000_000  # a loop of a second is not worth another process
+TELEMETRY = "telemetry"  # in a run's folder: the file that its telemetry goes on with
+ROOT = str(Path(__file__).parents[2])  # where the package `labkit` is
+
+
+def telemetry_beside(folder: Path) -> Path | None:
+    """Sample the instruments beside this process; None where that cannot be started.
+
+    Returns the file that is deleted to end it. It ends with this process as well, whose child it is
+    not: a program waits for its own children only.
+    """
+    if sys.platform != "linux":  # it could outlive us
+        return None
+    while_there = folder / TELEMETRY
+    with suppress(OSError):  # numbers without telemetry are still numbers
+        while_there.touch()
+        # the shell is over at once, and leaves the process to the system
+        start_telemetry(folder, ["/bin/sh", "-c", '"$@" &', "sh"], str(while_there)).wait()
+        return while_there
+    return None
+
+
+def start_telemetry(
+    folder: Path, through: list[str] | None = None, *while_there: str
+) -> subprocess.Popen[bytes]:
+    """Start to sample into the run in `folder`, by the command `through` where one is given."""
+    path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
+    own = [sys.executable, "-m", "labkit.instruments.telemetry", str(os.getpid()), *while_there]
+    return subprocess.Popen(
+        [*(through or []), *own],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": path, "LABKIT_WATCHING": ""},
+        start_new_session=True,  # no Ctrl-C
+    )

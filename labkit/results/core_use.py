@@ -1,0 +1,69 @@
+"""Who had the machine's cores while a run trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import fmean
+
+from labkit.results.readings import readings
+from labkit.results.run import Run
+
+# Share of time in which other programs had the core of the model's thread, or computed on its GPU
+# (NVML, per process), from which a run's times may be theirs
+FOREIGN_LOAD = 0.20
+
+
+@dataclass(frozen=True)
+class CoreUse:
+    """Cores, on average over the time in which a run trained. None: not recorded."""
+
+    cores: int | None = None  # that the run may use
+    own: float | None = None  # that it used
+    others: float | None = None  # of its cores, that other programs used
+    in_line: float | None = None  # threads of the run that waited for a core
+
+    @property
+    def others_share(self) -> float:
+        """The part of the run's cores that other programs used, 0 to 1."""
+        return (self.others or 0.0) / (self.cores or 1)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other programs use enough of the machine to change the run's times."""
+        return self.others_share > FOREIGN_LOAD
+
+    @property
+    def taken(self) -> float | None:
+        """The part (0 to 1) of the time of the run's threads in which others had their cores.
+
+        With the cores alone the run would have used as many as it had threads at work or in line.
+        """
+        if self.own is None or self.in_line is None:
+            return None
+        alone = min(self.own + self.in_line, self.cores or math.inf)
+        return max(0.0, 1 - self.own / max(alone, 1e-9))
+
+    @classmethod
+    def of(cls, run: Run, ranks_cores: float = 0.0) -> CoreUse:
+        """Return what was recorded of a run; other ranks of the same job used `ranks_cores`."""
+        cores = run.machine.cpu_cores
+        samples = [sample for _, sample in readings(run)]
+        counted = ("own_cpu", "cpu", "cpus")
+        known = [each for each in samples if None not in map(each.get, counted)]
+        if not known:
+            return cls(cores)
+        own = fmean(each["own_cpu"] * each["cpus"] for each in known)
+        everyone = fmean(each["cpu"] * each["cpus"] for each in known)
+        in_line = mean_known(each.get("line_cpu") for each in known)
+        here = known[0]["cpus"]
+        spare = max(0.0, here - (cores or here))  # who is on cores beyond the run's takes nothing
+        others = max(0.0, everyone - own - spare - ranks_cores)
+        return cls(cores, own, others, in_line and in_line * here)
+
+
+def mean_known(values: Iterable[float | None]) -> float | None:
+    """Return the mean of what is known; None where nothing is."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

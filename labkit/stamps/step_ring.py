@@ -1,0 +1,152 @@
+"""Finished steps on their way to the event log.
+
+Writing a line after every step costs a loop with cold caches 25 µs. So the loop only packs the
+step into a memory-mapped ring, which outlives a SIGKILL of its process; the supervisor drains the
+ring into the log twenty times a second, and once more when all is over. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import mmap
+import os
+import struct
+from pathlib import Path
+from typing import NamedTuple, SupportsFloat
+
+from labkit.stamps.events import FILE_NAME, EventLog, events_named, private
+
+RING_NAME = "steps.ring"
+# 2.9 s of 1.4 ms steps: how long the draining process may be held up. A larger ring is cold when
+# the loop comes round to it: with 16,384 slots recording a step took 39 µs, with 2,048 12 µs.
+SLOTS = 2_048
+# A slot: copy start and end, busy start and end on the device (all 0 where it has none), then
+# number, 4 host stamps, samples, CPU time, loss, number again. A slot whose two numbers differ is
+# being written, or was when the end came. The first is written before all else and read after it,
+# the last the other way round.
+SLOT = struct.Struct("=4q7qdq")
+NUMBER = struct.Struct("=q")
+WORDS = SLOT.size // 8
+FIRST = 4 * NUMBER.size  # where the numbers are
+LAST = SLOT.size - NUMBER.size
+NO_DEVICE = (0,) * 4
+DRAIN_S = 0.05
+
+
+class FinishedStep(NamedTuple):
+    """A step that is over, as the log holds it; moments in ns."""
+
+    number: int  # from 0
+    stamps: tuple[int, ...]  # the host asked for data, had it, had issued its copy and the compute
+    samples: int
+    loss: SupportsFloat  # of a GPU's a tensor, until the device is through with the step
+    device: tuple[int, ...] = NO_DEVICE  # from when to when it copied, and was busy
+    cpu_ns: int = 0  # that the loop's thread computed; 0 where it was not read
+    batch_bytes: int = 0  # of the large arrays in its batch; 0 where they are not known
+    exchange: tuple[int, ...] = ()  # of ranks: the gradients were complete, and were averaged
+
+    def line(self) -> str:
+        """Return the line of JSON that the log holds."""
+        number, stamps, samples, loss, device, cpu_ns, batch_bytes, exchange = self
+        # 9 digits are all of a float32; JSON has no NaN
+        shown_loss = f"{float(loss):.9g}" if math.isfinite(float(loss)) else "null"
+        asked, ready, copied, done = stamps
+        copy_start, copy_end, start, end = device
+        cpu = f',"cpu":{cpu_ns}' if cpu_ns else ""
+        size = f',"bytes":{batch_bytes}' if batch_bytes else ""
+        on_device = f',"copy":[{copy_start},{copy_end}],"busy":[{start},{end}]' if end else ""
+        sent = f',"comm":{list(exchange)}' if exchange else ""
+        return (
+            f'{{"event":"step","i":{number},"t":[{asked},{ready},{copied},{done}],'
+            f'"n":{samples},"loss":{shown_loss}{cpu}{size}{on_device}{sent}}}'
+        )
+
+
+class StepRing:
+    """The loop's side: packs finished steps into the ring in `folder`."""
+
+    def __init__(self, folder: str | Path):
+        fd = private(os.path.join(folder, RING_NAME), os.O_RDWR | os.O_CREAT)
+        try:
+            blank = bytes(SLOTS * SLOT.size)  # written, so that no page fault is left for the loop
+            if os.write(fd, blank) < len(blank):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), RING_NAME)
+            self.ring = mmap.mmap(fd, len(blank))
+        finally:
+            os.close(fd)
+        # Cold caches: storing nine words so takes a loop 4 µs, Struct.pack_into 7
+        self.words = memoryview(self.ring).cast("q")
+        self.reals = memoryview(self.ring).cast("d")
+
+    def add(self, step: FinishedStep) -> None:
+        """Record a step: all but the size of its batch and the exchange, which no slot holds."""
+        number, stamps, samples, loss, device, cpu_ns, _, _ = step
+        words = self.words
+        at = number % SLOTS * WORDS
+        words[at + 4] = number + 1
+        if device is not NO_DEVICE:
+            words[at], words[at + 1], words[at + 2], words[at + 3] = device
+        words[at + 5], words[at + 6], words[at + 7], words[at + 8] = stamps
+        words[at + 9] = samples
+        words[at + 10] = cpu_ns
+        self.reals[at + 11] = float(loss)
+        words[at + 12] = number + 1
+
+
+class Drain:
+    """The other side: moves steps from the ring in `folder` to the event log."""
+
+    def __init__(self, folder: str | Path, log: EventLog):
+        self.path = Path(folder) / RING_NAME
+        self.log = log
+        self.ring: mmap.mmap | None = None
+        self.next = 1  # the number of the first step that is not in the log yet
+
+    def drain(self) -> None:
+        """Append the steps that have been finished since the last call."""
+        if self.ring is None:
+            with contextlib.suppress(OSError, ValueError):
+                self.ring = _mapped(self.path)
+        lines = []
+        while self.ring:
+            at = (self.next - 1) % SLOTS * SLOT.size
+            (number,) = NUMBER.unpack_from(self.ring, at + LAST)
+            if number < self.next:
+                break
+            *device, _, t0, t1, t2, t3, samples, cpu_ns, loss, _ = SLOT.unpack_from(self.ring, at)
+            if NUMBER.unpack_from(self.ring, at + FIRST) != (number,):
+                break
+            stamps = (t0, t1, t2, t3)
+            step = FinishedStep(number - 1, stamps, samples, loss, tuple(device), cpu_ns)
+            lines.append(step.line())
+            self.next = number + 1
+        if lines:
+            self.log.write_line("\n".join(lines))
+
+    def remove(self) -> None:
+        """Drain what is left and remove the ring. Call it once the loop's process is gone."""
+        self.drain()
+        self.ring = None
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+        self.log.flush()  # on a full disk there may be room now
+
+
+def _mapped(path: Path) -> mmap.mmap | None:
+    """Return the ring at `path`; None where it is not whole yet."""
+    with open(path, "rb", opener=private) as file:
+        if os.fstat(file.fileno()).st_size != SLOTS * SLOT.size:
+            return None
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def recover(folder: str | Path) -> None:
+    """Write the steps that a killed supervisor had not, and remove the ring."""
+    drain = Drain(folder, EventLog(folder))
+    for step in events_named("step", Path(folder) / FILE_NAME):
+        drain.next = step["i"] + 2
+    if drain.path.exists():
+        drain.log.write_line("")  # ends a line that was torn
+        drain.remove()

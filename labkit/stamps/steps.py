@@ -1,0 +1,120 @@
+"""Events of which there are many, in little memory.
+
+A step is a row of whole numbers: about 60 bytes, where its event as objects takes 1 kB.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from labkit.stamps.record import Event
+
+ALL = slice(None)
+# Moments of the host, ns: it asks for a batch, has it, has issued its copy, has issued the compute;
+# on a CPU the copy and the compute are over then
+HOST = ("asked", "ready", "copied", "done")
+COUNTS = ("i", "n", "cpu", "bytes")  # keys of an event that hold a number
+MOMENTS = {  # {key of an event: the columns of the numbers that it may hold}
+    "t": HOST,
+    "copy": ("copy_start", "copy_end"),
+    "busy": ("busy_start", "busy_end"),
+    "comm": ("complete", "averaged"),
+}
+SAME_MOMENT = {  # where a step has no times of a device, it worked while the host waited
+    "copy_start": "ready",
+    "copy_end": "copied",
+    "busy_start": "copied",
+    "busy_end": "done",
+}
+BUSY = MOMENTS["busy"]  # the device computes from the one to the other
+STAMPS = ("asked", "ready", *MOMENTS["copy"], *BUSY)  # the columns of `Run.stamps`
+MOMENT_NAMES = {name for names in MOMENTS.values() for name in names}
+MISSING = -(2**63)  # less than any number in an event
+
+
+class Texts:
+    """Events that are seldom read, kept as JSON: a tenth of what they take as objects."""
+
+    def __init__(self) -> None:
+        self._texts: list[bytes] = []
+
+    def append(self, event: Event) -> None:
+        """Take in an event."""
+        self._texts.append(json.dumps(event, separators=(",", ":")).encode())
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __iter__(self) -> Iterator[Event]:
+        return map(json.loads, self._texts)
+
+
+class Steps:
+    """The `step` events in order, in columns: those that every step has, and those that came."""
+
+    def __init__(self) -> None:
+        self._columns = {name: array("q") for name in ("i", "n", *HOST)}
+        self._losses = array("d")
+        self.after_pauses: list[int] = []  # steps before which time was left out
+
+    def __len__(self) -> int:
+        return len(self._losses)  # the last to grow
+
+    def append(self, event: Event) -> None:
+        """Take in a `step` event that has been checked."""
+        row = {name: event[name] for name in COUNTS if event.get(name) is not None}
+        for key, names in MOMENTS.items():
+            row.update(zip(names, event.get(key) or (), strict=False))
+        for name in row.keys() - self._columns.keys():
+            self._columns[name] = array("q", [MISSING]) * len(self)
+        for name, column in self._columns.items():
+            column.append(row.get(name, MISSING))
+        loss = event.get("loss")
+        self._losses.append(math.nan if loss is None else loss)
+
+    def leave_out(self, began_ns: int, ended_ns: int) -> None:
+        """Have no step contain this time: the one that went on then begins later by as much."""
+        done = self.moments("done")
+        number = int(np.searchsorted(done, began_ns))
+        if number == len(done) or self._columns["asked"][number] > began_ns:
+            return
+        for name in set(self._columns) & MOMENT_NAMES:
+            at_ns = self._columns[name][number]
+            if MISSING < at_ns <= began_ns:
+                self._columns[name][number] = at_ns + ended_ns - began_ns
+            elif began_ns < at_ns < ended_ns:  # a GPU that went on
+                self._columns[name][number] = ended_ns
+        self.after_pauses.append(number)
+
+    def moments(self, name: str, rows: slice = ALL) -> np.ndarray:
+        """Return a column (rows,) int64; of a device's moment that is missing, the host's."""
+        if name in self._columns:
+            column = self._columns[name][rows]
+            values = np.array(column)  # a copy: what lends its memory cannot grow
+        else:
+            values = np.full(len(range(len(self))[rows]), MISSING)
+        if name in SAME_MOMENT:
+            values = np.where(values == MISSING, self.moments(SAME_MOMENT[name], rows), values)
+        return values
+
+    def numbers(self, name: str, rows: slice = ALL) -> np.ndarray:
+        """Return a column (rows,) that is no device's moment, float64: NaN is a gap."""
+        values = self.moments(name, rows)
+        return np.where(values == MISSING, math.nan, values)
+
+    def losses(self) -> list[float]:
+        """Return the loss of every step: NaN where it was not finite."""
+        return self._losses.tolist()
+
+    def table(self, names: Iterable[str], rows: slice) -> np.ndarray:
+        """Return several columns of `moments` (rows, names) int64, ns on the log's clock."""
+        return np.column_stack([self.moments(name, rows) for name in names])
+
+    def has_device_times(self) -> bool:
+        """Return whether the times of a device are known, of a step at least."""
+        return "busy_start" in self._columns
