@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 from planted import QUICK, wait_until
-from test_diagnosis import fake, steps
+from played_gpu import GPU, MS, log, play
 
 from labkit.diagnosis.findings import NEIGHBOUR
-from labkit.diagnosis.judge import diagnose
 from labkit.process import handle
 from labkit.results.launch import launch
 from labkit.stamps.events import EventLog
@@ -215,11 +214,10 @@ def telemetry_of(folder, count, **environment):
     return events, samples()
 
 
-def verdict(inside, before=()):
-    """The diagnosis of a starved run on a GPU with these samples, in and before its steps."""
-    samples = [sample | {"t_ns": 0} for sample in before]
-    samples += [sample | {"t_ns": 10**9} for sample in inside]
-    return diagnose(fake(steps(wait=50), kind="gpu", telemetry=samples))
+def verdict(folder, sample):
+    """The diagnosis of a starved run on a GPU of which this was read."""
+    read = {"event": "telemetry", **sample, "t_ns": 2000 * MS}
+    return log(folder, GPU, {"num_workers": 0}, *play(prep=50.0)[0], read).diagnose()
 
 
 def test_a_card_is_found_by_its_uuid_whatever_nvmls_order_and_may_be_lost(stub, tmp_path):
@@ -284,10 +282,10 @@ def scenes(stub):
 
 
 @pytest.mark.parametrize("who", SCENES)
-def test_a_card_is_shared_where_others_compute_and_not_where_they_rest(who, scenes):
+def test_a_card_is_shared_where_others_compute_and_not_where_they_rest(who, scenes, tmp_path):
     sample, (*_, others, others_sm, is_shared) = scenes[who], SCENES[who]
     assert (sample["others"], sample["others_sm"]) == (others, others_sm)
-    found = verdict([sample])
+    found = verdict(tmp_path, sample)
     assert (found.findings[0].cause == NEIGHBOUR) == is_shared
     assert found.bottleneck == ("unsure" if is_shared else "input")
     if is_shared:
