@@ -111,7 +111,7 @@ def test_headroom_without_workers_counts_what_the_card_did_and_not_what_it_was_g
 ):
     gpu = cards("H200")
     a = torch.empty(4096, 4096, device=DEVICE)
-    step_ms = gpu.kernel_us(gpu.cards[0], 2 * 4096**3, 0) / 1e3  # between the two
+    step_ms = gpu.kernel_us(2 * 4096**3, 0) / 1e3  # between the two
 
     loader = torch.utils.data.DataLoader(Waiting(item_ms / 1e3, 600), batch_size=1)
     for _ in (room := lk.headroom(loader)):
