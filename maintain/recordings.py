@@ -20,13 +20,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from labkit import Pipeline, load, machine
 from labkit.course.slow_script import LADDER, SlowScript
 from labkit.knobs import check_names
 from labkit.results import privacy, saving
-from labkit.results.hardware import machine
 from labkit.results.launch import launch
-from labkit.results.library import load
-from labkit.spec import Pipeline
 from labkit.stamps.record import Event, events_of
 
 LISTED = Path(__file__).with_name("recordings.json")

@@ -73,10 +73,6 @@ def always(*findings):
     return lambda knobs: findings
 
 
-def if_fused(fast):
-    return lambda knobs: fast if knobs["fused_optimizer"] else 100
-
-
 def test_what_gains_is_kept_one_after_the_other_until_the_device_is_the_limit():
     def rate(knobs):
         return workers(knobs) * (1.4 if knobs["precision"] == "bf16" else 1)
@@ -104,14 +100,6 @@ def test_losses_that_are_not_finite_undo_a_change_and_what_gains_nothing_is_a_nu
     assert climb.tried[2].said == "no gain"
     assert len(climb.tried) == 3  # neither is tried again, nor what loses 4 %
     assert climb.changes == {} and "no setting is expected to gain" in climb.stopped
-
-
-def test_a_small_gain_is_measured_again_and_one_lucky_run_is_none():
-    lucky = iter([100, 106, 101, 99])
-    for rate, gains in ((lambda knobs: next(lucky), False), (if_fused(106), True)):
-        climb = climbed(rate, always(FUSED))
-        assert bool(climb.changes) == gains
-        assert [len(each.rates) for each in climb.tried] == [2, 2]
 
 
 def test_twelve_runs_and_an_interrupt_end_it_with_the_best_so_far():

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from labkit import watch
 from labkit.bench.first_call import FirstCallHook
 from labkit.stamps.events import events_named
-from labkit.view.watch_live import watch
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="scripts are run by fork")
 

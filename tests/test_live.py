@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import labkit
-from labkit.results.run import Run
+from labkit import Run
 from labkit.view import display, style
 from labkit.view.display import in_notebook
 from labkit.view.live import LiveView, RunDisplay

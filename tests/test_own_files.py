@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import labkit as lk
+from labkit import Pipeline
 from labkit.process import device_lock, family, folders, leftovers, run_mark
 from labkit.results.saving import FileKept
-from labkit.spec import Pipeline
 from labkit.stamps.folder_rights import NotOurs
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="POSIX permissions and ids")

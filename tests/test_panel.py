@@ -9,10 +9,10 @@ import pytest
 from helpers import ended, until
 
 import labkit as lk
+from labkit import Pipeline, Run
 from labkit.process import device_lock
 from labkit.results.failures import REMEDIES
-from labkit.results.run import Run
-from labkit.spec import KNOBS, Pipeline
+from labkit.spec import KNOBS
 from labkit.stamps.record import events_of
 from labkit.view.controls import Control
 

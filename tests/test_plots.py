@@ -13,8 +13,8 @@ from matplotlib.transforms import Bbox
 from PIL import Image
 from played_gpu import CPU, END, GPU, MS
 
+from labkit import Pipeline
 from labkit.results.sweep import Sweep
-from labkit.spec import Pipeline
 from labkit.view.run_figure import curves
 from labkit.view.several_figures import draw_sweep
 

@@ -10,8 +10,8 @@ import pytest
 from played_gpu import CPU, host_steps, lines_of, written
 
 import labkit as lk
+from labkit import Run
 from labkit.results.launch import launch
-from labkit.results.run import Run
 from labkit.stamps import events, step_ring
 from labkit.stamps.record import Tail
 from labkit.view.run_figure import step_parts

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 import labkit as lk
+from labkit import Pipeline
 from labkit.results.script import whole_script
-from labkit.spec import Pipeline
 
 SHORT = {"steps": 6, "seconds": None, "xray": False, "device": "cpu", "width": 32, "depth": 2}
 SAME = {  # scripts whose losses are those of their run

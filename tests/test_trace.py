@@ -10,10 +10,10 @@ import pytest
 from test_plots import overflow
 
 import labkit as lk
+from labkit import trace
 from labkit.__main__ import main
 from labkit.traces import file as trace_file
 from labkit.traces.events import uses_tensor_cores
-from labkit.traces.read import TraceError, trace
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 
@@ -152,8 +152,6 @@ def test_host_work_outside_operators_is_not_launch_and_is_called_by_its_name(rea
 OPERATOR = {"External id": 3}
 COLLECTIVES = [
     [kernel(2, 20, 60, "ncclDevKernel_AllReduce_Sum_f32_RING_LL()")],
-    [kernel(2, 20, 60, "void rcclGenericKernel<1, false>(x*)")],
-    [kernel(2, 20, 60, "void vllm::cross_device_reduce_1stage<half, 8>(int)")],
     [op(20, 5, "nccl:all_reduce", **OPERATOR), kernel(2, 20, 60, "reduce", **OPERATOR)],
 ]
 
@@ -201,7 +199,7 @@ def test_the_file_says_rank_and_device_and_several_devices_are_busy_together(rea
     result = read({"distributedInfo": {"rank": 3}, **mi300, "traceEvents": work})
     assert (result.rank, result.device_name) == (3, "AMD Instinct MI300X")
     assert result.gpu_utilization == 0.6 and "2 devices" in result.notes[0]
-    with pytest.raises(TraceError, match=r"2 ranks \(processes 11, 12\): write one file per rank"):
+    with pytest.raises(ValueError, match=r"2 ranks \(processes 11, 12\): write one file per rank"):
         read([*LADDER[1:], step(0, 100, pid=11), step(0, 100, pid=12)])
 
 
@@ -225,12 +223,12 @@ def test_ranks_are_read_from_a_folder_or_an_archive(tmp_path, capsys):
     assert overflow(found.plot()) == [] == overflow(found.timeline())
     assert main(["trace", str(folder), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ranks"][2]["busy"]["exposed_comm"] == 0.55
-    with pytest.raises(TraceError, match="several ranks"):
+    with pytest.raises(ValueError, match="several ranks"):
         found[0].compare(found)
     packed = Path(shutil.make_archive(tmp_path / "job", "gztar", folder))
     assert trace(packed).ranks == found.ranks
     packed.write_bytes(packed.read_bytes()[:200])
-    with pytest.raises(TraceError, match="damaged|cut short"):
+    with pytest.raises(ValueError, match="damaged|cut short"):
         trace(packed)
 
 
@@ -265,5 +263,5 @@ def test_small_faults_are_mended_and_noted(read):
 
 def test_more_events_than_the_limit_are_refused(read, monkeypatch):
     monkeypatch.setattr(trace_file, "MAX_EVENTS", 3)
-    with pytest.raises(TraceError, match="more than 3"):
+    with pytest.raises(ValueError, match="more than 3"):
         read(GOOD)

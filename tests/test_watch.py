@@ -14,9 +14,9 @@ import torch
 from helpers import Waiting
 from torch.utils.data import DataLoader, Dataset
 
+from labkit import watch
 from labkit.process import folders
 from labkit.view import watch_live, watch_shown
-from labkit.view.watch_live import watch
 from labkit.view.watch_shown import progress_line
 from labkit.watching import recorder as recording
 
@@ -235,7 +235,7 @@ def test_a_run_of_days_keeps_a_bounded_log_and_many_generators_few_watches(monke
 
 CELL = """
 import time, sys
-from labkit.view.watch_live import watch
+from labkit import watch
 watched = watch(list(range(60)))
 for i in watched: time.sleep(0.02)
 """

@@ -26,7 +26,7 @@ posix_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows has 
 def test_telemetry_is_no_child_of_the_script_and_does_not_outlive_it_when_it_is_killed(by):
     code = """
 import os, psutil, time
-from labkit.view.watch_live import watch
+from labkit import watch
 def telemetry():
     for each in psutil.process_iter(["cmdline", "cwd"]):
         if "labkit.instruments.telemetry" in (each.info["cmdline"] or ()):
@@ -47,7 +47,7 @@ for i in watch(range(10**9), live=False):
 
 SCRIPT = """
 import sys, time
-from labkit.view.watch_live import watch
+from labkit import watch
 batches = list(range(20))
 for epoch in range(2):
     for i in watch(batches):
@@ -160,7 +160,7 @@ def test_every_signal_reaches_the_script_once_whether_it_is_sent_to_us_or_to_our
 
 COUNTS = """
 import os, time
-from labkit.view.watch_live import watch
+from labkit import watch
 print("up", flush=True)
 print(os.getpid(), flush=True)
 for i in watch(range(60), live=False): time.sleep(0.02)
@@ -292,7 +292,7 @@ def test_a_labkit_of_the_scripts_own_is_what_it_imports_and_is_watched_all_the_s
 
 WATCHED_TWICE = """
 import os, torch
-from labkit.view.watch_live import watch
+from labkit import watch
 from torch.utils.data import DataLoader
 net = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(net.parameters(), 0.1)

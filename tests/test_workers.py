@@ -120,6 +120,8 @@ def test_the_whole_time_of_a_script_is_shared_out_by_loops_and_adds_up_to_one(tm
     assert trains["seconds"] > 120 * 0.002 and validates["seconds"] > 60 * 0.02
     assert (trains["place"], validates["place"]) == ("train.py:8", "train.py:12")
     assert {"before the first batch", "between epochs", "checkpoints"} <= parts.keys()
+    causes = {each["cause"]: each for each in found["findings"]}
+    assert "the loop over `test` (train.py:12), 3 times" in causes["validation"]["evidence"]
 
 
 # -- headroom ------------------------------------------------------------------------------------
