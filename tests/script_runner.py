@@ -31,7 +31,10 @@ def begin(script, place, is_watched):
         folder = place.parent / f"{place.name}.runs"
         folder.mkdir()
         os.environ["LABKIT_WATCHING"] = run_folders.of_script = str(folder)
+        from labkit.watching import script_loops
         from labkit.watching.hook import install
+
+        script_loops.MOST_LOADERS = 1_000  # so that each loop of untouched_loops.py is recorded
 
         install(sys.modules["torch.utils.data.dataloader"])
         install(sys.modules["torch.optim.optimizer"])

@@ -3,6 +3,7 @@
 import copy
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -223,6 +224,7 @@ def ended(tmp_path_factory):
     for name, (script, _) in SCRIPTS.items():
         code = f"if __name__ == '__main__':\n{script}".replace("\n", "\n    ")
         (folder / f"{name}.py").write_text(BEGINS + code)
+    shutil.copy(Path(__file__).with_name("untouched_loops.py"), folder)
     runner = Path(__file__).with_name("script_runner.py")
     quiet = os.environ | {"OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, runner, folder], check=True, env=quiet)
@@ -230,12 +232,12 @@ def ended(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", [*SCRIPTS, "untouched_loops"])
 def test_a_watched_script_prints_writes_and_ends_as_without_us(name, ended):
     (plain, _), (watched, said) = (outcome(ended, how, name) for how in ("plain", "watched"))
     assert watched == plain
     assert len(said) == (name == "the_disk_is_full"), said
-    steps = SCRIPTS[name][1]
+    steps = SCRIPTS.get(name, (None, None))[1]
     logs = (ended / "watched" / f"{name}.runs").glob("*/events.jsonl")
     assert steps is None or sum(len(list(events_named("step", log))) for log in logs) == steps
 

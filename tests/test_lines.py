@@ -210,52 +210,6 @@ def test_padding_of_somebodys_batches_is_told_from_other_whole_numbers():
         assert padding_of(other) is None, other
 
 
-def grown_in(loop):
-    """Return what is found to grow in a loop, which has itself looked at by what it is given."""
-    grown = Growth()
-
-    def look(step):
-        grown.look(sys._getframe(1), loop.__code__, step)
-        return {*grown.found}
-
-    loop(look)
-    return grown.found
-
-
-def test_what_grows_is_told_from_what_is_emptied_and_no_code_of_the_users_is_run():
-    class Lazy:
-        def __getattr__(self, name):
-            raise AssertionError(f"{name} was asked for")
-
-    def loop(look):
-        lazy = Lazy()
-        window = []
-        losses = []
-        on_card = []
-        own = []
-        weight = torch.ones(1, requires_grad=True)
-        total = 0.0
-        for step in range(160):
-            window.append(weight * 2)
-            losses.append(weight * 2)
-            on_card.append(torch.empty(1_000_000, device="meta"))
-            own.append(lazy)
-            total = total + weight * 2
-            if len(window) == 40:
-                window.clear()
-            if step % 16 == 15:
-                looks.append(look(step))
-        total = 0.0 + weight * 2
-        look(160)
-
-    looks = []
-    found = grown_in(loop)
-    # A sum keeps the graph of each step
-    assert looks[-1] == {"losses", "on_card", "own", "total"}
-    assert {*found} == {"losses", "on_card", "own"} and found["losses"]["graph"]
-    assert found["losses"]["bytes"] == 160 * 4 and found["on_card"]["bytes"] < 1e6
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="stacks are sampled on Linux only")
 def test_no_sleep_in_c_code_is_cut_short_and_both_kinds_of_time_are_seen():
     sleep = ctypes.CDLL(None).usleep  # returns -1 where a signal ends it
@@ -452,3 +406,31 @@ def test_a_comparison_of_runs_draws_the_earlier_one_above_the_later_on_one_time_
     earlier, later, *_ = compared.plot().axes
     assert np.ptp(earlier.get_xlim()) == pytest.approx(np.ptp(later.get_xlim()))
     assert earlier.get_title(loc="left").startswith("before")
+
+
+# -- other programs --------------------------------------------------------------------------------
+
+BESIDE = {"event": "beside", "processes": [{"pid": 12, "name": "blender", "cores": 1.0}]}
+
+
+@pytest.mark.parametrize(
+    "work, cpu, line_cpu, first",
+    [
+        (("forward", "model()"), 1.0, 0.4, "unsure"),
+        (("python", "json.dumps()"), 1.0, 0.4, "host"),
+        (("forward", "model()"), 1.0, 0.02, "compute"),
+    ],
+)
+def test_other_programs_that_have_the_cores_come_first_and_a_line_stays_what_it_is(
+    work, cpu, line_cpu, first, tmp_path
+):
+    found = watched_loop(tmp_path, FLAT_MS, BESIDE, work=work, cpu=cpu, line_cpu=line_cpu)
+    found = found.diagnose()
+    what, why, do = str(found).split("\n")[:3]
+    assert found.bottleneck == first
+    others = "Other programs used 1.0 of 2 cores meanwhile: blender (pid 12)"
+    assert (others in what) == (cpu == 1.0)
+    if first == "unsure":
+        had = "44% of the time in which this program had work, others had its cores"
+        assert (had in why) == (line_cpu is not None)
+        assert do.startswith("Do: Stop the other work and run again.")
