@@ -126,7 +126,7 @@ def test_a_slow_item_is_named_and_waiting_is_told_from_computing(workers):
         cpu_ms.append(recorded[0].item_cpu_ms)  # no stall of the machine is in it
     assert cpu_ms[1] < 0.5 * cpu_ms[0] and recorded.cpu_share < 0.5
     assert "37 (" in repr(recorded)
-    assert recorded.plot(seconds=0.5).axes
+    assert recorded.plot().axes
 
 
 # -- the whole time ------------------------------------------------------------------------------
