@@ -7,6 +7,7 @@ canvas gives way to the final figure, as a PNG.
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import anywidget
 import traitlets
@@ -16,10 +17,23 @@ from labkit.results.run import Run
 from labkit.results.sweep import Sweep
 from labkit.view import display
 from labkit.view.live_frame import live_frame, live_line
-from labkit.view.page_files import STYLE_SHEET, script_of
 
+HERE = Path(__file__).parent
+STYLE_SHEET = HERE / "live.css"
 FRAME_S = 0.1  # s between two frames: a browser on the same cores takes time from the run
 SHARE = 0.05  # of a core, at most, for packing frames: those of long runs are costly
+
+
+def script_of(*names: str) -> str:
+    """Return files of JavaScript, joined: the page loads a widget's as one module."""
+    return "\n".join((HERE / name).read_text("utf-8") for name in names)
+
+
+class PanelAccess(anywidget.AnyWidget):
+    """Shows nothing: it names the controls of the panel it stands in, and keeps the focus there."""
+
+    _esm = script_of("panel_access.js")
+    _css = STYLE_SHEET
 
 
 class LiveView(anywidget.AnyWidget):
