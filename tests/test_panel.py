@@ -182,7 +182,7 @@ def test_ten_presses_of_run_start_one_run_stop_ends_it_and_the_kernel_stays_free
         workers = shown.controls["num_workers"].widget
         await asyncio.to_thread(setattr, workers, "value", 3)
         await press_ten_times()
-        await until(lambda: shown.view.tick >= 3)  # and not only when the run has ended
+        await until(lambda: shown.view.drawn_steps >= 3)  # and not only when the run has ended
         await press_ten_times()
         assert shown.running and "labkit-old" in shown.verdict._dom_classes  # it is not this run's
         assert shown.task.get_loop() is asyncio.get_running_loop()
@@ -202,7 +202,7 @@ def test_no_run_is_left_behind_when_drawing_breaks_or_the_panel_is_closed(monkey
         closed = played()
         for shown in (broken, closed):
             shown.start()
-        await until(lambda: closed.view.tick > 0)
+        await until(lambda: closed.view.drawn_steps > 0)
         closed.close()
         for shown in (broken, closed):
             await asyncio.wait_for(shown.task, 120)

@@ -1,7 +1,7 @@
 """The live view of runs: a small canvas in a notebook, one line of text everywhere else.
 
-The kernel only packs float32 numbers, which the browser draws (see live_frame.py). In the end the
-canvas gives way to the final figure, as a PNG.
+The kernel only sends numbers, which the browser draws (see live_frame.py). In the end the canvas
+gives way to the final figure, as a PNG.
 """
 
 from __future__ import annotations
@@ -47,10 +47,9 @@ class LiveView(anywidget.AnyWidget):
     )
     _css = STYLE_SHEET
 
-    frame = traitlets.Bytes(b"").tag(sync=True)  # float32; see `live_frame`
-    overlay = traitlets.Bytes(b"").tag(sync=True)  # the frame of the run before
+    frame = traitlets.Dict().tag(sync=True)  # see `live_frame`
+    overlay = traitlets.Dict().tag(sync=True)  # the frame of the run before
     overlay_name = traitlets.Unicode("run before").tag(sync=True)
-    tick = traitlets.Int(0).tag(sync=True)  # frames sent
     status = traitlets.Unicode("").tag(sync=True)
     badge = traitlets.Unicode("").tag(sync=True)
     device = traitlets.Unicode("device").tag(sync=True)  # "CPU" or "GPU" once known
@@ -70,7 +69,7 @@ class LiveView(anywidget.AnyWidget):
 
     def show_before(self, before: Run | None) -> None:
         """Draw `before`'s utilization faintly behind; None removes it."""
-        self.overlay = b"" if before is None else live_frame(before)
+        self.overlay = {} if before is None else live_frame(before)
         self.overlay_name = (before.mark if before else None) or "run before"
 
     def update(self, running: Run | Ranks) -> None:
@@ -94,7 +93,7 @@ class LiveView(anywidget.AnyWidget):
             self.run = run
             self.serial += 1
             self.drawn_steps = 0
-            self.frame = b""
+            self.frame = {}
             self.device = "device"
             self.badge = what.mark or ""
         if run is None:
@@ -104,7 +103,6 @@ class LiveView(anywidget.AnyWidget):
         if run.steps > self.drawn_steps:
             self.drawn_steps = run.steps
             self.frame = live_frame(run, self.serial)
-            self.tick += 1
 
     def follow(self, running: Run | Ranks) -> None:
         """Do as `update`, but, once there are steps to be seen, ten times a second at most."""
