@@ -169,7 +169,7 @@ def test_a_row_that_needs_a_compiler_says_what_is_missing(monkeypatch):
         ([0, 4], "int", 0, 8),
         ([0.5, 2.0], "float", 0, 4),
         ([-2, 3], "int", -4, 6),
-        ([False, True], "bool", None, None),
+        ([False, True], "str", None, None),
         ([None, 2], "str", None, None),
     ],
 )
