@@ -82,7 +82,7 @@ def train_together(trainer: DistributedTrainer, items: data.Images, log: EventLo
     job.seconds = None
     train(trainer, iterator, timeline, job)
     log.write("memory", peak_bytes=resources.peak_bytes(trainer.device))
-    flops.write_work(trainer, log)
+    flops.write_work(job, trainer.device, log)
     shared_end.wait()
     dist.barrier()  # nobody closes a connection that another one still uses
 
