@@ -17,7 +17,6 @@ from labkit import Pipeline
 from labkit.bench import formats
 from labkit.bench import resolve_config as resolving
 from labkit.bench.data import noise_batch
-from labkit.bench.first_call import FirstCallHook
 from labkit.bench.gradient_exchange import Communication, rank_timeline
 from labkit.bench.loop import Trainer
 from labkit.instruments import devices
@@ -167,29 +166,6 @@ def test_headroom_without_workers_counts_what_the_card_did_and_not_what_it_was_g
     for _ in (room := lk.headroom(loader)):
         a @ a
     assert room.factor == pytest.approx(max(item_ms / step_ms, 1), rel=0.03)
-
-
-@pytest.mark.parametrize(
-    "card, layer, precision",
-    [
-        ("A100", torch.nn.Conv2d(3, 64, 3), "tf32"),
-        ("A100", torch.nn.Identity(), "fp32"),  # most of the rest is a product of matrices
-        ("T4", torch.nn.Conv2d(3, 64, 3), "fp32"),
-    ],
-)
-def test_a_watched_model_has_the_peak_of_the_format_its_operators_run_in(
-    card, layer, precision, cards, monkeypatch, tmp_path
-):
-    cards(card)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # PyTorch's default
-    model = torch.nn.Sequential(layer, torch.nn.Flatten(), torch.nn.LazyLinear(2))
-    model(torch.empty(4, 3, 8, 8))
-    model.to(DEVICE)
-    first = FirstCallHook(model)
-    model(torch.empty(4, 3, 8, 8, device=DEVICE))
-    first.write(EventLog(tmp_path), None)
-    [work] = events_in(tmp_path, "work")
-    assert work["precision"] == precision
 
 
 @pytest.mark.parametrize(

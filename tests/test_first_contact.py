@@ -12,7 +12,6 @@ from played_gpu import log as logged
 import labkit as lk
 from labkit import course
 from labkit.bench import handoff
-from labkit.bench.first_call import FirstCallHook
 from labkit.diagnosis import step_table
 from labkit.diagnosis.causes.compute import fuse
 from labkit.diagnosis.causes.launches import compiled
@@ -101,37 +100,6 @@ def test_a_queue_that_fills_is_no_step_that_takes_longer_and_longer():
     assert body_seconds(stamps) == pytest.approx(0.010)
 
 
-def test_the_format_of_a_model_is_that_of_an_autocast_within_its_forward():
-    """As accelerate wraps it, and with it Hugging Face's Trainer."""
-    model = torch.nn.Sequential(torch.nn.Linear(4, 2))
-    model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
-    first = FirstCallHook(model)
-    model(torch.ones(3, 4))
-    assert first.given.autocasts and first.given.number_format == "bf16"
-    assert first.given.rows == 3
-    first.remove()
-    assert not model._forward_pre_hooks and not model[0]._forward_pre_hooks
-
-
-def test_no_hook_lies_within_what_dynamo_compiles_or_torchscript_has(monkeypatch):
-    def hooks_in(model):
-        FirstCallHook(model)
-        return [len(part._forward_pre_hooks) for part in model.modules()]
-
-    def net():
-        return torch.nn.Sequential(torch.nn.Linear(4, 2))
-
-    assert hooks_in(net()) == [1, 1]
-    assert hooks_in(torch.compile(net(), backend="eager")) == [1, 0, 0]
-    in_place = net()
-    in_place.compile(backend="eager")
-    assert hooks_in(in_place) == [0, 0]
-    scripted = net()
-    refuses = Mock(side_effect=RuntimeError("not supported on ScriptModules"))
-    monkeypatch.setattr(scripted[0], "register_forward_pre_hook", refuses)
-    assert hooks_in(scripted) == [1, 0]
-
-
 # -- cards of other kinds --------------------------------------------------------------------------
 
 
@@ -150,17 +118,6 @@ def test_compiling_is_advised_only_where_it_can_act(device, capability, compiles
     evidence = step_table.StepTable(run).evidence()
     for remedy in (compiled, fuse):
         assert bool(remedy.for_run(evidence)) == compiles
-
-
-def test_a_loop_on_several_cards_has_no_mfu_of_one():
-    model = torch.nn.DataParallel(torch.nn.Linear(8, 4))
-    model.device_ids = [0, 1, 2, 3]
-    first = FirstCallHook(model)
-    first._look(model, (torch.rand(64, 8),), {})
-    log = Mock()
-    first.write(log, 64)
-    assert log.write.call_args.args == ("no_work",)
-    assert "4 cards" in log.write.call_args.kwargs["why"]
 
 
 class PlayedEvent:

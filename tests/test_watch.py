@@ -272,19 +272,6 @@ def test_a_run_of_days_keeps_a_bounded_log_and_many_generators_few_watches(monke
     assert len(watch_live._open) <= watch_live.OPEN_MOST
 
 
-def test_a_model_given_to_a_loop_that_is_already_watched_is_the_one_that_is_counted():
-    batches = [torch.randn(4, 8)] * 40
-    loop(quiet(batches))
-    model = torch.nn.Linear(8, 1)
-    for batch in (watched := watch(batches, live=False, model=model)):
-        model(batch).sum().backward()
-    watched.close()
-    assert watched.run.event("work")["flops"] == 2 * 2 * 4 * 8  # no input's gradient
-    assert not model._forward_pre_hooks
-    with pytest.raises(TypeError, match=r"lk\.watch\(model=int\)"):
-        watch(batches, model=3)
-
-
 def test_an_anonymous_record_has_all_samples_and_no_folder(starved, tmp_path):
     path = starved.run.save(tmp_path / "run.jsonl", anonymous=True)
     assert len(lk.load(path).lines) == len(starved.run.lines)
