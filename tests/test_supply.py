@@ -29,9 +29,7 @@ def some_slow(every, seconds, cpu=0.0, count=120, **more):
         (some_slow(20, 2.0), 160),
         (some_slow(20, 0.05), None),  # 5 times the others
         (some_slow(2, 2.0), None),  # one in 16: they are many
-        (some_slow(1, 2.0), None),  # each batch: fetched at once, its time is the batch's
         (some_slow(200, 2.0), None),  # a single one
-        (some_slow(20, 2.0, count=8), None),
     ],
 )
 def test_a_few_items_that_take_far_longer_are_told_with_how_often(seen, one_in):
@@ -40,15 +38,6 @@ def test_a_few_items_that_take_far_longer_are_told_with_how_often(seen, one_in):
     if found is not None:
         assert found.worker == 0  # every tenth batch of each 20 is the first worker's
         assert found.seconds == pytest.approx(2.0) and found.times == pytest.approx(200, rel=0.01)
-
-
-def test_the_loop_is_held_up_where_it_waits_for_the_batches_with_slow_items():
-    asked = np.arange(120) * 0.1
-    waits = np.where(np.arange(120) % 20 == 10, 1.5, 0.0)
-    seen = some_slow(20, 2.0, asked=asked, taken=asked + waits)
-    assert supply.few_slow(seen).held_up == pytest.approx(0.95)
-    evenly = some_slow(20, 2.0, asked=asked, taken=asked + 0.1)
-    assert supply.few_slow(evenly).held_up == pytest.approx(0.0)
 
 
 def growth(*readings):
