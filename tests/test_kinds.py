@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from labkit.instruments.kinds import kind_of_calls, kind_of_line
-from labkit.instruments.stack import text_of
+from labkit.instruments.stack import kind_of_calls, kind_of_line, text_of
 
 
 @pytest.mark.parametrize(

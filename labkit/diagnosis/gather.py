@@ -169,7 +169,7 @@ def _slow_items(run: Run) -> SlowItems | None:
     if cost is None:
         return None
     indices = tuple(dict.fromkeys(item.index for item in run.workers.slowest))
-    lines = run.lines.worst(run.lines.while_made(cost.batches)) if run.samples_of_lines else ()
+    lines = run.lines.rows(run.lines.while_made(cost.batches))[:3]
     return SlowItems(cost, indices, lines)
 
 

@@ -18,7 +18,6 @@ UNDERSCORED_IN_JSON = (
     "lost_cache",
     "cold_start",
     "memory_growth",
-    "one_by_one",
     "between_epochs",
 )
 SAID = {"hand_over": "sending batches"}  # of a cause whose key says it less plainly
