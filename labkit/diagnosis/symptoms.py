@@ -15,7 +15,6 @@ UNDERSCORED_IN_JSON = (
     "hand_over",
     "slow_line",
     "workers_restart",
-    "lost_cache",
     "cold_start",
     "memory_growth",
     "between_epochs",

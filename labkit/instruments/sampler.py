@@ -30,7 +30,7 @@ from types import FrameType
 from typing import Literal
 
 from labkit.instruments import stack
-from labkit.instruments.loader_clocks import ThreadState, time_in_line
+from labkit.instruments.loader_clocks import ThreadState, TimeInLine
 from labkit.stamps.events import EventLog, now_ns
 from labkit.stamps.interrupts import signal_of
 
@@ -97,7 +97,7 @@ class MainThread:
         self.cpu_clock = time.pthread_getcpuclockid(self.ident)
         self.user_clock = (~threading.get_native_id() << 3) | OF_A_THREAD | USER_TIME
         self.timer = Timer(self.user_clock)
-        self.line = time_in_line()
+        self.line = TimeInLine()
         self.state = ThreadState()
         self.sampled = _thread.allocate_lock()  # held while it is: what waits for it wakes at once
         self.sampled.acquire()

@@ -5,6 +5,7 @@ A place is described when it is first met, and has a number from then on.
 
 from __future__ import annotations
 
+import dis
 import functools
 import gc
 import inspect
@@ -141,20 +142,30 @@ def locals_of(frame: FrameType) -> dict[str, object]:
     """Return a frame's variables by name; {} where they cannot be read without a trace.
 
     Up to Python 3.12 the frame of a function keeps what `f_locals` returned, and with it every
-    tensor of the step, until it is asked again: so that is emptied. Not where the function may call
-    `locals()` itself, which returns the same dict, nor under a debugger or a profiler, which write
+    tensor of the step, until it is asked again: so that is emptied. Not where the function itself
+    calls `locals()`, which returns the same dict, nor under a debugger or a profiler, which write
     it back.
     """
     code = frame.f_code
     if sys.version_info >= (3, 13) or not code.co_flags & inspect.CO_OPTIMIZED:
         return dict(frame.f_locals)
-    if sys.gettrace() or sys.getprofile() or not {"locals", "vars"}.isdisjoint(code.co_names):
+    if sys.gettrace() or sys.getprofile() or _calls_locals(code):
         return {}
     kept = frame.f_locals
     names = dict(kept)
     for name in code.co_varnames + code.co_cellvars + code.co_freevars:
         kept.pop(name, None)  # what `exec` has added stays
     return names
+
+
+@functools.lru_cache(4096)
+def _calls_locals(code: CodeType) -> bool:
+    """Return whether a function calls `locals()` or `vars()`, as against `vars(arguments)`."""
+    for step, after in itertools.pairwise(dis.get_instructions(code)):
+        is_global = step.opname == "LOAD_GLOBAL" and step.argval in ("locals", "vars")
+        if is_global and after.argval == 0:  # arguments of the call
+            return True
+    return False
 
 
 def variables(frame: FrameType) -> dict[str, object]:

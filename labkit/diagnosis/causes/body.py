@@ -101,7 +101,8 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
         there = f"of the body is in {shown[0].what}" + (f", {when}" if when else "")
         measured.append(Measured(there, shown[0].share / lines.whole("body")))
     if shown and shown[0].site and part == "loader":
-        site = Line(*shown[0].site, shown[0].share, "body", part)
+        file, number, function = shown[0].site
+        site = Line(file, number, function, shown[0].share, "body", part)
         measured.append(Measured(f"that loader is read in {site.what}"))
         shown = (site, *shown)
     return Finding(
