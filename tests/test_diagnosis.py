@@ -150,7 +150,7 @@ def diagnosed(workers=None, **more):
      (IDLE, "hand_over", "one tensor for each part of a batch", ""),
      (IDLE | {"busiest_over_mean": 1.6}, "uneven_shards", "At most 1.6 times as many",
       "files[info.id ::"),
-     (BUSY | {"hang": Hang(1, None, 90.0)}, "hang", "worker 1", "timeout=90")],
+     (BUSY | {"hang": Hang(1, None, 90.0)}, "hang", "worker 1", "timeout=60")],
     ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",
 )  # fmt: skip
 def test_what_the_workers_show_names_the_cause_and_the_remedy(workers, cause, said, code):
@@ -189,6 +189,6 @@ def test_a_measured_headroom_is_said_and_bounds_what_the_input_may_bring():
 
 
 def test_memory_of_the_workers_that_grows_is_said_whatever_it_costs():
-    found = diagnosed(ONE | {"memory": MemoryGrowth(2.0, 1.5)}, wait_share=0.0)
+    found = diagnosed(ONE | {"grew_gib": 2.0}, wait_share=0.0)
     assert (found.name, found.cause, found.lost_share) == ("host", "memory_growth", 0.0)
     assert "2.0 GiB" in found.evidence and "np.array" in found.code

@@ -24,7 +24,7 @@ from labkit.__main__ import main
 from labkit.diagnosis import thresholds as limits
 from labkit.instruments.batch_contents import padding_of
 from labkit.instruments.growth import Growth
-from labkit.instruments.places import Places
+from labkit.instruments.stack import Places
 
 pytestmark = pytest.mark.usefixtures("watches_end")
 SLOW = pytest.mark.slow
@@ -103,7 +103,7 @@ def test_a_stall_is_named_with_its_period_and_its_line(tmp_path):
     steps_ms = np.where(np.arange(300) % 20 == 19, 400.0, 5.0)
     found = watched_loop(tmp_path, steps_ms, work=("wait", "time.sleep(1)")).diagnose().findings[0]
     assert (found.name, found.cause) == ("host", "periodic")
-    assert "every 20th step" in found.evidence
+    assert "every 20 steps" in found.evidence
     assert "time.sleep(1)" in [line.call for line in found.lines]
 
 

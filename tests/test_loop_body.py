@@ -1,4 +1,4 @@
-"""What a loop's body does besides training: loops of single operators, graphs kept, switches."""
+"""What a loop's body does besides training: a costly line, graphs kept, switches."""
 
 import dataclasses
 import sys

@@ -13,13 +13,13 @@ def batches(worker, start, ready, **more):
     return pd.DataFrame(known | {"in_line_s": 0.0, "items": 8, "done": 1} | more)
 
 
-def some_slow(every, seconds, cpu=0.0, count=120, **more):
+def some_slow(every, seconds, count=120, **more):
     """Batches of 8 items of 10 ms by two workers; one in `every` has an item of so many seconds."""
     slow = np.where(np.arange(count) % every == every // 2, seconds, 0.01)
     took = 0.07 + slow
     start = np.arange(count) * 0.1
     workers = more.pop("worker", np.arange(count) % 2)
-    known = {"ready": start + took, "fetched_s": took, "slow_s": slow, "cpu_s": cpu * took}
+    known = {"ready": start + took, "fetched_s": took, "slow_s": slow}
     return batches(workers, start, **known | more)
 
 
@@ -36,7 +36,6 @@ def test_a_few_items_that_take_far_longer_are_told_with_how_often(seen, one_in):
     found = supply.few_slow(seen)
     assert (found and found.one_in) == one_in
     if found is not None:
-        assert found.worker == 0  # every tenth batch of each 20 is the first worker's
         assert found.seconds == pytest.approx(2.0) and found.times == pytest.approx(200, rel=0.01)
 
 

@@ -1,4 +1,4 @@
-"""What builds up in a loader's workers, its epochs, its slow items, and who else has the cores."""
+"""Library threads in a loader's workers, its slow items, and who else has the cores."""
 
 import pytest
 from test_diagnosis import diagnosed
@@ -6,7 +6,6 @@ from test_lines import FLAT_MS, watched_loop
 
 from labkit.diagnosis.evidence import Epochs
 from labkit.results.core_use import CoreUse
-from labkit.results.loader_records import LostCache
 
 BUSY = {"cpu_shares": (0.9, 0.9)}
 
