@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from labkit import watch
-from labkit.bench.first_call import FirstCallHook
 from labkit.stamps.events import events_named
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="scripts are run by fork")

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from recordings import ship
-from torch.autograd.profiler import profile, record_function
 
 from labkit import load
 from labkit.results.launch import launch
