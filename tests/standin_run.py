@@ -44,7 +44,7 @@ def run_on(gpu, pipeline):
     each_ms = ARRAY_MS if job.dataset == "array" else DECODE_MS * (job.image_px / PX) ** 2
     prep_ms = job.batch_size * (each_ms + job.io_ms)
     batch = tuple(t.pin_memory() if job.pin_memory else t for t in noise_batch(job))
-    flops.write_work(trainer, log)
+    flops.write_work(job, card, log)
     gpu.syncs_before = gpu.syncs
     train(trainer, gpu.loader(prep_ms, batch, job.num_workers, prefetch), timeline, job)
     drain.drain()

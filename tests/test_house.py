@@ -11,8 +11,6 @@ import torch
 
 import labkit as lk
 from labkit import Pipeline
-from labkit.bench.measure import call
-from labkit.bench.stopwatch import Bench
 from labkit.diagnosis import cause, judge, symptoms
 from labkit.diagnosis.findings import BOTTLENECKS, Finding, Measured, Remedy
 from labkit.diagnosis.step_table import StepTable
@@ -72,11 +70,11 @@ def recipe(heading):
     return re.search(rf"\*\*{heading}\*\*.*?```python\n(.*?)```", text, re.DOTALL).group(1)
 
 
+@pytest.mark.slow
 def test_an_experiment_is_a_function():
-    exec(recipe("An experiment"), names := {"torch": torch})
-    bench = Bench(torch.device("cpu"))
-    assert call(names["sums"], {"n": 1000}, bench, {}) is None
-    assert bench.rows[0]["bytes"] == 4000
+    exec(recipe("An experiment"), names := {"torch": torch, "__name__": "__main__"})
+    rows = lk.measure(names["sums"], n=[1000], device="cpu").rows
+    assert rows["gib_s"][0] == pytest.approx(4000 / 2**30 / (rows["ms"][0] / 1e3))
 
 
 def test_a_knob_is_one_line():
