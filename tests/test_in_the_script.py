@@ -160,13 +160,13 @@ SCRIPTS = {
         "for number in steps(): pass\n"
         "for kind in (Late, KeyboardInterrupt, SystemExit):\n"
         "    came = 0\n"
-        "    for each in range(60):\n"
+        "    for each in range(20):\n"
         "        try:\n"
         "            signal.setitimer(signal.ITIMER_REAL, 0.004 + each * 1e-5)\n"
         "            for batch in torch.utils.data.DataLoader(range(4_000), 1): pass\n"
         "            signal.setitimer(signal.ITIMER_REAL, 0)\n"
         "        except kind: came += 1\n"
-        "    print(came > 58)",
+        "    print(came > 18)",
         None,
     ),
     "a_torch_function_mode_sees_the_scripts_calls_alone": (
@@ -197,6 +197,8 @@ SCRIPTS = {
         300,
     ),
 }
+
+STEPS_OF_UNTOUCHED = 72  # which fails in some
 
 
 def outcome(folder, how, name):
@@ -232,6 +234,6 @@ def test_a_watched_script_prints_writes_and_ends_as_without_us(name, ended):
     (plain, _), (watched, said) = (outcome(ended, how, name) for how in ("plain", "watched"))
     assert watched == plain
     assert len(said) == (name == "the_disk_is_full"), said
-    steps = SCRIPTS.get(name, (None, None))[1]
+    steps = SCRIPTS[name][1] if name in SCRIPTS else STEPS_OF_UNTOUCHED
     logs = (ended / "watched" / f"{name}.runs").glob("*/events.jsonl")
     assert steps is None or sum(len(list(events_named("step", log))) for log in logs) == steps

@@ -104,9 +104,9 @@ def test_the_verdict_advises_the_predicted_workers_and_a_second_look_does_not_un
         if "num_workers" in remedy.changes
     }
     assert len(advised) <= 1 and own not in advised
-    best = next(iter(advised), own)
-    rates = {n: lk.predict(run, num_workers=n).throughput for n in {0, 4, 12, best}}
-    assert max(rates.values()) < 1.06 * rates[best]  # once applied, nothing else gains
+    for best in advised:
+        rates = {n: lk.predict(run, num_workers=n).throughput for n in {0, 4, 12, best}}
+        assert max(rates.values()) < 1.06 * rates[best]  # once applied, nothing else gains
 
 
 @pytest.mark.parametrize(
