@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from labkit.results.loader_records import Hang
 from played_gpu import CPU, GPU, MS, host_steps, log, play
 
 import labkit as lk
@@ -14,6 +13,7 @@ from labkit.diagnosis.findings import LESSONS
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.wording import worded
 from labkit.results.core_use import CoreUse
+from labkit.results.workers import Hang
 
 NOTEBOOKS_FOLDER = Path(__file__).parents[1] / "notebooks"
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"

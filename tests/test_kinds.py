@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from labkit.instruments.kinds import kind_of_line
 
-from labkit.instruments.stack import text_of
+from labkit.instruments.stack import kind_of_line, text_of
 
 
 @pytest.mark.parametrize(

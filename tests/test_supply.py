@@ -37,21 +37,3 @@ def test_a_few_items_that_take_far_longer_are_told_with_how_often(seen, one_in):
     assert (found and found.one_in) == one_in
     if found is not None:
         assert found.seconds == pytest.approx(2.0) and found.times == pytest.approx(200, rel=0.01)
-
-
-def growth(*readings):
-    """What is made of readings of worker, process, and its own and its shared memory, GiB."""
-    names = "worker", "pid", "memory"
-    return supply.memory_growth(
-        dict(zip(names, (*who, [own * 2**20, also * 2**20]), strict=True))
-        for *who, own, also in readings
-    )
-
-
-def test_memory_that_was_shared_before_is_told_from_what_a_worker_keeps():
-    assert growth((0, 1, 1, 5), (0, 1, 3, 3)) == supply.MemoryGrowth(2.0, 2.0)
-    kept = growth((0, 1, 1, 5), (0, 1, 3, 5), (1, 2, 1, 5), (1, 2, 2, 5))
-    assert kept == supply.MemoryGrowth(3.0, 0.0)
-    started_anew = growth((0, 1, 1, 5), (0, 1, 2, 5), (0, 2, 1, 5), (0, 2, 2, 5))
-    assert started_anew == supply.MemoryGrowth(1.0, 0.0)
-    assert supply.memory_growth([{"worker": 0, "pid": 1, "memory": None}]) is None

@@ -4,7 +4,6 @@ import pytest
 from test_diagnosis import diagnosed
 from test_lines import FLAT_MS, watched_loop
 
-from labkit.diagnosis.evidence import Epochs
 from labkit.results.core_use import CoreUse
 
 BUSY = {"cpu_shares": (0.9, 0.9)}
@@ -29,22 +28,6 @@ def test_threads_of_libraries_are_counted_and_blamed_where_the_cores_do_not_suff
         assert crowd in found.evidence
         assert "OMP_NUM_THREADS=1" in found.advice and "labkit tune" in found.advice
         assert "threadpoolctl" not in found.code and "import os" in found.code
-
-
-@pytest.mark.parametrize(
-    "entries, first, cause",
-    [
-        (150.0, 0.0, "lost_cache"),
-        (150.0, 0.4, "cold_start"),
-    ],
-)
-def test_a_cache_that_ends_with_its_workers_is_kept_with_them(entries, first, cause):
-    workers = BUSY | {"lost_cache": LostCache("self.cache", entries, 160.0)}
-    found = diagnosed(workers, epochs=Epochs(0.0 if first else 0.3, 200.0, first))
-    assert found.cause == cause
-    if cause == "lost_cache":
-        assert "`self.cache` has 150 entries when a worker ends" in found.evidence
-        assert "persistent_workers=True" in found.code and "`self.cache`" in found.advice
 
 
 # -- other programs --------------------------------------------------------------------------------
