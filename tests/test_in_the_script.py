@@ -198,7 +198,7 @@ SCRIPTS = {
     ),
 }
 
-STEPS_OF_UNTOUCHED = 72  # which fails in some
+STEPS_OF_UNTOUCHED = 72  # of untouched_loops.py
 
 
 def outcome(folder, how, name):
