@@ -24,6 +24,7 @@ from labkit.__main__ import main
 from labkit.instruments.batch_contents import padding_of
 from labkit.instruments.growth import Growth
 from labkit.instruments.stack import Places
+from labkit.watching.switches import switches_on
 
 pytestmark = pytest.mark.usefixtures("watches_end")
 SLOW = pytest.mark.slow
@@ -433,3 +434,57 @@ def test_other_programs_that_have_the_cores_come_first_and_a_line_stays_what_it_
         had = "44% of the time in which this program had work, others had its cores"
         assert (had in why) == (line_cpu is not None)
         assert do.startswith("Do: Stop the other work and run again.")
+
+
+def grown_in(loop):
+    """Return what is found to grow in a loop, which has itself looked at by what it is given."""
+    grown = Growth()
+
+    def look(step):
+        grown.look(sys._getframe(1), loop.__code__, step)
+        return {*grown.found}
+
+    loop(look)
+    return grown.found
+
+
+KEPT = {}
+
+
+def test_graphs_kept_in_a_list_of_a_dict_in_a_sum_and_in_a_hidden_state_are_named():
+    def loop(look):
+        logs = {"loss": [], "lr": 0.1}
+        rnn = torch.nn.GRU(4, 4)
+        hidden = cut = torch.zeros(1, 2, 4)
+        total = running = 0.0
+        for step in range(60):
+            out, hidden = rnn(torch.ones(3, 2, 4), hidden)
+            out, cut = rnn(torch.ones(3, 2, 4), cut)
+            cut = cut.detach()
+            loss = out.mean()
+            logs["loss"].append(loss)
+            total += loss
+            running += loss.item()
+            KEPT.setdefault("all", []).append(loss)
+            if step % 10 == 9:
+                look(step)
+
+    found = grown_in(loop)
+    assert {*found} == {'logs["loss"]', "hidden", "total", 'KEPT["all"]'}
+    lines = {name: each["line"] - loop.__code__.co_firstlineno for name, each in found.items()}
+    assert lines == {"hidden": 6, 'logs["loss"]': 10, "total": 11, 'KEPT["all"]': 13}
+    assert all(each["graph"] for each in found.values())
+
+
+def test_switches_are_read_in_the_process(monkeypatch):
+    assert switches_on() == set()
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    sys.setprofile(lambda *_: None)
+    try:
+        with torch.autograd.set_detect_anomaly(True), torch.profiler.profile():
+            on = switches_on()
+    finally:
+        sys.setprofile(None)
+    assert on == {
+        "CUDA_LAUNCH_BLOCKING", "a Python profiler", "anomaly mode", "torch's profiler",
+    }  # fmt: skip
