@@ -436,6 +436,9 @@ def test_other_programs_that_have_the_cores_come_first_and_a_line_stays_what_it_
         assert do.startswith("Do: Stop the other work and run again.")
 
 
+# -- what is kept, and what is switched on --------------------------------------------------------
+
+
 def grown_in(loop):
     """Return what is found to grow in a loop, which has itself looked at by what it is given."""
     grown = Growth()
