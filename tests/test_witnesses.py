@@ -111,11 +111,9 @@ AT_100_W = [s | {"energy_j": 100 * s["t_ns"] / 1e9} for s in samples(power_w=600
         (LAUNCH_BOUND, AT_100_W, "launch", "(100 W; NVML"),
         # SM activity goes before power, and the host ahead before both
         (LAUNCH_BOUND, samples(gpm={"sm": 0.1}, power_w=600, **LIMIT), "launch", "10% of"),
-        (FED, samples(gpm={"sm": 0.1}, power_w=600, **LIMIT), "compute", ""),
         # A starved card draws little and is not called launch-bound for it
         (FED | {"prep": 20.0}, samples(seconds=6, power_w=250, **LIMIT), "input", ""),
         # Nothing was read in the measured steps
-        (LAUNCH_BOUND, samples(power_w=110), "unsure", "at most"),  # before the limit was read
         (LAUNCH_BOUND, samples(gpm={"sm": 0.0})[:3], "unsure", "at most"),  # before the first step
     ],
 )
@@ -179,46 +177,6 @@ def test_full_cores_are_no_neighbour_where_the_launches_do_not_wait_or_the_queue
 ):
     run, _ = crowded(tmp_path, in_line, how)
     assert "neighbour" not in {found.cause for found in run.diagnose().findings}
-
-
-def looped(path, parts, compute, *, trainer=False, knobs=KNOBS):
-    """Diagnose a host that does these (kind, ms) in each step, the last of which launches it.
-
-    At a copy it stands until the queue is empty. A trainer asks for a batch and copies it at once.
-    """
-    now = free = 1000.0
-    steps, rows = [], []
-    for _ in range(100):
-        asked = now
-        for place, (kind, ms) in enumerate(parts):
-            begin = now
-            if kind == "copy":
-                ready = now
-                begin = copying = max(now, free)
-            rows.append((place, now, begin + ms))
-            now = begin + ms
-        free = begin + compute
-        if trainer:
-            ready = copying = begin
-        stamps = {"t": (asked, ready, ready, now), "copy": (copying,) * 2, "busy": (copying, free)}
-        steps.append(stamps | {"bytes": 147 * 2**20})
-    called = [(kind, f"{kind}()") for kind, _ in parts]
-    read = samples(seconds=9, cpus=16, own_cpu=0.06, cpu=0.06, power_w=300, power_limit_w=400)
-    return watched_log(
-        path, GPU, called, steps, rows, read, knobs=knobs, trainer=trainer
-    ).diagnose()
-
-
-@pytest.mark.parametrize(
-    "copy, compute, bottleneck", [(4.0, 90.0, "compute"), (14.0, 60.0, "transfer")]
-)
-def test_the_wait_for_the_queue_at_a_copy_that_blocks_is_not_the_copys(
-    copy, compute, bottleneck, tmp_path
-):
-    found = looped(tmp_path, [("wait", 30.0), ("copy", copy), ("backward", 20.0)], compute)
-    assert found.bottleneck == bottleneck, found
-    shares = [each.lost_share for each in found.findings if each.name == "transfer"]
-    assert all(share == pytest.approx(copy / (copy + compute), abs=0.03) for share in shares)
 
 
 def synchronised(path, body, busy=(0, 100), **read):
