@@ -24,12 +24,11 @@ from typing import Any
 
 import pandas as pd
 
+from labkit.api import Run, launch
 from labkit.diagnosis.findings import NEIGHBOUR
 from labkit.diagnosis.judge import diagnose
 from labkit.knobs import check_names
 from labkit.results.hardware import Machine, machine
-from labkit.results.launch import launch
-from labkit.results.run import Run
 from labkit.spec import Pipeline
 
 FASTER = 1.25  # a 16-bit format counts as the faster one from this speed-up on

@@ -20,14 +20,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from labkit.api import Run, launch, load
 from labkit.course.slow_script import LADDER, SlowScript
 from labkit.knobs import check_names
 from labkit.results import privacy, saving
 from labkit.results.hardware import machine
-from labkit.results.launch import launch
-from labkit.results.library import load
 from labkit.results.result import Result, Table
-from labkit.results.run import Run
 from labkit.spec import Pipeline
 from labkit.stamps.record import Event, events_of
 

@@ -90,8 +90,7 @@ def tiny():
 @pytest.fixture(scope="session")
 def finished(tiny):
     """One finished run, for tests that only read."""
-    from labkit.results.launch import launch
-    from labkit.results.run import Run
+    from labkit.api import Run, launch
 
     run = launch(tiny).wait()
     assert run.outcome == "finished", run.error

@@ -8,12 +8,12 @@ import torch
 
 import labkit as lk
 from labkit import quotas
+from labkit.api import Run
 from labkit.bench import flops
 from labkit.bench.data import noise_batch
 from labkit.bench.loop import Trainer, train
 from labkit.bench.resolve_config import resolve_config
 from labkit.instruments import devices, machine
-from labkit.results.run import Run
 from labkit.spec import PX
 from labkit.stamps.events import VERSION, EventLog
 from labkit.stamps.step_ring import Drain

@@ -1,11 +1,11 @@
 """What the diagnosis says about runs whose stamps are written by hand, and about real traces."""
 
-import contextlib
 import dataclasses
 import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -54,8 +54,8 @@ class Fake(SimpleNamespace):
     def __getattr__(self, name):
         return None
 
-    def once(self, compute):
-        return compute(self)
+    __hash__ = object.__hash__
+    data = property(lambda self: self)  # as of a snapshot
 
 
 def fake(ms, kind="cpu", own=1.0, **more):
@@ -70,7 +70,7 @@ def fake(ms, kind="cpu", own=1.0, **more):
     stamps = np.column_stack([asked, ready, ready, copied, copied, copied + compute])
     busy = compute.sum() / max(ms.sum() / 1e3, 1e-9)
     values = {
-        "as_of_now": contextlib.nullcontext,
+        "path": Path("nowhere"),
         "warmup": 1,
         "machine": Machine(kind=kind, cpu_cores=2),
         "steps": len(ms),
@@ -89,6 +89,8 @@ def fake(ms, kind="cpu", own=1.0, **more):
         "event": lambda name: None,
         "workers": (),
         "first_steps": (),
+        "passes_begun": (),
+        "passes_ended": (),
         "warm_s": stamps[:1, 5].sum(),
         "beside": (),
         "item_events": (),
@@ -114,7 +116,8 @@ def on_gpu(kernel_us, knobs=(), ms=None, **more):
     }
     ms = steps() if ms is None else ms
     seen = SimpleNamespace(**xray | more)
-    return lk.diagnose(fake(ms, "gpu", xray=seen, pipeline=lk.Pipeline(**dict(knobs))))
+    with mock.patch("labkit.diagnosis.gather.xray_of", lambda run: seen):
+        return lk.diagnose(fake(ms, "gpu", pipeline=lk.Pipeline(**dict(knobs))))
 
 
 def diagnosed(workers=None, **more):

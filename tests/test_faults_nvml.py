@@ -17,10 +17,10 @@ import pytest
 from planted import QUICK, wait_until
 from test_diagnosis import fake, steps
 
+from labkit.api import launch
 from labkit.diagnosis.findings import NEIGHBOUR
 from labkit.diagnosis.judge import diagnose
 from labkit.process import handle
-from labkit.results.launch import launch
 from labkit.stamps.events import EventLog
 from labkit.stamps.record import Tail
 

@@ -23,11 +23,10 @@ from planted import wait_until
 from played_gpu import host_steps, load
 
 import labkit as lk
+from labkit.api import Run, launch
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.trainer_code import trainer_lines
 from labkit.process import device_lock
-from labkit.results.launch import launch
-from labkit.results.run import Run
 from labkit.stamps import keys, record
 from labkit.text import STEERS
 from labkit.traces import file as trace_file

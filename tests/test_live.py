@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import labkit
-from labkit.results.library import recorded
-from labkit.results.run import Run
+from labkit.api import Run
+from labkit.library import recorded
 from labkit.view import display, style
 from labkit.view.display import in_notebook
 from labkit.view.live import LiveView, RunDisplay

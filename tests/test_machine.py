@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from labkit import quotas, spec
-from labkit.diagnosis.datasheets import card
 from labkit.instruments import devices, resources
 from labkit.instruments import machine as bench_machine
 from labkit.results.core_use import CoreUse
+from labkit.results.datasheets import card
 from labkit.results.hardware import Machine
 from labkit.stamps import timeline
 from labkit.stamps.events import EventLog

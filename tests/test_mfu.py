@@ -15,7 +15,7 @@ from labkit.bench import flops, peaks
 from labkit.bench.loop import Trainer
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.stopwatch import Bench, Skipped
-from labkit.diagnosis.device_peaks import Peaks
+from labkit.results.device_peaks import Peaks
 from labkit.stamps.events import EventLog
 from labkit.stamps.record import Tail
 from labkit.view.live_frame import live_line

@@ -9,9 +9,9 @@ import pytest
 from helpers import ended, until
 
 import labkit as lk
+from labkit.api import Run
 from labkit.process import device_lock
 from labkit.results.failures import REMEDIES
-from labkit.results.run import Run
 from labkit.spec import KNOBS, Distributed, Pipeline
 from labkit.stamps.record import events_of
 from labkit.view.controls import Control
@@ -38,8 +38,8 @@ def played():
         process = Mock(alive=lambda: bool(left), stop=stop)
         tail = Mock(read=lambda: [left.pop(0)] if left else [])
         run = Run(path, process=process)
-        run.recorded = True
-        run._tail = tail
+        run._reader.recorded = True
+        run._reader._tails = {None: tail}
         return run
 
     shown.launch = launch

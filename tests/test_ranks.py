@@ -14,12 +14,11 @@ from planted import planted, wait_until
 from played_gpu import CPU, END, GPU, MS, load, written
 
 import labkit as lk
-from labkit.diagnosis.rank_times import rank_times
+from labkit.api import Run, launch
 from labkit.diagnosis.rank_verdict import of_ranks
 from labkit.diagnosis.watched_script import judge_runs
 from labkit.instruments import devices
-from labkit.results.launch import launch
-from labkit.results.run import Run
+from labkit.results.rank_times import rank_times
 from labkit.spec import Distributed, Pipeline
 from labkit.view import script_words
 

@@ -6,8 +6,8 @@ from played_gpu import CPU, MS, log
 from labkit.diagnosis.causes import script as script_rules
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding
+from labkit.diagnosis.wall_shares import wall_shares
 from labkit.diagnosis.wording import worded
-from labkit.results.wall_shares import wall_shares
 
 PLACES = {  # kind, within, file, line, function, call, site
     "computes": ["forward", "", "/x/train.py", 30, "<module>", "model()", None],

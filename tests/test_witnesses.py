@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from played_gpu import GPU, MS, lines_of, load, log, play, watched_log
 
 import labkit as lk
-from labkit.results.sweep import Sweep
+from labkit.api import Sweep
 from labkit.stamps.events import EventLog
 from labkit.stamps.step_classes import CLASSES
 from labkit.view.pipeline_panel import run_verdict
@@ -29,7 +29,7 @@ def record(path, *, telemetry=(), knobs=KNOBS, **how):
     steps, kernels = play(**how)
     read = ({"event": "telemetry", **sample} for sample in telemetry)
     run = log(path, GPU, knobs, *steps, *read)
-    run.recorded = False
+    run.data.recorded = False
     begin, end = (step["busy"][1] / MS for step in (steps[run.warmup - 1], steps[-1]))
     ran = np.clip(kernels[:, 1], begin, end) - np.clip(kernels[:, 0], begin, end)
     return run, ran.sum() / max(end - begin, 1e-9)

@@ -14,8 +14,8 @@ from helpers import Waiting, watched
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, get_worker_info
 
 import labkit as lk
+from labkit.diagnosis.wall_shares import wall_shares
 from labkit.instruments import hangs
-from labkit.results.wall_shares import wall_shares
 from labkit.stamps.events import now_ns
 from labkit.watching import alternation
 
@@ -167,14 +167,16 @@ NO_LINES = SimpleNamespace(
 )
 
 
-def test_time_in_a_loop_within_another_counts_once():
+def test_time_in_a_loop_within_another_counts_once(monkeypatch):
+    monkeypatch.setattr("labkit.diagnosis.wall_shares.lines_of", lambda _run: NO_LINES)
+
     def run(place, trains, *passes):
         ended = [
             {"n": n, "began": began, "ended": ended, "trains": trains}
             for n, (began, ended) in enumerate(passes)
         ]
         more = {"passes_begun": [], "saves": [], "pauses": [], "steps": 0, "place": [place, 1]}
-        more |= {"loop_code": None, "lines": NO_LINES}
+        more |= {"loop_code": None}
         return SimpleNamespace(passes_ended=ended, **more)
 
     runs = [run("a.py", True, (100, 600), (700, 900)), run("b.py", False, (200, 400))]

@@ -7,9 +7,8 @@ import pytest
 import torch
 from recordings import ship
 
+from labkit.api import launch, load
 from labkit.bench import step_operators
-from labkit.results.launch import launch
-from labkit.results.library import load
 
 
 @pytest.mark.slow

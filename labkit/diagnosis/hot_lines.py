@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +16,7 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.sampled_stacks import SampledStacks, added
 from labkit.instruments.places import Place, Where
 from labkit.results.result import Result, Table
-from labkit.results.run import Run
+from labkit.results.run_data import RunData
 
 CELL = re.compile(r"ipykernel_\d+|<ipython-input")  # in the name of a notebook cell's file
 SHOWN = 12  # rows of the table
@@ -74,7 +75,7 @@ class SlowCode:
 class Lines(SampledStacks, Result):
     """The lines of the user's own code that the time went to, the costliest first."""
 
-    def __init__(self, run: Run):
+    def __init__(self, run: RunData):
         super().__init__(run)
         self._rows: dict[bytes, tuple[Line, ...]] = {}
 
@@ -195,3 +196,9 @@ def _group(place: Place) -> tuple[str, str, str]:
     if place.within == COLLATE:
         return COLLATE, "", ""
     return place.within, place.file, place.function.partition(".<")[0]  # with what it comprehends
+
+
+@functools.lru_cache(maxsize=16)  # of the ranks of a run
+def lines_of(run: RunData) -> Lines:
+    """Return where in the user's code the time of a run went."""
+    return Lines(run)

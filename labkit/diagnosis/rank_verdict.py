@@ -15,11 +15,11 @@ import numpy as np
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.findings import Finding, Measured, Remedy, bound
 from labkit.diagnosis.judge import of_run, resampled
-from labkit.diagnosis.rank_times import RankTimes
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
 from labkit.results.core_use import CoreUse
-from labkit.results.run import Run
+from labkit.results.rank_times import RankTimes
+from labkit.results.run_data import RunData
 
 EXCHANGE_LESS = Remedy(
     "exchange_less",
@@ -48,7 +48,7 @@ class RanksVerdict:
     own: Mapping[int, Diagnosis]  # of each rank, judged alone
 
 
-def of_ranks(runs: Mapping[int, Run], times: RankTimes | None) -> RanksVerdict:
+def of_ranks(runs: Mapping[int, RunData], times: RankTimes | None) -> RanksVerdict:
     """Name what holds ranks back, from the run of each and where their steps went together.
 
     Then comes what the rank to blame shows when it is judged alone.

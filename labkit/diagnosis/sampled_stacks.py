@@ -16,7 +16,7 @@ import numpy as np
 from labkit.diagnosis import thresholds as limits
 from labkit.instruments.inner_loops import InnerLoop
 from labkit.instruments.places import Place
-from labkit.results.run import Run
+from labkit.results.run_data import RunData
 from labkit.stamps.record import Event
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class SampledStacks:
     `made_us` to make a batch, None if unknown.
     """
 
-    def __init__(self, run: Run):
+    def __init__(self, run: RunData):
         """Join the samples of `run` with its steps, warm-up excluded."""
         self.places, samples = _read(run.samples_of_lines)
         pid, moment_ns, weight, place = samples.T

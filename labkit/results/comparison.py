@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.results.result import Result, Table
+from labkit.results.run_data import RunData
 from labkit.stamps.step_classes import CLASSES
 
 if TYPE_CHECKING:
     import pandas
-    from matplotlib.figure import Figure
-
-    from labkit.results.run import Run
 
 COMPARED = (
     "throughput",
@@ -34,10 +32,10 @@ LEAST_STEPS = 5  # that both runs need for a comparison of their parts
 WORDS = {"step": "a step"} | CLASSES
 
 
-class Comparison(Result):
-    """The Run `after` against the Run `before`: what was changed, and what it brought."""
+class ComparedRuns(Result):
+    """The run `after` against the run `before`: what was changed, and what it brought."""
 
-    def __init__(self, before: Run, after: Run):
+    def __init__(self, before: RunData, after: RunData):
         self.before = before
         self.after = after
 
@@ -106,10 +104,6 @@ class Comparison(Result):
         }
         return pandas.DataFrame(columns)
 
-    def plot(self) -> Figure:
-        """Draw both runs on one time scale, the earlier one above, as a matplotlib Figure."""
-        return self.after.plot(self.before)
-
     def to_dict(self) -> dict[str, object]:
         """Return the comparison as JSON types."""
         return {
@@ -146,7 +140,7 @@ class Comparison(Result):
         return remarks
 
 
-def printed(run: Run, name: str) -> str:
+def printed(run: RunData, name: str) -> str:
     """Return a statistic of a run as it is printed in a table; "-" where it has none."""
     value = getattr(run, name)
     if name == "utilization":
@@ -154,11 +148,11 @@ def printed(run: Run, name: str) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
-def _batch_size(run: Run) -> float:
+def _batch_size(run: RunData) -> float:
     return max(run.samples, 1) / run.steps
 
 
-def _blocks_of(run: Run) -> pandas.DataFrame:
+def _blocks_of(run: RunData) -> pandas.DataFrame:
     """Return the mean step of each stretch of a run, and its parts, ms."""
     import pandas
 

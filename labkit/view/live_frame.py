@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
 
-from labkit.results.log_reader import of_one_moment
-from labkit.results.run import Run
+from labkit.results.run_data import RunData
 from labkit.spec import KNOBS
 from labkit.stamps.step_classes import split_steps
 from labkit.view.display import stage_line
@@ -57,8 +57,7 @@ class StepRow(NamedTuple):
     other_ms: np.ndarray
 
 
-@of_one_moment
-def live_frame(run: Run, serial: int = 0) -> bytes:
+def live_frame(run: RunData, serial: int = 0) -> bytes:
     """Return all that the canvas draws, float32: a FrameHeader, StepRows, the curve.
 
     `serial` numbers the runs of one canvas; b"" before the first step.
@@ -88,20 +87,21 @@ def live_frame(run: Run, serial: int = 0) -> bytes:
     return np.array(header, np.float32).tobytes() + rows.tobytes() + curve.tobytes()
 
 
-def recent_steps(run: Run) -> tuple[np.ndarray, np.ndarray]:
+@functools.lru_cache(maxsize=1)
+def recent_steps(run: RunData) -> tuple[np.ndarray, np.ndarray]:
     """Return the stamps (n, 6) of the latest steps, s, and what `split_steps` makes of them."""
     stamps = run.stretch(max(0, run.steps - RECENT - 1), run.steps)
     return stamps, split_steps(stamps)
 
 
-def mean_ms(run: Run) -> np.ndarray:
+def mean_ms(run: RunData) -> np.ndarray:
     """Return the mean measured step by class (5,), ms: of the latest; 0 before there is one."""
-    _, spent = run.once(recent_steps)
+    _, spent = recent_steps(run)
     measured = spent[-min(RECENT, run.steps - run.warmup) :]
     return 1e3 * measured.mean(axis=0) if len(measured) else np.zeros(spent.shape[1])
 
 
-def window(run: Run) -> tuple[float, float]:
+def window(run: RunData) -> tuple[float, float]:
     """Return start and width, s, of what is shown: 2 s, unless its steps would blur or miss."""
     length_s = run.length_s
     step_s = length_s / run.steps
@@ -110,12 +110,12 @@ def window(run: Run) -> tuple[float, float]:
     return max(0.0, length_s - width), width
 
 
-def step_rows(run: Run, start_s: float) -> np.ndarray:
+def step_rows(run: RunData, start_s: float) -> np.ndarray:
     """Return the StepRows (n, 9), float32, of the steps since `start_s`, to the last one done.
 
     How long the parts of the first step took is NaN: nothing is known of the time before it.
     """
-    stamps, spent = run.once(recent_steps)
+    stamps, spent = recent_steps(run)
     latest = stamps[-STEPS_SHOWN - 1 :] - start_s
     wait_from, wait_to, copy_from, copy_to, busy_from, busy_to = latest.T
     unknown = np.full((1, spent.shape[1]), np.nan)
@@ -135,7 +135,7 @@ def step_rows(run: Run, start_s: float) -> np.ndarray:
     return np.column_stack(row)[is_shown][-STEPS_SHOWN:].astype(np.float32)
 
 
-def curve_of(run: Run) -> np.ndarray:
+def curve_of(run: RunData) -> np.ndarray:
     """Return (n, 2) float32: time, s, and utilization around it, %; none of very few steps."""
     length_s = run.length_s
     wide_s = max(min(SMOOTH_S, length_s / 10), SMOOTH_STEPS * length_s / run.steps)
@@ -147,8 +147,7 @@ def curve_of(run: Run) -> np.ndarray:
     return np.column_stack([smooth[0], 100 * smooth[1]]).astype(np.float32)
 
 
-@of_one_moment
-def live_line(run: Run) -> str:
+def live_line(run: RunData) -> str:
     """Say in one line how far the run is and what it has measured since its warm-up."""
     if not run.steps:
         return stage_line(run)

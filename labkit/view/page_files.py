@@ -6,6 +6,7 @@ from pathlib import Path
 
 import anywidget
 
+FIGURE_PX = {False: 660, True: 780}  # height of a figure, 900 wide; True: with the run before
 HERE = Path(__file__).parent
 STYLE_SHEET = HERE / "live.css"
 

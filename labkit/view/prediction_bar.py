@@ -10,7 +10,7 @@ import ipywidgets as widgets
 
 from labkit.prediction.prediction import Prediction, predict
 from labkit.results.core_use import CoreUse
-from labkit.results.run import Run
+from labkit.results.run_data import RunData
 from labkit.spec import Pipeline
 from labkit.view.controls import knobs_in_words
 
@@ -30,7 +30,7 @@ class PredictionBar(widgets.HTML):
         self.show(None, None)
 
     def show(
-        self, found: Prediction | None, before: Run | None, came: Run | None = None
+        self, found: Prediction | None, before: RunData | None, came: RunData | None = None
     ) -> list[float]:
         """Draw what was `found` from the run `before`; None: nothing differs from it.
 
@@ -62,7 +62,7 @@ def bar(
     form: str,
     statistic: str,
     found: Prediction,
-    drawn: Mapping[str, Run | Prediction],
+    drawn: Mapping[str, RunData | Prediction],
 ) -> str:
     """Return a row of HTML: the range of a prediction as a bar, and marks of what is drawn.
 
@@ -78,7 +78,7 @@ def bar(
     return f"<div class='row'><b>{name}</b><div>{inside}</div><span>{text}</span></div>"
 
 
-def outcome_text(found: Prediction, came: Run) -> str:
+def outcome_text(found: Prediction, came: RunData) -> str:
     """Say how right a prediction was, as HTML."""
     predicted = found.throughput or 0.0
     measured = came.throughput or 0.0
@@ -89,7 +89,7 @@ def outcome_text(found: Prediction, came: Run) -> str:
     return f"<b>Predicted {predicted:,.0f}, came {measured:,.0f} samples/s:</b> {said}."
 
 
-def expected(run: Run, asked: Pipeline) -> Prediction | None:
+def expected(run: RunData, asked: Pipeline) -> Prediction | None:
     """Predict what `asked` would bring from what `run` measured; None where nothing differs."""
     if not isinstance(run.asked, Pipeline):
         return None

@@ -14,11 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter, ScalarFormatter
 
-from labkit.diagnosis.hot_lines import Lines
+from labkit.diagnosis.hot_lines import Lines, lines_of
 from labkit.results.readings import driver_readings, readings_of
-from labkit.results.run import Run
-from labkit.results.run_text import in_short
-from labkit.view.display import FIGURE_PX
+from labkit.results.run_data import RunData
+from labkit.view.page_files import FIGURE_PX
 from labkit.view.primitives import Bar, Lane, draw_lanes, hbars, patches, stack, write_beside
 from labkit.view.run_header import device_of, run_header
 from labkit.view.style import (
@@ -55,7 +54,7 @@ INSTRUMENTS = {"all CPU cores (psutil)": SKY, "NVML's samples": BLUE, "nvidia-sm
 
 
 @our_style
-def draw_run(run: Run, before: Run | None) -> Figure:
+def draw_run(run: RunData, before: RunData | None) -> Figure:
     """Draw `run`, and `before` beside it where given.
 
     A run too short to have numbers gets a figure that says so, and why.
@@ -71,7 +70,7 @@ def draw_run(run: Run, before: Run | None) -> Figure:
     runs = {"this run": run} if before is None else {"before": before, "this run": run}
     tall = [*[TEETH] * len(runs), WHOLE, STEP * len(runs)]
     height_px = FIGURE_PX[before is not None]
-    bars = line_bars(run.lines) if run.watched else []
+    bars = line_bars(lines_of(run)) if run.watched else []
     if bars:
         bars_px = AROUND_PX + LINE_PX * len(bars)
         tall.append(sum(tall) * bars_px / height_px)
@@ -80,7 +79,7 @@ def draw_run(run: Run, before: Run | None) -> Figure:
     length_s = window_s(runs.values())
     marked_s = 0.0, 0.0
     for place, (name, each) in zip(axes, runs.items(), strict=False):
-        what = "The teeth" if before is None else f"{name}: {in_short(each)}"
+        what = "The teeth" if before is None else f"{name}: {each.in_short}"
         marked_s = _draw_teeth(place, each, length_s, what)
     axes[len(runs) - 1].set_xlabel(f"{SINCE}: the marked stretch below, enlarged")
     _draw_whole(axes[len(runs)], run, before, marked_s)
@@ -92,7 +91,7 @@ def draw_run(run: Run, before: Run | None) -> Figure:
     return figure
 
 
-def window_s(runs: Collection[Run]) -> float:
+def window_s(runs: Collection[RunData]) -> float:
     """Return how much of each run is drawn enlarged, s: a few steps, of the slower one."""
     steps = SLOW_STEPS
     if len(runs) == 1:
@@ -103,7 +102,7 @@ def window_s(runs: Collection[Run]) -> float:
     return max(min(steps * longest_ms / 1e3, *measured_s), 1e-6)
 
 
-def _draw_teeth(axes: Axes, run: Run, length_s: float, what: str) -> tuple[float, float]:
+def _draw_teeth(axes: Axes, run: RunData, length_s: float, what: str) -> tuple[float, float]:
     """Draw lanes of true intervals in the middle of a run; return from when to when, s."""
     first = max(run.warmup, 1)
     middle = (first + run.steps) // 2
@@ -121,7 +120,9 @@ def _draw_teeth(axes: Axes, run: Run, length_s: float, what: str) -> tuple[float
     return start, start + length_s
 
 
-def _draw_whole(axes: Axes, run: Run, before: Run | None, marked_s: tuple[float, float]) -> None:
+def _draw_whole(
+    axes: Axes, run: RunData, before: RunData | None, marked_s: tuple[float, float]
+) -> None:
     """Draw utilization from the true intervals, the instruments' samples, warm-up and mean."""
     bin_s = run.length_s / bins_of(run)
     width = f"{ms(1e3 * bin_s)} ms" if bin_s < 1 else f"{ms(bin_s)} s"
@@ -152,7 +153,7 @@ def _draw_whole(axes: Axes, run: Run, before: Run | None, marked_s: tuple[float,
     legend_above(axes)
 
 
-def curves(run: Run) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def curves(run: RunData) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return the utilization that each instrument showed: when (n,), s, and the share (n,), 0 to 1.
 
     A missing sample is NaN: a gap. An instrument without any is left out.
@@ -164,28 +165,28 @@ def curves(run: Run) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return {name: known for name, known in found.items() if np.isfinite(known[1]).any()}
 
 
-def end_of(run: Run, steps: int) -> float:
+def end_of(run: RunData, steps: int) -> float:
     """Return when the first `steps` steps were over, s."""
     return float(run.stretch(steps - 1, steps)[0, 5])
 
 
-def bins_of(run: Run) -> int:
+def bins_of(run: RunData) -> int:
     """Return in how many equal bins a run's utilization is drawn."""
     return int(np.clip(run.steps // STEPS_A_BIN, 4, MAX_BINS))
 
 
-def _binned(run: Run) -> tuple[np.ndarray, np.ndarray]:
+def _binned(run: RunData) -> tuple[np.ndarray, np.ndarray]:
     """Return a run's utilization in equal bins, and their edges, s."""
     bins = bins_of(run)
     return run.timeline(bins)[1], np.linspace(0, run.length_s, bins + 1)
 
 
-def step_parts(run: Run, steps: int) -> dict[str, float]:
+def step_parts(run: RunData, steps: int) -> dict[str, float]:
     """Return the parts of so many mean steps in ms: every moment in one of `PARTS`."""
     return {part: steps * (getattr(run, f"{part}_ms") or 0.0) for part in PARTS}
 
 
-def draw_mean_steps(axes: Axes, runs: Mapping[str, Run]) -> None:
+def draw_mean_steps(axes: Axes, runs: Mapping[str, RunData]) -> None:
     """Draw the mean step of each run; every number of the last one is in the legend."""
     micro = {name: run.pipeline.accumulation_steps or 1 for name, run in runs.items()}
     what = "step"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pandas
 
-from labkit.results.measurements import UNITS, Measurements
+from labkit.results.measurements import UNITS, MeasurementsData
 from labkit.view.style import LINES, drawable
 
 UNITS_AT_END = UNITS | {"s": "s", "w": "W", "gb": "GB", "kib": "KiB", "mib": "MiB", "gib": "GiB"}
 LONGEST_NAME = 80
 OF_GITHUB = "://github.com/"
 
-Rows = pandas.DataFrame | Measurements
+Rows = pandas.DataFrame | MeasurementsData
 
 
 def tidied(

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 from paired import in_turn
 
+from labkit.api import launch
 from labkit.process import launcher
 from labkit.results.hardware import machine
-from labkit.results.launch import launch
 from labkit.spec import Pipeline
 from labkit.stamps.events import now_ns
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from labkit.results.result import Result, Table
-from labkit.results.run import Run
+from labkit.results.run_data import RunData
 
 PARTS = {
     "wait": "data",
@@ -60,7 +60,7 @@ class RankTimes(Result):
         return Table(rows, ("rank", *PARTS.values()), left=())
 
 
-def rank_times(runs: Mapping[int, Run]) -> RankTimes | None:
+def rank_times(runs: Mapping[int, RunData]) -> RankTimes | None:
     """Return where the time of ranks that train together went; None where they have few steps.
 
     A bench's exchange has two stamps: a rank's gradients were complete, and all were averaged.
