@@ -226,7 +226,7 @@ def searched(function: Callable[..., object], search: Search) -> Tuning:
 
     def running(run: Run) -> None:
         if display.due:
-            now = live_line(run)
+            now = live_line(run.data)
             display.line(now, found.table(now))
 
     search.each = judged
