@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pandas
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from labkit.knobs import as_typed
-from labkit.results.ranks import RanksData, RunData
+from labkit.results.ranks import RanksData
 from labkit.results.run_text import delays_of
 from labkit.results.sweep import SweptRuns
 from labkit.text import counted
 from labkit.view.page_files import FIGURE_PX
-from labkit.view.primitives import Lane, draw_lanes, patches, stack
+from labkit.view.primitives import patches, stack
 from labkit.view.rows_figure import HOLLOW, draw_rows, height_in, is_lines
 from labkit.view.run_header import KNOBS_LENGTH, device_of, doubts, header_of, shortened
 from labkit.view.series import tidied
@@ -33,7 +31,7 @@ from labkit.view.style import (
 )
 
 RATE = "samples_per_s"
-WINDOW_STEPS = 6  # steps in the window
+RANK_PX = 60  # height of a rank
 RANK_PARTS = {  # part of RankTimes: (name, colour), as stacked
     "wait": ("waiting for data", WAIT),
     "compute": ("compute", COMPUTE),
@@ -129,53 +127,12 @@ def draw_ranks(ranks: RanksData, bottleneck: str) -> Figure:
     starved = [f"rank {rank}: {as_typed(knobs)}" for rank, knobs in ranks.starve.items()]
     texts = [delays_of([ranks]), *starved, knobs]
     header = [*header_of(title, texts, [ranks]), *doubts(ranks)]
-    figure, (lanes, shares) = page(header, [1, 1], FIGURE_PX[False])
-    _draw_lanes(lanes, {number: run for number, run in ranks.runs.items() if run.steps})
+    figure, [shares] = page(header, [1], RANK_PX * (1 + len(times.ranks)))
     rows = {}
     for row, rank in enumerate(times.ranks):
         rows[f"rank {rank}"] = {part: float(getattr(times, part)[row]) for part in RANK_PARTS}
     stack(shares, rows, {part: colour for part, (_, colour) in RANK_PARTS.items()})
     shares.set(xlabel="share of wall time, warm-up left out", xlim=(0, 1))
+    legend_above(shares, patches(RANK_PARTS.values()))
     shares.xaxis.set_major_formatter(PercentFormatter(1))
     return figure
-
-
-def _draw_lanes(axes: Axes, ranks: dict[int, RunData]) -> None:
-    """Draw the true intervals of a few steps in the middle of the run."""
-    runs = ranks.values()
-    count = min(run.steps for run in runs)
-    first = max(run.warmup for run in runs)
-    start = int(np.clip((count - WINDOW_STEPS) // 2, first, max(0, count - WINDOW_STEPS)))
-    steps = slice(start, min(start + WINDOW_STEPS, count))
-    zero_ns = min(run.host_ns[start, 0] for run in runs)
-    # when the last rank had its gradients; NaN where they were not exchanged
-    complete_ns = np.max([run.exchange_ns[steps, 0] for run in runs], axis=0)
-    lanes = []
-    for rank, run in reversed(ranks.items()):
-        spans = []
-        for colour, *span_ns in _rank_spans(run, steps, complete_ns):
-            spans.append((colour, (np.column_stack(span_ns) - zero_ns) / 1e6))
-        lanes.append(Lane(f"rank {rank}", spans))
-    end_ns = max(run.stamps_ns(steps)[-1, -1] for run in runs)
-    draw_lanes(axes, lanes, 0, (end_ns - zero_ns) / 1e6)
-    axes.set_xlabel("ms, on one clock; steps in the middle of the run")
-    legend_above(axes, patches(RANK_PARTS.values()))
-
-
-def _rank_spans(
-    run: RunData, steps: slice, complete: np.ndarray
-) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """Return what one rank did in some steps: colour, starts (n,) and ends (n,), ns.
-
-    Those of an exchange are NaN in a step without one, which computes to its end.
-    """
-    asked, ready, _, _, begin, end = run.stamps_ns(steps).T
-    own, averaged = np.where(np.isnan(complete), np.nan, run.exchange_ns[steps].T)
-    last = np.minimum(complete, averaged)
-    return [
-        (WAIT, asked, np.maximum(asked, np.minimum(ready, begin))),
-        (COMPUTE, begin, np.where(np.isnan(own), end, own)),
-        (COMPUTE, averaged, end),
-        (SKY, own, last),
-        (BLUE, last, averaged),
-    ]
