@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.instruments.loader_rows import ItemTimes
-from labkit.results.run_data import RunData
+from labkit.instruments.loader_work import ItemTimes
 from labkit.stamps.event_shapes import fits
+
+if TYPE_CHECKING:
+    from labkit.results.run_data import RunData
 
 # The system's account of the time in line falls short: in runs on two cores whose items do not wait
 # at all, this much of it came on top as "waiting" (0.62 to 0.69 in 12 runs, Linux 6.18).

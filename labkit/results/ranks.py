@@ -42,7 +42,7 @@ class RanksData(LogData):
         end = self.event("end")
         if end is not None and not any(map(events.last.get, ENDINGS)):
             events = events.as_of_now()
-            by_other = f"ended by torchrun, because rank {self.failed_rank} failed"
+            by_other = f"ended because rank {self.failed_rank} failed"
             is_own = self.failed_rank in (None, number)
             events.take_in(end if is_own else {**end, "why": by_other})
         return RunData(

@@ -13,11 +13,10 @@ from labkit.results.ranks import RanksData
 from labkit.results.run_text import delays_of
 from labkit.results.sweep import SweptRuns
 from labkit.text import counted
-from labkit.view.page_files import FIGURE_PX
+from labkit.view import FIGURE_PX
 from labkit.view.primitives import patches, stack
-from labkit.view.rows_figure import HOLLOW, draw_rows, height_in, is_lines
+from labkit.view.rows_figure import HOLLOW, draw_rows, height_in, is_lines, tidied
 from labkit.view.run_header import KNOBS_LENGTH, device_of, doubts, header_of, shortened
-from labkit.view.series import tidied
 from labkit.view.style import (
     BLUE,
     COMPUTE,
