@@ -9,7 +9,7 @@ import pytest
 from test_trace import STEP, kernel
 
 import labkit as lk
-from labkit.diagnosis.judge import diagnose
+from labkit import diagnose
 from labkit.results import shipped
 from labkit.traces import public
 from labkit.traces.file import TraceError
