@@ -15,7 +15,7 @@ from labkit.diagnosis.causes.compute import use_the_card
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.step_table import StepTable
-from labkit.instruments import spare_card
+from labkit.instruments import gpu_meter
 
 HERE = Path(__file__).parent
 
@@ -138,15 +138,15 @@ def card(monkeypatch):
         nvmlDeviceGetHandleByIndex=int,
         nvmlDeviceGetName=lambda handle: "a card",
     )
-    monkeypatch.setattr(spare_card, "pynvml", driver)
+    monkeypatch.setattr(gpu_meter, "pynvml", driver)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return driver
 
 
 def test_without_cuda_in_torch_or_a_driver_there_is_no_spare_card(card):
-    assert spare_card.spare_card(None) is None
-    del card.nvmlInit
-    assert spare_card.spare_card("13.0") is None
+    assert gpu_meter.spare_card(None) is None
+    del card.nvmlDeviceGetHandleByIndex
+    assert gpu_meter.spare_card("13.0") is None
 
 
 @pytest.mark.parametrize(
@@ -154,4 +154,4 @@ def test_without_cuda_in_torch_or_a_driver_there_is_no_spare_card(card):
 )
 def test_a_card_that_is_hidden_is_none(visible, found, card, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert spare_card.spare_card("13.0") == ("a card" if found else None)
+    assert gpu_meter.spare_card("13.0") == ("a card" if found else None)

@@ -9,7 +9,7 @@ from labkit.results import supply
 
 def batches(worker, start, ready, **more):
     """Batches of 8 items from what is known of them, s."""
-    known = {"worker": worker, "start": start, "asked": start, "ready": ready, "taken": ready}
+    known = {"worker": worker, "start": start, "ready": ready}
     return pd.DataFrame(known | {"in_line_s": 0.0, "items": 8, "done": 1} | more)
 
 
@@ -39,12 +39,3 @@ def test_a_few_items_that_take_far_longer_are_told_with_how_often(seen, one_in):
     assert (found and found.one_in) == one_in
     if found is not None:
         assert found.seconds == pytest.approx(2.0) and found.times == pytest.approx(200, rel=0.01)
-
-
-def test_the_loop_is_held_up_where_it_waits_for_the_batches_with_slow_items():
-    asked = np.arange(120) * 0.1
-    waits = np.where(np.arange(120) % 20 == 10, 1.5, 0.0)
-    seen = some_slow(20, 2.0, asked=asked, taken=asked + waits)
-    assert supply.few_slow(seen).held_up == pytest.approx(0.95)
-    evenly = some_slow(20, 2.0, asked=asked, taken=asked + 0.1)
-    assert supply.few_slow(evenly).held_up == pytest.approx(0.0)

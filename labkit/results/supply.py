@@ -25,7 +25,6 @@ class FewSlow:
     seconds: float  # that it takes, the median
     times: float  # an ordinary item's time
     share: float  # of all the time in which items are prepared
-    held_up: float  # of the loop's waiting, beyond these batches' part of all
 
 
 def few_slow(batches: pandas.DataFrame) -> FewSlow | None:
@@ -45,7 +44,6 @@ def few_slow(batches: pandas.DataFrame) -> FewSlow | None:
     if not 2 <= slow.sum() <= FEW_ITEMS * items or slow.mean() > MOST_BATCHES:
         return None
     found = batches.loc[slow]
-    waited = (batches.taken - batches.asked).clip(lower=0)  # sums leave out what is not known
     made = (batches.ready - batches.start - batches.in_line_s).clip(lower=1e-9)
     seconds = float(np.median(found.slow_s))
     return FewSlow(
@@ -54,5 +52,4 @@ def few_slow(batches: pandas.DataFrame) -> FewSlow | None:
         seconds=seconds,
         times=seconds / usual_s,
         share=float(found.slow_s.sum() / made.sum()),
-        held_up=float(waited[slow].sum() / max(waited.sum(), 1e-9) - slow.mean()),
     )

@@ -192,12 +192,11 @@ SLOW_ITEMS_OFFLINE = Remedy(
 def few_slow_items(evidence: Evidence) -> Finding | None:
     """A few items take far longer than the others, and the loop waits for their batches.
 
-    It is found where they take SLOW_SHARE of the time in which items are prepared, or the loop
-    waits that much more for their batches than for others.
+    It is found where they take SLOW_SHARE of the time in which items are prepared.
     """
     slow = evidence.slow_items
     cost = slow.cost
-    if max(cost.share, cost.held_up) < limits.SLOW_SHARE:
+    if cost.share < limits.SLOW_SHARE:
         return None
     named = f" ({', '.join(map(str, slow.indices[:5]))})" if slow.indices else ""
     often = f"each, {cost.times:.0f} times as long as the others, 1 item in {cost.one_in}{named}"
