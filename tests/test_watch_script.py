@@ -353,15 +353,14 @@ def test_a_loop_that_the_script_watches_itself_has_one_record(tmp_path, labkit_c
 def test_other_programs_that_compute_on_the_card_are_named(monkeypatch):
     own = os.getpid()
     other = os.getppid()
-    computing = [SimpleNamespace(pid=pid) for pid in (own, other)]
+    later_us = 10**18
+    computing = [SimpleNamespace(pid=pid, smUtil=40, timeStamp=later_us) for pid in (own, other)]
     nvml = Mock()
-    nvml.nvmlDeviceGetComputeRunningProcesses.return_value = computing
+    nvml.nvmlDeviceGetProcessUtilization.return_value = computing
     monkeypatch.setattr(gpu_meter, "pynvml", nvml)
     meter = gpu_meter.GpuMeter("GPU-0", own)
-    meter.ancestors = set()
+    assert meter.read()["others_sm"] == 0.4
     assert meter.named_others() == [{"pid": other, "name": psutil.Process(other).name()}]
-    meter.ancestors = {other}  # the kernel that the run was started from
-    assert meter.named_others() == []
 
 
 def test_the_programs_that_use_most_of_the_cores_are_named_and_none_of_the_run(monkeypatch):

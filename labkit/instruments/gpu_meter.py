@@ -50,8 +50,7 @@ class GpuMeter:
     def __init__(self, uuid: str, own_pid: int):
         """Open the card by UUID (NVML's order is not CUDA's); raises NVMLError where it cannot."""
         self.own_pid = own_pid
-        # the notebook's kernel is among them: it may hold the card without work
-        self.ancestors = {each.pid for each in _parents_of(own_pid)}
+        self.others: list[int] = []  # the other processes that computed there lately
         pynvml.nvmlInit()
         self.card = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         self.seen_us = 0  # the driver's stamp of the last utilization sample read
@@ -89,30 +88,12 @@ class GpuMeter:
             for sample in fresh
         ]
 
-    def _other_pids(self) -> set[int]:
-        """Return the other processes with a compute context on the card, idle or not.
-
-        What started the run, such as a notebook's kernel with a model of its own, is not among
-        them. LookupError while the run is not among those listed: it has no context yet, or the
-        driver reports process ids of another namespace (the host's, in a container).
-        """
-        running = pynvml.nvmlDeviceGetComputeRunningProcesses(self.card)
-        listed = {process.pid for process in running}
-        others = {pid for pid in listed if not self._is_own(pid)}
-        if others == listed:
-            raise LookupError("the run is not listed")
-        return others - self.ancestors
-
-    def named_others(self) -> list[dict[str, Any]]:
-        """Return the other processes on the card; [] where none are known."""
-        others = answer_to(self._other_pids) or ()
-        return [{"pid": pid, "name": name_of(pid)} for pid in sorted(others)]
-
     def _others_sm(self) -> float | None:
         """Return the share of the time (0 to 1) in which kernels of others ran, since last asked.
 
-        Where the ids are of another namespace, at most one of them is the run: all but the largest
-        share is the least that others had. None where that is nothing, or nobody computed.
+        Where the ids are of another namespace, as the host's in a container, at most one of them is
+        the run: all but the largest share is the least that others had. None where that is nothing,
+        or nobody computed.
         """
         reported = pynvml.nvmlDeviceGetProcessUtilization(self.card, self.shares_us)
         sane = [sample for sample in reported if sample.smUtil <= MOST_SHARE]
@@ -121,21 +102,23 @@ class GpuMeter:
             return None
         self.shares_us = max(sample.timeStamp for sample in fresh)
         shares = {sample.pid: sample.smUtil / 100 for sample in fresh}
-        own = [share for pid, share in shares.items() if self._is_own(pid)]
-        self.own_seen = self.own_seen or bool(own)
-        if self.own_seen:
-            return round(sum(shares.values()) - sum(own), 4)
-        return round(sum(shares.values()) - max(shares.values()), 4) or None
+        others = {pid: share for pid, share in shares.items() if not self._is_own(pid)}
+        self.own_seen = self.own_seen or len(others) < len(shares)
+        if not self.own_seen:
+            return round(sum(shares.values()) - max(shares.values()), 4) or None
+        self.others = [pid for pid, share in others.items() if share]
+        return round(sum(others.values()), 4)
+
+    def named_others(self) -> list[dict[str, Any]]:
+        """Return the other processes that computed on the card; [] where none are known."""
+        return [{"pid": pid, "name": name_of(pid)} for pid in self.others]
 
     def _is_own(self, pid: int) -> bool:
         """Return whether `pid` is the run's process, a thread of it (newer drivers), or a child."""
         if pid == self.own_pid or Path(f"/proc/{self.own_pid}/task/{pid}").exists():
             return True
-        return any(parent.pid == self.own_pid for parent in _parents_of(pid))
-
-
-def _parents_of(pid: int) -> list[psutil.Process]:
-    return answer_to(lambda: psutil.Process(pid).parents()) or []
+        parents = answer_to(lambda: psutil.Process(pid).parents()) or []
+        return any(parent.pid == self.own_pid for parent in parents)
 
 
 class GpmMeter:
