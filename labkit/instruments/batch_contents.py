@@ -149,11 +149,20 @@ def padding_of(batch: object) -> tuple[float, float] | None:
     tokens = next((each for each in texts if not ((each == 0) | (each == 1)).all()), None)
     if tokens is None:
         return None
-    for text in (tokens, tokens.flip(1)):  # a decoder's padding is in front
-        is_last = text == text[:, -1].mode()[0]
-        filler = (~is_last).flip(1).cumsum(1).flip(1) == 0  # no other token is behind it
-        within = int((is_last & ~filler).sum())  # the same number, before a row's end
-        if 0 < filler.sum() < filler.numel() and within <= 0.02 * filler.numel():
-            beyond = filler.all(0).mean(dtype=torch.float32)
-            return float(filler.mean(dtype=torch.float32)), float(beyond)
-    return None
+    fillers = [_filler_at_the_end(text) for text in (tokens, tokens.flip(1))]  # or in front
+    filler = max(fillers, key=lambda each: each.sum())
+    if not filler.any():
+        return None
+    return float(filler.mean(dtype=torch.float32)), float(filler.all(0).mean(dtype=torch.float32))
+
+
+def _filler_at_the_end(tokens: Any) -> Any:
+    """Return where rows (B, T) end in the same number, as truth values.
+
+    That is nowhere where all end in as many, as in a mark of a text's end, or have it elsewhere.
+    """
+    is_last = tokens == tokens[:, -1].mode()[0]
+    filler = (~is_last).flip(1).cumsum(1).flip(1) == 0  # no other token is behind it
+    within = (is_last & ~filler).sum()
+    counts = filler.sum(1)
+    return filler & (within <= 0.02 * filler.numel()) & (counts != counts[0]).any()

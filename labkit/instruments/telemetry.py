@@ -92,7 +92,9 @@ class CpuMeter:
         threads stood in line for one, `launch_line` the share of the time for which the one that
         launches kernels did: they need the kernel's scheduler statistics (Linux).
         """
-        reading = dict.fromkeys(("rss_gib", "own_cpu", "line_cpu", "launch_line"))
+        reading: dict[str, float | None] = dict.fromkeys(
+            ("rss_gib", "own_cpu", "line_cpu", "launch_line")
+        )
         if not _has_ended(self.bench):
             reading |= self._read_family()
         return {"cpu": psutil.cpu_percent() / 100, "cpus": self.cores, **reading}

@@ -64,7 +64,7 @@ class LoaderWorkers:
         return len(self.rows)
 
     def __iter__(self) -> Iterator[Any]:
-        return self.rows.reset_index().itertuples(index=False)
+        return iter(self.rows.reset_index().itertuples(index=False))
 
     def __getitem__(self, place: int) -> Any:
         return list(self)[place]
@@ -117,7 +117,7 @@ class LoaderWorkers:
 
         That are all of the first 2,000, then fewer and fewer. Beside the fields of `BatchRow` it
         has the `worker` and its `process`. Moments are s on the run's clock; `made_ms` is the time
-        that it took, `fetched_s` and `slow_s` parts of that without the time in line for a core.
+        that it took, `fetched_s` a part of that without the time in line for a core.
         """
         import pandas
 
@@ -130,10 +130,8 @@ class LoaderWorkers:
         table = table.sort_values("start", kind="stable", ignore_index=True)
         zero_ns = self.run.host_ns[0, 0] if self.run.steps else 0
         table[MOMENTS] = (table[MOMENTS] - zero_ns) / 1e9  # between two passes as well
-        table["in_line_s"] = table.line_ns / 1e9
         table["made_ms"] = (table.ready - table.start) * 1e3
-        table["fetched_s"] = (table.fetched - table.start - table.in_line_s).clip(lower=0)
-        table["slow_s"] = (table.slow_ns / 1e9 - table.in_line_s).clip(lower=0)
+        table["fetched_s"] = (table.fetched - table.start - table.line_ns / 1e9).clip(lower=0)
         return table
 
     @cached_property
