@@ -74,7 +74,7 @@ def recipe(heading):
 def test_an_experiment_is_a_function():
     exec(recipe("An experiment"), names := {"torch": torch})
     bench = Bench(torch.device("cpu"))
-    assert call(names["sums"], {"n": 1000}, bench, {}) is None
+    assert call(names["sums"], {"n": 1000}, bench) is None
     assert bench.rows[0]["bytes"] == 4000
 
 

@@ -230,12 +230,6 @@ def test_what_others_do_on_cores_that_a_run_may_not_use_takes_nothing_from_it(al
     assert CoreUse.of(run) == CoreUse(allowed, own=2.0, others=others)
 
 
-@pytest.mark.parametrize("shm_gib, is_small", [(0.06, True), (8.0, False)])
-def test_a_small_shared_memory_is_said_with_its_remedy(shm_gib, is_small):
-    here = str(Machine.from_dict(FACTS | {"shm_gib": shm_gib}))
-    assert ("small for loader workers" in here) == ("--shm-size=2g" in here) == is_small
-
-
 def test_a_mac_is_timed_by_waiting_since_to_read_its_events_waits_too(tmp_path, monkeypatch):
     """In torch up to 2.13 an event of MPS that is read twice is waited for without end."""
     waited = Mock()

@@ -4,18 +4,16 @@ import linecache
 import pickle
 import threading
 
-import cloudpickle
 import pytest
 import torch
 from played_gpu import load
 
 import labkit as lk
 from labkit.bench import measure as bench_measure
-from labkit.bench import triton_kernels
+from labkit.bench.by_value import dumped
 from labkit.view import function_panel, measuring
 from labkit.view.controls import Control
 from labkit.view.drawing import Drawing
-from labkit.view.function_payload import FunctionPayload
 
 FACTOR = 3  # of this "notebook"
 CPU = torch.device("cpu")
@@ -52,7 +50,7 @@ def test_each_point_is_a_row_and_one_that_fails_says_why_while_the_next_ones_go_
     assert list(rows["seen"].dropna()) == [1, 4, 5, 6, 1]  # the last one in a fresh process
     errors = rows["error"]
     assert errors[1] == "skipped: needs CUDA" and errors[8] == "out of memory"
-    assert errors[2].endswith("raise KeyError('...'))") and "KeyError" in errors[2]
+    assert errors[2].startswith("KeyError: 'no such layer' (mixed(), line ")
     assert measured.outcome == "finished" and "5 without numbers" in repr(measured)
     again = lk.load(measured.save(tmp_path / "mixed.jsonl"))
     assert again.recorded and again.rows.equals(rows)
@@ -74,7 +72,7 @@ def locked():
         (product, {}, "product takes n too"),
         (product, {"n": 8, "size": 4}, "Unknown argument of product: size"),
         (product, {"n": 8, "device": "gpu"}, "device='gpu'"),
-        (locked(), {}, "lock, which uses_it uses, cannot be sent"),
+        (locked(), {}, "lock .*cannot be sent"),
         ("roofline", {}, "function"),
     ],
 )
@@ -114,8 +112,8 @@ def test_where_nothing_was_measured_the_error_says_why_as_far_as_the_record_does
     "returned, why", [(3, "return a dict"), ({"ms": 1}, "a column of the bench's own")]
 )
 def test_what_a_function_may_return_is_said(returned, why):
-    failure = bench_measure.call(lambda bench: returned, {}, bench_measure.Bench(CPU), {})
-    assert failure.kind == "mistake" and why in failure.text
+    failure = bench_measure.call(lambda bench: returned, {}, bench_measure.Bench(CPU))
+    assert failure[0] == "mistake" and why in failure[1]
 
 
 def test_a_record_of_an_experiment_of_version_1_still_loads(tmp_path):
@@ -141,17 +139,16 @@ def test_a_triton_kernel_of_a_notebook_travels_with_its_source(monkeypatch):
     lines = CELL.splitlines(keepends=True)
     monkeypatch.setitem(linecache.cache, "<cell>", (len(CELL), None, lines, "<cell>"))
     exec(compile(CELL, "<cell>", "exec"), cell)
-    triton_kernels.allow()
-    packed = cloudpickle.dumps(triton.jit(cell["double"]))
+    packed = dumped(triton.jit(cell["double"]))
     del linecache.cache["<cell>"]  # the bench has not seen the cell
-    assert "2 * tl.load(x + place)" in cloudpickle.loads(packed).src
+    assert "2 * tl.load(x + place)" in pickle.loads(packed).src
 
 
 def test_a_function_may_set_what_torch_keeps_in_a_module_of_its_own_kind():
     def without_tf32(bench):
         torch.backends.cudnn.allow_tf32 = False
 
-    assert pickle.loads(FunctionPayload(without_tf32).pickled)[0].__name__ == "without_tf32"
+    assert pickle.loads(dumped(without_tf32)).__name__ == "without_tf32"
 
 
 def test_a_row_that_needs_a_compiler_says_what_is_missing(monkeypatch):

@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 def plain_job(**knobs):
-    return resolve_config(lk.Pipeline(**knobs).to_dict(), CPU)[0]
+    return resolve_config(lk.Pipeline(**knobs).to_dict(), {"device": "cpu"})[0]
 
 
 def work_of(folder, job):

@@ -140,8 +140,8 @@ def in_part(part, home, plant):
 
 def images(home, plant):
     folders.home()
-    plant(home / "images")
-    data._once(home, "images", lambda made: (made / "one").touch())
+    plant(home / f"images-v{data.RECIPE}-{data.IMAGE_COUNT}x8px")
+    data.image_folder(home, 8, lambda *_done: None)
 
 
 def kept(home, plant):

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import labkit as lk
-from labkit.bench import resolve_config
+from labkit.bench.resolve_config import resolve_config
 from labkit.diagnosis.cause import asked
 from labkit.diagnosis.causes import loader
 from labkit.diagnosis.causes.launches import compiled, fused_optimizer, larger_batch
@@ -309,8 +309,7 @@ def test_cuda_graphs_are_told_only_where_each_batch_is_an_update_and_few_sizes_a
 
 def test_nor_does_a_bench_record_them_where_gradients_accumulate():
     asked = lk.Pipeline(compile="reduce-overhead", accumulation_steps=8).to_dict()
-    cuda = torch.device("cuda")
-    job, dropped = resolve_config.resolve_config(asked, cuda, size_model=False, here=False)
+    job, dropped = resolve_config(asked, {"device": "cuda"})
     assert job.compile == "default" and "overwrites gradients" in dropped["compile"]
 
 

@@ -18,7 +18,8 @@ import pytest
 import torch
 
 import labkit as lk
-from labkit.bench import by_value, user_dataset, user_parts
+from labkit.bench import by_value, user_dataset
+from labkit.results import payload
 from labkit.tuning import source
 from labkit.tuning.loader_search import LoaderSearch
 from labkit.tuning.search_result import Tuning
@@ -178,7 +179,7 @@ def taken_in(folder, dataset, parts=(), **knobs):
     """Send a dataset as a run would, and return what the bench makes of it: a trainer, batches."""
     job = SimpleNamespace(**lk.Pipeline(batch_size=8, device="cpu").but(**knobs).to_dict())
     sent = source.source_of(dataset, **dict(parts)).place(folder)
-    trainer, loader = user_parts.prepare(sent, job, folder)
+    trainer, loader = user_dataset.prepare(sent, job, folder)
     assert not list(folder.glob("*.pkl"))
     return trainer, iter(loader)
 
@@ -248,7 +249,7 @@ def test_what_cannot_be_searched_is_refused_before_anything_runs(search, message
 
 
 def test_of_what_is_too_large_to_be_sent_the_largest_part_is_named(monkeypatch):
-    monkeypatch.setattr(source, "MAX_PAYLOAD", 2**20)
+    monkeypatch.setattr(payload, "MAX_BYTES", 2**20)
     step = torch.nn.Linear(1024, 512)
     why = r"every run holds 2 MiB .at most 1., most of it the step"
     with pytest.raises(ValueError, match=why):
@@ -259,7 +260,7 @@ def test_what_is_sent_may_come_from_a_notebook():
     code = "class Here:\n def __len__(self): return 3\n def __getitem__(self, i): return i"
     exec(code, scope := {"__name__": "__main__"})
     sent = io.BytesIO()
-    by_value.dump(user_dataset.NamesTheItem(scope["Here"]()), sent)
+    by_value.dump_for_worker(user_dataset.NamesTheItem(scope["Here"]()), sent)
     assert pickle.loads(sent.getvalue())[2] == 2
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader
 
-from labkit.bench import data, handoff, user_parts, xray
+from labkit.bench import data, handoff, user_dataset, xray
 from labkit.bench.flops import write_work
 from labkit.bench.loop import Trainer, Trains, train
 from labkit.bench.planted_fault import planted
@@ -25,7 +25,8 @@ from labkit.instruments import devices, loader_workers, machine, resources
 from labkit.instruments.loader_hook import Recording, in_workers
 from labkit.instruments.loader_work import LoaderWork
 from labkit.instruments.sampler import Sampler
-from labkit.orders import RowsOrder, RunOrder
+from labkit.knobs import Settings
+from labkit.orders import Order, RowsOrder, RunOrder
 from labkit.process.device_lock import hold
 from labkit.spec import LOADER_KNOBS, Job
 from labkit.stamps.events import EventLog
@@ -52,20 +53,21 @@ def do(order: RunOrder | RowsOrder, folder: Path, log: EventLog) -> None:
         perform(order, device, folder, log)
         log.write("memory", peak_bytes=resources.peak_bytes(device))
     else:
-        run_pipeline(order, device, folder, log)
+        run_pipeline(order, device, here, folder, log)
 
 
-def run_pipeline(order: RunOrder, device: torch.device, folder: Path, log: EventLog) -> None:
+def run_pipeline(
+    order: RunOrder, device: torch.device, here: Mapping[str, object], folder: Path, log: EventLog
+) -> None:
     """Set up the pipeline that `order` describes, and train."""
     own = "source" in order
     resources.keep_freed_memory()
-    job, not_applied = resolve_config(order["pipeline"], device, size_model=not own)
-    if not own:
-        shorten(job, not_applied)
-    knobs = vars(job)
-    if own:  # the others act on no part of the reader's
-        knobs = {name: knobs[name] for name in LOADER_KNOBS}
-    log.write("job", pipeline=knobs, not_applied=not_applied)
+    if own:
+        job, not_applied = resolve_config(order["pipeline"], here, size_model=False)
+        knobs = {name: getattr(job, name) for name in LOADER_KNOBS}  # the others act on nothing
+        log.write("job", pipeline=knobs, not_applied=not_applied)
+    else:
+        job = settled(order["pipeline"], here, log)
     trainer, loader = prepare(order, job, device, folder, log)
     timeline = make_timeline(log, folder, device)
     with lines_of(loader, folder):
@@ -82,18 +84,32 @@ def run_pipeline(order: RunOrder, device: torch.device, folder: Path, log: Event
     write_work(job, device, log)
 
 
+def settled(asked: Settings, here: Mapping[str, object], log: EventLog, **not_applied: str) -> Job:
+    """Return and write the job that this device can do of what was asked for."""
+    job, why_not = resolve_config(asked, here)
+    not_applied |= why_not
+    shorten(job, not_applied)
+    log.write("job", pipeline=vars(job), not_applied=not_applied)
+    return job
+
+
+def made_dataset(job: Job, order: Order, log: EventLog) -> data.Images:
+    """Return the dataset of a pipeline; its files lie in the user's cache folder."""
+    cache = Path(order["cache"]) / "data"
+    return data.make_dataset(job, cache, partial(log.stage, "making images"))
+
+
 def prepare(
     order: RunOrder, job: Job, device: torch.device, folder: Path, log: EventLog
 ) -> tuple[Trains, Loader]:
     """Return what trains, and the loader that feeds it."""
     if "source" in order:
         log.stage("loading your dataset")
-        return user_parts.prepare(order["source"], job, folder)
+        return user_dataset.prepare(order["source"], job, folder)
     if "module" in order:
         made = importlib.import_module(order["module"])
         return made.prepare(order, job, device, folder, log)
-    cache = Path(order["cache"]) / "data"
-    dataset = data.make_dataset(job, cache, partial(log.stage, "making images"))
+    dataset = made_dataset(job, order, log)
     trainer = built(lambda: Trainer(job, device), log)
     dataset = planted(order["fault"], dataset, trainer)
     return trainer, data.make_loader(dataset, job)

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import math
 import os
-from functools import partial
 from pathlib import Path
 
 import torch
 from torch import distributed as dist
 
 from labkit.bench import data, flops
-from labkit.bench.carry_out import begun, built
+from labkit.bench.carry_out import begun, built, made_dataset, settled
 from labkit.bench.gradient_exchange import DistributedTrainer, rank_timeline
 from labkit.bench.loop import UNLIMITED_S, train
 from labkit.bench.planted_fault import planted
-from labkit.bench.quick_runs import shorten
-from labkit.bench.resolve_config import resolve_config
 from labkit.instruments import devices, lifetime, machine, resources
 from labkit.instruments.record_head import write_spec
 from labkit.instruments.telemetry_process import telemetry_beside
@@ -43,7 +40,7 @@ def run(order: RanksOrder, folder: Path, log: EventLog) -> None:
     resources.keep_freed_memory()
     device, not_the_gpu = devices.of_rank(pipeline["device"], ranks, rank)
     devices.use(device)
-    describe(device, rank, folder, log)
+    facts = describe(device, rank, folder, log)
     if device.type == "cuda" or rank == 0:  # ranks on the CPU share it
         name = devices.card_uuid(device) if device.type == "cuda" else device.type
         hold(Path(order["cache"]), name, order["run"], EventLog(folder).waiting)
@@ -51,28 +48,24 @@ def run(order: RanksOrder, folder: Path, log: EventLog) -> None:
     backend = "nccl" if device.type == "cuda" else "gloo"
     meeting = f"file://{folder.absolute()}/ranks"
     dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=ranks)
-    job, not_applied = resolve_config(pipeline, device)
-    if not_the_gpu:
-        not_applied["device"] = not_the_gpu
-    shorten(job, not_applied)
-    log.write("job", pipeline=vars(job), not_applied=not_applied)
+    job = settled(pipeline, facts, log, **({"device": not_the_gpu} if not_the_gpu else {}))
     job.shard = (rank, ranks)
-    files = Path(order["cache"]) / "data"
-    items = data.make_dataset(job, files, partial(log.stage, "making images"))
+    items = made_dataset(job, order, log)
     trainer = built(lambda: DistributedTrainer(job, device, order["no_sync"]), log)
     if rank == ranks - 1:  # for tests: one rank breaks, the others do not
         items = planted(order["fault"], items, trainer)
     train_together(trainer, items, log)
 
 
-def describe(device: torch.device, rank: int, folder: Path, log: EventLog) -> None:
-    """Write what a rank runs on."""
+def describe(device: torch.device, rank: int, folder: Path, log: EventLog) -> Settings:
+    """Write what a rank runs on, and return it."""
     facts = machine.describe(device)
     log.write("machine", **facts)
     if device.type == "cuda":  # its own card, into its own log; it ends with the rank
         telemetry_beside(folder / f"rank{rank}")
     if rank == 0:  # for the run as a whole; its telemetry is of no single card
         EventLog(folder).write("machine", **facts | {"uuid": None})
+    return facts
 
 
 def train_together(trainer: DistributedTrainer, items: data.Images, log: EventLog) -> None:

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import ast
 import difflib
-import functools
-import json
 import os
 import textwrap
 from pathlib import Path
 
+from labkit.bench.resolve_config import resolve_config
 from labkit.knobs import Settings
 from labkit.results import saving
-from labkit.results.hardware import asked_of
+from labkit.results.hardware import machine
 from labkit.results.run import Run
 from labkit.results.templates import template
 from labkit.spec import GRAPH_MODES, KNOBS, LOADER_KNOBS, PYTORCH_PREFETCH, Pipeline, automatic
-from labkit.stamps.record import Event
 
 CARD = "background:#f8f8f8; color:#222; padding:0.6em; overflow-x:auto; line-height:1.35"
 WIDTH = 100  # columns of a line at most
@@ -77,10 +75,12 @@ def script(what: Pipeline | Run, *, before: Pipeline | Run | None = None) -> Scr
         left_out = what.not_applied
         threads = what.machine.threads if what.machine.kind == "cpu" else None
     else:
-        found = _on_this_machine(asked)
-        job = found["job"]
-        left_out = found["not_applied"]
-        threads = found["threads"]
+        here = machine()
+        elsewhere = {"device": asked.device}
+        is_here = asked.device == "auto" or here.device.startswith(asked.device)
+        found, left_out = resolve_config(asked.to_dict(), vars(here) if is_here else elsewhere)
+        job = vars(found)
+        threads = here.threads if job["device"] == "cpu" else None
     about = f"What {asked!r} does on {job['device']}."
     for name, why in left_out.items():
         about += f" Left out: {name} ({why})."
@@ -103,13 +103,6 @@ def _as_asked(what: Pipeline | Run) -> Settings:
     asked = _asked(what).to_dict()
     found = what.pipeline.to_dict() if isinstance(what, Run) else asked
     return {name: found[name] if value is None else value for name, value in asked.items()}
-
-
-@functools.lru_cache(64)
-def _on_this_machine(pipeline: Pipeline) -> Event:
-    """Return the `job` that a pipeline is here, what is `not_applied`, and a CPU's `threads`."""
-    asked = json.dumps(pipeline.to_dict())
-    return asked_of("labkit.bench.resolve_config", asked)
 
 
 def whole_script(job: Settings, threads: int | None, about: str) -> str:

@@ -9,10 +9,10 @@ from labkit.knobs import Settings
 from labkit.process import launcher
 from labkit.results.core_use import CoreUse
 from labkit.results.launch import launch
+from labkit.results.payload import Source
 from labkit.results.run import Run
 from labkit.spec import Pipeline
 from labkit.tuning.settings import in_flight
-from labkit.tuning.source import Source
 from labkit.tuning.trial import Outcome
 
 FEWEST_STEPS = 24  # after the warm-up; with fewer, the throughput is a guess

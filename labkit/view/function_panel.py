@@ -14,10 +14,10 @@ from labkit.bench.grid import Grid
 from labkit.knobs import Knob
 from labkit.results.launch import launch
 from labkit.results.measurements import Measurements
+from labkit.results.payload import Source
 from labkit.view.controls import Control, shown
 from labkit.view.display import StaticFigure
 from labkit.view.drawing import Drawing
-from labkit.view.function_payload import FunctionPayload
 from labkit.view.panel import Panel
 
 REDRAW_S = 1.0  # s, between two drawings of the rows so far
@@ -31,7 +31,7 @@ class FunctionPanel(Panel):
     def __init__(
         self,
         grid: Grid,
-        source: FunctionPayload,
+        source: Source,
         drawing: Drawing,
         measured: Measurements,
     ):
