@@ -11,7 +11,7 @@ import torch
 import labkit as lk
 from labkit.bench import flops, peaks
 from labkit.bench.resolve_config import resolve_config
-from labkit.bench.stopwatch import Bench, Skipped
+from labkit.bench.stopwatch import Bench
 from labkit.diagnosis.device_peaks import Peaks
 from labkit.stamps.events import EventLog
 from labkit.stamps.record import Tail
@@ -68,15 +68,6 @@ def test_the_flops_of_the_courses_models_are_those_of_the_formula(model, tmp_pat
     assert work_of(tmp_path, job) == work  # later runs know it
 
 
-def test_the_bytes_of_an_mlp_are_those_of_the_formula(tmp_path):
-    job = plain_job(model="mlp", width=64, depth=2, accumulation_steps=4)
-    weights = 4 * work_of(tmp_path, job)["parameters"]
-    numbers = 3 * job.image_px**2 + 2 * 64 + 10  # image, hidden layers, the loss's log-softmax
-    kept = job.batch_size * (4 * numbers + 8) + 4  # labels; the number of them, for the mean
-    bytes_ = 3 * weights + 7 * weights / 4 + 2 * kept
-    assert work_of(tmp_path, job)["bytes"] == pytest.approx(bytes_, rel=0.01)
-
-
 def with_work(name, folder, mfu=None, **changes):
     """Return a recorded run as if its work had been counted, on a roof that gives it this MFU."""
     old = lk.recorded(f"Intel-Xeon-Processor/{name}")  # before work was counted
@@ -129,10 +120,3 @@ def test_a_peak_is_measured_once_a_day_or_again_when_asked(monkeypatch, tmp_path
         found = peaks.measured(bench, "fp32", again=again)
         assert found["per_s"] == rate and found["varied"]
     assert peaks.kept(CPU) == {"fp32": 7.0}
-
-
-def test_memory_is_not_measured_by_an_array_that_a_cache_holds(monkeypatch):
-    monkeypatch.setattr(peaks, "free_bytes", lambda device: 2**30)
-    monkeypatch.setattr(peaks.machine, "cache_bytes", lambda device: 2**28)
-    with pytest.raises(Skipped, match="GiB of free memory, 1.0 are free"):
-        peaks.memory_rate(Bench(CPU))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas
 
     from labkit.bench.stopwatch import Bench
-    from labkit.view.series import Rows
+    from labkit.view.rows_figure import Rows
 
 
 def measure(
