@@ -143,13 +143,13 @@ class Stalling:
         return self.collate(samples)
 
 
-def make_dataset(job: Job, cache: Path, progress: Callable[[int, int], None]) -> Images:
+def make_dataset(job: Job, cache: Path) -> Images:
     """Build the job's dataset, making its files first where they are missing."""
     if job.dataset == "sleep":
         shape = (NOISE_IMAGES, 3, job.image_px, job.image_px)
         noise = np.random.default_rng(job.seed).integers(0, 256, shape, dtype=np.uint8)
         return Batched(job, noise, job.prep_ms / 1e3)
-    folder = image_folder(cache, job.image_px, progress)
+    folder = image_folder(cache, job.image_px)
     if job.dataset == "jpeg":
         return JpegFiles(folder, job)
     return Batched(job, np.load(folder / "images.npy", mmap_mode="r", allow_pickle=False))
@@ -201,7 +201,7 @@ def draw_image(index: int, px: int) -> np.ndarray:
     return (255 * image.clip(0, 1)).astype(np.uint8)
 
 
-def image_folder(cache: Path, px: int, progress: Callable[[int, int], None]) -> Path:
+def image_folder(cache: Path, px: int) -> Path:
     """Return a folder of JPEG files, and in images.npy the same decoded and resized to `px`.
 
     It is made if it is missing, and appears only when complete, whoever else is making it.
@@ -217,8 +217,6 @@ def image_folder(cache: Path, px: int, progress: Callable[[int, int], None]) -> 
             Image.fromarray(draw_image(index, 2 * px)).save(file, quality=90)
             with Image.open(file) as image:
                 images.append(np.asarray(image.resize((px, px))).transpose(2, 0, 1))
-            if index % 32 == 0:
-                progress(index, IMAGE_COUNT)
         np.save(Path(part, "images.npy"), np.stack(images))  # (images, 3, px, px) uint8
         try:
             os.replace(part, folder)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FunctionType
 
-from labkit.knobs import check_names
 from labkit.orders import RowsAsked
 from labkit.spec import KNOBS
 
@@ -35,18 +34,14 @@ class Grid:
         if not isinstance(function, FunctionType):
             raise ValueError(f"{function!r} is not a function: give one that takes (bench, ...).")
         name = function.__name__
-        bench_and_others = list(inspect.signature(function).parameters.values())
-        if not bench_and_others:
-            raise ValueError(f"{name}() takes no argument: the first is the bench.")
-        arguments = {each.name: each for each in bench_and_others[1:]}
-        if taken := [each for each in arguments if each in OURS]:
+        signature = inspect.signature(function)
+        try:
+            signature.bind(None, **values)
+        except TypeError as error:
+            raise ValueError(f"{name}(bench, ...): {error}.") from None
+        if taken := [each for each in signature.parameters if each in OURS]:
             also = f"{name}() has an argument {taken[0]}, as lk.measure has"
             raise ValueError(f"{also}: rename yours.")
-        check_names(values, arguments, f"argument of {name}:")
-        needed = [each.name for each in arguments.values() if each.default is each.empty]
-        if missing := [each for each in needed if each not in values]:
-            give = ", ".join(f"{each}=[...]" for each in missing)
-            raise ValueError(f"{name} takes {', '.join(missing)} too: give {give}.")
         grid = {}
         for argument, given in values.items():
             grid[argument] = list(given) if isinstance(given, (list, tuple, range)) else [given]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from labkit.bench import data
 from labkit.bench.by_value import send_by_value
@@ -47,7 +47,6 @@ def prepare(source: UserSource, job: Job, folder: Path) -> tuple[OwnStep, Endles
     sampler = None
     if not isinstance(dataset, IterableDataset):
         sampler = data.EndlessShuffle(len(dataset), job.seed)
-        dataset = NamesTheItem(dataset)
     send_by_value()
     settings = data.loader_settings(job)
     collate = parts.get("collate_fn")  # None for PyTorch's own
@@ -61,37 +60,11 @@ def checked(dataset: Any) -> Any:
     if isinstance(dataset, IterableDataset):
         return dataset
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        once = " can be read once only, and" if hasattr(dataset, "__next__") else ""
         need = "it needs __len__ and __getitem__, or to be an IterableDataset."
-        raise TypeError(f"{kind}{once} is not a dataset: {need}")
+        raise TypeError(f"{kind} is not a dataset: {need}")
     if not len(dataset):
         raise ValueError(f"{kind} is empty: there is no item to load.")
     return dataset
-
-
-class NamesTheItem(Dataset):
-    """The reader's dataset; errors name the item."""
-
-    def __init__(self, dataset: Any):
-        self.dataset = dataset
-        if hasattr(dataset, "__getitems__"):  # a batch at a time, as the dataset itself does
-            self.__getitems__ = self._batch
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> object:
-        return self._fetch("__getitem__", index)
-
-    def _batch(self, indices: list[int]) -> object:
-        return self._fetch("__getitems__", indices)
-
-    def _fetch(self, how: str, which: object) -> object:
-        try:
-            return getattr(self.dataset, how)(which)
-        except Exception as error:
-            call = f"dataset[{which}]" if how == "__getitem__" else f"dataset.{how}({which})"
-            raise RuntimeError(f"{call} failed: {type(error).__name__}: {error}") from error
 
 
 class EndlessBatches:
