@@ -30,11 +30,11 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from labkit import Pipeline, Run, machine
+from labkit.api import launch
 from labkit.bench.models import AdamW
 from labkit.diagnosis.findings import NEIGHBOUR
 from labkit.knobs import check_names
 from labkit.results.hardware import Machine
-from labkit.results.launch import launch
 
 FASTER = 1.25  # a 16-bit format counts as the faster one from this speed-up on
 # Of a base: what is planted can exceed it, and on a GPU it is 10 times the launches

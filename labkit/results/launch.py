@@ -1,4 +1,4 @@
-"""Start what a spec describes in processes of its own; return its result."""
+"""Start what a spec describes in processes of its own."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, Protocol
 from labkit.instruments.record_head import spec_event
 from labkit.orders import Asked
 from labkit.process import folders, launcher
+from labkit.process.handle import Handle
 from labkit.results.failures import with_remedy
 from labkit.results.hardware import check_device
-from labkit.results.library import kind_of
 from labkit.results.payload import Source
 from labkit.spec import LOADER_KNOBS, Distributed
 
@@ -22,25 +22,10 @@ class Launched(Protocol):
         ...
 
 
-def launch(
-    spec: Launched,
-    *,
-    fault: str | None = None,
-    after: list[str] | None = None,
-    source: Source | None = None,
-) -> Any:
-    """Start what a spec describes apart from the kernel; return its Run, Measurements or Ranks.
-
-    Args:
-        spec: A Pipeline, a Grid, Distributed ranks.
-        fault: Planted in the bench (`labkit.bench.planted_fault`).
-        after: A command that the supervisor starts when the run is over.
-        source: The user's own dataset, or function, that the bench is to use.
-
-    Raises:
-        ValueError: The device that it names is not here.
-        OSError: No process could be started.
-    """
+def started(
+    spec: Launched, fault: str | None, after: list[str] | None, source: Source | None
+) -> Handle:
+    """Start what a spec describes apart from the kernel; see `labkit.api.launch`."""
     asked = spec.to_spec()
     check_device(asked["pipeline"]["device"], asked.get("ranks", 0))
     kind = launcher.RANKS if isinstance(spec, Distributed) else launcher.BENCH
@@ -57,4 +42,4 @@ def launch(
             handle.begin(order, spec_event(run, **said))
     except OSError as error:
         raise OSError(with_remedy(f"No run could be started: {error}.")) from error
-    return kind_of(asked)(handle.folder, process=handle)
+    return handle
