@@ -40,7 +40,7 @@ LIVE = ("api", "library")  # which stand on the rooms up to the diagnosis, and o
 LOWEST = ("knobs.py", "orders.py", "quotas.py", "spec.py", "text.py")
 INSIDE = {  # what tests and tools import besides `lk`, rooms or modules, and why that is not enough
     "logs, rings and clocks as a writer that was killed leaves them": "stamps",
-    "planted faults, kills, and what they must not leave": "process results.launch results.saving",
+    "planted faults, kills, and what they leave": "api process results.launch results.saving",
     "machines, drivers and containers that are not here": "instruments quotas results.hardware",
     "the loop on a stand-in GPU, and what is sent to it": "bench",
     "the script under watch, in whose process the test is": "watching hf lightning view.watch_live",

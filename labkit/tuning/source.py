@@ -16,10 +16,7 @@ from labkit.watching.loader_call import call_of, call_with
 
 NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 BATCH_SIZE = 32  # for a dataset that is given without one
-GIVEN_WITH_IT = {
-    "collate_fn": "a function of a list of items",
-    "step": "a function of one batch",
-}
+INSTEAD = "give 'module:function' that makes it"
 
 
 def source_of(dataset: object, **parts: object) -> Source:
@@ -30,16 +27,25 @@ def source_of(dataset: object, **parts: object) -> Source:
     given = {"dataset": dataset, **parts}
     given = {name: part for name, part in given.items() if part is not None}
     for name, part in given.items():
-        if isinstance(part, str):
-            if not NAMED.fullmatch(part):
-                example = "as in 'train:make_dataset'"
-                raise ValueError(f"{name}={part!r}: write module:function, {example}.")
-        elif name == "dataset":
-            _check_dataset(part)
-        elif not callable(part):
-            raise ValueError(f"{name}={part!r}: give {GIVEN_WITH_IT[name]}.")
-    name = dataset if isinstance(dataset, str) else type(dataset).__name__
-    return Source.of(name, given, "give 'module:function' that makes it")
+        if isinstance(part, str) and not NAMED.fullmatch(part):
+            raise ValueError(f"{name}={part!r}: write module:function, as in 'train:make_dataset'.")
+        if name != "dataset" and not isinstance(part, str) and not callable(part):
+            raise ValueError(f"{name}={part!r}: give a function.")
+    if isinstance(dataset, str):
+        return Source.of(dataset, given, INSTEAD)
+    kind = type(dataset).__name__
+    if hasattr(dataset, "__next__"):
+        raise ValueError(
+            f"{kind} is a one-shot iterator: it can be read once, by one process. Pass a "
+            "dataset with __len__ and __getitem__, or an IterableDataset."
+        )
+    is_readable = hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")
+    if isinstance(dataset, type) or not is_readable:
+        raise ValueError(
+            f"{kind} is not a dataset: it needs __len__ and __getitem__. Pass an instance, not "
+            "the class or function."
+        )
+    return Source.of(kind, given, INSTEAD)
 
 
 def own_data(what: Any, collate_fn: object, step: object) -> tuple[Source, Settings, LoopCode]:
@@ -61,17 +67,3 @@ def own_data(what: Any, collate_fn: object, step: object) -> tuple[Source, Setti
         )
     source = source_of(what.dataset, collate_fn=what.collate_fn, step=step)
     return source, known, LoopCode.of(call_of(what))
-
-
-def _check_dataset(dataset: object) -> None:
-    """Raise ValueError where an object cannot be read as a dataset, again and again."""
-    kind = type(dataset).__name__
-    if hasattr(dataset, "__next__"):
-        raise ValueError(
-            f"{kind} is a one-shot iterator: it can be read once, by one process. Pass a "
-            "dataset with __len__ and __getitem__, or an IterableDataset."
-        )
-    is_readable = hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")
-    if isinstance(dataset, type) or not is_readable:
-        made = " Pass an instance, not the class or function." if callable(dataset) else ""
-        raise ValueError(f"{kind} is not a dataset: it needs __len__ and __getitem__.{made}")
