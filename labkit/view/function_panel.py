@@ -13,10 +13,10 @@ from IPython.display import DisplayHandle, display
 from labkit.api import Measurements, launch
 from labkit.bench.grid import Grid
 from labkit.knobs import Knob
+from labkit.results.payload import Source
 from labkit.view.controls import Control, shown
 from labkit.view.display import StaticFigure
 from labkit.view.drawing import Drawing
-from labkit.view.function_payload import FunctionPayload
 from labkit.view.panel import Panel
 
 REDRAW_S = 1.0  # s, between two drawings of the rows so far
@@ -30,7 +30,7 @@ class FunctionPanel(Panel):
     def __init__(
         self,
         grid: Grid,
-        source: FunctionPayload,
+        source: Source,
         drawing: Drawing,
         measured: Measurements,
     ):

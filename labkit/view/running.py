@@ -20,7 +20,6 @@ from labkit.view.display import Display
 from labkit.view.last import remember
 from labkit.view.live import RunDisplay
 from labkit.view.live_frame import live_line
-from labkit.view.watch_live import Watch
 
 Started = TypeVar("Started", Run, Ranks)
 
@@ -155,11 +154,8 @@ def tune(
     Raises:
         RuntimeError: The starting point cannot be measured, with the reason.
     """
-    what = dataset_or_pipeline
-    if isinstance(what, Watch):
-        what = what.loader
     search = tuner(
-        what,
+        dataset_or_pipeline,
         collate_fn=collate_fn,
         step=step,
         batch_size=batch_size,
