@@ -23,7 +23,7 @@ from labkit.instruments.gpu_meter import GpuMeter, name_of
 from labkit.instruments.lifetime import wait_for_run
 from labkit.instruments.loader_clocks import thread_times
 from labkit.instruments.spare_card import spare_card
-from labkit.process.death_signal import die_with
+from labkit.process.family import die_with
 from labkit.stamps.events import FILE_NAME, EventLog, events_named
 
 PERIOD_S = 0.2
