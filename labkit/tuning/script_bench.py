@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psutil
 
+from labkit.api import Run
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.watched_script import judge_runs, runs_in
@@ -28,7 +29,6 @@ from labkit.process import folders
 from labkit.process.family import LINUX, MARK, descendants, die_with, end_marked, exit_name
 from labkit.process.leftovers import remove_segments
 from labkit.process.run_mark import delete_run
-from labkit.results.run import Run
 from labkit.spec import LOADER_KNOBS
 from labkit.stamps.events import now_ns
 from labkit.stamps.interrupts import held

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
+from labkit.api import Run, launch
 from labkit.knobs import Settings
 from labkit.results.core_use import CoreUse
-from labkit.results.launch import launch
-from labkit.results.run import Run
 from labkit.spec import Pipeline
 from labkit.tuning.source import Source
 from labkit.tuning.trial import Outcome, in_flight
@@ -70,4 +68,4 @@ class TrialBench:
             changes["seed"] = self.pipeline.seed + self.count
         self.count += 1
         started = launch(self.pipeline.but(**changes), source=self.source)
-        return cast("Run", started).wait_or_raise(self.each)
+        return started.wait_or_raise(self.each)
