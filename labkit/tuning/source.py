@@ -19,18 +19,15 @@ BATCH_SIZE = 32  # for a dataset that is given without one
 INSTEAD = "give 'module:function' that makes it"
 
 
-def source_of(dataset: object, **parts: object) -> Source:
-    """Make a Source; raises ValueError on what cannot be sent or loaded, saying why.
-
-    `parts` may have the `collate_fn` and the `step`; None stands for a part that is not given.
-    """
-    given = {"dataset": dataset, **parts}
+def source_of(dataset: object, step: object = None, collate_fn: object = None) -> Source:
+    """Make a Source; raises ValueError on what cannot be sent or loaded, saying why."""
+    given = {"dataset": dataset, "step": step, "collate_fn": collate_fn}
     given = {name: part for name, part in given.items() if part is not None}
     for name, part in given.items():
         if isinstance(part, str) and not NAMED.fullmatch(part):
             raise ValueError(f"{name}={part!r}: write module:function, as in 'train:make_dataset'.")
-        if name != "dataset" and not isinstance(part, str) and not callable(part):
-            raise ValueError(f"{name}={part!r}: give a function.")
+    if step is not None and not isinstance(step, str) and not callable(step):
+        raise ValueError(f"step={step!r}: give a function of one batch.")
     if isinstance(dataset, str):
         return Source.of(dataset, given, INSTEAD)
     kind = type(dataset).__name__
@@ -48,22 +45,18 @@ def source_of(dataset: object, **parts: object) -> Source:
     return Source.of(kind, given, INSTEAD)
 
 
-def own_data(what: Any, collate_fn: object, step: object) -> tuple[Source, Settings, LoopCode]:
+def own_data(what: Any, step: object) -> tuple[Source, Settings, LoopCode]:
     """Return the Source of a dataset or a DataLoader, its settings, and how its script makes it.
 
     Raises ValueError on what cannot be sent or loaded, saying why.
     """
     known = knobs_of(what)
     if not known:
-        code = LoopCode.of(call_with(what, collate_fn=collate_fn))
-        source = source_of(what, collate_fn=collate_fn, step=step)
-        return source, {"batch_size": BATCH_SIZE}, code
-    if collate_fn is not None:
-        raise ValueError("collate_fn: a DataLoader has its own.")
+        return source_of(what, step), {"batch_size": BATCH_SIZE}, LoopCode.of(call_with(what))
     if what.batch_size is None:
         raise ValueError(
             "this DataLoader has a batch_sampler of its own (or none): give its dataset, and "
-            "batch_size=..., collate_fn=... instead."
+            "batch_size=... instead."
         )
-    source = source_of(what.dataset, collate_fn=what.collate_fn, step=step)
+    source = source_of(what.dataset, step, what.collate_fn)
     return source, known, LoopCode.of(call_of(what))

@@ -129,7 +129,6 @@ def pipeline_with(pipeline: Pipeline | None, knobs: Mapping[str, object]) -> Pip
 def tune(
     dataset_or_pipeline: object,
     *,
-    collate_fn: Callable | str | None = None,
     step: Callable | str | None = None,
     batch_size: int | None = None,
     max_workers: int | None = None,
@@ -142,9 +141,8 @@ def tune(
     notebook's cell returns it (a script has it in `lk.tune.last`).
 
     Args:
-        dataset_or_pipeline: A `labkit.Pipeline`; or your own dataset or DataLoader; or
-            "module:function", a function that returns the dataset.
-        collate_fn: Yours, as an object or "module:name".
+        dataset_or_pipeline: A `labkit.Pipeline`; or your own dataset, or DataLoader where it has a
+            collate_fn; or "module:function", a function that returns the dataset.
         step: What your loop does with one batch, a function of it, as an object or "module:name".
             Without it nothing computes, and the loader's own throughput is what is raised.
         batch_size: The batch size to tune for; else that of the pipeline or DataLoader, or 32.
@@ -156,7 +154,6 @@ def tune(
     """
     search = tuner(
         dataset_or_pipeline,
-        collate_fn=collate_fn,
         step=step,
         batch_size=batch_size,
         max_workers=max_workers,
