@@ -6,7 +6,7 @@ import pytest
 from played_gpu import CPU, GPU, MS, host_steps, log, play
 
 import labkit as lk
-from labkit.prediction.recommendation import recommend_workers
+from labkit.prediction.prediction import recommend_workers
 
 STEPS = host_steps(50, 10, 40, cpu=10 * MS)  # 50 ms of waiting and 10 of training
 WATCHED = {"watched": {"loader": "DataLoader"}}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from labkit.knobs import Setting
-from labkit.prediction.recommendation import WORKER_COUNTS
+from labkit.prediction.prediction import WORKER_COUNTS
 from labkit.process import launcher
 from labkit.spec import PYTORCH_PREFETCH
 from labkit.tuning.search import Bench, Search
