@@ -65,38 +65,27 @@ class Prediction(Result):
         return Table((), title=f"Prediction({as_typed(self.changes)}): {said}")
 
 
-class Simulations:
-    """The simulated runs of other settings of one run."""
-
-    def __init__(self, run: RunData):
-        """Read a run; raises CannotPredict where it tells too little."""
-        self.known = known = RunCosts(run)
-        self.of_setting = functools.cache(self._simulated)  # a slider asks many changes of one run
-        simulated = np.median(self.of_setting(known.pipeline, 1.0)[0])
-        # What the model misses in the run itself, of which half stays: its root
-        self.missed = float(np.sqrt(known.throughput / simulated))
-
-    def _simulated(self, target: Pipeline, step: float) -> np.ndarray:
-        """Return the `Summary` of each simulated run (4, DRAWS).
-
-        A step takes `step` times what it took in the measured run.
-        """
-        known = self.known
-        stalls = 6 * target.stall_every if target.stall_ms else 0
-        prefetch = (target.prefetch_factor or PYTORCH_PREFETCH) if target.num_workers else 0
-        steps = min(target.steps or STEPS, max(STEPS, stalls))
-        warmup = max(3, target.num_workers * prefetch)
-        found = []
-        for draw in range(DRAWS):
-            work = known.work(target, step, steps, np.random.default_rng(draw))
-            loop = Simulation(work, known.cores, target.num_workers, prefetch, target.seconds)
-            found.append(loop.run().summary(warmup, target.batch_size))
-        return np.array(found).T
-
-
 @functools.lru_cache(maxsize=4)
-def _simulations(run: RunData) -> Simulations:
-    return Simulations(run)
+def _costs_of(run: RunData) -> RunCosts:
+    return RunCosts(run)
+
+
+@functools.lru_cache(maxsize=256)  # a slider asks many changes of one run
+def _simulated(known: RunCosts, target: Pipeline, step: float) -> np.ndarray:
+    """Return the `Summary` of each simulated run (4, DRAWS).
+
+    A step takes `step` times what it took in the measured run.
+    """
+    stalls = 6 * target.stall_every if target.stall_ms else 0
+    prefetch = (target.prefetch_factor or PYTORCH_PREFETCH) if target.num_workers else 0
+    steps = min(target.steps or STEPS, max(STEPS, stalls))
+    warmup = max(3, target.num_workers * prefetch)
+    found = []
+    for draw in range(DRAWS):
+        work = known.work(target, step, steps, np.random.default_rng(draw))
+        loop = Simulation(work, known.cores, target.num_workers, prefetch, target.seconds)
+        found.append(loop.run().summary(warmup, target.batch_size))
+    return np.array(found).T
 
 
 def predict(run: RunData, **changes: Setting) -> Prediction:
@@ -111,19 +100,20 @@ def predict(run: RunData, **changes: Setting) -> Prediction:
 def predict_from(run: RunData, changes: dict[str, Setting]) -> Prediction:
     """Return a prediction; a watched loop's own settings may be beyond what a knob takes."""
     try:
-        simulations = _simulations(run)
-        known = simulations.known
+        known = _costs_of(run)
         target = _target(known.pipeline, changes)
         step, notes = _step(run, known.pipeline, target)
         if target.num_workers and not known.pipeline.num_workers and not known.handoff:
             raise CannotPredict(
                 "sending a batch from a worker was not measured: run it with num_workers=1"
             )
-        rates, shares, cores, stretches = simulations.of_setting(target, step)
+        rates, shares, cores, stretches = _simulated(known, target, step)
     except CannotPredict as why:
         return Prediction(changes, cannot=f"cannot predict: {why}.", why=str(why))
-    rates = rates * simulations.missed
-    shares = np.minimum(1.0, shares * simulations.missed)
+    # What the model misses in the run itself, of which half stays: its root
+    missed = np.sqrt(known.throughput / np.median(_simulated(known, known.pipeline, 1.0)[0]))
+    rates = rates * missed
+    shares = np.minimum(1.0, shares * missed)
     throughput = float(np.median(rates))
     utilization = float(np.median(shares))
     saturated = np.median(cores) > CPU_BOUND

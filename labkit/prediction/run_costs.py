@@ -250,6 +250,8 @@ def _drawn(count: int, steps: int, rng: np.random.Generator) -> np.ndarray:
 def _profile(items: pandas.Series) -> np.ndarray:
     """Return (batches, parts): which share of each batch's time its first, second ... part took."""
     parts = STRETCHES if items.iloc[0] else 1
-    sums = np.array([[part.sum() for part in np.array_split(each, parts)] for each in items])
+    sums = np.array(
+        [[part.sum() for part in np.array_split(np.array(each) / 1e6, parts)] for each in items]
+    )
     total = sums.sum(axis=1, keepdims=True)
     return np.divide(sums, total, out=np.full(sums.shape, 1 / parts), where=total > 0)
