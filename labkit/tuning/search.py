@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from statistics import median
 
 from labkit.knobs import Setting
-from labkit.prediction.recommendation import WORKER_COUNTS
+from labkit.prediction.prediction import WORKER_COUNTS
 from labkit.spec import PYTORCH_PREFETCH
 from labkit.tuning.script_bench import ScriptBench
 from labkit.tuning.search_result import Tuning

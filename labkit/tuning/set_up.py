@@ -7,7 +7,7 @@ from pathlib import Path
 
 from labkit.diagnosis.causes.loader import too_many
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.prediction.recommendation import LEAST_MAX_WORKERS
+from labkit.prediction.prediction import LEAST_MAX_WORKERS
 from labkit.results.hardware import check_device, machine
 from labkit.results.privacy import shown_command
 from labkit.spec import KNOBS, Pipeline
