@@ -15,8 +15,6 @@ from labkit.instruments import machine as bench_machine
 from labkit.results.datasheets import card
 from labkit.results.hardware import Machine
 
-FACTS = {"device": "cpu", "kind": "cpu", "name": "Some CPU", "cpu_cores": 2, "threads": 1}
-
 
 def answer(monkeypatch, module, answers):
     """Have the functions of a module answer so, whatever they are asked."""
