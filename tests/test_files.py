@@ -12,10 +12,10 @@ from planted import planted
 
 import labkit as lk
 from labkit.__main__ import main
+from labkit.api import launch
 from labkit.course import score_book
 from labkit.instruments import lifetime
 from labkit.process import folders, leftovers
-from labkit.results.launch import launch
 from labkit.stamps import events, step_ring
 
 KEY = "hf_planted-for-this-test"

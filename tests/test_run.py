@@ -11,7 +11,7 @@ from played_gpu import CPU, host_steps, lines_of, written
 
 import labkit as lk
 from labkit import Run
-from labkit.results.launch import launch
+from labkit.api import launch
 from labkit.stamps import events, step_ring
 from labkit.stamps.record import Tail
 
@@ -103,11 +103,12 @@ def test_what_is_derived_together_is_of_one_moment(tmp_path):
     log.write_text("".join(lines[:24]))  # 20 steps so far
     process = Mock()
     run = Run(tmp_path, process=process)
-    with run.as_of_now():
-        log.write_text("".join(lines))
-        process.alive.return_value = False
-        assert run.steps == len(run.stamps) == len(run.loss) == 20
-        assert run.throughput == pytest.approx(16 / 0.060) and run.outcome == "running"
+    then = run.data
+    log.write_text("".join(lines))
+    process.alive.return_value = False
+    assert run.steps == 40
+    assert then.steps == len(then.stamps) == len(then.loss) == 20
+    assert then.throughput == pytest.approx(16 / 0.060) and then.outcome == "running"
     assert run.steps == len(run.stamps) == 40 and run.outcome == "finished"
 
 

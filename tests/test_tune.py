@@ -108,7 +108,7 @@ def test_an_interrupted_cell_returns_what_a_sweep_or_a_tuning_has(monkeypatch):
     def pressed(*_how, **_more):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("labkit.results.sweep.Sweep.measure", pressed)
+    monkeypatch.setattr("labkit.api.Sweep.measure", pressed)
     with pytest.raises(KeyboardInterrupt):
         lk.sweep(num_workers=[0, 2])
     monkeypatch.setattr("labkit.view.running.in_notebook", lambda: True)
