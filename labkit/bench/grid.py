@@ -35,13 +35,13 @@ class Grid:
             raise ValueError(f"{function!r} is not a function: give one that takes (bench, ...).")
         name = function.__name__
         signature = inspect.signature(function)
+        if taken := [each for each in signature.parameters if each in OURS]:
+            also = f"{name}() has an argument {taken[0]}, as lk.measure has"
+            raise ValueError(f"{also}: rename yours.")
         try:
             signature.bind(None, **values)
         except TypeError as error:
             raise ValueError(f"{name}(bench, ...): {error}.") from None
-        if taken := [each for each in signature.parameters if each in OURS]:
-            also = f"{name}() has an argument {taken[0]}, as lk.measure has"
-            raise ValueError(f"{also}: rename yours.")
         grid = {}
         for argument, given in values.items():
             grid[argument] = list(given) if isinstance(given, (list, tuple, range)) else [given]
