@@ -40,7 +40,7 @@ LIVE = ("api", "library")  # which stand on the rooms up to the diagnosis, and o
 LOWEST = ("knobs.py", "orders.py", "quotas.py", "spec.py", "text.py")
 INSIDE = {  # what tests and tools import besides `lk`, rooms or modules, and why that is not enough
     "logs, rings and clocks as a writer that was killed leaves them": "stamps",
-    "planted faults, kills, and what they leave": "api process results.launch results.saving",
+    "planted faults, kills, and what they leave": "api process results.saving",
     "machines, drivers and containers that are not here": (
         "instruments quotas results.datasheets results.hardware"
     ),
@@ -56,7 +56,7 @@ INSIDE = {  # what tests and tools import besides `lk`, rooms or modules, and wh
         "traces.public"
     ),
     "what is drawn without a browser, and typed without a terminal": (
-        "__main__ results.sweep terminal view.controls view.display view.live view.run_figure "
+        "__main__ terminal view.controls view.display view.live view.run_figure "
         "view.running view.several_figures view.style view.wandb_log view.watch_command"
     ),
     "tables that are held against files": "knobs spec library results.published results.script",
