@@ -1,7 +1,6 @@
 """Challenges: every solution passes, every wrong answer and every cheat fails; the score."""
 
 import os
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -9,12 +8,10 @@ import torch
 import wrong_answers
 
 import labkit as lk
-from labkit.course import knob_challenge, score, score_book
-from labkit.course.challenge import Challenge, all_challenges
-from labkit.course.code_challenge import CodeChallenge, tried_out
-from labkit.course.goals import Goal
+from labkit.course import challenge, score
+from labkit.course.challenge import Challenge, CodeChallenge, Goal, challenges_in, tried_out
 
-TASKS = all_challenges()
+TASKS = {key: task for name in challenge.FILES for key, task in challenges_in(name).items()}
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 COMPILED = ("07-graph-break",)  # imports Dynamo
 MEASURED = [pytest.mark.nightly, pytest.mark.measures]  # on a busy machine no verdict
@@ -24,7 +21,7 @@ WRONG = wrong_answers.KNOBS | wrong_answers.CODE
 @pytest.fixture(autouse=True)
 def own_score(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    score_book._unwritten.clear()
+    score._unwritten.clear()
 
 
 def all_code():
@@ -32,8 +29,6 @@ def all_code():
     for key, task in TASKS.items():
         if isinstance(task, CodeChallenge):
             marks = [pytest.mark.slow] if key in COMPILED else []
-            if key == "07-kernel":
-                marks = [pytest.mark.skipif(not find_spec("triton"), reason="needs Triton")]
             for name in ("solution", *WRONG.get(key, {})):
                 yield pytest.param(key, name, marks=marks, id=f"{key} {name}")
 
@@ -65,10 +60,10 @@ def test_code_that_solves_a_challenge_passes_and_wrong_code_fails(key, name, her
 def test_an_answer_in_knobs_is_judged_by_its_run_beside_one_of_what_was_given(monkeypatch):
     task = TASKS["02-feed"]
     runs = {task.start: lk.recorded("workers-0"), task.example: lk.recorded("workers-2")}
-    monkeypatch.setattr(knob_challenge, "launch", runs.get)
-    knob_challenge.baseline_run.cache_clear()
+    monkeypatch.setattr(challenge, "launch", runs.get)
+    challenge.baseline.cache_clear()
     judged("02-feed", "solution")
-    knob_challenge.baseline_run.cache_clear()
+    challenge.baseline.cache_clear()
 
 
 @pytest.mark.slow
@@ -84,17 +79,17 @@ def test_each_notebook_has_a_challenge():
 @pytest.mark.parametrize("key", TASKS)
 def test_a_challenge_is_posed_and_has_hints_a_cheat_that_fails_and_a_solution(key):
     task = TASKS[key]
-    assert task.title and task.text and task.hints and task.goals
+    assert task.title and task.text and task.hints
     [notebook] = NOTEBOOKS.glob(f"{key[:2]}_*.ipynb")
     assert f'lk.challenge(\\"{key}\\")' in notebook.read_text(encoding="utf-8")
     cheats = [name for name in WRONG.get(key, ()) if name.startswith("cheat")]
     assert cheats, f"give {key!r} a cheat in tests/wrong_answers.py"
     posed = lk.challenge(key)
     assert task.title in repr(posed) and posed._repr_html_()
-    score_book.keep("challenges", key, tries=1)
+    score.keep("challenges", key, tries=1)
     if isinstance(task, CodeChallenge):
         assert posed.solution().startswith(("def ", "class "))
-    elif key != "04-fit":  # there a goal tells
+    elif key not in ("04-fit", "08-two-fixes"):  # there a goal tells
         for name in cheats:
             with pytest.raises(ValueError, match="not the same work"):
                 task.spec(WRONG[key][name])
@@ -135,41 +130,34 @@ def test_hints_come_one_at_a_time_and_a_solution_after_a_try():
     hints = [lk.challenge(task.key).check(task.start).hint for _ in range(3)]
     assert hints == [*task.hints, task.hints[-1]]
     assert isinstance(lk.challenge(task.key).solution(), lk.Pipeline)
-    with pytest.raises(ValueError, match="Unknown challenge 'nothing'; available: 00-first"):
+    with pytest.raises(
+        ValueError, match="Unknown challenge 'nothing'; available: 00-first, 01-stopwatch"
+    ):
         lk.challenge("nothing")
 
 
 @pytest.fixture
 def easy(monkeypatch):
     """A challenge whose answers are what they measure, one number a try; the mark is 2."""
-    monkeypatch.setattr(score_book, "QUIET", ())
-    goal = Goal("x", at_least=2.0, close=0.1)
+    monkeypatch.setattr(score, "QUIET", ())
+    goal = Goal("x", at_least=2.0)
 
     class Easy(Challenge):
         def attempt(self, answer):
-            return {goal: answer.pop(0)}
+            return {goal: answer}
 
     return Easy("99-x", "t", "t", ("first", "second"), example=lk.Pipeline())
 
 
-@pytest.mark.parametrize(
-    "measured, passed, said",
-    [
-        ([1.0], False, "no: x: at least 2; measured 1"),
-        ([1.9, 2.05], True, "yes: x: at least 2; measured 2.05"),
-        ([1.9, 1.81, 1.85], False, "no: x: at least 2; measured 1.85"),
-    ],
-)
-def test_a_result_that_hardly_misses_its_mark_is_measured_again(measured, passed, said, easy):
-    verdict = easy.check(measured)
-    assert (verdict.passed, verdict.lines) == (passed, (said,)) and not measured
-    assert score_book.entry("challenges", "99-x")["tries"] == 1
+def test_a_verdict_says_what_was_expected_and_what_was_measured(easy):
+    assert easy.check(1.0).lines == ("no: x: at least 2; measured 1",)
+    assert easy.check(2.05).lines == ("yes: x: at least 2; measured 2.05",)
 
 
 def test_a_pass_stays_and_tries_add_up_also_in_another_session(easy):
-    passed = [bool(easy.check([measured])) for measured in (1.0, 3.0, 1.0)]
+    passed = [bool(easy.check(measured)) for measured in (1.0, 3.0, 1.0)]
     assert passed == [False, True, False]
-    kept = score_book.entry("challenges", "99-x")
+    kept = score.entry("challenges", "99-x")
     assert kept["passed"] is True and kept["tries"] == 3 and lk.score().solved == 1
 
 
@@ -177,12 +165,12 @@ def test_a_pass_stays_and_tries_add_up_also_in_another_session(easy):
 
 
 def test_a_guess_is_written_down_before_and_scored_after(monkeypatch):
-    monkeypatch.setattr(score_book, "QUIET", ())
+    monkeypatch.setattr(score, "QUIET", ())
     bet = lk.guess("busy share", 0.5)
-    kept = score_book.entry("guesses", "busy share")
+    kept = score.entry("guesses", "busy share")
     assert kept["guess"] == 0.5 and kept["measured"] is None
     bet.settle(0.55)
-    assert os.listdir() == [score_book.FILE_NAME]
+    assert os.listdir() == [score.FILE_NAME]
     assert "0.55" in repr(bet) and "3 of 3" in bet._repr_html_()
     assert "3 of 3 points" in repr(lk.score())
     assert "published" in repr(lk.guess("an A40", 1.1).settle(1.05, published=True))
@@ -196,7 +184,7 @@ def test_a_run_settles_a_guess_and_a_skipped_one_is_neither_stored_nor_scored():
     for blank in (None, ...):
         bet = lk.guess("blank", blank).settle(0.5)
         assert bet.points is None and "no guess" in repr(bet)
-    assert list(score_book.read()["guesses"]) == ["busy"]
+    assert list(score.read()["guesses"]) == ["busy"]
 
 
 def test_points_grow_with_how_close_a_guess_is():

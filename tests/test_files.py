@@ -12,7 +12,7 @@ from planted import planted
 
 import labkit as lk
 from labkit.__main__ import main
-from labkit.course import score_book
+from labkit.course import score
 from labkit.instruments import lifetime
 from labkit.process import folders, leftovers
 from labkit.results.launch import launch
@@ -194,24 +194,24 @@ def test_the_terminal_refuses_before_it_runs_anything(tmp_path, monkeypatch, cap
 def book(tmp_path, monkeypatch):
     """The score file of somebody who plays in a folder of this test's."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(score_book, "QUIET", ())
-    score_book._unwritten.clear()
-    yield tmp_path / score_book.FILE_NAME
-    score_book._unwritten.clear()
+    monkeypatch.setattr(score, "QUIET", ())
+    score._unwritten.clear()
+    yield tmp_path / score.FILE_NAME
+    score._unwritten.clear()
 
 
 def test_lines_of_the_score_that_cannot_be_read_are_passed_over(book):
     content = b'\xff\n[1]\nnull\n{"kind": "guesses", "name": "a", "gu'
     book.write_bytes(content)
-    score_book.keep("guesses", "b", guess=2)
-    assert [values["guess"] for values in score_book.read()["guesses"].values()] == [2]
+    score.keep("guesses", "b", guess=2)
+    assert [values["guess"] for values in score.read()["guesses"].values()] == [2]
     assert book.read_bytes().startswith(content)
 
 
 def test_a_score_that_cannot_be_written_lives_for_the_session(book):
     book.mkdir()
-    score_book.keep("guesses", "b", guess=2)
-    assert score_book.entry("guesses", "b")["guess"] == 2
+    score.keep("guesses", "b", guess=2)
+    assert score.entry("guesses", "b")["guess"] == 2
     book.rmdir()  # it can be written again: what was kept meanwhile is older than what follows
-    score_book.keep("guesses", "b", guess=3)
-    assert score_book.entry("guesses", "b")["guess"] == 3
+    score.keep("guesses", "b", guess=3)
+    assert score.entry("guesses", "b")["guess"] == 3

@@ -1,15 +1,34 @@
-"""Predict first: guesses, and the score over the course."""
+"""Predict first: guesses, challenges passed, and the score over the course.
+
+They are kept in `labkit-score.jsonl`, in the folder the notebook runs in: delete the file to begin
+again; it is never sent anywhere. Where it cannot be written, or a test runs the notebook, what was
+kept lives for the session.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
-import numbers
+import os
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
-from labkit.course.score_book import Guessed, keep, read
+from labkit.results.measurements import short
 from labkit.results.result import Result, Table
 from labkit.results.run import Run
+from labkit.stamps.plain_file import text_of
+
+FILE_NAME = "labkit-score.jsonl"
+MAX_BYTES = 2**22  # of the file
+KINDS = ("guesses", "challenges")
+QUIET = ("PYTEST_CURRENT_TEST", "LABKIT_NO_SCORE")  # set where nobody is playing
+NEAR = (1.1, 1.25, 2)  # factors within which a guess earns a point each
+
+Guessed = float | str  # a number or a choice
+Values = dict[str, Any]  # what is kept of one guess or challenge, as JSON types
+
+_unwritten: list[Values] = []  # what this session could not write
 
 
 @dataclass(repr=False)
@@ -30,7 +49,7 @@ class Guess(Result):
         """
         if isinstance(measured, Run):
             measured = measured.utilization
-        self.measured = measured if measured == measured else None  # NaN: a row without a number
+        self.measured = measured if is_guess(measured) else None  # NaN: a row without a number
         self.published = published
         if self.points is not None:
             keep("guesses", self.question, guess=self.value, measured=self.measured)
@@ -44,20 +63,13 @@ class Guess(Result):
     def table(self) -> Table:
         """Return the guess beside what was measured, and the points; without one, a line."""
         how = "published" if self.published else "measured"
-        came = "nothing" if self.measured is None else shown(self.measured)
+        came = "nothing" if self.measured is None else short(self.measured)
         if self.value is None:
             return Table([], title=f"{self.question}: no guess, {how} {came}")
-        rows = [("your guess", shown(self.value)), (how, came)]
+        rows = [("your guess", short(self.value)), (how, came)]
         if self.points is not None:
             rows.append(("points", f"{self.points} of 3"))
         return Table(rows, title=self.question, left=(0, 1))
-
-
-def shown(value: Guessed) -> str:
-    """Return a number or a choice as a table shows it."""
-    if isinstance(value, float):
-        return f"{value:.2f}" if abs(value) < 100 else f"{value:,.0f}"
-    return str(value)[:60]
 
 
 def guess(question: str, value: Guessed | None = None) -> Guess:
@@ -87,15 +99,12 @@ def points(guess: object, measured: object) -> int | None:
         return 3
     if isinstance(guess, str) or isinstance(measured, str) or min(guess, measured) <= 0:
         return 0
-    factor = max(guess / measured, measured / guess)
-    return sum(factor <= limit for limit in (1.1, 1.25, 2))
+    return sum(max(guess / measured, measured / guess) <= factor for factor in NEAR)
 
 
 def is_guess(value: object) -> TypeGuard[Guessed]:
     """Return whether a value is a finite number or a text."""
-    if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        return math.isfinite(value)
-    return isinstance(value, str)
+    return isinstance(value, str) or (isinstance(value, (int, float)) and math.isfinite(value))
 
 
 @dataclass(frozen=True, repr=False)
@@ -123,3 +132,43 @@ def score() -> Score:
     settled = [each for each in found if each is not None]
     solved = [each.get("passed") is True for each in book["challenges"].values()]
     return Score(sum(settled), len(settled), sum(solved), len(solved))
+
+
+def keep(kind: str, name: str, **values: object) -> None:
+    """Remember `values` of one guess or challenge; never raises.
+
+    Each call appends a line to the file, so that notebooks which play at once lose nothing.
+    """
+    _unwritten.append({"kind": kind, "name": name, **values})
+    if _nobody_plays():
+        return
+    text = "\n".join(json.dumps(line, default=str) for line in _unwritten)
+    with contextlib.suppress(OSError):  # a folder that is read-only: the next call tries again
+        with open(FILE_NAME, "a", encoding="utf-8") as file:
+            file.write(f"\n{text}\n")  # begins a new line: the last one may have been cut off
+        _unwritten.clear()
+
+
+def read() -> dict[str, dict[str, Values]]:
+    """Return {kind: {name: values}}; lines that are no entries of a score are skipped."""
+    text = ""
+    with contextlib.suppress(OSError):
+        text = "" if _nobody_plays() else text_of(FILE_NAME, MAX_BYTES)
+    lines = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
+            lines.append(json.loads(line))
+    book: dict[str, dict[str, Values]] = {kind: {} for kind in KINDS}
+    for line in [*lines, *_unwritten]:
+        if isinstance(line, dict) and line.get("kind") in KINDS:
+            book[line["kind"]].setdefault(str(line.get("name")), {}).update(line)
+    return book
+
+
+def entry(kind: str, name: str) -> Values:
+    """Return what is kept of one guess or challenge; {} where nothing is."""
+    return read()[kind].get(name, {})
+
+
+def _nobody_plays() -> bool:
+    return any(name in os.environ for name in QUIET)

@@ -52,7 +52,9 @@ class Drawing:
         varying = [name for name in own if rows[name].astype(str).nunique() > 1]
         x, by, *_ = [*varying, None, None] if self.x is None else [self.x, None]
         by = self.by or by
-        return (x, y, by if by in rows else None) if {x, y} <= {*rows} else None
+        if x is None or y is None or not {x, y} <= {*rows}:
+            return None
+        return x, y, by if by in rows else None
 
     def title_of(self, measured: Measurements) -> str:
         """Return the title.

@@ -136,8 +136,10 @@ class PipelinePanel(Panel):
         """Draw what was expected, from the run before it, and what came of it."""
         found = self._found
         self.bars.value = bars_html(found, before, came)
-        drawn = found and found.utilization_range and (*found.utilization_range, found.utilization)
-        self.view.expected = sorted(map(float, drawn or ()))
+        self.view.expected = []
+        if found and found.utilization_range:
+            low, high = found.utilization_range
+            self.view.expected = [low, found.utilization, high]
 
     def _show(self, run: Run, before: Run | None) -> None:
         """Show how `run` ended, what differs from the one before, and what had been predicted."""
