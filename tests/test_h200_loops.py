@@ -1,20 +1,14 @@
 """What was measured of ordinary loops on an H200, and what is advised now that it is known."""
 
-import dataclasses
 import gzip
 import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from played_gpu import load
 
 import labkit as lk
-from labkit.diagnosis.causes.compute import use_the_card
-from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.step_table import StepTable
 from labkit.instruments import spare_card
 
 HERE = Path(__file__).parent
@@ -58,50 +52,6 @@ def test_and_not_where_they_are_few_already_or_no_thread_would_pin(tmp_path, dty
     assert found.cause == "copies" and found.remedies[0].key == first
 
 
-FOUR_EACH = {"event": "pass", "t_ns": 1, "n": 0, "began": 0, "ended": 1, "gathered": [[4, 94]]}
-
-
-def test_batches_that_differ_in_size_are_seen_in_a_record(tmp_path):
-    def longer_each_time(event):
-        if event["event"] == "step":
-            event["bytes"] += 512 * event["i"]
-
-    alike = of_h200("micro_batches")
-    other = with_events(tmp_path, "micro_batches", change=longer_each_time)
-    assert StepTable(alike).evidence().batch.sizes == 1
-    assert StepTable(other).evidence().batch.sizes > 100
-
-
-@pytest.mark.parametrize(
-    "passes, found",
-    [
-        ([[[1, 12]]], 1),
-        ([[[4, 9]], [], [[4, 9], [2, 1]]], 4),  # a validation in between, a pass that ends early
-        ([[[2, 10], [1, 10]]], None),  # as of a loader beside that is made anew
-    ],
-)
-def test_batches_for_an_update_are_those_that_nearly_all_updates_have(passes, found, tmp_path):
-    ended = [FOUR_EACH | {"n": n, "gathered": each} for n, each in enumerate(passes, 1)]
-    assert with_events(tmp_path, "micro_batches", *ended).batches_an_update == found
-
-
-@pytest.mark.parametrize("in_turn", [False, True])
-@pytest.mark.parametrize("ahead", [1, 2])
-def test_updates_are_counted_by_the_batches_handed_on_before_each(in_turn, ahead):
-    with lk.watch(torch.utils.data.DataLoader(range(64)), live=False) as watched:
-        for _ in range(2):
-            optimizers = [object(), object()]  # anew, as in folds
-            batches = iter(watched)
-            for step in range(64 // ahead):
-                for _ in range(ahead):  # a trainer fetches what it gathers beforehand
-                    next(batches)
-                for each in optimizers[step % 2 :][:1] if in_turn else optimizers:
-                    watched._recorder.trained_by(each)
-            assert next(batches, None) is None
-    assert watched.run.batches_an_update == ahead
-    assert all(each["trains"] for each in watched.run.passes_ended)
-
-
 @pytest.mark.parametrize("has_model", [True, False])
 def test_a_model_left_on_the_cpu_beside_a_card_is_the_first_thing_said(tmp_path, has_model):
     def on_the_cpu(event):
@@ -119,15 +69,6 @@ def test_a_model_left_on_the_cpu_beside_a_card_is_the_first_thing_said(tmp_path,
     said = "The model is on the CPU, and does not use the NVIDIA H200"
     assert (said in verdict.three_lines[0]) == has_model
     assert any(said in note for note in verdict.to_dict()["notes"]) == has_model
-
-
-def test_what_a_card_is_advised_with_depends_on_who_writes_the_loop():
-    loop = Evidence("cpu", spare_card="NVIDIA H200", code=LoopCode("loader", model="net"))
-    remedy = use_the_card.for_run(loop)
-    assert "Train on the NVIDIA H200" in remedy.text and "net = net.to(device)" in remedy.code
-    assert use_the_card.for_run(dataclasses.replace(loop, spare_card=None)) is None
-    by_trainer = use_the_card.for_run(dataclasses.replace(loop, trainer=True))
-    assert "use_cpu" in by_trainer.text and not by_trainer.code
 
 
 @pytest.fixture

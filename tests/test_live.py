@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import labkit
-from labkit.results.library import recorded
-from labkit.results.run import Run
+from labkit import Run
 from labkit.view import display, style
 from labkit.view.display import in_notebook
 from labkit.view.live import LiveView, RunDisplay
@@ -139,18 +138,6 @@ def colab(monkeypatch):
         return shown
 
     return set_up
-
-
-def test_without_widgets_a_sentence_says_why_and_the_picture_comes_all_the_same(colab):
-    shown = colab("8.1.5", RuntimeError("no bridge"))
-    run = recorded("workers-6")
-    follows = RunDisplay()
-    follows.update(run)
-    follows.finish(run)
-    sentence, empty = (call.args[0].data for call in shown.call_args_list)
-    assert "manager of widgets does not start (no bridge)" in sentence and empty == ""
-    picture = shown.return_value.update.call_args.args[0]
-    assert picture.png.startswith(b"\x89PNG") and not follows.shown.live
 
 
 def test_without_widgets_a_panel_is_a_text_that_says_why_and_what_does_the_same(colab):

@@ -9,13 +9,12 @@ import pytest
 from helpers import ended, until
 
 import labkit as lk
+from labkit import Pipeline, Run
 from labkit.process import device_lock
 from labkit.results.failures import REMEDIES
-from labkit.results.run import Run
-from labkit.spec import KNOBS, Distributed, Pipeline
+from labkit.spec import KNOBS
 from labkit.stamps.record import events_of
 from labkit.view.controls import Control
-from labkit.view.pipeline_panel import run_verdict
 
 QUICK = Pipeline(dataset="sleep", prep_ms=10, steps=20, seconds=None)
 
@@ -88,11 +87,6 @@ def test_a_panel_starts_from_a_pipeline_and_follows_its_controls():
         lk.panel(knobs=["num_worker"])
 
 
-def test_ranks_have_no_panel():
-    with pytest.raises(ValueError, match="give a labkit.Pipeline"):
-        lk.panel(Distributed(QUICK))
-
-
 # -- what a slider would bring, and what was changed ---------------------------------------------
 
 
@@ -135,13 +129,6 @@ def test_a_moved_slider_says_what_to_expect_and_a_run_how_right_that_was():
     assert shown.run_of(num_workers=0) is shown.runs[0] and not shown.run_button.disabled
     shown.controls["batch_size"].value = 256
     assert "No prediction: the effect of batch_size was not measured" in shown.bars.value
-
-
-def test_a_starved_run_is_told_what_a_perfect_loader_would_give_and_a_fed_one_is_not():
-    shown = with_runs("workers-0")
-    perfect = shown.run.throughput / (1 - shown.run.diagnose().findings[0].lost_share)
-    assert f"With a perfect loader: about {perfect:,.0f} samples/s." in shown.verdict.value
-    assert "perfect loader" not in run_verdict(load_recorded("batch-256"))
 
 
 # -- run, follow, stop ---------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pandas
 import pytest
-from test_plots import overflow
 
 import labkit as lk
 
@@ -113,15 +112,6 @@ def test_published_rows_beside_are_dashed_and_named_by_card_and_source():
     assert "here" in named_lines(axes_of(measured, "batch", "ms", beside=published))
 
 
-def test_rows_of_another_machine_say_so_alone_and_beside():
-    recorded = SimpleNamespace(rows=BOTH, mark="RECORDED on H100", machine=None)
-    assert notes_of(lk.plot(recorded, "n", "ms", "dtype"))[0] == "RECORDED on H100"
-    axes = axes_of(BOTH, "n", "ms", "dtype", beside=recorded)
-    assert "bfloat16, RECORDED on H100" in legend_of(axes)
-    limits = lk.plot(lk.published("power-limits"), "limit_w", "joules")
-    assert notes_of(limits) == ["A40, published by ml-energy/zeus"]
-
-
 def test_names_along_the_axis_make_bars_with_their_numbers():
     mine = pandas.DataFrame({"card": ["EPYC"], "tflops": [0.11]})
     axes = axes_of(mine, "card", "tflops", beside=lk.published("matmul"), log="y")
@@ -130,34 +120,3 @@ def test_names_along_the_axis_make_bars_with_their_numbers():
     assert axes.get_xlabel() == "TFLOP/s"
     assert legend_of(axes) == ["here", "published by stas00/ml-engineering"]
     assert numbers_in(axes)[::3] == ["0.11", "1,745"]
-
-
-def test_names_on_a_logarithmic_axis_have_points_and_no_bars():
-    rows = pandas.DataFrame({"what": ["disk", "cache"], "ms": [2, 0.01], "noisy": [False, True]})
-    figure = lk.plot(rows.assign(iqr_ms=[0.2, 0.001]), "what", "ms", log="y")
-    [axes] = figure.axes
-    assert axes.get_xscale() == "log" and not axes.patches
-    points = axes.collections[0]
-    assert points.get_offsets().tolist() == [[2, 0], [0.01, 1]]
-    assert points.get_facecolor()[1].tolist() == [1, 1, 1, 1]
-    assert notes_of(figure)[-1] == "hollow: noisy, spread above 10% of the median"
-    assert overflow(figure) == []
-
-
-def test_a_notebook_shows_a_figure_as_it_is_stored_whatever_pyplot_has_registered():
-    from IPython.core.interactiveshell import InteractiveShell
-    from IPython.core.pylabtools import print_figure
-    from matplotlib.figure import Figure
-
-    from labkit.view.style import register
-
-    shell = InteractiveShell.instance()
-    png = shell.display_formatter.formatters["image/png"]
-    png.for_type(Figure, print_figure)  # as pyplot's backend for notebooks does
-    figure = lk.plot(FLOAT32, "n", "ms")
-    register(shell)  # as our module does in a shell
-    try:
-        data, _ = shell.display_formatter.format(figure)
-    finally:
-        InteractiveShell.clear_instance()
-    assert data == {"image/png": figure._repr_png_(), "text/plain": repr(figure)}

@@ -34,7 +34,8 @@ def bars_html(found: Prediction | None, before: Run | None, came: Run | None = N
         return f"<div role='status'>{html.escape(said)}</div>"
     if came is None:
         gain = (found.throughput or 0.0) / (before.throughput or math.inf)
-        said = f"<b>Expected:</b> {gain:.2g}x the last run; limit: {found.limit}."
+        limit = html.escape(found.limit or "unknown")
+        said = f"<b>Expected:</b> {gain:.2g}x the last run; limit: {limit}."
     else:
         said = outcome_text(found, came)
     drawn = {"last-run": before, "predicted": found} | ({"came": came} if came else {})
