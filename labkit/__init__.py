@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Python
     from labkit.course.challenge import challenge
     from labkit.course.claims import check
-    from labkit.course.score import guess, score
+    from labkit.course.guess import guess
     from labkit.diagnosis.cost import cost
     from labkit.diagnosis.judge import diagnose
     from labkit.prediction.prediction import predict
@@ -42,7 +42,7 @@ _HOMES = {  # public name: the module that defines it
     "cost": "labkit.diagnosis.cost",
     "diagnose": "labkit.diagnosis.judge",
     "distributed": "labkit.view.running",
-    "guess": "labkit.course.score",
+    "guess": "labkit.course.guess",
     "headroom": "labkit.watching.headroom",
     "improve": "labkit.view.running",
     "load": "labkit.results.library",
@@ -60,7 +60,6 @@ _HOMES = {  # public name: the module that defines it
     "RecordError": "labkit.stamps.record",
     "Run": "labkit.results.run",
     "run": "labkit.view.running",
-    "score": "labkit.course.score",
     "script": "labkit.results.script",
     "sweep": "labkit.view.running",
     "trace": "labkit.traces.read",

@@ -12,7 +12,6 @@ from planted import planted
 
 import labkit as lk
 from labkit.__main__ import main
-from labkit.course import score
 from labkit.process import folders, leftovers
 from labkit.results.launch import launch
 from labkit.stamps import events, step_ring
@@ -163,24 +162,3 @@ def test_the_terminal_refuses_before_it_runs_anything(tmp_path, monkeypatch, cap
     assert not ran.called
     assert main(["run", "--save", str(path), "--plot", str(path), "--force"]) == 0
     assert ran.called and path.read_bytes() != b"mine"
-
-
-# -- the score -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def book(tmp_path, monkeypatch):
-    """The score file of somebody who plays in a folder of this test's."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(score, "QUIET", ())
-    score._unwritten.clear()
-    yield tmp_path / score.FILE_NAME
-    score._unwritten.clear()
-
-
-def test_lines_of_the_score_that_cannot_be_read_are_passed_over(book):
-    content = b'\xff\n[1]\nnull\n{"kind": "guesses", "name": "a", "gu'
-    book.write_bytes(content)
-    score.keep("guesses", "b", guess=2)
-    assert [values["guess"] for values in score.read()["guesses"].values()] == [2]
-    assert book.read_bytes().startswith(content)

@@ -57,10 +57,9 @@ class Drawing:
         return x, y, by if by in rows else None
 
     def title_of(self, measured: Measurements) -> str:
-        """Return the title.
+        """Return the title; of a function that fails on rows that it does not know, none.
 
-        What one that is a function raises is told once all rows are there, to whoever writes it;
-        not where a reader has added rows that it may not know.
+        What it raises is told once all rows are there, to whoever writes it.
         """
         if isinstance(self.title, str):
             return self.title

@@ -72,20 +72,14 @@ class LiveView(anywidget.AnyWidget):
         self.overlay = {} if before is None else live_frame(before)
         self.overlay_name = (before.mark if before else None) or "run before"
 
-    def update(self, running: Run | Ranks) -> None:
-        """Show what it has done by now."""
-        one_moment = (first_rank(running) or running).as_of_now()
+    def update(self, what: Run | Ranks, ended: bool = False) -> None:
+        """Show what it has done by now, or how it `ended`."""
+        one_moment = (first_rank(what) or what).as_of_now()
         with one_moment, self.hold_sync():  # one message to the browser
-            self._read(running)
-            self.running = True
-            self.status = self.title + progress_line(running)
-
-    def finish(self, ended: Run | Ranks) -> None:
-        """Show all of `ended` and how it ended."""
-        with self.hold_sync():
-            self._read(ended)
-            self.running = False
-            self.status = self.title + display.closing_line(ended)
+            self._read(what)
+            self.running = not ended
+            said = display.closing_line(what) if ended else progress_line(what)
+            self.status = self.title + said
 
     def _read(self, what: Run | Ranks) -> None:
         run = first_rank(what)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 from collections.abc import Sequence
 
 import ipywidgets as widgets
@@ -17,7 +18,7 @@ from labkit.spec import KNOBS, Pipeline
 from labkit.view.controls import Control, shown
 from labkit.view.live import LiveView
 from labkit.view.panel import Panel, fade
-from labkit.view.prediction_bar import bars_html, expected
+from labkit.view.prediction_bar import expected, in_words
 from labkit.view.run_header import busy_of, device_of
 from labkit.view.running import pipeline_with
 
@@ -127,15 +128,16 @@ class PipelinePanel(Panel):
     # What is shown
 
     def forecast(self, asked: Pipeline) -> None:
-        """Draw what is expected of `asked` from the last run; about 30 ms."""
+        """Say and draw what is expected of `asked` from the last run; about 30 ms."""
         run = self.measured()
         self._found = None if run is None else expected(run, asked)
-        self._draw_bars(run)
+        self._say_expected(run)
 
-    def _draw_bars(self, before: Run | None, came: Run | None = None) -> None:
-        """Draw what was expected, from the run before it, and what came of it."""
+    def _say_expected(self, before: Run | None, came: Run | None = None) -> None:
+        """Say and draw what was expected, from the run before it, and what came of it."""
         found = self._found
-        self.bars.value = bars_html(found, before, came)
+        said = html.escape(in_words(found, before, came))
+        self.bars.value = f"<div class='labkit-said' role='status'>{said}</div>"
         self.view.expected = []
         if found and found.utilization_range:
             low, high = found.utilization_range
@@ -143,7 +145,7 @@ class PipelinePanel(Panel):
 
     def _show(self, run: Run, before: Run | None) -> None:
         """Show how `run` ended, what differs from the one before, and what had been predicted."""
-        self.view.finish(run)
+        self.view.update(run, ended=True)
         if run.error:
             said = run.error
         elif run.throughput is not None:
@@ -152,7 +154,7 @@ class PipelinePanel(Panel):
             said = f"{run.outcome.capitalize()}: too short to tell."
         self.say("\n".join([said, *differences(run, before)]), good=not run.error)
         if run.throughput and self._found is not None:
-            self._draw_bars(before, run)
+            self._say_expected(before, run)
         elif not self.refused:
             self.forecast(self.asked)
 
