@@ -15,10 +15,10 @@ from labkit.knobs import Knob
 from labkit.results.launch import launch
 from labkit.results.measurements import Measurements
 from labkit.view.controls import Control, shown
-from labkit.view.display import StaticFigure
 from labkit.view.drawing import Drawing
 from labkit.view.function_payload import FunctionPayload
 from labkit.view.panel import Panel
+from labkit.view.style import Picture
 
 REDRAW_S = 1.0  # s, between two drawings of the rows so far
 IN_PLACE = "Where no widgets show, change the values in the cell and run it again."
@@ -67,9 +67,9 @@ class FunctionPanel(Panel):
             display(drawn)  # for the file
         self._show_busy(False)
 
-    def draw(self) -> StaticFigure | None:
+    def draw(self) -> Picture | None:
         """Draw the rows as far as they are there, also in words; return the picture."""
-        drawn = self.drawing.picture(self.measured)
+        drawn = self.drawing.figure(self.measured)
         if drawn:
             words = f"{self.drawing.title_of(self.measured)}\n{self.measured!r}"
             self.picture.value = drawn.html(words)

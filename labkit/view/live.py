@@ -139,11 +139,9 @@ class RunDisplay:
 
     def finish(self, result: Run | Ranks | Sweep) -> None:
         """Leave the figure of a Run, Ranks or Sweep, or the closing line of the last run."""
-        last = self.run if isinstance(result, Sweep) else result
-        if self.shown.handle is not None:
-            self.shown.final(rich=display.StaticFigure.of(result, self.before))
-        elif last is not None:
-            self.shown.final(self.view.title + display.closing_line(last))
+        last = result if self.run is None or not isinstance(result, Sweep) else self.run
+        figure = display.figure_of(result, self.before) if self.shown.handle is not None else None
+        self.shown.final(self.view.title + display.closing_line(last), figure)
         self.view.close()
 
 

@@ -30,6 +30,7 @@ LOGS = (None, "", "x", "y", "xy")
 HOLLOW = f"hollow: noisy, spread above {NOISY:.0%} of the median"
 LEAST_RANGE = 8  # powers of two over such a range are drawn at equal distances
 MOST_TICKS = 10
+MOST_NAMED = 6  # places on a plain axis that are marked themselves
 LINES_IN = 3.3  # height of axes with lines
 BAR_IN = 0.2
 GRID = {"color": "#E6E6E6", "linewidth": 0.8}
@@ -204,7 +205,7 @@ def height_in(drawn: pandas.DataFrame) -> float:
 def draw_rows(axes: Axes, drawn: pandas.DataFrame, x: str, y: str, log: str | None) -> None:
     """Draw `tidied` rows: lines over numbers, or bars beside names."""
     axes.set_axisbelow(True)
-    is_log = "y" in (log or "") and bool((drawn["y"] > 0).any())
+    is_log = "y" in (log or "")
     if not is_lines(drawn):
         _draw_names(axes, drawn, is_log)
         axes.set_xlabel(with_unit(y))
@@ -267,14 +268,14 @@ def _draw_names(axes: Axes, drawn: pandas.DataFrame, is_log: bool) -> None:
 
 
 def _mark_places(axes: Axes, places: np.ndarray, log: str | None) -> None:
-    """Scale the x axis, and mark it at the places themselves as far as there is room."""
+    """Scale the x axis; powers of two over a wide range are marked themselves."""
     is_doubling = len(places) > 0 and bool(np.all(np.log2(places.clip(min=0.1)) % 1 == 0))
     is_wide = is_doubling and places[-1] >= LEAST_RANGE * places[0]
     if is_wide if log is None else "x" in log:
         _make_log(axes, "x")
         if is_doubling:
             axes.set_xticks(places[:: len(places) // MOST_TICKS + 1])
-    elif len(places) > 1 and np.diff(places).min() > np.ptp(places) / MOST_TICKS:
+    elif len(places) <= MOST_NAMED:
         axes.set_xticks(places)
 
 

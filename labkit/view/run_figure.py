@@ -52,9 +52,8 @@ def draw_run(run: Run, before: Run | None) -> Figure:
     """
     header = run_header(run, before)
     if run.utilization is None:
-        why = "Nothing to draw: utilization needs two steps or more, and the warm-up is left out."
-        if run.launches_only:
-            why = "Nothing to draw: when the device was busy is not known, only what it was given."
+        why = "Nothing to draw: utilization needs two steps or more, without the warm-up"
+        why += ", and to know when the device was busy." if run.launches_only else "."
         return page([*header, (why, GREY if run.error else LOUD)], [])[0]
     runs = {"this run": run}
     if before is not None and before.utilization is not None:  # else the header says so
