@@ -9,7 +9,8 @@ from __future__ import annotations
 import html
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from labkit.process.notebook import in_notebook
 from labkit.results.event_log import EventLogResult
@@ -20,6 +21,8 @@ from labkit.text import counted, printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+Kept = TypeVar("Kept")
 
 PERIOD_S = 0.2  # s between two updates: a person reads no faster
 FIGURE_TEXT = "<labkit figure>"  # the same for every figure: nbval compares texts
@@ -119,3 +122,9 @@ def closing_line(result: Run | Ranks | Sweep) -> str:
         return f"{result.ended}, too few to measure"
     steps = counted(result.steps, "step")
     return f"{result.outcome}: {steps}, {result.numbers}"
+
+
+def remember(function: Callable[..., object], result: Kept) -> Kept:
+    """Keep a result as `function.last`, as in `lk.run.last`: an interrupted call returns none."""
+    vars(function)["last"] = result
+    return result

@@ -17,7 +17,7 @@ from labkit.results.run import Run
 from labkit.spec import KNOBS, Pipeline
 from labkit.view.controls import Control, shown
 from labkit.view.live import LiveView
-from labkit.view.panel import Panel, fade
+from labkit.view.panel import Panel
 from labkit.view.prediction_bar import expected, in_words
 from labkit.view.run_header import busy_of, device_of
 from labkit.view.running import pipeline_with
@@ -121,6 +121,7 @@ class PipelinePanel(Panel):
         before = self.measured()
         run = self.launch(asked)
         self.view.show_before(before)
+        self.say("Running …")
         self.forecast(asked)
         self.runs.append(run)
         return run, before
@@ -136,12 +137,16 @@ class PipelinePanel(Panel):
     def _say_expected(self, before: Run | None, came: Run | None = None) -> None:
         """Say and draw what was expected, from the run before it, and what came of it."""
         found = self._found
-        said = html.escape(in_words(found, before, came))
-        self.bars.value = f"<div class='labkit-said' role='status'>{said}</div>"
+        self._say_above(in_words(found, before, came))
         self.view.expected = []
         if found and found.utilization_range:
             low, high = found.utilization_range
             self.view.expected = [low, found.utilization, high]
+
+    def _say_above(self, text: str) -> None:
+        """Show a sentence on what the controls ask for."""
+        said = html.escape(text)
+        self.bars.value = f"<div class='labkit-said' role='status'>{said}</div>"
 
     def _show(self, run: Run, before: Run | None) -> None:
         """Show how `run` ended, what differs from the one before, and what had been predicted."""
@@ -158,33 +163,18 @@ class PipelinePanel(Panel):
         elif not self.refused:
             self.forecast(self.asked)
 
-    def _show_busy(self, busy: bool, in_cell: bool = False) -> None:
-        """Enable what can be pressed, and make faint what is not of what goes on."""
-        super()._show_busy(busy, in_cell)
-        fade(self.verdict, busy)
-
     def _changed(self) -> None:
         """Say at once what the controls would bring, or where they do not go together."""
-        was_refused = self.refused
+        self.refused = False
         try:
             asked = self.asked
         except ValueError as error:
-            self._refuse(str(error))
-            return
-        self._refuse("")
-        if was_refused:
-            self.say("The controls go together again: press Run.")
-        if not self.running:
-            self.forecast(asked)
-
-    def _refuse(self, why: str) -> None:
-        """Let nothing be started, and say why; with "", allow it again."""
-        self.refused = bool(why)
-        self.run_button.tooltip = why
+            self.refused = True
+            self._say_above(f"These do not go together: {error}")
+        else:
+            if not self.running:
+                self.forecast(asked)
         self.run_button.disabled = self.refused or self.running
-        fade(self.bars, bool(why))
-        if why:
-            self.say(why, good=False)
 
 
 def run_verdict(run: Run) -> str:
