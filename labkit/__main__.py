@@ -58,7 +58,7 @@ def trace(options: argparse.Namespace) -> Outcome:
 
     examples:
       labkit trace trace.json.gz --plot trace.png --json
-      labkit trace before.json.gz after.json.gz     what changed, by class, kernel and operator
+      labkit trace before.json.gz after.json.gz     what changed, by class and kernel
       labkit trace traces/                          a file for each rank: who keeps whom waiting
     """
     for path in filter(None, (options.path, options.after)):

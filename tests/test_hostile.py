@@ -40,7 +40,7 @@ junk = st.recursive(
 
 
 # A real record, and what it has none of: of a GPU, of a watched loop, of what goes wrong
-WHOLE = list(record.events_of(next(e.path for e in lk.recorded() if e.name == "workers-2")))
+WHOLE = list(record.events_of(lk.recorded("workers-2").path))
 WHOLE[0] |= {"run": SCRIPT, "watched": {"loader": SCRIPT}}
 WHOLE[1] |= {"name": SCRIPT, "kind": "gpu", "device": SCRIPT, "compute_capability": "sm_90"}
 WHOLE[4:4] = [

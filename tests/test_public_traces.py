@@ -10,7 +10,8 @@ from test_trace import STEP, kernel
 
 import labkit as lk
 from labkit import diagnose
-from labkit.results import public_files, shipped
+from labkit.results import shipped
+from labkit.traces import public
 from labkit.traces.file import TraceError
 from labkit.traces.public import FILE, LANES_FILE
 
@@ -25,9 +26,9 @@ def served(tmp_path, monkeypatch):
     known["sha256"] = hashlib.sha256(place.read_bytes()).hexdigest()
     (tmp_path / FILE).write_text(json.dumps({"small": known}))
     (tmp_path / LANES_FILE).write_text("{}")
-    monkeypatch.setattr(public_files, "SITE", (tmp_path / "site").as_uri())
+    monkeypatch.setattr(public, "SITE", (tmp_path / "site").as_uri())
     monkeypatch.setattr(shipped, "DATA", tmp_path)
-    monkeypatch.setattr(public_files, "home", lambda: tmp_path / "cache")
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("LABKIT_TRACES", raising=False)
     return place
 

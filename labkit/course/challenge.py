@@ -18,12 +18,10 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from labkit.api import Measurements, Run, launch
 from labkit.course.slow_script import SlowScript
 from labkit.knobs import check_names
-from labkit.results.launch import launch
-from labkit.results.measurements import Measurements
 from labkit.results.result import Result, Table
-from labkit.results.run import Run
 from labkit.spec import Pipeline
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ import numbers
 from dataclasses import dataclass
 from typing import TypeGuard
 
+from labkit.api import Run
 from labkit.results.measurements import short
 from labkit.results.result import Result, Table
-from labkit.results.run import Run
 
 NEAR = (1.1, 1.25, 2)  # factors within which a guess earns a point each
 

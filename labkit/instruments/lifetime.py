@@ -59,7 +59,7 @@ def serve(work: Callable[[AnyOrder, Path, EventLog], int | None], place: str = "
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), leave)
     config = getattr(multiprocessing.current_process(), "_config", {})
-    use_sockets(socket_folder(folder, os.getpid()), config)
+    use_sockets(socket_folder(os.getpid()), config)
     try:
         try:
             ended = work(json.loads((folder / SPEC_NAME).read_text()), folder, log)

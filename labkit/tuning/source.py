@@ -23,11 +23,8 @@ from labkit.watching.loader_call import call_of, call_with
 
 NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 BATCH_SIZE = 32  # for a dataset that is given without one
-GIVEN_WITH_IT = {
-    "collate_fn": "a function of a list of items",
-    "step": "a function of one batch",
-}
 MAX_PAYLOAD = 512 * 2**20  # bytes; a larger data set is better made where it is used
+INSTEAD = "give 'module:function' that makes it"
 
 
 @dataclass(frozen=True)
@@ -56,16 +53,25 @@ def source_of(dataset: object, **parts: object) -> Source:
     given = {"dataset": dataset, **parts}
     given = {name: part for name, part in given.items() if part is not None}
     for name, part in given.items():
-        if isinstance(part, str):
-            if not NAMED.fullmatch(part):
-                example = "as in 'train:make_dataset'"
-                raise ValueError(f"{name}={part!r}: write module:function, {example}.")
-        elif name == "dataset":
-            _check_dataset(part)
-        elif not callable(part):
-            raise ValueError(f"{name}={part!r}: give {GIVEN_WITH_IT[name]}.")
-    name = dataset if isinstance(dataset, str) else type(dataset).__name__
-    return Source(name, _pickled(given), tuple(given))
+        if isinstance(part, str) and not NAMED.fullmatch(part):
+            raise ValueError(f"{name}={part!r}: write module:function, as in 'train:make_dataset'.")
+        if name != "dataset" and not isinstance(part, str) and not callable(part):
+            raise ValueError(f"{name}={part!r}: give a function.")
+    if isinstance(dataset, str):
+        return Source(dataset, _pickled(given), tuple(given))
+    kind = type(dataset).__name__
+    if hasattr(dataset, "__next__"):
+        raise ValueError(
+            f"{kind} is a one-shot iterator: it can be read once, by one process. Pass a "
+            "dataset with __len__ and __getitem__, or an IterableDataset."
+        )
+    is_readable = hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")
+    if isinstance(dataset, type) or not is_readable:
+        raise ValueError(
+            f"{kind} is not a dataset: it needs __len__ and __getitem__. Pass an instance, not "
+            "the class or function."
+        )
+    return Source(kind, _pickled(given), tuple(given))
 
 
 def own_data(what: Any, collate_fn: object, step: object) -> tuple[Source, Settings, LoopCode]:
@@ -89,36 +95,21 @@ def own_data(what: Any, collate_fn: object, step: object) -> tuple[Source, Setti
     return source, known, LoopCode.of(call_of(what))
 
 
-def _check_dataset(dataset: object) -> None:
-    """Raise ValueError where an object cannot be read as a dataset, again and again."""
-    kind = type(dataset).__name__
-    if hasattr(dataset, "__next__"):
-        raise ValueError(
-            f"{kind} is a one-shot iterator: it can be read once, by one process. Pass a "
-            "dataset with __len__ and __getitem__, or an IterableDataset."
-        )
-    is_readable = hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")
-    if isinstance(dataset, type) or not is_readable:
-        made = " Pass an instance, not the class or function." if callable(dataset) else ""
-        raise ValueError(f"{kind} is not a dataset: it needs __len__ and __getitem__.{made}")
-
-
 def _pickled(objects: Mapping[str, object]) -> bytes:
     """Return the objects as bytes; raise ValueError naming the one that cannot be sent."""
-    instead = "give 'module:function' that makes it"
     try:
         sizes = sizes_of(objects)
     except CannotSend as found:
-        kind = type(objects[found.name]).__name__
         raise ValueError(
-            f"{found.name} ({kind}) cannot be sent to a process of its own: "
-            f"{type(found.why).__name__}: {found.why}. Open files and locks when they are first "
-            f"used, or {instead}."
+            f"{found.name} ({type(objects[found.name]).__name__}) cannot be sent to a process of "
+            f"its own: {type(found.why).__name__}: {found.why}. Open files and locks when they "
+            f"are first used, or {INSTEAD}."
         ) from None
     payload = pickled(objects)
     if len(payload) > MAX_PAYLOAD:
-        size = f"{len(payload) / 2**20:.0f} MiB (at most {MAX_PAYLOAD // 2**20})"
-        largest = max(sizes, key=sizes.__getitem__)
-        what = f"what is sent to every run holds {size}, most of it the {largest}"
-        raise ValueError(f"{what}: {instead}.")
+        raise ValueError(
+            f"what is sent to every run holds {len(payload) / 2**20:.0f} MiB (at most "
+            f"{MAX_PAYLOAD // 2**20}), most of it the {max(sizes, key=sizes.__getitem__)}: "
+            f"{INSTEAD}."
+        )
     return payload

@@ -12,11 +12,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from labkit.api import Ranks, Run, Sweep
 from labkit.process.notebook import in_notebook
-from labkit.results.event_log import EventLogResult
-from labkit.results.ranks import Ranks
-from labkit.results.run import Run
-from labkit.results.sweep import Sweep
+from labkit.results.log_data import LogData
 from labkit.text import counted, printable
 
 if TYPE_CHECKING:
@@ -25,8 +23,6 @@ if TYPE_CHECKING:
 Kept = TypeVar("Kept")
 
 PERIOD_S = 0.2  # s between two updates: a person reads no faster
-FIGURE_TEXT = "<labkit figure>"  # the same for every figure: nbval compares texts
-FIGURE_PX = {False: 660, True: 780}  # height of a figure, 900 wide; True: with the run before
 LEAST_IPYWIDGETS = 8
 
 
@@ -105,7 +101,7 @@ def figure_of(result: Run | Ranks | Sweep, before: Run | None = None) -> Figure 
     return result.plot(before) if isinstance(result, Run) else result.plot()
 
 
-def stage_line(run: EventLogResult) -> str:
+def stage_line(run: LogData) -> str:
     """Say what a run that has not measured anything yet is busy with."""
     stage = run.stage
     name = f"waiting: {stage['name']}" if stage.get("waiting") else stage["name"]

@@ -6,21 +6,21 @@ import math
 
 from labkit.prediction.prediction import Prediction, predict
 from labkit.results.core_use import CoreUse
-from labkit.results.run import Run
+from labkit.results.run_data import RunData
 from labkit.spec import Pipeline
 
 BEFORE_ANY = "Run once: from then on this line says what a slider would bring, before you run it."
 UNMOVED = "Move a slider: this line says what it would bring, before you run it."
 
 
-def expected(run: Run, asked: Pipeline) -> Prediction | None:
+def expected(run: RunData, asked: Pipeline) -> Prediction | None:
     """Predict what `asked` would bring from what `run` measured; None where nothing differs."""
     old = run.asked.to_dict()
     changes = {name: value for name, value in asked.to_dict().items() if value != old[name]}
     return predict(run, **changes) if changes else None
 
 
-def in_words(found: Prediction | None, before: Run | None, came: Run | None = None) -> str:
+def in_words(found: Prediction | None, before: RunData | None, came: RunData | None = None) -> str:
     """Say what was `found` from the run `before`, and what came of it."""
     if before is None:
         return BEFORE_ANY

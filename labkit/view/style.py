@@ -19,7 +19,7 @@ from matplotlib.font_manager import findfont, get_font
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from PIL import Image
 
-from labkit.view.display import FIGURE_TEXT
+from labkit.view import FIGURE_TEXT
 
 # Colours that are told apart with colour-blind eyes too (Okabe and Ito; the purple is Paul Tol's)
 LINES = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#E69F00", "#56B4E9", "#000000")

@@ -3,7 +3,7 @@
 from labkit.course.challenge import Goal, KnobChallenge
 from labkit.course.slow_script import SlowScript
 from labkit.spec import Pipeline
-from labkit.tuning.settings import in_flight
+from labkit.tuning.trial import in_flight
 
 NETWORK = Pipeline(io_ms=10.0, xray=False)
 

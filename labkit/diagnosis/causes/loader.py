@@ -325,6 +325,9 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
     if evidence.stalls:
         worst = "of that falls into a tenth of the steps: stalls"
         waits.append(Measured(worst, evidence.stall_share))
+        workers: WorkerEvidence | None = evidence.known("workers")
+        if workers and workers.slowest:
+            waits.append(Measured(f"the slowest items are {workers.slowest}"))
     headroom = evidence.known("headroom")
     if headroom is not None:
         perfect = "a perfect loader would give"
