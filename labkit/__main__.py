@@ -107,7 +107,7 @@ def tuned(options: argparse.Namespace) -> Tuning:
     """Run the search that was asked for; raises ValueError on what does not go together."""
     from labkit.tuning.source import NAMED
 
-    names = ("collate_fn", "step", "batch_size", "max_workers")
+    names = ("step", "batch_size", "max_workers")
     own = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     seconds = {} if options.seconds is None else {"seconds": options.seconds}
     if options.what and not NAMED.fullmatch(options.what[0]):
@@ -171,7 +171,6 @@ sub.add_argument("path", metavar="PATH", help="a run's folder or record, or a tr
 sub = add_command(tune)
 told = "a function that returns your dataset; or your script, as a shell takes it"
 sub.add_argument("what", nargs="*", metavar="MODULE:FUNCTION | -- COMMAND", help=told)
-sub.add_argument("--collate", metavar="MODULE:NAME", dest="collate_fn", help="your collate_fn")
 sub.add_argument("--step", metavar="MODULE:NAME", help="what your loop does with a batch")
 sub.add_argument("--batch-size", type=int, metavar="N", help="to tune for")
 sub.add_argument("--max-workers", type=int, metavar="N", help="the most workers to try")

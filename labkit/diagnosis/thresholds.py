@@ -64,7 +64,6 @@ HANDOFF_US = 1_500.0
 # == a watched loop (calibrated on one half of the scripts in maintain/scripts) ==
 
 BESIDE = 0.25  # of a script's time, outside its training: more than a usual validation takes
-WAITS_FOR_ITS_LOADER = 0.5  # of a validation: its own loader is what makes it long
 LONG = 2.0  # a step is long whose body takes this many ordinary ones
 REGULAR = 0.7  # share of the distances between long steps that are alike, where they are periodic
 FEW_LONG_STEPS = 0.05  # share of the steps that may be long without a period: else they just differ

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from labkit.instruments.failure import write_failure
 from labkit.orders import AnyOrder
-from labkit.process.death_signal import die_with
+from labkit.process.family import die_with
 from labkit.process.leftovers import socket_folder
 from labkit.stamps.events import SPEC_NAME, EventLog
 from labkit.stamps.folder_rights import is_ours

@@ -21,7 +21,7 @@ from labkit import quotas
 from labkit.instruments.gpu_meter import GpuMeter, answer_to, name_of, spare_card
 from labkit.instruments.lifetime import wait_for_run
 from labkit.instruments.loader_clocks import thread_times
-from labkit.process.death_signal import die_with
+from labkit.process.family import die_with
 from labkit.stamps.events import FILE_NAME, EventLog, events_named
 
 PERIOD_S = 0.2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import platform
 import signal
@@ -17,6 +18,7 @@ LINUX = sys.platform == "linux" and hasattr(os, "pidfd_open")
 # Windows' counterpart of `start_new_session`: a Ctrl-C in the terminal is the kernel's alone
 OWN_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 
+PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 MARK = "LABKIT_RUN"  # in the environment of a run's processes: the run's folder
 # They clean up after the others and leave by themselves when the last one is gone (Linux)
 CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
@@ -142,3 +144,11 @@ def exists(pid: int) -> bool:
     import psutil
 
     return psutil.pid_exists(pid)
+
+
+def die_with(parent: int) -> None:
+    """Have Linux SIGKILL this process when `parent` dies; elsewhere the supervisor does."""
+    if LINUX:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)

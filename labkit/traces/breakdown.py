@@ -152,7 +152,7 @@ class Breakdown(Result):
         if "any_gpu_busy" in self.busy:
             title += f" (kernels; {self.busy['any_gpu_busy']:.1%} with copies and memsets)"
         rows = [
-            (_words(name), f"{us / 1000:,.2f} ms", f"{us / self.step_us:.1%}")
+            (words_of(name), f"{us / 1000:,.2f} ms", f"{us / self.step_us:.1%}")
             for name, us in self.class_us.items()
         ]
         return Table(rows, title=title, foot=self._foot())
@@ -162,7 +162,7 @@ class Breakdown(Result):
         if self.busy.get("comm_busy"):
             exposed = f"{self.busy['exposed_comm']:.1%} exposed, with nothing else running"
             foot.append(f"collectives: {self.busy['comm_busy']:.1%} of the time, {exposed}")
-        idle = {_words(cause): us for cause, us in self.idle.items() if us is not None}
+        idle = {words_of(cause): us for cause, us in self.idle.items() if us is not None}
         if idle:
             parts = [f"{cause} {us / 1000:,.1f} ms" for cause, us in idle.items()]
             foot.append(f"device idle: {', '.join(parts)}")
@@ -174,7 +174,8 @@ class Breakdown(Result):
         return foot + [f"note: {note}" for note in self.notes]
 
 
-def _words(name: str) -> str:
+def words_of(name: str) -> str:
+    """Return the name of a time as words: "host_wait_us" is "host wait"."""
     return name.removesuffix("_us").replace("_", " ")
 
 

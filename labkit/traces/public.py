@@ -31,6 +31,7 @@ from labkit.traces.ranks import RankTraces
 from labkit.traces.read import trace
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.figure import Figure
 
 FILE = "public_traces.json"
@@ -38,6 +39,7 @@ LANES_FILE = "trace_lanes.json"  # {trace: {lane: [[start, end], ...]}}, ms: wha
 SITE = "https://raw.githubusercontent.com"
 TIMEOUT_S = 20
 MAX_BYTES = 256 * 2**20  # ten times the largest: of more, the SHA-256 is another
+LISTED = ["name", "hardware", "title", "lesson", "repository"]
 COLUMNS = {
     "kernel_busy": "kernels",
     "any_gpu_busy": "with copies",
@@ -143,20 +145,9 @@ class PublicTrace(Result):
         return Table(rows, head, f"{self.mark}: {self.hardware}, {self.title}", foot)
 
 
-class Catalogue(Result, tuple):
-    """All of them, as one table."""
-
-    def table(self) -> Table:
-        """Return a row for each."""
-        rows = []
-        for each in self:
-            place = "here" if each.here else "to be fetched"
-            rows.append((each.name, each.hardware, each.title, each.lesson, each.repository, place))
-        head = ("name", "hardware", "what it shows", "lesson", "from", "")
-        return Table(rows, head, left=range(len(head)))
-
-
-def public_trace(name: str | None = None) -> Breakdown | RankTraces | PublicTrace | Catalogue:
+def public_trace(
+    name: str | None = None,
+) -> Breakdown | RankTraces | PublicTrace | pandas.DataFrame:
     """List the public traces of real GPUs, or fetch the one called `name` and break it down.
 
     Its source names hardware and repository. Where the trace is neither here nor can be fetched:
@@ -165,7 +156,10 @@ def public_trace(name: str | None = None) -> Breakdown | RankTraces | PublicTrac
     """
     known = {each: PublicTrace(name=each, **found) for each, found in entries(FILE).items()}
     if name is None:
-        return Catalogue(known.values())
+        import pandas
+
+        listed = pandas.DataFrame([*known.values()], columns=LISTED)
+        return listed.assign(here=[each.here is not None for each in known.values()])
     if name not in known:
         raise ValueError(f"Unknown trace {name!r}; available: {', '.join(known)}.")
     wanted = known[name]

@@ -20,18 +20,19 @@ class Improver(Search):
         """Climb until nothing is worth another run, which `stopped` explains."""
         found = self.found
         found.chosen = self.start
-        while len(found.tried) <= MOST_TRIALS:
+        while not found.stopped:
             found.verdict = self.best.runs[-1].diagnose()
             trial = next(self.advised(found.verdict), None)
             if trial is None:
-                break
-            before = self.best
-            self.measure(trial)
-            if not trial.error and trial.rate >= (1 + SURE) * before.rate:
-                found.chosen = trial
-            self.each()
-        if found.verdict:
-            found.stopped = f"on top is {found.verdict.headline}, and nothing is left to try"
+                found.stopped = f"on top is {found.verdict.headline}, and nothing is left to try"
+            elif len(found.tried) > MOST_TRIALS:
+                found.stopped = f"{MOST_TRIALS} changes were tried"
+            else:
+                before = self.best
+                self.measure(trial)
+                if not trial.error and trial.rate >= (1 + SURE) * before.rate:
+                    found.chosen = trial
+                self.each()
 
     def advised(self, verdict: Diagnosis) -> Iterator[Trial]:
         """Yield what the verdict advises, costliest loss first; what changes the training never."""
@@ -39,7 +40,7 @@ class Improver(Search):
             for remedy in finding.remedies if finding.lost_share > WORTH else ():
                 changes = dict(remedy.changes)  # empty for a remedy in words
                 knobs = self.best.knobs | changes
-                trial = Trial.changing(self.best.knobs, knobs | of_loader(knobs), finding.title)
+                trial = Trial.changing(self.best.knobs, knobs | of_loader(knobs))
                 is_new = all(each.knobs != trial.knobs for each in self.found.tried)
                 if is_new and not changes.keys() & TRAINING:
                     yield trial

@@ -26,8 +26,7 @@ from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.watched_script import judge_runs, runs_in
 from labkit.knobs import Settings
 from labkit.process import folders
-from labkit.process.death_signal import die_with
-from labkit.process.family import LINUX, MARK, descendants, end_marked, exit_name
+from labkit.process.family import LINUX, MARK, descendants, die_with, end_marked, exit_name
 from labkit.process.leftovers import remove_segments
 from labkit.process.run_mark import delete_run
 from labkit.spec import LOADER_KNOBS

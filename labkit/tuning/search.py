@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from statistics import median
 
 from labkit.knobs import Setting
-from labkit.prediction.recommendation import WORKER_COUNTS
+from labkit.prediction.prediction import WORKER_COUNTS
 from labkit.spec import PYTORCH_PREFETCH
 from labkit.tuning.script_bench import ScriptBench
 from labkit.tuning.search_result import Tuning
@@ -72,7 +72,7 @@ class Search:
         begun_s = time.monotonic()
         try:
             if not found.tried:
-                self.measure(Trial(dict(found.start), "the starting point"))
+                self.measure(Trial(dict(found.start)))
             if not self.start.rates:
                 raise RuntimeError(f"The starting point cannot be measured: {self.start.error}")
             self.each()
@@ -111,16 +111,14 @@ class Search:
         """Yield ready batches for a script, then changes while there is time to confirm them."""
         found = self.found
         if found.command:
-            ready = Trial.changing(
-                self.start.knobs, {"ready": True}, "what a perfect loader brings"
-            )
+            ready = Trial.changing(self.start.knobs, {"ready": True})
             yield ready
-            if ready.rates:
-                found.ready_gain = ready.rate / self.start.rate
-                if found.ready_gain < READY_GAIN:
-                    found.stopped = "the loader is not what holds this loop back"
-                    found.limit = found.verdict.bottleneck if found.verdict else "unsure"
-                    return
+            gain = ready.rate / self.start.rate
+            found.ready_gain = gain or None
+            if 0 < gain < READY_GAIN:
+                found.stopped = "the loader is not what holds this loop back"
+                found.limit = found.verdict.bottleneck if found.verdict else "unsure"
+                return
         for trial in self.changes():
             run_s = median(each.seconds for trial in found.tried for each in trial.outcomes)
             if time.monotonic() + 2 * PAIRS * run_s > self.until_s:
@@ -142,7 +140,7 @@ class Search:
         yield from self.neighbours()
         if self.best.workers and self.best.outcomes[-1].is_uneven:
             deeper = DEEP * self.best.knobs["prefetch_factor"]
-            yield from self.change("a longer queue bridges uneven items", prefetch_factor=deeper)
+            yield from self.change(prefetch_factor=deeper)
         if self.found.command and self.best.workers:
             yield from self.change(library_threads=1)
         if self.on_card:
@@ -150,10 +148,10 @@ class Search:
 
     def worker_counts(self) -> Iterator[Trial]:
         """Yield no workers, 2 and 4, doubled as long as that pays."""
-        yield from self.with_workers(0, "no workers: what they cost is seen")
+        yield from self.with_workers(0)
         count = 2
         while count <= self.counts[-1] and (count <= ALWAYS or self.gained(count // 2)):
-            yield from self.with_workers(count, "workers doubled while it pays")
+            yield from self.with_workers(count)
             count *= 2
 
     def gained(self, count: int) -> bool:
@@ -171,7 +169,7 @@ class Search:
         working = [each for each in self.found.tried if each.workers and not each.is_bound]
         fastest = max(working, key=lambda trial: trial.rate, default=None)
         if fastest is not None and fastest.rates:
-            yield from self.change("workers of one thread each", fastest, library_threads=1)
+            yield from self.change(fastest, library_threads=1)
 
     def neighbours(self) -> Iterator[Trial]:
         """Yield the next larger and the next smaller number of workers, until neither is better."""
@@ -182,9 +180,9 @@ class Search:
             more = min((count for count in self.counts if count > own), default=own)
             fewer = max((count for count in self.counts if count < own), default=own)
             for count in (more, fewer):
-                yield from self.with_workers(count, "beside the best")
+                yield from self.with_workers(count)
 
-    def with_workers(self, count: int, why: str) -> Iterator[Trial]:
+    def with_workers(self, count: int) -> Iterator[Trial]:
         """Yield the best so far with other workers, at PyTorch's own prefetch_factor.
 
         Workers are kept from one epoch to the next, else their start would speak against many of
@@ -193,16 +191,14 @@ class Search:
         workers = {"num_workers": count, "prefetch_factor": PYTORCH_PREFETCH}
         if self.found.epochs or not self.found.command:
             workers["persistent_workers"] = True
-        yield from self.change(why, **of_loader(self.found.start | workers))
+        yield from self.change(**of_loader(self.found.start | workers))
 
-    def change(
-        self, why: str = "added to the best so far", before: Trial | None = None, **more: Setting
-    ) -> Iterator[Trial]:
+    def change(self, before: Trial | None = None, **more: Setting) -> Iterator[Trial]:
         """Yield a trial with one more change: of the best so far, if no other is given.
 
         Not where it has been tried, or where a cheaper one failed.
         """
-        trial = Trial.changing(self.found.start, (before or self.best).knobs | more, why)
+        trial = Trial.changing(self.found.start, (before or self.best).knobs | more)
         for each in self.found.tried:
             if each.knobs == trial.knobs:
                 return

@@ -14,7 +14,7 @@ from labkit.results.result import Result, Table
 from labkit.results.run_text import delays_of
 from labkit.results.script import changed_lines, loader_line
 from labkit.spec import Pipeline
-from labkit.tuning.trial import Trial, cheapest_of_fastest, is_tie
+from labkit.tuning.trial import Trial, cheapest_of_fastest
 
 CELL = 90  # characters of a cell: errors can be long
 # What libraries of threads read when they are loaded: OpenMP (torch, scikit-learn), OpenBLAS
@@ -139,20 +139,6 @@ class Tuning(Result):
         took = f", found in {self.seconds:.0f} s" if self.done else ""
         return f"{title}: {said}: {rate}{took}"
 
-    def verdict_on(self, trial: Trial) -> str:
-        """Say in a few words what became of a trial."""
-        if trial.error:
-            return trial.error
-        words = ["baseline"] if trial is self.baseline else []
-        if trial is self.winner:
-            words.append("best" if self.done else "best so far")
-        elif self.winner and not trial.is_bound and is_tie(trial, self.winner):
-            words.append("a tie")
-        seen = trial.outcomes[-1].seen if trial.outcomes else None
-        if seen and seen["ended"] == "slow":
-            words.append("ended early: clearly slower")
-        return ", ".join(words)
-
     @property
     def last_line(self) -> str:
         """The row of the trial that ran last, in one line."""
@@ -192,10 +178,10 @@ class Tuning(Result):
         foot.append(delays_of(run for trial in self.tried for run in trial.runs))
         return Table(
             [self._row(trial) for trial in self.tried],
-            ["change", self.unit, "gain", "", "why it was tried"],
+            ["change", self.unit, "gain", ""],
             self.headline,
             foot,
-            left=(0, 3, 4),
+            left=(0, 3),
             bold=[place for place, trial in enumerate(self.tried) if trial is self.winner],
             copies=copies,
         )
@@ -204,12 +190,12 @@ class Tuning(Result):
         """Return the cells of one trial."""
         again = f" ({len(trial.rates)} runs)" if len(trial.rates) > 1 else ""
         gain = None if trial is self.baseline else self._gain(trial)
+        said = "best" if trial is self.winner else ""
         return (
             trial.what,
             f"{trial.rate:,.0f}{again}" if trial.rate else None,
             f"{gain:.2f}x" if gain else None,
-            self.verdict_on(trial)[:CELL],
-            trial.why,
+            (trial.error or said)[:CELL],
         )
 
     def _held_back(self) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from labkit.diagnosis.causes.loader import too_many
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.prediction.recommendation import LEAST_MAX_WORKERS
+from labkit.prediction.prediction import LEAST_MAX_WORKERS
 from labkit.results.hardware import check_device, machine
 from labkit.results.privacy import shown_command
 from labkit.spec import KNOBS, Pipeline
@@ -25,7 +25,6 @@ IMPROVE_S = 2.0  # s that a run of the autopilot trains
 def tuner(
     what: object,
     *,
-    collate_fn: object = None,
     step: object = None,
     batch_size: int | None = None,
     max_workers: int | None = None,
@@ -38,12 +37,12 @@ def tuner(
         most = KNOBS["num_workers"].check(max_workers)
     notes = [f"Up to {most} workers were tried (max_workers){too_many(most, here.cpu_cores)}."]
     if isinstance(what, Pipeline):
-        if collate_fn is not None or step is not None:
-            raise ValueError("collate_fn, step: goes with a dataset of your own.")
+        if step is not None:
+            raise ValueError("step: goes with a dataset of your own.")
         check_device(what.device)
         pipeline, source, knobs, code = what, None, what.to_dict(), LoopCode()
     else:
-        source, knobs, code = own_data(what, collate_fn, step)
+        source, knobs, code = own_data(what, step)
         # without a step nothing computes, and a device would only be started in vain
         pipeline = Pipeline(device="cpu" if step is None else "auto")
         if step is None:
@@ -92,7 +91,7 @@ def script_tuner(
         start,
         code=bench.code,
         line=here.line,
-        tried=[Trial(dict(start), "the script as it is", outcomes=[first])],
+        tried=[Trial(dict(start), outcomes=[first])],
         unit="samples/s" if bench.batch_size else "batches/s",
         verdict=bench.verdict,
         command=shlex.join(bench.command),

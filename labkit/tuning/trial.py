@@ -61,15 +61,14 @@ class Trial:
     """Settings that were tried, and what became of them."""
 
     knobs: Settings
-    why: str = ""
     changes: Settings = field(default_factory=dict)  # the knobs that differ from those before it
     outcomes: list[Outcome] = field(default_factory=list, repr=False)  # one for each run
 
     @classmethod
-    def changing(cls, before: Settings, knobs: Settings, why: str) -> Trial:
+    def changing(cls, before: Settings, knobs: Settings) -> Trial:
         """Return the trial of the knobs `before` with those of `knobs` in their place."""
         changes = {name: value for name, value in knobs.items() if value != before.get(name)}
-        return cls(before | knobs, why, changes)
+        return cls(before | knobs, changes)
 
     @property
     def is_bound(self) -> bool:
@@ -113,14 +112,9 @@ class Trial:
 
     def to_dict(self) -> dict[str, object]:
         """Return the trial as JSON types."""
-        names = ("why", "changes", "knobs", "error")
+        names = ("changes", "knobs", "error")
         rates = {"throughput": self.rate or None, "throughputs": self.rates}
         return {name: getattr(self, name) for name in names} | rates
-
-
-def is_tie(trial: Trial, fastest: Trial) -> bool:
-    """Return whether a trial is as fast as the fastest one."""
-    return trial.rate >= (1 - TIE) * fastest.rate
 
 
 def cheapest_of_fastest(trials: Iterable[Trial]) -> Trial | None:
@@ -128,6 +122,6 @@ def cheapest_of_fastest(trials: Iterable[Trial]) -> Trial | None:
     measured = [each for each in trials if each.rates and not each.error and not each.is_bound]
     if not measured:
         return None
-    fastest = max(measured, key=lambda trial: trial.rate)
-    tied = [trial for trial in measured if is_tie(trial, fastest)]
+    fastest = max(trial.rate for trial in measured)
+    tied = [trial for trial in measured if trial.rate >= (1 - TIE) * fastest]
     return min(tied, key=lambda trial: (*cost(trial.knobs), len(trial.changes)))

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from labkit.api import Run, launch
 from labkit.knobs import Settings
 from labkit.results.core_use import CoreUse
+from labkit.results.payload import Source
 from labkit.spec import Pipeline
-from labkit.tuning.source import Source
 from labkit.tuning.trial import Outcome, in_flight
 
 FEWEST_STEPS = 24  # after the warm-up; with fewer, the throughput is a guess

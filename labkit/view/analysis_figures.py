@@ -9,7 +9,7 @@ import pandas
 from matplotlib.figure import Figure
 
 from labkit.text import counted
-from labkit.traces.breakdown import Breakdown, Change, TraceComparison
+from labkit.traces.breakdown import Breakdown, Change, TraceComparison, words_of
 from labkit.traces.public import PublicTrace
 from labkit.view.primitives import AROUND_IN, ROW_IN, Bar, Lane, draw_lanes, hbars
 from labkit.view.rows_figure import plot
@@ -39,12 +39,6 @@ CLASSES = {  # of a trace: (name, colour), the kit's where a class is one of its
     "cpu_exec": ("CPU operators", SKY),
     "other": ("other (Python)", OTHER),
 }
-CAUSES = {
-    "host_wait_us": "host wait (ran dry)",
-    "host_us": "host outside operators",
-    "kernel_wait_us": "kernel wait (short gaps)",
-    "other_us": "other",
-}
 COLOUR_OF_LANE = {  # rows of a picture of a trace, as the classes that they show
     "CPU operators": SKY,
     "DataLoader": WAIT,
@@ -72,7 +66,7 @@ def draw_trace(breakdown: Breakdown) -> Figure:
             bars.append(Bar(name, share * step_us, text, colour))
     panels = {"the average step by class: sums, not a timeline": bars}
     if breakdown.gpu_utilization is not None:
-        gaps = {name: breakdown.idle.get(cause) or 0.0 for cause, name in CAUSES.items()}
+        gaps = {words_of(cause): us or 0.0 for cause, us in breakdown.idle.items()}
         title = f"device idle: {_ms(sum(gaps.values()))} a step"
         panels[title] = [Bar(name, gap, _ms(gap), "#777777") for name, gap in gaps.items()]
     if breakdown.top_kernels:

@@ -13,9 +13,10 @@ from IPython.display import display
 from labkit.api import Measurements, launch
 from labkit.bench.grid import Grid
 from labkit.knobs import Knob
+from labkit.results.measurements import short
+from labkit.results.payload import Source
 from labkit.view.controls import Control, shown
 from labkit.view.drawing import Drawing
-from labkit.view.function_payload import FunctionPayload
 from labkit.view.panel import Panel
 from labkit.view.style import Picture
 
@@ -30,7 +31,7 @@ class FunctionPanel(Panel):
     def __init__(
         self,
         grid: Grid,
-        source: FunctionPayload,
+        source: Source,
         drawing: Drawing,
         measured: Measurements,
     ):
@@ -89,7 +90,9 @@ class FunctionPanel(Panel):
             return
         self.measured.add(added)
         self.draw()
-        self.say(f"{what}: {added.in_words}", good=not added.failures)
+        failed = [row["error"] for row in added.failures]
+        took = [f"{short(ms)} ms" for ms in added.rows["ms"].dropna()]
+        self.say(f"{what}: {', '.join(failed or took) or 'measured'}", good=not failed)
 
 
 def knob_of(name: str, values: Sequence[Any], function: str) -> Knob | None:

@@ -19,7 +19,6 @@ from labkit.view import wandb_log
 from labkit.view.display import Display, remember
 from labkit.view.live import RunDisplay
 from labkit.view.live_frame import live_line
-from labkit.view.watch_live import Watch
 
 Started = TypeVar("Started", Run, Ranks)
 
@@ -129,7 +128,6 @@ def pipeline_with(pipeline: Pipeline | None, knobs: Mapping[str, object]) -> Pip
 def tune(
     dataset_or_pipeline: object,
     *,
-    collate_fn: Callable | str | None = None,
     step: Callable | str | None = None,
     batch_size: int | None = None,
     max_workers: int | None = None,
@@ -142,9 +140,8 @@ def tune(
     notebook's cell returns it (a script has it in `lk.tune.last`).
 
     Args:
-        dataset_or_pipeline: A `labkit.Pipeline`; or your own dataset or DataLoader; or
-            "module:function", a function that returns the dataset.
-        collate_fn: Yours, as an object or "module:name".
+        dataset_or_pipeline: A `labkit.Pipeline`; or your own dataset, or DataLoader where it has a
+            collate_fn; or "module:function", a function that returns the dataset.
         step: What your loop does with one batch, a function of it, as an object or "module:name".
             Without it nothing computes, and the loader's own throughput is what is raised.
         batch_size: The batch size to tune for; else that of the pipeline or DataLoader, or 32.
@@ -154,12 +151,8 @@ def tune(
     Raises:
         RuntimeError: The starting point cannot be measured, with the reason.
     """
-    what = dataset_or_pipeline
-    if isinstance(what, Watch):
-        what = what.loader
     search = tuner(
-        what,
-        collate_fn=collate_fn,
+        dataset_or_pipeline,
         step=step,
         batch_size=batch_size,
         max_workers=max_workers,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from labkit.diagnosis.hot_lines import lines_of
 from labkit.diagnosis.wall_shares import shares_of
 from labkit.diagnosis.watched_script import ScriptVerdict
@@ -30,7 +32,7 @@ def values_inside(found: ScriptVerdict, headroom: bool) -> Values:
     }
     shares = shares_of(run)
     if shares is not None:
-        values["wall_shares"] = shares.to_dict()
+        values["wall_shares"] = asdict(shares)
     if headroom:
         values["headroom"] = found.headroom
     return values

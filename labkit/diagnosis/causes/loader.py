@@ -14,7 +14,7 @@ from labkit.diagnosis.known_calls import known_call, remedy_of
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.symptoms import explains
 from labkit.knobs import Setting
-from labkit.prediction.recommendation import LEAST_MAX_WORKERS
+from labkit.prediction.prediction import LEAST_MAX_WORKERS
 from labkit.spec import PYTORCH_PREFETCH, WITHOUT_WORKERS
 from labkit.text import counted
 
