@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Py
     from labkit.api import Ranks, Run, diagnose, load
     from labkit.course.challenge import challenge
     from labkit.course.claims import check
-    from labkit.course.score import guess, score
+    from labkit.course.guess import guess
     from labkit.diagnosis.cost import cost
     from labkit.library import recorded
     from labkit.prediction.prediction import predict
@@ -40,7 +40,7 @@ _HOMES = {  # public name: the module that defines it
     "cost": "labkit.diagnosis.cost",
     "diagnose": "labkit.api",
     "distributed": "labkit.view.running",
-    "guess": "labkit.course.score",
+    "guess": "labkit.course.guess",
     "headroom": "labkit.watching.headroom",
     "improve": "labkit.view.running",
     "load": "labkit.api",
@@ -58,7 +58,6 @@ _HOMES = {  # public name: the module that defines it
     "RecordError": "labkit.stamps.record",
     "Run": "labkit.api",
     "run": "labkit.view.running",
-    "score": "labkit.course.score",
     "script": "labkit.results.script",
     "sweep": "labkit.view.running",
     "trace": "labkit.traces.read",

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING
 import labkit as lk
 from labkit.stamps.record import is_record
 from labkit.terminal import (
-    FORCE,
-    PLOT,
-    SAVE,
-    SEVERAL,
     Outcome,
-    command,
+    add_command,
+    knobs_in_words,
     main,
-    option,
+    may_plot,
+    may_replace,
     parse_settings,
     say,
 )
@@ -26,13 +24,11 @@ if TYPE_CHECKING:
     from labkit.tuning.search_result import Tuning
 
 
-@command()
 def machine(options: argparse.Namespace) -> Outcome:
     """Name what is here: device, cores, memory, versions."""
     return Outcome(lk.machine())
 
 
-@command(SEVERAL, SAVE, PLOT)
 def run(options: argparse.Namespace) -> Outcome:
     """Measure one pipeline.
 
@@ -47,17 +43,10 @@ def run(options: argparse.Namespace) -> Outcome:
     return Outcome(
         done,
         text="\n".join(lines),
-        save=done.save,
-        plot=done.plot,
         code=int(done.outcome == "failed"),
     )
 
 
-@command(
-    PLOT,
-    option("path", metavar="PATH", help="a file from torch.profiler, a folder or archive of them"),
-    option("after", metavar="AFTER", nargs="?", help="a second one, later: what changed"),
-)
 def trace(options: argparse.Namespace) -> Outcome:
     """Read a torch.profiler trace, or compare two.
 
@@ -78,10 +67,9 @@ def trace(options: argparse.Namespace) -> Outcome:
     found = lk.trace(options.path)
     if options.after:
         found = found.compare(lk.trace(options.after))
-    return Outcome(found, plot=found.plot)
+    return Outcome(found)
 
 
-@command(option("path", metavar="PATH", help="a run's folder or record, or a trace file"))
 def diagnose(options: argparse.Namespace) -> Outcome:
     """Name the bottleneck of a record or a profiler trace.
 
@@ -92,20 +80,6 @@ def diagnose(options: argparse.Namespace) -> Outcome:
     return Outcome(lk.diagnose(options.path))
 
 
-@command(
-    option(
-        "what",
-        nargs="*",
-        metavar="MODULE:FUNCTION | -- COMMAND",
-        help="a function that returns your dataset; or your script, as a shell takes it",
-    ),
-    option("--step", metavar="MODULE:NAME", help="what your loop does with a batch"),
-    option("--batch-size", type=int, metavar="N", help="to tune for"),
-    option("--max-workers", type=int, metavar="N", help="the most workers to try"),
-    option("--seconds", type=float, help="to measure each setting for (1.5; of a script 3)"),
-    option("--budget", type=float, default=180, help="of a script: for all of it, s"),
-    option("--cwd-copy", action="store_true", help="of a script: run it in a copy of this folder"),
-)
 def tune(options: argparse.Namespace) -> Outcome:
     """Find loader settings by measuring them: of a script, or of a dataset.
 
@@ -148,20 +122,6 @@ def tuned(options: argparse.Namespace) -> Tuning:
     return lk.tune(options.what[0], **seconds, **own)
 
 
-@command(
-    option(
-        "--html",
-        metavar="FILE",
-        help="write the verdict, the pictures and the settings as one self-contained page",
-    ),
-    FORCE,
-    option(
-        "--headroom",
-        action="store_true",
-        help="replay some batches, to tell how fast a perfect loader would be",
-    ),
-    option("script", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command to run"),
-)
 def watch(options: argparse.Namespace) -> Outcome:
     """Run a script unchanged, and say what held its training loop back, down to the line.
 
@@ -183,6 +143,51 @@ def watch(options: argparse.Namespace) -> Outcome:
         say(f"labkit watch: {found.text}")
     return Outcome(values=found.values, code=code)
 
+
+add_command(machine)
+
+sub = add_command(run)
+sub.epilog = f"{sub.epilog}{knobs_in_words()}"
+sub.add_argument(
+    "--set",
+    metavar="KNOB=VALUE",
+    help="change knobs: one or more; may be repeated",
+    action="extend",
+    nargs="+",
+    default=[],
+    dest="settings",
+)
+sub.add_argument("--save", metavar="FILE", help="keep the record (.jsonl or .jsonl.gz)")
+may_plot(sub)
+
+sub = add_command(trace)
+sub.add_argument("path", metavar="PATH", help="a file from torch.profiler, or a folder of them")
+sub.add_argument("after", metavar="AFTER", nargs="?", help="a second one, later: what changed")
+may_plot(sub)
+
+sub = add_command(diagnose)
+sub.add_argument("path", metavar="PATH", help="a run's folder or record, or a trace file")
+
+sub = add_command(tune)
+told = "a function that returns your dataset; or your script, as a shell takes it"
+sub.add_argument("what", nargs="*", metavar="MODULE:FUNCTION | -- COMMAND", help=told)
+sub.add_argument("--step", metavar="MODULE:NAME", help="what your loop does with a batch")
+sub.add_argument("--batch-size", type=int, metavar="N", help="to tune for")
+sub.add_argument("--max-workers", type=int, metavar="N", help="the most workers to try")
+told = "to measure each setting for (1.5; of a script 3)"
+sub.add_argument("--seconds", type=float, help=told)
+sub.add_argument("--budget", type=float, default=180, help="of a script: for all of it, s")
+told = "of a script: run it in a copy of this folder"
+sub.add_argument("--cwd-copy", action="store_true", help=told)
+
+sub = add_command(watch)
+told = "write the verdict, the pictures and the settings as one self-contained page"
+sub.add_argument("--html", metavar="FILE", help=told)
+may_replace(sub)
+told = "replay some batches, to tell how fast a perfect loader would be"
+sub.add_argument("--headroom", action="store_true", help=told)
+told = "the command to run"
+sub.add_argument("script", nargs=argparse.REMAINDER, metavar="-- COMMAND", help=told)
 
 if __name__ == "__main__":
     sys.exit(main())

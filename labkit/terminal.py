@@ -8,18 +8,12 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from labkit.knobs import Settings, check_names
 from labkit.results import saving
-from labkit.results.result import Result
 from labkit.spec import KNOBS
 from labkit.text import printable
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from labkit.results.log_reader import LiveResult
 
 START_HERE = """labkit COMMAND --help tells more about each, with examples.
 
@@ -46,69 +40,46 @@ COMMANDS = PARSER.add_subparsers(title="commands", metavar="COMMAND")
 class Outcome:
     """What a command found, how that is shown, and the exit code."""
 
-    result: Result | LiveResult | None = None
+    result: Any = None
     text: str = ""  # to print in place of the result's own
     values: Mapping[str, object] | None = None  # to print as JSON in place of the result's own
-    save: Callable[[str, bool], object] | None = None  # of a command with `SAVE`
-    plot: Callable[[], Figure] | None = None  # of a command with `PLOT`
     code: int = 0
 
 
-Command = Callable[[argparse.Namespace], Outcome]
-Option = Callable[[argparse.ArgumentParser], object]
-"""What adds an option to a command."""
+def add_command(run: Callable[[argparse.Namespace], Outcome]) -> argparse.ArgumentParser:
+    """Register a function as a command, its docstring as the help; return it for its options."""
+    summary, _, more = (inspect.getdoc(run) or run.__name__).partition(".\n\n")
+    summary = summary[0].lower() + summary[1:].removesuffix(".")
+    sub = COMMANDS.add_parser(
+        run.__name__,
+        help=summary,
+        description=summary,
+        epilog=more,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    sub.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    sub.set_defaults(command=run, save=None, plot=None)
+    return sub
 
 
-def command(*options: Option) -> Callable[[Command], Command]:
-    """Register the decorated function as a command, its docstring as the help."""
-
-    def register(run: Command) -> Command:
-        summary, _, more = (inspect.getdoc(run) or run.__name__).partition(".\n\n")
-        summary = summary[0].lower() + summary[1:].removesuffix(".")
-        if SEVERAL in options:
-            more += "\n\nknobs (--set KNOB=VALUE):"
-            for knob in KNOBS.values():
-                more += f"\n  {knob.name}={knob.default}: {knob.help}\n      {knob.allowed}"
-        sub = COMMANDS.add_parser(
-            run.__name__,
-            help=summary,
-            description=summary,
-            epilog=more,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        sub.add_argument("--json", action="store_true", help="print one JSON object on stdout")
-        sub.set_defaults(command=run, save=None, plot=None)
-        if SAVE in options or PLOT in options:
-            FORCE(sub)
-        for add_to in options:
-            add_to(sub)
-        return run
-
-    return register
+def may_plot(sub: argparse.ArgumentParser) -> None:
+    """Let a command write the figure of its result."""
+    sub.add_argument("--plot", metavar="FILE", help="write the figure (.png, .svg, .pdf)")
+    may_replace(sub)
 
 
-def option(*flags: str, **rules: Any) -> Option:
-    """Return an option, as argparse's `add_argument` takes it."""
-    return lambda command: command.add_argument(*flags, **rules)
+def may_replace(sub: argparse.ArgumentParser) -> None:
+    """Let a command replace files."""
+    told = "replace a file that is there and is not as labkit wrote it"
+    sub.add_argument("--force", action="store_true", help=told)
 
 
-# for commands without arguments of their own: several settings after one --set would take them
-SEVERAL = option(
-    "--set",
-    metavar="KNOB=VALUE",
-    help="change knobs: one or more; may be repeated",
-    action="extend",
-    nargs="+",
-    default=[],
-    dest="settings",
-)
-SAVE = option("--save", metavar="FILE", help="keep the record (.jsonl or .jsonl.gz)")
-PLOT = option("--plot", metavar="FILE", help="write the figure (.png, .svg, .pdf)")
-FORCE = option(
-    "--force",
-    action="store_true",
-    help="replace a file that is there and is not as labkit wrote it",
-)
+def knobs_in_words() -> str:
+    """Return what --set takes."""
+    text = "\n\nknobs (--set KNOB=VALUE):"
+    for knob in KNOBS.values():
+        text += f"\n  {knob.name}={knob.default}: {knob.help}\n      {knob.allowed}"
+    return text
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
@@ -125,33 +96,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         PARSER.print_help()
         return 0
     try:
-        if options.save:  # before the run, not after it
-            saving.check(options.save, options.force)
+        for path in filter(None, (options.save, options.plot)):  # before the run, not after it
+            saving.check(path, options.force)
+        found = options.command(options)
+        if options.save:
+            found.result.save(options.save, options.force)
         if options.plot:
-            saving.check(options.plot, options.force)
-        return show(options, options.command(options))
+            saving.save_figure(found.result.plot(), options.plot, options.force)
     except (ValueError, RuntimeError, OSError) as error:
         say(f"labkit: {error}")
         return 2 if isinstance(error, ValueError) else 1
     except KeyboardInterrupt:
         say("labkit: interrupted")
         return 130
-
-
-def show(options: argparse.Namespace, found: Outcome) -> int:
-    """Save, draw and print what was found, as asked for; return the exit code."""
-    result = found.result
-    if options.save and found.save:
-        found.save(options.save, options.force)
-    if options.plot and found.plot:
-        saving.save_figure(found.plot(), options.plot, options.force)
     if options.json:
-        values = found.values
-        if values is None and result is not None:
-            values = result.to_dict()
+        values = found.result.to_dict() if found.values is None else found.values
         print(json.dumps(values, allow_nan=False))
-    elif found.text or result is not None:
-        say(found.text or str(result), sys.stdout)
+    elif found.text or found.result is not None:
+        say(found.text or str(found.result), sys.stdout)
     return found.code
 
 

@@ -83,7 +83,6 @@ def main() -> int:
     parser.add_argument("--into", type=Path, metavar="FOLDER")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
-    os.environ["LABKIT_NO_SCORE"] = "1"
     all_did = True
     with tempfile.TemporaryDirectory() as home:
         os.environ.setdefault("LABKIT_HOME", home)

@@ -13,7 +13,6 @@ from planted import planted
 import labkit as lk
 from labkit.__main__ import main
 from labkit.api import launch
-from labkit.course import score_book
 from labkit.instruments import lifetime
 from labkit.process import folders, leftovers
 from labkit.stamps import events, step_ring
@@ -164,27 +163,6 @@ def test_the_terminal_refuses_before_it_runs_anything(tmp_path, monkeypatch, cap
     assert not ran.called
     assert main(["run", "--save", str(path), "--plot", str(path), "--force"]) == 0
     assert ran.called and path.read_bytes() != b"mine"
-
-
-# -- the score -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def book(tmp_path, monkeypatch):
-    """The score file of somebody who plays in a folder of this test's."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(score_book, "QUIET", ())
-    score_book._unwritten.clear()
-    yield tmp_path / score_book.FILE_NAME
-    score_book._unwritten.clear()
-
-
-def test_lines_of_the_score_that_cannot_be_read_are_passed_over(book):
-    content = b'\xff\n[1]\nnull\n{"kind": "guesses", "name": "a", "gu'
-    book.write_bytes(content)
-    score_book.keep("guesses", "b", guess=2)
-    assert [values["guess"] for values in score_book.read()["guesses"].values()] == [2]
-    assert book.read_bytes().startswith(content)
 
 
 @posix_files

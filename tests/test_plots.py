@@ -158,8 +158,8 @@ def test_no_figure_is_too_wide_too_heavy_or_cut_off(record):
         assert overflow(figure) == []
         with warnings.catch_warnings():  # of a glyph that no font has
             warnings.simplefilter("error")
-            png = figure._repr_png_()
-        assert Image.open(io.BytesIO(png)).width <= 900 and len(png) < 120_000
+            png = figure._repr_mimebundle_()[0]["image/png"]
+        assert Image.open(io.BytesIO(png)).width <= 1350 and len(png) < 120_000
 
 
 # -- sweeps --------------------------------------------------------------------------------------

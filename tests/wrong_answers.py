@@ -7,16 +7,16 @@ code that a challenge starts from is a wrong answer too.
 import time
 
 import torch
-from torch.nn.functional import cross_entropy, silu
+from torch.nn.functional import cross_entropy
 
-from labkit.course.challenges import nb07, nb10
+from labkit.course.challenges import plain_python, pytorch
 
 KNOBS = {
     "00-first": {"cheat: no storage wait": {"io_ms": 0.0}},
     "02-feed": {"cheat: no augmentation": {"augment": 0}},
     "03-stalls": {"cheat: fewer stalls": {"stall_every": 100}},
     "04-fit": {"cheat: fewer samples": {"batch_size": 64, "accumulation_steps": 16, "steps": 1}},
-    "08-two-fixes": {"cheat: fewer samples": {"steps": 4}},
+    "08-two-fixes": {"cheat: three fixes": {"fixes": ["data", "items", "copies"]}},
 }
 
 
@@ -67,22 +67,16 @@ CODE = {
     "01-stopwatch": {
         "cheat": lambda work, wait, clock: 10.0 + 0 * len([work() for _ in range(20)])
     },
-    "02-busy-share": {"cheat": lambda i, *_: float(bool(i))},
-    "04-by-length": {
-        "in any order": lambda lengths, n: torch.arange(len(lengths)).split(n),
-        "cheat: the longest left out": lambda _, n: [list(range(n))],
-    },
     "05-small-gradients": {
         "without a scale": lambda loss_of, w: torch.autograd.grad(loss_of(w), w)[0],
         "cheat: FP32": in_fp32,
     },
     "06-loop": {"a step for each": a_step_each, "cheat: large batches": joined_groups},
-    "07-graph-break": {"as given": nb07.broken, "cheat": lambda x: torch.relu(x * 2) * 0.5},
-    "07-kernel": {"cheat: PyTorch's own": lambda x, gate: silu(x) * gate},
+    "07-graph-break": {"as given": pytorch.broken, "cheat": lambda x: torch.relu(x * 2) * 0.5},
     "11-choose": {"cheat: always none": lambda *_: None},
     "12-cache": {"copied each time": Concatenated, "cheat: only the new ones": NewOnes},
     "09-all-reduce": {"cheat: a blackboard": blackboard},
     "10-gap": {
-        "cheat: always the loader": lambda lanes: (nb10.largest_gap(lanes)[0], "DataLoader")
+        "cheat: always the loader": lambda lanes: (plain_python.largest_gap(lanes)[0], "DataLoader")
     },
 }  # fmt: skip

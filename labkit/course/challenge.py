@@ -1,37 +1,63 @@
 """Challenges: a task, how an answer to it is measured, and the verdict on it.
 
-What an answer is, and how it is tried, is in `knob_challenge.py` and `code_challenge.py`; the
-challenges themselves are in `challenges/`, one file for each notebook.
-
-A result that misses its mark by so little that noise may be the reason is measured again. Whatever
-the answer is, the user gets a verdict and what the answer measured, never a traceback of ours.
-Tries and passes are kept in the score, by the challenge's key.
+The challenges themselves are in `challenges/`. An answer is a changed spec, which is run, or a
+function or class, which a check tries out on the bench. Goals compare with a baseline measured in
+the same session, never with an absolute time. Whatever the answer is, the user gets a verdict and
+what the answer measured, never a traceback of ours.
 """
 
 from __future__ import annotations
 
 import html
 import inspect
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from labkit.api import Measurements, Run
-from labkit.course import score_book
-from labkit.course.goals import Goal
+from labkit.api import Measurements, Run, launch
 from labkit.course.slow_script import SlowScript
 from labkit.knobs import check_names
 from labkit.results.result import Result, Table
 from labkit.spec import Pipeline
 
-MOST_REPEATS = 3  # of a measurement that hardly misses its mark
-FOLDER = Path(__file__).with_name("challenges")
+if TYPE_CHECKING:
+    from labkit.bench.stopwatch import Bench
+
+FILES = ("knobs", "plain_python", "pytorch")  # of `challenges/`; only the last imports torch
+TRIES: Counter[str] = Counter()  # of each challenge
+FASTER = "samples/s over the baseline's"
 
 Answer = Callable[..., Any]  # the user's function or class
-Measured = Mapping[Goal, float | None]  # what one try of an answer measured
 Finished = TypeVar("Finished", Run, Measurements)
+
+
+class Refused(Exception):
+    """The answer does other work than the task asks for; the message says what it does."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A number that an answer is judged by, and the range in which it has to be."""
+
+    what: str  # as the user sees it: "samples/s over the baseline's"
+    at_least: float = -math.inf
+    at_most: float = math.inf
+
+    def met(self, value: float | None) -> bool:
+        """Return whether `value` is in the range; a missing number is not."""
+        return value is not None and self.at_least <= value <= self.at_most
+
+    def judged(self, value: float | None) -> str:
+        """Say whether it is met, and what was measured."""
+        measured = "nothing" if value is None else f"{value:.4g}"
+        marks = {"at least": self.at_least, "at most": self.at_most}
+        words = [f"{word} {mark:g}" for word, mark in marks.items() if math.isfinite(mark)]
+        is_met = "yes" if self.met(value) else "no"
+        return f"{is_met}: {self.what}: {' and '.join(words)}; measured {measured}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,43 +95,30 @@ class Challenge:
         """The kind of answer that is expected, and what it may change."""
         raise NotImplementedError
 
-    def attempt(self, answer: object) -> Measured:
+    def attempt(self, answer: object) -> Mapping[Goal, float | None]:
         """Try an answer; raises ValueError where it is none, or does not finish."""
         raise NotImplementedError
 
     @property
     def tries(self) -> int:
-        """How many answers were judged so far, in this session and before it."""
-        return score_book.entry("challenges", self.key).get("tries", 0)
+        """How many answers were judged so far, in this session."""
+        return TRIES[self.key]
 
     def check(self, answer: object) -> Verdict:
         """Run the answer apart from the kernel and judge it. `...` stands for no answer yet."""
         if answer is None or answer is ...:
             return Verdict(self.key, passed=False, why="No answer yet.")
-        lines = ()
+        measured = {}
         why = ""
-        passed = False
         try:
-            measured = self._measured(answer)
-            lines = tuple(goal.judged(value) for goal, value in measured.items())
-            passed = all(goal.met(value) for goal, value in measured.items())
+            measured = self.attempt(answer)
         except Exception as problem:  # whatever the user's answer raises
             why = str(problem)
-        tries = self.tries + 1
-        before = score_book.entry("challenges", self.key).get("passed", False)
-        score_book.keep("challenges", self.key, passed=passed or before, tries=tries)
-        hint = "" if passed else self.hints[min(tries, len(self.hints)) - 1]
+        passed = not why and all(goal.met(value) for goal, value in measured.items())
+        TRIES[self.key] += 1
+        hint = "" if passed else self.hints[min(self.tries, len(self.hints)) - 1]
+        lines = tuple(goal.judged(value) for goal, value in measured.items())
         return Verdict(self.key, passed, lines, why, hint)
-
-    def _measured(self, answer: object) -> Measured:
-        """Measure the answer, and again where noise may have kept it from its marks."""
-        measured = {}
-        for _ in range(MOST_REPEATS):
-            measured = self.attempt(answer)
-            is_met = all(goal.met(value) for goal, value in measured.items())
-            if is_met or not all(goal.near(value) for goal, value in measured.items()):
-                break
-        return measured
 
     def solution(self) -> Pipeline | SlowScript | str:
         """Return a solution that passes; after a first try only."""
@@ -122,6 +135,56 @@ class Challenge:
         return f"<pre style='white-space: pre-wrap'>{html.escape(repr(self))}</pre>"
 
 
+@dataclass(frozen=True, repr=False)
+class KnobChallenge(Challenge):
+    """Answered with `start` in which knobs of `free` are changed: a spec, or a dict of changes."""
+
+    start: Pipeline | SlowScript
+    free: tuple[str, ...]
+    faster: float | None = None  # a multiple of the samples/s of `start`
+    goals: Mapping[Goal, Callable[[Run], float | None]] = field(default_factory=dict)
+
+    @property
+    def rules(self) -> str:
+        """The kind of answer that is expected, what it may change, and of what."""
+        return f"{self._kind}; only {', '.join(self.free)} may change.\n\n{self.start}"
+
+    @property
+    def _kind(self) -> str:
+        return f"The answer is a dict of changes or a {type(self.start).__name__}"
+
+    def spec(self, answer: object) -> Pipeline | SlowScript:
+        """Return what is to be run; raises ValueError, saying why, if that is not an answer."""
+        spec = self.start.but(**answer) if isinstance(answer, dict) else answer
+        if not isinstance(spec, type(self.start)):
+            raise ValueError(f"{self._kind}, this is {type(answer).__name__}.")
+        given = vars(self.start)
+        changed = [name for name, value in vars(spec).items() if value != given[name]]
+        if not changed:
+            raise ValueError("This is what you were given: change one of the allowed knobs.")
+        if held := [name for name in changed if name not in self.free]:
+            only = f"only {', '.join(self.free)} may change, or it is not the same work"
+            raise ValueError(f"Leave {', '.join(held)} as given: {only}.")
+        return spec
+
+    def attempt(self, answer: object) -> Mapping[Goal, float | None]:
+        """Run the answer, and once in a session the baseline."""
+        run = run_of(self.spec(answer))
+        measured = {goal: of(run) for goal, of in self.goals.items()}
+        if self.faster is not None:
+            speedup = run.compare(baseline(self.start)).speedup
+            measured[Goal(FASTER, at_least=self.faster)] = speedup
+        return measured
+
+
+def run_of(spec: Pipeline | SlowScript) -> Run:
+    """Run a spec to its end."""
+    return finished(launch(spec))
+
+
+baseline = cache(run_of)  # this session's run of what was given
+
+
 def finished(started: Finished) -> Finished:
     """Return what was started when it is over; raises ValueError where it did not finish."""
     started.wait_or_raise()
@@ -130,19 +193,82 @@ def finished(started: Finished) -> Finished:
     return started
 
 
+@dataclass(frozen=True, repr=False)
+class CodeChallenge(Challenge):
+    """Answered with a function or a class, which `numbers_of` tries out on the bench."""
+
+    goals: tuple[Goal, ...]
+    numbers_of: Callable[[Answer], Mapping[str, float]]
+
+    @property
+    def rules(self) -> str:
+        """A function or a class, as the example is."""
+        return f"The answer is a {'class' if isinstance(self.example, type) else 'function'}."
+
+    def attempt(self, answer: object) -> Mapping[Goal, float | None]:
+        """Try the answer out in a process of its own."""
+        is_kind = isinstance(answer, type) or not isinstance(self.example, type)
+        if not callable(answer) or not is_kind:
+            raise ValueError(f"{self.rules} This is {type(answer).__name__}.")
+        measured = self.on_the_bench(answer)
+        if isinstance(measured, str):
+            raise ValueError(measured)
+        return {goal: measured.get(goal.what) for goal in self.goals}
+
+    def on_the_bench(self, answer: Answer) -> Mapping[str, float] | str:
+        """Return what `tried_out` does, in a process of its own."""
+        from labkit.view.measuring import measure
+
+        key = self.key
+
+        def exercise(bench: Bench) -> dict[str, object]:
+            return {"measured": tried_out(key, answer)}
+
+        row = finished(measure(exercise, wait=False)).rows.iloc[0]
+        return row["error"] or row["measured"]
+
+
+def code(
+    key: str, *, hints: tuple[str, ...], goals: tuple[Goal, ...], example: Answer
+) -> Callable[[Callable[[Answer], Mapping[str, float]]], CodeChallenge]:
+    """Make a check the challenge that its docstring poses.
+
+    A check takes an answer and returns a number for each goal, by its `what`, or raises Refused.
+    """
+
+    def posed(check: Callable[[Answer], Mapping[str, float]]) -> CodeChallenge:
+        title, _, text = (inspect.getdoc(check) or "").partition("\n\n")
+        text = " ".join(text.split())
+        return CodeChallenge(key, title.rstrip("."), text, hints, example, goals, check)
+
+    return posed
+
+
+def tried_out(key: str, answer: Answer) -> Mapping[str, float] | str:
+    """Return what a challenge's check measures of an answer, or why it is refused."""
+    posed = challenge(key)
+    assert isinstance(posed, CodeChallenge)
+    try:
+        return posed.numbers_of(answer)
+    except Refused as why:
+        return str(why)
+    except Exception as error:  # the user's code may raise anything
+        return f"It raised {type(error).__name__}: {str(error)[:300]}"
+
+
 def challenge(key: str) -> Challenge:
     """Return the challenge `key`, such as "02-feed"; raises ValueError where there is none."""
-    found = all_challenges(key[:2])
-    if key not in found:
-        check_names([key], all_challenges(), "challenge")
-    return found[key]
-
-
-def all_challenges(notebook: str = "") -> dict[str, Challenge]:
-    """Return the challenges of the course, or of a notebook such as "02", by key, in order."""
     found = {}
-    for path in sorted(FOLDER.glob(f"nb{notebook}*.py")):
-        module = import_module(f"labkit.course.challenges.{path.stem}")
-        posed = [each for each in vars(module).values() if isinstance(each, Challenge)]
-        found |= {each.key: each for each in posed}
-    return found
+    for name in FILES:
+        found |= challenges_in(name)
+        if key in found:
+            return found[key]
+    check_names([key], sorted(found), "challenge")
+    raise AssertionError
+
+
+def challenges_in(name: str) -> dict[str, Challenge]:
+    """Return the challenges of a file of `challenges/`, by key."""
+    module = import_module(f"labkit.course.challenges.{name}")
+    posed = [each for each in vars(module).values() if isinstance(each, Challenge)]
+    return {each.key: each for each in posed}

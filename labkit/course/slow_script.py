@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from labkit.api import Run, launch
 from labkit.bench.quick_runs import quick_run
 from labkit.instruments.card_formats import too_old_for
-from labkit.knobs import Settings, Spec, check_names, declares_knobs, knob
+from labkit.knobs import check_names
 from labkit.orders import ScriptAsked
 from labkit.results.hardware import machine
 from labkit.results.script import Script, script
@@ -36,34 +37,27 @@ FIXES = {
 LADDER = tuple(FIXES)
 PREFETCH = 2
 MOST_WORKERS = 8  # enough for any card once items are lean
-HALF_PRECISION = ("fp16", "bf16")
-# A step's loss in FP32 may differ by this share of it, or of the mean loss where that is larger:
-# late losses are small, and rounding that has grown over many updates is large beside them
+# A step's loss in FP32 may differ by this share of it and of the mean loss: late losses are small,
+# and rounding that has grown over many updates is large beside them
 SAME_LOSS = 0.02
 SAME_MEAN_LOSS = 0.10  # of the mean loss, in 16 bits
 STEPS = 21  # at least: an x-ray needs 20, a verdict 12 after the warm-up
 QUICK_STEPS = 6  # of a quick run, which is not judged
 
 
-@declares_knobs
-@dataclass(frozen=True, repr=False)
-class SlowScript(Spec):
+@dataclass(frozen=True)
+class SlowScript:
     """One stage of the slow script."""
 
     fixes: tuple[str, ...] = ()  # names of `FIXES`, kept in the ladder's order
-    steps: int | None = knob(
-        None, "batches to train on", kind="int", low=1, high=1_000_000, auto="enough for a verdict"
-    )
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_names(map(str, self.fixes), FIXES, "fix")
         object.__setattr__(self, "fixes", tuple(name for name in FIXES if name in self.fixes))
 
-    def changed(self) -> Settings:
-        """Return what differs from the defaults, the fixes as well."""
-        fixes: Settings = {"fixes": self.fixes} if self.fixes else {}
-        return fixes | super().changed()
+    def but(self, **changes: Any) -> SlowScript:
+        """Return a copy with other fixes."""
+        return replace(self, **changes)
 
     @property
     def pipeline(self) -> Pipeline:
@@ -80,8 +74,6 @@ class SlowScript(Spec):
         has_workers = "data" in self.fixes
         copies_whole = on_gpu and "copies" in self.fixes
         fewer_passes = "memory" in self.fixes
-        # What is prefetched at the start is warm-up, of which a run leaves out a third at most
-        steps = QUICK_STEPS if quick_run() else max(STEPS, 3 * PREFETCH * workers)
         return Pipeline(
             dataset="jpeg",
             io_ms=0.0,
@@ -91,7 +83,8 @@ class SlowScript(Spec):
             width=None if on_gpu else 40,
             depth=None if on_gpu else 5,
             seconds=100.0,
-            steps=self.steps or steps,
+            # What is prefetched at the start is warm-up, of which a run leaves out a third at most
+            steps=QUICK_STEPS if quick_run() else max(STEPS, 3 * PREFETCH * workers),
             batch_size=48 if on_gpu else 16,
             num_workers=workers if has_workers else 0,
             prefetch_factor=PREFETCH if has_workers else None,
@@ -133,8 +126,7 @@ def other_work(run: Run, first: Run) -> str | None:
 
     The same is: as many samples, and the same losses: in FP32 those of every step, to SAME_LOSS,
     which other samples, or another order, would change. Rounding in 16 bits parts two trainings
-    step by step, and FP16's loss scaler skips updates until its scale fits: there the mean loss
-    counts, to SAME_MEAN_LOSS.
+    step by step: there the mean loss counts, to SAME_MEAN_LOSS.
     """
     for each in (run, first):
         if each.outcome != "finished" or "script" not in (each.event("spec") or {}):
@@ -143,9 +135,10 @@ def other_work(run: Run, first: Run) -> str | None:
         return "not the same samples"
     losses = np.array([run.loss, first.loss])
     now, mean = losses.mean(axis=1)
-    is_same = abs(now - mean) <= SAME_MEAN_LOSS * mean
-    if not any(each.pipeline.precision in HALF_PRECISION for each in (run, first)):
-        is_same = (np.ptp(losses, axis=0) <= SAME_LOSS * np.maximum(losses[1], mean)).all()
+    if "16" in f"{run.pipeline.precision} {first.pipeline.precision}":
+        is_same = np.isclose(now, mean, rtol=SAME_MEAN_LOSS)
+    else:
+        is_same = np.allclose(*losses, rtol=SAME_LOSS, atol=SAME_LOSS * mean)
     return None if is_same else f"other losses: {now:.4f} in the mean, it was {mean:.4f}"
 
 
@@ -163,9 +156,9 @@ def changed_code(fix: str) -> Script:
         slow = inspect.getsource(getattr(slow_step, name)).splitlines()
         fixed = inspect.getsource(getattr(fixed_step, name)).splitlines()
         lines += difflib.unified_diff(slow, fixed, "slow_step.py", "fixed_step.py", lineterm="")
-    below = LADDER[: LADDER.index(fix)]
-    before = SlowScript(below).pipeline.but(steps=STEPS)
-    after = SlowScript((*below, fix)).pipeline.but(steps=STEPS)
+    before, after = (
+        SlowScript(LADDER[: LADDER.index(fix) + more]).pipeline.but(steps=STEPS) for more in (0, 1)
+    )
     knobs = script(after, before=before)
     if knobs.is_diff:
         lines.append(str(knobs))

@@ -51,12 +51,6 @@ def unpacked(path: str | os.PathLike[str], most: int, ratio: int = MAX_RATIO) ->
     return io.BufferedReader(Unpacked(file, size, most, ratio, own=file), PIECE)
 
 
-def text_of(path: str | os.PathLike[str], most: int) -> str:
-    """Return the text of a small plain file; OSError where it is none, or longer."""
-    with unpacked(path, most) as file:
-        return file.read().decode("utf-8", "replace")
-
-
 class Unpacked(io.RawIOBase):
     """The next `size` bytes of a stream, unpacked where they are gzip; at most `most` of them."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from typing import Any
 
 import ipywidgets as widgets
 
@@ -12,6 +13,13 @@ MOST_ON_A_SLIDER = 300  # whole numbers that a slider of 200 px still lets one h
 # The stops of a slider over more of them, or over numbers and "auto": powers of two and between
 STOPS = (0, 0.5, *(first * 2**power for power in range(31) for first in (1, 1.5)))
 NONE = "None"  # stands for None in a widget, which would take None itself as nothing chosen
+Widget = (
+    widgets.SelectionSlider
+    | widgets.Dropdown
+    | widgets.Checkbox
+    | widgets.IntSlider
+    | widgets.FloatSlider
+)
 Value = int | float | str | None  # of a knob
 DEVICES = ("auto", "cpu", "cuda", "mps")
 WORDS = {"None": "auto", "True": "on", "False": "off"}
@@ -46,13 +54,13 @@ class Control(widgets.VBox):
         self.widget.set_trait("value", wanted)
 
 
-def make_widget(knob: Knob, value: Value) -> widgets.DOMWidget:
+def make_widget(knob: Knob, value: Value) -> Widget:
     """Return the widget that suits the knob, set to `value`, unable to leave the knob's range."""
     if knob.kind == "bool":
         return widgets.Checkbox(value, description="on", indent=False)
     unset = [("auto" if knob.auto else "off", NONE)] if knob.takes_none else []
     chosen = NONE if value is None else value
-    now = [] if value is None else [value]
+    now: list[Any] = [] if value is None else [value]
     if knob.low is None or knob.high is None:
         choices = dict.fromkeys([*(knob.choices or DEVICES), *now])
         named = [(shown(each), each) for each in choices if each is not None]

@@ -6,11 +6,11 @@ In a notebook it is the output of the cell, and gives way to a figure.
 
 from __future__ import annotations
 
-import base64
 import html
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from labkit.api import Ranks, Run, Sweep
 from labkit.process.notebook import in_notebook
@@ -20,10 +20,10 @@ from labkit.text import counted, printable
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Kept = TypeVar("Kept")
+
 PERIOD_S = 0.2  # s between two updates: a person reads no faster
-FIGURE_TEXT = "<labkit figure>"  # the same for every figure: nbval compares texts
 LEAST_IPYWIDGETS = 8
-SHARPNESS = 1.5  # pixels of a stored figure per CSS pixel: sharp enough, and small in the notebook
 
 
 def why_no_widgets() -> str | None:
@@ -93,41 +93,12 @@ class Display:
         print(f"{start}{shown}", end=end, file=sys.stderr, flush=True)
 
 
-class StaticFigure:
-    """A figure as a PNG, with a text that is the same for every run, as nbval compares texts."""
-
-    def __init__(self, png: bytes, width: int, text: str):
-        self.png = png
-        self.width = width
-        self.text = text
-
-    @classmethod
-    def of(cls, result: Run | Ranks | Sweep, before: Run | None = None) -> StaticFigure:
-        """Draw what came out, over `before`; a text only, where nothing was measured."""
-        measured = result.best if isinstance(result, Sweep) else result.throughput
-        if measured is None:
-            return cls(b"", 0, closing_line(result))
-        return cls.drawn(result.plot(before) if isinstance(result, Run) else result.plot())
-
-    @classmethod
-    def drawn(cls, figure: Figure) -> StaticFigure:
-        """Render a matplotlib Figure at its own size."""
-        from labkit.view.style import png_of
-
-        width = round(figure.get_figwidth() * figure.dpi)
-        return cls(png_of(figure, SHARPNESS), width, FIGURE_TEXT)
-
-    def html(self, alt: str) -> str:
-        """Return it as an image in a page, with a text for who cannot see it."""
-        data = base64.b64encode(self.png).decode()
-        look = f"width='{self.width}' style='max-width:100%'"
-        return f'<img src="data:image/png;base64,{data}" alt="{html.escape(alt)}" {look}>'
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> object:
-        if not self.png:
-            return {"text/plain": self.text}
-        bundle = {"image/png": self.png, "text/plain": self.text}
-        return bundle, {"image/png": {"width": self.width}}
+def figure_of(result: Run | Ranks | Sweep, before: Run | None = None) -> Figure | None:
+    """Draw what came out, over `before`; None where nothing was measured."""
+    measured = result.best if isinstance(result, Sweep) else result.throughput
+    if measured is None:
+        return None
+    return result.plot(before) if isinstance(result, Run) else result.plot()
 
 
 def stage_line(run: LogData) -> str:
@@ -147,3 +118,9 @@ def closing_line(result: Run | Ranks | Sweep) -> str:
         return f"{result.ended}, too few to measure"
     steps = counted(result.steps, "step")
     return f"{result.outcome}: {steps}, {result.numbers}"
+
+
+def remember(function: Callable[..., object], result: Kept) -> Kept:
+    """Keep a result as `function.last`, as in `lk.run.last`: an interrupted call returns none."""
+    vars(function)["last"] = result
+    return result

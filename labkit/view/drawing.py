@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 from labkit.api import Measurements
 from labkit.bench.grid import TIMED
-from labkit.view.display import StaticFigure
 
 if TYPE_CHECKING:
     import pandas
-    from matplotlib.figure import Figure
 
     from labkit.view.rows_figure import Rows
+    from labkit.view.style import Picture
 
 BEST_FIRST = ("tflops", "gib_s", "ms")  # what is drawn where no `y` was asked for
 
@@ -30,7 +29,7 @@ class Drawing:
     beside: Rows | None = None
     log: str | None = None
 
-    def figure(self, rows: Measurements) -> Figure | None:
+    def figure(self, rows: Measurements) -> Picture | None:
         """Draw the rows; None without an x or a y."""
         axes = self.axes(rows.rows)
         if axes is None:
@@ -38,11 +37,6 @@ class Drawing:
         from labkit.view.rows_figure import plot
 
         return plot(rows, *axes, beside=self.beside, title=self.title_of(rows), log=self.log)
-
-    def picture(self, rows: Measurements) -> StaticFigure | None:
-        """Return the figure for a page; None where there is none."""
-        drawn = self.figure(rows)
-        return drawn and StaticFigure.drawn(drawn)
 
     def axes(self, rows: pandas.DataFrame) -> tuple[str, str, str | None] | None:
         """Return x, y and by: as asked, else arguments that vary and the best known measure."""
@@ -52,13 +46,14 @@ class Drawing:
         varying = [name for name in own if rows[name].astype(str).nunique() > 1]
         x, by, *_ = [*varying, None, None] if self.x is None else [self.x, None]
         by = self.by or by
-        return (x, y, by if by in rows else None) if {x, y} <= {*rows} else None
+        if x is None or y is None or not {x, y} <= {*rows}:
+            return None
+        return x, y, by if by in rows else None
 
     def title_of(self, measured: Measurements) -> str:
-        """Return the title.
+        """Return the title; of a function that fails on rows that it does not know, none.
 
-        What one that is a function raises is told once all rows are there, to whoever writes it;
-        not where a reader has added rows that it may not know.
+        What it raises is told once all rows are there, to whoever writes it.
         """
         if isinstance(self.title, str):
             return self.title

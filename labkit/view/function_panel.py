@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import ipywidgets as widgets
-from IPython.display import DisplayHandle, display
+from IPython.display import display
 
 from labkit.api import Measurements, launch
 from labkit.bench.grid import Grid
@@ -16,9 +16,9 @@ from labkit.knobs import Knob
 from labkit.results.measurements import short
 from labkit.results.payload import Source
 from labkit.view.controls import Control, shown
-from labkit.view.display import StaticFigure
 from labkit.view.drawing import Drawing
 from labkit.view.panel import Panel
+from labkit.view.style import Picture
 
 REDRAW_S = 1.0  # s, between two drawings of the rows so far
 IN_PLACE = "Where no widgets show, change the values in the cell and run it again."
@@ -47,7 +47,6 @@ class FunctionPanel(Panel):
         self.drawing = drawing
         self.measured = measured  # the grid's rows, and those that were added
         self.picture = widgets.HTML()
-        self.stored: DisplayHandle | None = None  # of the picture below, which a file keeps
         self.due = time.monotonic() + REDRAW_S  # when to draw again
         self.add_class("labkit-function")
         self.assemble([self.picture], [])
@@ -57,25 +56,24 @@ class FunctionPanel(Panel):
     def tell(self, said: str) -> None:
         """Say how far it is, and draw rows that came, once a second at most."""
         self.say(said)
-        now = time.monotonic()
-        if now > self.due:
+        if time.monotonic() > self.due:
             self.draw()
-            self.due = now + REDRAW_S
 
     def settle(self, said: str) -> None:
         """Show all rows and what is `said`, store the picture, and hand over the controls."""
         drawn = self.draw()
         self.say(f"{said}. Set other values and press Measure, or edit the cell.")
         if drawn:
-            self.stored = display(drawn, display_id=True)
+            display(drawn)  # for the file
         self._show_busy(False)
 
-    def draw(self) -> StaticFigure | None:
+    def draw(self) -> Picture | None:
         """Draw the rows as far as they are there, also in words; return the picture."""
-        drawn = self.drawing.picture(self.measured)
+        drawn = self.drawing.figure(self.measured)
         if drawn:
             words = f"{self.drawing.title_of(self.measured)}\n{self.measured!r}"
             self.picture.value = drawn.html(words)
+        self.due = time.monotonic() + REDRAW_S
         return drawn
 
     async def _once(self) -> None:
@@ -91,9 +89,7 @@ class FunctionPanel(Panel):
             self.say(f"{what}: {why}", good=False)
             return
         self.measured.add(added)
-        drawn = self.draw()
-        if drawn and self.stored is not None:
-            self.stored.update(drawn)
+        self.draw()
         failed = [row["error"] for row in added.failures]
         took = [f"{short(ms)} ms" for ms in added.rows["ms"].dropna()]
         self.say(f"{what}: {', '.join(failed or took) or 'measured'}", good=not failed)

@@ -13,7 +13,7 @@ import anywidget
 import traitlets
 
 from labkit.api import Ranks, Run, Sweep
-from labkit.view import FIGURE_PX, display
+from labkit.view import FIGURE_PX, FIGURE_TEXT, display
 from labkit.view.live_frame import live_frame, live_line
 
 HERE = Path(__file__).parent
@@ -71,19 +71,13 @@ class LiveView(anywidget.AnyWidget):
         self.overlay = {} if before is None else live_frame(before.data)
         self.overlay_name = (before.mark if before else None) or "run before"
 
-    def update(self, running: Run | Ranks) -> None:
-        """Show what it has done by now."""
+    def update(self, what: Run | Ranks, ended: bool = False) -> None:
+        """Show what it has done by now, or how it `ended`."""
         with self.hold_sync():  # one message to the browser
-            self._read(running)
-            self.running = True
-            self.status = self.title + progress_line(running)
-
-    def finish(self, ended: Run | Ranks) -> None:
-        """Show all of `ended` and how it ended."""
-        with self.hold_sync():
-            self._read(ended)
-            self.running = False
-            self.status = self.title + display.closing_line(ended)
+            self._read(what)
+            self.running = not ended
+            said = display.closing_line(what) if ended else progress_line(what)
+            self.status = self.title + said
 
     def _read(self, what: Run | Ranks) -> None:
         first = first_rank(what)
@@ -115,7 +109,7 @@ class LiveView(anywidget.AnyWidget):
 
     def _repr_mimebundle_(self, **kwargs: dict) -> tuple[dict, dict]:
         data, metadata = super()._repr_mimebundle_(**kwargs) or ({}, {})
-        return {**data, "text/plain": display.FIGURE_TEXT}, metadata
+        return {**data, "text/plain": FIGURE_TEXT}, metadata
 
 
 class RunDisplay:
@@ -145,11 +139,9 @@ class RunDisplay:
 
     def finish(self, result: Run | Ranks | Sweep) -> None:
         """Leave the figure of a Run, Ranks or Sweep, or the closing line of the last run."""
-        last = self.run if isinstance(result, Sweep) else result
-        if self.shown.handle is not None:
-            self.shown.final(rich=display.StaticFigure.of(result, self.before))
-        elif last is not None:
-            self.shown.final(self.view.title + display.closing_line(last))
+        last = result if self.run is None or not isinstance(result, Sweep) else self.run
+        figure = display.figure_of(result, self.before) if self.shown.handle is not None else None
+        self.shown.final(self.view.title + display.closing_line(last), figure)
         self.view.close()
 
 

@@ -121,7 +121,7 @@ def watch_rows(measured: Measurements, drawing: Drawing | None = None) -> None:
     display = Display()
 
     def leave(said: str) -> None:
-        display.final(said, drawing.picture(measured) if drawing and in_notebook() else None)
+        display.final(said, drawing.figure(measured) if drawing and in_notebook() else None)
 
     wait_for_rows(measured, display.line, leave)
 

@@ -28,7 +28,6 @@ from labkit.view.live import PanelAccess
 
 SETTLE_S = 0.1  # s, for a control's last change to arrive: a press may overtake it
 GRID = "repeat(auto-fill, minmax(min(170px, 100%), 1fr))"
-OLD = "labkit-old"  # faint: not of this run
 # Under the widget, hidden by live.css: seen only where its kernel is gone, or no widgets are shown
 FALLBACK = "<div class='labkit-fallback'>A panel needs its kernel: run this cell again. {}</div>"
 
@@ -147,7 +146,6 @@ class Panel(widgets.VBox):
 
     def say(self, text: str, good: bool = True) -> None:
         """Show a sentence of now; in alarm's colour where it is not `good`."""
-        fade(self.verdict, False)
         look = "labkit-said verdict" if good else "labkit-said verdict alarm"
         self.verdict.value = f"<div class='{look}' role='status'>{html.escape(text)}</div>"
 
@@ -182,11 +180,3 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
     """Return the event loop of this thread; None outside a notebook."""
     with contextlib.suppress(RuntimeError):
         return asyncio.get_running_loop()
-
-
-def fade(shown: widgets.DOMWidget, is_old: bool) -> None:
-    """Make what is shown of an older run faint, or clear again."""
-    if is_old:
-        shown.add_class(OLD)
-    else:
-        shown.remove_class(OLD)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 from collections.abc import Sequence
 
 import ipywidgets as widgets
@@ -15,8 +16,8 @@ from labkit.results.hardware import check_device
 from labkit.spec import KNOBS, Pipeline
 from labkit.view.controls import Control, shown
 from labkit.view.live import LiveView
-from labkit.view.panel import Panel, fade
-from labkit.view.prediction_bar import bars_html, expected
+from labkit.view.panel import Panel
+from labkit.view.prediction_bar import expected, in_words
 from labkit.view.run_header import busy_of, device_of
 from labkit.view.running import pipeline_with
 
@@ -119,6 +120,7 @@ class PipelinePanel(Panel):
         before = self.measured()
         run = self.launch(asked)
         self.view.show_before(before)
+        self.say("Running …")
         self.forecast(asked)
         self.runs.append(run)
         return run, before
@@ -126,21 +128,28 @@ class PipelinePanel(Panel):
     # What is shown
 
     def forecast(self, asked: Pipeline) -> None:
-        """Draw what is expected of `asked` from the last run; about 30 ms."""
+        """Say and draw what is expected of `asked` from the last run; about 30 ms."""
         run = self.measured()
         self._found = None if run is None else expected(run, asked)
-        self._draw_bars(run)
+        self._say_expected(run)
 
-    def _draw_bars(self, before: Run | None, came: Run | None = None) -> None:
-        """Draw what was expected, from the run before it, and what came of it."""
+    def _say_expected(self, before: Run | None, came: Run | None = None) -> None:
+        """Say and draw what was expected, from the run before it, and what came of it."""
         found = self._found
-        self.bars.value = bars_html(found, before, came)
-        drawn = found and found.utilization_range and (*found.utilization_range, found.utilization)
-        self.view.expected = sorted(map(float, drawn or ()))
+        self._say_above(in_words(found, before, came))
+        self.view.expected = []
+        if found and found.utilization_range:
+            low, high = found.utilization_range
+            self.view.expected = [low, found.utilization, high]
+
+    def _say_above(self, text: str) -> None:
+        """Show a sentence on what the controls ask for."""
+        said = html.escape(text)
+        self.bars.value = f"<div class='labkit-said' role='status'>{said}</div>"
 
     def _show(self, run: Run, before: Run | None) -> None:
         """Show how `run` ended, what differs from the one before, and what had been predicted."""
-        self.view.finish(run)
+        self.view.update(run, ended=True)
         if run.error:
             said = run.error
         elif run.throughput is not None:
@@ -149,37 +158,22 @@ class PipelinePanel(Panel):
             said = f"{run.outcome.capitalize()}: too short to tell."
         self.say("\n".join([said, *differences(run, before)]), good=not run.error)
         if run.throughput and self._found is not None:
-            self._draw_bars(before, run)
+            self._say_expected(before, run)
         elif not self.refused:
             self.forecast(self.asked)
 
-    def _show_busy(self, busy: bool, in_cell: bool = False) -> None:
-        """Enable what can be pressed, and make faint what is not of what goes on."""
-        super()._show_busy(busy, in_cell)
-        fade(self.verdict, busy)
-
     def _changed(self) -> None:
         """Say at once what the controls would bring, or where they do not go together."""
-        was_refused = self.refused
+        self.refused = False
         try:
             asked = self.asked
         except ValueError as error:
-            self._refuse(str(error))
-            return
-        self._refuse("")
-        if was_refused:
-            self.say("The controls go together again: press Run.")
-        if not self.running:
-            self.forecast(asked)
-
-    def _refuse(self, why: str) -> None:
-        """Let nothing be started, and say why; with "", allow it again."""
-        self.refused = bool(why)
-        self.run_button.tooltip = why
+            self.refused = True
+            self._say_above(f"These do not go together: {error}")
+        else:
+            if not self.running:
+                self.forecast(asked)
         self.run_button.disabled = self.refused or self.running
-        fade(self.bars, bool(why))
-        if why:
-            self.say(why, good=False)
 
 
 def run_verdict(run: Run) -> str:

@@ -11,15 +11,14 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
-from labkit.view.style import BEFORE, CHARACTER_IN, INSIDE, TEXT_SIZE, drawable
+from labkit.view.style import BEFORE, INSIDE, drawable
 
 ROW_IN = 0.3  # a row of bars
 AROUND_IN = 0.3  # what stands around bars: their title
 BAR_HEIGHT = 0.62  # of a row
 NAME_LENGTH = 48  # characters of a row's name, at most
 TEXT_LENGTH = 105  # of what stands after a bar
-AXES_IN = 6.0  # width of an axes with names beside it, about
-LEAST_FOR_BARS = 0.25  # of that width: the longest text has the rest
+FOR_BARS = 0.55  # of the width: the texts have the rest
 GAP_PT = 5  # between a bar and its text
 LABELLED = 0.07  # of the longest row: a part at least so wide has its number inside
 LANE_GAP = 0.3  # between two lanes, of a lane's usual height
@@ -57,9 +56,8 @@ def hbars(axes: Axes, bars: Sequence[Bar]) -> None:
     name_rows(axes, [bar.name for bar in bars])
     axes.set_xticks([])  # the bars carry their numbers
     axes.spines["bottom"].set_visible(False)
-    longest = max((len(bar.text) for bar in bars), default=0) * CHARACTER_IN * TEXT_SIZE
     most = max((max(bar.value, bar.before) for bar in bars), default=0.0)
-    axes.set_xlim(0, most / max(LEAST_FOR_BARS, 0.95 - longest / AXES_IN) or 1)
+    axes.set_xlim(0, most / FOR_BARS or 1)
 
 
 def stack(axes: Axes, rows: Mapping[str, Mapping[str, float]], parts: Mapping[str, str]) -> None:

@@ -30,6 +30,7 @@ LOGS = (None, "", "x", "y", "xy")
 HOLLOW = f"hollow: noisy, spread above {NOISY:.0%} of the median"
 LEAST_RANGE = 8  # powers of two over such a range are drawn at equal distances
 MOST_TICKS = 10
+MOST_NAMED = 6  # places on a plain axis that are marked themselves
 LINES_IN = 3.3  # height of axes with lines
 BAR_IN = 0.2
 GRID = {"color": "#E6E6E6", "linewidth": 0.8}
@@ -105,27 +106,29 @@ def tidied(
 
 def _drawn_of(table: Rows, x: str, y: str, by: str | None) -> pandas.DataFrame:
     """Return the columns of `tidied` that a table alone tells; `key` is the value of `by`."""
-    frame = frame_of(table).reset_index(drop=True)
+    frame = frame_of(table)
     for column in filter(None, (x, y, by)):
         if column not in frame:
             raise ValueError(f"No column {column!r}; there are: {', '.join(frame.columns)}.")
+    found = pandas.DataFrame({"y": _numbers(frame, y), "why": ""})
+    if "error" in frame:
+        found["why"] = frame["error"].fillna("").to_numpy()
+    found.loc[np.isinf(found["y"]) | (found["why"] != ""), "y"] = np.nan
+    found["x"] = _numbers(frame, x) if _is_number(frame[x]) else np.nan
+    found["name"] = [word(each) for each in frame[x]]
+    iqr = f"iqr_{y}"
+    found["spread"] = np.nan_to_num(_numbers(frame, iqr)) / 2 if iqr in frame else 0.0
+    found["noisy"] = frame["noisy"].eq(True).to_numpy() if "noisy" in frame else False
+    found["key"] = "" if by is None else _in_words(frame[by])
+    return found
+
+
+def _numbers(frame: pandas.DataFrame, column: str) -> np.ndarray:
+    """Return a column as numbers, NaN where there is none."""
     try:
-        values = pandas.to_numeric(frame[y]).astype(float)
+        return frame[column].to_numpy(float, na_value=np.nan)
     except (ValueError, TypeError):
-        raise ValueError(f"Column {y!r} holds no numbers: choose another one.") from None
-    why = frame["error"].fillna("") if "error" in frame else ""
-    values = values.mask(np.isinf(values) | (why != ""))
-    iqr = pandas.Series(frame.get(f"iqr_{y}", 0.0), frame.index)
-    found = {
-        "x": frame[x].astype(float) if _is_number(frame[x]) else np.nan,
-        "name": [word(each) for each in frame[x]],
-        "y": values,
-        "why": why,
-        "spread": iqr.astype(float).fillna(0) / 2,
-        "noisy": frame.get("noisy", values.isna()).eq(True) & values.notna(),
-        "key": "" if by is None else _in_words(frame[by]),
-    }
-    return pandas.DataFrame(found)
+        raise ValueError(f"Column {column!r} holds no numbers: choose another one.") from None
 
 
 def _in_words(column: pandas.Series) -> list[str]:
@@ -177,9 +180,11 @@ def _notes_of(drawn: pandas.DataFrame, y: str) -> list[str]:
     """Return what stands above the axes: what is missing, "float32: out of memory (512)" ..."""
     notes = []
     missing = drawn[drawn["y"].isna()]
-    for (label, why), rows in missing.groupby(["label", "why"], sort=False):
-        reason = drawable(why or f"no {y}", LONGEST_NAME)
-        notes.append(": ".join(filter(None, [label, f"{reason} ({', '.join(rows['name'])})"])))
+    for _, rows in missing.groupby(["label", "why"], sort=False):
+        first = rows.iloc[0]
+        reason = drawable(first["why"] or f"no {y}", LONGEST_NAME)
+        label = f"{first['label']}: " if first["label"] else ""
+        notes.append(f"{label}{reason} ({', '.join(rows['name'])})")
     if drawn["spread"].any():
         notes.append("error bars: half the interquartile range up and down")
     if drawn["noisy"].any():
@@ -200,7 +205,7 @@ def height_in(drawn: pandas.DataFrame) -> float:
 def draw_rows(axes: Axes, drawn: pandas.DataFrame, x: str, y: str, log: str | None) -> None:
     """Draw `tidied` rows: lines over numbers, or bars beside names."""
     axes.set_axisbelow(True)
-    is_log = "y" in (log or "") and bool((drawn["y"] > 0).any())
+    is_log = "y" in (log or "")
     if not is_lines(drawn):
         _draw_names(axes, drawn, is_log)
         axes.set_xlabel(with_unit(y))
@@ -224,8 +229,8 @@ def _draw_line(axes: Axes, rows: pandas.DataFrame) -> None:
     if rows["x"].duplicated().any():
         line = ""
     look = {"color": first["colour"], "linestyle": line, "label": first["label"] or None}
-    axes.plot(rows["x"], rows["y"], marker="o" if not line else None, markersize=5, **look)
-    axes.scatter(rows["x"], rows["y"], s=25, c=rows["fill"], edgecolors=rows["colour"], zorder=3)
+    axes.plot(rows["x"], rows["y"], marker="" if line else "o", markersize=5, **look)
+    axes.scatter(rows["x"], rows["y"], s=25, c=rows["fill"], edgecolors=first["colour"], zorder=3)
     if rows["spread"].any():
         axes.errorbar(rows["x"], rows["y"], rows["spread"], **WHISKER)
 
@@ -239,13 +244,19 @@ def _draw_names(axes: Axes, drawn: pandas.DataFrame, is_log: bool) -> None:
     count = drawn["name"].map(drawn["name"].value_counts())
     thickness = 0.8 / count.max()
     middle = row + (drawn.groupby("name").cumcount() - (count - 1) / 2) * thickness
-    for (is_beside, label), rows in drawn.groupby(["is_beside", "label"], sort=False):
-        look = {"color": rows["fill"], "edgecolor": rows["colour"], "label": label or None}
+    for _, rows in drawn.groupby(["is_beside", "label"], sort=False):
+        first = rows.iloc[0]
+        place = middle[rows.index]
+        look = {
+            "color": rows["fill"],
+            "edgecolor": first["colour"],
+            "label": first["label"] or None,
+        }
         if is_log:
-            axes.scatter(rows["y"], middle[rows.index], s=25, **look)
+            axes.scatter(rows["y"], place, s=25, **look)
         else:
-            hatch = "////" if is_beside else None
-            axes.barh(middle[rows.index], rows["y"], 0.9 * thickness, hatch=hatch, **look)
+            hatch = "////" if first["is_beside"] else None
+            axes.barh(place, rows["y"], 0.9 * thickness, hatch=hatch, **look)
     if drawn["spread"].any():
         axes.errorbar(drawn["y"], middle, xerr=drawn["spread"], **WHISKER)
     for place, value, spread in zip(middle, drawn["y"], drawn["spread"], strict=True):
@@ -257,14 +268,14 @@ def _draw_names(axes: Axes, drawn: pandas.DataFrame, is_log: bool) -> None:
 
 
 def _mark_places(axes: Axes, places: np.ndarray, log: str | None) -> None:
-    """Scale the x axis, and mark it at the places themselves as far as there is room."""
+    """Scale the x axis; powers of two over a wide range are marked themselves."""
     is_doubling = len(places) > 0 and bool(np.all(np.log2(places.clip(min=0.1)) % 1 == 0))
     is_wide = is_doubling and places[-1] >= LEAST_RANGE * places[0]
     if is_wide if log is None else "x" in log:
         _make_log(axes, "x")
         if is_doubling:
             axes.set_xticks(places[:: len(places) // MOST_TICKS + 1])
-    elif len(places) > 1 and np.diff(places).min() > np.ptp(places) / MOST_TICKS:
+    elif len(places) <= MOST_NAMED:
         axes.set_xticks(places)
 
 

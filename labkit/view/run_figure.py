@@ -1,8 +1,7 @@
 """The figure of a run, and of the one before it: teeth, the whole run, and the mean step.
 
 The teeth are true intervals, never samples, and only those of a short window are drawn, so that a
-run of a million steps is as quick to draw as one of a hundred. A watched run has the costliest
-lines of its code as well.
+run of a million steps is as quick to draw as one of a hundred.
 """
 
 from __future__ import annotations
@@ -14,11 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from labkit.diagnosis.hot_lines import Lines, lines_of
 from labkit.results.readings import driver_readings, readings_of
 from labkit.results.run_data import RunData
 from labkit.view import FIGURE_PX
-from labkit.view.primitives import Bar, Lane, draw_lanes, hbars, patches, stack, write_beside
+from labkit.view.primitives import Lane, draw_lanes, patches, stack, write_beside
 from labkit.view.run_header import device_of, run_header
 from labkit.view.style import (
     BEFORE,
@@ -41,13 +39,6 @@ NEAR_STEPS = 1000  # before and after the middle, of which the stretch is taken
 STEPS_A_BIN = 3  # of the utilization: finer bins would show single teeth, aliased
 BINS = (4, 120)
 TEETH, WHOLE, STEP = 1.1, 1.4, 0.25  # heights of the axes, relative to each other
-LINE, AROUND_LINES = 0.14, 0.15  # of a line of code, and of what stands around them
-UNIT_PX = 200  # of these heights
-MOST_LINES = 8  # of code
-LEAST_SHARE = 0.02  # of the time, of a line that is drawn
-PLACE_LENGTH = 20  # characters of a line's place
-LINE_LENGTH = 64
-COLOURS = {"waiting": WAIT, "worker": WAIT, "between": BEFORE}  # of lines, by their phase
 SINCE = "s since the first batch was asked for"
 INSTRUMENTS = {"all CPU cores (psutil)": SKY, "NVML's samples": BLUE, "nvidia-smi": SKY}
 
@@ -60,20 +51,14 @@ def draw_run(run: RunData, before: RunData | None) -> Figure:
     """
     header = run_header(run, before)
     if run.utilization is None:
-        why = "Nothing to draw: utilization needs two steps or more, and the warm-up is left out."
-        if run.launches_only:
-            why = "Nothing to draw: when the device was busy is not known, only what it was given."
+        why = "Nothing to draw: utilization needs two steps or more, without the warm-up"
+        why += ", and to know when the device was busy." if run.launches_only else "."
         return page([*header, (why, GREY if run.error else LOUD)], [])[0]
     runs = {"this run": run}
     if before is not None and before.utilization is not None:  # else the header says so
         runs = {"before": before, **runs}
     heights = [*[TEETH] * len(runs), WHOLE, STEP * len(runs)]
-    height_px = FIGURE_PX[before is not None]
-    bars = line_bars(lines_of(run)) if run.watched else []
-    if bars:
-        heights.append(AROUND_LINES + LINE * len(bars))
-        height_px += round(UNIT_PX * heights[-1])
-    figure, axes = page(header, heights, height_px)
+    figure, axes = page(header, heights, FIGURE_PX[before is not None])
     length_s = window_s(runs.values())
     marked_s = 0.0, 0.0
     for place, (name, each) in zip(axes, runs.items(), strict=False):
@@ -82,10 +67,6 @@ def draw_run(run: RunData, before: RunData | None) -> Figure:
     axes[len(runs) - 1].set_xlabel(f"{SINCE}: the marked stretch below, enlarged")
     _draw_whole(axes[len(runs)], runs, marked_s)
     draw_mean_steps(axes[len(runs) + 1], runs)
-    if bars:
-        hbars(axes[-1], bars)
-        title = "share of the time, by line of your code (of workers: of their work)"
-        axes[-1].set_title(title, loc="left")
     return figure
 
 
@@ -187,15 +168,3 @@ def draw_mean_steps(axes: Axes, runs: Mapping[str, RunData]) -> None:
     legend_above(axes, patches(handles))
     what = "update" if max(micro.values()) > 1 else "step"
     axes.set_xlabel(f"ms of the mean {what}: what the device did, or waited for (warm-up left out)")
-
-
-def line_bars(lines: Lines) -> list[Bar]:
-    """Return a bar for each of the costliest lines of a loop and of its workers."""
-    bars = []
-    for line in lines.lines[:MOST_LINES]:
-        if line.share >= LEAST_SHARE:
-            what = f"{line.phase}, {line.function}(): {line.call or line.kind}"
-            text = f"{line.share:.0%} {what}"[:LINE_LENGTH]
-            colour = COLOURS.get(line.phase, COMPUTE)
-            bars.append(Bar(line.place[-PLACE_LENGTH:], line.share, text, colour))
-    return bars

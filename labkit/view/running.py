@@ -16,8 +16,7 @@ from labkit.tuning.search import Search
 from labkit.tuning.search_result import Interrupted, Tuning
 from labkit.tuning.set_up import improver, script_tuner, tuner
 from labkit.view import wandb_log
-from labkit.view.display import Display
-from labkit.view.last import remember
+from labkit.view.display import Display, remember
 from labkit.view.live import RunDisplay
 from labkit.view.live_frame import live_line
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import html
 import io
-import sys
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from PIL import Image
+
+from labkit.view import FIGURE_TEXT
 
 # Colours that are told apart with colour-blind eyes too (Okabe and Ito; the purple is Paul Tol's)
 LINES = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#E69F00", "#56B4E9", "#000000")
@@ -39,6 +42,7 @@ INK = 0.44
 NEUTRAL = 0.05
 INSIDE = "#201800"  # of text in a bar: dark on every page, so not neutral
 
+SHARPNESS = 1.5  # pixels of a stored figure per CSS pixel: sharp enough, and small in the notebook
 WIDTH_IN = 9.0
 DPI = 100  # 900 pixels: the width of a notebook's cell
 TOP_IN = 0.12
@@ -73,20 +77,20 @@ TextLine = tuple[str, dict[str, Any]]  # and its look
 
 
 class Picture(Figure):
-    """A Figure that shows itself in a notebook, whether or not pyplot was imported."""
+    """A Figure that shows itself in a notebook, whether or not pyplot was imported.
 
-    def _repr_png_(self) -> bytes:
-        return png_of(self)
+    Its text is the same for every figure, as nbval compares texts.
+    """
 
+    def html(self, alt: str) -> str:
+        """Return it as an image in a page, with a text for who cannot see it."""
+        data = base64.b64encode(png_of(self, SHARPNESS)).decode()
+        look = f"width='{self.bbox.width:.0f}' style='max-width:100%'"
+        return f'<img src="data:image/png;base64,{data}" alt="{html.escape(alt)}" {look}>'
 
-def register(shell: Any) -> None:
-    """Have IPython's shell show our pictures as they are: pyplot has a way for all figures."""
-    if shell is not None:
-        shell.display_formatter.formatters["image/png"].for_type(Picture, Picture._repr_png_)
-
-
-if "IPython" in sys.modules:
-    register(sys.modules["IPython"].get_ipython())
+    def _repr_mimebundle_(self, **kwargs: object) -> tuple[dict, dict]:
+        bundle = {"image/png": png_of(self, SHARPNESS), "text/plain": FIGURE_TEXT}
+        return bundle, {"image/png": {"width": round(self.bbox.width)}}
 
 
 def png_of(figure: Figure, sharpness: float = 1.0) -> bytes:

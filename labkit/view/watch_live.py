@@ -16,8 +16,7 @@ from labkit.diagnosis.verdict import Diagnosis
 from labkit.instruments.hangs import HangWatch
 from labkit.instruments.messages import say
 from labkit.process import folders, launcher
-from labkit.view.display import Display
-from labkit.view.last import remember
+from labkit.view.display import Display, remember
 from labkit.view.watch_shown import leave, progress_line
 from labkit.watching import run_folders
 from labkit.watching.recorder import Recorder

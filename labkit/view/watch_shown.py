@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from labkit.api import Run
-from labkit.view.display import Display, StaticFigure
+from labkit.view.display import Display, figure_of
 from labkit.watching.recorder import Recorder
 
 TO_TRY = "to try settings on it: lk.tune(loader, step=...)"
@@ -37,7 +37,7 @@ def leave(display: Display, run: Run) -> None:
             texts += [str(run.lines)] if len(run.lines) else []
         display.final("\n".join(texts + tip))
         return
-    display.final("\n".join([repr(run), *tip]), StaticFigure.of(run) if found else None)
+    display.final("\n".join([repr(run), *tip]), figure_of(run) if found else None)
     if found:
         from IPython.display import display as show
 

@@ -1,0 +1,122 @@
+"""The challenges that are answered with settings, and judged by a run of them."""
+
+from labkit.course.challenge import Goal, KnobChallenge
+from labkit.course.slow_script import SlowScript
+from labkit.spec import Pipeline
+from labkit.tuning.trial import in_flight
+
+NETWORK = Pipeline(io_ms=10.0, xray=False)
+
+FIRST = KnobChallenge(
+    key="00-first",
+    title="Your first improvement",
+    text="The images of this pipeline come from a network drive. Make it train at least 1.7 times "
+    "as many samples a second, by its loader settings alone.",
+    hints=(
+        "What prepares the batches while the device computes? With num_workers=0, nothing does.",
+        "Each worker takes a share of the waiting: try num_workers=4.",
+    ),
+    start=NETWORK,
+    example=NETWORK.but(num_workers=6),
+    free=("num_workers", "prefetch_factor", "persistent_workers", "pin_memory"),
+    faster=1.7,
+)
+
+FEED = KnobChallenge(
+    key="02-feed",
+    title="The cheapest cure",
+    text="Feed this pipeline with at most three workers, so that it trains at least 1.7 times as "
+    "fast as with none.",
+    hints=(
+        "Take wait_ms and compute_ms of the run without workers: w workers divide the wait.",
+        "1.7 times as fast means 0.59 of the step: how many workers bring the wait below that?",
+    ),
+    start=NETWORK,
+    example=NETWORK.but(num_workers=3),
+    free=("num_workers", "prefetch_factor"),
+    faster=1.7,
+    goals={Goal("workers", at_most=3): lambda run: run.pipeline.num_workers},
+)
+
+STALLS = Pipeline(
+    dataset="sleep",
+    prep_ms=15.0,
+    stall_ms=600.0,
+    stall_every=21,
+    num_workers=4,
+    prefetch_factor=1,
+    steps=168,
+    seconds=None,
+    model="mlp",
+    width=32,
+    depth=1,
+    image_px=16,
+    xray=False,
+)
+KEPT_READY = Goal("num_workers * prefetch_factor", at_most=64)
+
+RIDE_OVER = KnobChallenge(
+    key="03-stalls",
+    title="Ride over the stalls",
+    text="The disk stalls for 600 ms in one of 21 batches. Train at least 1.6 times as fast all "
+    "the same, with the same four workers. Waiting batches take memory: keep at most 64 ready.",
+    hints=(
+        "Batches come in order: while one worker stalls, the others fill the queue.",
+        "21 batches keep four workers busy for 230 ms, a stall included. How many is that in 600 "
+        "ms? That many places ride over a stall.",
+    ),
+    start=STALLS,
+    example=STALLS.but(prefetch_factor=14),
+    free=("prefetch_factor",),
+    faster=1.6,
+    goals={KEPT_READY: lambda run: in_flight(run.pipeline.to_dict())},
+)
+
+WHOLE = Pipeline(
+    dataset="sleep",
+    prep_ms=0.0,
+    batch_size=1024,
+    model="cnn",
+    width=12,
+    depth=1,
+    image_px=256,
+    steps=1,
+    seconds=None,
+    xray=False,
+)
+UPDATE = Goal("samples an update", at_least=1024, at_most=1024)
+
+FIT = KnobChallenge(
+    key="04-fit",
+    title="1024 samples an update in 2 GiB",
+    text="This pipeline takes more than 2 GiB. Train on 1024 samples an update all the same, all "
+    "1024 of them, with a peak of 2 GiB or less. steps counts batches.",
+    hints=(
+        "Activations grow with the batch; weights and gradients do not.",
+        "16 batches of 64 are 1024 samples: and how many steps is that?",
+    ),
+    start=WHOLE,
+    example=WHOLE.but(batch_size=64, accumulation_steps=16, steps=16),
+    free=("batch_size", "accumulation_steps", "steps"),
+    goals={
+        UPDATE: lambda run: run.asked.batch_size * run.asked.accumulation_steps,
+        Goal("samples", at_least=1024): lambda run: run.samples,
+        Goal("peak memory, GiB", at_most=2.0): lambda run: run.peak_memory_gib,
+    },
+)
+
+TWO_FIXES = KnobChallenge(
+    key="08-two-fixes",
+    title="Two fixes, 1.7 times as fast",
+    text="Choose only two fixes that make the slow script at least 1.7 times as fast. Answer with "
+    "{'fixes': ['...', '...']}, of data, items, copies, launches, precision and memory.",
+    hints=(
+        "What was on top of the very first diagnosis?",
+        "And what was there when that was fixed?",
+    ),
+    start=SlowScript(),
+    example=SlowScript(("items", "copies")),  # on a GPU "data" and "items" are not enough
+    free=("fixes",),
+    faster=1.7,
+    goals={Goal("fixes", at_most=2): lambda run: len((run.event("spec") or {})["script"]["fixes"])},
+)
