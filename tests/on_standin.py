@@ -21,7 +21,7 @@ from labkit.bench.first_call import FirstCallHook
 from labkit.bench.gradient_exchange import Communication, rank_timeline
 from labkit.bench.loop import Trainer
 from labkit.instruments import devices
-from labkit.stamps import device_clock
+from labkit.stamps import timeline
 from labkit.stamps.events import EventLog
 from labkit.stamps.record import Tail
 from labkit.stamps.timeline import Step
@@ -131,7 +131,7 @@ def test_an_exchange_of_ranks_is_stamped_when_it_runs_and_not_when_it_is_issued(
 
 
 def test_a_watched_loop_has_the_intervals_of_the_card(cards, monkeypatch):
-    monkeypatch.setattr(device_clock, "DRIFT", 0.0)  # there is one clock here
+    monkeypatch.setattr(timeline, "DRIFT", 0.0)  # there is one clock here
     gpu = cards("H200")
     a = torch.empty(4096, 4096, device=DEVICE)
     watched = lk.watch([torch.empty(4)] * 40, live=False)

@@ -29,7 +29,7 @@ def test_the_telemetry_of_a_year_is_that_of_hours():
 @pytest.mark.slow
 def test_workers_that_start_for_each_pass_record_ever_fewer_of_their_starts(monkeypatch):
     monkeypatch.setattr(loader_work, "STARTS", 2)
-    monkeypatch.setattr("labkit.watching.probes.STARTS", 2)
+    monkeypatch.setattr("labkit.watching.recorder.STARTS", 2)
     watched = lk.watch(DataLoader(Waiting(0.0, 8), 4, num_workers=2), live=False)
     for _ in range(12):
         for _batch in watched:

@@ -20,7 +20,7 @@ from labkit.results.core_use import CoreUse
 from labkit.results.hardware import Machine
 from labkit.stamps import timeline
 from labkit.stamps.events import EventLog
-from labkit.watching import device_in_use
+from labkit.watching import trained
 
 FACTS = {"device": "cpu", "kind": "cpu", "name": "Some CPU", "cpu_cores": 2, "threads": 1}
 
@@ -100,7 +100,7 @@ def test_a_loop_watched_on_an_accelerator_that_the_kit_does_not_know_is_not_call
     module.get_device_name.return_value = "Arc"
     answer(monkeypatch, torch, {"get_device_module": module})
     answer(monkeypatch, torch.accelerator, {"current_accelerator": torch.device("xpu")})
-    facts, clock = device_in_use.machine_and_clock(Mock())
+    facts, clock = trained.machine_and_clock(Mock())
     assert facts["kind"] == kind and clock is None
     assert (facts["name"] == "Arc (XPU)") == (kind == "gpu")
 

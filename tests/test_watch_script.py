@@ -52,6 +52,26 @@ for i in watch(range(10**9), live=False):
     wait_until(lambda: not psutil.pid_exists(pid))
 
 
+KILLED = """
+import os, time
+from labkit.view.watch_live import watch
+for i in watch(range(10**9), live=False):
+    time.sleep(0.001)
+    if i == 997: os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX kills")
+def test_a_script_that_is_killed_has_all_its_finished_steps(tmp_path, monkeypatch):
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
+    assert subprocess.run([sys.executable, "-c", KILLED], timeout=120).returncode == -9
+    [folder] = (tmp_path / "runs").iterdir()
+    before = (folder / "events.jsonl").read_text().count('"event":"step"')
+    assert lk.load(folder).steps == 997 > before
+    assert lk.load(folder).steps == 997 and not (folder / "steps.ring").exists()
+
+
 SCRIPT = """
 import sys, time
 from labkit.view.watch_live import watch

@@ -374,7 +374,7 @@ class Device:
 
 def test_an_evaluation_within_an_epoch_is_work_of_the_device(tmp_path):
     device = Device()
-    steps = LoopSteps(EventLog(tmp_path), [0] * 9)
+    steps = LoopSteps(tmp_path, EventLog(tmp_path), [0] * 9)
     steps.clock = device
     steps.ask(device.now)
     for evaluates in (False, True, False):

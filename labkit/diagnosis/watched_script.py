@@ -16,6 +16,7 @@ from labkit.diagnosis.rank_times import rank_times
 from labkit.diagnosis.rank_verdict import RanksVerdict, of_ranks
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
+from labkit.process.leftovers import recover_loop
 from labkit.results.run import Run
 from labkit.results.wall_shares import trains, wall_shares
 from labkit.stamps.events import EventLog
@@ -47,6 +48,7 @@ def runs_in(folder: Path) -> list[Run]:
     found = []
     for each in folders_in(folder):
         with contextlib.suppress(ValueError, OSError):
+            recover_loop(each)
             found.append(Run(each))
     return found
 

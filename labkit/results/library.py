@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import labkit
+from labkit.process.leftovers import recover_loop
 from labkit.results.measurements import Measurements
 from labkit.results.ranks import Ranks
 from labkit.results.run import Run
@@ -34,6 +35,8 @@ Loaded = Run | Measurements | Ranks
 
 def load(path: str | os.PathLike[str]) -> Loaded:
     """Load a saved or recorded run; raises RecordError (a ValueError) on anything else."""
+    if os.path.isdir(path):
+        recover_loop(Path(path))
     return kind_of(_head(path).get("spec", {}))(Path(path), recorded=True)
 
 

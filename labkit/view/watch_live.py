@@ -20,8 +20,8 @@ from labkit.view.display import Display
 from labkit.view.last import remember
 from labkit.view.watch_shown import leave, progress_line
 from labkit.watching import run_folders
+from labkit.watching.passes import StandIn, check_iterable
 from labkit.watching.recorder import Recorder
-from labkit.watching.stand_in import StandIn, check_iterable
 
 OPEN_MOST = 8  # watches kept open: the loop's, its validation's, and some for generators
 EMPTY = (

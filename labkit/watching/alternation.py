@@ -16,7 +16,7 @@ from labkit.instruments.batch_contents import leaves
 from labkit.instruments.loader_knobs import in_flight, knobs_of
 from labkit.instruments.stack import is_a
 from labkit.stamps.events import EventLog, now_ns
-from labkit.watching.device_in_use import device_in_use
+from labkit.watching.trained import device_in_use
 
 if TYPE_CHECKING:
     from labkit.watching.passes import Pass

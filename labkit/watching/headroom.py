@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from labkit.watching.alternation import AlternatingPass, Alternation
 from labkit.watching.batches import length_of
-from labkit.watching.passes import WatchedIterator
-from labkit.watching.stand_in import StandIn, check_iterable
+from labkit.watching.passes import StandIn, WatchedIterator, check_iterable
 
 
 class Headroom(StandIn):

@@ -86,7 +86,7 @@ class HookedPasses:
         if loop is None or not loop.recorder.has_room():
             return None
         self.passes[iterator] = HookedPass(loop, loader)
-        return loop.recorder.probes.next_recording()
+        return loop.recorder.next_recording()
 
     def _of(self, iterator: object) -> HookedPass | None:
         """Return the pass of an iterator; None where it is not recorded, as in a fork."""
