@@ -20,7 +20,7 @@ from labkit.results.hardware import Machine
 from labkit.stamps import timeline
 from labkit.stamps.step_classes import body_seconds
 from labkit.stamps.step_ring import FinishedStep
-from labkit.view.watch_shown import progress_line
+from labkit.view.watch_live import progress_line
 from labkit.watching import hook, recorder
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"

@@ -21,7 +21,7 @@ from labkit.instruments import devices
 from labkit.results.launch import launch
 from labkit.results.run import Run
 from labkit.spec import Distributed, Pipeline
-from labkit.view import script_words
+from labkit.view import watch_command
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 MLP = Pipeline(dataset="array", model="mlp", width=64, depth=1, steps=40, xray=False, device="cpu")
@@ -166,7 +166,7 @@ def test_of_zipped_loaders_that_of_the_loop_which_trains_and_waits_for_it_most_i
     validation = watched_rank(tmp_path, 0, longer, 99, trains=False, loader="validation")
     found = judge_runs([validation, labelled, unlabelled], 0, time.monotonic_ns())
     assert found.run.path == unlabelled.path
-    findings = script_words.values_inside(found, headroom=False)["findings"]
+    findings = watch_command.values_inside(found, headroom=False)["findings"]
     assert {"input", "host"} == {each["name"] for each in findings}  # it validates for long, too
 
 

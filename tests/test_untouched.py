@@ -15,7 +15,7 @@ SCRIPT = Path(untouched_loops.__file__)
 EACH_IS_RECORDED = """
 import importlib, os, runpy, sys
 if os.environ.get("LABKIT_WATCHING"):  # then labkit has another name here
-    importlib.import_module("_labkit_watching.watching.script_loops").MOST_LOADERS = 1_000
+    importlib.import_module("_labkit_watching.watching.hook").MOST_LOADERS = 1_000
 runpy.run_path(sys.argv[1], run_name="__main__")
 """
 

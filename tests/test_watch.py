@@ -18,9 +18,8 @@ from torch.utils.data import DataLoader, Dataset
 import labkit as lk
 from labkit.instruments import sampler
 from labkit.process import folders
-from labkit.view import watch_live, watch_shown
-from labkit.view.watch_live import watch
-from labkit.view.watch_shown import progress_line
+from labkit.view import watch_live
+from labkit.view.watch_live import progress_line, watch
 from labkit.watching import recorder as recording
 
 pytestmark = pytest.mark.usefixtures("watches_end")
@@ -115,7 +114,7 @@ def test_waiting_and_body_are_told_apart_and_the_rest_is_not_claimed(starved):
     assert diagnosis.findings[0].expected is None and "Expect" not in diagnosis.advice
     assert "num_workers=2" in diagnosis.advice and "times as many steps" in diagnosis.advice
     told = []
-    watch_shown.leave(SimpleNamespace(handle=None, final=told.append), run)
+    watch_live.leave(SimpleNamespace(handle=None, final=told.append), run)
     assert told[0].endswith("lk.tune(loader, step=...)")
 
 

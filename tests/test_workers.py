@@ -17,7 +17,6 @@ import labkit as lk
 from labkit.instruments import hangs
 from labkit.results.wall_shares import wall_shares
 from labkit.stamps.events import now_ns
-from labkit.watching import alternation
 
 pytestmark = pytest.mark.usefixtures("watches_end")
 slow = pytest.mark.slow
@@ -187,13 +186,8 @@ def test_time_in_a_loop_within_another_counts_once():
 # -- headroom ------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def short_blocks(monkeypatch):
-    monkeypatch.setattr(alternation, "BLOCK_NS", 60_000_000)
-
-
 @slow
-def test_a_loop_that_computes_has_no_headroom(short_blocks):
+def test_a_loop_that_computes_has_no_headroom():
     for _batch in (room := lk.headroom(DataLoader(Waiting(0.0, 320), 4))):
         time.sleep(0.02)
     assert room.factor < 1.4
@@ -206,7 +200,7 @@ def test_a_loop_too_short_for_a_factor_says_so_and_gets_every_batch():
     assert room.factor is None and "too soon" in repr(room)
 
 
-def test_a_loop_that_takes_its_batches_apart_can_be_replayed(short_blocks):
+def test_a_loop_that_takes_its_batches_apart_can_be_replayed():
     loader = [{"x": torch.ones(4), "more": [1, 2]} for _ in range(400)]
     room = lk.headroom(loader)
     for batch in room:
@@ -217,7 +211,7 @@ def test_a_loop_that_takes_its_batches_apart_can_be_replayed(short_blocks):
 
 
 @pytest.mark.slow
-def test_a_starved_loop_has_headroom_and_a_watch_records_no_replayed_step(short_blocks):
+def test_a_starved_loop_has_headroom_and_a_watch_records_no_replayed_step():
     watched = lk.watch(DataLoader(Waiting(0.01, 600), 4, num_workers=2), live=False)
     done = 0
     for _ in (room := lk.headroom(watched)):

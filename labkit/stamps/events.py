@@ -40,8 +40,8 @@ class EventLog:
     """An append-only event file that never raises once open; what a full disk refuses waits.
 
     Secrets are masked in the texts of an event that somebody else wrote. It is of the process that
-    makes it: one that is forked from that writes nothing. The file is open while it is written only,
-    as a program may close or count the descriptors that it has.
+    makes it: one that is forked from that writes nothing. The file is open only while it is
+    written, as a program may close or count the descriptors that it has.
     """
 
     def __init__(self, folder: str | Path):
