@@ -151,7 +151,6 @@ FITTING = Evidence(  # a run that most remedies fit
         lost_cache=LostCache("self.cache", 50.0, 60.0),
     ),
     knobs={"num_workers": 2, "batch_size": 4},
-    batches_an_update=4,
     formats=("bf16",),
     batch=Batch("float64"),
     spare_card="H200",

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from played_gpu import load
 
 import labkit as lk
@@ -58,9 +57,6 @@ def test_and_not_where_they_are_few_already_or_no_thread_would_pin(tmp_path, dty
     assert found.cause == "copies" and found.remedies[0].key == first
 
 
-FOUR_EACH = {"event": "pass", "t_ns": 1, "n": 0, "began": 0, "ended": 1, "gathered": [[4, 94]]}
-
-
 def test_batches_that_differ_in_size_are_seen_in_a_record(tmp_path):
     def longer_each_time(event):
         if event["event"] == "step":
@@ -70,36 +66,6 @@ def test_batches_that_differ_in_size_are_seen_in_a_record(tmp_path):
     other = with_events(tmp_path, "micro_batches", change=longer_each_time)
     assert StepTable(alike).evidence().batch.sizes == 1
     assert StepTable(other).evidence().batch.sizes > 100
-
-
-@pytest.mark.parametrize(
-    "passes, found",
-    [
-        ([[[1, 12]]], 1),
-        ([[[4, 9]], [], [[4, 9], [2, 1]]], 4),  # a validation in between, a pass that ends early
-        ([[[2, 10], [1, 10]]], None),  # as of a loader beside that is made anew
-    ],
-)
-def test_batches_for_an_update_are_those_that_nearly_all_updates_have(passes, found, tmp_path):
-    ended = [FOUR_EACH | {"n": n, "gathered": each} for n, each in enumerate(passes, 1)]
-    assert with_events(tmp_path, "micro_batches", *ended).batches_an_update == found
-
-
-@pytest.mark.parametrize("in_turn", [False, True])
-@pytest.mark.parametrize("ahead", [1, 2])
-def test_updates_are_counted_by_the_batches_handed_on_before_each(in_turn, ahead):
-    with lk.watch(torch.utils.data.DataLoader(range(64)), live=False) as watched:
-        for _ in range(2):
-            optimizers = [object(), object()]  # anew, as in folds
-            batches = iter(watched)
-            for step in range(64 // ahead):
-                for _ in range(ahead):  # a trainer fetches what it gathers beforehand
-                    next(batches)
-                for each in optimizers[step % 2 :][:1] if in_turn else optimizers:
-                    watched._recorder.trained_by(each)
-            assert next(batches, None) is None
-    assert watched.run.batches_an_update == ahead
-    assert all(each["trains"] for each in watched.run.passes_ended)
 
 
 @pytest.mark.parametrize("has_model", [True, False])

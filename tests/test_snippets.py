@@ -303,7 +303,7 @@ def test_what_a_trainer_has_switched_on_is_not_advised(remedy, argument, used):
 def test_cuda_graphs_are_told_only_where_each_batch_is_an_update_and_few_sizes_are_met(
     batches, sizes, mode
 ):
-    evidence = Evidence("gpu", batches_an_update=batches, batch=Batch(sizes=sizes))
+    evidence = Evidence("gpu", knobs={"accumulation_steps": batches}, batch=Batch(sizes=sizes))
     assert compiled.for_run(evidence).changes == {"compile": mode}
 
 
