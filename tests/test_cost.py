@@ -53,15 +53,6 @@ def test_without_a_counter_energy_and_carbon_are_gaps_and_money_is_not(record):
     json.dumps(found.to_dict(), allow_nan=False)
 
 
-def test_before_and_after_at_the_same_prices(record):
-    slow = record(watts=lambda busy: 100)
-    fast = record(watts=lambda busy: 160, wait_ms=0)
-    found = lk.cost(fast, before=slow, usd_per_hour=2)
-    rows = {row[0].strip(): row for row in found.table().rows}
-    # 1.6 times the power for a quarter of the time
-    assert (rows["rent"][-1], rows["energy"][-1]) == ("0.25x", "0.4x")
-
-
 def test_the_default_rent_is_for_known_cards_only(record):
     for name, rent in (
         ("NVIDIA H200", 5.408),

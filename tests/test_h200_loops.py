@@ -1,6 +1,5 @@
 """What was measured of ordinary loops on an H200, and what is advised now that it is known."""
 
-import dataclasses
 import gzip
 import json
 from pathlib import Path
@@ -10,10 +9,6 @@ import pytest
 from played_gpu import load
 
 import labkit as lk
-from labkit.diagnosis.causes.compute import use_the_card
-from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.step_table import StepTable
 from labkit.instruments import spare_card
 
 HERE = Path(__file__).parent
@@ -57,17 +52,6 @@ def test_and_not_where_they_are_few_already_or_no_thread_would_pin(tmp_path, dty
     assert found.cause == "copies" and found.remedies[0].key == first
 
 
-def test_batches_that_differ_in_size_are_seen_in_a_record(tmp_path):
-    def longer_each_time(event):
-        if event["event"] == "step":
-            event["bytes"] += 512 * event["i"]
-
-    alike = of_h200("micro_batches")
-    other = with_events(tmp_path, "micro_batches", change=longer_each_time)
-    assert StepTable(alike).evidence().batch.sizes == 1
-    assert StepTable(other).evidence().batch.sizes > 100
-
-
 @pytest.mark.parametrize("has_model", [True, False])
 def test_a_model_left_on_the_cpu_beside_a_card_is_the_first_thing_said(tmp_path, has_model):
     def on_the_cpu(event):
@@ -85,15 +69,6 @@ def test_a_model_left_on_the_cpu_beside_a_card_is_the_first_thing_said(tmp_path,
     said = "The model is on the CPU, and does not use the NVIDIA H200"
     assert (said in verdict.three_lines[0]) == has_model
     assert any(said in note for note in verdict.to_dict()["notes"]) == has_model
-
-
-def test_what_a_card_is_advised_with_depends_on_who_writes_the_loop():
-    loop = Evidence("cpu", spare_card="NVIDIA H200", code=LoopCode("loader", model="net"))
-    remedy = use_the_card.for_run(loop)
-    assert "Train on the NVIDIA H200" in remedy.text and "net = net.to(device)" in remedy.code
-    assert use_the_card.for_run(dataclasses.replace(loop, spare_card=None)) is None
-    by_trainer = use_the_card.for_run(dataclasses.replace(loop, trainer=True))
-    assert "use_cpu" in by_trainer.text and not by_trainer.code
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import labkit as lk
+from labkit import Pipeline
 from labkit.bench.measure import call
 from labkit.bench.stopwatch import Bench
 from labkit.diagnosis import cause, judge, symptoms
@@ -18,7 +19,7 @@ from labkit.diagnosis.step_table import StepTable
 from labkit.diagnosis.wording import worded
 from labkit.knobs import declares_knobs, knob
 from labkit.results.script import loader_line
-from labkit.spec import KNOBS, LOADER_KNOBS, Job, Pipeline
+from labkit.spec import KNOBS, LOADER_KNOBS, Job
 from labkit.view import controls
 
 ROOT = Path(__file__).parents[1]

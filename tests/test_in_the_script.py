@@ -1,18 +1,13 @@
 """What a script prints, writes and ends with is the same under watch: nothing of ours is in it."""
 
-import copy
 import os
-import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-from labkit.bench.first_call import FirstCallHook
 from labkit.stamps.events import events_named
-from labkit.view.watch_live import watch
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="scripts are run by fork")
 
@@ -238,19 +233,3 @@ def test_a_watched_script_prints_writes_and_ends_as_without_us(name, ended):
     steps = SCRIPTS[name][1]
     logs = (ended / "watched" / f"{name}.runs").glob("*/events.jsonl")
     assert steps is None or sum(len(list(events_named("step", log))) for log in logs) == steps
-
-
-def test_a_copy_of_a_model_that_is_looked_at_has_nothing_of_ours():
-    model = torch.nn.Linear(4, 1)
-    watched = watch([torch.ones(2, 4)] * 3, live=False, model=model)
-    assert not model._forward_pre_hooks
-    for batch in watched:
-        model(batch).sum().backward()
-        assert b"labkit" not in pickle.dumps(model)
-        assert copy.deepcopy(model)(batch).shape == (2, 1)
-    watched.close()
-    assert watched.run.event("work") and not model._forward_pre_hooks
-    hook = FirstCallHook(model)
-    other = copy.deepcopy(model)
-    other(torch.ones(2, 4))
-    assert hook.given is None

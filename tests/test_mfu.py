@@ -1,8 +1,6 @@
 """MFU and MBU: the FLOPs and bytes of a step, counted, and the peak that they are held against."""
 
 import json
-import subprocess
-import sys
 from datetime import date
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -12,9 +10,8 @@ import torch
 
 import labkit as lk
 from labkit.bench import flops, peaks
-from labkit.bench.loop import Trainer
 from labkit.bench.resolve_config import resolve_config
-from labkit.bench.stopwatch import Bench, Skipped
+from labkit.bench.stopwatch import Bench
 from labkit.diagnosis.device_peaks import Peaks
 from labkit.stamps.events import EventLog
 from labkit.stamps.record import Tail
@@ -29,10 +26,10 @@ def plain_job(**knobs):
     return resolve_config(lk.Pipeline(**knobs).to_dict(), CPU)[0]
 
 
-def work_of(folder, trainer):
-    """Return what `write_work` writes last of a trainer, but for when."""
+def work_of(folder, job):
+    """Return what `write_work` writes last of a job, but for when."""
     log = EventLog(folder)
-    flops.write_work(trainer, log)
+    flops.write_work(job, CPU, log)
     log.close()
     return Tail(folder / "events.jsonl").read()[-1] | {"t_ns": 0}
 
@@ -65,21 +62,10 @@ def by_hand(job):
 def test_the_flops_of_the_courses_models_are_those_of_the_formula(model, tmp_path):
     knobs = {"batch_size": 5, "width": 32, "depth": 3, "image_px": 32}
     job = plain_job(model=model, io_ms=0.0, **knobs)
-    trainer = Trainer(job, CPU)
-    work = work_of(tmp_path, trainer)
+    work = work_of(tmp_path, job)
     assert work["flops"] == pytest.approx(by_hand(job), rel=0.01)
     assert work["samples"] == 5
-    assert work_of(tmp_path, trainer) == work  # later runs know it
-
-
-def test_the_bytes_of_an_mlp_are_those_of_the_formula(tmp_path):
-    job = plain_job(model="mlp", width=64, depth=2, accumulation_steps=4)
-    trainer = Trainer(job, CPU)
-    weights = 4 * sum(p.numel() for p in trainer.model.parameters())
-    numbers = 3 * job.image_px**2 + 2 * 64 + 10  # image, hidden layers, the loss's log-softmax
-    kept = job.batch_size * (4 * numbers + 8) + 4  # labels; the number of them, for the mean
-    bytes_ = 3 * weights + 7 * weights / 4 + 2 * kept
-    assert work_of(tmp_path, trainer)["bytes"] == pytest.approx(bytes_, rel=0.01)
+    assert work_of(tmp_path, job) == work  # later runs know it
 
 
 def with_work(name, folder, mfu=None, **changes):
@@ -134,31 +120,3 @@ def test_a_peak_is_measured_once_a_day_or_again_when_asked(monkeypatch, tmp_path
         found = peaks.measured(bench, "fp32", again=again)
         assert found["per_s"] == rate and found["varied"]
     assert peaks.kept(CPU) == {"fp32": 7.0}
-
-
-def test_memory_is_not_measured_by_an_array_that_a_cache_holds(monkeypatch):
-    monkeypatch.setattr(peaks, "free_bytes", lambda device: 2**30)
-    monkeypatch.setattr(peaks.machine, "cache_bytes", lambda device: 2**28)
-    with pytest.raises(Skipped, match="GiB of free memory, 1.0 are free"):
-        peaks.memory_rate(Bench(CPU))
-
-
-SETTINGS = {  # made one after another: what convolutions and products then run in
-    "torch.cuda.get_device_capability = lambda device: (8, 0)": "tf32 fp32",  # the defaults
-    "torch.set_float32_matmul_precision('high')": "tf32 tf32",
-    "torch.backends.cudnn.allow_tf32 = False": "fp32 tf32",
-    # PyTorch's newer names: once they are used the older ones raise an error
-    "torch.backends.cuda.matmul.fp32_precision = 'ieee'": "fp32 fp32",
-    "torch.backends.cudnn.conv.fp32_precision = 'tf32'": "tf32 fp32",
-}
-
-
-@pytest.mark.slow
-def test_the_format_of_fp32_work_is_each_backends_own_setting():
-    """In a process of its own, whose settings are nobody else's."""
-    read = "print(*(formats.fp32_runs_in(work, card) for work in ('convolution', 'product')))"
-    lines = ["import torch; from labkit.bench import formats; card = torch.device('cuda', 0)"]
-    lines += [line for setting in SETTINGS for line in (setting, read)]
-    command = [sys.executable, "-c", "\n".join(lines)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.stdout.splitlines() == list(SETTINGS.values()), done.stderr

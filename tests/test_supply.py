@@ -13,13 +13,13 @@ def batches(worker, start, ready, **more):
     return pd.DataFrame(known | {"in_line_s": 0.0, "items": 8, "done": 1} | more)
 
 
-def some_slow(every, seconds, cpu=0.0, count=120, **more):
+def some_slow(every, seconds, count=120, **more):
     """Batches of 8 items of 10 ms by two workers; one in `every` has an item of so many seconds."""
     slow = np.where(np.arange(count) % every == every // 2, seconds, 0.01)
     took = 0.07 + slow
     start = np.arange(count) * 0.1
     workers = more.pop("worker", np.arange(count) % 2)
-    known = {"ready": start + took, "fetched_s": took, "slow_s": slow, "cpu_s": cpu * took}
+    known = {"ready": start + took, "fetched_s": took, "slow_s": slow}
     return batches(workers, start, **known | more)
 
 
@@ -29,41 +29,11 @@ def some_slow(every, seconds, cpu=0.0, count=120, **more):
         (some_slow(20, 2.0), 160),
         (some_slow(20, 0.05), None),  # 5 times the others
         (some_slow(2, 2.0), None),  # one in 16: they are many
-        (some_slow(1, 2.0), None),  # each batch: fetched at once, its time is the batch's
         (some_slow(200, 2.0), None),  # a single one
-        (some_slow(20, 2.0, count=8), None),
     ],
 )
 def test_a_few_items_that_take_far_longer_are_told_with_how_often(seen, one_in):
     found = supply.few_slow(seen)
     assert (found and found.one_in) == one_in
     if found is not None:
-        assert found.worker == 0  # every tenth batch of each 20 is the first worker's
         assert found.seconds == pytest.approx(2.0) and found.times == pytest.approx(200, rel=0.01)
-
-
-def test_the_loop_is_held_up_where_it_waits_for_the_batches_with_slow_items():
-    asked = np.arange(120) * 0.1
-    waits = np.where(np.arange(120) % 20 == 10, 1.5, 0.0)
-    seen = some_slow(20, 2.0, asked=asked, taken=asked + waits)
-    assert supply.few_slow(seen).held_up == pytest.approx(0.95)
-    evenly = some_slow(20, 2.0, asked=asked, taken=asked + 0.1)
-    assert supply.few_slow(evenly).held_up == pytest.approx(0.0)
-
-
-def growth(*readings):
-    """What is made of readings of worker, process, and its own and its shared memory, GiB."""
-    names = "worker", "pid", "memory"
-    return supply.memory_growth(
-        dict(zip(names, (*who, [own * 2**20, also * 2**20]), strict=True))
-        for *who, own, also in readings
-    )
-
-
-def test_memory_that_was_shared_before_is_told_from_what_a_worker_keeps():
-    assert growth((0, 1, 1, 5), (0, 1, 3, 3)) == supply.MemoryGrowth(2.0, 2.0)
-    kept = growth((0, 1, 1, 5), (0, 1, 3, 5), (1, 2, 1, 5), (1, 2, 2, 5))
-    assert kept == supply.MemoryGrowth(3.0, 0.0)
-    started_anew = growth((0, 1, 1, 5), (0, 1, 2, 5), (0, 2, 1, 5), (0, 2, 2, 5))
-    assert started_anew == supply.MemoryGrowth(1.0, 0.0)
-    assert supply.memory_growth([{"worker": 0, "pid": 1, "memory": None}]) is None

@@ -1,38 +1,20 @@
-"""What builds up in a loader's workers, its epochs, its slow items, and who else has the cores."""
+"""Library threads in a loader's workers, its slow items, and who else has the cores."""
 
-import functools
-import threading
-import time
-from collections import OrderedDict
-from types import SimpleNamespace
-
-import numpy as np
 import pytest
 from test_diagnosis import diagnosed
 from test_lines import FLAT_MS, watched_loop
-from test_supply import some_slow
-from torch.utils.data import Subset
 
-from labkit.diagnosis.evidence import Epochs, SlowItems
-from labkit.diagnosis.hot_lines import Line
-from labkit.instruments import worker_state
-from labkit.results import supply
 from labkit.results.core_use import CoreUse
-from labkit.results.loader_records import LostCache
 
 BUSY = {"cpu_shares": (0.9, 0.9)}
-LINE = Line("train.py", 9, "Items.fetch", 0.9, "worker", "wait", "requests.get()")
 
 
 @pytest.mark.parametrize(
     "cpu_shares, libraries, cores, crowd",
     [
         ((0.2, 0.2), 1, 2, "each of 2 workers computes with 2 threads, 4 in all, on 2 cores"),
-        ((0.3,) * 4, 15, 16, "16 threads, 64 in all, on 16 cores"),  # too few cores: no CPU share
-        ((1.9, 1.9), 0, 2, "2 threads, 4 in all"),  # an older record: not counted
         ((0.95, 0.95), 0, 2, None),
         ((1.9,), 1, 2, None),  # one worker that has all cores
-        ((0.9, 0.9), 3, 16, None),  # cores for all of them
     ],
 )
 def test_threads_of_libraries_are_counted_and_blamed_where_the_cores_do_not_suffice(
@@ -48,124 +30,6 @@ def test_threads_of_libraries_are_counted_and_blamed_where_the_cores_do_not_suff
         assert "threadpoolctl" not in found.code and "import os" in found.code
 
 
-def test_a_step_that_loses_its_cores_to_library_threads_is_told_of_them():
-    seen = {"cpu_shares": (0.5, 0.5), "library_threads": 1}
-    found = diagnosed(seen, wait_share=0.0, compute_share=1.0, kind="cpu", stolen_by_workers=0.5)
-    assert found.cause == "workers_take_the_device's_cores"
-    assert "computes with 2 threads" in found.evidence and "OMP_NUM_THREADS=1" in found.advice
-
-
-def test_threads_that_python_or_the_worker_started_are_no_librarys(monkeypatch):
-    main = threading.get_native_id()
-    spent = {main: 1000, 7: 20}
-    monkeypatch.setattr(worker_state, "cpu_of_threads", lambda: dict(spent))
-    state = worker_state.WorkerState(SimpleNamespace())
-    assert state.library_threads() == 0
-    spent |= {8: 900, 9: 300, 10: 30}  # two that compute, and one that hardly does
-    assert state.library_threads() == 2
-    started = threading.Event()
-    thread = threading.Thread(target=started.wait)
-    thread.start()
-    spent[thread.native_id] = 900
-    assert state.library_threads() == 2
-    started.set()
-    thread.join()
-
-
-def test_the_time_of_a_thread_is_read():
-    until = time.process_time() + 0.02
-    while time.process_time() < until:
-        pass
-    assert worker_state.cpu_of_threads()[threading.get_native_id()] > 1e7
-
-
-class Photos:
-    """A dataset with caches of each kind, and with what is none."""
-
-    def __init__(self):
-        self.paths = [str(n) for n in range(50)]
-        self.cache = {}
-        self.ordered = OrderedDict()
-        self.seen = ["start"]
-        self.counts = {0: 0}
-        self.module = np
-
-    def __len__(self):
-        return 50
-
-    @functools.lru_cache  # noqa: B019
-    def decoded(self, index):
-        return np.zeros(index)
-
-
-@pytest.mark.parametrize(
-    "name, fill",
-    [
-        ("self.cache", lambda data, n: data.cache.update({n: np.zeros(3)})),
-        ("self.ordered", lambda data, n: data.ordered.update({n: "text"})),
-        ("decoded", lambda data, n: data.decoded(n)),
-        (None, lambda data, n: data.seen.append(n)),  # a log
-        (None, lambda data, n: data.counts.update({n: 1})),  # a count
-    ],
-)
-def test_a_cache_of_a_dataset_is_told_from_a_log_and_from_counts(name, fill):
-    Photos.decoded.cache_clear()
-    data = Photos()
-    state = worker_state.WorkerState(data)
-    for n in range(30):
-        fill(data, n)
-    assert state.cached() == (name and (name, 30))
-    inner = Photos()
-    around = worker_state.WorkerState(Subset(inner, [1]))
-    inner.cache[1] = "text"
-    assert around.cached() == ("self.dataset.cache", 1)
-
-
-@pytest.mark.parametrize(
-    "entries, first, cause",
-    [
-        (150.0, 0.0, "lost_cache"),
-        (4.0, 0.0, "workers_restart"),  # file handles, say
-        (150.0, 0.4, "cold_start"),
-    ],
-)
-def test_a_cache_that_ends_with_its_workers_is_kept_with_them(entries, first, cause):
-    workers = BUSY | {"lost_cache": LostCache("self.cache", entries, 160.0)}
-    found = diagnosed(workers, epochs=Epochs(0.0 if first else 0.3, 200.0, first))
-    assert found.cause == cause
-    if cause == "lost_cache":
-        assert "`self.cache` has 150 entries when a worker ends" in found.evidence
-        assert "persistent_workers=True" in found.code and "`self.cache`" in found.advice
-
-
-def slow_items(seen, **more):
-    """What is said where a few items are slow."""
-    slow = SlowItems(supply.few_slow(seen), (137, 337), (LINE,))
-    return diagnosed(BUSY | {"idle_share": 0.3}, slow_items=slow, **more)
-
-
-def test_a_worker_that_waits_for_seconds_again_and_again_is_stuck_in_its_line():
-    found = slow_items(some_slow(20, 2.0))
-    assert found.cause == "stuck"
-    each = "a few items wait 2 s each, 200 times as long as the others, 1 item in 160 (137, 337)"
-    assert each in found.evidence
-    assert "`requests.get()` in Items.fetch() (train.py:9)" in found.evidence
-    assert "all in worker 0;" in found.evidence
-    assert "time limit" in found.advice
-
-
-def test_a_few_large_items_are_named_with_their_share_and_bridged():
-    found = slow_items(some_slow(20, 0.8, cpu=1.0))
-    assert found.cause == "slow_items" and "a few items take 800.0 ms each" in found.evidence
-    assert "prefetch_factor=8" in found.advice and "in_order=False" in found.advice
-    assert "prefetch_factor=8" in found.code
-    assert slow_items(some_slow(20, 0.11, cpu=1.0)).cause == "cores"  # they cost little
-    main = some_slow(20, 0.8, cpu=1.0, worker=np.full(120, -1))
-    slow = SlowItems(supply.few_slow(main), (137, 337), (LINE,))
-    found = diagnosed(slow_items=slow, knobs={"num_workers": 0})
-    assert found.cause == "slow_items" and "all in worker" not in found.evidence
-
-
 # -- other programs --------------------------------------------------------------------------------
 
 
@@ -176,11 +40,8 @@ BESIDE = {"event": "beside", "processes": [{"pid": 12, "name": "blender", "cores
     "work, cpu, line_cpu, first",
     [
         (("forward", "model()"), 1.0, 0.4, "unsure"),
-        (("forward", "model()"), 1.0, None, "unsure"),  # outside Linux
         (("python", "json.dumps()"), 1.0, 0.4, "host"),
-        (("python", "json.dumps()"), 1.0, None, "host"),
         (("forward", "model()"), 1.0, 0.02, "compute"),
-        (("forward", "model()"), 0.52, 0.4, "compute"),
     ],
 )
 def test_other_programs_that_have_the_cores_come_first_and_a_line_stays_what_it_is(

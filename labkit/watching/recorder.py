@@ -60,7 +60,7 @@ class Recorder:
         model: object = None,
         place: tuple[str, int] | None = None,
     ):
-        """`model`, where it is known, is what the loop trains: its first call is counted.
+        """`model`, where it is known, is what the loop trains.
 
         `place` is the file and line of the loop.
         """
@@ -79,7 +79,8 @@ class Recorder:
         self._current: weakref.ref[Pass] | None = None
         self.closed = False
         self.batches = BatchFacts(self.knobs.get("batch_size"))
-        self.trained = Trained(model)
+        self.trained = Trained()
+        self.trained.model = model
         code = None  # of the call that makes the loader
         with OwnErrors():
             code = call_of(loader, model)
@@ -159,7 +160,6 @@ class Recorder:
         self.first_step = self.steps.next
         self.begun += 1
         self.log.write("epoch", n=self.epoch, step=self.steps.next, began=began_ns)
-        self.trained.begin()
         self.sampler.start()
 
     @property
@@ -223,22 +223,17 @@ class Recorder:
 
     def hand_over(self, now: int = 0) -> None:
         """Write the steps that have gathered."""
-        if self.steps.next:
-            if not self.kind:
-                with unseen():
-                    self._begin()
-            call = self.trained.call
-            if call is not None and call.given:
-                call.write(self.log, None if self.batches.unit == "samples" else 1)
-                self.trained.call = None
+        if self.steps.next and not self.kind:
+            with unseen():
+                self._begin()
         self.steps.write(now)
 
     def _begin(self) -> None:
         """Say what this is: known only when the first body has run, and used the device."""
         trained = self.trained
-        if trained.call is not None:
+        if trained.model is not None:
             with OwnErrors():
-                trained.note(list(trained.call.model.parameters()))
+                trained.note(list(trained.model.parameters()))
         machine, self.steps.clock = machine_and_clock(self.steps.ring.add, trained.device)
         self.kind = machine["kind"]
         self.log.write("machine", **machine)
@@ -324,7 +319,6 @@ class Recorder:
         self.sampler.stop()
         self.flush()
         self.steps.drain.remove()
-        self.trained.forget()
         if self.work is not None:
             self.work.close()
         for left in (self.while_there, self.telemetry, *self.folder.glob(f"{PROGRESS}-*")):

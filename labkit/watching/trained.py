@@ -1,4 +1,4 @@
-"""What a watched loop trains and runs on: its device, number format, and FLOPs.
+"""What a watched loop trains and runs on: its device, and its number format.
 
 Nothing here imports torch, runs the user's code, or waits for a device.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from labkit.instruments.batch_contents import dtype_of_most
 from labkit.instruments.host import plain_machine
@@ -16,46 +16,22 @@ from labkit.instruments.host import plain_machine
 if TYPE_CHECKING:
     import torch
 
-    from labkit.bench.first_call import FirstCallHook
     from labkit.stamps.timeline import AddStep, DeviceClock
 
 
 class Trained:
-    """The weights that a loop trains, and the first training call of its model."""
+    """The weights that a loop trains."""
 
-    def __init__(self, model: object = None):
-        """The FLOPs of a training call of `model` are counted, where one is given."""
+    def __init__(self):
         self.device: torch.device | None = None  # that the weights are on
         self.dtype: str | None = None  # the number format of the weights
         self.may_fuse: bool | None = None  # of their optimizer, as `may_fuse()` says
-        self.model = model  # whose FLOPs are to be counted from the next pass on
-        self.call: FirstCallHook | None = None  # until its FLOPs are counted
+        self.model: Any = None  # the torch.nn.Module, where one was given
 
     def note(self, weights: list[torch.Tensor]) -> None:
         """Note where some weights are, and what most of their numbers are."""
         self.device = device_of(weights) or self.device
         self.dtype = dtype_of_most(weights)
-
-    def count(self, model: object) -> None:
-        """Count the FLOPs of a training call of `model` in the next pass, and of no other one.
-
-        Before that it stays as it is: it may yet be copied, scripted or compiled.
-        """
-        self.forget()
-        self.model = model
-
-    def begin(self) -> None:
-        """A pass begins: see the next training call of the model that is to be counted."""
-        model, self.model = self.model, None
-        if model is not None:
-            from labkit.bench.first_call import FirstCallHook  # the loop has imported torch by now
-
-            self.call = FirstCallHook(cast("torch.nn.Module", model))
-
-    def forget(self) -> None:
-        """Leave the model as it was."""
-        if self.call is not None:
-            self.call.remove()
 
 
 def machine_and_clock(

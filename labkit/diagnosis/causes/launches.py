@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.cause import cause
-from labkit.diagnosis.causes.body import lost_in_loops
 from labkit.diagnosis.causes.copies import lost_to_copies
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import (
@@ -378,10 +377,10 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
         return None
     busy = evidence.compute_share
     loop = evidence.known("loop")
-    # The host's work alone, copies and a loop within the step are findings of their own
+    # The host's work alone and copies are findings of their own
     besides = sum(evidence.body.get(part, 0.0) for part in HOST_ALONE)
     if loop:
-        besides += (lost_to_copies(evidence)[0] + lost_in_loops(evidence)) / max(busy, 1e-9)
+        besides += lost_to_copies(evidence)[0] / max(busy, 1e-9)
     lost = max(0.0, 1 - witness.share - besides) * busy
     seen = (
         f"of the time the device is busy by its events, but {witness.said}: gaps between "
@@ -396,7 +395,7 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
     waits = loop.lines.body.get("sync", 0.0) if loop else 0.0
     if waits < limits.WORTH_NAMING["launch"]:
         return finding
-    lines = loop.lines.worst(loop.lines.of_part("sync"))
+    lines = loop.lines.rows(loop.lines.of_part("sync"))[:3]
     return replace(
         finding,
         cause="sync",
