@@ -14,7 +14,7 @@ import labkit as lk
 from labkit.instruments import devices
 from labkit.process import launcher
 from labkit.results import hardware
-from labkit.watching import trained
+from labkit.watching import device_in_use
 
 ROOT = Path(lk.__file__).parents[1]
 UNUSED = "NVIDIA T4 cannot be used: its driver is too old. Remedy: a newer one"
@@ -118,5 +118,5 @@ def test_nothing_starts_cuda_where_there_is_no_driver(no_driver):
     assert set(devices.usable()) <= {"cpu", "mps"}
     with pytest.raises(RuntimeError, match="device='cuda:0': it is not here"):
         devices.find_device("cuda:0")
-    facts, clock = trained.machine_and_clock(Mock(), torch.device("cuda"))  # a FakeTensor's
+    facts, clock = device_in_use.machine_and_clock(Mock(), torch.device("cuda"))  # a FakeTensor's
     assert facts["device"] == "cpu" and clock is None

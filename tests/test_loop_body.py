@@ -7,8 +7,7 @@ import torch
 from test_lines import grown_in
 
 from labkit.diagnosis import judge
-from labkit.diagnosis.causes import machine
-from labkit.diagnosis.evidence import Batch, Evidence
+from labkit.diagnosis.evidence import Evidence
 from labkit.watching.switches import switches_on
 
 KEPT = {}
@@ -40,17 +39,11 @@ def test_graphs_kept_in_a_list_of_a_dict_in_a_sum_and_in_a_hidden_state_are_name
     assert all(each["graph"] for each in found.values())
 
 
-def test_a_debugging_aid_that_is_left_on_is_said_first_and_what_may_be_wanted_last():
+def test_a_debugging_aid_that_is_left_on_is_said_first():
     waits = dataclasses.replace(HEALTHY, wait_share=0.5, compute_share=0.5)
     found = judge.by_cost(dataclasses.replace(waits, switches=("anomaly mode",)))
     assert [each.cause for each in found] == ["switch", "waiting_for_data"]
     assert "Delete torch.autograd.set_detect_anomaly(True)." in found[0].remedies[0].text
-    found = judge.by_cost(dataclasses.replace(waits, switches=("deterministic mode",)))
-    assert [each.cause for each in found] == ["waiting_for_data", "switch"]
-    searches = dataclasses.replace(HEALTHY, switches=("cudnn.benchmark",), batch=Batch(sizes=2))
-    assert machine.set_on_purpose(searches) is None
-    changing = dataclasses.replace(searches, batch=Batch(sizes=40))
-    assert machine.set_on_purpose(changing) is not None
 
 
 def test_switches_are_read_in_the_process(monkeypatch):

@@ -81,10 +81,7 @@ class Watch(StandIn):
 
     def trains(self, model: object) -> None:
         """Note which model the loop trains; None changes nothing."""
-        if model is not None:
-            self.model = model
-            if (recorder := self._open_recorder) is not None:
-                recorder.trained.model = model
+        self.model = self.model if model is None else model
 
     def diagnose(self) -> Diagnosis:
         """Name what holds the loop back, with evidence and advice."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from labkit.instruments.batch_contents import leaves
@@ -18,8 +17,8 @@ from labkit.instruments.loader_knobs import in_flight, knobs_of
 from labkit.instruments.stack import is_a
 from labkit.stamps.events import EventLog, now_ns
 from labkit.watching.batches import length_of
+from labkit.watching.device_in_use import device_in_use
 from labkit.watching.passes import StandIn, WatchedIterator, check_iterable
-from labkit.watching.trained import device_in_use
 
 if TYPE_CHECKING:
     from labkit.watching.passes import Pass
@@ -36,34 +35,10 @@ CANNOT_SHOW = (
     "to itself; batches that the loop changes in place come again as it has left them. Some steps "
     "of this run saw batches again: train anew for results."
 )
-
-
-@dataclass(frozen=True)
-class Found:
-    """What the blocks of a loop say."""
-
-    pairs: int
-    factor: float | None = None  # throughput with a perfect loader over the present one: the median
-    low: float | None = None  # the middle half of the pairs lies between these
-    high: float | None = None
-    live: float | None = None  # steps a second of the loop as it is
-    perfect: float | None = None  # and with a perfect loader
-    notes: tuple[str, ...] = (CANNOT_SHOW,)
-
-    @property
-    def text(self) -> str:
-        """What was found, in a sentence."""
-        if self.factor is None or self.low is None:
-            return (
-                "headroom: the loop ended too soon to tell: it takes two blocks of live batches, "
-                f"and two of kept ones, of {BLOCK_STEPS} steps each. Train for longer."
-            )
-        comment = "" if self.low > WITHIN else " The loader does not hold it back."
-        spread = f"({self.low:.2f}x to {self.high:.2f}x in half of {self.pairs} pairs of blocks)"
-        return (
-            f"headroom: with a perfect loader your loop would do {self.perfect:,.1f} steps/s "
-            f"instead of {self.live:,.1f}: at most {self.factor:.2f}x {spread}.{comment}"
-        )
+TOO_SOON = (
+    "headroom: the loop ended too soon to tell: it takes two blocks of live batches, and two of "
+    f"kept ones, of {BLOCK_STEPS} steps each. Train for longer."
+)
 
 
 class Alternation:
@@ -116,20 +91,31 @@ class Alternation:
         self.replayed += 1
         return copied(self.kept[self.replayed % len(self.kept)])
 
-    @property
-    def found(self) -> Found:
-        """What the blocks say by now."""
+    def found(self) -> dict[str, Any]:
+        """Return what the blocks say by now, as the event of a log holds it.
+
+        `factor` is the throughput with a perfect loader over the present one, the median of the
+        pairs, of which half lie between `low` and `high`; `live` and `perfect` are steps a second.
+        """
         pairs = len(self.pairs)
+        names = ("factor", "low", "high", "live", "perfect")
         if pairs < LEAST_PAIRS:
-            return Found(pairs)
+            return {"pairs": pairs, "text": TOO_SOON, **dict.fromkeys(names)}
         ratios = [kept / live for live, kept in self.pairs]
         low, factor, high = statistics.quantiles(ratios, n=4)
         live = statistics.median(live for live, _ in self.pairs)
-        return Found(pairs, factor, low, high, live, live * factor)
+        comment = "" if low > WITHIN else " The loader does not hold it back."
+        text = (
+            f"headroom: with a perfect loader your loop would do {live * factor:,.1f} steps/s "
+            f"instead of {live:,.1f}: at most {factor:.2f}x ({low:.2f}x to {high:.2f}x in half of "
+            f"{pairs} pairs of blocks).{comment}"
+        )
+        values = dict(zip(names, (factor, low, high, live, live * factor), strict=True))
+        return {"pairs": pairs, "text": text, **values}
 
     def write(self, log: EventLog) -> None:
         """Write what the blocks say by now into the log of the loop's run."""
-        log.write("headroom", **asdict(self.found), text=self.found.text)
+        log.write("headroom", **self.found(), notes=[CANNOT_SHOW])
 
 
 def now_on_device() -> int:
@@ -215,17 +201,17 @@ class Headroom(StandIn):
     @property
     def factor(self) -> float | None:
         """How many times as many steps a perfect loader would bring: the median of the pairs."""
-        return self.blocks.found.factor
+        return self.blocks.found()["factor"]
 
     @property
     def low(self) -> float | None:
         """The lower quartile of the pairs."""
-        return self.blocks.found.low
+        return self.blocks.found()["low"]
 
     @property
     def high(self) -> float | None:
         """The upper quartile of the pairs."""
-        return self.blocks.found.high
+        return self.blocks.found()["high"]
 
     def __iter__(self) -> Iterator[object]:
         iterator = iter(self.loader)
@@ -242,8 +228,7 @@ class Headroom(StandIn):
                 self.blocks.write(recorded.recorder.log)
 
     def __repr__(self) -> str:
-        found = self.blocks.found
-        return "\n".join([found.text, *found.notes])
+        return f"{self.blocks.found()['text']}\n{CANNOT_SHOW}"
 
 
 def headroom(loader: Iterable[object]) -> Headroom:

@@ -15,10 +15,10 @@ import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from labkit.instruments import loader_knobs, record_head
-from labkit.instruments.batch_contents import unseen
+from labkit.instruments.batch_contents import dtype_of_most, unseen
 from labkit.instruments.before_calls import held
 from labkit.instruments.growth import Growth
 from labkit.instruments.loader_hook import Recording, in_workers
@@ -32,11 +32,11 @@ from labkit.stamps.events import EventLog, now_ns
 from labkit.stamps.interrupts import OwnErrors
 from labkit.watching import run_folders
 from labkit.watching.batches import BatchFacts
+from labkit.watching.device_in_use import device_of, machine_and_clock
 from labkit.watching.loader_call import call_of, has_compiled, may_fuse, trainer_frame
 from labkit.watching.loop_steps import LoopSteps
 from labkit.watching.passes import Beat, Pass, WatchedIterator
 from labkit.watching.switches import switches_on
-from labkit.watching.trained import Trained, machine_and_clock
 
 if TYPE_CHECKING:
     import torch
@@ -49,8 +49,8 @@ LEAST_WARMUP = 3  # steps that the statistics leave out
 class Recorder:
     """Writes the run of one watched loop into `folder`. Also the process of its `Run`.
 
-    Its steps are in `steps`, what its batches are in `batches`, what it trains in `trained`. It
-    looks at the loop's lines, variables and loader as well, until the run ends.
+    Its steps are in `steps`, what its batches are in `batches`. It looks at the loop's lines,
+    variables and loader as well, until the run ends.
     """
 
     def __init__(
@@ -79,8 +79,10 @@ class Recorder:
         self._current: weakref.ref[Pass] | None = None
         self.closed = False
         self.batches = BatchFacts(self.knobs.get("batch_size"))
-        self.trained = Trained()
-        self.trained.model = model
+        self.model: Any = model  # the torch.nn.Module that it trains, where one was given
+        self.device: torch.device | None = None  # that the weights are on
+        self.weights_dtype: str | None = None
+        self.may_fuse: bool | None = None  # of their optimizer, as `may_fuse()` says
         code = None  # of the call that makes the loader
         with OwnErrors():
             code = call_of(loader, model)
@@ -215,11 +217,16 @@ class Recorder:
     def trained_by(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has made a step; at first, where and what its weights are."""
         self.trains = True
-        if not self.kind and self.trained.device is None:
+        if not self.kind and self.device is None:
             with OwnErrors(), unseen():
                 groups = held(optimizer)["param_groups"]
-                self.trained.note([each for group in groups for each in group["params"]])
-                self.trained.may_fuse = may_fuse(optimizer)
+                self._note_weights([each for group in groups for each in group["params"]])
+                self.may_fuse = may_fuse(optimizer)
+
+    def _note_weights(self, weights: list[torch.Tensor]) -> None:
+        """Note where the weights are, and what most of their numbers are."""
+        self.device = device_of(weights) or self.device
+        self.weights_dtype = dtype_of_most(weights)
 
     def hand_over(self, now: int = 0) -> None:
         """Write the steps that have gathered."""
@@ -230,22 +237,21 @@ class Recorder:
 
     def _begin(self) -> None:
         """Say what this is: known only when the first body has run, and used the device."""
-        trained = self.trained
-        if trained.model is not None:
+        if self.model is not None:
             with OwnErrors():
-                trained.note(list(trained.model.parameters()))
-        machine, self.steps.clock = machine_and_clock(self.steps.ring.add, trained.device)
+                self._note_weights(list(self.model.parameters()))
+        machine, self.steps.clock = machine_and_clock(self.steps.ring.add, self.device)
         self.kind = machine["kind"]
         self.log.write("machine", **machine)
         self.log.write(
             "job",
             pipeline=self.knobs,
             not_applied={},
-            weights_dtype=trained.dtype,
+            weights_dtype=self.weights_dtype,
             batch_dtype=self.batches.dtype,
             unit=self.batches.unit,
             batch_on_gpu=self.batches.on_gpu,
-            may_fuse=trained.may_fuse,
+            may_fuse=self.may_fuse,
             batch_shape=self.batches.shape,
             is_compiled=has_compiled(),
         )

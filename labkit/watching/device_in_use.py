@@ -1,6 +1,6 @@
-"""What a watched loop trains and runs on: its device, and its number format.
+"""The machine and the device that somebody else's loop runs on.
 
-Nothing here imports torch, runs the user's code, or waits for a device.
+Nothing here imports torch, runs their code, or waits for a device.
 """
 
 from __future__ import annotations
@@ -10,28 +10,12 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from labkit.instruments.batch_contents import dtype_of_most
 from labkit.instruments.host import plain_machine
 
 if TYPE_CHECKING:
     import torch
 
     from labkit.stamps.timeline import AddStep, DeviceClock
-
-
-class Trained:
-    """The weights that a loop trains."""
-
-    def __init__(self):
-        self.device: torch.device | None = None  # that the weights are on
-        self.dtype: str | None = None  # the number format of the weights
-        self.may_fuse: bool | None = None  # of their optimizer, as `may_fuse()` says
-        self.model: Any = None  # the torch.nn.Module, where one was given
-
-    def note(self, weights: list[torch.Tensor]) -> None:
-        """Note where some weights are, and what most of their numbers are."""
-        self.device = device_of(weights) or self.device
-        self.dtype = dtype_of_most(weights)
 
 
 def machine_and_clock(
