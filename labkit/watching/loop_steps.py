@@ -60,7 +60,6 @@ class LoopSteps:
         )
         self.tally = Tally()
         self.written_at = 0  # ns
-        self.written = 0  # steps by then
         self.asked = 0
         self.ready = 0  # 0 while there is no body whose end could be stamped
         self.samples = 0
@@ -121,12 +120,11 @@ class LoopSteps:
 
     def is_due(self, now: int) -> bool:
         """Return whether it is time to write."""
-        return now - self.written_at > GATHER_NS or self.next - self.written >= MOST_STEPS
+        return now - self.written_at > GATHER_NS or self.next - self.drain.next >= MOST_STEPS
 
     def write(self, now: int = 0) -> None:
         """Write the steps that are over, and that the device is through with."""
         self.written_at = now
-        self.written = self.next
         self.keep()
         if self.clock is not None:
             self.clock.collect()
