@@ -29,12 +29,12 @@ import torch
 from torch import nn
 
 from labkit import Pipeline, Run, machine
+from labkit.api import launch
 from labkit.bench.models import AdamW
 from labkit.bench.user_dataset import NamesTheItem
 from labkit.diagnosis.findings import NEIGHBOUR
 from labkit.knobs import check_names
 from labkit.results.hardware import Machine
-from labkit.results.launch import launch
 
 FASTER = 1.25  # a 16-bit format counts as the faster one from this speed-up on
 # Of a base: what is planted can exceed it, and on a GPU it is 10 times the launches

@@ -1,6 +1,7 @@
 """What the diagnosis says about runs whose log is written by hand, and about real traces."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -191,3 +192,12 @@ def test_memory_of_the_workers_that_grows_is_said_whatever_it_costs():
     found = diagnosed(ONE | {"grew_gib": 2.0}, wait_share=0.0)
     assert (found.name, found.cause, found.lost_share) == ("host", "memory_growth", 0.0)
     assert "2.0 GiB" in found.evidence and "np.array" in found.code
+
+
+def test_a_debugging_aid_that_is_left_on_is_said_first_and_what_may_be_wanted_last():
+    waits = Evidence("cpu", wait_share=0.5, compute_share=0.5)
+    found = judge.by_cost(replace(waits, switches=("anomaly mode",)))
+    assert [each.cause for each in found] == ["switch", "waiting_for_data"]
+    assert "Delete torch.autograd.set_detect_anomaly(True)." in found[0].remedies[0].text
+    found = judge.by_cost(replace(waits, switches=("deterministic mode",)))
+    assert [each.cause for each in found] == ["waiting_for_data", "switch"]

@@ -15,9 +15,9 @@ import pytest
 from planted import QUICK, wait_until
 from played_gpu import GPU, MS, log, play
 
+from labkit.api import launch
 from labkit.diagnosis.findings import NEIGHBOUR
 from labkit.process import handle
-from labkit.results.launch import launch
 from labkit.stamps.events import EventLog
 from labkit.stamps.record import Tail
 

@@ -6,15 +6,11 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from played_gpu import GPU, host_steps
+from played_gpu import host_steps
 from played_gpu import log as logged
 
 import labkit as lk
 from labkit import course
-from labkit.diagnosis import step_table
-from labkit.diagnosis.causes.compute import fuse
-from labkit.diagnosis.causes.launches import compiled
-from labkit.results.hardware import Machine
 from labkit.stamps import timeline
 from labkit.stamps.step_ring import FinishedStep
 from labkit.watching import hook
@@ -67,23 +63,6 @@ def test_the_verdict_on_such_a_loop_is_of_the_host_and_says_so(wait_ms, named, o
 
 
 # -- cards of other kinds --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "device, capability, compiles",
-    [
-        ("cuda:0", "6.1", False),
-        ("cuda:0", None, True),  # ROCm
-        ("mps", None, False),
-    ],
-)
-def test_compiling_is_advised_only_where_it_can_act(device, capability, compiles, tmp_path):
-    facts = {**GPU, "device": device, "compute_capability": capability}
-    assert not Machine.from_dict(facts | {"compile_lacks": "no Triton"}).compiles
-    run = logged(tmp_path, facts, lk.Pipeline().to_dict(), *host_steps(1.0, 5.0))
-    evidence = step_table.StepTable(run).evidence()
-    for remedy in (compiled, fuse):
-        assert bool(remedy.for_run(evidence)) == compiles
 
 
 class PlayedEvent:

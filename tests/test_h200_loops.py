@@ -3,13 +3,11 @@
 import gzip
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from played_gpu import load
 
 import labkit as lk
-from labkit.instruments import spare_card
 
 HERE = Path(__file__).parent
 
@@ -69,30 +67,3 @@ def test_a_model_left_on_the_cpu_beside_a_card_is_the_first_thing_said(tmp_path,
     said = "The model is on the CPU, and does not use the NVIDIA H200"
     assert (said in verdict.three_lines[0]) == has_model
     assert any(said in note for note in verdict.to_dict()["notes"]) == has_model
-
-
-@pytest.fixture
-def card(monkeypatch):
-    """A card that a driver tells of, and nothing hides."""
-    driver = SimpleNamespace(
-        nvmlInit=lambda: None,
-        nvmlDeviceGetHandleByIndex=int,
-        nvmlDeviceGetName=lambda handle: "a card",
-    )
-    monkeypatch.setattr(spare_card, "pynvml", driver)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return driver
-
-
-def test_without_cuda_in_torch_or_a_driver_there_is_no_spare_card(card):
-    assert spare_card.spare_card(None) is None
-    del card.nvmlInit
-    assert spare_card.spare_card("13.0") is None
-
-
-@pytest.mark.parametrize(
-    "visible, found", [("0", True), ("GPU-1,0", True), ("", False), ("-1", False)]
-)
-def test_a_card_that_is_hidden_is_none(visible, found, card, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert spare_card.spare_card("13.0") == ("a card" if found else None)

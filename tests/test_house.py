@@ -11,8 +11,6 @@ import torch
 
 import labkit as lk
 from labkit import Pipeline
-from labkit.bench.measure import call
-from labkit.bench.stopwatch import Bench
 from labkit.diagnosis import cause, judge, symptoms
 from labkit.diagnosis.findings import BOTTLENECKS, Finding, Measured, Remedy
 from labkit.diagnosis.step_table import StepTable
@@ -37,17 +35,35 @@ ROOMS = (
     "view",
     "course",
 )
-ABOVE = {
-    "results": ("traces", "diagnosis", "view"),
-    "traces": ("view",),
-    "diagnosis": ("view",),
-    "tuning": ("view",),
-}
+ABOVE = {"traces": ("view",)}  # a trace that is read is a result: it draws itself
+LIVE = ("api", "library")  # which stand on the rooms up to the diagnosis, and on the figures
 LOWEST = ("knobs.py", "orders.py", "quotas.py", "spec.py", "text.py")
+INSIDE = {  # what tests and tools import besides `lk`, rooms or modules, and why that is not enough
+    "logs, rings and clocks as a writer that was killed leaves them": "stamps",
+    "planted faults, kills, and what they must not leave": "process results.launch results.saving",
+    "machines, drivers and containers that are not here": "instruments quotas results.hardware",
+    "the loop on a stand-in GPU, and what is sent to it": "bench",
+    "the script under watch, in whose process the test is": "watching hf lightning view.watch_live",
+    "evidence that no log here holds, and code to paste": (
+        "diagnosis results.core_use results.failures results.workers"
+    ),
+    "searches on made-up rates": "tuning",
+    "answers and cheats": "course",
+    "hostile files, secrets, and a site that is not here": (
+        "results.privacy results.public_files results.shipped text traces.events traces.file "
+        "traces.public"
+    ),
+    "what is drawn without a browser, and typed without a terminal": (
+        "__main__ results.sweep terminal view.controls view.display view.live view.run_figure "
+        "view.running view.several_figures view.style view.wandb_log view.watch_command"
+    ),
+    "tables that are held against files": "knobs spec results.library results.published "
+    "results.script",
+}
 FILES = sorted((ROOT / "labkit").rglob("*.py"))
 
 
-def test_imports_point_down_and_only_results_reach_up_to_be_drawn_or_judged():
+def test_imports_point_down_and_in_no_circle():
     """Ruff has what stands at the top of a module; this has what a method imports, too."""
     for path in FILES:
         room = path.relative_to(ROOT / "labkit").parts[0]
@@ -55,9 +71,23 @@ def test_imports_point_down_and_only_results_reach_up_to_be_drawn_or_judged():
             continue
         place = ROOMS.index(room) if room in ROOMS else -1
         above = {*ROOMS[place + 1 :]} - {*ABOVE.get(room, ())}
+        above |= {*LIVE} if room in (*LOWEST, *ROOMS[: ROOMS.index("tuning")]) else set()
         text = path.read_text(encoding="utf-8")
         reached = set(re.findall(r"^ *from labkit\.(\w+)", text, re.MULTILINE))
         assert not reached & above, path
+
+
+def test_no_module_that_imports_the_live_results_is_imported_by_them():
+    """Those that only a figure needs stand below `labkit.api`, and the views of it above."""
+    imports = {}
+    for path in FILES:
+        text = path.read_text(encoding="utf-8")
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        imports[name] = set(re.findall(r"^ *from (labkit\.[\w.]+)", text, re.MULTILINE))
+    below = {"labkit.api"}
+    while more := {name for each in below for name in imports.get(each, ())} - below:
+        below |= more
+    assert not [name for name in below if "labkit.api" in imports.get(name, ())]
 
 
 def test_an_editor_finds_every_public_name_where_python_does():
@@ -66,17 +96,34 @@ def test_an_editor_finds_every_public_name_where_python_does():
     assert {alias.name: node.module for node in block.body for alias in node.names} == lk._HOMES
 
 
+def imported(path):
+    """Yield what a file imports of labkit: names, or modules."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def test_tests_and_tools_go_through_the_public_names_but_for_what_has_a_reason():
+    inside = tuple(f"{each}." for each in " ".join(INSIDE.values()).split())
+    for path in [*(ROOT / "tests").glob("*.py"), *(ROOT / "maintain").rglob("*.py")]:
+        ours = [name[7:] for name in imported(path) if name.startswith("labkit.")]
+        others = [name for name in ours if not f"{name}.".startswith(inside)]
+        assert {*others} <= {*lk._HOMES}, path
+
+
 def recipe(heading):
     """Return the block of Python below a heading of CONTRIBUTING.md."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     return re.search(rf"\*\*{heading}\*\*.*?```python\n(.*?)```", text, re.DOTALL).group(1)
 
 
+@pytest.mark.slow
 def test_an_experiment_is_a_function():
-    exec(recipe("An experiment"), names := {"torch": torch})
-    bench = Bench(torch.device("cpu"))
-    assert call(names["sums"], {"n": 1000}, bench, {}) is None
-    assert bench.rows[0]["bytes"] == 4000
+    exec(recipe("An experiment"), names := {"torch": torch, "__name__": "__main__"})
+    rows = lk.measure(names["sums"], n=[1000], device="cpu").rows
+    assert rows["gib_s"][0] == pytest.approx(4000 / 2**30 / (rows["ms"][0] / 1e3))
 
 
 def test_a_knob_is_one_line():

@@ -21,10 +21,10 @@ from torch.utils.data import DataLoader
 
 import labkit as lk
 from labkit.__main__ import main
-from labkit.diagnosis import thresholds as limits
 from labkit.instruments.batch_contents import padding_of
 from labkit.instruments.growth import Growth
 from labkit.instruments.stack import Places
+from labkit.watching.switches import switches_on
 
 pytestmark = pytest.mark.usefixtures("watches_end")
 SLOW = pytest.mark.slow
@@ -173,7 +173,7 @@ def test_what_an_h200_certainly_did_bounds_what_the_body_of_its_loop_costs(tmp_p
 def test_a_watched_loop_without_a_loss_is_not_called_healthy_for_certain(tmp_path):
     found = watched_loop(tmp_path, FLAT_MS).diagnose()
     assert found.findings[0].cause == "the_device_is_the_limit"
-    assert found.confidence == limits.LINES_SEEN < 1
+    assert found.confidence < 1
     assert "watched loop sees" in found.advice
 
 
@@ -208,52 +208,6 @@ def test_padding_of_somebodys_batches_is_told_from_other_whole_numbers():
         assert padding_of(batch) == pytest.approx((share, 0))
     for other in (torch.randint(0, 2, (16, 40)), torch.randn(4, 12), [1, 2], None):
         assert padding_of(other) is None, other
-
-
-def grown_in(loop):
-    """Return what is found to grow in a loop, which has itself looked at by what it is given."""
-    grown = Growth()
-
-    def look(step):
-        grown.look(sys._getframe(1), loop.__code__, step)
-        return {*grown.found}
-
-    loop(look)
-    return grown.found
-
-
-def test_what_grows_is_told_from_what_is_emptied_and_no_code_of_the_users_is_run():
-    class Lazy:
-        def __getattr__(self, name):
-            raise AssertionError(f"{name} was asked for")
-
-    def loop(look):
-        lazy = Lazy()
-        window = []
-        losses = []
-        on_card = []
-        own = []
-        weight = torch.ones(1, requires_grad=True)
-        total = 0.0
-        for step in range(160):
-            window.append(weight * 2)
-            losses.append(weight * 2)
-            on_card.append(torch.empty(1_000_000, device="meta"))
-            own.append(lazy)
-            total = total + weight * 2
-            if len(window) == 40:
-                window.clear()
-            if step % 16 == 15:
-                looks.append(look(step))
-        total = 0.0 + weight * 2
-        look(160)
-
-    looks = []
-    found = grown_in(loop)
-    # A sum keeps the graph of each step
-    assert looks[-1] == {"losses", "on_card", "own", "total"}
-    assert {*found} == {"losses", "on_card", "own"} and found["losses"]["graph"]
-    assert found["losses"]["bytes"] == 160 * 4 and found["on_card"]["bytes"] < 1e6
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="stacks are sampled on Linux only")
@@ -452,3 +406,88 @@ def test_a_comparison_of_runs_draws_the_earlier_one_above_the_later_on_one_time_
     earlier, later, *_ = compared.plot().axes
     assert np.ptp(earlier.get_xlim()) == pytest.approx(np.ptp(later.get_xlim()))
     assert earlier.get_title(loc="left").startswith("before")
+
+
+# -- other programs --------------------------------------------------------------------------------
+
+BESIDE = {"event": "beside", "processes": [{"pid": 12, "name": "blender", "cores": 1.0}]}
+
+
+@pytest.mark.parametrize(
+    "work, cpu, line_cpu, first",
+    [
+        (("forward", "model()"), 1.0, 0.4, "unsure"),
+        (("python", "json.dumps()"), 1.0, 0.4, "host"),
+        (("forward", "model()"), 1.0, 0.02, "compute"),
+    ],
+)
+def test_other_programs_that_have_the_cores_come_first_and_a_line_stays_what_it_is(
+    work, cpu, line_cpu, first, tmp_path
+):
+    found = watched_loop(tmp_path, FLAT_MS, BESIDE, work=work, cpu=cpu, line_cpu=line_cpu)
+    found = found.diagnose()
+    what, why, do = str(found).split("\n")[:3]
+    assert found.bottleneck == first
+    others = "Other programs used 1.0 of 2 cores meanwhile: blender (pid 12)"
+    assert (others in what) == (cpu == 1.0)
+    if first == "unsure":
+        had = "44% of the time in which this program had work, others had its cores"
+        assert (had in why) == (line_cpu is not None)
+        assert do.startswith("Do: Stop the other work and run again.")
+
+
+# -- what is kept, and what is switched on --------------------------------------------------------
+
+
+def grown_in(loop):
+    """Return what is found to grow in a loop, which has itself looked at by what it is given."""
+    grown = Growth()
+
+    def look(step):
+        grown.look(sys._getframe(1), loop.__code__, step)
+        return {*grown.found}
+
+    loop(look)
+    return grown.found
+
+
+KEPT = {}
+
+
+def test_graphs_kept_in_a_list_of_a_dict_in_a_sum_and_in_a_hidden_state_are_named():
+    def loop(look):
+        logs = {"loss": [], "lr": 0.1}
+        rnn = torch.nn.GRU(4, 4)
+        hidden = cut = torch.zeros(1, 2, 4)
+        total = running = 0.0
+        for step in range(60):
+            out, hidden = rnn(torch.ones(3, 2, 4), hidden)
+            out, cut = rnn(torch.ones(3, 2, 4), cut)
+            cut = cut.detach()
+            loss = out.mean()
+            logs["loss"].append(loss)
+            total += loss
+            running += loss.item()
+            KEPT.setdefault("all", []).append(loss)
+            if step % 10 == 9:
+                look(step)
+
+    found = grown_in(loop)
+    assert {*found} == {'logs["loss"]', "hidden", "total", 'KEPT["all"]'}
+    lines = {name: each["line"] - loop.__code__.co_firstlineno for name, each in found.items()}
+    assert lines == {"hidden": 6, 'logs["loss"]': 10, "total": 11, 'KEPT["all"]': 13}
+    assert all(each["graph"] for each in found.values())
+
+
+def test_switches_are_read_in_the_process(monkeypatch):
+    assert switches_on() == set()
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    sys.setprofile(lambda *_: None)
+    try:
+        with torch.autograd.set_detect_anomaly(True), torch.profiler.profile():
+            on = switches_on()
+    finally:
+        sys.setprofile(None)
+    assert on == {
+        "CUDA_LAUNCH_BLOCKING", "a Python profiler", "anomaly mode", "torch's profiler",
+    }  # fmt: skip

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from labkit import quotas
-from labkit.diagnosis.datasheets import card
 from labkit.instruments import devices, resources
 from labkit.instruments import machine as bench_machine
+from labkit.results.datasheets import card
 from labkit.results.hardware import Machine
 
 FACTS = {"device": "cpu", "kind": "cpu", "name": "Some CPU", "cpu_cores": 2, "threads": 1}

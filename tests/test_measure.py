@@ -10,9 +10,6 @@ from played_gpu import load
 
 import labkit as lk
 from labkit.bench import triton_kernels
-from labkit.view import function_panel, measuring
-from labkit.view.controls import Control
-from labkit.view.drawing import Drawing
 
 FACTOR = 3  # of this "notebook"
 CPU = torch.device("cpu")
@@ -75,10 +72,7 @@ def locked():
         ("roofline", {}, "function"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_anything_starts(
-    function, grid, why, monkeypatch
-):
-    monkeypatch.setattr(measuring, "launch", None)
+def test_what_cannot_be_measured_is_refused_before_anything_starts(function, grid, why):
     with pytest.raises(ValueError, match=why):
         lk.measure(function, **grid)
 
@@ -121,22 +115,6 @@ def test_a_triton_kernel_of_a_notebook_travels_with_its_source(monkeypatch):
 # -- the panel of a function -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "values, kind, low, high",
-    [
-        ([0, 4], "int", 0, 8),
-        ([0.5, 2.0], "float", 0, 4),
-        ([-2, 3], "int", -4, 6),
-        ([False, True], "str", None, None),
-        ([None, 2], "str", None, None),
-    ],
-)
-def test_an_axis_has_a_control_with_a_range_or_its_choices(values, kind, low, high):
-    knob = function_panel.knob_of("n", values, "product")
-    assert (knob.kind, knob.low, knob.high) == (kind, low, high)
-    assert Control(knob, values[0]).value == values[0]
-
-
 def row(n, ms):
     return {"event": "row", "values": {"n": n}, "seconds": [ms / 1e3] * 3}
 
@@ -153,15 +131,6 @@ def test_a_point_joins_the_rows_and_one_measured_again_replaces_its_own(tmp_path
         grid.add(measured_rows(tmp_path / f"point-{n}", row(n, ms)))
     assert dict(zip(grid.rows["n"], grid.rows["ms"], strict=True)) == {1: 10, 3: 30, 2: 25}
     assert len(grid) == 3 and grid.added[0].in_words == "30 ms"
-
-
-def test_a_title_may_be_computed(tmp_path):
-    now = measured_rows(tmp_path / "now", row(1, 5), row(2, 6))
-    drawing = Drawing("n", "ms", title=lambda rows: f"at best {rows['ms'].min():.0f} ms")
-    figure = drawing.figure(now)
-    assert figure.texts[0].get_text() == "at best 5 ms"
-    failing = Drawing("n", "ms", title=lambda rows: rows["none"])
-    assert "KeyError" in failing.figure(now).texts[0].get_text()
 
 
 def test_an_argument_named_as_one_of_measures_own_is_refused():

@@ -14,7 +14,7 @@ import pytest
 import labkit as lk
 from labkit import Pipeline
 from labkit.process import device_lock, family, folders, leftovers, run_mark
-from labkit.results.saving import FileKept
+from labkit.results.saving import FileKept, replacing
 from labkit.stamps.folder_rights import NotOurs
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="POSIX permissions and ids")
@@ -251,3 +251,17 @@ def test_a_file_is_replaced_unasked_only_as_labkit_wrote_it(name, home, tmp_path
     folders._writable.cache_clear()
     path.write_bytes(b"")
     write(path)
+
+
+@as_root
+def test_no_file_is_written_through_another_users_link(home, tmp_path):
+    victim = tmp_path / ".bashrc"
+    victim.write_text("mine")
+    link = tmp_path / "run.html"
+    link.symlink_to(victim)
+    with pytest.raises(FileKept), replacing(link) as file:
+        file.write(b"new")
+    os.lchown(link, NOBODY, NOBODY)
+    with pytest.raises(FileKept, match="another user"), replacing(link, overwrite=True) as file:
+        file.write(b"new")
+    assert victim.read_text() == "mine" and sorted(os.listdir(tmp_path))[-1] == "run.html"

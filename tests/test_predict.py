@@ -6,7 +6,6 @@ import pytest
 from played_gpu import CPU, GPU, MS, host_steps, log, play
 
 import labkit as lk
-from labkit.prediction.recommendation import recommend_workers
 
 STEPS = host_steps(50, 10, 40, cpu=10 * MS)  # 50 ms of waiting and 10 of training
 WATCHED = {"watched": {"loader": "DataLoader"}}
@@ -98,16 +97,16 @@ RECORDED = [
 def test_the_verdict_advises_the_predicted_workers_and_a_second_look_does_not_undo_it(name):
     run = lk.recorded(name)
     own = run.pipeline.num_workers
-    best = recommend_workers(run)
     advised = {
         remedy.changes["num_workers"]
         for finding in run.diagnose().findings
         for remedy in finding.remedies
         if "num_workers" in remedy.changes
     }
-    assert advised <= {best} - {own}
-    rates = {n: lk.predict(run, num_workers=n).throughput for n in {0, 4, 12, best}}
-    assert max(rates.values()) < 1.06 * rates[best]  # once applied, nothing else gains
+    assert len(advised) <= 1 and own not in advised
+    for best in advised:
+        rates = {n: lk.predict(run, num_workers=n).throughput for n in {0, 4, 12, best}}
+        assert max(rates.values()) < 1.06 * rates[best]  # once applied, nothing else gains
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from played_gpu import CPU, END, GPU, MS, load
 
 import labkit as lk
 from labkit import Pipeline
-from labkit.results.launch import launch
+from labkit.api import launch
 from labkit.spec import Distributed
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -10,7 +10,7 @@ import recordings as recording
 from recordings import wanted
 
 import labkit as lk
-from labkit.results.library import NAME
+from labkit.library import NAME
 
 pytestmark = pytest.mark.slow  # all read one run that is made here
 

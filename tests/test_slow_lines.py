@@ -85,29 +85,6 @@ def in_workers(place, part=0.9):
 ALL = {ASKS: 1.0}  # of the waiting, while workers make batches
 
 
-WORKERS_LINES = {
-    "self.db.execute().fetchone()": ("io", "train.py:15", "Create an index"),
-    "self.cache[index]": ("proxy", "of the workers' time is `self.cache[index]`", "share_memory_"),
-    "self.lock.acquire()": ("wait", "train.py:15", "a copy of its own, which needs no lock"),
-    "self.lock": ("wait", "train.py:15", "wait for one lock"),
-    "self.jobs_queue.get()": ("wait", "train.py:15", "to fill or empty a queue"),
-    "self.sock.recv()": ("wait", "train.py:15", "waits for the network"),
-    "h5py.File()": ("io", "train.py:15", "Open it once in each worker"),
-    "AutoTokenizer.from_pretrained()": ("library", "train.py:15", "once in each worker"),
-}
-
-
-@pytest.mark.parametrize("call", WORKERS_LINES)
-def test_a_line_with_most_of_the_workers_time_is_the_finding_whatever_the_cores_do(call, tmp_path):
-    kind, why, do = WORKERS_LINES[call]
-    said = found(tmp_path, ALL, in_workers(line(call, kind)), workers=BUSY)
-    assert (said.name, said.cause) == ("input", "item")
-    assert "90% of the workers' time is" in said.evidence and why in said.evidence
-    assert said.advice.startswith(f"`{call}` (train.py:15): ") and do in said.advice
-    assert "At most 10.0 times as many steps" in said.advice or "At most 5.0" in said.advice
-    assert "num_threads" not in said.code and "uint8" not in said.advice
-
-
 @pytest.mark.parametrize("number", ["samples", "batches"])
 def test_a_sampler_is_slow_in_the_loops_own_process_and_nothing_is_said_of_sending(
     number, tmp_path

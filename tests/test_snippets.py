@@ -152,18 +152,13 @@ STEP_CHANGES = [
 ]
 
 
-class Loader(DataLoader):
-    pass
-
-
 @pytest.fixture
 def user_module(monkeypatch):
     module = ModuleType("labkit_user")
     net = nn.Linear(4, 2)
     module.__dict__.update(
-        Loader=Loader, DataLoader=DataLoader, data=TensorDataset(torch.arange(64.0)), net=net,
+        DataLoader=DataLoader, data=TensorDataset(torch.arange(64.0)), net=net,
         sgd=torch.optim.SGD(net.parameters(), lr=0.1), list_of=lambda n: list(range(n)),
-        make=lambda data: DataLoader(data, 8),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "labkit_user", module)
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))

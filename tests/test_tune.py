@@ -4,10 +4,8 @@ The search itself is tested on a made-up machine whose throughputs are known, th
 where the bench takes it in; a few real runs show that all of it arrives where it is measured.
 """
 
-import io
 import json
 import os
-import pickle
 import sys
 import textwrap
 import threading
@@ -18,7 +16,7 @@ import pytest
 import torch
 
 import labkit as lk
-from labkit.bench import by_value, user_dataset, user_parts
+from labkit.bench import user_parts
 from labkit.tuning import source
 from labkit.tuning.loader_search import LoaderSearch
 from labkit.tuning.search_result import Tuning
@@ -110,7 +108,7 @@ def test_an_interrupted_cell_returns_what_a_sweep_or_a_tuning_has(monkeypatch):
     def pressed(*_how, **_more):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("labkit.results.sweep.Sweep.measure", pressed)
+    monkeypatch.setattr("labkit.api.Sweep.measure", pressed)
     with pytest.raises(KeyboardInterrupt):
         lk.sweep(num_workers=[0, 2])
     monkeypatch.setattr("labkit.view.running.in_notebook", lambda: True)
@@ -216,14 +214,6 @@ def test_a_dataset_that_fails_or_cannot_be_read_again_says_why(
 def test_what_cannot_be_searched_is_refused_before_anything_runs(search, message):
     with pytest.raises(ValueError, match=message):
         search()
-
-
-def test_what_is_sent_may_come_from_a_notebook():
-    code = "class Here:\n def __len__(self): return 3\n def __getitem__(self, i): return i"
-    exec(code, scope := {"__name__": "__main__"})
-    sent = io.BytesIO()
-    by_value.dump(user_dataset.NamesTheItem(scope["Here"]()), sent)
-    assert pickle.loads(sent.getvalue())[2] == 2
 
 
 @pytest.mark.slow

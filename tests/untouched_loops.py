@@ -1,6 +1,6 @@
 """Loops whose every object says when its code runs, and that show their stack: a script.
 
-A watched run has to say the same, in the same order: `test_untouched.py` compares.
+A watched run has to say the same, in the same order: `test_in_the_script.py` compares.
 """
 
 import collections

@@ -8,7 +8,7 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import NEIGHBOUR, Finding, Measured, Remedy
 from labkit.diagnosis.symptoms import explains
-from labkit.results.run import Run
+from labkit.results.run_data import RunData
 from labkit.spec import GRAPH_MODES
 from labkit.text import counted, listed
 
@@ -165,7 +165,7 @@ def _gpu_shared(evidence: Evidence) -> Finding | None:
 # -- what limits a verdict -------------------------------------------------------------------------
 
 
-def undisturbed(evidence: Evidence, run: Run, seconds: float) -> float:
+def undisturbed(evidence: Evidence, run: RunData, seconds: float) -> float:
     """Return how much of the confidence (0 to 1) the `caveats` leave."""
     crowded = evidence.crowded_by
     left = 1 - min(crowded, 1.0) if crowded > limits.DISTURBS else 1.0
@@ -177,7 +177,7 @@ def undisturbed(evidence: Evidence, run: Run, seconds: float) -> float:
     return left
 
 
-def caveats(evidence: Evidence, run: Run, seconds: float) -> tuple[str, ...]:
+def caveats(evidence: Evidence, run: RunData, seconds: float) -> tuple[str, ...]:
     """Say what else had a part in the times of a run of which `seconds` were measured."""
     said = []
     if evidence.crowded_by > limits.DISTURBS:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.device_peaks import Peak
 from labkit.diagnosis.doubts import LOOK_INSIDE, MAKERS_PROFILER, PROFILE
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import DEVICE_LIMIT, Finding, Measured, Remedy
-from labkit.results.run import Run
+from labkit.results.device_peaks import Peak
+from labkit.results.run_data import RunData
 from labkit.stamps.record import Event
 from labkit.text import percent
 
@@ -24,35 +24,9 @@ LARGER = Remedy(
 )
 
 
-def mfu(run: Run) -> float | None:
-    """Return `run.mfu` against its own peak."""
-    return _share(run, "flops", run.peak and run.peak.flop_per_s)
-
-
-def mbu(run: Run) -> float | None:
-    """Return `run.mbu`; None also where all that a step touches fits into the cache."""
-    work = run.event("work")
-    if work is None or work["held_bytes"] <= (work.get("cache_bytes") or 0):
-        return None
-    return _share(run, "bytes", run.peak and run.peak.byte_per_s)
-
-
-def _share(run: Run, what: str, per_s: float | None) -> float | None:
-    """Return the FLOPs or bytes of a run's samples, over what `per_s` allows: 0 to 1, or None.
-
-    The zeros of a convolution's padding are counted, and a good kernel leaves them out; Winograd's
-    kernels (cuDNN, FP32) take 16 multiplications for 36 of a 3x3 one (Lavin and Gray, CVPR 2016).
-    What that brings above 1 counts as 1. Far above, others used the machine while its peak was
-    measured.
-    """
-    work = run.event("work")
-    if not work or work["samples"] <= 0 or not work[what] or not run.throughput or not per_s:
-        return None
-    reached = work[what] / work["samples"] * run.throughput / per_s
-    return None if reached > limits.NO_PEAK else min(reached, 1.0)
-
-
-def with_low_mfu(run: Run, evidence: Evidence, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
+def with_low_mfu(
+    run: RunData, evidence: Evidence, found: tuple[Finding, ...]
+) -> tuple[Finding, ...]:
     """Add a finding where a busy device does little of what it could; last: no loss of its own."""
     reached = run.mfu
     reference = run.peak

@@ -16,13 +16,13 @@ from typing import Any, cast
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.hot_lines import MAKING, Line, Lines
 from labkit.diagnosis.loader_code import LoopCode
+from labkit.diagnosis.wall_shares import WallShares
 from labkit.diagnosis.watched_loop import Loop
 from labkit.diagnosis.witnesses import Heat, Witness, deciding
 from labkit.instruments.growth import Grown
 from labkit.knobs import Setting
 from labkit.results.core_use import CoreUse
 from labkit.results.supply import FewSlow
-from labkit.results.wall_shares import WallShares
 from labkit.results.workers import Hang
 
 UNKNOWN: Any = None  # of a field that may not have been measured

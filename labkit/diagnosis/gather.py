@@ -20,18 +20,21 @@ from labkit.diagnosis.evidence import (
     WorkerEvidence,
     Xray,
 )
+from labkit.diagnosis.hot_lines import lines_of
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.trace_evidence import kernels_of
+from labkit.diagnosis.wall_shares import shares_of
 from labkit.diagnosis.watched_loop import loop_of
 from labkit.diagnosis.witnesses import throttled, witnesses
 from labkit.instruments.card_formats import tensor_formats
 from labkit.results.core_use import CoreUse, mean_known
 from labkit.results.hardware import Machine
 from labkit.results.readings import readings
-from labkit.results.run import Run
+from labkit.results.run_data import RunData
 from labkit.results.supply import few_slow
 from labkit.stamps.event_shapes import fields_in
 from labkit.stamps.record import Event
+from labkit.traces.read import xray_of
 
 # Loaders that prepare nothing beside the loop by themselves, and torch's
 NOBODYS = ("DataLoader", "generator", "enumerate", "zip", "map", "range", "list", "tuple", "islice")
@@ -39,7 +42,7 @@ MODELS_WORK = {"forward", "backward", "optimizer"}  # parts of a loop's body
 FORKS_NO_MORE = re.compile(r"3\.(1[4-9]|[2-9]\d)")  # Pythons that start workers anew on Linux, too
 
 
-def known_of(run: Run, wait: np.ndarray, compute: np.ndarray, ranks_cores: float) -> Evidence:
+def known_of(run: RunData, wait: np.ndarray, compute: np.ndarray, ranks_cores: float) -> Evidence:
     """Return what does not change from one resampling of the steps to the next.
 
     `wait` and `compute` are (steps,), s.
@@ -60,13 +63,13 @@ def known_of(run: Run, wait: np.ndarray, compute: np.ndarray, ranks_cores: float
         launches_only=run.launches_only,
         use=CoreUse.of(run, ranks_cores),
         xray=xray,
-        lines=run.lines if run.samples_of_lines else None,
+        lines=lines_of(run) if run.samples_of_lines else None,
         loop=loop,
         body=body,
         workers=worker_evidence(run),
         slow_items=_slow_items(run),
         epochs=_epochs(run),
-        whole=run.wall_shares,
+        whole=shares_of(run),
         knobs=knobs,
         trains=not body or bool({"backward", "optimizer"} & body.keys()),
         compiles=machine.compiles,
@@ -83,7 +86,7 @@ def _stall_share(wait: np.ndarray) -> float:
     return float(worst.sum() / wait.sum()) if wait.any() else 0.0
 
 
-def _of_watched(known: Evidence, run: Run) -> Evidence:
+def _of_watched(known: Evidence, run: RunData) -> Evidence:
     """Return the evidence with what only the recorder of a user's own loop sees."""
     code = LoopCode.of(run.loop_code, run.event("job"))
     # Not of a prefetcher or Accelerate's loader, which move there what workers have made
@@ -120,7 +123,7 @@ def _imports_script(machine: Machine, code: LoopCode) -> bool:
     return newer is not None or not (machine.os or "Linux").startswith("Linux")
 
 
-def worker_evidence(run: Run) -> WorkerEvidence | None:
+def worker_evidence(run: RunData) -> WorkerEvidence | None:
     """Return what a run recorded of its workers; None where it recorded nothing, or has none."""
     seen = run.workers
     workers = [worker for worker in seen if worker.worker >= 0]
@@ -140,7 +143,7 @@ def worker_evidence(run: Run) -> WorkerEvidence | None:
     )
 
 
-def _epochs(run: Run) -> Epochs:
+def _epochs(run: RunData) -> Epochs:
     """Return what the loop waited for at the start of its later epochs, and in the first one."""
     firsts = sorted({step for step in run.first_steps if step < run.steps})
     if len(firsts) < 2:
@@ -160,13 +163,14 @@ def _epochs(run: Run) -> Epochs:
     )
 
 
-def _slow_items(run: Run) -> SlowItems | None:
+def _slow_items(run: RunData) -> SlowItems | None:
     """Return what a few items cost that take far longer than the others; None where none do."""
     cost = few_slow(run.workers.batches) if run.workers else None
     if cost is None:
         return None
     indices = tuple(dict.fromkeys(item.index for item in run.workers.slowest))
-    lines = run.lines.rows(run.lines.while_made(cost.batches))[:3]
+    sampled = lines_of(run)
+    lines = sampled.rows(sampled.while_made(cost.batches))[:3]
     return SlowItems(cost, indices, lines)
 
 
@@ -176,7 +180,7 @@ def _host_wait(host_ns: np.ndarray) -> float:
     return float((ready - asked).sum() / max((end - asked).sum(), 1))
 
 
-def _of_cpu(known: Evidence, run: Run, compute: np.ndarray) -> Evidence:
+def _of_cpu(known: Evidence, run: RunData, compute: np.ndarray) -> Evidence:
     """Return the evidence with a GPU that a watched model on the CPU leaves alone.
 
     It is not worth a word to what computes no model, or for less time than launches take a GPU.
@@ -189,14 +193,14 @@ def _of_cpu(known: Evidence, run: Run, compute: np.ndarray) -> Evidence:
     return replace(known, spare_card=spare["name"]) if has_model else known
 
 
-def _of_gpu(known: Evidence, run: Run) -> Evidence:
+def _of_gpu(known: Evidence, run: RunData) -> Evidence:
     """Return the evidence with what a GPU showed."""
     machine = run.machine
     in_line = mean_known(each.get("launch_line") for _, each in readings(run))
     launches = None
     if in_line is not None and run.queued_ms is not None:
         launches = Launches(run.queued_ms, min(in_line, 1.0))
-    kernels = kernels_of(run.xray)
+    kernels = kernels_of(xray_of(run))
     seen = witnesses(run)
     card = CardEvidence(
         launches=launches,
@@ -223,7 +227,7 @@ def _xray(seen: Event | None) -> Xray | None:
     return Xray(**fields_in(Xray, numbers))
 
 
-def _swelling(run: Run) -> tuple[float | None, float | None]:
+def _swelling(run: RunData) -> tuple[float | None, float | None]:
     """Return the memory (GiB) of a run's processes, early and late, where it rose to the end."""
     held = [s["rss_gib"] for s in run.telemetry if isinstance(s.get("rss_gib"), float)]
     if len(held) < limits.MEMORY_READINGS:
@@ -234,7 +238,7 @@ def _swelling(run: Run) -> tuple[float | None, float | None]:
     return (fifths[0], fifths[-1]) if rose else (None, None)
 
 
-def _others_on_gpu(run: Run) -> float | None:
+def _others_on_gpu(run: RunData) -> float | None:
     """Return the share of the measured time in which others' kernels ran on the GPU.
 
     None where the driver does not tell it (MIG, older drivers). A process that only has a context

@@ -6,6 +6,7 @@ two: their weights are scaled to what the stamps measured.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterable
@@ -19,7 +20,7 @@ import numpy as np
 from labkit.diagnosis import thresholds as limits
 from labkit.instruments.stack import Place, Where
 from labkit.results.result import Result, Table
-from labkit.results.run import Run
+from labkit.results.run_data import RunData
 from labkit.stamps.record import Event
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class Lines(Result):
     `part` of the body that it is. Workers took `made_us` to make a batch, None if unknown.
     """
 
-    def __init__(self, run: Run):
+    def __init__(self, run: RunData):
         """Join the samples of `run` with its steps, warm-up excluded."""
         self.places, samples = _read(run.samples_of_lines)
         pid, ended_ns, weight_ns, place = samples.T
@@ -330,3 +331,9 @@ def _read(events: Iterable[Event]) -> tuple[list[Place], np.ndarray]:
             if place is not None:
                 samples.append((pid, ended_ns, weight_ns, place))
     return places, np.array(samples, np.int64).reshape(-1, 4)
+
+
+@functools.lru_cache(maxsize=16)  # of the ranks of a run
+def lines_of(run: RunData) -> Lines:
+    """Return where in the user's code the time of a run went."""
+    return Lines(run)

@@ -6,13 +6,13 @@ import numpy as np
 
 from labkit.diagnosis.thresholds import MIN_READINGS
 from labkit.results.readings import readings, readings_of
-from labkit.results.run import Run
+from labkit.results.run_data import RunData
 
 LAGS_S = 1.0  # NVML's power is the mean of the last second (nvmlDeviceGetPowerUsage, Ampere)
 PAUSE_S = 1e-3  # the run's clock stood still between two readings: a pause, of no interest here
 
 
-def by_counter(run: Run) -> float | None:
+def by_counter(run: RunData) -> float | None:
     """Return mean power (W) after the warm-up, by the card's energy counter; None: hardly read."""
     counts = [
         (sample["t_ns"] / 1e9, moment, sample["energy_j"])
@@ -26,7 +26,7 @@ def by_counter(run: Run) -> float | None:
     return float(spent_j[sound].sum() / max(seconds[sound].sum(), 1e-9)) or None
 
 
-def by_meter(run: Run) -> float | None:
+def by_meter(run: RunData) -> float | None:
     """Return mean power (W) after the warm-up, as the card told it; None: hardly read."""
     _, watts = readings_of(run, "power_w", run.warm_s + LAGS_S)
     known = watts[np.isfinite(watts)]

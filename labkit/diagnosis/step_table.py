@@ -11,7 +11,7 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.gather import known_of
 from labkit.prediction.recommendation import recommend_prefetch, recommend_workers
-from labkit.results.run import Run
+from labkit.results.run_data import RunData
 from labkit.stamps.step_classes import CLASSES, split_steps
 
 # Share of the time spent waiting for data from which it is asked how many workers would be best
@@ -43,7 +43,7 @@ class StepTable:
     A row of `table` is the `StepSums` of a step or of a few.
     """
 
-    def __init__(self, run: Run, ranks_cores: float = 0.0):
+    def __init__(self, run: RunData, ranks_cores: float = 0.0):
         """Other ranks of the same job used `ranks_cores`: they are no other programs."""
         first = max(run.warmup - 1, 0)
         parts = split_steps(run.stamps[first:])  # (steps, CLASSES), s
@@ -130,7 +130,7 @@ class StepTable:
         )
 
 
-def _advised(known: Evidence, run: Run, sums: StepSums) -> Evidence:
+def _advised(known: Evidence, run: RunData, sums: StepSums) -> Evidence:
     """Return a bench's evidence with what simulations recommend, where that may matter.
 
     Nothing simulates a loop that was only watched.

@@ -113,9 +113,6 @@ GRAPH_KERNELS = 0.5
 # than any of the four large models in table 3 of Chowdhery et al., "PaLM" (GPT-3: 21.3 %)
 BUSY = 0.5
 LOW_MFU = 0.2
-# An MFU above this is none, and what looks like one between 1 and this counts as 1: 3x3 kernels on
-# 8x8 pixels, an eighth of whose products are with padding, and 10 %
-NO_PEAK = 1.25
 
 # A host that stands at a copy, and moves fewer bytes a second than this, waits for what the device
 # has queued. On an H200 (PCIe 5) float32 batches of 147 MiB in pageable memory moved at 3.2 GB/s;

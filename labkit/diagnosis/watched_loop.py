@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.hot_lines import Lines
-from labkit.results.run import Run
+from labkit.diagnosis.hot_lines import Lines, lines_of
+from labkit.results.run_data import RunData
 from labkit.stamps.step_classes import body_seconds
 
 # Parts of a loop's body, of those in `hot_lines.PART_OF_KIND`, in which the host gives the
@@ -36,11 +36,11 @@ class Loop:
     passes: int
 
 
-def loop_of(run: Run) -> Loop | None:
+def loop_of(run: RunData) -> Loop | None:
     """Return what the loop of a watched run shows; None of other runs."""
     if not run.watched or run.steps < limits.MIN_STEPS:
         return None
-    lines = run.lines
+    lines = lines_of(run)
     spent = body_seconds(run.stamps)
     is_timed = run.machine.kind == "gpu" and not run.launches_only
     return Loop(
@@ -64,7 +64,7 @@ def _copied(lines: Lines, stamps: np.ndarray) -> float:
     return float(rests[waits & is_copy].sum() / max(rests[waits].sum(), 1e-9))
 
 
-def _drift(run: Run, spent: np.ndarray) -> Drift | None:
+def _drift(run: RunData, spent: np.ndarray) -> Drift | None:
     """Return how the steps grow, and the line that does; None where they do not.
 
     `spent` (steps,) s is how long their bodies took, warm-up excluded.
@@ -84,7 +84,7 @@ def _drift(run: Run, spent: np.ndarray) -> Drift | None:
         return None
     if larger >= limits.DRIFT:  # the input grows; NaN: not known
         return None
-    lines = run.lines
+    lines = lines_of(run)
 
     def by_place(steps: np.ndarray) -> np.ndarray:
         some = lines.in_body & np.isin(lines.step, steps + run.warmup)

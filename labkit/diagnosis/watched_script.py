@@ -12,13 +12,14 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import LESS_WAITING, Finding, Measured, Remedy
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.rank_times import rank_times
 from labkit.diagnosis.rank_verdict import RanksVerdict, of_ranks
 from labkit.diagnosis.verdict import Diagnosis
+from labkit.diagnosis.wall_shares import trains, wall_shares
 from labkit.diagnosis.wording import worded
 from labkit.process.leftovers import recover_loop
-from labkit.results.run import Run
-from labkit.results.wall_shares import trains, wall_shares
+from labkit.results.log_reader import read
+from labkit.results.rank_times import rank_times
+from labkit.results.run_data import RunData
 from labkit.stamps.events import EventLog
 from labkit.stamps.record import Event
 from labkit.watching.run_folders import folders_in, process_of, rank_of
@@ -38,22 +39,22 @@ KEEP_THE_ITERATOR = Remedy(
 class ScriptVerdict:
     """What was found about the longest loop of a script that trains."""
 
-    run: Run  # whose record says why
+    run: RunData  # whose record says why
     ranks: RanksVerdict
     headroom: Event | None  # what replay found; None where no loop was replayed
 
 
-def runs_in(folder: Path) -> list[Run]:
+def runs_in(folder: Path) -> list[RunData]:
     """Return the runs of a script that can be read."""
     found = []
     for each in folders_in(folder):
         with contextlib.suppress(ValueError, OSError):
             recover_loop(each)
-            found.append(Run(each))
+            found.append(read(RunData, each))
     return found
 
 
-def one_batch_a_pass(runs: list[Run]) -> Diagnosis | None:
+def one_batch_a_pass(runs: list[RunData]) -> Diagnosis | None:
     """A script makes a new iterator over its loader for each batch: `next(iter(loader))`.
 
     Cause "one_batch_a_pass", where LEAST_PASSES or more passes over a loader were dropped before a
@@ -82,14 +83,14 @@ def one_batch_a_pass(runs: list[Run]) -> Diagnosis | None:
     return Diagnosis((told,), 0.0, "passes over the loader")  # how sure was not resampled
 
 
-def _dropped(run: Run) -> float:
+def _dropped(run: RunData) -> float:
     """Return the share of the time between passes that were dropped after a batch spent in them."""
     passes = run.passes_ended
     spent = sum(each["ended"] - each["began"] for each in passes)
     return spent / max(passes[-1]["ended"] - passes[0]["began"], 1)
 
 
-def judge_runs(runs: list[Run], start_ns: int, end_ns: int) -> ScriptVerdict | None:
+def judge_runs(runs: list[RunData], start_ns: int, end_ns: int) -> ScriptVerdict | None:
     """Judge the longest loop that trains; of several ranks, that of all of them.
 
     None where no run has a step.
@@ -111,7 +112,7 @@ def judge_runs(runs: list[Run], start_ns: int, end_ns: int) -> ScriptVerdict | N
     return ScriptVerdict(chosen[judged.rank], judged, next(filter(None, replayed), None))
 
 
-def _with_shares(run: Run, runs: list[Run], start_ns: int, end_ns: int) -> Run:
+def _with_shares(run: RunData, runs: list[RunData], start_ns: int, end_ns: int) -> RunData:
     """Write into a run's log how the time of its process was shared out; return it as it is now."""
     of_process = [each for each in runs if process_of(each.path) == process_of(run.path)]
     ended_ns = None if any(each.is_cut_short for each in of_process) else end_ns
@@ -120,9 +121,9 @@ def _with_shares(run: Run, runs: list[Run], start_ns: int, end_ns: int) -> Run:
         log = EventLog(run.path)
         log.write("wall", **shares.to_dict())
         log.close()
-    return Run(run.path)
+    return read(RunData, run.path)
 
 
-def waited_s(run: Run) -> float:
+def waited_s(run: RunData) -> float:
     """Return for how long a loop waited for its loader."""
     return float(np.diff(run.host_ns[:, :2]).sum() / 1e9)  # from asking to having it

@@ -13,7 +13,7 @@ from labkit.diagnosis.pasted import ready_to_paste
 from labkit.diagnosis.trainer_code import OF_LOADER, trainer_lines
 from labkit.knobs import as_typed
 from labkit.prediction.prediction import WORTH, predict
-from labkit.results.run import Run
+from labkit.results.run_data import RunData
 from labkit.results.script import changed_lines, script_for_any_device
 from labkit.spec import knobs_with
 
@@ -21,7 +21,9 @@ NOTHING_TO_SET = f"No setting is expected to gain as much as {WORTH:.0%}."
 NAMED = re.compile(rf"\b({'|'.join(OF_LOADER)})\b")  # arguments that a Trainer has other names for
 
 
-def worded(finding: Finding, evidence: Evidence | None = None, run: Run | None = None) -> Finding:
+def worded(
+    finding: Finding, evidence: Evidence | None = None, run: RunData | None = None
+) -> Finding:
     """Return a finding with the remedies that are for its run, the advice and the code to paste.
 
     Without evidence there are no settings to fill in, and no code.
@@ -36,7 +38,7 @@ def worded(finding: Finding, evidence: Evidence | None = None, run: Run | None =
     return replace(finding, advice=advice, code=code)
 
 
-def with_gains(finding: Finding, evidence: Evidence, run: Run | None) -> Finding:
+def with_gains(finding: Finding, evidence: Evidence, run: RunData | None) -> Finding:
     """Return a finding with its remedies filled in for a run, and what the first should bring.
 
     That is known of a bench's own pipeline alone, by simulation: a remedy that is sure to gain goes
@@ -72,7 +74,9 @@ def _most(finding: Finding, evidence: Evidence) -> float | None:
     return None if beside else gain_without(finding.lost_share)
 
 
-def _gain(remedy: Remedy, finding: Finding, evidence: Evidence, run: Run | None) -> Estimate | None:
+def _gain(
+    remedy: Remedy, finding: Finding, evidence: Evidence, run: RunData | None
+) -> Estimate | None:
     """Return the gain of a remedy's settings; None where nothing simulates it."""
     changes = remedy.changes
     if not changes or run is None or run.watched or not run.throughput:

@@ -13,9 +13,8 @@ import numpy as np
 from labkit.knobs import Setting, as_typed, check_names
 from labkit.prediction.loader_simulation import CannotPredict, Simulation
 from labkit.prediction.run_costs import RunCosts
-from labkit.results.log_reader import of_one_moment
 from labkit.results.result import Result, Table
-from labkit.results.run import Run
+from labkit.results.run_data import RunData
 from labkit.spec import KNOBS, PYTORCH_PREFETCH, WITHOUT_WORKERS, Pipeline
 
 DRAWS = 5  # simulated runs, each from its own bootstrap sample of what was measured
@@ -64,7 +63,7 @@ class Prediction(Result):
 class Simulations:
     """The simulated runs of other settings of one run."""
 
-    def __init__(self, run: Run):
+    def __init__(self, run: RunData):
         """Read a run; raises CannotPredict where it tells too little."""
         self.known = known = RunCosts(run)
         self.of_setting = functools.cache(self._simulated)  # a slider asks many changes of one run
@@ -90,20 +89,24 @@ class Simulations:
         return np.array(found).T
 
 
-def predict(run: Run, **changes: Setting) -> Prediction:
+@functools.lru_cache(maxsize=4)
+def _simulations(run: RunData) -> Simulations:
+    return Simulations(run)
+
+
+def predict(run: RunData, **changes: Setting) -> Prediction:
     """Predict throughput and utilization of `run` with some knobs changed.
 
     Raises ValueError for a name that is no knob, or a value that it does not take.
     """
     check_names(changes, KNOBS)
-    return predict_from(run, {name: KNOBS[name].check(changes[name]) for name in changes})
+    return predict_from(run.data, {name: KNOBS[name].check(changes[name]) for name in changes})
 
 
-@of_one_moment
-def predict_from(run: Run, changes: dict[str, Setting]) -> Prediction:
+def predict_from(run: RunData, changes: dict[str, Setting]) -> Prediction:
     """Return a prediction; a watched loop's own settings may be beyond what a knob takes."""
     try:
-        simulations = run.once(Simulations)
+        simulations = _simulations(run)
         known = simulations.known
         target = _target(known.pipeline, changes)
         step, notes = _step(run, known.pipeline, target)
@@ -161,7 +164,7 @@ def _target(pipeline: Pipeline, changes: dict[str, Setting]) -> Pipeline:
     return pipeline.but(**knobs)
 
 
-def _step(run: Run, old: Pipeline, target: Pipeline) -> tuple[float, list[str]]:
+def _step(run: RunData, old: Pipeline, target: Pipeline) -> tuple[float, list[str]]:
     """Return the time of a step over that of the measured one, and what was taken into account.
 
     What batch size and BF16 do to a step is known of the x-ray alone.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from labkit.prediction.prediction import WORTH, predict_from
-from labkit.results.run import Run
+from labkit.results.run_data import RunData
 from labkit.spec import PYTORCH_PREFETCH
 
 # Numbers of workers among which one is recommended; those above the cores help items that wait
@@ -13,7 +13,7 @@ LEAST_MAX_WORKERS = 12  # considered even on few cores, for items that wait
 AS_GOOD = 0.03  # a throughput this close to the best is as good: then fewer workers are
 
 
-def recommend_workers(run: Run) -> int | None:
+def recommend_workers(run: RunData) -> int | None:
     """Return how many loader workers `run` should have, or None where nothing can be predicted.
 
     This is the one rule for that number: see `_cheapest`. The machine's cores are part of the
@@ -25,7 +25,7 @@ def recommend_workers(run: Run) -> int | None:
     return _cheapest(run, "num_workers", run.pipeline.num_workers, counts)
 
 
-def recommend_prefetch(run: Run) -> int | None:
+def recommend_prefetch(run: RunData) -> int | None:
     """Return the smallest prefetch_factor that is as good as the best.
 
     None where none gains, or where nothing can be predicted.
@@ -36,7 +36,7 @@ def recommend_prefetch(run: Run) -> int | None:
     return None if best == now else best
 
 
-def _cheapest(run: Run, knob: str, own: int | None, values: list[int]) -> int | None:
+def _cheapest(run: RunData, knob: str, own: int | None, values: list[int]) -> int | None:
     """Return the smallest value whose simulated throughput comes within `AS_GOOD` of the best.
 
     The run's own stays unless another one gains more than `WORTH`; None where nothing is predicted.

@@ -14,7 +14,7 @@ from labkit.prediction.loader_simulation import (
 )
 from labkit.results.core_use import CoreUse
 from labkit.results.item_costs import ItemCosts, item_costs
-from labkit.results.run import Run
+from labkit.results.run_data import RunData
 from labkit.spec import Pipeline
 
 STRETCHES = 4  # of waiting and computing that a batch is prepared in
@@ -32,7 +32,7 @@ WAITS_OVER_CPU = 0.2  # an item whose waiting is this much of its CPU time is on
 class RunCosts:
     """What one run tells of its costs: s, per batch or step, warm-up left out."""
 
-    def __init__(self, run: Run):
+    def __init__(self, run: RunData):
         """Read a run.
 
         Raises CannotPredict where it tells too little.
@@ -168,7 +168,7 @@ class RunCosts:
         return wait + due * target.stall_ms / 1e3
 
 
-def _batches_of(run: Run) -> ItemCosts:
+def _batches_of(run: RunData) -> ItemCosts:
     """Return what batches cost to prepare."""
     batches = item_costs(run)
     if batches is None:
@@ -179,7 +179,7 @@ def _batches_of(run: Run) -> ItemCosts:
     return batches
 
 
-def _launches(run: Run) -> np.ndarray:
+def _launches(run: RunData) -> np.ndarray:
     """Return the host's time to issue each step's compute, s; 0 where it waits for each step."""
     if run.no_events:
         return np.zeros(run.steps - run.warmup)

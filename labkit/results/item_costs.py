@@ -12,7 +12,7 @@ from labkit.instruments.loader_work import ItemTimes
 from labkit.stamps.event_shapes import fits
 
 if TYPE_CHECKING:
-    from labkit.results.run import Run
+    from labkit.results.run_data import RunData
 
 # The system's account of the time in line falls short: in runs on two cores whose items do not wait
 # at all, this much of it came on top as "waiting" (0.62 to 0.69 in 12 runs, Linux 6.18).
@@ -36,7 +36,7 @@ class ItemCosts:
         return len(self.cpu)
 
 
-def item_costs(run: Run) -> ItemCosts | None:
+def item_costs(run: RunData) -> ItemCosts | None:
     """Read what `run` measured of its items; None where it measured nothing (an older record).
 
     The first batch of each process is left out, and what was begun after the last step.

@@ -1,17 +1,17 @@
-"""Start what a spec describes in processes of its own; return its result."""
+"""Start what a spec describes in processes of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from labkit.instruments.record_head import spec_event
 from labkit.orders import Asked, Order, UserSource
 from labkit.process import folders, launcher
+from labkit.process.handle import Handle
 from labkit.results.failures import with_remedy
 from labkit.results.hardware import check_device
-from labkit.results.library import kind_of
 from labkit.spec import Distributed
 
 
@@ -35,25 +35,10 @@ class Launched(Protocol):
         ...
 
 
-def launch(
-    spec: Launched,
-    *,
-    fault: str | None = None,
-    after: list[str] | None = None,
-    source: Payload | None = None,
-) -> Any:
-    """Start what a spec describes apart from the kernel; return its Run, Measurements or Ranks.
-
-    Args:
-        spec: A Pipeline, a Grid, Distributed ranks.
-        fault: Planted in the bench (`labkit.bench.planted_fault`).
-        after: A command that the supervisor starts when the run is over.
-        source: Feeds the user's own dataset, or function.
-
-    Raises:
-        ValueError: The device that it names is not here.
-        OSError: No process could be started.
-    """
+def started(
+    spec: Launched, fault: str | None, after: list[str] | None, source: Payload | None
+) -> Handle:
+    """Start what a spec describes apart from the kernel; see `labkit.api.launch`."""
     asked = spec.to_spec()
     check_device(asked["pipeline"]["device"], asked.get("ranks", 0))
     kind = launcher.RANKS if isinstance(spec, Distributed) else launcher.BENCH
@@ -69,4 +54,4 @@ def launch(
                 handle.begin(whole, spec_event(run, **source.described(spec)))
     except OSError as error:
         raise OSError(with_remedy(f"No run could be started: {error}.")) from error
-    return kind_of(asked)(handle.folder, process=handle)
+    return handle

@@ -16,7 +16,7 @@ from pathlib import Path
 from labkit.knobs import Settings
 from labkit.results import saving
 from labkit.results.hardware import asked_of
-from labkit.results.run import Run
+from labkit.results.run_data import RunData
 from labkit.results.templates import template
 from labkit.spec import GRAPH_MODES, KNOBS, LOADER_KNOBS, PYTORCH_PREFETCH, Pipeline, automatic
 from labkit.stamps.record import Event
@@ -54,7 +54,7 @@ class Script(str):
         return highlight(self, lexer, HtmlFormatter(noclasses=True, cssstyles=CARD))
 
 
-def script(what: Pipeline | Run, *, before: Pipeline | Run | None = None) -> Script:
+def script(what: Pipeline | RunData, *, before: Pipeline | RunData | None = None) -> Script:
     """Return a pipeline as a training script in plain PyTorch, without labkit.
 
     It trains the same model with the same optimizer on the same data. What cannot act on the device
@@ -72,7 +72,7 @@ def script(what: Pipeline | Run, *, before: Pipeline | Run | None = None) -> Scr
     asked = _asked(what)
     if before is not None:
         return _difference(_as_asked(before), _as_asked(what))
-    if isinstance(what, Run):
+    if isinstance(what, RunData):
         job = what.pipeline.to_dict()
         left_out = what.not_applied
         threads = what.machine.threads if what.machine.kind == "cpu" else None
@@ -87,7 +87,7 @@ def script(what: Pipeline | Run, *, before: Pipeline | Run | None = None) -> Scr
     return Script(whole_script(job, threads, about))
 
 
-def _asked(what: Pipeline | Run) -> Pipeline:
+def _asked(what: Pipeline | RunData) -> Pipeline:
     """Return the Pipeline that was asked for; raise ValueError where there is none."""
     asked = getattr(what, "asked", what)
     if isinstance(asked, Pipeline):
@@ -98,10 +98,10 @@ def _asked(what: Pipeline | Run) -> Pipeline:
     )
 
 
-def _as_asked(what: Pipeline | Run) -> Settings:
+def _as_asked(what: Pipeline | RunData) -> Settings:
     """Return the knobs that were asked for; of a Run, those left open as they then were."""
     asked = _asked(what).to_dict()
-    found = what.pipeline.to_dict() if isinstance(what, Run) else asked
+    found = what.pipeline.to_dict() if isinstance(what, RunData) else asked
     return {name: found[name] if value is None else value for name, value in asked.items()}
 
 

@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.instruments.loader_work import BatchRow
+from labkit.results.run_log import RunLog
 from labkit.stamps.event_shapes import fits
 from labkit.stamps.record import Event
 from labkit.stamps.steps import HOST
 
 if TYPE_CHECKING:
     import pandas
-    from matplotlib.figure import Figure
-
-    from labkit.results.run import Run
 
 MOMENTS = ["start", "fetched", "ready", "asked", "taken"]  # of a batch
 NAMED = 5  # of the slowest items
@@ -52,7 +50,7 @@ class Hang:
 class LoaderWorkers:
     """What a run's loader did, worker by worker; falsy where nothing was recorded of it."""
 
-    def __init__(self, run: Run):
+    def __init__(self, run: RunLog):
         self.run = run
         self.events = [
             event
@@ -207,12 +205,6 @@ class LoaderWorkers:
         """Return the workers as JSON types."""
         workers: Any = self.rows.reset_index().to_dict("records") if self else []
         return [each | {"slowest": [*map(asdict, each["slowest"])]} for each in workers]
-
-    def plot(self) -> Figure:
-        """Draw what each worker did, under the loop, for a few seconds."""
-        from labkit.view.workers_figure import draw_workers
-
-        return draw_workers(self)
 
     def __repr__(self) -> str:
         if not self:

@@ -13,7 +13,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from labkit.results.run import Run
+from labkit.results.run_data import RunData
 from labkit.stamps.event_shapes import fields_in
 from labkit.stamps.events import XRAY_NAME
 from labkit.stamps.record import Event
@@ -87,13 +87,13 @@ def _of_ranks(path: Path) -> RankTraces:
 # == the trace of a run's x-ray: a file in its folder; a saved record has what was read from it ==
 
 
-def xray_of(run: Run) -> Breakdown | None:
+def xray_of(run: RunData) -> Breakdown | None:
     """Return the Breakdown of the x-ray of `run`; None where there is none that can be read."""
     path = Path(run.path) / XRAY_NAME
     return _of_file(path) if path.is_file() else _of_event(run.event(XRAY_EVENT) or {})
 
 
-def xray_line(run: Run) -> str | None:
+def xray_line(run: RunData) -> str | None:
     """Return the line that keeps the x-ray of `run` in a saved record; None where it has none."""
     found = xray_of(run)
     if found is None:

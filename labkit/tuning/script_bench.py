@@ -21,6 +21,7 @@ from typing import cast
 
 import psutil
 
+from labkit.api import Run
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.watched_script import judge_runs, runs_in
@@ -30,7 +31,6 @@ from labkit.process.death_signal import die_with
 from labkit.process.family import LINUX, MARK, descendants, end_marked, exit_name
 from labkit.process.leftovers import remove_segments
 from labkit.process.run_mark import delete_run
-from labkit.results.run import Run
 from labkit.spec import LOADER_KNOBS
 from labkit.stamps.events import now_ns
 from labkit.stamps.interrupts import held

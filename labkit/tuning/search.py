@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from labkit.api import Run
 from labkit.knobs import Settings
-from labkit.results.run import Run
 from labkit.tuning.search_result import Tuning
 from labkit.tuning.trial import Outcome, Trial
 

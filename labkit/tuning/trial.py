@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
 
+from labkit.api import Run
 from labkit.knobs import Settings, as_typed
-from labkit.results.run import Run
 from labkit.tuning.settings import cost
 from labkit.watching.trial_hook import Seen
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
+from labkit.api import Run, launch
 from labkit.knobs import Settings
 from labkit.process import launcher
 from labkit.results.core_use import CoreUse
-from labkit.results.launch import launch
-from labkit.results.run import Run
 from labkit.spec import Pipeline
 from labkit.tuning.settings import in_flight
 from labkit.tuning.source import Source
@@ -70,7 +68,7 @@ class TrialBench:
         self.count += 1
 
         started = launch(self.pipeline.but(**changes), source=self.source)
-        run = cast("Run", started).wait_or_raise(self.each)
+        run: Run = started.wait_or_raise(self.each)
         if not self.look:
             launcher.stand_by(forced=True)  # it imports torch while the next knobs are chosen
         return run

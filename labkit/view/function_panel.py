@@ -10,10 +10,9 @@ from typing import Any
 import ipywidgets as widgets
 from IPython.display import DisplayHandle, display
 
+from labkit.api import Measurements, launch
 from labkit.bench.grid import Grid
 from labkit.knobs import Knob
-from labkit.results.launch import launch
-from labkit.results.measurements import Measurements
 from labkit.view.controls import Control, shown
 from labkit.view.display import StaticFigure
 from labkit.view.drawing import Drawing

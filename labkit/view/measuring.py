@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from labkit.api import Measurements, launch
 from labkit.bench.grid import Grid
-from labkit.diagnosis.device_peaks import ROOFS, Peaks
 from labkit.process.notebook import in_notebook
-from labkit.results.launch import launch
-from labkit.results.measurements import Measurements
+from labkit.results.device_peaks import ROOFS, Peaks
 from labkit.stamps.interrupts import held
 from labkit.view.display import Display, stage_line, why_no_widgets
 from labkit.view.drawing import Drawing

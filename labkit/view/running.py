@@ -6,13 +6,10 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TypeVar, cast
 
+from labkit.api import Ranks, Run, Sweep, launch
 from labkit.knobs import Settings, as_typed
 from labkit.process.notebook import in_notebook
 from labkit.results.hardware import check_device
-from labkit.results.launch import launch
-from labkit.results.ranks import Ranks
-from labkit.results.run import Run
-from labkit.results.sweep import Sweep
 from labkit.spec import Distributed, Pipeline
 from labkit.stamps.interrupts import held
 from labkit.tuning.search import Search
@@ -229,7 +226,7 @@ def searched(function: Callable[..., object], search: Search) -> Tuning:
 
     def running(run: Run) -> None:
         if display.due:
-            now = live_line(run)
+            now = live_line(run.data)
             display.line(now, found.table(now))
 
     search.each = judged

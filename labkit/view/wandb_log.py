@@ -17,8 +17,7 @@ from typing import Literal, get_args
 import numpy as np
 import psutil
 
-from labkit.results.library import load
-from labkit.results.run import Run
+from labkit.api import Run
 
 Mode = Literal["offline", "online", "disabled"]
 PATIENCE_S = 120  # then this process gives up, whatever the server does
@@ -86,10 +85,7 @@ def main(folder: str, settings: str) -> None:
     timer.daemon = True
     timer.start()
     try:
-        run = load(folder)
-        assert isinstance(run, Run)  # what the option is for
-        run.recorded = False  # it was measured here, a moment ago
-        log(run, Path(folder), **json.loads(settings))
+        log(Run(Path(folder)), Path(folder), **json.loads(settings))
     except Exception as error:
         give_up(f"{type(error).__name__}: {error}")
 

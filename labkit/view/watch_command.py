@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from labkit.diagnosis.hot_lines import lines_of
 from labkit.diagnosis.verdict import Diagnosis
+from labkit.diagnosis.wall_shares import shares_of
 from labkit.diagnosis.watched_script import ScriptVerdict, judge_runs, one_batch_a_pass, runs_in
 from labkit.instruments.hangs import HangWatch, LiveHang
 from labkit.instruments.messages import say
@@ -25,7 +27,7 @@ from labkit.process.family import exit_name
 from labkit.process.run_mark import delete_run
 from labkit.results import saving
 from labkit.results.privacy import shown_command
-from labkit.results.run import Run
+from labkit.results.run_data import RunData
 from labkit.stamps.events import FILE_NAME, EventLog, events_named, now_ns
 from labkit.tuning.script_bench import runnable
 from labkit.tuning.search_result import Tuning
@@ -68,7 +70,7 @@ class Judged:
     # `advice`, `seen` ("inside", or None where nothing was recorded) and what else is known
     values: Values
     text: str
-    run: Run | None = None  # that the verdict is of; None where no step was seen
+    run: RunData | None = None  # that the verdict is of; None where no step was seen
 
 
 def watch_script(
@@ -167,13 +169,14 @@ def values_inside(found: ScriptVerdict, headroom: bool) -> Values:
     values = _values(verdict) | {
         "confidence": next((word for least, word in SURE if verdict.confidence >= least), "none"),
         "record": str(run.path),
-        "lines": [line.to_dict() for line in run.lines.lines[:MOST_LINES]],
+        "lines": [line.to_dict() for line in lines_of(run).lines[:MOST_LINES]],
         "ranks": {str(rank): own.bottleneck for rank, own in found.ranks.own.items()},
         "run": {name: value for name, value in run.to_dict().items() if name != "loss"},
         "workers": run.workers.to_dict(),
     }
-    if run.wall_shares is not None:
-        values["wall_shares"] = run.wall_shares.to_dict()
+    shares = shares_of(run)
+    if shares is not None:
+        values["wall_shares"] = shares.to_dict()
     if headroom:
         values["headroom"] = found.headroom
     return values
@@ -183,15 +186,17 @@ def _text_inside(found: ScriptVerdict, hang: LiveHang | None, headroom: bool) ->
     """Return what is printed of a script whose steps were seen, and which may have hung."""
     run = found.run
     texts = [run.numbers, str(found.ranks.verdict)]
-    if run.wall_shares is not None:
-        texts.append(f"whole time: {run.wall_shares}")
+    shares = shares_of(run)
+    if shares is not None:
+        texts.append(f"whole time: {shares}")
     if headroom:
         texts.append(found.headroom["text"] if found.headroom else NOT_TRAINED)
     if hang is not None:
         after = " It moved again afterwards." if hang.over else ""
         texts.append(f"a hang: {hang.text}{after}")
-    if len(run.lines):
-        texts.append(str(run.lines))
+    lines = lines_of(run)
+    if len(lines):
+        texts.append(str(lines))
     texts.append(f"record: {run.path} (lk.load, labkit diagnose)")
     return "\n".join(texts)
 

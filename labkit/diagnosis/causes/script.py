@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis import wall_shares
 from labkit.diagnosis.cause import cause
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import BESIDE_TRAINING, Finding, Measured, Remedy, gain_without
 from labkit.diagnosis.hot_lines import Line
-from labkit.results import wall_shares
-from labkit.results.wall_shares import WallShare, WallShares
+from labkit.diagnosis.wall_shares import WallShare, WallShares
 from labkit.text import counted
 
 VALIDATE_LESS = Remedy(

@@ -10,16 +10,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from labkit.diagnosis.hot_lines import lines_of
+from labkit.results.run_data import RunData
 from labkit.stamps.event_shapes import fields_in
 from labkit.stamps.record import Event
 from labkit.text import percent
-
-if TYPE_CHECKING:
-    from labkit.results.run import Run
 
 BEFORE = "before the first batch"
 TRAINING = "training loop"
@@ -95,7 +94,7 @@ class Span(NamedTuple):
 
 
 def wall_shares(
-    runs: Sequence[Run], start_ns: int | None = None, end_ns: int | None = None
+    runs: Sequence[RunData], start_ns: int | None = None, end_ns: int | None = None
 ) -> WallShares | None:
     """Share out the time between two moments among the loops of one process, each with its run.
 
@@ -134,12 +133,17 @@ def wall_shares(
     return WallShares(parts, whole_ns / 1e9)
 
 
-def trains(run: Run) -> bool:
+def shares_of(run: RunData) -> WallShares | None:
+    """Return where the whole time of a watched loop or script went; None for runs of the bench."""
+    return WallShares.from_dict(run.event("wall") or {}) or wall_shares([run])
+
+
+def trains(run: RunData) -> bool:
     """Return whether an optimizer is known to have made a step within a run's loop."""
     return any(event.get("trains") for event in run.passes_ended)
 
 
-def _passes(run: Run, known: bool) -> list[Span]:
+def _passes(run: RunData, known: bool) -> list[Span]:
     """Return the passes of a run's loop; `known`: which of the script's loops train."""
     ended = run.passes_ended
     part = WallShare(
@@ -173,13 +177,13 @@ def _painted(spans: list[Span]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _costliest_line(
-    runs: Sequence[Run], spans: list[Span], edges: np.ndarray, owners: np.ndarray, part: str
+    runs: Sequence[RunData], spans: list[Span], edges: np.ndarray, owners: np.ndarray, part: str
 ) -> tuple[str, str]:
     """Return the place of the line with most of a part's time, and what it calls; "" of none."""
     has_it = np.array([spans[owner].part.part == part for owner in owners] + [False])
     rows = []
     for run in runs:
-        lines = run.lines
+        lines = lines_of(run)
         there = has_it[np.searchsorted(edges, lines.ended_ns) - 1]
         rows += lines.rows(there & ~lines.mask("worker"))[:1]
     most = max(rows, key=lambda line: line.share, default=None)

@@ -1,4 +1,4 @@
-"""Saved and recorded runs: load one, list what is there.
+"""Recorded runs: list what is there, load one.
 
 A recorded run is `<machine>/<name>.jsonl.gz` in the package or in a folder of records; what
 it is stands in its first events.
@@ -6,54 +6,22 @@ it is stands in its first events.
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import labkit
-from labkit.process.leftovers import recover_loop
-from labkit.results.measurements import Measurements
-from labkit.results.ranks import Ranks
-from labkit.results.run import Run
-from labkit.stamps.record import Event, RecordError, events_of
+from labkit.api import Loaded, load
+from labkit.results.records import head_of
 from labkit.text import counted
 
 if TYPE_CHECKING:
     import pandas
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-HEAD_EVENTS = 20  # of a record: its spec and its machine are among them
 SUFFIX = ".jsonl.gz"
-
-Loaded = Run | Measurements | Ranks
-
-
-def load(path: str | os.PathLike[str]) -> Loaded:
-    """Load a saved or recorded run; raises RecordError (a ValueError) on anything else."""
-    if os.path.isdir(path):
-        recover_loop(Path(path))
-    return kind_of(_head(path).get("spec", {}))(Path(path), recorded=True)
-
-
-def kind_of(spec: Mapping[str, object]) -> type[Loaded]:
-    """Return what reads a log whose first event holds `spec`."""
-    if spec.get("measure"):
-        return Measurements
-    return Ranks if spec.get("ranks") else Run
-
-
-def _head(path: str | os.PathLike[str]) -> dict[str, Event]:
-    """Return the first event of each name in a record's head; {} where it is no record."""
-    found: dict[str, Event] = {}
-    with contextlib.suppress(RecordError):
-        for event in itertools.islice(events_of(path), HEAD_EVENTS):
-            found.setdefault(event["event"], event)
-    return found
 
 
 @dataclass(frozen=True)
@@ -121,7 +89,7 @@ def _library(folder: Path) -> Library:
 def _entry(file: Path) -> Entry | None:
     """Return a record's entry in a listing, from its first events; None where it has none."""
     name = file.name.removesuffix(SUFFIX)
-    head = _head(file)
+    head = head_of(file)
     spec = head.get("spec")
     machine = head.get("machine")
     if not NAME.fullmatch(name) or spec is None or machine is None:
