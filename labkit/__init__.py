@@ -23,8 +23,8 @@ if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Py
     from labkit.results.script import script
     from labkit.spec import Pipeline
     from labkit.stamps.record import RecordError
+    from labkit.traces.public import public_trace
     from labkit.traces.read import trace
-    from labkit.view.fetching import public_trace
     from labkit.view.measuring import measure, peaks
     from labkit.view.pipeline_panel import panel
     from labkit.view.rows_figure import plot
@@ -51,7 +51,7 @@ _HOMES = {  # public name: the module that defines it
     "Pipeline": "labkit.spec",
     "plot": "labkit.view.rows_figure",
     "predict": "labkit.prediction.prediction",
-    "public_trace": "labkit.view.fetching",
+    "public_trace": "labkit.traces.public",
     "published": "labkit.results.published",
     "Ranks": "labkit.api",
     "recorded": "labkit.library",

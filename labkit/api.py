@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from labkit.knobs import Settings
 from labkit.process.leftovers import recover_loop
 from labkit.results.comparison import ComparedRuns
-from labkit.results.launch import Launched, Payload, started
+from labkit.results.launch import Launched, started
 from labkit.results.log_data import Events
 from labkit.results.log_reader import LiveResult, Process, follows_its_log
 from labkit.results.measurements import MeasurementsData
+from labkit.results.payload import Source
 from labkit.results.ranks import RanksData
 from labkit.results.records import head_of, kind_of
 from labkit.results.run_data import RunData
@@ -296,7 +297,7 @@ def launch(
     *,
     fault: str | None = None,
     after: list[str] | None = None,
-    source: Payload | None = None,
+    source: Source | None = None,
 ) -> Any:
     """Start what a spec describes apart from the kernel; return its Run, Measurements or Ranks.
 
@@ -304,7 +305,7 @@ def launch(
         spec: A Pipeline, a Grid, Distributed ranks.
         fault: Planted in the bench (`labkit.bench.planted_fault`).
         after: A command that the supervisor starts when the run is over.
-        source: Feeds the user's own dataset, or function.
+        source: The user's own dataset, or function, that the bench is to use.
 
     Raises:
         ValueError: The device that it names is not here.

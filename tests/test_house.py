@@ -40,8 +40,10 @@ LIVE = ("api", "library")  # which stand on the rooms up to the diagnosis, and o
 LOWEST = ("knobs.py", "orders.py", "quotas.py", "spec.py", "text.py")
 INSIDE = {  # what tests and tools import besides `lk`, rooms or modules, and why that is not enough
     "logs, rings and clocks as a writer that was killed leaves them": "stamps",
-    "planted faults, kills, and what they must not leave": "process results.launch results.saving",
-    "machines, drivers and containers that are not here": "instruments quotas results.hardware",
+    "planted faults, kills, and what they leave": "api process results.launch results.saving",
+    "machines, drivers and containers that are not here": (
+        "instruments quotas results.datasheets results.hardware"
+    ),
     "the loop on a stand-in GPU, and what is sent to it": "bench",
     "the script under watch, in whose process the test is": "watching hf lightning view.watch_live",
     "evidence that no log here holds, and code to paste": (
@@ -57,8 +59,7 @@ INSIDE = {  # what tests and tools import besides `lk`, rooms or modules, and wh
         "__main__ results.sweep terminal view.controls view.display view.live view.run_figure "
         "view.running view.several_figures view.style view.wandb_log view.watch_command"
     ),
-    "tables that are held against files": "knobs spec results.library results.published "
-    "results.script",
+    "tables that are held against files": "knobs spec library results.published results.script",
 }
 FILES = sorted((ROOT / "labkit").rglob("*.py"))
 

@@ -180,9 +180,3 @@ def test_a_quota_is_what_the_machine_the_model_and_the_tuner_go_by(machine_with,
     assert here.cpu_cores == 8
     assert "8 of 64 (quota) CPU cores" in here.line and "8 of 64 (quota)" in str(here)
     assert quotas.free_ram_bytes() == 250
-
-
-@pytest.mark.parametrize("shm_gib, is_small", [(0.06, True), (8.0, False)])
-def test_a_small_shared_memory_is_said_with_its_remedy(shm_gib, is_small):
-    here = str(Machine.from_dict(FACTS | {"shm_gib": shm_gib}))
-    assert ("small for loader workers" in here) == ("--shm-size=2g" in here) == is_small

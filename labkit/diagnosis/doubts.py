@@ -22,7 +22,7 @@ explains(
     "instruments_disagree",
 )
 # Causes that workers seem to have which only lack a core
-OF_SLOW_WORKERS = ("cores", "too_few_workers", "slow_items", "waiting_for_data")
+OF_SLOW_WORKERS = ("cores", "too_few_workers", "waiting_for_data")
 RUN_LONGER = Remedy("run_longer", "Run longer (more steps), on a quiet machine.")
 STOP_OTHERS = Remedy("stop_others", "Stop the other work and run again.")
 LOOK_INSIDE = Remedy(

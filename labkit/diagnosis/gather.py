@@ -16,7 +16,6 @@ from labkit.diagnosis.evidence import (
     Evidence,
     Launches,
     LoopGrowth,
-    SlowItems,
     WorkerEvidence,
     Xray,
 )
@@ -31,7 +30,6 @@ from labkit.results.core_use import CoreUse, mean_known
 from labkit.results.hardware import Machine
 from labkit.results.readings import readings
 from labkit.results.run_data import RunData
-from labkit.results.supply import few_slow
 from labkit.stamps.event_shapes import fields_in
 from labkit.stamps.record import Event
 from labkit.traces.read import xray_of
@@ -67,7 +65,6 @@ def known_of(run: RunData, wait: np.ndarray, compute: np.ndarray, ranks_cores: f
         loop=loop,
         body=body,
         workers=worker_evidence(run),
-        slow_items=_slow_items(run),
         epochs=_epochs(run),
         whole=shares_of(run),
         knobs=knobs,
@@ -139,6 +136,7 @@ def worker_evidence(run: RunData) -> WorkerEvidence | None:
         busiest_over_mean=max(busy_ms) / fmean(busy_ms),
         hang=None if hang is None or hang.worker is None else hang,  # the loop's own
         grew_gib=seen.grew_gib,
+        slowest=", ".join(map(str, seen.slowest[:3])),
         item_wait_ms=fmean(max(0.0, w.item_ms - w.item_cpu_ms) for w in workers),
     )
 
@@ -161,17 +159,6 @@ def _epochs(run: RunData) -> Epochs:
         starts_ms=1e3 * fmean(starts_s),
         first=max(0.0, longer_s) / wall_s if len(first) >= limits.MIN_STEPS else 0.0,
     )
-
-
-def _slow_items(run: RunData) -> SlowItems | None:
-    """Return what a few items cost that take far longer than the others; None where none do."""
-    cost = few_slow(run.workers.batches) if run.workers else None
-    if cost is None:
-        return None
-    indices = tuple(dict.fromkeys(item.index for item in run.workers.slowest))
-    sampled = lines_of(run)
-    lines = sampled.rows(sampled.while_made(cost.batches))[:3]
-    return SlowItems(cost, indices, lines)
 
 
 def _host_wait(host_ns: np.ndarray) -> float:

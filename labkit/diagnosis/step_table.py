@@ -10,7 +10,7 @@ import numpy as np
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.gather import known_of
-from labkit.prediction.recommendation import recommend_prefetch, recommend_workers
+from labkit.prediction.prediction import recommend_prefetch, recommend_workers
 from labkit.results.run_data import RunData
 from labkit.stamps.step_classes import CLASSES, split_steps
 

@@ -10,7 +10,6 @@ UNDERSCORED_IN_JSON = (
     "one_batch_a_pass",
     "too_few_workers",
     "storage_latency",
-    "slow_items",
     "uneven_shards",
     "hand_over",
     "slow_line",

@@ -67,28 +67,28 @@ def _copied(lines: Lines, stamps: np.ndarray) -> float:
 def _drift(run: RunData, spent: np.ndarray) -> Drift | None:
     """Return how the steps grow, and the line that does; None where they do not.
 
-    `spent` (steps,) s is how long their bodies took, warm-up excluded.
+    `spent` (steps,) s is how long their bodies took, warm-up excluded. Batches that grow as much
+    explain it.
     """
     if len(spent) < 5 * limits.MIN_STEPS:
         return None
     fifths = np.array_split(np.arange(len(spent)), 5)
     middle = np.array([np.median(spent[part]) for part in fifths])
-    batch_bytes = run.batch_bytes[run.warmup :]
-    larger = np.median(batch_bytes[fifths[-1]]) / np.median(batch_bytes[fifths[0]])
-    growth = float(middle[-1] / max(middle[0], 1e-9))
     steps_up = np.diff(middle)
     rises = (steps_up > -0.1 * middle[:-1]).all() and (steps_up > 0).sum() >= 3
+    growth = float(middle[-1] / max(middle[0], 1e-9))
+    sizes = run.batch_bytes[run.warmup :]
+    larger = np.median(sizes[fifths[-1]]) / np.median(sizes[fifths[0]])  # NaN: not known
     begin, end = run.stamps[[run.warmup - 1, -1], 5]
     share = float(np.clip(spent - middle[0], 0, None).sum() / max(end - begin, 1e-9))
-    if not rises or growth < limits.DRIFT or share < limits.WORTH_NAMING["host"] / 2:
-        return None
-    if larger >= limits.DRIFT:  # the input grows; NaN: not known
+    is_small = growth < limits.DRIFT or share < limits.WORTH_NAMING["host"] / 2
+    if not rises or is_small or larger >= limits.DRIFT:
         return None
     lines = lines_of(run)
-
-    def by_place(steps: np.ndarray) -> np.ndarray:
-        some = lines.in_body & np.isin(lines.step, steps + run.warmup)
-        return np.bincount(lines.place[some], lines.share[some], len(lines.places))
-
-    grew = np.argmax(by_place(fifths[-1]) - by_place(fifths[0]))
+    shares = [
+        np.bincount(lines.place[there], lines.share[there], len(lines.places))
+        for part in (fifths[0], fifths[-1])
+        for there in [lines.in_body & np.isin(lines.step, part + run.warmup)]
+    ]
+    grew = np.argmax(shares[1] - shares[0])
     return Drift(growth, share, lines.in_body & (lines.place == grew))

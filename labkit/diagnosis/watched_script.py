@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -119,7 +119,7 @@ def _with_shares(run: RunData, runs: list[RunData], start_ns: int, end_ns: int) 
     shares = wall_shares(of_process, start_ns, ended_ns)
     if shares is not None:
         log = EventLog(run.path)
-        log.write("wall", **shares.to_dict())
+        log.write("wall", **asdict(shares))
         log.close()
     return read(RunData, run.path)
 

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from labkit.instruments.record_head import spec_event
-from labkit.orders import Asked, Order, UserSource
+from labkit.orders import Asked
 from labkit.process import folders, launcher
 from labkit.process.handle import Handle
 from labkit.results.failures import with_remedy
 from labkit.results.hardware import check_device
-from labkit.spec import Distributed
-
-
-class Payload(Protocol):
-    """Data of the user's own, or a function, that the bench is to use."""
-
-    def place(self, folder: Path) -> UserSource:
-        """Write it to a run's folder; return what tells the bench of it, as JSON types."""
-        ...
-
-    def described(self, spec: Launched) -> Mapping[str, object]:
-        """Return what the log's first event says of a spec that uses it."""
-        ...
+from labkit.results.payload import Source
+from labkit.spec import LOADER_KNOBS, Distributed
 
 
 class Launched(Protocol):
@@ -36,22 +23,23 @@ class Launched(Protocol):
 
 
 def started(
-    spec: Launched, fault: str | None, after: list[str] | None, source: Payload | None
+    spec: Launched, fault: str | None, after: list[str] | None, source: Source | None
 ) -> Handle:
     """Start what a spec describes apart from the kernel; see `labkit.api.launch`."""
     asked = spec.to_spec()
     check_device(asked["pipeline"]["device"], asked.get("ranks", 0))
     kind = launcher.RANKS if isinstance(spec, Distributed) else launcher.BENCH
+    said: dict[str, Any] = {**asked}
+    if source is not None and "measure" not in asked:  # the other knobs act on no part of theirs
+        knobs = {name: asked["pipeline"][name] for name in LOADER_KNOBS}
+        said = {"pipeline": knobs, "watched": {"loader": f"DataLoader({source.name})"}}
     try:
         with launcher.starting(kind, after) as handle:
             run = handle.folder.name
-            cache = str(folders.home())
-            order: Order = {"run": run, "cache": cache, "fault": fault, **asked}
-            if source is None:
-                handle.begin(order, spec_event(run, **asked))
-            else:
-                whole = {**order, "source": source.place(handle.folder)}
-                handle.begin(whole, spec_event(run, **source.described(spec)))
+            order: Any = {"run": run, "cache": str(folders.home()), "fault": fault, **asked}
+            if source is not None:
+                order["source"] = source.place(handle.folder)
+            handle.begin(order, spec_event(run, **said))
     except OSError as error:
         raise OSError(with_remedy(f"No run could be started: {error}.")) from error
     return handle

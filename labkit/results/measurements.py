@@ -62,13 +62,10 @@ class MeasurementsData(LogData):
         """
         import pandas
 
-        rows = self.all_rows
-        found = dict.fromkeys(name for row in rows for name in row)
-        own = [name for name in found if name not in TIMED]
-        added = [name for name in TIMED if name in found or name in SHOWN]
-        table = pandas.DataFrame(rows, columns=own + added)
-        table["error"] = pandas.Series([row["error"] for row in rows], dtype=object)
-        return table
+        table = pandas.DataFrame(self.all_rows)
+        own = table.columns.difference(TIMED, sort=False)
+        added = [name for name in TIMED if name in table or name in SHOWN]
+        return table.reindex(columns=[*own, *added]).astype({"error": object})
 
     @property
     def mistake(self) -> str | None:
@@ -102,27 +99,22 @@ class MeasurementsData(LogData):
     def numbers(self) -> str:
         """How much was measured, in a few words."""
         noisy = sum(bool(row.get("noisy")) for row in self.all_rows)
-        without = len(self.failures)
-        counts = {"without numbers": without, "noisy": noisy}
+        counts = {"without numbers": len(self.failures), "noisy": noisy}
         others = [f"{count} {what}" for what, count in counts.items() if count]
         return ", ".join([counted(len(self), "row"), *others])
 
-    @property
-    def in_words(self) -> str:
-        """Its rows in one sentence: what was measured of each, or why nothing was."""
-        said = []
-        for row in self.all_rows:
-            known = [f"{short(row[name])} {UNITS[name]}" for name in UNITS if name in row]
-            part = f"{row['part']} " if "part" in row else ""
-            said.append(part + (row["error"] or ", ".join(known) or "measured"))
-        return "; ".join(said)
-
-    @property
-    def head(self) -> str:
-        """The line above the table: what was measured, and on which machine."""
+    def __repr__(self) -> str:
         mark = f"{self.mark}: " if self.recorded else ""
-        what = f"{mark}{self.name}: {self.numbers}, {self.machine.line}"
-        return what if self.outcome == "finished" else f"{what}\n{self.outcome}: {self.error or ''}"
+        text = f"{mark}{self.name}: {self.numbers}, {self.machine.line}"
+        if self.outcome != "finished":
+            text += f"\n{self.outcome}: {self.error or ''}"
+        return f"{text}\n{self.shown().to_string(index=False)}" if len(self) else text
+
+    def _repr_html_(self) -> str:
+        import html
+
+        head, _, _ = repr(self).partition("\n")
+        return f"<small>{html.escape(head)}</small>{self.shown().to_html(index=False, border=0)}"
 
     def shown(self) -> pandas.DataFrame:
         """Return the rows as they are printed: three digits, and no column without a value."""
@@ -131,17 +123,6 @@ class MeasurementsData(LogData):
             table["noisy"] = ["noisy" if each is True else None for each in table["noisy"]]
         table = table.dropna(axis="columns", how="all").map(short).astype(object)
         return table.fillna({"noisy": ""}).fillna("-")
-
-    def __repr__(self) -> str:
-        if not len(self):
-            return self.head
-        return f"{self.head}\n{self.shown().to_string(index=False)}"
-
-    def _repr_html_(self) -> str:
-        import html
-
-        head = html.escape(self.head).replace("\n", "<br>")
-        return f"<small>{head}</small>{self.shown().to_html(index=False, border=0)}"
 
 
 def row_of(event: Event) -> Row:

@@ -8,17 +8,8 @@ from labkit.results.ranks import RanksData
 from labkit.results.run_data import RunData
 
 
-def delays_of(runs: Iterable[RunData | RanksData], varied: Iterable[str] = ()) -> str:
-    """Return the simulated delays behind the runs' numbers; "" if there are none.
-
-    Where they differ by one of the `varied` knobs, the figure itself says which is which.
-    """
-    runs = list(runs)
+def delays_of(runs: Iterable[RunData | RanksData]) -> str:
+    """Return the simulated delays behind the runs' numbers; "" if there are none."""
     measured = [run for run in runs if run.throughput is not None]
-    found = dict.fromkeys(run.pipeline.simulated_delay for run in measured)
-    if not any(found):
-        return ""
-    swept = [name for name in varied if "_ms" in name]
-    if len(found) > 1 and swept:
-        return f"simulated delay: {' and '.join(swept)}, as shown"
-    return f"simulated delay: {' / '.join(text or 'none' for text in found)}"
+    found = dict.fromkeys(run.pipeline.simulated_delay or "none" for run in measured)
+    return "" if found.keys() <= {"none"} else f"simulated delay: {' / '.join(found)}"

@@ -54,7 +54,7 @@ def draw_sweep(sweep: SweptRuns) -> Figure:
     rows = rows_of(sweep, busy)
     fixed = {name: v for name, v in sweep.pipeline.changed().items() if name not in sweep.knobs}
     hollow = HOLLOW if any(run.noisy for run in sweep.runs) else ""
-    texts = [_left_out(sweep), delays_of(sweep.runs, sweep.knobs), as_typed(fixed), hollow]
+    texts = [_left_out(sweep), delays_of(sweep.runs), as_typed(fixed), hollow]
     by = "setting" if others else None
     drawn = {column: tidied(rows, knob, column, by) for column in (RATE, busy)}
     heights = list(map(height_in, drawn.values()))

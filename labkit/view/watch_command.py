@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -176,7 +176,7 @@ def values_inside(found: ScriptVerdict, headroom: bool) -> Values:
     }
     shares = shares_of(run)
     if shares is not None:
-        values["wall_shares"] = shares.to_dict()
+        values["wall_shares"] = asdict(shares)
     if headroom:
         values["headroom"] = found.headroom
     return values

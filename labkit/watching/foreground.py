@@ -14,8 +14,7 @@ import subprocess
 import sys
 from types import FrameType
 
-from labkit.process.death_signal import die_with
-from labkit.process.family import LINUX
+from labkit.process.family import LINUX, die_with
 from labkit.stamps.events import now_ns
 
 PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH")

@@ -14,7 +14,7 @@ from labkit.diagnosis.known_calls import known_call, remedy_of
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.symptoms import explains
 from labkit.knobs import Setting
-from labkit.prediction.recommendation import LEAST_MAX_WORKERS
+from labkit.prediction.prediction import LEAST_MAX_WORKERS
 from labkit.spec import PYTORCH_PREFETCH, WITHOUT_WORKERS
 from labkit.text import counted
 
@@ -325,6 +325,9 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
     if evidence.stalls:
         worst = "of that falls into a tenth of the steps: stalls"
         waits.append(Measured(worst, evidence.stall_share))
+        workers: WorkerEvidence | None = evidence.known("workers")
+        if workers and workers.slowest:
+            waits.append(Measured(f"the slowest items are {workers.slowest}"))
     headroom = evidence.known("headroom")
     if headroom is not None:
         perfect = "a perfect loader would give"
