@@ -113,7 +113,7 @@ def tuned(options: argparse.Namespace) -> Tuning:
     if options.what and not NAMED.fullmatch(options.what[0]):
         if own:
             raise ValueError(f"{' and '.join(own)}: goes with MODULE:FUNCTION, not with a script.")
-        from labkit.view.tune_command import tune_command
+        from labkit.view.watch_command import tune_command
 
         return tune_command(options.what, options.budget, options.cwd_copy, **seconds)
     if len(options.what) != 1:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.knobs import Settings
+from labkit.process.leftovers import recover_loop
 from labkit.results.comparison import ComparedRuns
 from labkit.results.launch import Launched, started
 from labkit.results.log_data import Events
@@ -253,6 +254,8 @@ LIVE: dict[type, type[Loaded]] = {each.KIND: each for each in (Run, Measurements
 
 def load(path: str | os.PathLike[str]) -> Loaded:
     """Load a saved or recorded run; raises RecordError (a ValueError) on anything else."""
+    if os.path.isdir(path):
+        recover_loop(Path(path))
     return LIVE[kind_of(head_of(path).get("spec", {}))](Path(path), recorded=True)
 
 

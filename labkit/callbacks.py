@@ -41,9 +41,9 @@ class StepRecorder:
         recorder = Recorder(folders.new_run(), loader, model)
         self._run = Run(recorder.folder, process=recorder)
         self._recorder = recorder
-        self._open.enter_context(recorder.probes.recorded(loader))
+        self._open.enter_context(recorder.recorded(loader))
         self._open.enter_context(HangWatch(lambda: [recorder.folder]))
-        recorder.probes.start_telemetry()
+        recorder.start_telemetry()
         recorder.steps.asked = now_ns()
 
     def epoch(self) -> None:
@@ -91,4 +91,5 @@ class StepRecorder:
 
 def _end_epoch(recorder: Recorder) -> None:
     recorder.hand_over()
-    recorder.write_pass(recorder.steps.asked, trains=True)
+    recorder.trains = True
+    recorder.write_pass(recorder.steps.asked)

@@ -5,18 +5,14 @@ Needs the extra `gpu-labkit[hf]`.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Sized
+from collections.abc import Sized
 from typing import TYPE_CHECKING
 
-import torch
-
 from labkit.callbacks import StepRecorder
-from labkit.instruments.batch_contents import padding_of
-from labkit.watching.batches import LOOK_EVERY
 
 if TYPE_CHECKING:
+    import torch
     from torch.utils.data import DataLoader
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
@@ -27,21 +23,6 @@ except ImportError as error:
     raise ImportError(
         f"labkit.hf needs transformers and accelerate ({error}): pip install 'gpu-labkit[hf]'"
     ) from None
-
-
-class UncopiedHook:
-    """A forward hook that no copy of its model takes along, be it pickled or a deep one."""
-
-    def __init__(self, look: Callable[..., None]):
-        self.look = look
-
-    def __call__(self, *given: object) -> None:
-        """Look at what the model is given."""
-        self.look(*given)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        # what takes anything and does nothing, also where there is no labkit
-        return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 class Recorder(StepRecorder, TrainerCallback):
@@ -75,24 +56,6 @@ class Recorder(StepRecorder, TrainerCallback):
         dataset = getattr(train_dataloader, "dataset", None)
         self._samples = len(dataset) if isinstance(dataset, Sized) else math.inf
         self.begin(train_dataloader, model)
-        if model is not None:
-            hook = model.register_forward_pre_hook(UncopiedHook(self._look), with_kwargs=True)
-            self._open.callback(hook.remove)
-
-    def _look(self, model: torch.nn.Module, _args: object, inputs: dict[str, torch.Tensor]) -> None:
-        """Note how much of a training batch is padding.
-
-        Reading a mask on a device waits for that device, so there only some are read.
-        """
-        if torch.compiler.is_compiling():  # or the hook would become a part of what is compiled
-            return
-        recorder = self._going_on
-        tokens = inputs.get("input_ids")
-        mask = inputs.get("attention_mask")
-        if recorder is None or tokens is None or mask is None or not model.training:
-            return
-        if mask.is_cpu or recorder.steps.next % LOOK_EVERY == 0:
-            recorder.batches.add_padding(padding_of((tokens.cpu(), mask.cpu())))
 
     def on_epoch_begin(self, *_args: object, **_more: object) -> None:
         """Begin a pass over the data."""

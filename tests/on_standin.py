@@ -19,7 +19,7 @@ from labkit.bench.data import noise_batch
 from labkit.bench.loop import Trainer
 from labkit.bench.resolve_config import resolve_config
 from labkit.instruments import devices, machine
-from labkit.stamps import device_clock
+from labkit.stamps import timeline
 
 DEVICE = torch.device("cuda", 0)
 STARVED = Pipeline(xray=False, steps=20, seconds=None)
@@ -81,7 +81,7 @@ def test_a_fed_pinned_run_is_never_synchronised_and_its_losses_are_read_when_the
 
 
 def test_a_watched_loop_has_the_intervals_of_the_card(cards, monkeypatch):
-    monkeypatch.setattr(device_clock, "DRIFT", 0.0)  # there is one clock here
+    monkeypatch.setattr(timeline, "DRIFT", 0.0)  # there is one clock here
     gpu = cards("H200")
     a = torch.empty(4096, 4096, device=DEVICE)
     watched = lk.watch([torch.empty(4)] * 40, live=False)

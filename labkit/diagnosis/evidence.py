@@ -239,7 +239,6 @@ class Evidence(Measures):
     own_loader: str | Any = UNKNOWN
     spare_card: str | Any = UNKNOWN  # the name of a GPU here that its model on the CPU leaves alone
     may_fuse: bool | Any = UNKNOWN  # whether its optimizer has a fused version that is not in use
-    batches_an_update: int | Any = UNKNOWN  # None where that is not known, or not always as many
     imports_script: bool = False  # whether a worker of its loader starts by importing the script
     batch: Batch = Batch()
 

@@ -69,7 +69,6 @@ def known_of(run: RunData, wait: np.ndarray, compute: np.ndarray, ranks_cores: f
         whole=shares_of(run),
         knobs=knobs,
         trains=not body or bool({"backward", "optimizer"} & body.keys()),
-        batches_an_update=knobs["accumulation_steps"],
         compiles=machine.compiles,
         headroom=None if replayed is None else max(1.0, replayed),
     )
@@ -105,7 +104,6 @@ def _of_watched(known: Evidence, run: RunData) -> Evidence:
         may_fuse=code.may_fuse,
         imports_script=_imports_script(run.machine, code),
         host_wait_share=_host_wait(run.host_ns[run.warmup :]),
-        batches_an_update=run.batches_an_update,
     )
 
 

@@ -16,6 +16,7 @@ from labkit.diagnosis.rank_verdict import RanksVerdict, of_ranks
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wall_shares import trains, wall_shares
 from labkit.diagnosis.wording import worded
+from labkit.process.leftovers import recover_loop
 from labkit.results.log_reader import read
 from labkit.results.rank_times import rank_times
 from labkit.results.run_data import RunData
@@ -48,6 +49,7 @@ def runs_in(folder: Path) -> list[RunData]:
     found = []
     for each in folders_in(folder):
         with contextlib.suppress(ValueError, OSError):
+            recover_loop(each)
             found.append(read(RunData, each))
     return found
 

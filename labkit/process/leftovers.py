@@ -21,7 +21,7 @@ from labkit.process.run_mark import delete_run, is_run
 from labkit.stamps.events import FILE_NAME, RESERVE_NAME, SPEC_NAME, EventLog, events_named
 from labkit.stamps.folder_rights import MOST_BYTES, is_ours, is_own_file, private
 from labkit.stamps.locks import is_locked, try_lock
-from labkit.stamps.step_ring import recover
+from labkit.stamps.step_ring import RING_NAME, recover
 
 PLAN_NAME = "launch.json"
 LONGEST_END_S = 4.0  # that ending the processes of a run takes
@@ -99,6 +99,13 @@ def clear_up(folder: Path, **how: object) -> None:
     log.write("end", **how)
     log.close()
     remove_tools(folder)
+
+
+def recover_loop(folder: Path) -> None:
+    """Write the steps that a watched loop left in its ring when its process was killed."""
+    is_left = (folder / RING_NAME).exists() and not (folder / PLAN_NAME).exists()
+    if is_left and not any(map(exists, logged_pids(folder, "hello"))):
+        recover(folder)
 
 
 def remove_tools(folder: str | os.PathLike[str]) -> None:

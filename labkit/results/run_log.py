@@ -20,9 +20,6 @@ from labkit.stamps.step_classes import StepClock
 from labkit.stamps.steps import HOST, MOMENTS, STAMPS, Steps, Texts
 
 MOST_NAMED = 3  # of the programs that ran beside it
-# Updates that tell how many batches each has, and the share of them that has to have as many: an
-# FP16 scaler skips some, and a pass may end in between
-FEWEST_UPDATES, MOST_UPDATES = 10, 0.9
 
 
 class RunLog(LogData):
@@ -173,24 +170,8 @@ class RunLog(LogData):
         """The number of the first step of each pass."""
         return [event["step"] for event in self.passes_begun]
 
-    # The passes over a watched loader as they ended: `n`, `began`, `ended` (ns), `trains`, and
-    # `gathered` (pairs: batches before an update, and how many updates had as many)
+    # The passes over a watched loader as they ended: `n`, `began`, `ended` (ns), `trains`
     passes_ended: list[Event] = series("pass")
-
-    @property
-    def batches_an_update(self) -> int | None:
-        """The batches for each update of a watched script; None where that is not known, or varies.
-
-        Of passes that are over.
-        """
-        seen: Counter[int] = Counter()
-        for event in self.passes_ended:
-            for batches, updates in event.get("gathered") or ():
-                seen[batches] += updates
-        for usual, updates in seen.most_common(1):
-            if updates >= max(FEWEST_UPDATES, MOST_UPDATES * seen.total()):
-                return usual
-        return None
 
     # The checkpoints that a watched script wrote: `began`, `ended` (ns)
     saves: list[Event] = series("saved")

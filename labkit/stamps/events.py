@@ -12,10 +12,10 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 from typing import Any, Literal
 
-from labkit.stamps.descriptors import OwnDescriptor
 from labkit.stamps.folder_rights import private
 from labkit.stamps.interrupts import signal_of
 from labkit.stamps.keys import masked, secrets_in
@@ -39,17 +39,20 @@ class EventLog:
     """An append-only event file that never raises once open; what a full disk refuses waits.
 
     Secrets are masked in the texts of an event that somebody else wrote. It is of the process that
-    opens it: one that is forked from that writes nothing.
+    makes it: one that is forked from that writes nothing. The file is open only while it is
+    written, as a program may close or count the descriptors that it has.
     """
 
     def __init__(self, folder: str | Path):
         self._path = os.path.join(folder, FILE_NAME)
-        self._file = self._opened()
+        self._pid = os.getpid()
         self._closed = False
         self._secrets = secrets_in(os.environ)
         self._reserve = os.path.join(folder, RESERVE_NAME)
         self._kept = b""
         self.error: OSError | None = None
+        with self._opened():
+            pass
 
     def write(self, event: str, **values: object) -> None:
         """Append one event, stamped now."""
@@ -92,15 +95,12 @@ class EventLog:
     def _append(self, data: bytes) -> bytes:
         """Write `data`; return the lines that have not become whole, to be written again."""
         written = 0
-        if self._closed or self._file.pid != os.getpid():
+        if self._closed or self._pid != os.getpid():
             return b""
         try:
-            if not self._file.is_ours():  # a program has closed all that it may have had open
-                self._file = self._opened()
-            fd = self._file.fd
-            with one_writer(fd):
+            with self._opened() as file, one_writer(file.fileno()):
                 while written < len(data):
-                    written += os.write(fd, data[written:])
+                    written += os.write(file.fileno(), data[written:])
         except OSError as error:
             if signal_of(error) is not None:
                 raise
@@ -110,13 +110,11 @@ class EventLog:
         return b""
 
     def close(self) -> None:
-        """Let go of the file; what is written later is lost, and nothing else happens."""
+        """End the log for this process; what is written later is lost, and nothing else happens."""
         self._closed = True
-        self._file.close()
 
-    def _opened(self) -> OwnDescriptor:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
-        return OwnDescriptor(private(self._path, flags))
+    def _opened(self) -> FileIO:
+        return open(self._path, "ab", buffering=0, opener=private)
 
 
 def events_named(name: str, log: str | os.PathLike) -> Iterator[dict[str, Any]]:

@@ -12,8 +12,6 @@ import os
 import stat
 from pathlib import Path
 
-from labkit.stamps.descriptors import moved_up
-
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 PLAIN_ONLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # a FIFO blocks nobody
 NOT_PLAIN = (errno.ELOOP, errno.ENXIO)  # what opening a link, or a FIFO, gives then
@@ -57,7 +55,7 @@ def private(path: str, flags: int) -> int:
     except OSError:
         os.close(fd)
         raise
-    return moved_up(fd)
+    return fd
 
 
 def text_of(path: Path) -> str:

@@ -1,8 +1,9 @@
 """Finished steps on their way to the event log.
 
-Writing a line after every step costs a loop with cold caches 25 µs. So the loop only packs the
-step into a memory-mapped ring, which outlives a SIGKILL of its process; the supervisor drains the
-ring into the log twenty times a second, and once more when all is over. Standard library only.
+Writing a line after every step costs a loop with cold caches 25 µs. So a loop only packs the step
+into a memory-mapped ring, which outlives a SIGKILL of its process. The ring is drained into the log
+a few times a second, the bench's by the supervisor, a watched loop's in its own process; what a
+kill has left there is written by `recover`. Standard library only.
 """
 
 from __future__ import annotations
@@ -10,23 +11,23 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
-import mmap
 import os
 import struct
 from pathlib import Path
 from typing import NamedTuple, SupportsFloat
 
 from labkit.stamps.events import FILE_NAME, EventLog, events_named, private
+from labkit.stamps.shared_page import shared_page
 
 RING_NAME = "steps.ring"
 # 2.9 s of 1.4 ms steps: how long the draining process may be held up. A larger ring is cold when
 # the loop comes round to it: with 16,384 slots recording a step took 39 µs, with 2,048 12 µs.
 SLOTS = 2_048
 # A slot: copy start and end, busy start and end on the device (all 0 where it has none), then
-# number, 4 host stamps, samples, CPU time, loss, number again. A slot whose two numbers differ is
-# being written, or was when the end came. The first is written before all else and read after it,
-# the last the other way round.
-SLOT = struct.Struct("=4q7qdq")
+# number, 4 host stamps, samples, CPU time, bytes of the batch, loss, number again. A slot whose
+# two numbers differ is being written, or was when the end came. The first is written before all
+# else and read after it, the last the other way round.
+SLOT = struct.Struct("=4q8qdq")
 NUMBER = struct.Struct("=q")
 WORDS = SLOT.size // 8
 FIRST = 4 * NUMBER.size  # where the numbers are
@@ -73,16 +74,16 @@ class StepRing:
             blank = bytes(SLOTS * SLOT.size)  # written, so that no page fault is left for the loop
             if os.write(fd, blank) < len(blank):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), RING_NAME)
-            self.ring = mmap.mmap(fd, len(blank))
+            page = shared_page(fd, len(blank))
         finally:
             os.close(fd)
         # Cold caches: storing nine words so takes a loop 4 µs, Struct.pack_into 7
-        self.words = memoryview(self.ring).cast("q")
-        self.reals = memoryview(self.ring).cast("d")
+        self.words = page.cast("q")
+        self.reals = page.cast("d")
 
     def add(self, step: FinishedStep) -> None:
-        """Record a step: all but the size of its batch and the exchange, which no slot holds."""
-        number, stamps, samples, loss, device, cpu_ns, _, _ = step
+        """Record a step: all but its exchange, which no slot holds."""
+        number, stamps, samples, loss, device, cpu_ns, batch_bytes, _ = step
         words = self.words
         at = number % SLOTS * WORDS
         words[at + 4] = number + 1
@@ -91,8 +92,9 @@ class StepRing:
         words[at + 5], words[at + 6], words[at + 7], words[at + 8] = stamps
         words[at + 9] = samples
         words[at + 10] = cpu_ns
-        self.reals[at + 11] = float(loss)
-        words[at + 12] = number + 1
+        words[at + 11] = batch_bytes
+        self.reals[at + 12] = float(loss)
+        words[at + 13] = number + 1
 
 
 class Drain:
@@ -101,29 +103,34 @@ class Drain:
     def __init__(self, folder: str | Path, log: EventLog):
         self.path = Path(folder) / RING_NAME
         self.log = log
-        self.ring: mmap.mmap | None = None
+        self.ring: memoryview | None = None
         self.next = 1  # the number of the first step that is not in the log yet
 
-    def drain(self) -> None:
-        """Append the steps that have been finished since the last call."""
+    def drain(self) -> list[FinishedStep]:
+        """Append the steps that have been finished since the last call, and return them."""
         if self.ring is None:
             with contextlib.suppress(OSError, ValueError):
                 self.ring = _mapped(self.path)
-        lines = []
+        steps = []
         while self.ring:
             at = (self.next - 1) % SLOTS * SLOT.size
             (number,) = NUMBER.unpack_from(self.ring, at + LAST)
             if number < self.next:
                 break
-            *device, _, t0, t1, t2, t3, samples, cpu_ns, loss, _ = SLOT.unpack_from(self.ring, at)
+            *device, _, t0, t1, t2, t3, samples, cpu_ns, batch_bytes, loss, _ = SLOT.unpack_from(
+                self.ring, at
+            )
             if NUMBER.unpack_from(self.ring, at + FIRST) != (number,):
                 break
             stamps = (t0, t1, t2, t3)
-            step = FinishedStep(number - 1, stamps, samples, loss, tuple(device), cpu_ns)
-            lines.append(step.line())
+            device = tuple(device) if device[3] else NO_DEVICE
+            steps.append(
+                FinishedStep(number - 1, stamps, samples, loss, device, cpu_ns, batch_bytes)
+            )
             self.next = number + 1
-        if lines:
-            self.log.write_line("\n".join(lines))
+        if steps:
+            self.log.write_line("\n".join(step.line() for step in steps))
+        return steps
 
     def remove(self) -> None:
         """Drain what is left and remove the ring. Call it once the loop's process is gone."""
@@ -134,16 +141,16 @@ class Drain:
         self.log.flush()  # on a full disk there may be room now
 
 
-def _mapped(path: Path) -> mmap.mmap | None:
+def _mapped(path: Path) -> memoryview | None:
     """Return the ring at `path`; None where it is not whole yet."""
-    with open(path, "rb", opener=private) as file:
+    with open(path, "rb+", opener=private) as file:
         if os.fstat(file.fileno()).st_size != SLOTS * SLOT.size:
             return None
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return shared_page(file.fileno(), SLOTS * SLOT.size)
 
 
 def recover(folder: str | Path) -> None:
-    """Write the steps that a killed supervisor had not, and remove the ring."""
+    """Write the steps that a killed process had not, and remove the ring."""
     drain = Drain(folder, EventLog(folder))
     for step in events_named("step", Path(folder) / FILE_NAME):
         drain.next = step["i"] + 2

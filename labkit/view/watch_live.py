@@ -16,12 +16,12 @@ from labkit.diagnosis.verdict import Diagnosis
 from labkit.instruments.hangs import HangWatch
 from labkit.instruments.messages import say
 from labkit.process import folders, launcher
-from labkit.view.display import Display, remember
-from labkit.view.watch_shown import leave, progress_line
+from labkit.view.display import Display, figure_of, remember
 from labkit.watching import run_folders
+from labkit.watching.passes import StandIn, check_iterable
 from labkit.watching.recorder import Recorder
-from labkit.watching.stand_in import StandIn, check_iterable
 
+TO_TRY = "to try settings on it: lk.tune(loader, step=...)"
 OPEN_MOST = 8  # watches kept open: the loop's, its validation's, and some for generators
 EMPTY = (
     "watch: the loader gave no batch. If it is an iterator or a generator, it has been used up: "
@@ -80,10 +80,7 @@ class Watch(StandIn):
 
     def trains(self, model: object) -> None:
         """Note which model the loop trains; None changes nothing."""
-        if model is not None:
-            self.model = model
-            if (recorder := self._open_recorder) is not None:
-                recorder.trained.model = model
+        self.model = self.model if model is None else model
 
     def diagnose(self) -> Diagnosis:
         """Name what holds the loop back, with evidence and advice."""
@@ -196,6 +193,43 @@ def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:
 
 
 remember(watch, None)
+
+
+def progress_line(recorder: Recorder) -> str:
+    """Say in one line how far a pass is and what has been measured."""
+    tally = recorder.steps.tally
+    kind = recorder.kind
+    done = recorder.steps.next - recorder.first_step
+    of = f"/{recorder.length}" if recorder.length else ""
+    parts = [f"epoch {recorder.epoch + 1}, step {done}{of}"]
+    if tally.wall:
+        parts.append(f"{tally.samples / tally.wall * 1e9:,.0f} {recorder.batches.unit}/s")
+        if kind == "cpu" or recorder.steps.clock is not None:  # else only launches are timed
+            most = "at most " if kind == "gpu" else ""  # gaps between kernels count as busy
+            busy = f"{kind.upper()} busy {most}{tally.busy / tally.wall:.0%}"
+            parts.append(f"{busy}, waiting for data {tally.wait / tally.wall:.0%}")
+    return " · ".join(parts)
+
+
+def leave(display: Display, run: Run) -> None:
+    """Leave the run and its diagnosis; in a notebook its figure, where the line was."""
+    found = None if run.throughput is None else run.diagnose()
+    tip = [TO_TRY] if found and found.bottleneck == "input" else []
+    if display.handle is None:
+        texts = [repr(run)]
+        if found:
+            notes = [note for note in found.notes if note not in str(found)]
+            texts += [str(found), *notes]
+            texts += [str(run.lines)] if len(run.lines) else []
+        display.final("\n".join(texts + tip))
+        return
+    display.final("\n".join([repr(run), *tip]), figure_of(run) if found else None)
+    if found:
+        from IPython.display import display as show
+
+        show(found)
+        if len(run.lines):
+            show(run.lines)
 
 
 def close_all(error: BaseException | None = None, going_on: bool = True) -> None:

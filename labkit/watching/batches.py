@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sized
+from statistics import fmean
 from typing import cast
 
 from labkit.instruments.batch_contents import (
@@ -49,13 +50,11 @@ class BatchFacts:
         self.counted = self.of_full_size  # what counts the samples of a batch
         self.count = self.of_full_size  # the same, where it looks for padding as well
         self.places: list[Keys] = []  # what leads to its large arrays
-        self.met = 0  # batches that may be looked at
+        self.met = 0  # batches that may be looked at for their padding
+        self.padding: list[tuple[float, float]] = []  # its share of those, and that beyond need
         self.dtype: str | None = None
         self.shape: list[int] | None = None  # of the largest array in it
         self.on_gpu = False  # whether the loader makes them there
-        self.looked_at = 0  # batches, for their padding
-        self.padding = 0.0  # the sum of its shares of them
-        self.beyond = 0.0  # and of those beyond the longest text of a batch
 
     def learn(self, batch: object) -> None:
         """Learn how to count the samples and the bytes of batches like this one."""
@@ -75,7 +74,7 @@ class BatchFacts:
     def look(self, batch: object) -> int:
         """Count the samples of a batch, and now and then look how much of it is padding."""
         if self.met % LOOK_EVERY == 0:
-            self.add_padding(padding_of(batch))
+            self.padding.append(padding_of(batch) or (0.0, 0.0))
         self.met += 1
         return self.counted(batch)
 
@@ -87,19 +86,8 @@ class BatchFacts:
         """Count a batch that only the user's own code can look into; 1 where that is unknown."""
         return self.size or 1
 
-    def add_padding(self, shares: tuple[float, float] | None) -> None:
-        """Add the shares of a batch that was looked at."""
-        share, beyond = shares or (0.0, 0.0)
-        self.padding += share
-        self.beyond += beyond
-        self.looked_at += 1
-
     def write_padding(self, log: EventLog) -> None:
         """Write how much of the batches is padding, where it was looked for."""
-        if self.looked_at:
-            log.write(
-                "padding",
-                share=round(self.padding / self.looked_at, 4),
-                beyond=round(self.beyond / self.looked_at, 4),
-                batches=self.looked_at,
-            )
+        if self.padding:
+            share, beyond = (round(fmean(each), 4) for each in zip(*self.padding, strict=True))
+            log.write("padding", share=share, beyond=beyond, batches=len(self.padding))

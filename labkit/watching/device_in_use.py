@@ -15,7 +15,7 @@ from labkit.instruments.host import plain_machine
 if TYPE_CHECKING:
     import torch
 
-    from labkit.stamps.device_clock import AddStep, DeviceClock
+    from labkit.stamps.timeline import AddStep, DeviceClock
 
 
 def machine_and_clock(
@@ -25,19 +25,16 @@ def machine_and_clock(
 
     `device` is the one that is trained on, where that is known.
     """
-    if torch := sys.modules.get("torch"):
-        from labkit.instruments import machine
+    if not (torch := sys.modules.get("torch")):
+        return plain_machine(), None
+    from labkit.instruments import machine
+    from labkit.stamps.timeline import DeviceClock
 
-        clock = None
-        # a FakeTensor says "cuda" where there is no driver
-        if device is None or (device.type == "cuda" and not torch.cuda.is_initialized()):
-            device = device_in_use(torch)
-        if device.type == "cuda":
-            from labkit.stamps.device_clock import DeviceClock
-
-            clock = DeviceClock(device, write)
-        return machine.describe(device), clock
-    return plain_machine(), None
+    # a FakeTensor says "cuda" where there is no driver
+    if device is None or (device.type == "cuda" and not torch.cuda.is_initialized()):
+        device = device_in_use(torch)
+    clock = DeviceClock(device, write) if device.type == "cuda" else None
+    return machine.describe(device), clock
 
 
 def device_of(trained: Iterable[torch.Tensor]) -> torch.device | None:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.instruments.loader_progress import IDLE, IN_BODY, SINCE, STATE, USUAL, WAITING
 from labkit.stamps.events import EventLog
-from labkit.stamps.step_ring import NO_DEVICE, FinishedStep
+from labkit.stamps.step_ring import NO_DEVICE, SLOTS, Drain, FinishedStep, StepRing
 
 if TYPE_CHECKING:
-    from labkit.stamps.device_clock import DeviceClock, Mark
+    from labkit.stamps.timeline import DeviceClock, Mark
+
+GATHER_NS = 100_000_000  # steps are written ten times a second
+MOST_STEPS = SLOTS // 2  # that wait in the ring to be written
 
 
 @dataclass
@@ -39,17 +43,23 @@ class Tally:
 
 
 class LoopSteps:
-    """The step that goes on, and those before it until they are written, ten times a second."""
+    """The step that goes on. Those before it are in the ring, which a kill leaves as it is.
 
-    def __init__(self, log: EventLog, words: memoryview[int] | list[int]):
+    On a GPU a step goes there when the device is through with it.
+    """
+
+    def __init__(self, folder: Path, log: EventLog, words: memoryview[int] | list[int]):
         """`words` say what the loop is busy with."""
-        self.log = log
+        self.ring = StepRing(folder)
+        self.drain = Drain(folder, log)
         self.words = words
         self.clock: DeviceClock | None = None  # of a GPU; known when the first body has run
         self.next = 0  # the number of the step that goes on
-        self.gathered: list[tuple[FinishedStep, Sequence[Mark]]] = []
+        self.over: tuple[FinishedStep, Sequence[Mark]] | None = (
+            None  # the last, not in the ring yet
+        )
         self.tally = Tally()
-        self.lines: list[str] = []
+        self.written_at = 0  # ns
         self.asked = 0
         self.ready = 0  # 0 while there is no body whose end could be stamped
         self.samples = 0
@@ -64,6 +74,8 @@ class LoopSteps:
 
     def begin(self, ready: int, samples: int = 0, batch_bytes: int = 0) -> None:
         """The batch is here, and the body begins."""
+        if self.over is not None:
+            self.keep()
         self.ready = ready
         self.samples = samples
         self.batch_bytes = batch_bytes
@@ -77,7 +89,7 @@ class LoopSteps:
         marks = () if self.start is None or self.clock is None else (self.start, self.clock.mark())
         stamps = (self.asked, self.ready, self.ready, now)
         step = FinishedStep(self.next, stamps, self.samples, math.nan, batch_bytes=self.batch_bytes)
-        self.gathered.append((step, marks))
+        self.over = step, marks
         self.next += 1
         self.ready = 0
 
@@ -87,40 +99,48 @@ class LoopSteps:
         `loss` is that of the step, where it is known now.
         """
         self.asked = now
-        if not self.gathered:
+        if self.over is None:
             return
-        step, marks = self.gathered[-1]
+        step, marks = self.over
         if on_device and marks and self.clock is not None:
             marks = (marks[0], self.clock.mark())
         step = step if loss is None else step._replace(loss=loss)
-        self.gathered[-1] = (step._replace(stamps=(*step.stamps[:3], now)), marks)
+        self.over = step._replace(stamps=(*step.stamps[:3], now)), marks
 
-    def write(self) -> None:
-        """Write the steps that have gathered, and that the device is through with."""
-        for step, marks in self.gathered:
-            if marks and self.clock is not None:
-                self.clock.add(step, marks)
-            else:
-                self.add(step)
-        self.gathered.clear()
+    def keep(self) -> None:
+        """Put the last step into the ring, or leave it to the device's clock to do so."""
+        if self.over is None:
+            return
+        step, marks = self.over
+        self.over = None
+        if marks and self.clock is not None:
+            self.clock.add(step, marks)
+        else:
+            self.ring.add(step)
+
+    def is_due(self, now: int) -> bool:
+        """Return whether it is time to write."""
+        return now - self.written_at > GATHER_NS or self.next - self.drain.next >= MOST_STEPS
+
+    def write(self, now: int = 0) -> None:
+        """Write the steps that are over, and that the device is through with."""
+        self.written_at = now
+        self.keep()
         if self.clock is not None:
             self.clock.collect()
-        self.write_lines()
-
-    def add(self, step: FinishedStep) -> None:
-        """Take in a step that is over on its device."""
-        self.tally.add(step)
-        self.lines.append(step.line())
-
-    def write_lines(self) -> None:
-        """Write the steps that are over."""
-        if self.lines:
-            self.log.write_line("\n".join(self.lines))
-            self.lines.clear()
-            self.words[USUAL] = self.tally.wall // self.next
+        for step in self.drain.drain():
+            self.tally.add(step)
+            self.words[USUAL] = self.tally.wall // (step.number + 1)
 
     def idle(self) -> None:
         """The loop is busy with nothing, and what it does is no part of a step."""
         self.ready = 0
         self.start = None
         self.words[STATE] = IDLE
+
+    def finish(self) -> None:
+        """Give the device a moment for its last steps, and write them."""
+        self.keep()
+        if self.clock is not None:
+            self.clock.finish()
+        self.write()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labkit.instruments.batch_contents import unseen
 from labkit.instruments.messages import say
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from labkit.watching.recorder import Recorder
 
 BEAT_NS = 500_000_000  # two live updates a second: they run in the training process itself
-GATHER_NS = 100_000_000  # steps are written ten times a second
-MOST_STEPS = 512  # steps that wait to be written, so that memory does not grow with their rate
 
 Beat = Callable[[int | None], None]
 """What is called twice a second with the time, ns, and with None when a pass is over."""
@@ -30,7 +28,7 @@ class Pass:
 
     A pass ends once, by `end`: "exhausted" or "failed" when the loader says so, "left early" when
     the loop drops its iterator. `stop` ends the recording alone, as where a newer pass has begun.
-    All other work waits until `_gathered`, when a hundred steps share the cost of cold caches.
+    All other work waits until `_write`, when a hundred steps share the cost of cold caches.
     """
 
     def __init__(self, recorder: Recorder, lead_ns: int = 0, beat: Beat | None = None):
@@ -45,7 +43,6 @@ class Pass:
         self.waits = False  # for a batch
         self.asked = 0  # when the loop asked for the last one
         self.lead_ns = lead_ns  # counts as waiting for the first batch: workers were started
-        self.due = 0
         self.beat_at = 0
         self.began_ns = now_ns() - lead_ns
         self._begin(self.began_ns)
@@ -65,8 +62,9 @@ class Pass:
         try:
             if steps.ready:
                 steps.end(now)
-                if now > self.due or len(steps.gathered) >= MOST_STEPS:
-                    now = self._gathered(now)
+                steps.keep()
+                if steps.is_due(now):
+                    now = self._write(now)
             steps.ask(now)
         except Exception as error:
             self._give_up(error)
@@ -98,15 +96,14 @@ class Pass:
         self.steps.asked = self.asked - self.lead_ns
         self.lead_ns = 0
         self.recorder.batches.learn(batch)
-        self.recorder.probes.sampler.claim(sys._getframe(2))
+        self.recorder.sampler.claim(sys._getframe(2))
 
-    def _gathered(self, now: int) -> int:
-        """Hand over what has gathered; return when the next batch is asked for."""
-        self.due = now + GATHER_NS
-        self.recorder.hand_over()
+    def _write(self, now: int) -> int:
+        """Write the steps that are over; return when the next batch is asked for."""
+        self.recorder.hand_over(now)
         if self.recorder.has_room() and now > self.beat_at:
             self.beat_at = now + BEAT_NS
-            self.recorder.probes.look(sys._getframe(2), self.steps.next)
+            self.recorder.look(sys._getframe(2))
             self.beat(now)
         return now_ns()  # what this took is neither waiting nor body
 
@@ -126,7 +123,7 @@ class Pass:
         self.is_paused = False
 
     def stop(self) -> None:
-        """Hand over what has gathered, and stop recording."""
+        """Write what has gathered, and stop recording."""
         try:
             self.recorder.hand_over()
         finally:
@@ -177,3 +174,25 @@ class WatchedIterator:
             self.current.end(how, error)
             raise
         return self.current.answer(batch)
+
+
+class StandIn:
+    """Is iterated in the place of `loader`, which answers what else is asked of it."""
+
+    def __init__(self, loader: Any):
+        self.loader = loader
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "loader" not in self.__dict__:  # copying, pickling
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+
+def check_iterable(loader: object, by: str) -> None:
+    """Raise TypeError where a loader cannot be iterated; `by` is what it was given to."""
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        kind = type(loader).__name__
+        raise TypeError(f"{by}({kind}): give it an iterable of batches, such as a DataLoader.")

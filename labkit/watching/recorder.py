@@ -9,26 +9,34 @@ written when a pass is over.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from types import FrameType
+from typing import TYPE_CHECKING, Any, cast
 
 from labkit.instruments import loader_knobs, record_head
-from labkit.instruments.batch_contents import unseen
+from labkit.instruments.batch_contents import dtype_of_most, unseen
 from labkit.instruments.before_calls import held
+from labkit.instruments.growth import Growth
+from labkit.instruments.loader_hook import Recording, in_workers
+from labkit.instruments.loader_progress import PROGRESS, progress_words
+from labkit.instruments.loader_work import STARTS, LoaderWork
 from labkit.instruments.messages import say
+from labkit.instruments.sampler import FLAG, Sampler
+from labkit.instruments.telemetry_process import TELEMETRY_AFTER_NS, telemetry_beside
+from labkit.process.thinning import Thinning
 from labkit.stamps.events import EventLog, now_ns
 from labkit.stamps.interrupts import OwnErrors
-from labkit.watching import device_in_use
+from labkit.watching import run_folders
 from labkit.watching.batches import BatchFacts
+from labkit.watching.device_in_use import device_of, machine_and_clock
 from labkit.watching.loader_call import call_of, has_compiled, may_fuse, trainer_frame
 from labkit.watching.loop_steps import LoopSteps
 from labkit.watching.passes import Beat, Pass, WatchedIterator
-from labkit.watching.probes import Probes
-from labkit.watching.trained import Trained
+from labkit.watching.switches import switches_on
 
 if TYPE_CHECKING:
     import torch
@@ -36,14 +44,13 @@ if TYPE_CHECKING:
 KEEP_STEPS = 100_000  # in the log, 13 MB: a run of days must not fill the disk, nor a Run memory
 KEEP_PASSES = 20_000  # 6 MB without their steps: a pass may be of one batch
 LEAST_WARMUP = 3  # steps that the statistics leave out
-MOST_GATHERED = 8  # counts of batches before an update, the usual ones first
 
 
 class Recorder:
     """Writes the run of one watched loop into `folder`. Also the process of its `Run`.
 
-    Itself it knows the loop's passes. Its steps are in `steps`, what its batches are in `batches`,
-    what it trains in `trained`; `probes` look at the rest.
+    Its steps are in `steps`, what its batches are in `batches`. It looks at the loop's lines,
+    variables and loader as well, until the run ends.
     """
 
     def __init__(
@@ -53,7 +60,7 @@ class Recorder:
         model: object = None,
         place: tuple[str, int] | None = None,
     ):
-        """`model`, where it is known, is what the loop trains: its first call is counted.
+        """`model`, where it is known, is what the loop trains.
 
         `place` is the file and line of the loop.
         """
@@ -64,17 +71,18 @@ class Recorder:
         self.length: int | None = None  # batches of a pass, once one is over
         self.kind = ""  # what the loop's body runs on, "cpu" or "gpu", once the first body has
         self.epoch = -1
+        self.begun = 0  # passes, one that goes on after a pause once more
         self.first_step = 0
         self.began_ns = 0  # the pass that goes on
-        self.updates = 0  # steps of any optimizer within it
-        self.gathered: Counter[int] = Counter()  # updates within it, by the batches before each
-        self.updated_at = 0  # batches handed on by the last update
+        self.trains = False  # whether an optimizer has made a step within it
         self.how = ""  # how the last pass ended: "exhausted", "left early" or "failed"
         self._current: weakref.ref[Pass] | None = None
         self.closed = False
         self.batches = BatchFacts(self.knobs.get("batch_size"))
-        self.trained = Trained()
-        self.trained.model = model
+        self.model: Any = model  # the torch.nn.Module that it trains, where one was given
+        self.device: torch.device | None = None  # that the weights are on
+        self.weights_dtype: str | None = None
+        self.may_fuse: bool | None = None  # of their optimizer, as `may_fuse()` says
         code = None  # of the call that makes the loader
         with OwnErrors():
             code = call_of(loader, model)
@@ -85,22 +93,20 @@ class Recorder:
             "place": place and list(place),
         }
         record_head.write_spec(self.log, self.folder.name, self.knobs, watched=watched)
-        self.probes = Probes(self.folder, self.log, self.knobs.get("num_workers"))
-        self.steps = LoopSteps(self.log, self.probes.words)
-        self.begun = 0  # passes, one that goes on after a pause once more
+        self.sampler = Sampler(folder)
+        self.growth = Growth()
+        self.switches: set[str] | None = None  # that were on at each look
+        self.while_there = self.folder / FLAG
+        self.while_there.touch()
+        self.work: LoaderWork | None = None  # of this process, where the loader has no workers
+        if self.knobs.get("num_workers") == 0:
+            self.work = LoaderWork(self.log, -1, 1, self.while_there)
+        self.starts = Thinning(STARTS)  # of the loader's workers: those that record themselves
+        self.telemetry: Path | None = None  # a file that it goes on with
+        self.telemetry_due = now_ns() + TELEMETRY_AFTER_NS
+        self.steps = LoopSteps(self.folder, self.log, progress_words(self.folder, "loop"))
 
-    def trained_by(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note that an optimizer has made a step; at first, where and what its weights are."""
-        self.updates += 1
-        current = self.current
-        if current is not None and current.handed > self.updated_at:  # once for several optimizers
-            self.gathered[current.handed - self.updated_at] += 1
-            self.updated_at = current.handed
-        if not self.kind and self.trained.device is None:
-            with OwnErrors(), unseen():
-                groups = held(optimizer)["param_groups"]
-                self.trained.note([each for group in groups for each in group["params"]])
-                self.trained.may_fuse = may_fuse(optimizer)
+    # -- as the process of its Run -----------------------------------------------------------------
 
     def alive(self) -> bool:
         """Whether more may follow."""
@@ -113,13 +119,15 @@ class Recorder:
     def join(self) -> None:
         """There is no process to wait for."""
 
+    # -- the loop's passes -------------------------------------------------------------------------
+
     def iterate(self, loader: object, beat: Beat) -> Iterator[object]:
         """Return what hands on the batches of an iterable."""
         if not self.has_room():
             return iter(cast("Iterable[object]", loader))
         asked = now_ns()
         try:
-            with self.probes.recorded(loader):
+            with self.recorded(loader):
                 iterator = iter(cast("Iterable[object]", loader))  # draws a seed, starts workers
         except BaseException as error:
             with OwnErrors():
@@ -154,18 +162,13 @@ class Recorder:
         self.first_step = self.steps.next
         self.begun += 1
         self.log.write("epoch", n=self.epoch, step=self.steps.next, began=began_ns)
-        self.probes.sampler.start()
+        self.sampler.start()
 
     @property
     def current(self) -> Pass | None:
         """The pass that is being recorded, while it goes on."""
         found = self._current and self._current()
         return found if found is not None and found.on else None
-
-    def beat(self, now: int | None) -> None:
-        """Look around twice a second; None says that a pass is over."""
-        if now is not None and now > self.probes.telemetry_due and self.pid == os.getpid():
-            self.probes.start_telemetry()
 
     @property
     def is_full(self) -> bool:
@@ -179,41 +182,10 @@ class Recorder:
             self.close()
         return not self.closed
 
-    def hand_over(self) -> None:
-        """Record the steps that have gathered."""
-        steps = self.steps
-        if steps.gathered and not self.kind:
-            with unseen():
-                self._begin()
-        steps.write()
-
-    def _begin(self) -> None:
-        """Say what this is: known only when the first body has run, and used the device."""
-        trained = self.trained
-        if trained.model is not None:
-            with OwnErrors():
-                trained.note(list(trained.model.parameters()))
-        machine, self.steps.clock = device_in_use.machine_and_clock(self.steps.add, trained.device)
-        self.kind = machine["kind"]
-        self.log.write("machine", **machine)
-        self.log.write(
-            "job",
-            pipeline=self.knobs,
-            not_applied={},
-            weights_dtype=trained.dtype,
-            batch_dtype=self.batches.dtype,
-            unit=self.batches.unit,
-            batch_on_gpu=self.batches.on_gpu,
-            may_fuse=trained.may_fuse,
-            batch_shape=self.batches.shape,
-            is_compiled=has_compiled(),
-        )
-        self.log.write("begin", warmup=max(LEAST_WARMUP, loader_knobs.in_flight(self.knobs)))
-
     def end_pass(self, how: str, error: BaseException | None = None) -> None:
         """Write how a pass ended; `error` is that of one which "failed"."""
         self.how = how
-        self.probes.sampler.in_use = False
+        self.sampler.in_use = False
         self.write_pass(now_ns())
         if how == "failed" and error is not None:
             self.fail(error)
@@ -223,25 +195,14 @@ class Recorder:
         else:
             self.log.write("end", stop=how, code=None)
 
-    def write_pass(self, ended_ns: int, trains: bool = False) -> None:
-        """Write when the pass that is over began and ended; nothing where that is known.
-
-        `trains` where it is known that it does, whatever was seen of an optimizer.
-        """
-        trains = trains or self.updates > 0
+    def write_pass(self, ended_ns: int) -> None:
+        """Write when the pass that is over began and ended; nothing where that is known."""
         if self.began_ns:
             self.log.write(
-                "pass",
-                n=self.epoch,
-                began=self.began_ns,
-                ended=ended_ns,
-                trains=trains,
-                gathered=self.gathered.most_common(MOST_GATHERED),
+                "pass", n=self.epoch, began=self.began_ns, ended=ended_ns, trains=self.trains
             )
         self.began_ns = 0
-        self.updates = 0
-        self.gathered.clear()
-        self.updated_at = 0
+        self.trains = False
 
     def fail(self, error: BaseException) -> None:
         """Write the exception that ended the loop; an interrupt is a stop, not a failure."""
@@ -251,14 +212,103 @@ class Recorder:
             self.log.write("error", kind=type(error).__name__, message=str(error)[:2_000])
             self.log.write("end", stop=None, code=1)
 
+    # -- what the loop trains ----------------------------------------------------------------------
+
+    def trained_by(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that an optimizer has made a step; at first, where and what its weights are."""
+        self.trains = True
+        if not self.kind and self.device is None:
+            with OwnErrors(), unseen():
+                groups = held(optimizer)["param_groups"]
+                self._note_weights([each for group in groups for each in group["params"]])
+                self.may_fuse = may_fuse(optimizer)
+
+    def _note_weights(self, weights: list[torch.Tensor]) -> None:
+        """Note where the weights are, and what most of their numbers are."""
+        self.device = device_of(weights) or self.device
+        self.weights_dtype = dtype_of_most(weights)
+
+    def hand_over(self, now: int = 0) -> None:
+        """Write the steps that have gathered."""
+        if self.steps.next and not self.kind:
+            with unseen():
+                self._begin()
+        self.steps.write(now)
+
+    def _begin(self) -> None:
+        """Say what this is: known only when the first body has run, and used the device."""
+        if self.model is not None:
+            with OwnErrors():
+                self._note_weights(list(self.model.parameters()))
+        machine, self.steps.clock = machine_and_clock(self.steps.ring.add, self.device)
+        self.kind = machine["kind"]
+        self.log.write("machine", **machine)
+        self.log.write(
+            "job",
+            pipeline=self.knobs,
+            not_applied={},
+            weights_dtype=self.weights_dtype,
+            batch_dtype=self.batches.dtype,
+            unit=self.batches.unit,
+            batch_on_gpu=self.batches.on_gpu,
+            may_fuse=self.may_fuse,
+            batch_shape=self.batches.shape,
+            is_compiled=has_compiled(),
+        )
+        self.log.write("begin", warmup=max(LEAST_WARMUP, loader_knobs.in_flight(self.knobs)))
+
+    # -- what else is looked at --------------------------------------------------------------------
+
+    def next_recording(self) -> Recording | None:
+        """Return how the processes that begin now to prepare batches record, if they can."""
+        if run_folders.of_script is not None and not run_folders.reach_children():
+            return None  # a worker that is spawned would not find us
+        start = self.starts.met if self.starts.keeps() else None
+        return Recording(self.folder, self.work, self.while_there, start)
+
+    def recorded(self, loader: object) -> contextlib.AbstractContextManager[None]:
+        """Let the processes that prepare the batches, begun within the block, record themselves."""
+        recording = self.next_recording()
+        return contextlib.nullcontext() if recording is None else in_workers(loader, recording)
+
+    def look(self, frame: FrameType) -> None:
+        """Look which switches are on, and what grows among the variables of the loop.
+
+        `frame` runs the loop.
+        """
+        self.growth.look(frame, self.sampler.places.loop, self.steps.next)
+        on = switches_on()
+        self.switches = on if self.switches is None else self.switches & on
+
+    def beat(self, now: int | None) -> None:
+        """Begin to sample the instruments, where it is time; None says that a pass is over."""
+        if now is not None and now > self.telemetry_due and self.pid == os.getpid():
+            self.start_telemetry()
+
+    def start_telemetry(self) -> None:
+        """Sample the instruments beside the loop, unless that is done already.
+
+        `labkit watch` does so from its own process.
+        """
+        if self.telemetry is None and str(self.folder.parent) != run_folders.of_script:
+            self.telemetry = telemetry_beside(self.folder)
+
+    # -- the end -----------------------------------------------------------------------------------
+
     def flush(self) -> None:
-        """Write what has gathered, and give the device a moment for its last steps."""
+        """Write all that is known by now."""
         with OwnErrors():  # a device that was lost
             self.hand_over()
-            if self.steps.clock is not None:
-                self.steps.clock.finish()
-        self.steps.write_lines()
-        self.probes.flush()
+            self.steps.finish()
+        self.sampler.flush()
+        if self.work is not None:
+            self.work.flush()
+        if self.sampler.missing and not self.sampler.taken:
+            self.log.write("no_lines", why=self.sampler.missing)
+        if self.switches:
+            self.log.write("switches", on=sorted(self.switches))
+        if self.growth.seen:  # what had grown may be empty by now
+            self.log.write("growth", found=list(self.growth.found.values()))
         self.batches.write_padding(self.log)
 
     def close(self, error: BaseException | None = None) -> None:
@@ -272,8 +322,14 @@ class Recorder:
             self.end_pass("left early")
         if error is not None and self.how != "exhausted":
             self.fail(error)
-        self.probes.sampler.stop()
+        self.sampler.stop()
         self.flush()
-        self.probes.close()
+        self.steps.drain.remove()
+        if self.work is not None:
+            self.work.close()
+        for left in (self.while_there, self.telemetry, *self.folder.glob(f"{PROGRESS}-*")):
+            if left is not None:
+                left.unlink(missing_ok=True)
+        self.sampler.log.close()
         self.log.close()
         self.closed = True

@@ -17,6 +17,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -67,80 +68,72 @@ class Seen(TypedDict):
     ended: str  # "window", "slow", "no loader" or "over": the script ended by itself
 
 
+@dataclass
 class Site:
     """A place in the code where loaders are made, and what its loaders did."""
 
-    def __init__(self, name: str):
-        self.name = name
-        self.settings: dict[str, Any] = {}
-        self.kept: list[object] | None = None  # batches, once they are ready
-        self.steps = 0  # of the optimizer, on a batch of one of its loaders
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    kept: list[object] | None = None  # batches, once they are ready
+    steps: int = 0  # of the optimizer, on a batch of one of its loaders
 
 
 class Window:
-    """The stretch of a training loop that is timed; times are s of the host's clock."""
+    """The steps of a training loop that are timed, s: each is its wait for a batch and its body.
+
+    Where epochs are timed, they are whole: from where the loop starts over to where it does again.
+    """
 
     def __init__(self, order: Order):
         self.order = order
-        self.skip = WARM_STEPS  # batches, before it begins
         self.epochs = order["epochs"]
-        self.taken = 0
-        self.first_s = 0.0  # when the first batch came
-        self.begin(None)
+        self.skip = WARM_STEPS  # batches, before it begins
+        self.warm_s = 0.0  # that these took
+        self.counts = False
+        self.begin()
 
-    def begin(self, now_s: float | None) -> None:
-        """Start to count; None: not yet."""
-        self.began_s = now_s
-        self.last_s = now_s or 0.0  # until when it counts
+    def begin(self) -> None:
+        """Set all that was counted to nothing."""
         self.batches = 0
+        self.seconds = 0.0
         self.waited_s = 0.0
         self.longest_s = 0.0
-        self.elsewhere_s = 0.0  # in other loaders' loops, validation for instance
 
-    def new_epoch(self, now_s: float) -> None:
-        """Note that the loop starts over; whole epochs are timed from here to where it does again.
-
-        Where nobody said whether to, an epoch that ends before the window does decides it.
-        """
+    def new_epoch(self) -> None:
+        """Note that the loop starts over; one that does so before the window ends times epochs."""
         if self.epochs is None:
             self.epochs = True
-            self.began_s = None
-        if self.epochs and self.began_s is None:
-            self.begin(now_s)
+            self.counts = False
+        if self.epochs and not self.counts:
+            self.counts = True
+            self.begin()
 
-    def took(self, asked_s: float, now_s: float) -> None:
-        """Count a batch for which the loop waited from `asked_s` on."""
-        self.taken += 1
-        self.first_s = self.first_s or now_s
-        if self.began_s is not None:
+    def add(self, waited_s: float, worked_s: float) -> None:
+        """Count a step."""
+        if self.counts:
             self.batches += 1
-            self.waited_s += now_s - asked_s
-            self.longest_s = max(self.longest_s, now_s - asked_s)
-        elif not self.epochs and (self.taken > self.skip or now_s - self.first_s > LONGEST_WARM_S):
-            self.begin(now_s)
-
-    @property
-    def seconds(self) -> float:
-        """How long it has counted; 0 before it began."""
-        if self.began_s is None:
-            return 0.0
-        return max(0.0, self.last_s - self.began_s - self.elsewhere_s)
+            self.seconds += waited_s + worked_s
+            self.waited_s += waited_s
+            self.longest_s = max(self.longest_s, waited_s)
+        elif not self.epochs:
+            self.skip -= 1
+            self.warm_s += waited_s + worked_s
+            self.counts = self.skip <= 0 or self.warm_s > LONGEST_WARM_S
 
     def is_over(self, at_epoch: bool) -> str:
         """Return why to stop here: "window" or "slow"; "" to go on."""
-        seconds = self.seconds
-        if not self.batches or not seconds:
+        if not self.batches:
             return ""
         floor = self.order["floor"]
-        if floor and seconds > EARLY_S and self.batches / seconds < floor / 2:
+        if floor and self.seconds > EARLY_S and self.batches / self.seconds < floor / 2:
             return "slow"
         wanted_s = self.order["seconds"]
         if self.epochs:
-            is_over = at_epoch and seconds >= wanted_s
+            is_over = at_epoch and self.seconds >= wanted_s
         elif self.batches >= FEWEST_STEPS:
-            is_over = seconds >= wanted_s or (at_epoch and self.epochs is False)
+            is_over = self.seconds >= wanted_s or (at_epoch and self.epochs is False)
         else:
-            is_over = seconds > LONGEST_S * wanted_s
+            is_over = self.seconds > LONGEST_S * wanted_s
         return "window" if is_over else ""
 
 
@@ -156,7 +149,8 @@ class TriedScript:
         self.now_in: Site | None = None  # whose batch came last
         self.training: Site | None = None  # whose batches the optimizer's steps are on
         self.window = Window(order)
-        self.left_s: float | None = None  # when another loader's loop began
+        self.left_s: float | None = None  # when another loader's loop began, in a training step
+        self.asked_s = 0.0  # when the training loop asked for the last batch
         self.optimizer: int | None = None  # id of the first one that made a step
         self.steps = 0
         self.ended = ""
@@ -192,7 +186,12 @@ class TriedScript:
             site = getattr(loader, "_labkit_site", None)
             if site is None or os.getpid() != self.pid:
                 return iterate(loader)
-            asked_s = self.asks(site, new=True)
+            asked_s = time.perf_counter()
+            self.left_s = self.left_s or asked_s
+            if site is self.training:  # the end of its workers counts, a validation does not
+                self.window.seconds += max(0.0, self.left_s - self.asked_s)
+                self._stop_if_over(at_epoch=True)
+                self.window.new_epoch()
             is_ready = self.order["ready"] and self.order["site"] == site.name
             batches = ready(site, loader, iterate) if is_ready else iterate(loader)
             return self.handed_out(site, batches, asked_s)
@@ -220,27 +219,19 @@ class TriedScript:
         return site
 
     def handed_out(self, site: Site, batches: Iterator[object], asked_s: float) -> Iterator[object]:
-        """Yield batches, of which the first was asked for at `asked_s`, and note each."""
+        """Yield batches, of which the first was asked for at `asked_s`, and time each step."""
         for batch in batches:
+            came_s = time.perf_counter()
             self.now_in = site
             if site is self.training:
-                self.window.took(asked_s, time.perf_counter())
+                self.left_s = None
             yield batch
-            asked_s = self.asks(site)
-
-    def asks(self, site: Site, new: bool = False) -> float:
-        """Note that a loader is asked for a batch, or (`new`) for all of them; return the time."""
-        now_s = time.perf_counter()
-        if site is not self.training:
-            self.left_s = self.left_s or now_s
-            return now_s
-        if self.left_s is not None:
-            self.window.elsewhere_s += now_s - self.left_s
-            self.left_s = None
-        if new:
-            self._stop_if_over(at_epoch=True)
-            self.window.new_epoch(now_s)
-        return now_s
+            now_s = time.perf_counter()
+            if site is self.training:  # what another loader's loop took of its body does not count
+                self.window.add(came_s - asked_s, (self.left_s or now_s) - came_s)
+                self._stop_if_over(at_epoch=False)
+                self.asked_s = now_s
+            asked_s = now_s
 
     def stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note that an optimizer has made a step; torch calls this."""
@@ -249,15 +240,12 @@ class TriedScript:
             return
         self.steps += 1
         site = self.now_in
-        if site is None:
-            if self.steps == WITHOUT_LOADER:
-                self.stop("no loader")
-            return
-        site.steps += 1
-        if self.training is None and site.steps == WARM_STEPS:
-            self._begin(site)
-        if site is self.training:
-            self._stop_if_over(at_epoch=False)
+        if site is not None:
+            site.steps += 1
+            if self.training is None and site.steps == WARM_STEPS:
+                self._begin(site)
+        elif self.steps == WITHOUT_LOADER:
+            self.stop("no loader")
 
     def _begin(self, site: Site) -> None:
         self.training = site
@@ -267,12 +255,12 @@ class TriedScript:
             self.window.skip += workers * (site.settings.get("prefetch_factor") or 0)
 
     def _stop_if_over(self, at_epoch: bool) -> None:
-        self.window.last_s = time.perf_counter()
         if why := self.window.is_over(at_epoch):
             cuda = sys.modules["torch"].cuda
             if cuda.is_initialized():  # the host runs ahead
+                now_s = time.perf_counter()
                 cuda.synchronize()
-                self.window.last_s = time.perf_counter()
+                self.window.seconds += time.perf_counter() - now_s
             self.stop(why)
 
     def stop(self, why: str) -> None:

@@ -32,7 +32,7 @@ from labkit.instruments.sampler import FLAG
 from labkit.stamps import timeline
 from labkit.stamps.events import EventLog, now_ns
 from labkit.stamps.step_ring import StepRing
-from labkit.watching import passes
+from labkit.watching import loop_steps
 from labkit.watching.recorder import Recorder
 
 STEP_MS = 1.4
@@ -127,11 +127,11 @@ def main() -> None:
     steps = Steps()
     host = timeline.HostTimeline(StepRing(folder).add)
     show("recording a step", [steps.plain, lambda: steps.recorded(host)], asked)
-    passes.GATHER_NS *= 2
+    loop_steps.GATHER_NS *= 2
     through = iter(watch(itertools.repeat(steps.batch), live=False))
     show("watching a step", [steps.plain, lambda: steps.train(next(through))], asked)
     show("timing an item of the loader", fetchers(folder), asked // 10, ITEMS)
-    sampler = Recorder(tempfile.mkdtemp(), []).probes.sampler
+    sampler = Recorder(tempfile.mkdtemp(), []).sampler
     ways = {on: functools.partial(steps.seconds, on and sampler) for on in (False, True)}
     took = in_turn(ways, max(2, asked // 700))
     ratios = took[True] / took[False] - 1

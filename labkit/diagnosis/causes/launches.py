@@ -64,14 +64,15 @@ def more_per_call(evidence: Evidence) -> Remedy | None:
 
 @remedy
 def compiled(evidence: Evidence) -> Remedy | None:
-    """A model that may be compiled: with CUDA graphs where a GPU's steps are alike.
+    """A model that may be compiled: with CUDA graphs where a GPU's steps are known to be alike.
 
     A graph's next replay overwrites the gradients that accumulation has to keep: PyTorch raises
     (pytorch/pytorch#169545). And each size of a batch has a graph of its own to be recorded.
     """
     if not may_compile(evidence):
         return None
-    alike = evidence.known("batches_an_update") == 1 and evidence.batch.sizes <= limits.FEW_SIZES
+    is_each_an_update = evidence.knobs.get("accumulation_steps") == 1  # of a bench's pipeline
+    alike = is_each_an_update and evidence.batch.sizes <= limits.FEW_SIZES
     has_graphs = evidence.kind == "gpu" and alike
     return Remedy(
         "compile",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.cause import FIRST, LAST, cause
+from labkit.diagnosis.cause import FIRST, cause
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured, Remedy
-from labkit.watching.switches import OF_CHANGING_SIZES, SWITCHES
+from labkit.watching.switches import SWITCHES
 
 
 @cause("loop-body", "switch", when=FIRST)
@@ -15,26 +15,11 @@ def left_on(evidence: Evidence) -> Finding | None:
 
     It is one of `SWITCHES`. What it costs is not known.
     """
-    return _switches(evidence, debugs=True)
-
-
-@cause("loop-body", when=LAST)
-def set_on_purpose(evidence: Evidence) -> Finding | None:
-    """A switch that costs time is on, which the user may want: deterministic algorithms."""
-    return _switches(evidence, debugs=False)
-
-
-def _switches(evidence: Evidence, debugs: bool) -> Finding | None:
-    on = [
-        (name, SWITCHES[name])
-        for name in evidence.switches
-        if name in SWITCHES and SWITCHES[name].debugs == debugs
-        if name != OF_CHANGING_SIZES or evidence.batch.sizes > limits.FEW_SIZES
-    ]
+    on = {name: SWITCHES[name] for name in evidence.switches if name in SWITCHES}
     if not on:
         return None
-    said = tuple(Measured(f"{name} is on: it {switch.does}") for name, switch in on)
-    lines = "; ".join(switch.delete for _, switch in on)
+    said = tuple(Measured(f"{name} is on: it {switch.does}") for name, switch in on.items())
+    lines = "; ".join(switch.delete for switch in on.values())
     told = f"Delete {lines}. What it costs shows when it is gone: run again."
     remedies = (Remedy("delete_switch", told, "lines"),)
     return Finding("host", "switch", measured=said, remedies=remedies)
