@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import labkit as lk
-from labkit.diagnosis import gather, judge
-from labkit.diagnosis.causes import compute, launches
+from labkit.diagnosis import judge
+from labkit.diagnosis.causes import launches
 from labkit.diagnosis.evidence import (
     Batch,
     Epochs,
@@ -93,6 +93,11 @@ def fake(ms, kind="cpu", own=1.0, **more):
         "beside": (),
         "item_events": (),
         "on_the_card": (),
+        "growth": (),
+        "switches": (),
+        "trainer": False,
+        "batch_on_gpu": False,
+        "host_ns": np.zeros((len(ms), 4)),
     }
     return Fake(**values | more)
 
@@ -141,7 +146,6 @@ FITTING = Evidence(  # a run that most remedies fit
     deeper_queue=8,
     wait_us=9e4,
     compute_us=9e3,
-    quick_compute_us=3e3,
     threads=2,
     use=CoreUse(2),
     workers=WorkerEvidence(
@@ -165,11 +169,9 @@ BUT = {  # what else a remedy needs
     "cheaper_items": {"advised": 2},
     "batches_in_the_loop": {"advised": 0},
     "fetch_at_once": {"wait_us": 900.0, "knobs": {"num_workers": 0}},
-    "some_workers": {"own_loader": "PrefetchLoader", "knobs": {}},
+    "some_workers": {"knobs": {}},
     "keep_items_in_RAM": {"batch": Batch(on_gpu=True), "knobs": {"num_workers": 0}},
-    "not_waited_for": {"knobs": {"pin_memory": True}},
     "copy_ahead": {"knobs": {"pin_memory": True}},
-    "uint8_batches": {"batch": Batch("float32", bytes=4e7, shape=(64, 3, 224, 224))},
 }
 
 
@@ -197,7 +199,7 @@ def test_every_remedy_is_filled_in_for_what_it_fits(name):
     "time, bottleneck, expect",
     [
         ({"wait": 15.0}, "input", "in other processes: num_workers=2."),  # no item was timed
-        ({"copy": 15.0}, "transfer", "1.7x the throughput at most."),  # were no copy waited for
+        ({"copy": 15.0}, "transfer", "At most 1.7 times as many steps."),  # were no copy waited for
         ({"other": 15.0}, "launch", "What it brings is unknown: measure it"),
     ],
 )
@@ -246,20 +248,17 @@ def test_a_core_taken_from_the_model_is_blamed_on_who_took_it(
 
 
 @pytest.mark.parametrize(
-    "kernel_us, how, graphs",
-    [(0.0, {}, False),  # no kernel at all, of a device that its events call busy
-     (40_000.0, {}, False),  # kernels for longer than it was busy
-     (2_000.0, {"cuda_graphs": True}, True),
-     (2_000.0, {"knobs": {"compile": "reduce-overhead"}}, True)],
+    "kernel_us, how",
+    [(0.0, {}),  # no kernel at all, of a device that its events call busy
+     (40_000.0, {}),  # kernels for longer than it was busy
+     (2_000.0, {"cuda_graphs": True}),
+     (2_000.0, {"knobs": {"compile": "reduce-overhead"}})],
 )  # fmt: skip
-def test_instruments_that_contradict_each_other_give_no_verdict(kernel_us, how, graphs):
+def test_instruments_that_contradict_each_other_give_no_verdict(kernel_us, how):
     found = on_gpu(kernel_us, **how)
     assert found.findings[0].cause == "instruments_disagree"
-    assert ("CUDA graphs" in found.advice) == graphs
 
 
-ODD = "cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_16x16_32x2_tn_align1"
-EVEN = "cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_64x64_32x6_nn_align8"
 PLAIN = "cutlass_80_simt_sgemm_128x64_8x5_nn_align1"  # FP32: aligned as it is made
 FOREACH = "void at::native::multi_tensor_apply_kernel<BinaryOpListAlphaFunctor>"
 FUSED = "void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>>"
@@ -268,16 +267,14 @@ SMALL = "void at::native::vectorized_elementwise_kernel<4, add>"
 
 @pytest.mark.parametrize(
     "name, us, rest, bottleneck",
-    [(ODD, 15_000, 4_500, "precision"), (EVEN, 15_000, 4_500, "compute"),
-     (PLAIN, 15_000, 4_500, "compute"), (FOREACH, 12_000, 7_500, "memory_bandwidth"),
+    [(PLAIN, 15_000, 4_500, "compute"), (FOREACH, 12_000, 7_500, "memory_bandwidth"),
      (FUSED, 12_000, 7_500, "compute"), (SMALL, 4_000, 0, "launch")],
-    ids=["odd sizes", "multiples of 8", "FP32", "foreach optimizer", "fused optimizer", "gaps"],
+    ids=["FP32", "foreach optimizer", "fused optimizer", "gaps"],
 )  # fmt: skip
-def test_the_names_of_kernels_tell_odd_sizes_and_passes_over_memory(name, us, rest, bottleneck):
+def test_the_names_of_kernels_tell_passes_over_memory(name, us, rest, bottleneck):
     top = (SimpleNamespace(name=name, total_us=4 * us),)  # of four steps of 20 ms
     found = on_gpu(us + rest, top_kernels=top)
     assert found.bottleneck == bottleneck
-    assert (found.findings[0].cause == "unaligned_sizes") == (bottleneck == "precision")
 
 
 def test_a_diagnosis_prints_as_a_sentence_shows_as_a_table_and_is_json():
@@ -298,9 +295,9 @@ def test_a_diagnosis_prints_as_a_sentence_shows_as_a_table_and_is_json():
 @pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not here")
 @pytest.mark.parametrize(
     "file, says, never",
-    [("gpu/rtx2080ti_resnet_sawtooth", "workers do not keep up", "Give the DataLoader"),
-     ("resnet50_num_workers_0", "in other processes: num_workers=2", "do not keep up"),
-     ("gpu/v100_busy_fp32", "FP16 with a GradScaler (this card has no BF16)", "bf16"),
+    [("gpu/rtx2080ti_resnet_sawtooth", "Do less work per item", "num_workers"),
+     ("resnet50_num_workers_0", "in other processes: num_workers=2", "less work"),
+     ("gpu/v100_busy_fp32", "FP16 with a GradScaler", "bf16"),
      ("gpu/h100_bert_small_inference", "Launch fewer", "optimizer")],
 )  # fmt: skip
 def test_advice_from_a_trace_fits_the_loader_the_card_and_inference(file, says, never):
@@ -377,27 +374,7 @@ def test_a_stream_is_told_to_share_itself_out_among_workers(streams):
     code = dataclasses.replace(LOADER, streams=streams)
     found = diagnosed(knobs={"num_workers": 0}, code=code, advised=SIX)
     assert "num_workers=6" in found.advice
-    assert ("every item comes 6 times" in found.advice) == streams
-
-
-@pytest.mark.parametrize(
-    "system, python, method, imports",
-    [
-        ("Linux 6.1", "3.11.7", None, False),
-        ("Linux 6.1", "3.14.0", None, True),
-        ("Windows 11", "3.11.7", None, True),
-        ("macOS 15", "3.11.7", "'fork'", False),
-        ("Linux 6.1", "3.11.7", "'forkserver'", True),
-    ],
-)
-def test_who_starts_workers_by_importing_the_script_is_told_of_the_guard(
-    system, python, method, imports
-):
-    machine = Machine(os=system, versions={"python": python})
-    code = LoopCode(arguments=method and {"multiprocessing_context": method})
-    assert gather._imports_script(machine, code) == imports
-    found = diagnosed(knobs={"num_workers": 0}, advised=SIX, imports_script=imports)
-    assert ('if __name__ == "__main__":' in found.advice) == imports
+    assert ("every item comes once from each" in found.advice) == streams
 
 
 def test_only_an_optimizer_that_could_be_fused_is_told_to():
@@ -408,37 +385,9 @@ def test_only_an_optimizer_that_could_be_fused_is_told_to():
         (torch.optim.RMSprop(weights), False),
         (object(), True),  # who knows
     ):
-        evidence = Evidence("gpu", may_fuse=loader_call.may_fuse(optimizer))
+        code = LoopCode(may_fuse=loader_call.may_fuse(optimizer))
+        evidence = Evidence("gpu", code=code)
         assert bool(launches.fused_optimizer.for_run(evidence)) == is_told
-
-
-def test_a_step_with_a_larger_batch_is_no_pause():
-    sizes = np.random.default_rng(3).lognormal(5.5, 0.7, 400)
-    ms = steps(count=400)
-    ms[:, 2] = 10 + 0.2 * sizes
-    assert StepTable(fake(ms)).evidence().pause_share > 0.05
-    assert StepTable(fake(ms, batch_bytes=sizes)).evidence().pause_share < 0.001
-
-
-@pytest.mark.parametrize("untimed", [False, True])
-def test_long_steps_of_a_device_that_nobody_timed_are_no_pauses(untimed):
-    found = diagnosed(wait_share=0.0, pause_share=0.5, launches_only=untimed)
-    assert (found.cause == "pauses_inside_steps") != untimed
-
-
-@pytest.mark.parametrize(
-    "own_loader, says", [(None, "a DataLoader with"), ("PrefetchLoader", "the PrefetchLoader")]
-)
-def test_a_loader_that_is_not_torchs_is_asked_for_more_of_its_own_workers(own_loader, says):
-    assert says in diagnosed(own_loader=own_loader, knobs={}).advice
-
-
-@pytest.mark.parametrize("kind, lost", [("cpu", 0.18), ("gpu", 0.36)])  # whose time is its own
-def test_padding_costs_no_time_of_an_optimizers_step(kind, lost):
-    parts = {"forward": 0.2, "backward": 0.3, "optimizer": 0.5}
-    loop = SimpleNamespace(lines=SimpleNamespace(body=parts))
-    found = compute.padding(Evidence(kind, loop=loop, padding_share=0.4, compute_share=0.9))
-    assert found.lost_share == pytest.approx(lost) and found.is_bound
 
 
 def test_a_loader_that_makes_its_batches_on_a_gpu_is_advised_no_workers():
@@ -476,7 +425,7 @@ def test_a_loop_without_workers_is_not_told_that_these_have_all_cores():
     [
         (None, CoreUse(16), "in other processes: num_workers=4. At most 2.0 times as many steps."),
         (None, CoreUse(1), "num_workers=2; PyTorch warns"),
-        (BUSY, CoreUse(16, own=3.0), "Double the workers, and see: num_workers=4"),
+        (BUSY, CoreUse(16, own=3.0), "Use more workers, and see: num_workers=4"),
         (ONE, CoreUse(2, own=1.95), "All cores are busy, so more workers gain nothing."),
     ],
 )
@@ -491,7 +440,7 @@ def test_a_measured_headroom_is_said_and_bounds_what_the_input_may_bring():
     uneven = IDLE | {"busiest_over_mean": 1.6}
     assert diagnosed(uneven).at_most == 1.6 and diagnosed(uneven, headroom=1.3).at_most == 1.3
     told = diagnosed(ONE, headroom=1.3).advice
-    assert "With ready batches this loop would do 1.3 times as many steps" in told
+    assert "At most 1.3 times as many steps" in told
     anew = diagnosed(BUSY, epochs=Epochs(0.4, 9e3), headroom=1.3)
     assert anew.at_most == pytest.approx(2.0)  # no replay saw the start of an epoch
     nothing = diagnosed(ONE, headroom=1.0)

@@ -14,7 +14,6 @@ from labkit import course
 from labkit.bench import handoff
 from labkit.bench.first_call import FirstCallHook
 from labkit.diagnosis import step_table
-from labkit.diagnosis.causes.compute import fuse
 from labkit.diagnosis.causes.launches import compiled
 from labkit.results.hardware import Machine
 from labkit.stamps import device_clock
@@ -148,8 +147,7 @@ def test_compiling_is_advised_only_where_it_can_act(device, capability, compiles
     assert not Machine.from_dict(facts | {"compile_lacks": "no Triton"}).compiles
     run = logged(tmp_path, facts, lk.Pipeline().to_dict(), *host_steps(1.0, 5.0))
     evidence = step_table.StepTable(run).evidence()
-    for remedy in (compiled, fuse):
-        assert bool(remedy.for_run(evidence)) == compiles
+    assert bool(compiled.for_run(evidence)) == compiles
 
 
 def test_a_loop_on_several_cards_has_no_mfu_of_one():

@@ -1,6 +1,5 @@
 """What was measured of ordinary loops on an H200, and what is advised now that it is known."""
 
-import dataclasses
 import gzip
 import json
 from pathlib import Path
@@ -13,7 +12,6 @@ from played_gpu import load
 import labkit as lk
 from labkit.diagnosis.causes.compute import use_the_card
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.step_table import StepTable
 from labkit.instruments import spare_card
 
@@ -121,13 +119,10 @@ def test_a_model_left_on_the_cpu_beside_a_card_is_the_first_thing_said(tmp_path,
     assert any(said in note for note in verdict.to_dict()["notes"]) == has_model
 
 
-def test_what_a_card_is_advised_with_depends_on_who_writes_the_loop():
-    loop = Evidence("cpu", spare_card="NVIDIA H200", code=LoopCode("loader", model="net"))
-    remedy = use_the_card.for_run(loop)
-    assert "Train on the NVIDIA H200" in remedy.text and "net = net.to(device)" in remedy.code
-    assert use_the_card.for_run(dataclasses.replace(loop, spare_card=None)) is None
-    by_trainer = use_the_card.for_run(dataclasses.replace(loop, trainer=True))
-    assert "use_cpu" in by_trainer.text and not by_trainer.code
+def test_a_card_is_advised_by_its_name_where_there_is_one():
+    remedy = use_the_card.for_run(Evidence("cpu", spare_card="NVIDIA H200"))
+    assert "Train on the NVIDIA H200" in remedy.text and "model.to(device)" in remedy.code
+    assert use_the_card.for_run(Evidence("cpu")) is None
 
 
 @pytest.fixture

@@ -9,8 +9,10 @@ import math
 import re
 from dataclasses import dataclass
 
-from labkit.diagnosis import power
+import numpy as np
+
 from labkit.results.hardware import Machine
+from labkit.results.readings import readings
 from labkit.results.result import Result, Table
 from labkit.results.run import Run
 
@@ -22,6 +24,7 @@ USD_PER_CORE_HOUR = 0.0816 / 2
 # The world's average electricity in 2024, life cycle, CO2 equivalents (Ember, Global Electricity
 # Review 2025). Grids range from about 0.05 to 0.7
 KG_CO2_PER_KWH = 0.473
+PAUSE_S = 1e-3  # the run's clock stood still between two readings: a pause, of no interest here
 SAMPLES_PER_EPOCH = 1_281_167  # the training images of ImageNet-1k (ILSVRC 2012)
 ROWS = (  # of the table: what it is called, the attribute, its unit
     ("time", "hours_per_epoch", "h"),
@@ -91,7 +94,7 @@ def cost(
     if not run.throughput:
         raise ValueError(f"{run!r}: a run without numbers has no cost.")
     rent = usual_rent(run.machine) if usd_per_hour is None else usd_per_hour
-    watts = power.by_counter(run)
+    watts = mean_watts(run)
     hours = samples_per_epoch / run.throughput / 3600
     kwh = watts and watts * hours / 1e3
     usd = rent and rent * hours
@@ -110,6 +113,20 @@ def cost(
         idle_usd_per_epoch=None if usd is None or idle is None else usd * idle,
         before=before and cost(before, **given),
     )
+
+
+def mean_watts(run: Run) -> float | None:
+    """Return mean power after the warm-up, by the card's energy counter; None: hardly read."""
+    counts = [
+        (sample["t_ns"] / 1e9, moment, sample["energy_j"])
+        for moment, sample in readings(run, run.warm_s)
+        if sample.get("energy_j") is not None
+    ]
+    if len(counts) < 2:
+        return None
+    clock_s, seconds, spent_j = np.diff(np.array(counts, float), axis=0).T
+    sound = (seconds > 0) & (spent_j >= 0) & (clock_s - seconds < PAUSE_S)
+    return float(spent_j[sound].sum() / max(seconds[sound].sum(), 1e-9)) or None
 
 
 def usual_rent(machine: Machine) -> float | None:

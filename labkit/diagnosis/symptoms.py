@@ -36,7 +36,6 @@ explains(
     "the_exchange_is_not_hidden",
 )
 explains("epoch-start", "one_batch_a_pass")
-explains("busy-device", "low_MFU")
 explains("no-verdict", "published")
 
 

@@ -35,8 +35,11 @@ LESS_BETWEEN = Remedy(
     "Make that line cheaper, or run it less often: metrics, plots, a loader that is built anew.",
     "lines",
 )
-# Of a script's time; with underscores they are the causes
-PARTS = (wall_shares.VALIDATION, wall_shares.SAVING, wall_shares.BETWEEN)
+REMEDIES = {  # by the part of a script's time; with underscores they are the causes
+    wall_shares.VALIDATION: VALIDATE_LESS,
+    wall_shares.SAVING: SAVE_LESS,
+    wall_shares.BETWEEN: LESS_BETWEEN,
+}
 
 
 @cause("periodic", *BESIDE_TRAINING)
@@ -50,23 +53,25 @@ def beside_training(evidence: Evidence) -> Finding | None:
     whole = evidence.whole
     if whole.running <= 0:
         return None
-    part = max(PARTS, key=whole.share)
+    part = max(REMEDIES, key=whole.share)
     share = whole.share(part) / whole.running
     if share < limits.BESIDE:
         return None
     costliest = whole.costliest(part)
+    remedy = REMEDIES[part]
     measured = [
         Measured(f"of the time after the start is {part}: {_where(costliest)}", share),
         Measured("is the training loop", _training(whole)),
     ]
     if costliest.waits >= limits.WAITS_FOR_ITS_LOADER:
         measured.append(Measured("of the validation waits for its own loader", costliest.waits))
+        remedy = FEED_VALIDATION
     return Finding(
         "host",
         part.replace(" ", "_"),
         share,
         tuple(measured),
-        (_remedy(costliest),),
+        (remedy,),
         _lines(costliest, share),
         at_most=gain_without(share),
     )
@@ -93,10 +98,9 @@ def _training(whole: WallShares) -> float:
 
 def _where(part: WallShare) -> str:
     """Return where a part of the time is, in words: its loader, or the line."""
-    named = f"`{part.what}`" if part.what else ""
-    where = f"the loop over {named or 'its loader'}" if part.times else named
+    named = f"`{part.what}`" if part.what else "its loader" if part.times else ""
+    where = f"the loop over {named}" if part.times else named or "its line was not seen"
     where += f" ({part.place})" if part.place else ""
-    where = where.strip() or "its line was not seen"
     return f"{where}, {counted(part.times, 'time')}" if part.times else where
 
 
@@ -105,9 +109,3 @@ def _lines(part: WallShare, share: float) -> tuple[Line, ...]:
     call = "" if part.times else part.what
     line = Line(file, int(number or 0), "<module>", share, "between", part.part, call)
     return (line,) if file else ()
-
-
-def _remedy(part: WallShare) -> Remedy:
-    if part.part != wall_shares.VALIDATION:
-        return SAVE_LESS if part.part == wall_shares.SAVING else LESS_BETWEEN
-    return FEED_VALIDATION if part.waits >= limits.WAITS_FOR_ITS_LOADER else VALIDATE_LESS

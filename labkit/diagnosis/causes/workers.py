@@ -10,7 +10,6 @@ import math
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.cause import LATE, WARNING, cause
-from labkit.diagnosis.causes.copies import SCALED, sends_images
 from labkit.diagnosis.causes.loader import (
     SETTINGS,
     WHOSE,
@@ -61,7 +60,7 @@ def raise_an_error_instead(evidence: Evidence) -> Remedy:
         "instead of forking: OpenCV, HDF5 and tokenizers may deadlock after a fork "
         "(cv2.setNumThreads(0)).",
         "lines",
-        arguments={"timeout": str(limit_s), "multiprocessing_context": "'spawn'"},
+        code=f"DataLoader(..., timeout={limit_s}, multiprocessing_context='spawn')\n",
         check="the loop goes on, or the error names the worker",
     )
 
@@ -320,7 +319,7 @@ def _slow_code(evidence: Evidence, phase: str) -> Finding | None:
     # No number of workers makes a sampler quicker, nor what a loop with workers does by itself
     settings = () if is_in_loop and evidence.has_workers else SETTINGS
     remedies = (better, *settings) if row else (*settings, better)
-    seen = _parts_of(code, evidence.known("num_workers") or 0)
+    seen = _parts_of(code, evidence.worker_count)
     return late(name, *seen, remedies=remedies, lines=code.lines)
 
 
@@ -335,25 +334,10 @@ def _parts_of(code: SlowCode, workers: int) -> tuple[Measured, ...]:
     return Measured(f"{where} is {first[0].what}", first[1]), *also
 
 
-@remedy
-def uint8_batches(evidence: Evidence) -> Remedy | None:
-    """Large batches of float32 images."""
-    if not sends_images(evidence):
-        return None
-    return Remedy(
-        "uint8_batches",
-        "Send images as uint8, a quarter of the bytes of float32: the dataset returns pixels from "
-        "0 to 255, and the loop scales and normalises them.",
-        "items",
-        code=SCALED,
-        check=LESS_WAITING,
-    )
-
-
 FEWER_PIECES = Remedy(
     "fewer_pieces",
     "Send less from a worker: one tensor for each part of a batch in place of lists, dicts and "
-    "many small tensors; and compare pin_memory on and off.",
+    "many small tensors; images as uint8, which the loop scales; compare pin_memory on and off.",
     "items",
     check=LESS_WAITING,
 )
@@ -381,7 +365,7 @@ def hand_over(evidence: Evidence) -> Finding | None:
     if share and is_cheap:
         seen = "of the workers' time is torch's own: taking items one by one, stacking, sending"
         measured.append(Measured(seen, share))
-    remedies = (uint8_batches, fetch_at_once, batches_in_the_loop, FEWER_PIECES)
+    remedies = (fetch_at_once, batches_in_the_loop, FEWER_PIECES)
     return late("hand_over", *measured, remedies=remedies)
 
 
